@@ -1,0 +1,194 @@
+"""The client's address: the socket's peer, and behind named proxies what one header says (standards.md §3.1, §3.2).
+
+One pure function over strings, and the value that says whom to trust. It knows no framework: an adapter
+hands it the peer and every line of the one header. Nothing is trusted unless `Trust` names it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final, NamedTuple
+
+from headgate.errors import SettingsError
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+NO_PEER: Final = "no-peer"  # a unix socket: one budget for all who come that way, never an invented 127.0.0.1
+_NAT64: Final = IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are the client's IPv4 address
+_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_PAIR: Final = re.compile(r'\s*([^=;\s]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;"]*))\s*(?:;|\Z)')
+_BACKWARDS: Final = re.compile(r'(?:[^",]|"(?:"\\|[^"])*+")*+(?=,|\Z)')  # one element, read from its end
+_LONGEST: Final = 64  # characters of an address with zone, brackets and port
+
+
+class Trust(NamedTuple):
+    """Whom to believe about the client's address: nobody, so many hops, or the named networks."""
+
+    hops: int = 0
+    networks: tuple[Network, ...] = ()
+    unix: bool = False  # a peer without an address is one of the proxies
+    header: str = "X-Forwarded-For"
+
+    @classmethod
+    def of(cls, proxies: object, header: object = "X-Forwarded-For") -> Trust:
+        """From the settings `trusted_proxies` (a hop count, or networks) and `trusted_header`.
+
+        >>> Trust.of(["10.0.0.0/8", "unix"]).unix
+        True
+        """
+        if not isinstance(header, str) or not _TOKEN.fullmatch(header):
+            raise SettingsError(
+                "trusted_header",
+                header,
+                problem="not the name of a header",
+                expected='use "X-Forwarded-For" or "Forwarded"',
+            )
+        if proxies is None:
+            return cls(header=header)
+        expected = 'give a number of hops, or networks like ["10.0.0.0/8", "unix"]'
+        if isinstance(proxies, int) and not isinstance(proxies, bool):
+            if not 1 <= proxies <= 32:
+                raise SettingsError("trusted_proxies", proxies, problem="not between 1 and 32 hops", expected=expected)
+            return cls(hops=proxies, header=header)
+        given = [proxies] if isinstance(proxies, str) else proxies
+        if not isinstance(given, Iterable):
+            raise SettingsError("trusted_proxies", proxies, problem="neither a number nor networks", expected=expected)
+        names = list(given)
+        if not names:
+            raise SettingsError("trusted_proxies", proxies, problem="empty", expected=f"leave it out, or {expected}")
+        return cls(
+            networks=tuple(_network(name, expected) for name in names if name != "unix"),
+            unix="unix" in names,
+            header=header,
+        )
+
+    def trusts(self, address: Address | None) -> bool:
+        """Whether this hop is one of the named proxies."""
+        if address is None:
+            return self.unix
+        return any(address in network for network in self.networks if network.version == address.version)
+
+
+def client_address(peer: str | None, lines: Sequence[str], trust: Trust) -> str:
+    """The client's address as a budget sees it: an IPv4 address, or an IPv6 /64.
+
+    `lines` are all lines of the trusted header, in order; they are read only where `trust` says so. What cannot be
+    read ends the walk at the last hop that could.
+
+    >>> client_address("10.0.0.1", ["6.6.6.6, 203.0.113.7"], Trust.of("10.0.0.0/8"))
+    '203.0.113.7'
+    >>> client_address("198.51.100.9", ["203.0.113.7"], Trust())
+    '198.51.100.9'
+    """
+    if not lines or not (trust.hops or trust.networks or trust.unix):
+        return _group_of(peer)
+    hop = parse_address(peer)
+    if peer and hop is None and not trust.hops:
+        return _group_of(peer)  # a peer that is no address cannot be in a network
+    elements = _elements(lines, trust.header)
+    if trust.hops:
+        if len(elements) < trust.hops:
+            return _group_of(peer)
+        elements = elements[-trust.hops :]
+    for element in reversed(elements):
+        if not trust.hops and not trust.trusts(hop):
+            break
+        found = parse_address(element)
+        if found is None:
+            break
+        hop = found
+    return _group_of(peer) if hop is None else group(hop)
+
+
+@lru_cache(maxsize=4096)
+def _group_of(peer: str | None) -> str:
+    """The budget of a peer that nothing else is known about."""
+    if not peer:
+        return NO_PEER
+    address = parse_address(peer)
+    return f"peer {peer[:_LONGEST]}" if address is None else group(address)
+
+
+def group(address: Address) -> str:
+    """One budget for all the addresses that one client can easily have: an IPv6 /64, else the address itself."""
+    if isinstance(address, IPv4Address) or address.is_loopback:
+        return str(address)
+    return f"{IPv6Address(int(address) >> 64 << 64)}/64"
+
+
+@lru_cache(maxsize=4096)
+def parse_address(text: str | None) -> Address | None:
+    """An address from what a socket or a proxy wrote; None if it is none. Ports, brackets and zones are dropped.
+
+    An IPv4 address inside an IPv6 one (mapped, or NAT64) is the IPv4 address: decided on the bits.
+    """
+    if text is None or len(text) > _LONGEST:
+        return None
+    text = text.strip(" \t")
+    if text.startswith("["):
+        text, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not _is_port(rest)):
+            return None
+        if ":" not in text:
+            return None
+    elif text.count(":") == 1:
+        text, _, port = text.partition(":")
+        if not _is_port(f":{port}"):
+            return None
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address in _NAT64:
+            return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address
+
+
+def _is_port(text: str) -> bool:
+    return text[0] == ":" and text[1:].isascii() and text[1:].isdecimal() and len(text) <= 6
+
+
+def _elements(lines: Sequence[str], header: str) -> list[str]:
+    """The hops that the header's lines name, oldest first."""
+    text = ",".join(lines)
+    if header.lower() != "forwarded":
+        return text.split(",")
+    return [_forwarded_for(element) for element in _unquoted_split(text)]
+
+
+def _unquoted_split(text: str) -> list[str]:
+    """Split at the commas outside quotes, from the right: a quote that a client left open hides no proxy's element."""
+    elements: list[str] = []
+    at, backwards = 0, text[::-1]
+    while at <= len(text) and (found := _BACKWARDS.match(backwards, at)):
+        elements.append(found[0][::-1])
+        at = found.end() + 1
+    return [text[: len(text) - at], *reversed(elements)] if at <= len(text) else elements[::-1]
+
+
+def _forwarded_for(element: str) -> str:
+    """The `for` of one element; parameters are read one by one, because a quoted one may hold text of the client's."""
+    at = 0
+    while pair := _PAIR.match(element, at):
+        if pair[1].lower() == "for":
+            return pair[3] if pair[2] is None else pair[2]
+        at = pair.end()
+    return ""
+
+
+def _network(name: object, expected: str) -> Network:
+    try:
+        network: Network = ip_network(str(name))
+    except (ValueError, TypeError) as error:
+        raise SettingsError("trusted_proxies", name, problem=str(error), expected=expected) from None
+    mapped = network.network_address.ipv4_mapped if isinstance(network, IPv6Network) else None
+    if mapped is not None and network.prefixlen >= 96:  # hops are unmapped before they are compared
+        return IPv4Network((int(mapped), network.prefixlen - 96))
+    return network

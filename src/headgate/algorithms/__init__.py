@@ -1,0 +1,77 @@
+"""The algorithms, and the contract that each of them keeps.
+
+An algorithm is one module: a pure pair of functions over an in-memory state, and the same pair told again
+in a `.lua` file of the same name over Redis structures. A module of this package imports values and the
+standard library: never a clock, a lock, asyncio or a client.
+
+    params(quota)                     -> the integers the pair works with; the first is the limit
+    check(state, now, cost, params)   -> Outcome      may drop what has expired; changes nothing else
+    charge(state, now, cost, params)  -> state        adds the cost; called when every check of the plan allowed
+
+`state` is None for an identity that has none. All times and parameters are integers in microseconds, and every
+product of them stays below 2^53, so that Lua's doubles are exact; `params` refuses a quota for which it would not.
+
+The laws, which `headgate.testing.AlgorithmExam` examines:
+
+1. Cost 0 is a peek: it is always allowed and shows what is there.
+2. A refusal changes nothing that any later answer could show.
+3. After exactly `retry_after` the same cost passes, and one microsecond earlier it does not.
+4. A cost above the limit is NEVER, whatever the state.
+5. After `reset_after` the state may be forgotten and nobody can tell.
+6. `remaining` is never negative, also after the limit was lowered on live state.
+7. A charge that was not allowed first (a rule with `count_denied`) fills up to the limit and no further: what
+   has to make room is the oldest.
+8. A clock that goes back frees nothing, and freezes nobody for longer than one window beyond the step:
+   waits are counted from the time given; a state further ahead than a window is taken for empty.
+
+To add one: write the two files, and add its name below.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Final, Protocol, cast
+
+from headgate.algorithms import fixed_window, gcra, sliding_counter, sliding_log, sliding_window
+from headgate.errors import AlgorithmError
+from headgate.plan import Outcome
+from headgate.quota import Quota
+
+
+class Algorithm(Protocol):
+    """What a module of this package offers."""
+
+    NAMES: tuple[str, ...]  # the first is its own, and its file's with "-" for "_"; the others are aliases
+    CODE: str  # a few letters for Redis keys
+    GUARANTEE: str  # what it promises in any window, for people
+
+    def params(self, quota: Quota) -> tuple[int, ...]: ...
+
+    def shape(self, params: tuple[int, ...]) -> str:
+        """What of the parameters a stored state depends on: a change of it starts a new budget."""
+        ...
+
+    def window_us(self, params: tuple[int, ...]) -> int:
+        """How long the limit takes to come back whole."""
+        ...
+
+    def check(self, state: Any, now: int, cost: int, params: tuple[int, ...]) -> Outcome: ...
+
+    def charge(self, state: Any, now: int, cost: int, params: tuple[int, ...]) -> Any: ...
+
+
+_MODULES: Final[tuple[ModuleType, ...]] = (sliding_window, sliding_log, sliding_counter, fixed_window, gcra)
+
+ALGORITHMS: Final[dict[str, Algorithm]] = {
+    name: cast(Algorithm, module) for module in _MODULES for name in module.NAMES
+}
+DEFAULT: Final = "sliding-window"
+
+
+def find(name: object) -> Algorithm:
+    """The algorithm of that name; AlgorithmError names the known ones."""
+    found = ALGORITHMS.get(name) if isinstance(name, str) else None
+    if found is None:
+        known = ", ".join(ALGORITHMS)
+        raise AlgorithmError("algorithm", name, problem="not known", expected=f"use one of: {known}")
+    return found

@@ -1,0 +1,61 @@
+"""Fixed window, aligned to the first hit: a count that ends one period after it began.
+
+At most twice the limit in any period: a full window's end and the next one's beginning (field.md §6.1).
+State: (start, used).
+"""
+
+from __future__ import annotations
+
+from headgate.algorithms.exact import exact, no_burst, told
+from headgate.plan import NEVER, Outcome
+from headgate.quota import Quota
+
+NAMES = ("fixed-window",)
+CODE = "fw"
+GUARANTEE = "at most twice the limit in any period"
+
+State = tuple[int, int]
+
+
+def params(quota: Quota) -> tuple[int, ...]:
+    """(limit, window)."""
+    no_burst(quota, NAMES[0])
+    exact(quota, NAMES[0], largest=2 * quota.limit)
+    return (quota.limit, quota.period_us)
+
+
+def shape(params: tuple[int, ...]) -> str:
+    """A window's end depends on its length."""
+    return told(params[1])
+
+
+def window_us(params: tuple[int, ...]) -> int:
+    """The period itself."""
+    return params[1]
+
+
+def _live(state: State | None, now: int, window: int) -> State:
+    """The window that holds `now`, a new one where the old has ended or lies a window ahead."""
+    if state is None or not -window <= now - state[0] < window:
+        return (now, 0)
+    return state
+
+
+def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
+    """What a hit of this cost would come to."""
+    limit, window = params
+    start, used = _live(state, now, window)
+    end = start + window - now
+    if used + cost <= limit or cost == 0:
+        used += cost
+        wait = end if used else 0
+        return Outcome(True, limit, limit - used if used < limit else 0, 0, wait, wait)
+    wait = end if used else 0
+    return Outcome(False, limit, limit - used if used < limit else 0, end if cost <= limit else NEVER, wait, wait)
+
+
+def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
+    """The count after the hit, no further than the limit."""
+    limit, window = params
+    start, used = _live(state, now, window)
+    return (start, min(used + cost, max(used, limit)))

@@ -1,0 +1,95 @@
+"""Sliding counter: this window's count plus the last one's, weighted by how much of it is still in sight.
+
+Less than twice the limit in any period, and never more than the limit at an instant (field.md §6.3). Windows are
+aligned to the first hit. State: (start, current, previous), times in ticks.
+
+A tick is one microsecond, unless limit × window would pass 2^53: then it is the least power of ten that
+divides the window and fits. Every answer is exact in microseconds all the same; counts merely move at ticks.
+"""
+
+from __future__ import annotations
+
+from headgate.algorithms.exact import MAX, exact, no_burst, told
+from headgate.plan import NEVER, Outcome
+from headgate.quota import Quota
+
+NAMES = ("sliding-counter",)
+CODE = "sc"
+GUARANTEE = "less than twice the limit in any period, never more than the limit at an instant"
+
+State = tuple[int, int, int]
+_WIDEST = 4  # the largest number met is below 4 × limit × window
+
+
+def params(quota: Quota) -> tuple[int, ...]:
+    """(limit, window in ticks, tick in microseconds)."""
+    no_burst(quota, NAMES[0])
+    ticks = (10**power for power in range(7) if quota.period_us % 10**power == 0)
+    tick = next((tick for tick in ticks if _WIDEST * quota.limit * (quota.period_us // tick) <= MAX), 1)
+    exact(quota, NAMES[0], largest=_WIDEST * quota.limit * (quota.period_us // tick))
+    return (quota.limit, quota.period_us // tick, tick)
+
+
+def shape(params: tuple[int, ...]) -> str:
+    """Counts belong to windows of a length, told in ticks."""
+    _, window, tick = params
+    return told(window * tick) if tick == 1 else f"{told(window * tick)}.{tick}"
+
+
+def window_us(params: tuple[int, ...]) -> int:
+    """The period itself."""
+    return params[1] * params[2]
+
+
+def _live(state: State | None, at: int, window: int) -> State:
+    """The counts as they stand in the window that holds `at`."""
+    if state is None:
+        return (at, 0, 0)
+    start, current, _ = state
+    gone = (at - start) // window
+    if -1 <= gone <= 0:
+        return state
+    return (start + window, 0, current) if gone == 1 and current else (at, 0, 0)
+
+
+def _weight(live: State, at: int, window: int) -> int:
+    """The estimate of what is used, times the window."""
+    start, current, previous = live
+    return previous * (window - max(0, at - start)) + current * window
+
+
+def _wait(live: State, room: int, params: tuple[int, ...]) -> int:
+    """Ticks from the window's start until the estimate is at most `room`, which it is not now."""
+    _, window, _ = params
+    _, current, previous = live
+    if current <= room:  # soon: enough of the previous window goes out of sight
+        return window - (room - current) * window // previous
+    return 2 * window - room * window // current  # later: this window is the previous one by then
+
+
+def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
+    """What a hit of this cost would come to."""
+    limit, window, tick = params
+    at = now // tick
+    start, current, previous = live = _live(state, at, window)
+    allowed = cost == 0 or _weight(live, at, window) + cost * window <= limit * window
+    after = (start, current + cost, previous) if allowed else live
+    used = _weight(after, at, window)
+    remaining = max(0, limit * window - used) // window
+    until = start * tick - now
+
+    retry: int | None = 0
+    if not allowed:
+        retry = until + _wait(live, limit - cost, params) * tick if cost <= limit else NEVER
+    if not used:
+        return Outcome(allowed, limit, remaining, retry, 0, 0)
+    reset = until + (2 * window if after[1] else window) * tick
+    following = until + _wait(after, limit - remaining - 1, params) * tick
+    return Outcome(allowed, limit, remaining, retry, reset, following)
+
+
+def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
+    """The counts after the hit, no further than the limit."""
+    limit, window, tick = params
+    start, current, previous = _live(state, now // tick, window)
+    return (start, min(current + cost, max(current, limit)), previous)

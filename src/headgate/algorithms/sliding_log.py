@@ -1,0 +1,85 @@
+"""Sliding log: the moment of every unit admitted, exact and as large as the limit.
+
+At most the limit in any period (field.md §6.2); a hit counts for the period that follows it, its own moment
+included. State: the moments in order, one for each unit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from headgate.algorithms.exact import no_burst, told
+from headgate.errors import AlgorithmError
+from headgate.plan import NEVER, Outcome
+from headgate.quota import Quota
+
+NAMES = ("sliding-log",)
+CODE = "sl"
+GUARANTEE = "at most the limit in any period, exactly"
+
+MAX_LIMIT = 10_000  # a log is O(limit): a sorted set of 10,000 is 1.2 MB and slow to trim (field.md §6.2)
+
+State = list[int]
+
+
+def params(quota: Quota) -> tuple[int, ...]:
+    """(limit, window)."""
+    no_burst(quota, NAMES[0])
+    if quota.limit > MAX_LIMIT:
+        raise AlgorithmError(
+            f"algorithm {NAMES[0]!r} with quota",
+            str(quota),
+            problem=f"a log of more than {MAX_LIMIT} moments for each identity",
+            expected="use algorithm 'sliding-window', which is as strict in 2 KB",
+        )
+    return (quota.limit, quota.period_us)
+
+
+def shape(params: tuple[int, ...]) -> str:
+    """Moments outlive their window only by being kept for it."""
+    return told(params[1])
+
+
+def window_us(params: tuple[int, ...]) -> int:
+    """The period itself."""
+    return params[1]
+
+
+def _live(state: State | None, now: int, window: int) -> State:
+    """The moments still in sight; none when the last of them lies a window ahead of the clock."""
+    if not state:
+        return []
+    if state[-1] - now > window:
+        state.clear()
+    elif state[0] <= now - window:
+        del state[: bisect_right(state, now - window)]
+    return state
+
+
+def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
+    """What a hit of this cost would come to."""
+    limit, window = params
+    log = _live(state, now, window)
+    used = len(log)
+    ends = window - now
+    excess = used + cost - limit
+    if excess <= 0 or cost == 0:
+        if not used + cost:
+            return Outcome(True, limit, limit, 0, 0, 0)
+        newest = max(log[-1], now) if cost and log else log[-1] if log else now
+        oldest = log[max(0, used - limit)] if log else now
+        return Outcome(True, limit, max(0, -excess), 0, newest + ends, oldest + ends)
+    retry = log[excess - 1] + ends if cost <= limit else NEVER
+    if not used:
+        return Outcome(False, limit, limit, retry, 0, 0)
+    return Outcome(False, limit, max(0, limit - used), retry, log[-1] + ends, log[max(0, used - limit)] + ends)
+
+
+def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
+    """The log with the hit in it, the oldest moments gone where they would pass the limit."""
+    limit, window = params
+    log = _live(state, now, window)
+    log.extend([max(now, log[-1]) if log else now] * cost)
+    if len(log) > limit:
+        del log[: len(log) - limit]
+    return log

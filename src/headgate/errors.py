@@ -1,0 +1,160 @@
+"""Every error that headgate raises, drawn once.
+
+    HeadgateError
+    ├── ConfigurationError (ValueError)     something a person wrote cannot work; raised at start-up (HG010)
+    │   ├── QuotaError                HG001  a quota, or its text
+    │   ├── RuleError                 HG002  a rule, or the arguments of @limit
+    │   ├── SettingsError             HG003  a setting: unknown name, wrong type, wrong value
+    │   ├── StoreURLError             HG004  a store that cannot be opened from what was given
+    │   ├── AlgorithmError            HG005  an unknown algorithm, or one that cannot carry the quota
+    │   ├── IdentityError             HG006  a key that is not understood, or an identity of a wrong type
+    │   ├── MissingExtraError         HG007  an optional package is not installed (also an ImportError)
+    │   ├── NotEnforcedError          HG008  a decorated view was reached without an adapter
+    │   └── ColourError               HG009  an async function where only sync ones can run
+    ├── StoreError                    HG020  the store did not answer, or not sensibly
+    └── RateLimitExceeded             HG021  a request was refused; carries the decision
+
+Beside them stands HeadgateWarning (a UserWarning, HG1xx) for what works today and will hurt one day.
+
+This module knows nothing of the rest of headgate. Codes are stable and explained in docs/errors.md.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from headgate.plan import Decision
+
+
+class HeadgateError(Exception):
+    """The root of everything that headgate raises."""
+
+    code: ClassVar[str] = "HG000"
+
+
+class ConfigurationError(HeadgateError, ValueError):
+    """Something a person wrote cannot work.
+
+    The message says what was given, what is wrong with it and what to do; the same facts are
+    attributes: `what`, `given`, `problem`, `expected`.
+    """
+
+    code = "HG010"
+
+    def __init__(self, what: str, given: object, *, problem: str, expected: str) -> None:
+        self.what = what
+        self.given = given
+        self.problem = problem
+        self.expected = expected
+        super().__init__(f"{what} {_shown(given)}: {problem}; {expected} [{self.code}]")
+
+
+class QuotaError(ConfigurationError):
+    """A quota, or its text, cannot be used."""
+
+    code = "HG001"
+
+
+class RuleError(ConfigurationError):
+    """A rule, or the arguments of a decorator, cannot be used."""
+
+    code = "HG002"
+
+
+class SettingsError(ConfigurationError):
+    """A setting has an unknown name, a wrong type or a wrong value."""
+
+    code = "HG003"
+
+
+class StoreURLError(ConfigurationError):
+    """No store can be opened from what was given."""
+
+    code = "HG004"
+
+
+class AlgorithmError(ConfigurationError):
+    """The algorithm is unknown, or cannot carry the quota."""
+
+    code = "HG005"
+
+
+class IdentityError(ConfigurationError):
+    """A key is not understood, or a key function returned something that cannot be an identity."""
+
+    code = "HG006"
+
+
+class MissingExtraError(ConfigurationError, ImportError):
+    """An optional package is not installed; the message names the extra that brings it."""
+
+    code = "HG007"
+
+    def __init__(self, extra: str, package: str) -> None:
+        super().__init__(
+            f"headgate[{extra}]",
+            package,
+            problem="this package is not installed",
+            expected=f"install it with: pip install 'headgate[{extra}]'",
+        )
+        self.extra = extra
+
+
+class NotEnforcedError(ConfigurationError):
+    """A decorated view was reached although no adapter had enforced its limits."""
+
+    code = "HG008"
+
+
+class ColourError(ConfigurationError):
+    """An async function was given where only synchronous ones can run, or an async store to a sync limiter."""
+
+    code = "HG009"
+
+
+class StoreError(HeadgateError):
+    """The store did not answer in time, or not sensibly. `cause` is the client's own exception."""
+
+    code = "HG020"
+
+    def __init__(self, store: str, cause: BaseException | str) -> None:
+        self.store = store
+        self.cause = cause
+        shown = cause if isinstance(cause, str) else f"{type(cause).__name__}: {cause}"
+        super().__init__(f"store {store}: {shown} [{self.code}]")
+
+
+class RateLimitExceeded(HeadgateError):
+    """A request was refused. `decision` says by which rule and when to come back."""
+
+    code = "HG021"
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        wait = decision.retry_after
+        when = "it can never pass: its cost is above the limit" if wait is None else f"retry after {wait:.16g} seconds"
+        super().__init__(f"rate limit {decision.rule!r} exceeded; {when} [{self.code}]")
+
+
+class HeadgateWarning(UserWarning):
+    """Something works, but not as a person would wish. `code` is stable and explained in the docs."""
+
+    def __init__(self, code: str, text: str) -> None:
+        self.code = code
+        super().__init__(f"{text} [{code}]")
+
+    @classmethod
+    def warn(cls, code: str, text: str) -> None:
+        """Warn, at the line outside headgate that led here."""
+        warnings.warn(cls(code, text), stacklevel=4)
+
+
+def _shown(given: object) -> str:
+    """What was given, short enough for a log line."""
+    try:
+        text = repr(given)
+    except ValueError:  # Python writes out no number of more than 4,300 digits
+        return f"(a very long {type(given).__name__})"
+    return text if len(text) <= 200 else f"{text[:180]}… ({len(text)} characters)"

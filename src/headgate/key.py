@@ -1,0 +1,129 @@
+"""Keys: from what a rule says ("user", "ip", a function, …) to the identity of one request.
+
+A key is digested once, at start-up, into a function of a Caller: what an adapter tells about who is asking. This
+module knows identities and addresses; no framework, no store, no quota.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from inspect import isawaitable
+from typing import Any, Final, Protocol
+
+from headgate.address import Trust, client_address
+from headgate.errors import IdentityError
+
+KeyFunction = Callable[[Any], Hashable | Awaitable[Hashable | None] | None]
+KeySpec = str | KeyFunction | tuple["str | KeyFunction", ...]
+
+_EXPECTED: Final = 'use "user", "ip", "header:Name", "path:name", a tuple of these, or a function of the request'
+_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+
+
+class Caller(Protocol):
+    """What an adapter tells about one request. Each part is looked up only when a key asks for it."""
+
+    @property
+    def native(self) -> Any:
+        """The framework's own request: what users' functions are given."""
+        ...
+
+    @property
+    def method(self) -> str:
+        """The HTTP method in capitals; "GET" for a WebSocket handshake."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """The path inside the application, never one derived from the Host header."""
+        ...
+
+    @property
+    def peer(self) -> str | None:
+        """The address of the socket's other end, if it has one."""
+        ...
+
+    def header(self, name: str) -> Sequence[str]:
+        """All lines of a header, in order; of one line the value as the application would read it."""
+        ...
+
+    def path_value(self, name: str) -> str | None:
+        """The value of a path parameter of the matched route."""
+        ...
+
+    def user(self) -> Hashable | Awaitable[Hashable | None] | None:
+        """What names the signed-in user; None for a stranger."""
+        ...
+
+
+ReadyKey = Callable[[Caller], Any]
+
+
+def validate_key(spec: object) -> None:
+    """Refuse what is not a key."""
+    ready_key(spec, Trust())
+
+
+def ready_key(spec: object, trust: Trust) -> ReadyKey:
+    """A function of a Caller that returns its identity, None, or an awaitable of either. IdentityError for no key.
+
+    A named key that finds nothing (no one is signed in, the header is missing) falls back to the address: a request
+    never escapes its budget by leaving something out. Each identity is tagged with its kind, so that a user called
+    "203.0.113.7" is not that address.
+    """
+    if callable(spec):
+        return lambda caller: spec(caller.native)
+    if isinstance(spec, tuple) and spec:
+        return _joined(tuple(ready_key(part, trust) for part in spec))
+    if not isinstance(spec, str):
+        raise IdentityError("key", spec, problem="not a key", expected=_EXPECTED)
+
+    def address(caller: Caller) -> Hashable:
+        lines = caller.header(trust.header) if trust.hops or trust.networks or trust.unix else ()
+        return ("ip", client_address(caller.peer, lines, trust))
+
+    kind, colon, name = spec.partition(":")
+    if spec == "ip":
+        return address
+    if spec == "user":
+        return _user(address)
+    if kind == "header" and _TOKEN.fullmatch(name):
+        label = f"header:{name.lower()}"
+        return lambda caller: (label, lines[0]) if (lines := caller.header(name)) else address(caller)
+    if kind == "path" and name.isidentifier():
+        return lambda caller: address(caller) if (value := caller.path_value(name)) is None else (spec, value)
+    problem = "the name after the colon is missing or not one" if colon and kind in ("header", "path") else "not known"
+    raise IdentityError("key", spec, problem=problem, expected=_EXPECTED)
+
+
+def _user(address: ReadyKey) -> ReadyKey:
+    """The signed-in user, else the address."""
+
+    def named(user: Hashable | None, caller: Caller) -> Hashable:
+        return address(caller) if user is None else ("user", user)
+
+    async def later(user: Awaitable[Hashable | None], caller: Caller) -> Hashable:
+        return named(await user, caller)
+
+    def key(caller: Caller) -> Any:
+        user = caller.user()
+        return later(user, caller) if isawaitable(user) else named(user, caller)
+
+    return key
+
+
+def _joined(parts: tuple[ReadyKey, ...]) -> ReadyKey:
+    """All parts together; None if one of them is."""
+
+    def together(values: Sequence[Hashable | None]) -> Hashable | None:
+        return None if any(value is None for value in values) else tuple(values)
+
+    async def later(values: Sequence[Any]) -> Hashable | None:
+        return together([await value if isawaitable(value) else value for value in values])
+
+    def key(caller: Caller) -> Any:
+        values = [part(caller) for part in parts]
+        return later(values) if any(map(isawaitable, values)) else together(values)
+
+    return key

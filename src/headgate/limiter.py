@@ -1,0 +1,240 @@
+"""The engine and its two drivers: plan, run, conclude.
+
+`Limiter` and `AsyncLimiter` differ by one await. This module knows rules' terms and the store protocols; it imports no
+concrete store (the store table does, by URL), no HTTP and no framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from inspect import iscoroutinefunction
+from types import TracebackType
+from typing import Any, Final, Self
+
+from headgate.algorithms import DEFAULT, find
+from headgate.clock import Clock
+from headgate.errors import ColourError, ConfigurationError, RuleError, StoreURLError
+from headgate.identity import digest, identity_text
+from headgate.plan import Check, Decision, Outcome, Plan, Terms
+from headgate.quota import Quota
+from headgate.rule import make_terms, quotas
+from headgate.stores import AsyncStore, Store, open_async_store, open_store
+
+PREFIX: Final = "headgate"
+_LONGEST_ACTION: Final = 128
+
+QuotaSpec = Quota | str | Sequence[Quota]
+
+
+def conclude(plan: Plan, outcomes: tuple[Outcome, ...]) -> Decision:
+    """The decision that the outcomes of a plan come to."""
+    return Decision(all([outcome.allowed for outcome in outcomes]), plan.checks, outcomes)
+
+
+class _Engine:
+    """What both limiters share: everything but the store's one await."""
+
+    def __init__(self, *, algorithm: str) -> None:
+        find(algorithm)
+        self._algorithm = algorithm
+
+    def _plan(
+        self, quota: QuotaSpec, identity: Any, *, action: str, cost: int, algorithm: str | None, charge: bool = True
+    ) -> Plan:
+        if type(cost) is not int or cost < 0:
+            raise RuleError("cost", cost, problem="not a whole number of units", expected="give an int, 0 or more")
+        text = identity_text(identity)
+        spec = quota if isinstance(quota, (str, Quota)) else quotas(quota)
+        terms = _terms(spec, _short(action), self._algorithm if algorithm is None else algorithm)
+        return Plan(tuple([Check(each, text, cost) for each in terms]), charge)
+
+
+@lru_cache(maxsize=4096)
+def _terms(quota: Quota | str | tuple[Quota, ...], action: str, algorithm: str) -> tuple[Terms, ...]:
+    return make_terms("default" if action == "" else action, quotas(quota), algorithm=algorithm, scope=action)
+
+
+@lru_cache(maxsize=4096, typed=True)  # True is not 1, nor is 5.0 a whole number
+def _quota(limit: int, period: float) -> Quota:
+    return Quota(limit, period)
+
+
+def _short(action: object) -> str:
+    """An action as a scope: text of any length, kept whole only while it is short and cannot be taken for a digest."""
+    if not isinstance(action, str):
+        raise RuleError(
+            "action", action, problem=f"a {type(action).__name__} is not text", expected='give a name like "reply"'
+        )
+    return action if len(action) <= _LONGEST_ACTION and action[:1] != "~" else f"~{digest(action)}"
+
+
+class Limiter(_Engine):
+    """Says whether somebody may do something now, for synchronous code.
+
+    `store` is a URL (`memory://`, `redis://…`) or a Store; `prefix` begins every key in a shared server;
+    `algorithm` is used where a call names none; `clock` is a ManualClock for tests. A store made from a URL is
+    closed by `close` or by leaving a `with` block; one that was handed in is not. Raises ConfigurationError when made
+    wrong, and StoreError from calls whose store does not answer.
+
+    >>> limiter = Limiter()
+    >>> limiter.is_action_allowed("laoqian", "reply", period=60, max_count=5)
+    True
+    >>> decision = limiter.hit("5/minute; 100/day", "laoqian", action="like")
+    >>> decision.allowed, decision.limit, decision.remaining, decision.rule
+    (True, 5, 4, 'like-minute')
+    """
+
+    def __init__(
+        self,
+        store: str | Store = "memory://",
+        *,
+        prefix: str = PREFIX,
+        algorithm: str = DEFAULT,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(algorithm=algorithm)
+        self._owned = isinstance(store, str)
+        if isinstance(store, str):
+            self.store = open_store(store, prefix=prefix, clock=clock)
+        else:
+            _check_given(store, clock, prefix=prefix, colour=Store)
+            self.store = store
+
+    def is_action_allowed(
+        self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: str | None = None
+    ) -> bool:
+        """Whether this user may do this action now, at most `max_count` times in any `period` seconds. Counts if so."""
+        return self.hit(_quota(max_count, period), user_id, action=action_key, algorithm=algorithm).allowed
+
+    def hit(
+        self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
+    ) -> Decision:
+        """Charge `cost` units to an identity if every quota allows it, else nothing, and say how it stands.
+
+        `identity` is text, bytes, an int, a UUID or a tuple of these; budgets are apart for each `action`.
+        """
+        return self.run(self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm))
+
+    def peek(
+        self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
+    ) -> Decision:
+        """What `hit` would say now, and how much is left, without charging."""
+        return self.run(self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm, charge=False))
+
+    def reset(self, quota: QuotaSpec, identity: object, *, action: str = "", algorithm: str | None = None) -> None:
+        """Give an identity its whole budget back."""
+        for check in self._plan(quota, identity, action=action, cost=0, algorithm=algorithm).checks:
+            self.store.forget(check.terms.rule_id, check.identity)
+
+    def run(self, plan: Plan) -> Decision:
+        """Decide a plan: the one call that reaches the store."""
+        return conclude(plan, self.store.run(plan))
+
+    def close(self) -> None:
+        """Close the store, if this limiter opened it."""
+        if self._owned:
+            self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncLimiter(_Engine):
+    """Limiter for asynchronous code: the same names and arguments, awaited.
+
+    >>> import asyncio
+    >>> async def main():
+    ...     async with AsyncLimiter() as limiter:
+    ...         return await limiter.is_action_allowed("laoqian", "reply", period=60, max_count=5)
+    >>> asyncio.run(main())
+    True
+    """
+
+    def __init__(
+        self,
+        store: str | AsyncStore = "memory://",
+        *,
+        prefix: str = PREFIX,
+        algorithm: str = DEFAULT,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(algorithm=algorithm)
+        self._owned = isinstance(store, str)
+        self.store: AsyncStore = (
+            open_async_store(store, prefix=prefix, clock=clock) if isinstance(store, str) else store
+        )
+        if not self._owned:
+            _check_given(store, clock, prefix=prefix, colour=AsyncStore)
+
+    async def is_action_allowed(
+        self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: str | None = None
+    ) -> bool:
+        """Whether this user may do this action now, at most `max_count` times in any `period` seconds. Counts if so."""
+        return (await self.hit(_quota(max_count, period), user_id, action=action_key, algorithm=algorithm)).allowed
+
+    async def hit(
+        self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
+    ) -> Decision:
+        """Charge `cost` units to an identity if every quota allows it, else nothing, and say how it stands."""
+        return await self.run(self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm))
+
+    async def peek(
+        self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
+    ) -> Decision:
+        """What `hit` would say now, and how much is left, without charging."""
+        return await self.run(self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm, charge=False))
+
+    async def reset(
+        self, quota: QuotaSpec, identity: object, *, action: str = "", algorithm: str | None = None
+    ) -> None:
+        """Give an identity its whole budget back."""
+        for check in self._plan(quota, identity, action=action, cost=0, algorithm=algorithm).checks:
+            await self.store.forget(check.terms.rule_id, check.identity)
+
+    async def run(self, plan: Plan) -> Decision:
+        """Decide a plan: the one call that reaches the store."""
+        return conclude(plan, await self.store.run(plan))
+
+    async def close(self) -> None:
+        """Close the store, if this limiter opened it."""
+        if self._owned:
+            await self.store.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _check_given(store: object, clock: Clock | None, *, prefix: str, colour: type) -> None:
+    """Refuse what is no store, a store of the other colour, and a clock or prefix that the store would not heed."""
+    if not isinstance(store, Store):
+        raise StoreURLError(
+            "store", store, problem="neither a URL nor a store", expected="give a URL such as memory://"
+        )
+    if iscoroutinefunction(store.run) is not (colour is AsyncStore):
+        other = "AsyncLimiter" if colour is Store else "Limiter, or the async twin of the store"
+        raise ColourError("store", store, problem="its calls are of the other colour", expected=f"use {other}")
+    if clock is not None:
+        raise ConfigurationError(
+            "clock",
+            clock,
+            problem="a store that was made already keeps its own clock",
+            expected="give the clock to the store",
+        )
+    if prefix != PREFIX:
+        raise ConfigurationError(
+            "prefix",
+            prefix,
+            problem="a store that was made already keeps its own prefix",
+            expected="give the prefix to the store",
+        )

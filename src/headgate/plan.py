@@ -1,0 +1,123 @@
+"""Check, Plan, Outcome, Decision: the values that flow through headgate.
+
+They are tuples, so they are frozen and cheap, and they know nothing: no clock, no store, no framework.
+Times are integers in microseconds; only Decision, which users read, speaks in seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from headgate.clock import MICROSECOND
+
+NEVER: Final = None
+"""The `retry_after` of a request that no amount of waiting lets through: its cost is above the limit."""
+
+
+class Terms(NamedTuple):
+    """What is the same in every check of one rule, computed once at start-up."""
+
+    name: str  # unique among the rules of a request; shown in header fields
+    rule_id: str  # what the budget is kept under: scope, algorithm, period
+    algorithm: str  # the algorithm's own name; the familiar aliases are resolved
+    params: tuple[int, ...]  # the algorithm's; the first is always the limit
+    window_us: int  # how long the limit takes to come back whole; shown in header fields
+    count_denied: bool = False
+
+
+class Check(NamedTuple):
+    """One rule for one identity at one cost."""
+
+    terms: Terms
+    identity: str
+    cost: int
+
+    def __repr__(self) -> str:  # identities are personal data: they stay out of logs
+        return f"Check({self.terms.rule_id!r}, identity=…, cost={self.cost})"
+
+
+class Plan(NamedTuple):
+    """The checks of one request, no two of one budget: all are charged, or none. With `charge=False` none ever is."""
+
+    checks: tuple[Check, ...]
+    charge: bool = True
+
+
+class Outcome(NamedTuple):
+    """What one check came to. Times are microseconds from now.
+
+    For 10 per second of which 6 are used, a check at cost 1 has `limit` 10 and leaves `remaining` 3.
+    """
+
+    allowed: bool
+    limit: int
+    remaining: int  # units left after this request (never negative)
+    retry_after: int | None  # the least wait after which the same cost passes (0 when it just did), or NEVER
+    reset_after: int  # until everything is free again and the key may be forgotten
+    next_after: int  # until `remaining` next grows; 0 when nothing is used
+
+
+class Decision(NamedTuple):
+    """The answer to one request: whether it may pass, and what to tell the client. True when allowed.
+
+    The numbers are those of the binding rule: among the rules that refused, the one that takes longest
+    to free; when all allowed, the one with the smallest share left. Times are in seconds.
+    """
+
+    allowed: bool
+    checks: tuple[Check, ...]
+    results: tuple[Outcome, ...]
+    degraded: bool = False
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+    @property
+    def outcomes(self) -> dict[str, Outcome]:
+        """The outcome of each rule by the rule's name, in rule order."""
+        return {check.terms.name: outcome for check, outcome in zip(self.checks, self.results, strict=True)}
+
+    @property
+    def binding(self) -> tuple[Check, Outcome] | None:
+        """The check that decided, with its outcome; None when no rule applied."""
+        pairs = list(zip(self.checks, self.results, strict=True))
+        refused = [pair for pair in pairs if not pair[1].allowed]
+        if refused:
+            return max(refused, key=lambda pair: _wait(pair[1]))
+        return min(pairs, key=lambda pair: pair[1].remaining / pair[1].limit, default=None)
+
+    @property
+    def rule(self) -> str | None:
+        """The name of the binding rule; None when no rule applied."""
+        pair = self.binding
+        return None if pair is None else pair[0].terms.name
+
+    @property
+    def limit(self) -> int | None:
+        """The limit of the binding rule; None when no rule applied."""
+        pair = self.binding
+        return None if pair is None else pair[1].limit
+
+    @property
+    def remaining(self) -> int | None:
+        """What the binding rule still allows after this request; None when no rule applied."""
+        pair = self.binding
+        return None if pair is None else pair[1].remaining
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds after which the same request passes if nobody else comes: 0.0 when allowed, None for never."""
+        waits = [outcome.retry_after for outcome in self.results]
+        if any(wait is NEVER for wait in waits):
+            return None
+        return max((wait for wait in waits if wait is not None), default=0) / MICROSECOND
+
+    @property
+    def reset_after(self) -> float:
+        """Seconds until the binding rule's limit is whole again."""
+        pair = self.binding
+        return 0.0 if pair is None else pair[1].reset_after / MICROSECOND
+
+
+def _wait(outcome: Outcome) -> float:
+    return float("inf") if outcome.retry_after is None else outcome.retry_after

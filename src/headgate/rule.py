@@ -1,0 +1,188 @@
+"""Rule: a quota, a name, a key and options. Everything is validated when a rule is made.
+
+This module knows values and the names of the algorithms. It never takes a step of one, and knows no store and no HTTP.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from headgate.algorithms import find
+from headgate.errors import QuotaError, RuleError
+from headgate.identity import digest
+from headgate.key import KeySpec, validate_key
+from headgate.plan import Terms
+from headgate.quota import Quota
+
+QuotaSpec = Quota | str | Sequence[Quota]
+QuotaFunction = Callable[[Any], QuotaSpec | Awaitable[QuotaSpec | None] | None]
+CostFunction = Callable[[Any], int | Awaitable[int]]
+Condition = Callable[[Any], bool | Awaitable[bool]]
+
+_NAME: Final = re.compile(r"[\x20-\x7e]{1,128}")  # what a Structured Field String can carry (RFC 9651 §3.3.3)
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.\-]{0,64}")
+_METHOD: Final = re.compile(r"[A-Z][A-Z\-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What one identity may do. Raises RuleError, QuotaError, AlgorithmError or IdentityError when made wrong.
+
+    - `name`: unique; shown in header fields and in `Decision.outcomes`.
+    - `quota`: a Quota, its text (several in one text all hold), or a function of the request that returns either,
+      or None where the rule does not apply.
+    - `key`: "user", "ip", "header:Name", "path:name", a tuple of these, or a function of the request; None as a rule's
+      key means the application's own, None from a function means that the rule does not apply.
+    - `algorithm`: one of `headgate.algorithms.ALGORITHMS`; None means the application's own.
+    - `cost`: units per request, 0 or more, or a function of the request.
+    - `scope`: rules of one scope, algorithm and period share their budgets; the name unless given.
+    - `methods`, `path` (a pattern with `*`), `route` (names of routes), `when` (a function of the request): where
+      the rule applies; everywhere unless given. A rule for GET holds for HEAD.
+    - `count_denied`: refused requests are charged as well, up to the limit.
+
+    >>> Rule(name="login", quota="5/minute; 20/hour", key="ip").names
+    ('login-minute', 'login-hour')
+    """
+
+    name: str
+    quota: QuotaSpec | QuotaFunction
+    key: KeySpec | None = None
+    algorithm: str | None = None
+    cost: int | CostFunction = 1
+    scope: str | None = None
+    methods: Iterable[str] | None = None
+    path: str | None = None
+    route: str | Iterable[str] | None = None
+    when: Condition | None = None
+    count_denied: bool = False
+
+    def __post_init__(self) -> None:
+        _check_name("name", self.name)
+        if self.scope is not None:
+            _check_name("scope", self.scope)
+        if self.algorithm is not None:
+            find(self.algorithm)
+        if self.key is not None:
+            validate_key(self.key)
+        object.__setattr__(self, "methods", _methods(self))
+        object.__setattr__(self, "route", _routes(self))
+        if self.path is not None and (not isinstance(self.path, str) or not self.path.startswith("/")):
+            raise _error(self, "path", self.path, "does not begin with a slash", 'write it like "/api/*"')
+        if self.when is not None and not callable(self.when):
+            raise _error(self, "when", self.when, "not a function", "give a function of the request, or leave it out")
+        if not isinstance(self.count_denied, bool):
+            raise _error(self, "count_denied", self.count_denied, "neither True nor False", "give one of them")
+        _check_cost(self)
+        if not callable(self.quota):
+            object.__setattr__(self, "quota", quotas(self.quota))
+            if self.algorithm is not None:
+                self.terms(self.algorithm)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the terms of a rule whose quota is fixed."""
+        return tuple(terms.name for terms in self.terms("sliding-window" if self.algorithm is None else self.algorithm))
+
+    def terms(self, algorithm: str, quota: QuotaSpec | None = None) -> tuple[Terms, ...]:
+        """The constant part of this rule's checks, one for each quota. `algorithm` is used if the rule names none."""
+        found = quotas(self.quota if quota is None else quota)
+        return make_terms(
+            self.name, found, algorithm=self.algorithm or algorithm, scope=self.scope, counted=self.count_denied
+        )
+
+
+def make_terms(
+    name: str, quotas: tuple[Quota, ...], *, algorithm: str, scope: str | None = None, counted: bool = False
+) -> tuple[Terms, ...]:
+    """Terms for each quota of one name. Several quotas tell themselves apart by their periods."""
+    module = find(algorithm)
+    if len({quota.span for quota in quotas}) < len(quotas):
+        raise QuotaError(
+            "quota", "; ".join(map(str, quotas)), problem="two quotas over the same period", expected="keep the smaller"
+        )
+    terms = []
+    for quota in quotas:
+        params = module.params(quota)
+        terms.append(
+            Terms(
+                name=name if len(quotas) == 1 else f"{name}-{quota.span.replace(' ', '-')}",
+                rule_id=f"{_scope_text(name if scope is None else scope)}:{module.CODE}{module.shape(params)}",
+                algorithm=module.NAMES[0],
+                params=params,
+                window_us=module.window_us(params),
+                count_denied=counted,
+            )
+        )
+    return tuple(terms)
+
+
+def quotas(given: Any) -> tuple[Quota, ...]:
+    """One or several quotas from whatever says so: a Quota, text, or a sequence of Quota."""
+    if isinstance(given, Quota):
+        return (given,)
+    if isinstance(given, str):
+        return Quota.parse_all(given)
+    if isinstance(given, (tuple, list)) and given and all(isinstance(quota, Quota) for quota in given):
+        return tuple(given)
+    raise QuotaError("quota", given, problem="not a quota", expected='give a Quota or text like "10/minute"')
+
+
+def _error(rule: Rule, option: str, given: object, problem: str, expected: str) -> RuleError:
+    return RuleError(f"rule {rule.name!r}: {option}", given, problem=problem, expected=expected)
+
+
+def _scope_text(scope: str) -> str:
+    """A scope as it stands in a key: plain words as they are, everything else by its digest."""
+    return scope if _PLAIN.fullmatch(scope) else f"~{digest(scope)}"
+
+
+def _check_name(option: str, name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RuleError(
+            option, name, problem="not a name of printable ASCII", expected="give 1 to 128 letters, digits or signs"
+        )
+
+
+def _methods(rule: Rule) -> frozenset[str] | None:
+    if rule.methods is None:
+        return None
+    methods = frozenset(method.upper() if isinstance(method, str) else "" for method in _listed(rule.methods))
+    if not methods or not all(_METHOD.fullmatch(method) for method in methods):
+        raise _error(rule, "methods", rule.methods, "not names of HTTP methods", 'give a list like ["POST", "PUT"]')
+    return methods | {"HEAD"} if "GET" in methods else methods
+
+
+def _routes(rule: Rule) -> frozenset[str] | None:
+    if rule.route is None:
+        return None
+    given = _listed(rule.route)
+    routes = [route for route in given if isinstance(route, str) and route]
+    if not given or routes != given:
+        raise _error(rule, "route", rule.route, "not the name of a route", "give a name or a list of names")
+    return frozenset(routes)
+
+
+def _listed(given: object) -> list[object]:
+    """One text, or each of several; nothing for what is neither."""
+    if isinstance(given, str):
+        return [given]
+    return list(given) if isinstance(given, Iterable) else []
+
+
+def _check_cost(rule: Rule) -> None:
+    cost = rule.cost
+    if callable(cost):
+        return
+    if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
+        raise _error(rule, "cost", cost, "not a whole number of units", "give an int, 0 or more, or a function")
+    if callable(rule.quota):
+        return
+    for quota in quotas(rule.quota):
+        capacity = quota.limit if quota.burst is None else quota.burst
+        if cost > capacity:
+            raise _error(
+                rule, "cost", cost, f"more than {capacity}, so it could never pass", "lower the cost or raise the limit"
+            )

@@ -1,0 +1,120 @@
+"""Stores: where budgets live. The contract in prose, and the table of URL schemes.
+
+A store turns a plan into outcomes: it is the only place where headgate does I/O.
+
+- `run(plan)` checks every check of the plan and charges all of them if all allow and the plan says so; otherwise none,
+  save those whose terms count refusals. One atomic step, whoever else runs at the same time.
+  It answers one Outcome for each check, in order. Trouble is a StoreError, and then nothing is known of the charge.
+- `forget(rule_id, identity)` drops one budget.
+- `close()` gives back what the store itself opened.
+
+A store owns its clock: the server's `TIME`, the process's monotonic clock, or a ManualClock handed in. Stores compose:
+one that wraps another (a deadline, a fallback, a cache) is a store. The async twin awaits the same three names.
+
+A module of this package imports values, algorithms and the digest of `headgate.identity`: never rules, HTTP or
+frameworks. To add a store: one module with `open_sync` and `open_async`, and its schemes in the table below.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from typing import Final, Protocol, cast, runtime_checkable
+
+from headgate.clock import Clock
+from headgate.errors import StoreURLError
+from headgate.plan import Outcome, Plan
+
+
+@runtime_checkable
+class Store(Protocol):
+    """A store for a Limiter."""
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]: ...
+
+    def forget(self, rule_id: str, identity: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class AsyncStore(Protocol):
+    """A store for an AsyncLimiter."""
+
+    async def run(self, plan: Plan) -> tuple[Outcome, ...]: ...
+
+    async def forget(self, rule_id: str, identity: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class _Opener(Protocol):
+    """What a store's module offers."""
+
+    def open_sync(self, url: str, *, prefix: str, clock: Clock | None) -> Store: ...
+
+    def open_async(self, url: str, *, prefix: str, clock: Clock | None) -> AsyncStore: ...
+
+
+SCHEMES: Final = {
+    "memory": "headgate.stores.memory",
+    "redis": "headgate.stores.redis",
+    "rediss": "headgate.stores.redis",
+    "unix": "headgate.stores.redis",
+    "valkey": "headgate.stores.redis",
+    "valkeys": "headgate.stores.redis",
+}
+
+
+_PREFIX: Final = re.compile(r"[!-z|~]+")  # printable ASCII but space and braces
+_URL: Final = re.compile(  # a password that was not percent-encoded may hold any of @ / ? #
+    r"([A-Za-z][A-Za-z0-9+.\-]*://)(?:[!-\"$-.0->A-~]*@)?"
+    r"((?:[A-Za-z0-9.\-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?)(/[^@?#]*|)(?:\?[^@#]*)?"
+)
+
+
+def open_store(url: str, *, prefix: str, clock: Clock | None = None) -> Store:
+    """The store for a URL such as `memory://` or `redis://localhost:6379/0`. StoreURLError if there is none.
+
+    `prefix` begins every key in a shared server.
+    """
+    return _opener(url).open_sync(url, prefix=valid_prefix(prefix), clock=clock)
+
+
+def open_async_store(url: str, *, prefix: str, clock: Clock | None = None) -> AsyncStore:
+    """The same for an AsyncLimiter."""
+    return _opener(url).open_async(url, prefix=valid_prefix(prefix), clock=clock)
+
+
+def _opener(url: str) -> _Opener:
+    known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+    if not isinstance(url, str) or "://" not in url:
+        given = shown_url(url) if isinstance(url, str) else url
+        raise StoreURLError("store", given, problem="not a URL and not a store", expected=f"use one of: {known}")
+    scheme = url.partition("://")[0].lower()
+    if scheme not in SCHEMES:
+        raise StoreURLError(
+            "store", shown_url(url), problem=f'unknown scheme "{scheme}"', expected=f"use one of: {known}"
+        )
+    return cast(_Opener, import_module(SCHEMES[scheme]))
+
+
+def valid_prefix(prefix: str) -> str:
+    """A prefix that cannot steer where a key goes: no braces, no space, no control characters."""
+    if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
+        raise StoreURLError(
+            "prefix",
+            prefix,
+            problem="empty, or with a space, a brace or a character outside ASCII",
+            expected='use a word, as "headgate"',
+        )
+    return prefix
+
+
+def shown_url(url: str) -> str:
+    """A URL as an error may show it: scheme, host, port and path, and "…" unless it is certain which part is which."""
+    match = _URL.fullmatch(url)
+    if match is not None:
+        return "".join(match.groups())
+    scheme, colon, rest = url.partition(":")
+    return scheme + (colon and (":…" if not rest.startswith("//") else "://…"))

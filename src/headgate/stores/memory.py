@@ -1,0 +1,212 @@
+"""The in-process store: a dictionary, one lock, no thread, no timer, no scan.
+
+Every check costs the same however many identities there are. The number of keys is bounded; room is made as
+requests come, by looking at a few keys for each new one. This module knows values and algorithms.
+
+When the store is full and no key that was looked at may go, because each of them is refused at present, the newcomer
+shares one budget with all others in that position: strict, bounded, and nobody who is refused is freed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlsplit
+
+from headgate.algorithms import ALGORITHMS
+from headgate.clock import Clock, SystemClock
+from headgate.errors import StoreURLError
+from headgate.plan import NEVER, Check, Outcome, Plan
+from headgate.stores import shown_url
+
+MAX_KEYS: Final = 100_000  # about 40 MB of one-hit keys
+_LOOKS: Final = 8  # keys looked at, at most, to make room for a new one
+_SWEEP: Final = 2  # and while there is room: twice as fast as keys come, so that what has expired goes
+_GONE: Final = -1  # the expiry of an entry that made room for another
+
+
+class _Entry:
+    """The state of one identity under one rule."""
+
+    __slots__ = ("expires", "refused_until", "state")
+
+    def __init__(self) -> None:
+        self.expires = 0
+        self.refused_until = 0
+        self.state: Any = None
+
+    def mark(self, outcome: Outcome, now: int) -> None:
+        """Note after a charge how long this is needed, and for how long it must not make room for others."""
+        self.expires = now + outcome.reset_after
+        if outcome.remaining == 0:
+            self.refused_until = now + outcome.next_after
+
+
+class MemoryStore:
+    """A store in this process's memory; safe between threads and tasks, shared with no other process.
+
+    `max_keys` bounds the identities that are remembered, all rules together; `clock` is for tests.
+
+    >>> len(MemoryStore(max_keys=1000))
+    0
+    """
+
+    def __init__(self, *, max_keys: int = MAX_KEYS, clock: Clock | None = None) -> None:
+        if not isinstance(max_keys, int) or isinstance(max_keys, bool) or max_keys < 1:
+            raise StoreURLError("max_keys", max_keys, problem="not a whole number above 0", expected="give 1 or more")
+        self._max_keys = max_keys
+        self._now_us = (SystemClock() if clock is None else clock).now_us
+        self._lock = threading.Lock()
+        self._entries: dict[str, _Entry] = {}
+        self._hand: deque[str] = deque()  # every key once, in the order in which they are looked at
+        self._overflow: dict[tuple[str, tuple[int, ...]], _Entry] = {}
+
+    def __len__(self) -> int:
+        """How many keys are held."""
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"MemoryStore(max_keys={self._max_keys})"
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Charge every check of the plan, or none."""
+        checks = plan.checks
+        with self._lock:
+            now = self._now_us()
+            entries = [self._entry(check, now) for check in checks]
+            outcomes = [_check(check, check.cost, entries[i], now) for i, check in enumerate(checks)]
+            if plan.charge and all([outcome.allowed for outcome in outcomes]):
+                for i, check in enumerate(checks):
+                    if check.cost:
+                        self._charge(check, entries[i], now).mark(outcomes[i], now)
+            else:
+                for i, check in enumerate(checks):
+                    outcomes[i] = self._stand(check, entries[i], outcomes[i], now=now, charging=plan.charge)
+        return tuple(outcomes)
+
+    def forget(self, rule_id: str, identity: str) -> None:
+        """Drop what is known of one identity under one rule."""
+        with self._lock:
+            entry = self._entries.get(f"{rule_id}\0{identity}")
+            if entry is not None:  # the hand comes by and takes the key away
+                entry.expires = entry.refused_until = 0
+                entry.state = None
+
+    def close(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._entries.clear()
+            self._hand.clear()
+            self._overflow.clear()
+
+    def _entry(self, check: Check, now: int) -> _Entry | None:
+        """What the check reads; None when nothing is known and a key may still be added."""
+        entry = self._entries.get(f"{check.terms.rule_id}\0{check.identity}")
+        if entry is None and len(self._entries) >= self._max_keys and not self._make_room(now):
+            return self._shared(check)
+        return entry
+
+    def _charge(self, check: Check, entry: _Entry | None, now: int) -> _Entry:
+        """Add the cost to the entry; a new one if there is none, or if a check of the same plan took its place."""
+        if entry is None or entry.expires == _GONE:
+            entry = self._admit(check, now, state=None if entry is None else entry.state)
+        entry.state = ALGORITHMS[check.terms.algorithm].charge(entry.state, now, check.cost, check.terms.params)
+        return entry
+
+    def _stand(self, check: Check, entry: _Entry | None, outcome: Outcome, *, now: int, charging: bool) -> Outcome:
+        """How a check stands after a plan that took nothing, save from rules that count refusals."""
+        allowed = outcome.allowed
+        if charging and check.terms.count_denied and check.cost and outcome.retry_after is not NEVER:
+            entry = self._charge(check, entry, now)
+            outcome = _check(check, check.cost, entry, now)
+            entry.mark(outcome, now)
+        elif entry is not None and not allowed and outcome.retry_after is not None:
+            entry.refused_until = now + outcome.retry_after
+        if outcome.allowed:
+            outcome = _check(check, 0, entry, now)
+        return outcome if outcome.allowed is allowed else outcome._replace(allowed=allowed)
+
+    def _admit(self, check: Check, now: int, *, state: Any) -> _Entry:
+        """A new entry, and a look at two old ones."""
+        if len(self._entries) >= self._max_keys and not self._make_room(now):
+            return self._shared(check)
+        self._sweep(now)
+        key = f"{check.terms.rule_id}\0{check.identity}"
+        entry = self._entries.get(key)  # there already if a plan, which should not, names one budget twice
+        if entry is None:
+            entry = self._entries[key] = _Entry()
+            entry.state = state
+            self._hand.append(key)
+        return entry
+
+    def _shared(self, check: Check) -> _Entry:
+        """The one budget of all newcomers under rules of this algorithm, limit and period while the store is full."""
+        return self._overflow.setdefault((check.terms.algorithm, check.terms.params), _Entry())
+
+    def _sweep(self, now: int) -> None:
+        """Take away what has expired among the next few keys."""
+        for _ in range(min(_SWEEP, len(self._hand))):
+            key = self._hand.popleft()
+            if self._entries[key].expires <= now:
+                self._entries.pop(key).expires = _GONE
+            else:
+                self._hand.append(key)
+
+    def _make_room(self, now: int) -> bool:
+        """Free the first of the next few keys that is not refused at present; False if all of them are."""
+        for _ in range(min(_LOOKS, len(self._hand))):
+            key = self._hand.popleft()
+            if self._entries[key].refused_until <= now:
+                self._entries.pop(key).expires = _GONE
+                return True
+            self._hand.append(key)
+        return False
+
+
+def _check(check: Check, cost: int, entry: _Entry | None, now: int) -> Outcome:
+    """Ask the check's algorithm."""
+    state = None if entry is None else entry.state
+    return ALGORITHMS[check.terms.algorithm].check(state, now, cost, check.terms.params)
+
+
+class AsyncMemoryStore:
+    """A memory store for AsyncLimiter: the same, awaited. Its lock is held for microseconds, so it needs no thread."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def __repr__(self) -> str:
+        return f"Async{self._store!r}"
+
+    async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Charge every check of the plan, or none."""
+        return self._store.run(plan)
+
+    async def forget(self, rule_id: str, identity: str) -> None:
+        """Drop what is known of one identity under one rule."""
+        self._store.forget(rule_id, identity)
+
+    async def close(self) -> None:
+        """Forget everything."""
+        self._store.close()
+
+
+def open_sync(url: str, *, prefix: str, clock: Clock | None) -> MemoryStore:
+    """A store for `memory://` or `memory://?max_keys=100000`. It has no use for a prefix."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    keys = options.pop("max_keys", str(MAX_KEYS))
+    if options or parts.netloc or parts.path.strip("/") or not keys.isascii() or not keys.isdecimal():
+        raise StoreURLError(
+            "store",
+            shown_url(url),
+            problem=f"unknown option {', '.join(options)}" if options else "not understood after memory://",
+            expected="use memory:// or memory://?max_keys=100000",
+        )
+    return MemoryStore(max_keys=int(keys), clock=clock)
+
+
+def open_async(url: str, *, prefix: str, clock: Clock | None) -> AsyncMemoryStore:
+    """The same for an AsyncLimiter."""
+    return AsyncMemoryStore(open_sync(url, prefix=prefix, clock=clock))
