@@ -1,0 +1,279 @@
+"""From a decision to what a client is told: header fields, status, body. Pure: values in, text out.
+
+The fields come in dialects, because the standard is still a draft and its wire format moves (standards.md §1);
+`Retry-After` in whole seconds is the one signal that every client understands. This module knows values only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from itertools import count
+from typing import Final, NamedTuple, cast
+
+from headgate.clock import MICROSECOND
+from headgate.errors import RuleError, SettingsError
+from headgate.plan import Check, Decision, Outcome, Terms
+
+Field = tuple[str, str]
+Fields = list[Field]
+
+PROBLEM_TYPES: Final = "https://iana.org/assignments/http-problem-types#"  # requested by the draft, §1.3
+PROBLEM: Final = "application/problem+json"
+EXPOSED: Final = ("RateLimit", "RateLimit-Policy", "Retry-After")
+"""What a CORS layer outside the limiter should list in Access-Control-Expose-Headers."""
+
+_PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")
+_STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_LISTS: Final = ("ratelimit", "ratelimit-policy")
+_SINGLE: Final = re.compile("limit=([0-9]{1,15}), remaining=([0-9]{1,15})")  # draft 7
+_DELAY: Final = re.compile("[0-9]{1,15}")
+
+
+class Denial(NamedTuple):
+    """A whole answer to a request that was refused."""
+
+    status: int
+    fields: Fields
+    body: bytes
+
+
+def seconds(microseconds: int) -> int:
+    """Whole seconds, rounded up: a client that waits so long is not too early."""
+    return -(-microseconds // MICROSECOND)
+
+
+def retry_after(decision: Decision) -> int | None:
+    """The value of `Retry-After` on a refusal: at least 1, because clients take 0 for "at once". None for never."""
+    if decision.degraded and not decision.results:
+        return 1
+    waits = [outcome.retry_after for outcome in decision.results if not outcome.allowed]
+    return None if None in waits else max([1, *(seconds(wait) for wait in waits if wait is not None)])
+
+
+def response_fields(decision: Decision, dialect: str | None, *, epoch: float, status: int) -> Fields:
+    """The fields of the dialect for a response of this status: none on 1xx and 3xx, nor where no rule applied.
+
+    `epoch` is the time of day in seconds since 1970, for the one dialect that tells a moment.
+    """
+    if dialect is None or status < 200 or 300 <= status < 400 or not decision.results:
+        return []
+    fields = DIALECTS[dialect](decision, epoch)
+    if status == 429 and decision.allowed:  # somebody else's refusal: what is left here says nothing about it
+        return [field for field in fields if field[0] != "RateLimit"]
+    return fields
+
+
+def denial(decision: Decision, dialect: str | None, *, epoch: float, accept: str = "") -> Denial:
+    """The answer to a refused request: 429, or 503 when it was the store that failed. The body suits `accept`."""
+    status = 503 if decision.degraded and not decision.results else 429
+    wait = retry_after(decision)
+    fields = denial_fields(decision, dialect, epoch=epoch, status=status)
+    if wants_text(accept):
+        body, media = f"{_title(status)}. {detail(wait)}\n".encode(), "text/plain; charset=utf-8"
+    else:
+        body, media = _problem(decision, status, wait), PROBLEM
+    return Denial(status, [("Content-Type", media), ("Content-Length", str(len(body))), *fields], body)
+
+
+def denial_fields(decision: Decision, dialect: str | None, *, epoch: float, status: int) -> Fields:
+    """What every answer to a refused request carries, whoever made it and whatever status it has."""
+    wait = retry_after(decision)
+    fields = response_fields(decision, dialect, epoch=epoch, status=status)
+    if wait is not None and status >= 400:  # on a redirect it would mean something else
+        fields.insert(0, ("Retry-After", str(wait)))
+    return [("Cache-Control", "no-store"), *fields]
+
+
+def wants_text(accept: str) -> bool:
+    """Whether a client that sent this `Accept` would rather read text (a browser) than JSON (everything else)."""
+    best, text = 0.0, False
+    for part in accept.lower().split(","):
+        media, *params = (piece.strip() for piece in part.split(";"))
+        weight = next((_weight(param[2:]) for param in params if param.startswith("q=")), 1.0)
+        is_text = media in ("text/html", "text/plain", "text/*", "application/xhtml+xml")
+        if weight > best and (is_text or media in ("*/*", "application/*", "application/json", PROBLEM)):
+            best, text = weight, is_text
+    return text
+
+
+def merge(existing: Iterable[Field], fields: Iterable[Field]) -> Fields:
+    """Add fields to those that a response has, perhaps from another limiter.
+
+    Lists of draft 11 grow and the names in them stay unique; a dialect with room for one answer tells the tighter one;
+    the later `Retry-After` wins; `no-store` is never lost.
+
+    >>> merge([("RateLimit", '"a";r=1')], [("RateLimit", '"a";r=5')])
+    [('RateLimit', '"a";r=1, "a-2";r=5')]
+    """
+    merged, added = list(existing), list(fields)
+    if {name.lower() for name, _ in merged}.isdisjoint([name.lower() for name, _ in added]):
+        return merged + added
+    left, left_too = _share(merged), _share(added)
+    tighter = left is not None and left_too is not None and left <= left_too
+    for name, value in _renamed(added, merged):
+        lines = [line for other, line in merged if other.lower() == name.lower()]
+        merged = [field for field in merged if field[0].lower() != name.lower()]
+        merged.append((name, _together(name.lower(), [*lines, value], keep=tighter)))
+    return merged
+
+
+def check_dialect(dialect: object) -> None:
+    """Refuse a dialect that is not one."""
+    if dialect is not None and (not isinstance(dialect, str) or dialect not in DIALECTS):
+        raise SettingsError(
+            "headers", dialect, problem="not known", expected=f"use one of {', '.join(DIALECTS)}, or None"
+        )
+
+
+def is_preflight(method: str, has: Callable[[str], object]) -> bool:
+    """Whether this is a CORS preflight: three conditions, for a bare OPTIONS is a request like any other."""
+    return method == "OPTIONS" and bool(has("origin")) and bool(has("access-control-request-method"))
+
+
+def quoted(name: str) -> str:
+    """A name as a Structured Field String (RFC 9651 §4.1.6). RuleError for what cannot be one."""
+    if not _PRINTABLE.fullmatch(name):
+        raise RuleError("name", name, problem="not printable ASCII", expected="give letters, digits or signs")
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+@lru_cache(maxsize=4096)
+def _policy(terms: Terms) -> str:
+    return f"{quoted(terms.name)};q={terms.params[0]};w={seconds(terms.window_us)}"
+
+
+def _listed(decision: Decision) -> Sequence[tuple[Check, Outcome]]:
+    """What RateLimit speaks of: everything on success, on a refusal only what was violated (standards.md §1.2)."""
+    pairs = list(zip(decision.checks, decision.results, strict=True))
+    return pairs if decision.allowed else [pair for pair in pairs if not pair[1].allowed]
+
+
+def _draft_11(decision: Decision, epoch: float) -> Fields:
+    """Draft 11: lists of named items. `t`: no more than `r` can be used within so many seconds."""
+    items = []
+    for check, outcome in _listed(decision):
+        ahead = f";t={seconds(outcome.next_after)}" if outcome.next_after else ""
+        items.append(f"{quoted(check.terms.name)};r={outcome.remaining}{ahead}")
+    policies = [_policy(check.terms) for check in decision.checks]
+    return [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(items))]
+
+
+def _policies(decision: Decision) -> str:
+    """The policies of drafts before 8, which have no names."""
+    return ", ".join(f"{check.terms.params[0]};w={seconds(check.terms.window_us)}" for check in decision.checks)
+
+
+def _numbers(decision: Decision) -> tuple[int, int, int]:
+    """Limit, remaining and reset of the binding rule; there is one wherever fields are written."""
+    outcome = cast("tuple[Check, Outcome]", decision.binding)[1]
+    return outcome.limit, outcome.remaining, seconds(outcome.reset_after)
+
+
+def _draft_7(decision: Decision, epoch: float) -> Fields:
+    limit, remaining, reset = _numbers(decision)
+    combined = f"limit={limit}, remaining={remaining}, reset={reset}"
+    return [("RateLimit-Policy", _policies(decision)), ("RateLimit", combined)]
+
+
+def _draft_6(decision: Decision, epoch: float) -> Fields:
+    limit, remaining, reset = _numbers(decision)
+    return [
+        ("RateLimit-Policy", _policies(decision)),
+        ("RateLimit-Limit", str(limit)),
+        ("RateLimit-Remaining", str(remaining)),
+        ("RateLimit-Reset", str(reset)),
+    ]
+
+
+def _x_ratelimit(decision: Decision, epoch: float) -> Fields:
+    """The vendors' old trio; reset is a moment, in seconds since 1970, rounded up."""
+    limit, remaining, _ = _numbers(decision)
+    outcome = cast("tuple[Check, Outcome]", decision.binding)[1]
+    return _trio(limit, remaining, seconds(round(epoch * MICROSECOND) + outcome.reset_after))
+
+
+def _x_ratelimit_delta(decision: Decision, epoch: float) -> Fields:
+    return _trio(*_numbers(decision))
+
+
+def _trio(limit: int, remaining: int, reset: int) -> Fields:
+    values = {"Limit": limit, "Remaining": remaining, "Reset": reset}
+    return [(f"X-RateLimit-{name}", str(value)) for name, value in values.items()]
+
+
+DIALECTS: Final[dict[str, Callable[[Decision, float], Fields]]] = {
+    "draft-11": _draft_11,
+    "draft-7": _draft_7,
+    "draft-6": _draft_6,
+    "x-ratelimit": _x_ratelimit,
+    "x-ratelimit-delta": _x_ratelimit_delta,
+}
+
+
+def _problem(decision: Decision, status: int, wait: int | None) -> bytes:
+    """The body that RFC 9457 describes."""
+    kind = "temporary-reduced-capacity" if status == 503 else "quota-exceeded"
+    violated = [check.terms.name for check, outcome in _listed(decision) if not outcome.allowed]
+    problem = {
+        "type": PROBLEM_TYPES + kind,
+        "title": _title(status),
+        "status": status,
+        "detail": detail(wait),
+    }
+    return json.dumps({**problem, "violated-policies": violated}).encode()
+
+
+def _title(status: int) -> str:
+    return "Temporary Reduced Capacity" if status == 503 else "Quota Exceeded"
+
+
+def detail(wait: int | None) -> str:
+    """What the client may do about it; nothing of who it is, nor of others."""
+    if wait is None:
+        return "This request costs more than its limit, so it can never pass."
+    return f"Retry after {wait} second{'' if wait == 1 else 's'}."
+
+
+def _weight(text: str) -> float:
+    return float(text) if re.fullmatch(r"[01](\.[0-9]{0,3})?", text) else 0.0
+
+
+def _renamed(added: Fields, existing: Fields) -> Fields:
+    """The added fields, their items under names that the existing ones do not have: the same in policy and answer."""
+    taken = {name for field, value in existing if field.lower() in _LISTS for name in _STRING.findall(value)}
+    names: dict[str, str] = {}
+
+    def fresh(match: re.Match[str]) -> str:
+        old = match[1]
+        if old not in names:
+            numbered = (f"{old}-{number}" for number in count(2))
+            names[old] = old if old not in taken else next(name for name in numbered if name not in taken)
+            taken.add(names[old])
+        return f'"{names[old]}"'
+
+    return [(name, _STRING.sub(fresh, value) if name.lower() in _LISTS else value) for name, value in added]
+
+
+def _together(name: str, lines: list[str], *, keep: bool) -> str:
+    """One line from several of a field, the last one new. `keep`: what was told before is the tighter answer."""
+    *old, new = lines
+    if not old:
+        return new
+    if name == "cache-control":
+        return ", ".join(old) if "no-store" in ", ".join(old).lower() else new
+    if name == "retry-after":  # a date cannot be compared without a clock; it gives way
+        return max([new, *(line for line in old if _DELAY.fullmatch(line))], key=int)
+    if name in _LISTS and not any(_SINGLE.match(line) for line in lines):
+        return ", ".join(lines)
+    return old[-1] if keep else new
+
+
+def _share(fields: Fields) -> float | None:
+    """The share that is left, from the dialects that tell of one rule only; None where none does."""
+    told = {name.lower().removeprefix("x-"): value for name, value in fields}
+    trio = f"limit={told.get('ratelimit-limit')}, remaining={told.get('ratelimit-remaining')}"
+    match = _SINGLE.match(told.get("ratelimit", "")) or _SINGLE.match(trio)
+    return None if match is None else int(match[2]) / max(1, int(match[1]))

@@ -1,0 +1,152 @@
+"""Marks: what `@limit` and `@exempt` leave on a view, and nothing more.
+
+A decorator declares; the adapter enforces, once for each request. So that a decorated view never runs unlimited, the
+decorator also wraps it in a guard that asks whether its mark was enforced. Above the route decorator, where the
+framework has taken the bare function already, the mark on that function is what the adapter finds.
+This module knows rules; no framework. Each adapter makes its `limit` from `Limit` and a guard of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from inspect import iscoroutinefunction
+from typing import Any, Final, ParamSpec, Protocol, TypedDict, TypeVar, cast
+
+from headgate.errors import RuleError
+from headgate.key import KeySpec
+from headgate.rule import Condition, CostFunction, QuotaFunction, QuotaSpec, Rule
+
+P = ParamSpec("P")
+R = TypeVar("R")
+View = TypeVar("View")
+
+_ATTRIBUTE: Final = "__headgate__"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mark:
+    """One `@limit`: its rule, still to be named after the view if no name was given. Compared by identity."""
+
+    rule: Rule
+    named: bool
+    override_defaults: bool = False
+
+    def rule_for(self, name: str, scope: str) -> Rule:
+        """The rule under the view's own name and scope, where it was not given one."""
+        rule = self.rule
+        return replace(rule, name=rule.name if self.named else name, scope=scope if rule.scope is None else rule.scope)
+
+
+EXEMPT: Final = Mark(Rule(name="exempt", scope="exempt", quota="1/second", cost=0), named=True)
+"""The mark of a view that no rule holds for."""
+
+
+def marks_of(view: object) -> tuple[Mark, ...]:
+    """The marks that a view carries, the innermost first."""
+    return cast("tuple[Mark, ...]", getattr(view, _ATTRIBUTE, ()))
+
+
+def declare(view: View, mark: Mark) -> View:
+    """Leave a mark on a view; views that take no attributes (bound methods) are marked on their function."""
+    marked = getattr(view, "__func__", view)
+    if mark not in marks_of(marked):
+        setattr(marked, _ATTRIBUTE, (*marks_of(marked), mark))
+    return view
+
+
+def declare_within(view: View, mark: Mark) -> View:
+    """The same, also on what the view wraps: that may be what the framework has taken, by a decorator farther in.
+
+    Not for the methods of classes, which may wrap what other classes inherit.
+    """
+    inner = getattr(view, "__wrapped__", None)
+    while inner is not None:
+        with suppress(AttributeError):  # a built-in function takes none, and is no view either
+            declare(inner, mark)
+        inner = getattr(inner, "__wrapped__", None)
+    return declare(view, mark)
+
+
+class MarkOptions(TypedDict, total=False):
+    """The options of `@limit`, for the signatures of the adapters' decorators."""
+
+    key: KeySpec | None
+    scope: str | None
+    name: str | None
+    algorithm: str | None
+    cost: int | CostFunction
+    methods: Iterable[str] | None
+    when: Condition | None
+    count_denied: bool
+    override_defaults: bool
+
+
+def make_mark(
+    quota: QuotaSpec | QuotaFunction,
+    *,
+    key: KeySpec | None = None,
+    scope: str | None = None,
+    name: str | None = None,
+    algorithm: str | None = None,
+    cost: int | CostFunction = 1,
+    methods: Iterable[str] | None = None,
+    when: Condition | None = None,
+    count_denied: bool = False,
+    override_defaults: bool = False,
+) -> Mark:
+    """A mark from the arguments of `@limit`, refused at once if they cannot work.
+
+    - `scope` shares one budget between all views that name it; without it, the budget is the view's own.
+    - `name` is shown in header fields; the scope or the view's own name unless given.
+    - `override_defaults` drops the application's default limits for this view.
+    - The others are those of `headgate.Rule`.
+    """
+    if not isinstance(override_defaults, bool):
+        raise RuleError("override_defaults", override_defaults, problem="neither True nor False", expected="give one")
+    label = name if name is not None else scope
+    rule = Rule(
+        name="limit" if label is None else label,
+        quota=quota,
+        key=key,
+        algorithm=algorithm,
+        cost=cost,
+        scope=scope,
+        methods=methods,
+        when=when,
+        count_denied=count_denied,
+    )
+    if algorithm is None and not callable(quota):  # a typo shows here, not at the first request
+        rule.terms("gcra" if any(each.burst for each in cast(Any, rule.quota)) else "sliding-window")
+    return Mark(rule, named=label is not None, override_defaults=override_defaults)
+
+
+class Guard(Protocol):
+    """What an adapter does when a decorated view is reached: nothing if the mark was enforced, else enforce it.
+
+    Returns None to go on, or the response to give instead of calling the view.
+    """
+
+    def sync(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+    def later(
+        self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Awaitable[Any]: ...
+
+
+def guarded(view: Callable[P, R], mark: Mark, guard: Guard) -> Callable[P, R]:
+    """The view behind its guard, with its name, signature and marks."""
+
+    @functools.wraps(view)
+    async def later(*args: P.args, **kwargs: P.kwargs) -> Any:
+        answer = await guard.later(mark, view, args=args, kwargs=kwargs)
+        return await cast(Any, view)(*args, **kwargs) if answer is None else answer
+
+    @functools.wraps(view)
+    def sync(*args: P.args, **kwargs: P.kwargs) -> Any:
+        answer = guard.sync(mark, view, args=args, kwargs=kwargs)
+        return view(*args, **kwargs) if answer is None else answer
+
+    return cast("Callable[P, R]", later if iscoroutinefunction(view) else sync)

@@ -1,0 +1,102 @@
+"""Where a request has arrived, and what the gate has done about it.
+
+A Place is what the framework matched: a value, the same for every request to one view. A Passage belongs to one
+request: the adapter leaves it there, where views and guards find it. This module knows marks and decisions; no
+framework.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from headgate.identity import digest
+from headgate.marks import Mark
+from headgate.plan import Check, Decision
+
+if TYPE_CHECKING:
+    from headgate.gate import AsyncGate, Gate
+
+_UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e]")
+_LONGEST: Final = 128
+
+
+class Place(NamedTuple):
+    """Where a request has arrived: what the framework matched. Nothing at all for a request that matched no route."""
+
+    view: Hashable | None = None  # what tells this place from others
+    marks: tuple[Mark, ...] = ()
+    names: tuple[str, ...] = ()  # what a rule's `route` may call it
+    label: str = ""  # "module.qualname" of the view
+    route: str = ""  # its template
+
+
+class Passage:
+    """What the gate has done about one request. Made for that request, and found on it by views and guards."""
+
+    __slots__ = ("decision", "enforced", "gate")
+
+    def __init__(self, gate: Gate | AsyncGate) -> None:
+        self.gate = gate
+        self.decision: Decision | None = None
+        self.enforced: set[Mark] = set()
+
+    def note(self, decision: Decision | None) -> None:
+        """Add a decision to what was decided before: one answer about all the rules that the request has met."""
+        if decision is None:
+            return
+        first = self.decision
+        self.decision = (
+            decision
+            if first is None
+            else Decision(
+                allowed=first.allowed and decision.allowed,
+                checks=_unique(first.checks, decision.checks),
+                results=first.results + decision.results,
+                degraded=first.degraded or decision.degraded,
+            )
+        )
+
+
+def _unique(first: tuple[Check, ...], more: tuple[Check, ...]) -> tuple[Check, ...]:
+    """The checks of two decisions, with names that tell them apart in header fields."""
+    checks = list(first)
+    for check in more:
+        taken, number = {each.terms.name for each in checks}, 2
+        name = check.terms.name
+        while name in taken:
+            name, number = f"{check.terms.name}-{number}", number + 1
+        checks.append(check if name == check.terms.name else check._replace(terms=check.terms._replace(name=name)))
+    return tuple(checks)
+
+
+def short_name(place: Place) -> str:
+    """A view's own name, without its module: what header fields show."""
+    return _UNPRINTABLE.sub("?", place.label.rpartition(".")[2])[:_LONGEST] or "limit"
+
+
+def scope_of(place: Place, mark: Mark | None = None) -> str:
+    """What a view's own budget is kept under; its second mark without a scope has a second budget.
+
+    A function without a name of its own (a lambda, or one made inside another) is told apart by its route.
+    """
+    scope = f"{place.label}[{place.route}]" if "<" in place.label else place.label
+    own = [each for each in place.marks if each.rule.scope is None]
+    if mark in own[1:]:
+        scope = f"{scope}#{own.index(mark) + 1}"
+    plain = len(scope) <= _LONGEST and not _UNPRINTABLE.search(scope)
+    return scope if plain else f"~{digest(scope)}"
+
+
+def label_of(view: Any) -> str:
+    """The module and qualified name of a view, through partials and instances.
+
+    >>> from functools import partial
+    >>> label_of(partial(label_of))
+    'headgate.passage.label_of'
+    """
+    while hasattr(view, "func"):
+        view = view.func
+    named = view if hasattr(view, "__qualname__") else type(view)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -1,0 +1,221 @@
+"""Settings: one table of options with one name each, wherever they come from.
+
+Keyword arguments of an adapter, a mapping (Flask's config, Django's settings), a TOML file or the environment all
+become one frozen Settings, or a SettingsError that names what was given, what is expected and the nearest known name.
+This module knows rules and addresses; no framework and no concrete store.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from headgate.address import Trust
+from headgate.algorithms import DEFAULT, find
+from headgate.clock import Clock
+from headgate.errors import RuleError, SettingsError
+from headgate.http import check_dialect
+from headgate.key import KeySpec, validate_key
+from headgate.quota import Quota
+from headgate.rule import Rule, quotas
+from headgate.stores import AsyncStore, Store
+
+FAILURE_POLICIES: Final = ("local", "allow", "deny")
+_RULE_OPTIONS: Final = tuple(option.name for option in fields(Rule))
+_FUNCTIONS: Final = ("quota", "cost", "when")  # options of a rule that may be functions, so dotted names too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that an adapter can be told. The names are the same in every framework.
+
+    - `store`: a URL (`memory://`, `redis://…`) or a store.
+    - `default_limits`: quotas that hold for every request, one budget per identity for the whole application.
+    - `rules`: a list of Rule, or of mappings with a rule's options.
+    - `key`: who is asking, where a rule does not say: "user", "ip", "header:Name", "path:name", a tuple, a function.
+    - `algorithm`: where a rule does not say.
+    - `headers`: the dialect of the RateLimit fields, one of `headgate.http.DIALECTS`; None for no such fields.
+    - `trusted_proxies`: None (only the socket's peer is believed), a number of hops, or networks; "unix" stands for a
+      peer without an address. `trusted_header` is the one header that those proxies write.
+    - `on_store_failure`: "local" (the same limits, in this process's memory), "allow", or "deny" (503).
+    - `enabled`: False lets everything pass.
+    - `prefix`: begins every key in a shared server.
+    - `on_denied`: a function of (request, decision) that returns the response to a refused request.
+    - `clock`: a ManualClock, for tests.
+    """
+
+    store: str | Store | AsyncStore = "memory://"
+    default_limits: Iterable[str | Quota] = ()
+    rules: Iterable[Rule | Mapping[str, Any]] = ()
+    key: KeySpec = "user"
+    algorithm: str = DEFAULT
+    headers: str | None = "draft-11"
+    trusted_proxies: int | str | Iterable[str] | None = None
+    trusted_header: str = "X-Forwarded-For"
+    on_store_failure: str = "local"
+    enabled: bool = True
+    prefix: str = "headgate"
+    on_denied: Callable[..., Any] | None = None
+    clock: Clock | None = None
+    trust: Trust = field(init=False)
+
+    def __post_init__(self) -> None:
+        def settle(option: str, value: object) -> None:
+            object.__setattr__(self, option, value)
+
+        settle("trust", Trust.of(self.trusted_proxies, self.trusted_header))
+        settle("key", _key(self.key))
+        validate_key(self.key)
+        find(self.algorithm)
+        check_dialect(self.headers)
+        if self.on_store_failure not in FAILURE_POLICIES:
+            raise _error(
+                "on_store_failure", self.on_store_failure, "not known", f"use one of {', '.join(FAILURE_POLICIES)}"
+            )
+        if not isinstance(self.enabled, bool):
+            raise _error("enabled", self.enabled, "neither True nor False", "give one of them")
+        settle("on_denied", _function(self.on_denied, option="on_denied"))
+        if self.on_denied is not None and not callable(self.on_denied):
+            raise _error(
+                "on_denied",
+                self.on_denied,
+                "not a function",
+                "give a function of (request, decision), or its dotted name",
+            )
+        if self.clock is not None and not callable(getattr(self.clock, "now_us", None)):
+            raise _error("clock", self.clock, "not a clock", "give a ManualClock, or leave it out")
+        settle("default_limits", _default_limits(self.default_limits))
+        settle("rules", _rules(self.rules))
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any], *, source: str = "settings") -> Settings:
+        """From a mapping whose names may be in capitals. `source` says in errors where it came from.
+
+        >>> Settings.from_mapping({"DEFAULT_LIMITS": ["1000/day"]}).default_limits
+        (Quota('1000/day'),)
+        """
+        known = [option.name for option in fields(cls) if option.init]
+        found = {}
+        for given, value in options.items():
+            name = given.lower() if isinstance(given, str) else ""
+            if name not in known:
+                raise _unknown(source, given, known)
+            if name in found:
+                raise _error(source, given, f'"{name}" is given twice', "keep one of them")
+            found[name] = value
+        return cls(**found)
+
+    @classmethod
+    def from_toml(cls, path: str | Path, *, table: str = "headgate") -> Settings:
+        """From one table of a TOML file; functions are given by their dotted names, "none" stands for None."""
+        try:
+            document = tomllib.loads(Path(path).read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise _error("settings file", str(path), str(error), "give a readable TOML file") from error
+        options = document.get(table)
+        if not isinstance(options, dict):
+            raise _error("settings file", str(path), f"has no table [{table}]", f"put the settings under [{table}]")
+        found = {option: None if _is_none(option, value) else value for option, value in options.items()}
+        return cls.from_mapping(found, source=f"{path} [{table}]")
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str], *, prefix: str = "HEADGATE_") -> Settings:
+        """From variables such as HEADGATE_STORE and HEADGATE_DEFAULT_LIMITS. Rules are too much for a variable."""
+        found: dict[str, Any] = {}
+        for variable, text in environ.items():
+            if not variable.startswith(prefix):
+                continue
+            option = variable.removeprefix(prefix).lower()
+            if option in ("rules", "clock"):
+                raise _error(variable, text, "cannot be told in a variable", "use from_toml or code for it")
+            found[option] = None if _is_none(option, text) else _READERS.get(option, str)(text)
+        return cls.from_mapping(found, source=f"environment {prefix}*")
+
+
+def _error(option: str, given: object, problem: str, expected: str) -> SettingsError:
+    return SettingsError(option, given, problem=problem, expected=expected)
+
+
+def _unknown(source: str, given: object, known: Iterable[str]) -> SettingsError:
+    near = get_close_matches(str(given).lower(), list(known), n=1)
+    expected = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}"
+    return _error(source, given, "no such setting", expected)
+
+
+def _default_limits(given: object) -> tuple[Quota, ...]:
+    if isinstance(given, (str, Quota)):
+        return quotas(given)
+    if not isinstance(given, Iterable):
+        raise _error("default_limits", given, "not a list of quotas", 'give a list like ["1000/day", "20/second"]')
+    return tuple(quota for each in given for quota in quotas(each))
+
+
+def _rules(given: object) -> tuple[Rule, ...]:
+    if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
+        raise _error("rules", given, "not a list of rules", 'give a list like [{"name": "login", "quota": "5/minute"}]')
+    rules = tuple(rule if isinstance(rule, Rule) else _rule(rule) for rule in given)
+    names = [rule.name for rule in rules]
+    for name in names:
+        if names.count(name) > 1:
+            raise _error("rules", name, "two rules of this name", "give each rule a name of its own")
+    return rules
+
+
+def _rule(given: object) -> Rule:
+    """A rule from a mapping; its functions may be given by dotted names."""
+    if not isinstance(given, Mapping):
+        raise _error("rules", given, "neither a Rule nor a mapping", 'give {"name": …, "quota": …}')
+    options = {str(name).lower(): value for name, value in given.items()}
+    for name in options:
+        if name not in _RULE_OPTIONS:
+            raise _unknown(f"rule {options.get('name')!r}", name, _RULE_OPTIONS)
+    for name in ("name", "quota"):
+        if name not in options:
+            raise RuleError("rule", dict(given), problem=f'has no "{name}"', expected=f'add "{name}"')
+    options["key"] = _key(options.get("key"))
+    for name in _FUNCTIONS:
+        options[name] = _function(options.get(name), option=name)
+    return Rule(**{name: value for name, value in options.items() if value is not None})
+
+
+def _key(given: object) -> Any:
+    """A key: lists stand for tuples, which TOML and JSON do not have, and dotted names for functions."""
+    if isinstance(given, (tuple, list)):
+        return tuple([_key(part) for part in given])
+    return _function(given, option="key")
+
+
+def _function(given: object, *, option: str) -> Any:
+    """What a dotted name such as "shop.limits.by_team" stands for; anything else as it is."""
+    if not isinstance(given, str) or not all(part.isidentifier() for part in given.split(".")):
+        return given
+    module, dot, name = given.rpartition(".")
+    if not dot:
+        return given
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise _error(
+            option, given, f"cannot be imported ({error})", 'give a dotted name like "shop.limits.by_team"'
+        ) from error
+
+
+def _is_none(option: str, value: object) -> bool:
+    """Whether None is meant, where it can only be written as text."""
+    return option.lower() in ("headers", "trusted_proxies", "on_denied") and value == "none"
+
+
+def _flag(text: str) -> object:
+    return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}.get(text.lower(), text)
+
+
+def _proxies(text: str) -> object:
+    return int(text) if text.isascii() and text.isdecimal() else [part.strip() for part in text.split(",")]
+
+
+_READERS: Final[dict[str, Callable[[str], object]]] = {"enabled": _flag, "trusted_proxies": _proxies}
