@@ -1,0 +1,104 @@
+"""From decisions to Django's responses, and the two drivers that ask the gate: one for each colour.
+
+`enforce` and `enforce_later` decide, tell the listeners, and return the answer to a refused request, or None to go on.
+This module calls no view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from inspect import isawaitable
+from typing import Any, TypeVar, cast
+
+from asgiref.sync import async_to_sync, sync_to_async
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+
+from headgate.clock import epoch_seconds
+from headgate.django.signals import rate_limited
+from headgate.django.visit import AsyncDjangoCaller, DjangoCaller, Visit
+from headgate.gate import AsyncGate, Bound, Gate
+from headgate.http import Denial, Fields, denial, merge, response_fields
+from headgate.plan import Decision
+
+Response = TypeVar("Response", bound=HttpResponseBase)
+
+
+def enforce(request: HttpRequest, visit: Visit, bounds: Iterable[Bound]) -> HttpResponseBase | None:
+    """Charge these rules, and answer the request if one of them refuses."""
+    gate = visit.gate
+    if isinstance(gate, AsyncGate):  # a sync view under ASGI: the gate's connections belong to the server's loop
+        return async_to_sync(enforce_later)(request, visit, bounds)
+    decision = gate.decide(DjangoCaller(request), bounds)
+    visit.note(decision)
+    if decision is None or decision.allowed:
+        return None
+    rate_limited.send_robust(type(request), request=request, decision=decision)
+    own = gate.settings.on_denied
+    return _refusal(request, decision, None if own is None else _rendered(own(request, decision)))
+
+
+async def enforce_later(request: HttpRequest, visit: Visit, bounds: Iterable[Bound]) -> HttpResponseBase | None:
+    """Charge these rules, and answer the request if one of them refuses."""
+    gate = visit.gate
+    if isinstance(gate, Gate):  # an async view under WSGI: its loop is for this call only, and the user is read by I/O
+        return await sync_to_async(enforce)(request, visit, bounds)
+    decision = await gate.decide(AsyncDjangoCaller(request), bounds)
+    visit.note(decision)
+    if decision is None or decision.allowed:
+        return None
+    await rate_limited.asend_robust(type(request), request=request, decision=decision)
+    own = gate.settings.on_denied
+    response = None if own is None else own(request, decision)
+    response = await response if isawaitable(response) else response
+    if _is_unrendered(response):
+        response = await sync_to_async(_rendered)(response)
+    return _refusal(request, decision, response)
+
+
+def told(response: Response, visit: Visit) -> Response:
+    """The response with the fields of what was decided. Its body is not touched."""
+    visit.open = False
+    decision = visit.decision
+    if decision is not None:
+        dialect = visit.gate.settings.headers
+        add(response, response_fields(decision, dialect, epoch=epoch_seconds(), status=response.status_code))
+    return response
+
+
+def instead(answer: HttpResponseBase, response: HttpResponseBase) -> HttpResponseBase:
+    """The answer in the place of a response that nobody will read, which leaves it what is to be closed."""
+    # Not response.close(): that would also tell Django that the request has finished, once too often.
+    heir: Any = answer
+    heir._resource_closers.extend(cast("Any", response)._resource_closers)
+    return answer
+
+
+def add(response: HttpResponseBase, fields: Fields) -> None:
+    """Add fields to those of the response: lists grow, other fields of the response stay."""
+    headers = response.headers
+    own = [(name, headers[name]) for name, _ in fields if name in headers]
+    for name, value in merge(own, fields):
+        headers[name] = value
+
+
+def _refusal(request: HttpRequest, decision: Decision, own: HttpResponseBase | None) -> HttpResponseBase:
+    """The answer to a refused request. The RateLimit fields are not in it: whoever is outside adds them."""
+    answer = denial(decision, None, epoch=0, accept=request.META.get("HTTP_ACCEPT", ""))
+    if own is None:
+        return _response(answer, empty=request.method == "HEAD")
+    add(own, [field for field in answer.fields if not field[0].startswith("Content-")])
+    return own
+
+
+def _response(answer: Denial, *, empty: bool) -> HttpResponse:
+    return HttpResponse(b"" if empty else answer.body, status=answer.status, headers=dict(answer.fields))
+
+
+def _is_unrendered(response: Any) -> bool:
+    """Whether this is a TemplateResponse that Django would render only if a view had returned it."""
+    return getattr(response, "is_rendered", True) is False
+
+
+def _rendered(response: Any) -> Any:
+    return response.render() if _is_unrendered(response) else response

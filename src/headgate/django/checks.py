@@ -1,0 +1,179 @@
+"""System checks: what `manage.py check` says of `settings.HEADGATE`. One table; no server is asked.
+
+Registered when `headgate.django` is imported (the registry is a set, so once). Ids are stable and never used twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from django.conf import settings as django_settings
+from django.core.checks import CheckMessage, Error, register
+from django.core.checks import Warning as Caution
+from django.utils.module_loading import import_string
+
+from headgate.django import gates
+from headgate.errors import ColourError, ConfigurationError
+from headgate.gate import AsyncGate, Gate
+from headgate.key import KeySpec
+from headgate.rule import Rule
+from headgate.settings import Settings
+
+
+class Facts(NamedTuple):
+    """What the checks look at."""
+
+    given: Any  # settings.HEADGATE as it stands
+    read: Settings | None  # None if it cannot be read
+    unreadable: str  # why not
+    unusable: str  # why it can be read but no gate be made of it
+    middleware: tuple[str, ...]  # "module.Class" of all middleware and their ancestors, one entry for each of ours
+
+    @property
+    def installed(self) -> int:
+        """How many times our middleware is."""
+        return self.middleware.count(_OURS)
+
+
+class Row(NamedTuple):
+    """One check. In `message` stand the names of facts."""
+
+    id: str
+    kind: type[Error] | type[Caution]
+    applies: Callable[[Facts], bool]
+    message: str
+    hint: str
+
+
+_OURS: Final = "headgate.django.middleware.RateLimitMiddleware"
+_AUTH: Final = "django.contrib.auth.middleware.AuthenticationMiddleware"
+
+
+def _is_unreadable(facts: Facts) -> bool:
+    return facts.unreadable != ""
+
+
+def _is_unusable(facts: Facts) -> bool:
+    return facts.unusable != ""
+
+
+def _says_nothing(facts: Facts) -> bool:
+    return facts.installed > 0 and not facts.given
+
+
+def _has_no_users(facts: Facts) -> bool:
+    """Whether somebody has written "user" (which is also what no key at all means) where nobody can sign in."""
+    if _AUTH in facts.middleware or not isinstance(facts.given, Mapping) or facts.read is None:
+        return False
+    written = facts.read.key if any(str(option).lower() == "key" for option in facts.given) else None
+    rules = [rule for rule in facts.read.rules if isinstance(rule, Rule)]
+    return any(_is_user(key) for key in (written, *(rule.key for rule in rules)))
+
+
+def _is_user(key: KeySpec | None) -> bool:
+    return "user" in key if isinstance(key, tuple) else key == "user"
+
+
+def _stands_twice(facts: Facts) -> bool:
+    return facts.installed > 1
+
+
+def _trusts_no_proxy(facts: Facts) -> bool:
+    """Whether the project trusts a proxy in other matters, but not about addresses."""
+    trusting = django_settings.USE_X_FORWARDED_HOST or django_settings.SECURE_PROXY_SSL_HEADER is not None
+    return facts.installed > 0 and bool(trusting) and facts.read is not None and facts.read.trusted_proxies is None
+
+
+CHECKS: Final = (
+    Row(
+        id="headgate.E001",
+        kind=Error,
+        applies=_is_unreadable,
+        message="settings.HEADGATE is wrong: {unreadable}",
+        hint="Names and values are those of headgate.settings.Settings, in capitals or not.",
+    ),
+    Row(
+        id="headgate.E002",
+        kind=Error,
+        applies=_is_unusable,
+        message="settings.HEADGATE cannot be used: {unusable}",
+        hint="A rule does not suit the algorithm, or the store cannot be opened from what STORE says.",
+    ),
+    Row(
+        id="headgate.W001",
+        kind=Caution,
+        applies=_says_nothing,
+        message="RateLimitMiddleware is installed, but settings.HEADGATE says nothing: only decorators limit.",
+        hint='Set HEADGATE = {"DEFAULT_LIMITS": ["1000/day"]}, or silence this check.',
+    ),
+    Row(
+        id="headgate.W002",
+        kind=Caution,
+        applies=_has_no_users,
+        message='A key in settings.HEADGATE is "user", but there is no AuthenticationMiddleware: it means addresses.',
+        hint='Install it, use the key "ip", or silence this check if something else sets request.user.',
+    ),
+    Row(
+        id="headgate.W003",
+        kind=Caution,
+        applies=_stands_twice,
+        message="RateLimitMiddleware stands {installed} times in MIDDLEWARE; only the first limits.",
+        hint="Leave one.",
+    ),
+    Row(
+        id="headgate.W004",
+        kind=Caution,
+        applies=_trusts_no_proxy,
+        message="The project is behind a proxy that settings.HEADGATE does not name: all strangers share one budget.",
+        hint='Set HEADGATE["TRUSTED_PROXIES"] to its network or to the number of proxies.',
+    ),
+)
+
+
+@register("headgate")
+def check(app_configs: Sequence[Any] | None = None, **options: Any) -> list[CheckMessage]:
+    """Compare the project's settings with the table."""
+    facts = _facts()
+    told = {**facts._asdict(), "installed": facts.installed}
+    return [row.kind(row.message.format_map(told), hint=row.hint, id=row.id) for row in CHECKS if row.applies(facts)]
+
+
+def _facts() -> Facts:
+    read, unreadable, unusable = None, "", ""
+    try:
+        read = gates.read_settings()
+    except ConfigurationError as error:
+        unreadable = str(error)
+    if read is not None:
+        unusable = _why_unusable(read)
+    return Facts(gates.given(), read, unreadable, unusable=unusable, middleware=tuple(_middleware()))
+
+
+def _why_unusable(settings: Settings) -> str:
+    """What a gate says of these settings. Making one opens no connection; which colour will serve is not known here."""
+    try:
+        Gate(settings).close()
+    except ColourError:
+        pass
+    except ConfigurationError as error:
+        return str(error)
+    else:
+        return ""
+    try:
+        AsyncGate(settings)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+def _middleware() -> list[str]:
+    """The names of the installed middleware and their ancestors."""
+    names = []
+    for path in django_settings.MIDDLEWARE:
+        try:
+            found = import_string(path)
+        except ImportError:  # Django says so itself, when the server starts
+            continue
+        names += [f"{cls.__module__}.{cls.__qualname__}" for cls in getattr(found, "__mro__", ())]
+    return names

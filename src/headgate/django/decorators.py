@@ -1,0 +1,212 @@
+"""`@limit` and `@exempt` for Django's views: functions, methods, whole classes, sync and async.
+
+The decorator marks a view; the middleware enforces the mark. Where it has not (it is not installed, or a wrapper hides
+the mark), the guard around the view enforces it, out of the same settings and the same budgets.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from inspect import iscoroutinefunction as is_async_def
+from typing import Any, NamedTuple, TypeVar, cast
+
+from asgiref.sync import iscoroutinefunction
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from headgate.django import gates
+from headgate.django.answers import enforce, enforce_later, told
+from headgate.django.places import arrival_by_call, arrival_of
+from headgate.django.visit import DjangoCaller, Visit, begin, visit_of
+from headgate.errors import NotEnforcedError
+from headgate.gate import AsyncGate, Bound, Gate
+from headgate.http import is_preflight
+from headgate.key import KeySpec
+from headgate.marks import EXEMPT, Mark, declare, guarded, make_mark, marks_of
+from headgate.passage import Place, label_of
+from headgate.rule import Condition, CostFunction, QuotaFunction, QuotaSpec
+
+View = TypeVar("View", bound=Callable[..., Any])
+
+
+def limit(
+    quota: QuotaSpec | QuotaFunction,
+    *,
+    key: KeySpec | None = None,
+    scope: str | None = None,
+    name: str | None = None,
+    algorithm: str | None = None,
+    cost: int | CostFunction = 1,
+    methods: Iterable[str] | None = None,
+    when: Condition | None = None,
+    count_denied: bool = False,
+    override_defaults: bool = False,
+) -> Callable[[View], View]:
+    """Give a view a budget of its own, beside the application's defaults.
+
+    For functions, methods and classes of views, also through `method_decorator`. Without the middleware the view
+    enforces it itself. `scope` shares the budget between views, `name` names it in header fields, `override_defaults`
+    drops the default limits for this view; the other options are those of `headgate.Rule`.
+
+        @limit("5/minute")
+        def reply(request): ...
+    """
+    mark = make_mark(
+        quota,
+        key=key,
+        scope=scope,
+        name=name,
+        algorithm=algorithm,
+        cost=cost,
+        methods=methods,
+        when=when,
+        count_denied=count_denied,
+        override_defaults=override_defaults,
+    )
+
+    def decorate(view: View) -> View:
+        if isinstance(view, type):
+            cls: Any = view
+            cls.dispatch = guarded(declare(_dispatch_of(cls), mark), mark, _GUARD)
+            return cast("View", view)
+        return cast("View", guarded(_awaitable(declare(view, mark)), mark, _GUARD))
+
+    return decorate
+
+
+def exempt(view: View) -> View:
+    """Free a view, or a whole class of views, from every limit."""
+    return declare(view, EXEMPT)
+
+
+def _dispatch_of(cls: Any) -> Any:
+    """A `dispatch` of this class alone. The inherited one is that of all views, and must not be marked."""
+    inherited = cls.dispatch
+
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        return inherited(*args, **kwargs)
+
+    functools.update_wrapper(dispatch, inherited, updated=())
+    vars(dispatch).update({name: value for name, value in vars(inherited).items() if not name.startswith("__headgate")})
+    for mark in marks_of(inherited):
+        declare(dispatch, mark)
+    return dispatch
+
+
+def _awaitable(view: Callable[..., Any]) -> Callable[..., Any]:
+    """The view as an `async def` where it is one only by asgiref's mark, which `inspect` knows from Python 3.12 on."""
+    if is_async_def(view) or not iscoroutinefunction(view):  # pyright: ignore[reportDeprecated]
+        return view
+
+    @functools.wraps(view)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        return await view(*args, **kwargs)
+
+    return awaited
+
+
+class _Reached(NamedTuple):
+    """A view that was reached with marks that nobody has enforced."""
+
+    request: HttpRequest
+    visit: Visit
+    bounds: tuple[Bound, ...]
+    marks: tuple[Mark, ...]
+    leads: bool  # nobody outside will add the fields
+    owner: Any  # the instance whose method it is
+
+
+class _Guard:
+    """Enforces what the middleware has not."""
+
+    def sync(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """None to go on, or what to return instead of calling the view."""
+        reached = _reach(mark, view, args)
+        if reached is None:
+            return None
+        if getattr(reached.owner, "view_is_async", False):  # `dispatch` is no `async def`, but returns what one returns
+            return _answer(reached, functools.partial(view, *args, **kwargs), always=True)
+        refusal = enforce(reached.request, reached.visit, reached.bounds)
+        if not reached.leads:
+            return refusal
+        return _leave(reached, _checked(view(*args, **kwargs), view) if refusal is None else refusal)
+
+    async def later(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same, awaited."""
+        reached = _reach(mark, view, args)
+        if reached is None:
+            return None
+        return await _answer(reached, functools.partial(view, *args, **kwargs), always=False)
+
+
+_GUARD = _Guard()
+
+
+async def _answer(reached: _Reached, call: functools.partial[Any], *, always: bool) -> Any:
+    """Enforce, and call the view here if the fields are to be added or somebody has to (`always`)."""
+    refusal = await enforce_later(reached.request, reached.visit, reached.bounds)
+    if not reached.leads:
+        return await call() if always and refusal is None else refusal
+    return _leave(reached, _checked(await call(), call.func) if refusal is None else refusal)
+
+
+def _reach(mark: Mark, view: Any, args: tuple[Any, ...]) -> _Reached | None:
+    """What is left to enforce; None where nothing is."""
+    request = next((found for arg in args if (found := _request(arg)) is not None), None)
+    if request is None:
+        expected = "decorate a view, whose first argument is the request"
+        raise NotEnforcedError("limit on", view, problem="it was called without a request", expected=expected)
+    if is_preflight(request.method or "", DjangoCaller(request).header):
+        return None
+    visit = visit_of(request)
+    leads = visit is None or not visit.open
+    if visit is None or not visit.open:
+        gate = gates.async_gate() if isinstance(request, ASGIRequest) else gates.sync_gate()
+        if not gate.settings.enabled:
+            return None
+        visit = begin(request, gate)
+    elif mark in visit.enforced:
+        return None
+    owner = _owner(view, args)
+    arrival = arrival_of(request)
+    if mark not in arrival.marks:  # hidden from the route, or called by hand
+        marks = tuple(dict.fromkeys((*marks_of(view), mark)))
+        cls: Any = None if owner is None else type(owner)
+        name = label_of(view) if cls is None else view.__name__
+        arrival = arrival_by_call(cls, name, marks, route=arrival.place.route)
+    visit.enforced.update(arrival.marks)
+    return _Reached(request, visit, _bounds(visit.gate, arrival.place), marks=arrival.marks, leads=leads, owner=owner)
+
+
+def _request(arg: Any) -> HttpRequest | None:
+    """The request in an argument: Django's own, or the one inside REST framework's."""
+    found = getattr(arg, "_request", arg)
+    return found if isinstance(found, HttpRequest) else None
+
+
+def _owner(view: Any, args: tuple[Any, ...]) -> Any:
+    """The instance that the view is a method of; `method_decorator` hands over a partial of the bound method."""
+    if isinstance(view, functools.partial):
+        return getattr(view.func, "__self__", None)
+    return args[0] if _request(args[0]) is None else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _bounds(gate: Gate | AsyncGate, place: Place) -> tuple[Bound, ...]:
+    """The rules of the marks alone, under the names and scopes that the middleware gives them."""
+    return () if EXEMPT in place.marks else gate.bind_own(place, place.marks)
+
+
+def _leave(reached: _Reached, response: HttpResponseBase) -> HttpResponseBase:
+    """The response with its fields. The same request may come again (in tests it does) and is then charged again."""
+    reached.visit.enforced.difference_update(reached.marks)
+    return told(response, reached.visit)
+
+
+def _checked(response: Any, view: Any) -> HttpResponseBase:
+    """What a view has returned. Django would say the same; but None would mean here that it is still to be called."""
+    if response is None:
+        raise ValueError(f"The view {label_of(view)} didn't return an HttpResponse object. It returned None instead.")
+    return cast("HttpResponseBase", response)

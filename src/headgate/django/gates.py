@@ -1,0 +1,103 @@
+"""The gates of this process: one for each colour, made from `settings.HEADGATE` when first needed.
+
+Middleware and decorators share them, so they share budgets. When the setting changes (`override_settings`) they are
+closed, and the next request makes new ones. This module knows Django's settings and signals; no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from inspect import iscoroutinefunction
+from threading import RLock
+from typing import Any, Final
+
+from asgiref.sync import async_to_sync
+from django.conf import settings as django_settings
+from django.core.signals import setting_changed
+
+from headgate.errors import ColourError, SettingsError
+from headgate.gate import AsyncGate, Gate
+from headgate.settings import Settings
+
+SETTING: Final = "HEADGATE"
+
+_lock: Final = RLock()  # the settings may import modules that ask for a gate themselves
+_closing: Final[set[asyncio.Task[None]]] = set()  # a loop keeps only weak references to its tasks
+
+
+class _Opened:
+    """What this process has opened."""
+
+    sync: Gate | None = None
+    later: AsyncGate | None = None
+
+
+def given() -> Any:
+    """What the project's settings say; None if they say nothing."""
+    return getattr(django_settings, SETTING, None)
+
+
+def read_settings() -> Settings:
+    """The project's settings, read now. A project without HEADGATE has no rules but those of its decorators."""
+    found = given()
+    if isinstance(found, Settings):
+        return found
+    if found is not None and not isinstance(found, Mapping):
+        expected = 'give a dict like {"STORE": "redis://…", "DEFAULT_LIMITS": ["1000/day"]}'
+        raise SettingsError(SETTING, found, problem="not a dict", expected=expected)
+    return Settings.from_mapping({} if found is None else found, source=f"settings.{SETTING}")
+
+
+def sync_gate() -> Gate:
+    """The gate of requests that are answered synchronously."""
+    gate = _Opened.sync
+    if gate is None:
+        with _lock:
+            gate = _Opened.sync = _Opened.sync or make_sync(read_settings())
+    return gate
+
+
+def async_gate() -> AsyncGate:
+    """The gate of requests that are answered on an event loop."""
+    gate = _Opened.later
+    if gate is None:
+        with _lock:
+            gate = _Opened.later = _Opened.later or AsyncGate(read_settings())
+    return gate
+
+
+def make_sync(settings: Settings) -> Gate:
+    """A gate for WSGI, where nobody could await what `on_denied` leaves."""
+    if iscoroutinefunction(settings.on_denied):
+        problem = "an async function, but this application is called synchronously"
+        raise ColourError("on_denied", settings.on_denied, problem=problem, expected="give a plain function")
+    return Gate(settings)
+
+
+def reload(*, setting: str, **_: Any) -> None:
+    """Close what was made from settings that no longer hold."""
+    if setting != SETTING:
+        return
+    with _lock:
+        sync, later = _Opened.sync, _Opened.later
+        _Opened.sync = _Opened.later = None
+    if sync is not None:
+        sync.close()
+    if later is not None:
+        _close(later)
+
+
+def _close(gate: AsyncGate) -> None:
+    """Close an async gate from wherever the setting was changed."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        async_to_sync(gate.close)()
+        return
+    task = loop.create_task(gate.close())
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
+
+
+setting_changed.connect(reload, dispatch_uid="headgate.django.gates.reload")

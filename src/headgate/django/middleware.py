@@ -1,0 +1,91 @@
+"""The middleware: each request meets its gate once, and each response tells how its limits stand.
+
+Rules are enforced in `process_view`, which runs after every middleware's request phase: the route is known, and so is
+the user, wherever this one stands in MIDDLEWARE. A request that never came so far (404, a redirect for a slash, another
+middleware's own answer, a failed CSRF check) is charged when its response comes back, and refused then.
+Resolving ahead instead would do every request's routing twice, and get it wrong before LocaleMiddleware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from headgate.django import gates
+from headgate.django.answers import enforce, enforce_later, instead, told
+from headgate.django.places import arrival_of
+from headgate.django.visit import Visit, begin, visit_of
+from headgate.gate import AsyncGate, Bound, Gate
+
+
+class RateLimitMiddleware:
+    """Limits every request of a Django project, as `settings.HEADGATE` says.
+
+    One class for WSGI and ASGI. On an event loop nothing of it runs in a thread. Wrong settings raise when the
+    server starts.
+    """
+
+    sync_capable = True
+    async_capable = True
+    process_view: Callable[..., Any]
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self.get_response = get_response
+        self._gate: Callable[[], Gate | AsyncGate] = gates.sync_gate
+        self._later = iscoroutinefunction(get_response)  # pyright: ignore[reportDeprecated]
+        if self._later:
+            markcoroutinefunction(self)
+            self._gate = gates.async_gate
+        self.process_view = self._view_later if self._later else self._view
+        self._gate()
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
+        if self._later:
+            return self._respond_later(request)
+        visit = self._begin(request)
+        response: HttpResponseBase = self.get_response(request)
+        if visit is None:
+            return response
+        if not visit.charged:
+            refusal = enforce(request, visit, _arrive(request, visit))
+            response = response if refusal is None else instead(refusal, response)
+        return told(response, visit)
+
+    async def _respond_later(self, request: HttpRequest) -> HttpResponseBase:
+        visit = self._begin(request)
+        response: HttpResponseBase = await self.get_response(request)
+        if visit is None:
+            return response
+        if not visit.charged:
+            refusal = await enforce_later(request, visit, _arrive(request, visit))
+            response = response if refusal is None else instead(refusal, response)
+        return told(response, visit)
+
+    def _view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
+        visit = visit_of(request)
+        if visit is None or visit.charged:
+            return None
+        return enforce(request, visit, _arrive(request, visit))
+
+    async def _view_later(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
+        visit = visit_of(request)
+        if visit is None or visit.charged:
+            return None
+        return await enforce_later(request, visit, _arrive(request, visit))
+
+    def _begin(self, request: HttpRequest) -> Visit | None:
+        """A visit for this middleware to lead; None where limits are off, or another one outside leads already."""
+        gate = self._gate()
+        return begin(request, gate) if gate.settings.enabled and visit_of(request) is None else None
+
+
+def _arrive(request: HttpRequest, visit: Visit) -> tuple[Bound, ...]:
+    """Note where the request has arrived; the rules that hold there."""
+    arrival = arrival_of(request)
+    visit.charged = True
+    visit.enforced.update(arrival.marks)
+    return visit.gate.bind(arrival.place)

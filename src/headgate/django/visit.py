@@ -1,0 +1,126 @@
+"""One request at the gate: what a request tells about who is asking, and where it keeps what was decided.
+
+This module knows Django's request; no response, no settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Hashable, Sequence
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.http import HttpRequest
+from django.utils.functional import LazyObject
+
+from headgate.gate import AsyncGate, Gate
+from headgate.http import is_preflight
+from headgate.passage import Passage
+from headgate.plan import Decision
+
+_PLAIN_META = ("CONTENT_TYPE", "CONTENT_LENGTH")  # PEP 3333: the two headers without HTTP_ before their names
+
+
+class Visit(Passage):
+    """What the gate has done about one request, found on it as `request.headgate`."""
+
+    __slots__ = ("charged", "open")
+
+    def __init__(self, gate: Gate | AsyncGate, *, charged: bool) -> None:
+        super().__init__(gate)
+        self.charged = charged  # the plan of the place where the request arrived has been decided
+        self.open = True  # somebody outside will still add the fields to the response
+
+
+class DjangoCaller:
+    """What a request tells about who is asking, where nothing has to be awaited."""
+
+    __slots__ = ("request",)
+
+    def __init__(self, request: HttpRequest) -> None:
+        self.request = request
+
+    @property
+    def native(self) -> HttpRequest:
+        """The request."""
+        return self.request
+
+    @property
+    def method(self) -> str:
+        """The method; Django has put it in capitals."""
+        return "GET" if self.request.method is None else self.request.method
+
+    @property
+    def path(self) -> str:
+        """The path below the script's mount point."""
+        return self.request.path_info
+
+    @property
+    def peer(self) -> str | None:
+        """The address of the socket's other end; missing or empty on a unix socket."""
+        address = self.request.META.get("REMOTE_ADDR")
+        return None if address is None else str(address)
+
+    def header(self, name: str) -> Sequence[str]:
+        """A header. Its lines have been joined by the server or by Django."""
+        key = name.upper().replace("-", "_")
+        value = self.request.META.get(key if key in _PLAIN_META else f"HTTP_{key}")
+        return () if value is None else (value,)
+
+    def path_value(self, name: str) -> str | None:
+        """A parameter of the matched path."""
+        match = self.request.resolver_match
+        value = None if match is None else match.kwargs.get(name)
+        return None if value is None else str(value)
+
+    def user(self) -> Hashable | Awaitable[Hashable | None] | None:
+        """The primary key of the signed-in user."""
+        return _name(getattr(self.request, "user", None))
+
+
+class AsyncDjangoCaller(DjangoCaller):
+    """The same on an event loop, where the user may have to be awaited."""
+
+    __slots__ = ()
+
+    def user(self) -> Hashable | Awaitable[Hashable | None] | None:
+        """The primary key of the signed-in user, or an awaitable of it where that takes a look into the session."""
+        user = getattr(self.request, "user", None)
+        return _name_later(self.request, user) if isinstance(user, LazyObject) else _name(user)
+
+
+def visit_of(request: Any) -> Visit | None:
+    """What headgate has done about this request; None where it has not seen it. Takes wrapped requests as well."""
+    found = getattr(getattr(request, "_request", request), "headgate", None)
+    return found if isinstance(found, Visit) else None
+
+
+def decision(request: Any) -> Decision | None:
+    """How this request stands with its limits, for views and other middleware; None where no rule applied.
+
+    Takes a request of Django or of REST framework.
+    """
+    visit = visit_of(request)
+    return None if visit is None else visit.decision
+
+
+def begin(request: HttpRequest, gate: Gate | AsyncGate) -> Visit:
+    """Leave a new visit on the request. A CORS preflight counts as charged already: it costs nothing."""
+    caller = DjangoCaller(request)
+    visit = Visit(gate, charged=is_preflight(caller.method, caller.header))
+    setattr(request, "headgate", visit)  # noqa: B010  # HttpRequest does not declare it
+    return visit
+
+
+def _name(user: Any) -> Hashable | None:
+    """What names a signed-in user. Text, because a primary key may be of any type."""
+    if user is None or not user.is_authenticated or user.pk is None:
+        return None
+    return str(user.pk)
+
+
+async def _name_later(request: HttpRequest, user: Any) -> Hashable | None:
+    """The name of a user who is not known yet. Looking at `request.user` here would be I/O on the event loop."""
+    auser = getattr(request, "auser", None)
+    if auser is not None:
+        return _name(await auser())
+    return await sync_to_async(_name)(user)  # a lazy user of some other authentication

@@ -1,0 +1,34 @@
+"""The adapter for Flask: one extension, `@limit` and `@exempt`, and errors that Flask's own handlers understand.
+
+    from headgate.flask import RateLimiter, limit
+
+    app = Flask(__name__)
+    RateLimiter(app, default_limits=["1000/day"])
+
+    @app.post("/reply")
+    @limit("5/minute")
+    def reply(): ...
+
+The package knows Flask, werkzeug and what every adapter knows. The store is always a synchronous one, for async views
+too: Flask runs each of those in an event loop of its own.
+"""
+
+from headgate.errors import MissingExtraError
+
+try:
+    from headgate.flask.decorators import exempt, limit
+    from headgate.flask.extension import Installation, RateLimiter, decision
+    from headgate.flask.refusal import RateLimited, StoreUnavailable, rate_limited
+except ModuleNotFoundError as error:
+    raise MissingExtraError("flask", str(error.name)) from error
+
+__all__ = [
+    "Installation",
+    "RateLimited",
+    "RateLimiter",
+    "StoreUnavailable",
+    "decision",
+    "exempt",
+    "limit",
+    "rate_limited",
+]

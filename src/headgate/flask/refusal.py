@@ -1,0 +1,90 @@
+"""What a refused request comes to: an error for Flask's handlers, the answer of `on_denied`, and a signal.
+
+Both errors are werkzeug's own, with the decision on them, so `errorhandler(429)`, `errorhandler(HTTPException)` and a
+blueprint's handlers work as for any other. The RateLimit fields are not theirs: the extension adds them to whatever the
+handlers answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from blinker import Namespace
+from flask import Flask, Request, Response
+from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyRequests
+
+from headgate.clock import epoch_seconds
+from headgate.http import Denial, denial, detail, retry_after
+from headgate.plan import Decision
+
+log = logging.getLogger("headgate")
+
+rate_limited: Final = Namespace().signal("rate-limited")
+"""A request was refused: sent by the application, with `decision`. What a listener raises is logged, no more."""
+
+
+class _Refusal(HTTPException):
+    """What both errors share."""
+
+    retry_after: Any
+    _answer: Denial
+    decision: Decision
+
+    @classmethod
+    def of(cls, decision: Decision, answer: Denial) -> _Refusal:
+        """The error for a decision, with our own answer for where no handler gives another."""
+        wait = retry_after(decision)
+        error = cls(detail(wait))
+        error.decision, error.retry_after, error._answer = decision, wait, answer
+        return error
+
+    def get_body(self, environ: Any = None, scope: Any = None) -> str:
+        """Problem JSON, or text for a client that would rather read that."""
+        return self._answer.body.decode()
+
+    def get_headers(self, environ: Any = None, scope: Any = None) -> list[tuple[str, str]]:
+        """Content-Type, Cache-Control and Retry-After."""
+        return [field for field in self._answer.fields if field[0] != "Content-Length"]
+
+
+class RateLimited(_Refusal, TooManyRequests):
+    """429: a rule refuses. `decision` says which; `retry_after` is in whole seconds, at least 1, or None for never."""
+
+
+class StoreUnavailable(_Refusal, ServiceUnavailable):
+    """503: the store does not answer and `on_store_failure` is "deny"."""
+
+
+OnDenied = Callable[[Request, Decision], Any]
+
+
+def refuse(app: Flask, request: Request, decision: Decision, *, on_denied: OnDenied | None) -> Response:
+    """The response of `on_denied`; without one, or if it returns None, the error is raised."""
+    _tell(app, decision)
+    answer = denial(decision, None, epoch=epoch_seconds(), accept=request.headers.get("Accept", ""))
+    value = None if on_denied is None else on_denied(request, decision)
+    if value is None:
+        raise (StoreUnavailable if answer.status == 503 else RateLimited).of(decision, answer)
+    response = app.make_response(value)
+    if not _says_status(value):
+        response.status_code = answer.status
+    return response
+
+
+def _says_status(value: Any) -> bool:
+    """Whether this response value has a status of its own; text, bytes, lists and dictionaries have none."""
+    body, *rest = value if isinstance(value, tuple) else (value,)
+    if rest and isinstance(rest[0], (int, str)):
+        return True
+    return not isinstance(body, (str, bytes, bytearray, dict, list, Iterator))
+
+
+def _tell(app: Flask, decision: Decision) -> None:
+    """Tell the listeners. One that fails is logged: it must not change the answer."""
+    for listener in rate_limited.receivers_for(app):
+        try:
+            app.ensure_sync(listener)(app, decision=decision)
+        except Exception:
+            log.exception("headgate: a listener of rate_limited failed")

@@ -1,0 +1,129 @@
+"""The adapter for any WSGI application; what it reads from an environ, the Flask adapter reads as well.
+
+It asks the gate and either passes the request on, with fields added when the response starts, or answers it. The
+application is called once, outside every try, and its iterable is handed back as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from http import HTTPStatus
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from headgate.clock import epoch_seconds
+from headgate.errors import RuleError, SettingsError
+from headgate.gate import Gate
+from headgate.http import Fields, denial, denial_fields, is_preflight, merge, response_fields
+from headgate.passage import Passage, Place
+from headgate.rule import Rule
+from headgate.settings import Settings
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None] | None
+
+KEY: Final = "headgate.passage"
+_NOWHERE: Final = Place()
+_WITHOUT_HTTP: Final = ("CONTENT_TYPE", "CONTENT_LENGTH")  # the two headers that PEP 3333 names otherwise
+
+
+class WsgiCaller:
+    """What an environ tells about who is asking."""
+
+    __slots__ = ("environ",)
+
+    def __init__(self, environ: WSGIEnvironment) -> None:
+        self.environ = environ
+
+    @property
+    def native(self) -> Any:
+        """The environ itself; the Flask adapter gives its own request."""
+        return self.environ
+
+    @property
+    def method(self) -> str:
+        """The method."""
+        return str(self.environ.get("REQUEST_METHOD", "GET"))
+
+    @property
+    def path(self) -> str:
+        """The path below the application's mount point, decoded (PEP 3333 carries UTF-8 as latin-1)."""
+        return str(self.environ.get("PATH_INFO", "")).encode("latin-1", "replace").decode("utf-8", "replace")
+
+    @property
+    def peer(self) -> str | None:
+        """The address of the socket's other end; empty on a unix socket."""
+        return self.environ.get("REMOTE_ADDR")
+
+    def header(self, name: str) -> Sequence[str]:
+        """A header; servers have joined its lines already."""
+        key = name.upper().replace("-", "_")
+        value = self.environ.get(key if key in _WITHOUT_HTTP else f"HTTP_{key}")
+        return () if value is None else (value,)
+
+    def path_value(self, name: str) -> str | None:
+        """A bare WSGI application tells nothing of its routes."""
+        return None
+
+    def user(self) -> Hashable | None:
+        """The user that the server has authenticated."""
+        return self.environ.get("REMOTE_USER") or None
+
+
+class RateLimitMiddleware:
+    """Limits every request of a WSGI application.
+
+    Options are those of `headgate.settings.Settings`; or hand over a whole `settings`. Wrong ones raise here, at
+    start-up. `on_denied(environ, decision)` returns a WSGI application that answers. The application finds what was
+    decided in `environ["headgate.passage"].decision`.
+    """
+
+    def __init__(self, app: WSGIApplication, *, settings: Settings | None = None, **options: Any) -> None:
+        self.app = app
+        if settings is not None and options:
+            problem, expected = "given beside settings=", "put it into the settings, or leave those out"
+            raise SettingsError("options", sorted(options), problem=problem, expected=expected)
+        self.settings = Settings.from_mapping(options, source="RateLimitMiddleware") if settings is None else settings
+        for rule in self.settings.rules:
+            if isinstance(rule, Rule) and rule.route is not None:
+                problem, expected = "a bare WSGI application has no named routes", 'give a path such as "/api/*"'
+                raise RuleError(f"rule {rule.name!r}: route", rule.route, problem=problem, expected=expected)
+        self.gate = Gate(self.settings)
+        self._bounds = self.gate.bind(_NOWHERE)
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        caller = WsgiCaller(environ)
+        if not self.settings.enabled or is_preflight(caller.method, caller.header):
+            return self.app(environ, start_response)
+        decision = self.gate.decide(caller, self._bounds)
+        passage = environ[KEY] = Passage(self.gate)
+        passage.note(decision)
+        tell = self._telling(passage, start_response)
+        if decision is None or decision.allowed:
+            return self.app(environ, tell)
+        if self.settings.on_denied is not None:
+            own: WSGIApplication = self.settings.on_denied(environ, decision)
+            return own(environ, tell)
+        accept = ",".join(caller.header("accept"))
+        answer = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
+        start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", answer.fields)
+        return [b"" if caller.method == "HEAD" else answer.body]
+
+    def close(self) -> None:
+        """Close what the settings made this middleware open."""
+        self.gate.close()
+
+    def _telling(self, passage: Passage, start_response: StartResponse) -> StartResponse:
+        """A start_response that adds the fields of the decision, also to what `on_denied` answers."""
+
+        def tell(status: str, headers: Fields, exc_info: ExcInfo = None) -> Callable[[bytes], object]:
+            decision = passage.decision
+            if decision is not None:
+                told = response_fields if decision.allowed else denial_fields
+                fields = told(decision, self.settings.headers, epoch=epoch_seconds(), status=int(status[:3]))
+                headers = merge(headers, fields) if fields else headers
+            return start_response(status, headers, exc_info)
+
+        return tell
