@@ -1,0 +1,28 @@
+"""The verbs of the command line, and their options. Each verb's work is in a module of its own."""
+
+from __future__ import annotations
+
+from headgate import __version__
+from headgate.errors import MissingExtraError
+
+try:
+    import click
+except ImportError as error:
+    raise MissingExtraError("cli", "click") from error
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def headgate() -> None:
+    """The gate that decides how many requests may enter."""
+
+
+@headgate.command()
+@click.option("--once", is_flag=True, help="Print the transcript and exit, instead of staying up.")
+@click.option("--store", default="memory://", show_default=True, metavar="URL", help="Where the budgets are kept.")
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="The port to listen on; a free one by default.")
+def demo(store: str, port: int, *, once: bool) -> None:
+    """Start a real application, limited to 5 replies a minute for each user, and watch it refuse."""
+    from headgate.cli.demo import run_demo
+
+    run_demo(store, port=port, once=once)

@@ -1,0 +1,103 @@
+"""`headgate demo`: a Starlette application on uvicorn, two users, and what each of their requests came to.
+
+The case is the articles' own: "a user may reply 5 times a minute". Everything is real: server, sockets and store.
+"""
+
+from __future__ import annotations
+
+import http.client
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final
+
+from headgate.errors import HeadgateError, MissingExtraError
+from headgate.limiter import Limiter
+from headgate.starlette import RateLimitMiddleware, limit
+
+try:
+    import uvicorn
+    from rich.console import Console
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import PlainTextResponse
+    from starlette.routing import Route
+except ImportError as error:
+    raise MissingExtraError("cli", str(error.name)) from error
+
+HOST: Final = "127.0.0.1"
+SHOWN: Final = ("RateLimit", "Retry-After")
+VISITS: Final = (*["laoqian"] * 7, *["xiaoma"] * 2, "laoqian")
+EXPECTED: Final = [200] * 5 + [429] * 2 + [200] * 2 + [429]
+
+
+@limit("5/minute")
+async def reply(request: Request) -> PlainTextResponse:
+    """The one thing that users do here."""
+    return PlainTextResponse("posted\n")
+
+
+def make_app(store: str) -> Starlette:
+    """The application; every run has budgets of its own, also on a server that others use."""
+    app = Starlette(routes=[Route("/reply", reply, methods=["POST"])])
+    prefix = f"headgate-demo-{secrets.token_hex(4)}"
+    app.add_middleware(RateLimitMiddleware, store=store, key="header:X-User", prefix=prefix, on_store_failure="deny")
+    return app
+
+
+def run_demo(store: str, *, port: int, once: bool) -> None:
+    """Serve, print the transcript, and stay up unless `once`. HeadgateError when the transcript is not as promised."""
+    console = Console(highlight=False, soft_wrap=True)
+    with Limiter(store) as limiter:  # a store that cannot work says so here, in one sentence
+        limiter.peek("5/minute", "demo")
+    with serving(make_app(store), port) as bound:
+        console.print("A user may reply 5 times a minute. Two users try:\n")
+        statuses = [_visit(console, bound, user) for user in VISITS]
+        if statuses != EXPECTED:
+            raise HeadgateError(f"the demo got {statuses} where {EXPECTED} was expected")
+        console.print("\nRefused requests cost nothing, and waiting for Retry-After is enough.")
+        if once:
+            return
+        console.print(f"\nThe application stays up at http://{HOST}:{bound}; try it, and stop it with Ctrl-C:\n")
+        for user in ("laoqian", "you"):
+            console.print(f"  curl -i -X POST -H 'X-User: {user}' http://{HOST}:{bound}/reply")
+        _wait_for_interrupt()
+
+
+@contextmanager
+def serving(app: Starlette, port: int) -> Generator[int]:
+    """The application on uvicorn in a thread of its own, on loopback; gives the port, stops it at the end."""
+    listener = socket.create_server((HOST, port))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def _visit(console: Console, port: int, user: str) -> int:
+    """One request of one user, printed with what the server says about the limit."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=10)
+    connection.request("POST", "/reply", headers={"X-User": user})
+    response = connection.getresponse()
+    response.read()
+    connection.close()
+    told = "  ".join(f"{name}: {value}" for name in SHOWN if (value := response.headers.get(name)))
+    colour = "green" if response.status == 200 else "red"
+    console.print(f"  {user:<8} POST /reply  [{colour}]{response.status}[/]  ", end="")
+    console.print(told, markup=False)
+    return response.status
+
+
+def _wait_for_interrupt() -> None:
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")

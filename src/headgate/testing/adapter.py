@@ -1,0 +1,250 @@
+"""The exam for adapters: the same application in every framework, spoken to over HTTP.
+
+The module knows headgate's public names and nothing of any framework or test runner.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from headgate.clock import ManualClock
+
+Headers = Sequence[tuple[str, str]]
+
+
+class Answer(NamedTuple):
+    """What came back: the status, the header lines with names in lower case, and the whole body."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def all(self, name: str) -> list[str]:
+        """Every line of one header."""
+        return [value for key, value in self.headers if key == name]
+
+    def one(self, name: str) -> str | None:
+        """The only line of one header; None if there is none."""
+        lines = self.all(name)
+        assert len(lines) <= 1, f"{name} stands {len(lines)} times: {lines}"
+        return lines[0] if lines else None
+
+
+class AdapterClient(Protocol):
+    """A running application and a way to speak to it. `calls` has the name of each view that ran, in order."""
+
+    calls: list[str]
+
+    def request(
+        self, method: str, path: str, *, headers: Headers = (), peer: str | None = "198.51.100.9", body: bytes = b""
+    ) -> Answer: ...
+
+
+class AdapterExam:
+    """What every adapter must do. Subclass it in a test module and return from `client` this application:
+
+    | path | view |
+    |---|---|
+    | GET, POST /open | text "open"; no decorator |
+    | GET /limited | text "limited"; `@limit("2/minute")` |
+    | GET /above | text "above"; `@limit("2/minute")` above the route decorator, where the framework has one |
+    | GET /strict | text "strict"; `@limit("1/minute", override_defaults=True)` |
+    | POST /posted, GET /posted | text "posted"; `@limit("1/minute", methods=["POST"])` |
+    | GET /shared/a, /shared/b | text "a", "b"; `@limit("2/minute", scope="shared")` on each |
+    | GET /exempt | text "exempt"; `@exempt` |
+    | GET /stream | the chunks "one", "two"; `@limit("2/minute")` |
+    | GET /redirect | 302 to /open |
+    | GET /boom | raises RuntimeError("boom") after noting the call |
+    | GET /items/<name> | text of the name; `@limit("2/minute", key="path:name", scope="items")` |
+
+    `client(**options)` applies the options to the adapter; exceptions of views must come back as a 500.
+    """
+
+    def client(self, **options: Any) -> AdapterClient:
+        """The application, limited by the adapter with these options."""
+        raise NotImplementedError
+
+    def test_without_rules_everything_passes_untouched(self) -> None:
+        client = self.client(enabled=True)
+        plain, off = client.request("GET", "/open"), self.client(enabled=False).request("GET", "/open")
+        assert (plain.status, plain.body, off.body) == (200, b"open", b"open")
+        assert [key for key, _ in plain.headers if "ratelimit" in key] == []
+        assert dict(plain.headers).keys() == dict(off.headers).keys()
+
+    def test_defaults_hold_for_the_whole_application(self) -> None:
+        client = self.client(default_limits=["2/minute"], clock=ManualClock())
+        statuses = [client.request("GET", path).status for path in ("/open", "/redirect", "/open")]
+        assert statuses == [200, 302, 429]
+        assert client.calls == ["open", "redirect"]
+
+    def test_a_view_of_its_own_adds_a_budget(self) -> None:
+        client = self.client(default_limits=["3/minute"], clock=ManualClock())
+        assert [client.request("GET", "/limited").status for _ in range(3)] == [200, 200, 429]
+        assert client.request("GET", "/open").status == 200  # the refusal took nothing from the default
+        assert client.request("GET", "/open").status == 429
+
+    def test_a_decorator_above_the_route_holds_too(self) -> None:
+        client = self.client(clock=ManualClock())
+        assert [client.request("GET", "/above").status for _ in range(3)] == [200, 200, 429]
+
+    def test_override_scope_methods_exempt_and_path_keys(self) -> None:
+        client = self.client(default_limits=["1/minute"], clock=ManualClock())
+        assert [client.request("GET", "/strict").status for _ in range(2)] == [200, 429]
+        assert [client.request("GET", "/exempt").status for _ in range(3)] == [200, 200, 200]
+        assert [client.request("GET", "/open").status for _ in range(2)] == [200, 429]
+        client = self.client(clock=ManualClock())
+        assert [client.request("GET", f"/shared/{name}").status for name in "aba"] == [200, 200, 429]
+        posted = [client.request(method, "/posted").status for method in ("GET", "POST", "GET", "POST")]
+        assert posted == [200, 200, 200, 429]
+        assert [client.request("GET", f"/items/{name}").status for name in ("x", "x", "y", "x")] == [200, 200, 200, 429]
+
+    def test_a_refusal_says_when_to_come_back_and_that_is_true(self) -> None:
+        clock = ManualClock()
+        client = self.client(default_limits=["2/minute"], clock=clock)
+        client.request("GET", "/open")
+        clock.advance(7.25)
+        client.request("GET", "/open")
+        refused = client.request("GET", "/open")
+        wait = refused.one("retry-after")
+        assert refused.status == 429
+        assert wait == "53"  # 52.75 rounded up
+        assert re.fullmatch("[1-9][0-9]*", wait)
+        clock.advance(52.7)
+        assert client.request("GET", "/open").status == 429
+        clock.advance(0.3)
+        assert client.request("GET", "/open").status == 200
+
+    def test_the_answer_to_a_refusal(self) -> None:
+        client = self.client(default_limits=["1/minute", "100/day"], clock=ManualClock())
+        passed = client.request("GET", "/open")
+        assert passed.one("ratelimit-policy") == '"default-minute";q=1;w=60, "default-day";q=100;w=86400'
+        assert passed.one("ratelimit") == '"default-minute";r=0;t=60, "default-day";r=99;t=86400'
+        assert passed.one("retry-after") is None
+        refused = client.request("GET", "/open")
+        assert refused.one("content-type") == "application/problem+json"
+        assert refused.one("cache-control") == "no-store"
+        assert refused.one("ratelimit") == '"default-minute";r=0;t=60'
+        problem = json.loads(refused.body)
+        assert (problem["status"], problem["violated-policies"]) == (429, ["default-minute"])
+        assert client.calls == ["open"]
+
+    def test_text_for_browsers_and_other_dialects(self) -> None:
+        client = self.client(default_limits=["1/minute"], headers="draft-7", clock=ManualClock())
+        assert client.request("GET", "/open").one("ratelimit") == "limit=1, remaining=0, reset=60"
+        refused = client.request("GET", "/open", headers=[("Accept", "text/html,*/*;q=0.8")])
+        assert (refused.one("content-type") or "").startswith("text/")
+        silent = self.client(default_limits=["1/minute"], headers=None, clock=ManualClock())
+        assert [key for key, _ in silent.request("GET", "/open").headers if "ratelimit" in key] == []
+        assert silent.request("GET", "/open").one("retry-after") == "60"
+
+    def test_no_fields_on_redirects(self) -> None:
+        answer = self.client(default_limits=["9/minute"]).request("GET", "/redirect")
+        assert answer.status == 302
+        assert answer.one("ratelimit") is None
+
+    def test_what_matches_no_route_is_limited(self) -> None:
+        client = self.client(default_limits=["2/minute"], clock=ManualClock())
+        answers = [client.request("GET", "/nowhere") for _ in range(3)]
+        assert [answer.status for answer in answers] == [404, 404, 429]
+        assert answers[0].one("ratelimit") == '"default";r=1;t=60'
+        other = self.client(default_limits=["1/minute"], clock=ManualClock())
+        assert [other.request("DELETE", "/open").status for _ in range(2)] == [405, 429]
+
+    def test_head_shares_the_budget_of_get(self) -> None:
+        client = self.client(clock=ManualClock())
+        statuses = [client.request(method, "/limited").status for method in ("HEAD", "GET", "HEAD", "GET")]
+        assert statuses == [200, 200, 429, 429]
+        assert client.request("HEAD", "/limited").body == b""
+
+    def test_preflights_are_not_counted_and_a_bare_options_is(self) -> None:
+        client = self.client(default_limits=["1/minute"], clock=ManualClock())
+        preflight = [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]
+        assert all(client.request("OPTIONS", "/open", headers=preflight).status != 429 for _ in range(3))
+        client.request("OPTIONS", "/open")
+        assert client.request("OPTIONS", "/open").status == 429
+
+    def test_streaming_and_errors_pass_as_they_are(self) -> None:
+        client = self.client(default_limits=["9/minute"], clock=ManualClock())
+        streamed = client.request("GET", "/stream")
+        assert (streamed.status, streamed.body) == (200, b"onetwo")
+        assert streamed.one("ratelimit") == '"default";r=8;t=60, "stream";r=1;t=60'
+        assert client.request("GET", "/boom").status == 500
+        assert client.calls.count("boom") == 1  # called once, never again
+
+    def test_nobody_is_believed_about_addresses(self) -> None:
+        client = self.client(default_limits=["1/minute"], clock=ManualClock())
+        spoofs = [[("X-Forwarded-For", f"203.0.113.{i}")] for i in range(3)]
+        assert [client.request("GET", "/open", headers=spoof).status for spoof in spoofs] == [200, 429, 429]
+        assert client.request("GET", "/open", peer="198.51.100.10").status == 200
+        assert client.request("GET", "/open", peer="::ffff:198.51.100.10").status == 429
+
+    def test_named_proxies_are_believed(self) -> None:
+        client = self.client(default_limits=["1/minute"], trusted_proxies=["10.0.0.0/8"], clock=ManualClock())
+
+        def ask(forwarded: str) -> int:
+            return client.request("GET", "/open", headers=[("X-Forwarded-For", forwarded)], peer="10.0.0.1").status
+
+        assert [ask("6.6.6.6, 203.0.113.7"), ask("7.7.7.7, 203.0.113.7"), ask("203.0.113.8")] == [200, 429, 200]
+        assert client.request("GET", "/open", peer=None).status == 200  # a socket without an address has its own budget
+
+    def test_keys(self) -> None:
+        client = self.client(default_limits=["1/minute"], key="header:X-API-Key", clock=ManualClock())
+
+        def ask(key: str) -> int:
+            return client.request("GET", "/open", headers=[("X-API-Key", key)]).status
+
+        assert [ask("a"), ask("b"), ask("a")] == [200, 200, 429]
+        without = [client.request("GET", "/open").status for _ in range(2)]
+        assert without == [200, 429]  # by the address, then: nobody escapes by leaving the header out
+        free = self.client(default_limits=["1/minute"], key=_nobody)
+        assert [free.request("GET", "/open").status for _ in range(2)] == [200, 200]
+
+    def test_rules_from_settings(self) -> None:
+        rules = [{"name": "writes", "quota": "1/minute", "methods": ["POST"], "path": "/op*"}]
+        client = self.client(rules=rules, clock=ManualClock())
+        statuses = [client.request(method, "/open").status for method in ("GET", "POST", "GET", "POST")]
+        assert statuses == [200, 200, 200, 429]
+
+    def test_functions_of_the_request(self) -> None:
+        rule = {
+            "name": "tier",
+            "key": "ip",
+            "quota": _quota,
+            "cost": _cost,
+            "when": _plan,
+        }
+        client = self.client(rules=[rule], clock=ManualClock())
+
+        def ask(plan: str) -> int:
+            return client.request("GET", "/open", headers=[("X-Plan", plan)] if plan else []).status
+
+        assert [ask("free"), ask("free"), ask("paid"), ask("")] == [200, 429, 200, 200]
+
+    def test_hostile_identities_neither_collide_nor_raise(self) -> None:
+        client = self.client(default_limits=["1/minute"], key="header:X-API-Key", clock=ManualClock())
+        hostile = ["{a}", "a:b", "a", "x" * 8000, "%00", "é", "a,b", "' OR 1=1 --"]
+        statuses = [client.request("GET", "/open", headers=[("X-API-Key", key)]).status for key in hostile * 2]
+        assert statuses == [200] * len(hostile) + [429] * len(hostile)
+
+
+def _nobody(request: Any) -> None:
+    """A key that applies to no request."""
+
+
+def _quota(request: Any) -> str | None:
+    return "2/minute" if _plan(request) == "free" else None
+
+
+def _cost(request: Any) -> int:
+    return 2 if _plan(request) == "free" else 1
+
+
+def _plan(request: Any) -> str:
+    """A header of any framework's request."""
+    if isinstance(request, dict):  # a scope, or an environ
+        lines = [value.decode() for key, value in request.get("headers", ()) if key == b"x-plan"]
+        return lines[0] if lines else str(request.get("HTTP_X_PLAN", ""))
+    return str(request.headers.get("X-Plan", ""))

@@ -1,0 +1,100 @@
+"""Stores that answer as a test wants: everything passes, nothing passes, nothing answers.
+
+They keep no budgets and need no test framework. Each is synchronous; `Awaited` makes the twin for an AsyncLimiter.
+"""
+
+from __future__ import annotations
+
+from headgate.clock import MICROSECOND
+from headgate.errors import StoreError
+from headgate.plan import Outcome, Plan
+from headgate.stores import Store
+
+
+class OpenStore:
+    """Lets every request pass and counts nothing: for tests of an application that are not about its limits.
+
+    >>> from headgate import Limiter
+    >>> limiter = Limiter(OpenStore())
+    >>> all(limiter.is_action_allowed("laoqian", "reply", period=60, max_count=1) for _ in range(100))
+    True
+    """
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Allow every check."""
+        return tuple([Outcome(True, terms.params[0], terms.params[0], 0, 0, 0) for terms, _, _ in plan.checks])
+
+    def forget(self, rule_id: str, identity: str) -> None:
+        """Nothing is known, so nothing is forgotten."""
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class ShutStore:
+    """Refuses every request that is under any rule: for tests of what an application answers to that.
+
+    >>> from headgate import Limiter
+    >>> Limiter(ShutStore(retry_after=30)).hit("5/minute", "laoqian").retry_after
+    30.0
+    """
+
+    def __init__(self, *, retry_after: float | None = 60) -> None:
+        self._wait = None if retry_after is None else round(retry_after * MICROSECOND)
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Refuse every check."""
+        left = self._wait if self._wait is not None else 0
+        return tuple([Outcome(False, terms.params[0], 0, self._wait, left, left) for terms, _, _ in plan.checks])
+
+    def forget(self, rule_id: str, identity: str) -> None:
+        """Nothing is known, so nothing is forgotten."""
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class BrokenStore:
+    """Never answers: for tests of what an application does while its store is down.
+
+    >>> from headgate import Limiter
+    >>> Limiter(BrokenStore()).hit("5/minute", "laoqian")
+    Traceback (most recent call last):
+    headgate.errors.StoreError: store broken: it is down, as the test asked [HG020]
+    """
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Raise StoreError."""
+        raise StoreError("broken", "it is down, as the test asked")
+
+    def forget(self, rule_id: str, identity: str) -> None:
+        """Raise StoreError."""
+        raise StoreError("broken", "it is down, as the test asked")
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class Awaited:
+    """The asynchronous twin of a synchronous store that never blocks.
+
+    >>> import asyncio
+    >>> from headgate import AsyncLimiter
+    >>> asyncio.run(AsyncLimiter(Awaited(ShutStore())).hit("5/minute", "laoqian")).allowed
+    False
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """What the store answers."""
+        return self._store.run(plan)
+
+    async def forget(self, rule_id: str, identity: str) -> None:
+        """Pass on."""
+        self._store.forget(rule_id, identity)
+
+    async def close(self) -> None:
+        """Close the store."""
+        self._store.close()
