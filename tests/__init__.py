@@ -1,0 +1,1 @@
+"""The tests of headgate. A package, so that no other `tests` on the path can stand in for it."""

@@ -1,0 +1,310 @@
+"""The bare ASGI middleware: the exam, by rules for paths, and what ASGI asks (standards.md §7.1 C, §7.2 ST)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headgate import ManualClock, Rule
+from headgate.asgi import AsgiCaller, RateLimitMiddleware
+from headgate.errors import SettingsError
+from headgate.identity import identity_text
+from headgate.testing import Awaited, BrokenStore
+from headgate.testing.adapter import AdapterClient, AdapterExam
+from tests.adapters.asgi_client import MOUNT, AsgiClient, make_scope
+from tests.adapters.wsgi_client import Recorder, addresses, check_fields
+
+PAGES = {
+    f"/{name}": name.rpartition("/")[2] for name in ("limited", "above", "strict", "posted", "shared/a", "shared/b")
+}
+RULES = (
+    Rule(name="limited", quota="2/minute", path="/limited"),
+    Rule(name="above", quota="2/minute", path="/above"),
+    Rule(name="posted", quota="1/minute", path="/posted", methods=["POST"]),
+    Rule(name="shared", quota="2/minute", path="/shared/*"),
+    Rule(name="stream", quota="2/minute", path="/stream"),
+    Rule(name="items", quota="2/minute", path="/items/*", key=lambda scope: scope["path"]),
+)
+Send = Callable[[Any], Any]
+
+
+def make_app(calls: list[str]) -> Any:
+    """The exam's application, as plain as ASGI can be."""
+
+    async def app(scope: Any, receive: Any, send: Send) -> None:
+        status, chunks, headers = respond(scope["method"], scope["path"].removeprefix(MOUNT), calls)
+        await send(
+            {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain"), *headers]}
+        )
+        for chunk in chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return app
+
+
+def respond(method: str, path: str, calls: list[str]) -> tuple[int, list[bytes], list[tuple[bytes, bytes]]]:
+    if path == "/open":
+        if method not in ("GET", "HEAD", "POST", "OPTIONS"):
+            return 405, [b"no"], []
+        calls.append("open")
+        return 200, [b"open"], []
+    if path == "/redirect":
+        calls.append("redirect")
+        return 302, [], [(b"location", b"/open")]
+    if path == "/boom":
+        calls.append("boom")
+        raise RuntimeError("boom")
+    if path == "/stream":
+        return 200, [b"one", b"two"], []
+    if path.startswith("/items/"):
+        return 200, [path.removeprefix("/items/").encode()], []
+    return (200, [PAGES[path].encode()], []) if path in PAGES else (404, [b"nothing"], [])
+
+
+class TestASGI(AdapterExam):
+    backend = "asyncio"
+
+    def client(self, **options: Any) -> AdapterClient:
+        calls: list[str] = []
+        rules = [*RULES, *options.pop("rules", ())]
+        return AsgiClient(RateLimitMiddleware(make_app(calls), rules=rules, **options), calls, backend=self.backend)
+
+    def test_override_scope_methods_exempt_and_path_keys(self) -> None:
+        """Without decorators nothing is exempt and no default overridden; the other half holds by rules."""
+        client = self.client(clock=ManualClock())
+        assert [client.request("GET", f"/shared/{name}").status for name in "aba"] == [200, 200, 429]
+        assert [client.request(method, "/posted").status for method in ("GET", "POST", "GET", "POST")] == [200] * 3 + [
+            429
+        ]
+        assert [client.request("GET", f"/items/{name}").status for name in "xxyx"] == [200, 200, 200, 429]
+
+
+class TestASGIOnTrio(TestASGI):
+    backend = "trio"
+
+
+async def hello(scope: Any, receive: Any, send: Send) -> None:
+    """Answers HTTP, accepts sockets, knows no lifespan."""
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.accept", "headers": [(b"x-own", b"1")]})
+        await send({"type": "websocket.send", "text": "hello"})
+    else:
+        await send({"type": "http.response.start", "status": 200, "headers": scope.get("answer", [])})
+        await send({"type": "http.response.body", "body": b"hello"})
+
+
+def limited(app: Any = hello, **options: Any) -> AsgiClient:
+    return AsgiClient(RateLimitMiddleware(app, **{"default_limits": ["1/minute"], "clock": ManualClock(), **options}))
+
+
+# ---- what ASGI asks ----------------------------------------------------------------------------------------------
+
+
+def test_st01_other_scopes_pass_untouched() -> None:
+    seen: list[Any] = []
+
+    async def app(*call: Any) -> None:
+        seen.append(call)
+
+    scope = {"type": "something.new"}
+    server = limited(app).serve(scope)
+    assert seen[0][0] is scope
+    assert scope == {"type": "something.new"}
+    assert seen[0][1:] == (server.receive, server.send)
+
+
+def test_st01_lifespan_passes_with_its_state_and_its_errors() -> None:
+    async def app(scope: Any, receive: Any, send: Send) -> None:
+        scope["state"]["pool"] = 1
+        assert (await receive())["type"] == "lifespan.startup"
+        await send({"type": "lifespan.startup.failed", "message": "no pool"})
+        raise RuntimeError("no pool")
+
+    client = limited(app)
+    with pytest.raises(RuntimeError, match="no pool"):
+        client.live("startup")
+
+
+def test_c16_the_gate_is_closed_with_the_application_and_a_given_store_is_not() -> None:
+    async def app(scope: Any, receive: Any, send: Send) -> None:
+        for event in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{event}.complete"})
+
+    given = Recorder()
+    client = limited(app, store=Awaited(given), clock=None)
+    assert [each["type"] for each in client.live("startup", "shutdown")] == [
+        "lifespan.startup.complete",
+        "lifespan.shutdown.complete",
+    ]
+    assert given.closed == 0
+    owned = limited(app)
+    closed: list[bool] = []
+
+    async def close() -> None:
+        closed.append(True)
+
+    owned.app.gate.close = close  # type: ignore[attr-defined]
+    owned.live("startup", "shutdown")
+    assert closed == [True]
+
+
+def test_st02_a_refusal_does_not_read_the_body() -> None:
+    client = limited()
+    scope = make_scope("POST", "/")
+    assert client.serve(scope, b"x" * 9).received == 0
+    server = client.serve(make_scope("POST", "/"), b"x" * 9)
+    assert (server.answer.status, server.received) == (429, 0)
+
+
+def test_st15_the_scope_gets_nothing_but_our_state() -> None:
+    scope = make_scope()
+    before = {**scope, "state": {}}
+    limited().serve(scope)
+    assert list(scope["state"]) == ["headgate"]
+    assert {**scope, "state": {}} == before
+    stateless = make_scope(state=...)
+    assert limited().serve(stateless).answer.status == 200
+    assert list(stateless["state"]) == ["headgate"]
+
+
+def test_the_messages_of_the_application_are_not_changed_in_place() -> None:
+    start = {"type": "http.response.start", "status": 200, "headers": [(b"x-own", b"1"), (b"x-own", b"2")]}
+
+    async def app(scope: Any, receive: Any, send: Send) -> None:
+        await send(start)
+        await send({"type": "http.response.body"})
+
+    answer = limited(app).get("/")
+    assert answer.one("ratelimit") == '"default";r=0;t=60'
+    assert start["headers"] == [(b"x-own", b"1"), (b"x-own", b"2")]
+    assert answer.headers[:2] == [("x-own", "1"), ("x-own", "2")]
+
+
+@pytest.mark.parametrize(
+    ("own", "field", "expect"),
+    [
+        ([[b"ratelimit", b'"app";r=5']], "ratelimit", '"app";r=5, "default";r=0;t=60'),
+        ([(b"ratelimit", b'"default";r=5')], "ratelimit", '"default";r=5, "default-2";r=0;t=60'),
+        ([(b"retry-after", b"9")], "retry-after", "9"),
+    ],
+    ids=["another's", "same name", "retry-after"],
+)
+def test_c06_fields_that_the_application_has_sent_are_kept(own: Any, field: str, expect: str) -> None:
+    answer = limited().get("/", answer=own)
+    assert answer.one(field) == expect
+
+
+def test_c18_two_limiters_make_one_list_of_unique_names() -> None:
+    inner = RateLimitMiddleware(hello, default_limits=["5/minute"], clock=ManualClock())
+    client = limited(inner, default_limits=["2/minute"])
+    answer = client.get("/")
+    assert answer.one("ratelimit-policy") == '"default";q=5;w=60, "default-2";q=2;w=60'
+    check_fields(answer)
+    assert client.statuses("/", "/") == [200, 429]
+
+
+# ---- WebSockets --------------------------------------------------------------------------------------------------
+
+
+def test_st05_a_refused_handshake_is_answered_by_429_where_the_server_can() -> None:
+    client = limited()
+    assert client.connect("/") == (True, None, None, ["hello"])
+    refused = client.connect("/").answer
+    assert refused is not None
+    assert (refused.status, refused.one("retry-after"), refused.one("ratelimit")) == (429, "60", '"default";r=0;t=60')
+
+
+def test_st05_a_refused_handshake_is_closed_where_the_server_cannot_answer() -> None:
+    client = limited()
+    assert client.connect("/", denial=False).accepted
+    assert client.connect("/", denial=False) == (False, None, 1008, ())
+    assert client.serve(make_scope(type="websocket", extensions={})).received == 1  # it was heard first
+
+
+def test_st05_a_connection_is_counted_once_and_an_allowed_one_is_not_touched() -> None:
+    recorder = Recorder()
+    client = limited(store=Awaited(recorder), clock=None)
+    scope = make_scope(type="websocket", extensions={})
+    server = client.serve(scope)
+    assert server.messages[0] == {"type": "websocket.accept", "headers": [(b"x-own", b"1")]}
+    assert len(recorder.plans) == 1
+
+
+# ---- who is asking -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", addresses())
+def test_c07_the_table_of_addresses(row: dict[str, Any]) -> None:
+    recorder = Recorder()
+    options = {option: row[option] for option in ("trusted_proxies", "trusted_header")}
+    client = limited(store=Awaited(recorder), clock=None, key="ip", **options)
+    client.get("/", peer=row["peer"], headers=[(row["trusted_header"], line) for line in row["lines"]])
+    assert recorder.identity == identity_text(("ip", row["expect"]))
+
+
+def test_c07_an_underscore_makes_another_header() -> None:
+    recorder = Recorder()
+    client = limited(store=Awaited(recorder), clock=None, key="ip", trusted_proxies=1)
+    client.get("/", headers=[("x_forwarded_for", "203.0.113.7")])
+    assert recorder.identity == identity_text(("ip", "198.51.100.9"))
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "expect"),
+    [
+        ("/app/a", "/app", "/a"),
+        ("/a", "", "/a"),
+        ("/apple", "/app", "/apple"),
+        ("/a", "/app", "/a"),
+        ("/app/app/a", "/app", "/app/a"),
+    ],
+)
+def test_st11_the_path_is_the_one_below_the_prefix(path: str, root: str, expect: str) -> None:
+    assert AsgiCaller({"type": "http", "path": path, "root_path": root}).path == expect
+
+
+def test_c23_the_host_header_decides_nothing() -> None:
+    rule = Rule(name="a", quota="1/minute", path="/a")
+    client = limited(default_limits=(), rules=[rule])
+    hosts = [[("Host", host)] for host in ("x/a?", "y", "z")]
+    assert [client.get("/a", headers=host).status for host in hosts] == [200, 429, 429]
+
+
+# ---- trouble -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "statuses"),
+    [("deny", [503, 503]), ("allow", [200, 200]), ("local", [200, 429])],
+    ids=str,
+)
+def test_c15_without_the_store_the_policy_holds(policy: str, statuses: list[int]) -> None:
+    client = limited(store=Awaited(BrokenStore()), on_store_failure=policy, clock=None)
+    answers = [client.get("/") for _ in range(2)]
+    assert [answer.status for answer in answers] == statuses
+    assert [answer.one("retry-after") for answer in answers if answer.status == 503] == ["1"] * statuses.count(503)
+
+
+def test_a_function_answers_in_our_place() -> None:
+    async def shrug(scope: Any, receive: Any, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 429, "headers": [(b"cache-control", b"private")]})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    async def later(scope: Any, decision: Any) -> Any:
+        return shrug
+
+    for on_denied in (lambda scope, decision: shrug, later):
+        client = limited(on_denied=on_denied)
+        assert client.get("/").status == 200
+        answer = client.get("/")
+        assert (answer.body, answer.one("retry-after"), answer.one("cache-control")) == (b"no", "60", "private")
+
+
+def test_c26_wrong_options_are_errors_at_start_up() -> None:
+    with pytest.raises(SettingsError, match='did you mean "default_limits"'):
+        RateLimitMiddleware(hello, default_limit=["1/minute"])

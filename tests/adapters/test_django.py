@@ -1,0 +1,297 @@
+"""What is peculiar to Django: colours, what reaches no view, settings, installation (standards.md §7.5: DJ)."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, assert_type
+
+import pytest
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
+from django.core.signals import request_finished
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.test import Client, override_settings
+from django.urls import path
+
+from headgate import Decision, ManualClock
+from headgate.django import RateLimitMiddleware, decision, exempt, gates, limit
+from headgate.errors import ColourError, SettingsError, StoreURLError
+from headgate.testing import Awaited, BrokenStore
+from tests.adapters.django_app import AUTH, COMMON, OURS, SESSIONS, Site, call_asgi, serving
+
+HERE = "tests.adapters.test_django"
+CSRF = "django.middleware.csrf.CsrfViewMiddleware"
+
+
+@pytest.fixture(params=[False, True], ids=["wsgi", "asgi"])
+def asgi(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+# ---- DJ1: both colours -------------------------------------------------------------------------------------------
+
+
+def test_dj01_under_asgi_everything_runs_on_the_event_loops_thread() -> None:
+    threads: dict[str, int] = {}
+
+    def key(request: HttpRequest) -> str:
+        threads["key"] = threading.get_ident()
+        return "somebody"
+
+    async def view(request: HttpRequest) -> HttpResponse:
+        threads["view"] = threading.get_ident()
+        return HttpResponse()
+
+    with serving(later=True, urls=[path("x", view)], default_limits=["1/minute"], key=key) as site:
+        assert site.statuses("/x", "/x", "/nowhere") == [200, 429, 429]
+    assert threads == {"key": threading.get_ident(), "view": threading.get_ident()}  # asyncio.run is in this thread
+
+
+def test_dj01_one_class_is_marked_as_what_it_wraps() -> None:
+    async def later(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    assert RateLimitMiddleware.sync_capable
+    assert RateLimitMiddleware.async_capable
+    now, then = RateLimitMiddleware(ok), RateLimitMiddleware(later)
+    response = asyncio.run(asyncio.wait_for(then(HttpRequest()), 10))  # type: ignore[arg-type]
+    assert response.status_code == 200
+    assert isinstance(now(HttpRequest()), HttpResponse)
+
+
+def test_c12_concurrent_requests_admit_exactly_the_limit() -> None:
+    with serving(later=True, default_limits=["7/minute"], clock=ManualClock()) as site:
+        asked = {"method": "GET", "path": "/shared/b", "headers": [], "peer": "198.51.100.9"}
+
+        async def crowd() -> list[int]:
+            return [answer.status for answer in await asyncio.gather(*(call_asgi(site.app, asked) for _ in range(30)))]
+
+        assert asyncio.run(crowd()).count(200) == 2  # the view's own limit
+    with serving(later=False, default_limits=["7/minute"], clock=ManualClock()) as site:
+        with ThreadPoolExecutor(8) as pool:
+            statuses = list(pool.map(lambda _: site.request("GET", "/open").status, range(40)))
+        assert statuses.count(200) == 7
+
+
+# ---- DJ4: what reaches no view -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [[OURS, COMMON], [COMMON, OURS]], ids=["outside", "inside"])
+def test_dj04_redirects_for_a_slash_are_limited(order: list[str], asgi: bool) -> None:
+    with serving(later=asgi, middleware=order, default_limits=["2/minute"], clock=ManualClock()) as site:
+        assert site.statuses("/slash", "/slash", "/slash") == [301, 301, 429]
+
+
+def test_dj04_each_request_is_charged_once(asgi: bool) -> None:
+    with serving(later=asgi, default_limits=["9/minute"], clock=ManualClock()) as site:
+        paths = ["/open", "/nowhere", "/boom", "/limited", "/open"]
+        left = [(site.request("GET", path).one("ratelimit") or "").split(",")[0] for path in paths]
+        assert left == [f'"default";r={r};t=60' for r in (8, 7, 6, 5, 4)]
+
+
+class Early:
+    """A middleware that answers before anything inside does, with something to close."""
+
+    sync_capable = True
+    async_capable = True
+    closed: list[str] = []  # noqa: RUF012  # emptied by the test
+
+    def __init__(self, get_response: Any) -> None:
+        self.later = iscoroutinefunction(get_response)
+        if self.later:
+            markcoroutinefunction(self)
+
+    def __call__(self, request: HttpRequest) -> Any:
+        response: Any = HttpResponse("early", headers={"Cache-Control": "public"})
+        response._resource_closers.append(lambda: self.closed.append("closed"))
+        return sync_to_async(lambda: response)() if self.later else response
+
+
+def test_dj04_other_middlewares_answers_are_limited_and_closed_once(asgi: bool) -> None:
+    finished: list[Any] = []
+    Early.closed.clear()
+    request_finished.connect(lambda **_: finished.append(1), weak=False, dispatch_uid="test")
+    try:
+        with serving(
+            later=asgi, middleware=[OURS, f"{HERE}.Early"], default_limits=["1/minute"], clock=ManualClock()
+        ) as site:
+            answers = [site.request("GET", "/open") for _ in range(2)]
+    finally:
+        request_finished.disconnect(dispatch_uid="test")
+    assert [answer.status for answer in answers] == [200, 429]
+    assert answers[0].one("cache-control") == "public"
+    assert answers[1].one("cache-control") == "no-store"
+    assert (Early.closed, finished) == (["closed"] * 2, [1, 1])
+
+
+def test_dj04_a_failed_csrf_check_counts_against_the_views_own_limit(asgi: bool) -> None:
+    with serving(later=asgi, middleware=[CSRF, OURS], default_limits=["9/minute"], clock=ManualClock()) as site:
+        assert site.statuses("POST /posted", "POST /posted", "POST /open") == [403, 429, 403]
+
+
+def test_two_middlewares_charge_once(asgi: bool) -> None:
+    with serving(later=asgi, middleware=[OURS, OURS], default_limits=["2/minute"], clock=ManualClock()) as site:
+        assert site.statuses("/open", "/nowhere", "/open") == [200, 404, 429]
+        with override_settings(HEADGATE={"DEFAULT_LIMITS": ["2/minute"]}):
+            assert site.request("GET", "/open").one("ratelimit") == '"default";r=1;t=60'
+
+
+class SyncOnly:
+    """A middleware that knows nothing of event loops: it puts all middlewares outside it into a thread."""
+
+    sync_capable = True
+    async_capable = False
+
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> Any:
+        return self.get_response(request)
+
+
+def test_a_middleware_that_is_only_sync_puts_the_limiter_into_a_thread() -> None:
+    async def hidden(request: HttpRequest) -> HttpResponse:
+        return await limit("1/minute")(view)(request)
+
+    async def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+    order = [OURS, f"{HERE}.SyncOnly", SESSIONS, AUTH]
+    with serving(
+        later=True, middleware=order, urls=[path("x", hidden)], default_limits=["2/minute"], clock=ManualClock()
+    ) as site:
+        assert site.statuses("/x", "/nowhere", "/nowhere") == [200, 404, 429]
+
+
+# ---- DJ5: settings -----------------------------------------------------------------------------------------------
+
+
+def test_dj05_override_settings_takes_effect_and_is_undone() -> None:
+    with serving(later=False, default_limits=["1/minute"], clock=ManualClock()):
+        client = Client(raise_request_exception=False)  # one handler throughout
+
+        def statuses(times: int) -> list[int]:
+            return [client.get("/open").status_code for _ in range(times)]
+
+        assert statuses(2) == [200, 429]
+        with override_settings(HEADGATE={"DEFAULT_LIMITS": ["2/minute"], "CLOCK": ManualClock()}):
+            assert statuses(3) == [200, 200, 429]
+            with override_settings(HEADGATE={"ENABLED": False}):
+                assert statuses(3) == [200, 200, 200]
+        assert statuses(2) == [200, 429]
+
+
+def test_dj05_what_was_opened_is_closed() -> None:
+    closed: list[str] = []
+
+    class Watched(BrokenStore):
+        def close(self) -> None:
+            closed.append("closed")
+
+    with override_settings(HEADGATE={}):
+        sync, later = gates.sync_gate(), gates.async_gate()
+        sync.limiter.store, later.limiter.store = Watched(), Awaited(Watched())
+        assert (gates.sync_gate(), gates.async_gate()) == (sync, later)
+        with override_settings(DEBUG=True):
+            assert gates.sync_gate() is sync  # another setting
+    assert closed == ["closed", "closed"]
+    assert gates.sync_gate() is not sync
+
+    async def change() -> None:
+        with override_settings(HEADGATE={}):
+            gates.async_gate().limiter.store = Awaited(Watched())
+        await asyncio.gather(*gates._closing)
+
+    asyncio.run(change())
+    assert len(closed) == 3
+
+
+BAD_SETTINGS: list[tuple[str, Any, type[Exception], str]] = [
+    ("unknown name", {"DEFAULT_LIMIT": "1/minute"}, SettingsError, 'did you mean "default_limits"'),
+    ("no dict", ["1/minute"], SettingsError, "not a dict"),
+    ("store", {"STORE": "mysql://"}, StoreURLError, "unknown scheme"),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"), [row[1:] for row in BAD_SETTINGS], ids=[row[0] for row in BAD_SETTINGS]
+)
+def test_dj10_wrong_settings_cannot_start(given: Any, error: type[Exception], text: str, asgi: bool) -> None:
+    with override_settings(MIDDLEWARE=[OURS], HEADGATE=given), pytest.raises(error, match=text):
+        Site(later=asgi)
+
+
+async def denied_later(request: HttpRequest, decision: Decision) -> HttpResponse:
+    return HttpResponse(f"later: {decision.rule}", status=429)
+
+
+def test_what_cannot_be_awaited_cannot_start() -> None:
+    with pytest.raises(ColourError, match="on_denied"), serving(later=False, on_denied=denied_later):
+        pass
+
+
+# ---- DJ12, DJ13: imports and installation ------------------------------------------------------------------------
+
+
+def run(script: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_dj12_importing_needs_no_settings_and_no_models() -> None:
+    script = (
+        "import sys, headgate.django; from django.conf import settings; from django.apps import apps; "
+        "others = [name for name in sys.modules if '.contrib.' in name or name == 'redis']; "
+        "print(settings.configured, apps.ready, others)"
+    )
+    assert run(script) == "False False []"
+
+
+@pytest.mark.parametrize("apps", [[], ["headgate.django"]])
+def test_dj13_installed_or_not(apps: list[str]) -> None:
+    script = f"""
+from django.conf import settings
+settings.configure(INSTALLED_APPS={apps}, MIDDLEWARE=["headgate.django.RateLimitMiddleware"], LOGGING_CONFIG=None,
+                   ROOT_URLCONF=(), HEADGATE={{"DEFAULT_LIMITS": ["1/minute"]}}, ALLOWED_HOSTS=["*"], SECRET_KEY="x")
+import django; django.setup()
+from django.core.checks import run_checks
+from django.test import Client
+print([Client().get("/").status_code for _ in range(2)], run_checks())
+"""
+    assert run(script) == "[404, 429] []"
+
+
+def test_a_missing_extra_is_named() -> None:
+    script = (
+        "import sys; sys.modules['django'] = None\ntry:\n import headgate.django\nexcept ImportError as e: print(e)"
+    )
+    assert "pip install 'headgate[django]'" in run(script)
+
+
+# ---- types -------------------------------------------------------------------------------------------------------
+
+
+@limit("5/minute")
+def typed(request: HttpRequest, number: int) -> HttpResponse:
+    return HttpResponse(str(number))
+
+
+@exempt
+async def typed_later(request: HttpRequest) -> StreamingHttpResponse:
+    return StreamingHttpResponse()
+
+
+@override_settings(HEADGATE={})
+def test_decorators_keep_types() -> None:
+    request = HttpRequest()
+    assert_type(typed(request, 5), HttpResponse)
+    assert_type(asyncio.run(typed_later(request)), StreamingHttpResponse)
+    assert_type(decision(request), Decision | None)

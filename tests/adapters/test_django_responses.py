@@ -1,0 +1,192 @@
+"""What becomes of Django's responses: streams, fields, denials; and who else is told (standards.md §7.1, §7.5 DJ8)."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import http_sf
+import pytest
+from asgiref.sync import sync_to_async
+from django.core.handlers.asgi import ASGIRequest
+from django.core.handlers.wsgi import WSGIRequest
+from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+
+from headgate import Decision, ManualClock
+from headgate.django import decision, limit, rate_limited
+from headgate.testing import Awaited, BrokenStore
+from tests.adapters.django_app import COMMON, OURS, serving
+
+HERE = "tests.adapters.test_django_responses"
+
+
+@pytest.fixture(params=[False, True], ids=["wsgi", "asgi"])
+def asgi(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+# ---- DJ8, C5, C6: responses pass as they are ---------------------------------------------------------------------
+
+
+def chunks(log: list[str]) -> Iterator[bytes]:
+    for chunk in ("one", "two"):
+        log.append(chunk)
+        yield chunk.encode()
+
+
+async def chunks_later(log: list[str]) -> AsyncIterator[bytes]:
+    for chunk in chunks(log):
+        yield chunk
+
+
+def test_dj08_streaming_responses_keep_streaming() -> None:
+    log: list[str] = []
+    urls = [
+        path("stream", lambda request: StreamingHttpResponse(chunks(log))),
+        path("later", lambda request: StreamingHttpResponse(chunks_later(log))),
+        path("file", lambda request: FileResponse(io.BytesIO(b"a file" * 9999))),
+    ]
+    with serving(later=False, urls=urls, default_limits=["9/minute"], clock=ManualClock()):
+        response: Any = Client().get("/stream")
+        assert response.streaming
+        assert log == []
+        assert next(iter(response.streaming_content)) == b"one"
+        assert log == ["one"]
+        assert response.headers["RateLimit"] == '"default";r=8;t=60'
+        sent: Any = Client().get("/file")
+        assert isinstance(sent, FileResponse)
+        assert b"".join(sent) == b"a file" * 9999
+        sent.close()
+    log.clear()
+
+    async def first_chunk() -> bytes:
+        response: Any = await AsyncClient().get("/later")
+        assert response.is_async
+        assert log == []
+        return await anext(aiter(response.streaming_content))
+
+    with serving(later=True, urls=urls, default_limits=["9/minute"]):
+        assert asyncio.run(first_chunk()) == b"one"
+        assert log == ["one"]
+
+
+def test_c05_an_allowed_response_is_the_same_but_for_the_fields(asgi: bool) -> None:
+    answers = []
+    choices: list[dict[str, Any]] = [{"enabled": False}, {"default_limits": ["9/minute"]}]
+    for options in choices:
+        with serving(later=asgi, middleware=[COMMON, OURS], **options) as site:
+            answers.append(site.request("GET", "/open"))
+    free, told = answers
+    added = [header for header in told.headers if header not in free.headers]
+    assert [name for name, _ in added] == ["ratelimit-policy", "ratelimit"]
+    assert told._replace(headers=[header for header in told.headers if header not in added]) == free
+
+
+def test_c02_c06_c18_fields_are_valid_lists_and_join_those_that_are_there(asgi: bool) -> None:
+    own = {"RateLimit-Policy": '"default";q=5;w=1', "RateLimit": '"default";r=5', "Retry-After": "3"}
+    view = limit("4/minute", name='odd "name"')(lambda request: HttpResponse(status=503, headers=own))
+    with serving(later=asgi, urls=[path("x", view)], default_limits=["9/minute"], clock=ManualClock()) as site:
+        answer = site.request("GET", "/x")
+    assert answer.one("retry-after") == "3"
+    policies: Any = http_sf.parse((answer.one("ratelimit-policy") or "").encode(), tltype="list")
+    items: Any = http_sf.parse((answer.one("ratelimit") or "").encode(), tltype="list")
+    assert [(name, params["q"], params["w"]) for name, params in policies] == [
+        ("default", 5, 1),
+        ("default-2", 9, 60),
+        ('odd "name"', 4, 60),
+    ]
+    assert [(name, params["r"]) for name, params in items] == [("default", 5), ("default-2", 8), ('odd "name"', 3)]
+
+
+# ---- C15: without the store --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("policy", "expect"), [("local", [200, 429]), ("allow", [200, 200]), ("deny", [503, 503])])
+def test_c15_without_the_store_the_policy_decides(policy: str, expect: list[int], asgi: bool) -> None:
+    store = Awaited(BrokenStore()) if asgi else BrokenStore()
+    with serving(later=asgi, store=store, default_limits=["1/minute"], on_store_failure=policy) as site:
+        answers = [site.request("GET", "/open") for _ in range(2)]
+        assert [answer.status for answer in answers] == expect
+        if policy == "deny":
+            assert answers[0].one("retry-after") == "1"
+            assert answers[0].one("ratelimit") is None
+
+
+# ---- what users hand in, and what they are told ------------------------------------------------------------------
+
+
+def denied(request: HttpRequest, decision: Decision) -> HttpResponse:
+    return HttpResponse(f"no: {decision.rule}", status=403)
+
+
+def denied_by_template(request: HttpRequest, decision: Decision) -> HttpResponse:
+    return TemplateResponse(
+        request, engines["django"].from_string("t: {{ rule }}"), {"rule": decision.rule}, status=429
+    )
+
+
+async def denied_later(request: HttpRequest, decision: Decision) -> HttpResponse:
+    return HttpResponse(f"later: {decision.rule}", status=429)
+
+
+DENIED = [
+    ("denied", 403, b"no: default"),
+    ("denied_by_template", 429, b"t: default"),
+    ("denied_later", 429, b"later: default"),
+]
+
+
+@pytest.mark.parametrize(("name", "status", "body"), DENIED)
+@pytest.mark.parametrize("where", ["/open", "/nowhere"])
+def test_on_denied_answers(name: str, status: int, body: bytes, where: str, asgi: bool) -> None:
+    if name == "denied_later" and not asgi:
+        return  # test_django.py: test_what_cannot_be_awaited_cannot_start
+    with serving(later=asgi, default_limits=["1/minute"], on_denied=f"{HERE}.{name}", clock=ManualClock()) as site:
+        site.request("GET", where)
+        answer = site.request("GET", where)
+    assert (answer.status, answer.body) == (status, body)
+    assert (answer.one("retry-after"), answer.one("cache-control")) == ("60", "no-store")
+    assert answer.one("ratelimit") == '"default";r=0;t=60'
+
+
+def test_c22_the_decision_is_there_for_views_and_listeners(asgi: bool) -> None:
+    seen: list[Any] = []
+
+    def view(request: HttpRequest) -> HttpResponse:
+        found = decision(request)
+        assert found is not None
+        return HttpResponse(str(found.remaining))
+
+    def hear(sender: Any, *, request: HttpRequest, decision: Decision, **_: Any) -> None:
+        seen.append((sender, request.path_info, decision.rule))
+        raise RuntimeError("logged, and nothing else")
+
+    rate_limited.connect(hear)
+    with serving(later=asgi, urls=[path("x", view)], default_limits=["1/minute"], clock=ManualClock()) as site:
+        assert site.request("GET", "/x").body == b"0"
+        assert site.request("GET", "/x").status == 429
+    rate_limited.disconnect(hear)
+    assert seen == [(ASGIRequest if asgi else WSGIRequest, "/x", "default")]
+    assert decision(HttpRequest()) is None
+
+
+def test_async_keys_and_listeners_on_the_loop() -> None:
+    heard: list[str] = []
+
+    async def key(request: HttpRequest) -> str:
+        return await sync_to_async(lambda: "somebody")()
+
+    async def hear(**event: Any) -> None:
+        heard.append(event["decision"].rule)
+
+    rate_limited.connect(hear)
+    with serving(later=True, default_limits=["1/minute"], key=key, clock=ManualClock()) as site:
+        assert site.statuses("/open", "/open") == [200, 429]
+    rate_limited.disconnect(hear)
+    assert heard == ["default"]

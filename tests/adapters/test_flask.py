@@ -1,0 +1,644 @@
+"""The items of standards.md §7.4 (FL…) and those of §7.1 that need a real Flask request (C…).
+
+FL03 is in test_flask_views.py; FL09, a command line, comes with its own issue.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import flask_login
+import pytest
+from flask import Blueprint, Flask, Response, abort, g, make_response, redirect, request
+from flask.typing import ResponseReturnValue
+from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyRequests
+from werkzeug.middleware.proxy_fix import ProxyFix
+
+from headgate import ManualClock
+from headgate.errors import ColourError, SettingsError, StoreURLError
+from headgate.flask import Installation, RateLimited, RateLimiter, StoreUnavailable, decision, limit, rate_limited
+from headgate.identity import identity_text
+from headgate.testing import BrokenStore, ShutStore
+from headgate.testing.adapter import Answer
+from tests.adapters.test_flask_exam import make_app
+from tests.adapters.wsgi_client import (
+    Recorder,
+    WsgiClient,
+    address_environ,
+    addresses,
+    call,
+    check_fields,
+    make_environ,
+)
+
+ONE: Any = {"default_limits": ["1/minute"]}
+PREFLIGHT = [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]
+
+
+def client(**options: Any) -> WsgiClient:
+    """The exam's application under a limiter with these options."""
+    app = make_app([])
+    RateLimiter(app, **{"clock": None if "store" in options else ManualClock()} | options)
+    return WsgiClient(app)
+
+
+def refused(app: Flask, path: str = "/open", **headers: str) -> Answer:
+    """The first refusal."""
+    speaker = WsgiClient(app)
+    while (answer := speaker.request("GET", path, headers=list(headers.items()))).status == 200:
+        pass
+    return answer
+
+
+# FL01: one instance, several applications
+
+
+def test_fl01_one_instance_on_two_apps_with_their_own_configuration() -> None:
+    limiter = RateLimiter()
+    apps = []
+    for quota in ("1/minute", "2/minute"):
+        app = make_app([])
+        app.config["HEADGATE_DEFAULT_LIMITS"] = [quota]
+        limiter.init_app(app)
+        apps.append(app)
+    assert [WsgiClient(app).statuses("/open", "/open", "/open") for app in apps] == [[200, 429, 429], [200, 200, 429]]
+    assert "app" not in vars(limiter)
+
+
+def test_fl01_every_setting_can_come_from_the_config() -> None:
+    app = make_app([])
+    app.config.from_mapping(
+        HEADGATE_STORE="memory://",
+        HEADGATE_DEFAULT_LIMITS="2/minute; 9/hour",
+        HEADGATE_RULES=[{"name": "reads", "quota": "5/minute", "methods": ["GET"]}],
+        HEADGATE_KEY=["ip", "header:X-Key"],
+        HEADGATE_ALGORITHM="fixed-window",
+        HEADGATE_HEADERS="draft-7",
+        HEADGATE_TRUSTED_PROXIES=1,
+        HEADGATE_TRUSTED_HEADER="X-Real-IP",
+        HEADGATE_ON_STORE_FAILURE="deny",
+        HEADGATE_ENABLED=True,
+        HEADGATE_PREFIX="shop",
+        HEADGATE_ON_DENIED=lambda request, decision: ("slow", 429),
+        HEADGATE_CLOCK=ManualClock(),
+    )
+    RateLimiter(app)
+    assert WsgiClient(app).statuses("/open", "/open", "/open") == [200, 200, 429]
+    installed: list[Installation] = app.extensions["headgate"]
+    assert installed[0].settings.prefix == "shop"
+    installed[0].close()
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "words"),
+    [
+        ({"HEADGATE_STOR": "memory://"}, {}, 'did you mean "store"?'),
+        (
+            {"HEADGATE_STORE": "redis://:secret@r"},
+            {"store": "memory://"},
+            "given as store= and as app.config['HEADGATE_STORE']",
+        ),
+        ({"HEADGATE_ENABLED": "yes"}, {}, "neither True nor False"),
+        ({}, {"default_limit": ["1/s"]}, 'did you mean "default_limits"?'),
+    ],
+)
+def test_fl01_wrong_configuration_cannot_start(config: dict[str, Any], options: dict[str, Any], words: str) -> None:
+    app = Flask(__name__)
+    app.config.update(config)
+    with pytest.raises(SettingsError) as caught:
+        RateLimiter(app, **options)
+    assert words in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+# FL02: the application's own error handlers
+
+
+def test_fl02_errorhandler_429_answers_and_the_fields_survive() -> None:
+    app = make_app([])
+    RateLimiter(app, **ONE, clock=ManualClock())
+
+    @app.errorhandler(429)
+    def slow(error: RateLimited) -> ResponseReturnValue:
+        assert error.decision.rule == "default"
+        assert error.retry_after == 60
+        return "slow down", 429
+
+    answer = refused(app)
+    assert (answer.status, answer.body) == (429, b"slow down")
+    assert (answer.one("retry-after"), answer.one("cache-control")) == ("60", "no-store")
+    check_fields(answer)
+
+
+def test_fl02_a_handler_for_all_http_errors_answers() -> None:
+    """The handler of Flask's own documentation, which rewrites the error's response."""
+    app = make_app([])
+    RateLimiter(app, **ONE, clock=ManualClock())
+
+    @app.errorhandler(HTTPException)
+    def rewrite(error: HTTPException) -> Any:
+        response: Any = error.get_response()
+        response.data = f"{error.code} {error.name}: {error.description}"
+        response.content_type = "text/plain"
+        return response
+
+    answer = refused(app)
+    assert answer.body == b"429 Too Many Requests: Retry after 60 seconds."
+    assert (answer.one("retry-after"), answer.one("content-type")) == ("60", "text/plain")
+    check_fields(answer)
+
+
+def test_fl02_a_blueprints_handler_answers() -> None:
+    app, pages = Flask(__name__), Blueprint("pages", __name__)
+    pages.get("/hello")(lambda: "hello")
+    pages.register_error_handler(429, lambda error: ("pages", 429))
+    app.register_blueprint(pages)
+    RateLimiter(app, **ONE)
+    assert refused(app, "/hello").body == b"pages"
+    assert refused(app, "/elsewhere").one("content-type") == "application/problem+json"
+
+
+@pytest.mark.parametrize("status", [200, 302, 420])
+def test_fl02_a_handler_may_choose_another_status(status: int) -> None:
+    app = make_app([])
+    RateLimiter(app, **ONE, clock=ManualClock())
+    app.register_error_handler(429, lambda error: redirect("/slow", status) if status == 302 else ("x", status))
+    app_client = WsgiClient(app)
+    app_client.request("GET", "/open")
+    answer = app_client.request("GET", "/open")
+    assert (answer.status, answer.one("cache-control")) == (status, "no-store")
+    assert answer.one("retry-after") == ("60" if status == 420 else None)
+    assert (answer.one("ratelimit") is None) is (status == 302)
+
+
+def test_fl02_the_errors_are_werkzeugs_own() -> None:
+    assert issubclass(RateLimited, TooManyRequests)
+    assert issubclass(StoreUnavailable, ServiceUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("accept", "media"),
+    [("text/html,*/*;q=0.8", "text/plain; charset=utf-8"), ("*/*", "application/problem+json")],
+)
+def test_fl02_without_a_handler_the_answer_is_ours(accept: str, media: str) -> None:
+    app = make_app([])
+    RateLimiter(app, **ONE)
+    assert refused(app, Accept=accept).one("content-type") == media
+
+
+def test_fl02_a_refusal_of_never_has_no_retry_after() -> None:
+    app = make_app([])
+    RateLimiter(app, rules=[{"name": "bulk", "quota": "5/minute", "cost": lambda request: 6}])
+    answer = refused(app)
+    assert (answer.status, answer.one("retry-after")) == (429, None)
+    assert b"can never pass" in answer.body
+
+
+# on_denied
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "body"),
+    [
+        ("slow", 429, b"slow"),
+        (b"slow", 429, b"slow"),
+        ({"slow": 1}, 429, b'{"slow":1}\n'),
+        (["slow"], 429, b'["slow"]\n'),
+        (("slow", {"X-A": "b"}), 429, b"slow"),
+        (("slow", 200), 200, b"slow"),
+        (("slow", "420 Calm"), 420, b"slow"),
+        (("slow", 418, {"X-A": "b"}), 418, b"slow"),
+        (Response("slow", 503), 503, b"slow"),
+        (Response("slow"), 200, b"slow"),
+    ],
+)
+def test_on_denied_returns_whatever_a_view_may(value: Any, status: int, body: bytes) -> None:
+    speaker = client(**ONE, on_denied=lambda request, decision: value)
+    speaker.request("GET", "/open")
+    answer = speaker.request("GET", "/open")
+    assert (answer.status, answer.body, answer.one("cache-control")) == (status, body, "no-store")
+    assert answer.one("retry-after") == ("60" if status >= 400 else None)
+    assert answer.one("ratelimit") == '"default";r=0;t=60'
+
+
+def test_on_denied_reads_request_and_decision_and_may_leave_the_answer_to_us() -> None:
+    seen: list[tuple[str, str | None]] = []
+    speaker = client(**ONE, on_denied=lambda request, decision: seen.append((request.path, decision.rule)))
+    assert speaker.statuses("/open", "/redirect") == [200, 429]
+    assert seen == [("/redirect", "default")]
+
+
+def test_on_denied_may_be_async() -> None:
+    async def slow(request: Any, decision: Any) -> str:
+        return "slow"
+
+    assert client(default_limits=["1/minute"], on_denied=slow).statuses("/open", "/open") == [200, 429]
+
+
+# FL04: what matches no view
+
+
+def test_fl04_errors_redirects_and_options_are_counted_and_static_files_are_not(tmp_path: Path) -> None:
+    (tmp_path / "a.css").write_text("a")
+    app = Flask(__name__, static_folder=str(tmp_path), static_url_path="/static")
+    pages = Blueprint("pages", __name__, static_folder=str(tmp_path), static_url_path="/files")
+    limit("1/minute")(pages)
+    app.register_blueprint(pages)
+    app.get("/slash/")(lambda: "slash")
+    RateLimiter(app, default_limits=["5/minute"])
+    speaker = WsgiClient(app)
+    assert speaker.statuses("/static/a.css", "/static/none", "/files/a.css", "/files/a.css") == [200, 404, 200, 200]
+    assert speaker.statuses("/none", "/slash") == [404, 308]
+    assert speaker.statuses("/slash/", method="POST") == [405]
+    assert speaker.statuses("/slash/", "/slash/", "/slash/", method="OPTIONS") == [200, 200, 429]
+    assert speaker.request("OPTIONS", "/slash/", headers=PREFLIGHT).status == 200
+
+
+@pytest.mark.parametrize(
+    ("rule", "statuses"),
+    [
+        ({"route": "static"}, [200, 429]),
+        ({"path": "/static/*"}, [200, 429]),
+        ({"path": "/static/b*"}, [200, 200]),
+        ({}, [200, 200]),
+    ],
+)
+def test_fl04_a_rule_that_names_static_files_holds_for_them(
+    rule: dict[str, str], statuses: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "a.css").write_text("a")
+    app = Flask(__name__, static_folder=str(tmp_path), static_url_path="/static")
+    RateLimiter(app, rules=[{"name": "files", "quota": "1/minute", **rule}])
+    assert WsgiClient(app).statuses("/static/a.css", "/static/a.css") == statuses
+
+
+def test_fl04_a_view_that_is_only_called_static_is_limited() -> None:
+    app = Flask(__name__, static_folder=None)
+    app.add_url_rule("/static/<filename>", "static", lambda filename: "x")
+    RateLimiter(app, **ONE)
+    assert WsgiClient(app).statuses("/static/a", "/static/a") == [200, 429]
+
+
+# FL05: two limiters on one application
+
+
+def two(first: dict[str, Any], second: dict[str, Any]) -> WsgiClient:
+    app = make_app([])
+    RateLimiter(app, **first, clock=ManualClock())
+    RateLimiter(app, **second, clock=ManualClock(), config_prefix="SECOND_")
+    return WsgiClient(app)
+
+
+def test_fl05_two_limiters_make_one_list_and_enforce_a_mark_once() -> None:
+    speaker = two({"default_limits": ["9/minute"]}, {"default_limits": ["3/hour"]})
+    answer = speaker.request("GET", "/limited")
+    check_fields(answer)
+    assert answer.one("ratelimit") == '"default";r=2;t=3600, "default-2";r=8;t=60, "limited";r=1;t=60'
+    assert speaker.statuses("/limited", "/limited") == [200, 429]
+
+
+def test_fl05_exempt_and_override_hold_for_both() -> None:
+    speaker = two({"default_limits": ["1/minute"]}, {"default_limits": ["1/hour"]})
+    assert speaker.statuses("/exempt", "/exempt", "/strict", "/strict") == [200, 200, 200, 429]
+    assert speaker.statuses("/open", "/open") == [200, 429]
+
+
+def test_fl05_the_second_refuses_too() -> None:
+    speaker = two({"default_limits": ["9/minute"]}, {"default_limits": ["1/hour"]})
+    speaker.request("GET", "/open")
+    answer = speaker.request("GET", "/open")
+    check_fields(answer)
+    assert (answer.status, answer.one("retry-after")) == (429, "3600")
+
+
+def test_fl05_each_has_a_config_of_its_own_and_the_view_reads_one_decision() -> None:
+    app = Flask(__name__)
+    app.config.update(HEADGATE_DEFAULT_LIMITS=["9/minute"], BURST_DEFAULT_LIMITS=["5/second"], HEADGATE_PREFIX="a")
+    RateLimiter(app)
+    RateLimiter(app, config_prefix="BURST_")
+    RateLimiter(app, config_prefix=None)
+
+    @app.get("/a")
+    def view() -> str:
+        found = decision()
+        assert found is not None
+        return str([outcome.limit for outcome in found.results])
+
+    assert WsgiClient(app).request("GET", "/a").body == b"[9, 5]"
+
+
+@pytest.mark.parametrize("prefix", ["headgate", "burst"])
+def test_fl05_two_that_would_count_one_budget_twice_cannot_start(prefix: str) -> None:
+    app, url = Flask(__name__), "redis://localhost:1/0"
+    RateLimiter(app, store=url)
+    if prefix == "burst":
+        RateLimiter(app, store=url, prefix=prefix)
+    else:
+        with pytest.raises(SettingsError, match="give each a prefix of its own"):
+            RateLimiter(app, store=url)
+
+
+def test_fl05_init_app_twice_is_an_error() -> None:
+    app = Flask(__name__)
+    limiter = RateLimiter(app)
+    with pytest.raises(SettingsError, match="call init_app once"):
+        limiter.init_app(app)
+
+
+# FL06: where requests come from
+
+
+def test_fl06_test_client_and_contexts() -> None:
+    app = make_app([])
+    RateLimiter(app, **ONE)
+    assert [app.test_client().get("/open").status_code for _ in range(2)] == [200, 429]
+    with app.test_request_context("/open", environ_base={"REMOTE_ADDR": "203.0.113.1"}):
+        assert decision() is None
+        assert app.preprocess_request() is None
+        found = decision()
+        assert found is not None
+        assert found.remaining == 0
+        assert app.process_response(Response("x")).headers["RateLimit"].startswith('"default";r=0')
+        with pytest.raises(RateLimited):
+            app.preprocess_request()
+
+
+def test_fl06_requests_inside_one_application_context_are_apart() -> None:
+    """flask.g is shared by them, so nothing about a request may be kept there."""
+    app = make_app([])
+    RateLimiter(app, default_limits=["9/minute"])
+    with app.app_context():
+        g.mine = 1
+        speaker = app.test_client()
+        assert "RateLimit" in speaker.get("/open").headers
+        assert "RateLimit" not in speaker.get("/exempt").headers
+
+
+@pytest.mark.parametrize(
+    ("trusted", "expected"),
+    [(None, "203.0.113.7"), (["10.0.0.0/8"], "203.0.113.7"), (["192.0.2.0/24"], "10.0.0.1")],
+)
+def test_fl06_behind_proxy_fix_one_of_both_reads_the_header(trusted: Any, expected: str) -> None:
+    store = Recorder()
+    app = make_app([])
+    RateLimiter(app, store=store, **ONE, trusted_proxies=trusted)
+    environ = make_environ(peer="10.0.0.1", headers=[("X-Forwarded-For", "6.6.6.6, 203.0.113.7")])
+    call(ProxyFix(app.wsgi_app), environ)
+    assert store.identity == identity_text(("ip", expected))
+
+
+@pytest.mark.parametrize("row", addresses())
+def test_c07_c08_the_address_table(row: dict[str, Any]) -> None:
+    store = Recorder()
+    app = make_app([])
+    RateLimiter(
+        app,
+        store=store,
+        default_limits=["9/minute"],
+        trusted_proxies=row["trusted_proxies"],
+        trusted_header=row["trusted_header"],
+    )
+    call(app, address_environ(row))
+    assert store.identity == identity_text(("ip", row["expect"]))
+
+
+@pytest.mark.parametrize(
+    ("peer", "expected"),
+    [("", "no-peer"), (None, "no-peer"), ("unknown", "peer unknown"), ("203.0.113.7:51234", "203.0.113.7")],
+)
+def test_fl08_remote_addr_may_be_anything(peer: str | None, expected: str) -> None:
+    store = Recorder()
+    app = make_app([])
+    RateLimiter(app, store=store, **ONE)
+    call(app, make_environ(peer=peer))
+    assert store.identity == identity_text(("ip", expected))
+
+
+# Users
+
+
+def login_app(store: Recorder) -> Flask:
+    app = make_app([])
+    app.secret_key = "only for tests"
+    login = flask_login.LoginManager(app)
+
+    @login.request_loader
+    def load(request: Any) -> Any:
+        name = request.headers.get("X-User")
+        if name is None:
+            return None
+        user = flask_login.UserMixin()
+        user.id = name
+        return user
+
+    RateLimiter(app, store=store, **ONE)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("user", "server", "expected"),
+    [
+        ("laoqian", None, ("user", "laoqian")),
+        ("laoqian", "other", ("user", "laoqian")),
+        (None, "other", ("user", "other")),
+        (None, None, ("ip", "198.51.100.9")),
+    ],
+)
+def test_the_user_is_flask_logins_or_the_servers(user: str | None, server: str | None, expected: Any) -> None:
+    store = Recorder()
+    environ = make_environ(headers=[] if user is None else [("X-User", user)])
+    call(login_app(store), environ | ({} if server is None else {"REMOTE_USER": server}))
+    assert store.identity == identity_text(expected)
+
+
+def test_flask_login_is_not_imported_where_it_is_not_used() -> None:
+    script = (
+        "import sys; from flask import Flask; from headgate.flask import RateLimiter; app = Flask('a');"
+        "RateLimiter(app, default_limits=['1/minute']); app.test_client().get('/'); print('flask_login' in sys.modules)"
+    )
+    assert _python(script) == "False"
+
+
+# FL09 (a command) is not in this release. FL10: the signal
+
+
+def test_fl10_the_signal_names_the_application_and_a_failing_listener_harms_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app, other = make_app([]), make_app([])
+    for each in (app, other):
+        RateLimiter(each, **ONE)
+    heard: list[tuple[Any, str | None]] = []
+
+    def failing(sender: Flask, decision: Any) -> None:
+        raise RuntimeError("listener")
+
+    async def listening(sender: Flask, decision: Any) -> None:
+        heard.append((sender, decision.rule))
+
+    with rate_limited.connected_to(failing, app), rate_limited.connected_to(listening, app):
+        assert refused(other).status == 429
+        assert refused(app).status == 429
+    assert heard == [(app, "default")]
+    assert [record.message for record in caplog.records] == ["headgate: a listener of rate_limited failed"]
+
+
+# FL11: fields on what others answer
+
+
+def test_fl11_fields_on_errors_and_on_answers_of_other_before_requests() -> None:
+    app = Flask(__name__)
+    app.logger.disabled = True
+    RateLimiter(app, default_limits=["9/minute"])
+
+    @app.before_request
+    def closed() -> ResponseReturnValue | None:
+        if request.path == "/closed":
+            abort(503)
+        return ("early", 200) if request.path == "/early" else None
+
+    @app.get("/boom")
+    def boom() -> str:
+        raise RuntimeError("boom")
+
+    speaker = WsgiClient(app)
+    for path, status in (("/closed", 503), ("/early", 200), ("/boom", 500), ("/none", 404)):
+        answer = speaker.request("GET", path)
+        assert answer.status == status
+        check_fields(answer)
+        assert answer.one("ratelimit"), path
+
+
+def test_fl11_fields_of_the_application_are_kept() -> None:
+    app = Flask(__name__)
+    RateLimiter(app, default_limits=["9/minute"], clock=ManualClock())
+
+    @app.get("/a")
+    def view() -> Response:
+        response = make_response("a", 503)
+        response.headers.add("RateLimit", '"mine";r=1')
+        response.headers.add("RateLimit", '"default";r=2')
+        response.headers["RateLimit-Policy"] = '"mine";q=1;w=1, "default";q=2;w=1'
+        response.headers["Retry-After"] = "7"
+        return response
+
+    answer = WsgiClient(app).request("GET", "/a")
+    assert answer.one("ratelimit") == '"mine";r=1, "default";r=2, "default-2";r=8;t=60'
+    assert answer.one("ratelimit-policy") == '"mine";q=1;w=1, "default";q=2;w=1, "default-2";q=9;w=60'
+    assert answer.one("retry-after") == "7"
+
+
+# FL12: nothing early
+
+
+def test_fl12_nothing_is_read_at_import_and_nothing_is_opened_by_init_app() -> None:
+    limiter = RateLimiter(store="redis://203.0.113.1:1/0", default_limits=["1/minute"])  # nobody answers there
+    app = Flask(__name__)
+    limiter.init_app(app)
+    assert app.extensions["headgate"][0].extension is limiter
+
+
+def test_fl12_a_wrong_option_shows_at_init_app() -> None:
+    limiter = RateLimiter(store="nowhere://")
+    with pytest.raises(StoreURLError, match="nowhere"):
+        limiter.init_app(Flask(__name__))
+
+
+def test_an_async_key_cannot_start() -> None:
+    async def key(request: Any) -> str:
+        return "k"
+
+    with pytest.raises(ColourError):
+        RateLimiter(Flask(__name__), **ONE, key=key)
+
+
+# C: what every adapter does
+
+
+def test_c05_what_passes_is_the_applications_own() -> None:
+    plain, under = client(enabled=False), client(default_limits=["9/minute"], headers=None)
+    for path in ("/open", "/stream", "/items/x", "/nowhere", "/redirect"):
+        assert under.request("GET", path) == plain.request("GET", path)
+
+
+def test_c05_a_stream_is_not_read_ahead() -> None:
+    made: list[str] = []
+
+    def chunks() -> Iterator[str]:
+        for chunk in ("one", "two"):
+            made.append(chunk)
+            yield chunk
+
+    app = Flask(__name__)
+    app.get("/a")(limit("9/minute")(chunks))
+    RateLimiter(app)
+    body = iter(app(make_environ(path="/a"), lambda *_: bytes))
+    assert made == []
+    assert (next(body), made) == (b"one", ["one"])
+
+
+@pytest.mark.parametrize(
+    ("policy", "statuses"),
+    [("local", [200, 200, 429]), ("allow", [200, 200, 200]), ("deny", [503, 503, 503])],
+)
+def test_c15_without_the_store_the_policy_decides(policy: str, statuses: list[int]) -> None:
+    speaker = client(store=BrokenStore(), default_limits=["2/minute"], on_store_failure=policy)
+    assert speaker.statuses("/open", "/open", "/open") == statuses
+
+
+def test_c15_a_handler_for_503_answers_and_retry_after_stays() -> None:
+    app = make_app([])
+    RateLimiter(app, store=BrokenStore(), **ONE, on_store_failure="deny")
+    app.register_error_handler(503, lambda error: (f"{error.retry_after} {error.decision.degraded}", 503))
+    answer = refused(app)
+    assert (answer.body, answer.one("retry-after"), answer.one("cache-control")) == (b"1 True", "1", "no-store")
+
+
+def test_c16_only_what_was_opened_is_closed() -> None:
+    app, store = make_app([]), Recorder()
+    RateLimiter(app, store=store)
+    for limiter in app.extensions["headgate"]:
+        limiter.close()
+    assert store.closed == 0
+
+
+def test_c17_dialects() -> None:
+    names = {
+        "draft-7": {"ratelimit-policy", "ratelimit"},
+        "draft-6": {"ratelimit-policy", "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"},
+        "x-ratelimit": {"x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"},
+    }
+    for dialect, expected in names.items():
+        answer = client(**ONE, headers=dialect).request("GET", "/open")
+        assert {name for name, _ in answer.headers if "ratelimit" in name} == expected
+
+
+def test_refusals_before_the_body_is_read() -> None:
+    app = make_app([])
+    RateLimiter(app, store=ShutStore(), **ONE)
+    environ = make_environ("POST", body=b"x" * 1000)
+    body = environ["wsgi.input"]
+    assert call(app, environ).status == 429
+    assert body.tell() == 0
+
+
+def test_a_missing_flask_is_named() -> None:
+    script = (
+        "import sys; sys.modules['flask'] = None\ntry: import headgate.flask\nexcept ImportError as error: print(error)"
+    )
+    assert "pip install 'headgate[flask]'" in _python(script)
+
+
+def test_the_oldest_flask_is_tested_too() -> None:
+    """scripts/test-oldest runs this very file on the version that pyproject.toml promises."""
+    assert tuple(map(int, version("flask").split(".")[:2])) >= (3, 0)
+
+
+def _python(script: str) -> str:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, capture_output=True, text=True)
+    return done.stdout.strip()

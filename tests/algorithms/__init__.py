@@ -1,0 +1,1 @@
+"""Tests of headgate.algorithms: laws, vectors, and the exact model."""

@@ -1,0 +1,70 @@
+"""`headgate demo`, as a person runs it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.running import ask
+from tests.servers import Server, free_port
+
+HEADGATE = [sys.executable, "-c", "from headgate.cli import main; main()"]
+STATUSES = [200] * 5 + [429] * 2 + [200] * 2 + [429]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*HEADGATE, *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+def check_transcript(text: str) -> None:
+    lines = [line.split() for line in text.splitlines() if "POST /reply" in line]
+    assert [int(line[3]) for line in lines if line[1] == "POST"] == STATUSES
+    assert all("RateLimit:" in line for line in lines)
+    waits = [int(line[line.index("Retry-After:") + 1]) for line in lines if "429" in line]
+    assert len(waits) == 3
+    assert all(50 <= wait <= 60 for wait in waits)
+
+
+def test_once_prints_the_transcript_and_exits() -> None:
+    done = run("demo", "--once")
+    assert (done.returncode, done.stderr) == (0, "")
+    check_transcript(done.stdout)
+
+
+def test_once_on_a_server(server: Server) -> None:
+    done = run("demo", "--once", "--store", f"{server.url}?socket_timeout=5")
+    assert done.returncode == 0, done.stderr
+    check_transcript(done.stdout)
+
+
+def test_without_once_it_stays_up_until_interrupted() -> None:
+    with subprocess.Popen([*HEADGATE, "demo"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = next(line for line in process.stdout if "stays up" in line)
+        port = int(re.search(r"127\.0\.0\.1:(\d+)", address)[1])  # type: ignore[index]
+        assert ask(port, "POST", "/reply", {"X-User": "laoqian"}).status == 429
+        assert ask(port, "POST", "/reply", {"X-User": "you"}).status == 200
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert rest.count("curl -i -X POST") == 2
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--store", "redsi://localhost"], 'unknown scheme "redsi"'),
+        (["--store", "nothing"], "not a URL"),
+        (["--store", f"redis://127.0.0.1:{free_port()}"], "Connection refused"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(words: list[str], says: str) -> None:
+    done = run("demo", "--once", *words)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,139 @@
+"""Many at once, and exactly the limit passes: processes, threads and tasks, for every algorithm."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import Pool
+from multiprocessing.synchronize import Barrier
+from threading import Barrier as ThreadBarrier
+from time import monotonic
+from uuid import uuid4
+
+import pytest
+
+from headgate import AsyncLimiter, Limiter
+from headgate.testing.store import NAMES
+from tests.servers import Server
+from tests.stores.places import url
+
+PROCESSES, HITS, LIMIT = 8, 400, 1000  # nothing comes back within a test: a thousandth of a day is 86 s
+ALGORITHMS = pytest.mark.parametrize("algorithm", NAMES)
+
+_barrier: Barrier | None = None
+
+
+def _join(barrier: Barrier) -> None:
+    global _barrier  # noqa: PLW0603 - how a pool's worker receives what cannot be pickled
+    _barrier = barrier
+
+
+def _hammer(work: tuple[str, str, str, str, int]) -> int:
+    """How many of so many hits one process gets through; all processes begin together."""
+    where, quota, identity, algorithm, hits = work
+    with Limiter(where, algorithm=algorithm) as limiter:
+        limiter.peek(quota, identity)
+        assert _barrier is not None
+        _barrier.wait(60)
+        return sum(limiter.hit(quota, identity).allowed for _ in range(hits))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    """Eight fresh processes."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(PROCESSES, _join, (context.Barrier(PROCESSES),)) as workers:
+        yield workers
+        workers.close()
+        workers.join()
+
+
+@ALGORITHMS
+def test_8_processes(pool: Pool, server: Server, algorithm: str) -> None:
+    work = (url(server), f"{LIMIT}/day", uuid4().hex, algorithm, HITS)
+    assert sum(pool.map(_hammer, [work] * PROCESSES, chunksize=1)) == LIMIT
+
+
+def test_s10_500_requests_against_50_per_5_seconds(pool: Pool, server: Server) -> None:
+    began = monotonic()
+    work = (url(server), "50 per 5 seconds", uuid4().hex, "sliding-window", 63)
+    admitted = sum(pool.map(_hammer, [work] * PROCESSES, chunksize=1))
+    if (elapsed := monotonic() - began) < 5:
+        assert admitted == 50
+    else:  # a machine that needs longer has seen more than one window
+        assert 50 <= admitted <= 50 * (1 + elapsed // 5)
+
+
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Threads that are interrupted as often as the interpreter can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def at_once(threads: int, work: Callable[[], int]) -> int:
+    """The sum of what threads bring that begin together."""
+    barrier = ThreadBarrier(threads)
+
+    def run() -> int:
+        barrier.wait(30)
+        return work()
+
+    with ThreadPoolExecutor(threads) as executor:
+        return sum(future.result(60) for future in [executor.submit(run) for _ in range(threads)])
+
+
+@ALGORITHMS
+def test_16_threads_in_memory(hasty: None, algorithm: str) -> None:
+    limiter = Limiter(algorithm=algorithm)
+    admitted = at_once(16, lambda: sum(limiter.hit("1000/day", "one").allowed for _ in range(100)))
+    assert admitted == 1000
+
+
+@ALGORITHMS
+def test_16_threads_in_memory_under_three_rules(hasty: None, algorithm: str) -> None:
+    limiter = Limiter(algorithm=algorithm)
+    quota = "500/day; 1000/week; 250/month"
+    assert at_once(16, lambda: sum(limiter.hit(quota, "one").allowed for _ in range(40))) == 250
+    assert [outcome.remaining for outcome in limiter.peek(quota, "one").results] == [250, 750, 0]
+
+
+@ALGORITHMS
+def test_16_threads_share_a_limiter_on_a_server(server: Server, algorithm: str) -> None:
+    identity = uuid4().hex
+    with Limiter(url(server), algorithm=algorithm) as limiter:
+        admitted = at_once(16, lambda: sum(limiter.hit("200/day; 300/week", identity).allowed for _ in range(25)))
+        assert admitted == 200
+        assert limiter.peek("300/week", identity, algorithm=algorithm).remaining == 100
+
+
+async def tasks(where: str, algorithm: str) -> int:
+    identity = uuid4().hex
+    async with AsyncLimiter(where, algorithm=algorithm) as limiter:
+        decisions = await asyncio.gather(*[limiter.hit("100/day", identity) for _ in range(400)])
+    return sum(decision.allowed for decision in decisions)
+
+
+@ALGORITHMS
+def test_400_tasks_in_memory(algorithm: str) -> None:
+    assert asyncio.run(tasks("memory://", algorithm)) == 100
+
+
+@ALGORITHMS
+def test_400_tasks_on_a_server(server: Server, algorithm: str) -> None:
+    assert asyncio.run(tasks(url(server), algorithm)) == 100
+
+
+def test_memory_store_starts_no_thread() -> None:
+    import threading
+
+    before = threading.active_count()
+    limiter = Limiter("memory://?max_keys=10")
+    for number in range(100):
+        limiter.hit("1/minute", number)
+    assert threading.active_count() == before

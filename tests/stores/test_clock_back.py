@@ -1,0 +1,90 @@
+"""A clock that goes back (an operator's hand, a failover to a server behind): defined, and the same everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from copy import deepcopy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.algorithms import ALGORITHMS
+from headgate.plan import Check, Outcome, Plan
+from headgate.stores.memory import MemoryStore
+from headgate.stores.redis import RedisStore
+from headgate.testing.scenarios import COSTS, MOMENTS, WAITS, examples, quotas
+from headgate.testing.store import NAMES, Driver, terms
+from tests.servers import Server
+from tests.stores.places import client
+
+
+class Skewed:
+    """A clock that may be set to anything."""
+
+    def __init__(self, moment: int) -> None:
+        self.moment = moment
+
+    def now_us(self) -> int:
+        return self.moment
+
+
+class Pure:
+    """One budget by the Python pair alone. What a check drops because it has expired is not kept dropped: Lua's peeks
+    and refusals write nothing, so that after a step back Lua still knows what Python may have forgotten.
+    """
+
+    def __init__(self, clock: Skewed) -> None:
+        self._clock, self._state = clock, None
+
+    def run(self, check: Check) -> Outcome:
+        terms, _, cost = check
+        algorithm, now = ALGORITHMS[terms.algorithm], self._clock.moment
+        outcome = algorithm.check(deepcopy(self._state), now, cost, terms.params)
+        counted = not outcome.allowed and terms.count_denied and outcome.retry_after is not None
+        if cost and (outcome.allowed or counted):
+            self._state = algorithm.charge(deepcopy(self._state), now, cost, terms.params)
+        return algorithm.check(deepcopy(self._state), now, cost, terms.params) if counted else outcome
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_python_and_lua_agree_when_the_clock_goes_back(server: Server, algorithm: str) -> None:
+    with client(server) as given_client, asyncio.Runner() as runner:
+
+        @examples(60)
+        @given(st.data(), quotas(ALGORITHMS[algorithm]), MOMENTS)
+        def tell(data: st.DataObject, quota: object, start: int) -> None:
+            clock = Skewed(start)
+            pure = Pure(clock)
+            remote = Driver(RedisStore(given_client, clock=clock), runner)
+            rule = terms(algorithm, quota, counted=data.draw(st.booleans(), label="counted"))  # type: ignore[arg-type]
+            last = None
+            steps = st.tuples(st.sampled_from([1, 1, -1]), WAITS, COSTS)
+            for sign, wait, cost in data.draw(st.lists(steps, max_size=16), label="steps"):
+                clock.moment += sign * wait.us_after(rule.window_us, last)
+                check = Check(rule, "a", cost.number(rule.params[0], last))
+                (last,) = remote.run(Plan((check,)))
+                assert last == pure.run(check)
+
+        tell()
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_nobody_is_freed_by_a_step_back_nor_frozen_by_a_long_one(server: Server, algorithm: str) -> None:
+    rule = terms(algorithm, "2/minute")
+    clock = Skewed(1_760_000_000_123_457)
+    with closing(RedisStore.from_url(server.url + "?socket_timeout=10", clock=clock)) as remote:
+        for store in (MemoryStore(clock=clock), remote):
+            who = f"{algorithm} {id(store)}"
+            start = clock.moment
+            plan = Plan((Check(rule, who, 2),))
+            assert store.run(plan)[0].allowed
+            clock.moment = start - 30_000_000
+            (refused,) = store.run(plan)
+            assert not refused.allowed
+            assert refused.retry_after is not None
+            assert refused.retry_after <= (150 if algorithm == "sliding-counter" else 90) * 1_000_000
+            clock.moment = start - 3_600_000_000
+            assert store.run(plan)[0].allowed, "a state far ahead of the clock is taken for empty"
+            clock.moment = start

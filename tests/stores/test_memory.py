@@ -1,0 +1,187 @@
+"""The memory store's own: bounded, no scan, and nobody who is refused is freed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headgate import ConfigurationError, Limiter, ManualClock
+from headgate.errors import ColourError, StoreURLError
+from headgate.plan import Check, Plan
+from headgate.stores import open_async_store, open_store
+from headgate.stores.memory import MemoryStore
+from headgate.testing.store import NAMES, terms
+
+ALGORITHMS = pytest.mark.parametrize("algorithm", NAMES)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def hitter(store: MemoryStore, algorithm: str = "sliding-window", quota: str = "2/hour") -> Callable[..., bool]:
+    rule = terms(algorithm, quota)
+    return lambda who, cost=1: store.run(Plan((Check(rule, str(who), cost),)))[0].allowed
+
+
+@ALGORITHMS
+def test_ten_times_as_many_identities_as_it_holds(clock: ManualClock, algorithm: str) -> None:
+    store = MemoryStore(max_keys=100, clock=clock)
+    hit = hitter(store, algorithm)
+    assert [hit("blocked") for _ in range(3)] == [True, True, False]
+    for number in range(1000):
+        clock.advance_us(1)
+        hit(number)
+        assert len(store) <= 100
+    assert not hit("blocked"), "a flood of newcomers freed somebody who was refused"
+
+
+@ALGORITHMS
+def test_when_all_are_refused_newcomers_share_one_budget(clock: ManualClock, algorithm: str) -> None:
+    store = MemoryStore(max_keys=10, clock=clock)
+    hit = hitter(store, algorithm)
+    for number in range(10):
+        assert [hit(number), hit(number), hit(number)] == [True, True, False]
+    assert [hit(f"newcomer {number}") for number in range(5)] == [True, True, False, False, False]
+    assert [hit(number) for number in range(10)] == [False] * 10
+    assert len(store) == 10
+    clock.advance(7200)
+    assert hit("newcomer 9")
+    assert hit(3)
+
+
+def test_the_shared_budgets_are_bounded_too(clock: ManualClock) -> None:
+    limiter = Limiter(MemoryStore(max_keys=1, clock=clock))
+    limiter.hit("1/hour", "blocked")
+    for number in range(1000):
+        limiter.hit("1/hour", "newcomer", action=f"reply:{number}")
+    assert len(limiter.store._overflow) == 1  # type: ignore[attr-defined]
+
+
+@ALGORITHMS
+def test_what_has_expired_is_reclaimed(clock: ManualClock, algorithm: str) -> None:
+    store = MemoryStore(clock=clock)
+    hit = hitter(store, algorithm, "2/second")
+    for number in range(1000):
+        hit(number)
+    assert len(store) == 1000
+    clock.advance(3)
+    for number in range(1000, 1500):
+        hit(number)
+    assert len(store) == 500
+
+
+def test_room_is_made_at_the_cost_of_nobody_in_the_same_plan(clock: ManualClock) -> None:
+    """A check's entry that made room for another check's was charged and then lost."""
+    rules = [terms("fixed-window", "1/second", scope=scope) for scope in "abcd"]
+    for limit in (3, 4, 100):
+        store = MemoryStore(max_keys=limit, clock=clock)
+        store.run(Plan((Check(rules[3], "x", 1),)))
+        clock.advance(1)  # the entry of d has expired, and is swept away while a, b and c are admitted
+        plan = Plan(tuple(Check(rule, "x", 1) for rule in rules))
+        assert [outcome.allowed for outcome in store.run(plan)] == [True] * 4
+        if limit >= 4:
+            assert [outcome.allowed for outcome in store.run(plan)] == [False] * 4
+
+
+def test_a_budget_named_twice_is_charged_twice(clock: ManualClock) -> None:
+    """A plan should not; it was a KeyError some requests later."""
+    store = MemoryStore(max_keys=3, clock=clock)
+    once = terms("fixed-window", "5/second")
+    for number in range(20):
+        clock.advance(0.4)
+        plan = Plan((Check(once, f"{number % 6}", 1), Check(once, f"{number % 6}", 1)))
+        store.run(plan)
+        assert store.run(plan._replace(charge=False))[0].remaining == 3
+    assert len(store) <= 3
+
+
+def test_forget_and_come_again_leaves_one_place_in_the_queue(clock: ManualClock) -> None:
+    store = MemoryStore(clock=clock)
+    hit, rule = hitter(store), terms("sliding-window", "2/hour")
+    for _ in range(100):
+        assert [hit("a"), hit("a"), hit("a")] == [True, True, False]
+        store.forget(rule.rule_id, "a")
+        store.forget(rule.rule_id, "nobody")
+    assert len(store._hand) == len(store) == 1
+
+
+def test_peeks_and_refusals_take_no_key(clock: ManualClock) -> None:
+    limiter = Limiter(clock=clock)
+    for number in range(100):
+        limiter.peek("1/hour", number)
+        limiter.hit("1/hour", number, cost=0)
+        limiter.hit("1/hour", number, cost=2)
+    assert len(limiter.store) == 0  # type: ignore[arg-type]
+
+
+def test_close_forgets(clock: ManualClock) -> None:
+    with Limiter(clock=clock) as limiter:
+        assert limiter.hit("1/hour", "a")
+        assert not limiter.hit("1/hour", "a")
+    assert limiter.hit("1/hour", "a")
+
+
+def test_no_thread_and_no_timer() -> None:
+    before = threading.active_count()
+    limiter = Limiter("memory://?max_keys=10")
+    for number in range(100):
+        limiter.hit("1/minute", number)
+    assert threading.active_count() == before
+
+
+@ALGORITHMS
+def test_bytes_per_key(algorithm: str, capsys: Any) -> None:
+    count = 100_000 if algorithm == "sliding-window" else 20_000
+    names = [f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}" for number in range(count)]
+    store = MemoryStore(max_keys=count)
+    hit = hitter(store, algorithm, "10/minute")
+    gc.collect()
+    tracemalloc.start()
+    for name in names:
+        hit(name)
+    gc.collect()
+    size = tracemalloc.get_traced_memory()[0] / count
+    tracemalloc.stop()
+    with capsys.disabled():
+        print(f"\nmemory: {algorithm}, 10/minute, one hit: {size:.0f} bytes a key")
+    assert size <= 400
+
+
+@pytest.mark.parametrize("url", ["memory://", "memory:///", "MEMORY://", "memory://?max_keys=3"])
+def test_urls(url: str) -> None:
+    store = open_store(url, prefix="x")
+    assert isinstance(store, MemoryStore)
+    assert repr(store) == f"MemoryStore(max_keys={3 if '3' in url else 100_000})"
+    assert repr(open_async_store(url, prefix="x")) == f"AsyncMemoryStore(max_keys={3 if '3' in url else 100_000})"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["memory://localhost", "memory://x/y", "memory://?max_keys=0", "memory://?max_keys=-1", "memory://?max_keys=",
+     "memory://?max_keys=١", "memory://?max_key=3", "memory://?max_keys=1.5"],
+)  # fmt: skip
+def test_wrong_urls(url: str) -> None:
+    with pytest.raises(StoreURLError, match="HG004"):
+        Limiter(url)
+
+
+@pytest.mark.parametrize("max_keys", [0, -1, 1.5, True, "10", None])
+def test_wrong_max_keys(max_keys: Any) -> None:
+    with pytest.raises(StoreURLError, match="max_keys"):
+        MemoryStore(max_keys=max_keys)
+
+
+def test_a_given_store_keeps_its_own_clock_prefix_and_colour(clock: ManualClock) -> None:
+    with pytest.raises(ConfigurationError, match="clock"):
+        Limiter(MemoryStore(), clock=clock)
+    with pytest.raises(ConfigurationError, match="prefix"):
+        Limiter(MemoryStore(), prefix="shop")
+    with pytest.raises(ColourError, match="HG009"):
+        Limiter(open_async_store("memory://", prefix="x"))  # type: ignore[arg-type]

@@ -1,0 +1,515 @@
+"""The Redis store on the wire: one round trip, expiries, sizes, scripts, clients, clocks, faults."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+from uuid import uuid4
+
+import fakeredis
+import pytest
+import redis
+import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from headgate import AsyncLimiter, ConfigurationError, HeadgateWarning, Limiter, ManualClock, Quota, StoreError
+from headgate.errors import StoreURLError
+from headgate.identity import digest, identity_text
+from headgate.plan import Check, Plan
+from headgate.stores.redis import AsyncRedisStore, RedisStore
+from headgate.testing.store import NAMES, terms
+from tests.servers import Server, valkey_server
+from tests.stores.colours import COLOURS
+from tests.stores.places import client, url
+
+ALGORITHMS = pytest.mark.parametrize("algorithm", NAMES)
+THREE = "5/minute; 100/hour; 1000/day"
+
+
+@pytest.fixture(params=COLOURS)
+def colour(request: pytest.FixtureRequest) -> Any:
+    return COLOURS[request.param]
+
+
+@pytest.fixture
+def who() -> str:
+    """Somebody new."""
+    return uuid4().hex
+
+
+@pytest.fixture
+def wire(server: Server) -> Iterator[Any]:
+    """A plain client, to look at the server with."""
+    with client(server, decode_responses=True) as plain:
+        yield plain
+
+
+def keys_of(wire: Any, who: str) -> list[str]:
+    return sorted(wire.scan_iter(f"headgate:{{{digest(identity_text(who))}}}:*", count=10_000))
+
+
+def test_a_request_with_three_rules_is_one_evalsha(server: Server, wire: Any, colour: Any, who: str) -> None:
+    with colour(url(server)) as limiter:
+        limiter.hit(THREE, who)  # connects, and brings the script
+        with wire.monitor() as monitor:
+            limiter.hit(THREE, who)
+            server.command("ECHO the-end")
+            seen = []
+            for command in monitor.listen():
+                if "the-end" in command["command"]:
+                    break
+                seen.append(command)
+    sent = [command["command"] for command in seen if command["client_type"] != "lua"]
+    assert [line.split()[0] for line in sent] == ["EVALSHA"]
+    assert not any(who in command["command"] for command in seen), "an identity left the process in clear"
+
+
+@ALGORITHMS
+@pytest.mark.parametrize("clock", [None, ManualClock()], ids=["server's clock", "manual clock"])
+def test_every_key_expires_and_not_before_its_state(
+    server: Server, wire: Any, algorithm: str, clock: ManualClock | None, who: str
+) -> None:
+    with closing(RedisStore.from_url(url(server), clock=clock)) as store:
+        for cost in (0, 1, 2, 3, 4, 1):  # peek, charges, refusals that are counted, never
+            rule = terms(algorithm, "3/hour", counted=True)
+            (outcome,) = store.run(Plan((Check(rule, identity_text(who), cost),)))
+            for key in keys_of(wire, who):
+                left = wire.pttl(key)
+                assert outcome.reset_after - 5_000_000 <= left * 1000  # less what the test itself took
+                assert left <= outcome.reset_after / 1000 + 3_600_000 + 3  # a manual clock stands still for an hour
+        for cost in (1, 3):
+            store.run(
+                Plan((Check(terms(algorithm, "3/second", scope="short", counted=True), identity_text(who), cost),))
+            )
+            assert all(wire.pttl(key) != -1 for key in keys_of(wire, who))
+
+
+@ALGORITHMS
+def test_a_period_of_one_microsecond_is_no_error(server: Server, algorithm: str, who: str) -> None:
+    with Limiter(url(server), algorithm=algorithm) as limiter:
+        assert [limiter.hit(Quota(3, 0.000001), who, cost=3).allowed for _ in range(10)] == [True] * 10
+
+
+@ALGORITHMS
+def test_peeks_and_refusals_write_nothing(server: Server, wire: Any, algorithm: str, who: str) -> None:
+    with Limiter(url(server), algorithm=algorithm) as limiter:
+        limiter.peek("1/hour", who)
+        limiter.hit("1/hour", who, cost=0)
+        limiter.hit("1/hour", who, cost=2)
+        assert keys_of(wire, who) == []
+        limiter.hit("1/hour", who)
+        (key,) = keys_of(wire, who)
+        with client(server) as raw:
+            before = raw.dump(key)
+            for _ in range(5):
+                assert not limiter.hit("1/hour", who)
+            assert raw.dump(key) == before
+
+
+def test_keys_carry_one_tag_and_nobody_s_name(server: Server, wire: Any, who: str) -> None:
+    with Limiter(url(server), prefix="shop") as limiter:
+        limiter.hit("5/minute; 10/hour", who, action="reply")
+        limiter.hit("5/minute", who, action="a {b} c\n" * 100, algorithm="gcra")
+    tag = f"shop:{{{digest(identity_text(who))}}}:"
+    found = sorted(wire.scan_iter(f"{tag}*", count=10_000))
+    assert found[:2] == [f"{tag}reply:sw3600", f"{tag}reply:sw60"]
+    assert len(found) == 3
+    assert found[2].startswith(f"{tag}~")
+    assert found[2].count("{") == 1
+    assert len(found[2]) < 80
+
+
+def test_10_per_minute_takes_at_most_300_bytes(server: Server, wire: Any, who: str, capsys: Any) -> None:
+    clock = ManualClock(1_760_000_000.123457)
+    with Limiter(url(server), clock=clock) as limiter:
+        for _ in range(10):
+            assert limiter.hit("10/minute", who)
+            clock.advance(5.999983)
+    (key,) = keys_of(wire, who)
+    size = wire.memory_usage(key, samples=0)
+    with capsys.disabled():
+        print(f"\n{server.name}: sliding-window, 10/minute, full: {size} bytes")
+    assert size <= 300
+
+
+class Overheard:
+    """A client that keeps the script and the words that a store would send."""
+
+    connection_pool = redis.ConnectionPool(socket_timeout=1)
+
+    def execute_command(self, name: str, script: str, *words: Any) -> list[int]:
+        if name == "EVALSHA":
+            raise redis.exceptions.NoScriptError
+        self.script, self.words = script, words
+        return [1, 0, 0, 0, 0]
+
+
+MANY = """
+local run, start, admitted = loadstring(ARGV[#ARGV]), tonumber(ARGV[1]), 0
+for hit = 0, 9999 do
+  ARGV[1] = string.format('%.0f', start + hit * 599)
+  admitted = admitted + run()[1]
+end
+return admitted
+"""
+
+
+def test_a_million_per_minute_takes_at_most_2_kb(server: Server, wire: Any, who: str, capsys: Any) -> None:
+    clock = ManualClock(1_760_000_000.123457)
+    check = Check(terms("sliding-window", "1000000/minute"), identity_text(who), 1)
+    overheard = Overheard()
+    for _ in range(10):
+        RedisStore(overheard, clock=clock).run(Plan((check,)))  # type: ignore[arg-type]
+        assert wire.eval(MANY, *overheard.words, overheard.script) == 10_000
+        clock.advance_us(10_000 * 599)
+    (key,) = keys_of(wire, who)
+    size = wire.memory_usage(key, samples=0)
+    with capsys.disabled():
+        print(f"\n{server.name}: sliding-window, 1000000/minute, 100,000 hits: {size} bytes")
+    assert size <= 2048
+
+
+def test_gcra_takes_at_most_110_bytes(server: Server, wire: Any, who: str) -> None:
+    with Limiter(url(server), algorithm="gcra") as limiter:
+        limiter.hit("100/minute", who, cost=50)
+    (key,) = keys_of(wire, who)
+    assert wire.memory_usage(key) - len(key) <= 110
+
+
+def test_scripts_may_be_flushed_between_calls(server: Server, wire: Any, colour: Any, who: str) -> None:
+    with colour(url(server)) as limiter:
+        for remaining in (4, 3, 2):
+            assert limiter.hit("5/hour", who).remaining == remaining
+            wire.script_flush()
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("decode", [True, False])
+def test_protocols_and_decoding(server: Server, protocol: int, decode: bool, who: str) -> None:
+    options = {"protocol": protocol, "decode_responses": decode}
+    with client(server, **options) as given:
+        decision = Limiter(RedisStore(given)).hit("5/hour; 7/day", who, cost=2)
+        assert [outcome.remaining for outcome in decision.results] == [3, 5]
+        assert Limiter(RedisStore(given)).hit("5/hour", who, cost=6).retry_after is None
+
+    async def main() -> None:
+        async with redis.asyncio.Redis.from_url(
+            server.url,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=10,
+            **options,  # type: ignore[arg-type]
+        ) as given:
+            decision = await AsyncLimiter(AsyncRedisStore(given)).hit("5/hour; 7/day", who, cost=2)
+            assert [outcome.remaining for outcome in decision.results] == [1, 3]
+
+    asyncio.run(main())
+
+
+def test_protocol_in_the_url(server: Server, colour: Any, who: str) -> None:
+    for remaining, protocol in ((4, 2), (3, 3)):
+        with colour(url(server, f"protocol={protocol}")) as limiter:
+            assert limiter.hit("5/hour", who).remaining == remaining
+
+
+def test_every_scheme(server: Server, colour: Any, who: str) -> None:
+    tcp = url(server)
+    for remaining, where in (
+        (4, tcp),
+        (3, tcp.replace("redis:", "valkey:")),
+        (2, tcp.replace("redis", "REDIS", 1)),
+        (1, server.unix_url),
+    ):
+        with colour(where) as limiter:
+            assert limiter.hit("5/hour", who).remaining == remaining
+
+
+@pytest.mark.parametrize(("options", "codes"), [
+    ({"retry": Retry(NoBackoff(), 0), "socket_timeout": 1}, []),
+    ({"retry": Retry(NoBackoff(), 3), "socket_timeout": 1}, ["HG106"]),
+    ({"retry": Retry(NoBackoff(), 0), "socket_timeout": None}, ["HG107"]),
+    ({"retry": Retry(NoBackoff(), 3), "socket_timeout": None}, ["HG106", "HG107"]),
+])  # fmt: skip
+@pytest.mark.parametrize(("make", "wrap"), [(redis.Redis, RedisStore), (redis.asyncio.Redis, AsyncRedisStore)])
+def test_clients_that_retry_or_wait_for_ever_are_warned_about(
+    options: dict[str, Any], codes: list[str], make: Any, wrap: Any
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        wrap(make(**options))
+    assert [warning.message.code for warning in caught if isinstance(warning.message, HeadgateWarning)] == codes
+    assert {warning.filename for warning in caught} <= {__file__}
+
+
+def connections(wire: Any, name: str) -> int:
+    return sum(each["name"] == name for each in wire.client_list())
+
+
+def closed(wire: Any, name: str) -> bool:
+    """Whether the server has seen the connection go; it may need a few turns."""
+    return any(connections(wire, name) == 0 for _ in range(1000))
+
+
+def test_a_client_of_our_own_is_closed(server: Server, wire: Any, colour: Any, who: str) -> None:
+    with colour(url(server, f"client_name={who}")) as limiter:
+        limiter.hit("5/hour", who)
+        assert connections(wire, who) == 1
+    assert closed(wire, who)
+
+
+def test_a_client_that_was_handed_in_is_not_closed(server: Server, wire: Any, who: str) -> None:
+    with client(server, client_name=who) as given:
+        with Limiter(RedisStore(given)) as limiter:
+            limiter.hit("5/hour", who)
+        limiter.store.close()
+        assert connections(wire, who) == 1
+        assert given.ping()
+
+    async def main() -> None:
+        given = redis.asyncio.Redis.from_url(
+            server.url, retry=Retry(NoBackoff(), 0), socket_timeout=10, client_name=who
+        )
+        async with given:
+            async with AsyncLimiter(AsyncRedisStore(given)) as limiter:
+                await limiter.hit("5/hour", who)
+            await limiter.store.close()
+            assert connections(wire, who) == 1
+            assert await given.ping()
+
+    assert closed(wire, who)
+    asyncio.run(main())
+
+
+def test_two_event_loops_one_after_the_other(server: Server, who: str) -> None:
+    limiter = AsyncLimiter(url(server))
+
+    async def main() -> int | None:
+        decision = await limiter.hit("5/hour", who)
+        await limiter.close()
+        return decision.remaining
+
+    assert [asyncio.run(main()) for _ in range(3)] == [4, 3, 2]
+
+
+FORK = """
+import os, sys
+from headgate import Limiter
+where, who = sys.argv[1:]
+limiter = Limiter(where)
+assert limiter.hit("5/hour", who).remaining == 4
+child = os.fork()
+if not child:
+    os._exit(limiter.hit("5/hour", who).remaining)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), limiter.hit("5/hour", who).remaining)
+"""
+
+
+def test_fork_after_use(server: Server, who: str) -> None:
+    script = [sys.executable, "-W", "ignore", "-c", FORK, url(server), who]
+    assert subprocess.run(script, check=True, capture_output=True, text=True).stdout.split() == ["3", "2"]
+
+
+@pytest.mark.parametrize("skew", [-3600, 3600])
+def test_a_client_s_own_clock_does_not_matter(
+    server: Server, who: str, skew: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Limiter(url(server)) as limiter:
+        assert [limiter.hit("2/minute", who).allowed for _ in range(3)] == [True, True, False]
+        honest = time.time
+        monkeypatch.setattr(time, "time", lambda: honest() + skew)
+        monkeypatch.setattr(time, "time_ns", lambda: int((honest() + skew) * 1e9))
+        refused = limiter.hit("2/minute", who)
+        assert not refused
+        assert refused.retry_after is not None
+        assert 0 < refused.retry_after <= 60
+
+
+class Proxy:
+    """A proxy on loopback that can lose the reply to the next EVALSHA."""
+
+    def __init__(self, server: Server) -> None:
+        self.lose = False
+        self.sent = 0
+        self._server = server
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0?socket_timeout=5&timeout=5"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                caller, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
+
+    def _serve(self, caller: socket.socket) -> None:
+        with caller, socket.create_connection(("127.0.0.1", self._server.port)) as server:
+            threading.Thread(target=self._reply, args=(server, caller), daemon=True).start()
+            while data := _received(caller):
+                self.sent += data.count(b"EVALSHA")
+                server.sendall(data)
+
+    def _reply(self, server: socket.socket, caller: socket.socket) -> None:
+        while data := _received(server):
+            if self.lose:
+                caller.shutdown(socket.SHUT_RDWR)
+                return
+            caller.sendall(data)
+
+
+def _received(source: socket.socket) -> bytes:
+    try:
+        return source.recv(65536)
+    except OSError:
+        return b""
+
+
+def test_a_lost_reply_is_charged_once(server: Server, colour: Any, who: str) -> None:
+    with closing(Proxy(server)) as proxy, colour(proxy.url) as limiter:
+        assert limiter.hit("50/hour", who).remaining == 49
+        proxy.lose, before = True, proxy.sent
+        with pytest.raises(StoreError, match="HG020"):
+            limiter.hit("50/hour", who)
+        assert proxy.sent == before + 1
+        proxy.lose = False
+        assert limiter.peek("50/hour", who).remaining == 48
+
+
+def test_a_dead_and_a_hung_server_are_store_errors_and_quickly(colour: Any) -> None:
+    with valkey_server() as server, colour(server.url) as limiter:
+        assert limiter.hit("50/hour", "a").remaining == 49
+        for stop, go in ((server.pause, server.resume), (server.kill, server.start)):
+            stop()
+            began = time.monotonic()
+            with pytest.raises(StoreError) as caught:
+                limiter.hit("50/hour", "a")
+            assert time.monotonic() - began < 2
+            assert str(server.port) in str(caught.value)
+            assert isinstance(caught.value.cause, redis.RedisError | OSError)
+            go()
+        assert limiter.hit("50/hour", "a").remaining == 49, "a restarted server is empty, and has no script"
+
+
+def test_a_wrong_type_is_a_store_error(server: Server, wire: Any, colour: Any, who: str) -> None:
+    with colour(url(server)) as limiter:
+        limiter.hit("5/hour", who)
+        (key,) = keys_of(wire, who)
+        wire.set(key, "something else", keepttl=True)
+        with pytest.raises(StoreError, match=r"WRONGTYPE|wrong kind"):
+            limiter.hit("5/hour", who)
+        with pytest.raises(StoreError, match=r"WRONGTYPE|wrong kind"):
+            limiter.peek("5/hour", who)
+
+
+def test_a_refused_login_is_a_store_error_that_keeps_the_secret(colour: Any) -> None:
+    with valkey_server("--requirepass", "sesame") as server:
+        with colour(server.url.replace("redis://", "redis://:mustard@")) as limiter:
+            with pytest.raises(StoreError) as caught:
+                limiter.hit("5/hour", "a")
+            assert "mustard" not in str(caught.value)
+        with colour(server.url.replace("redis://", "redis://:sesame@")) as limiter:
+            assert limiter.hit("5/hour", "a")
+
+
+@pytest.mark.parametrize("algorithm", ["fixed-window", "sliding-counter", "gcra"])
+def test_garbage_is_taken_for_empty(server: Server, wire: Any, algorithm: str, who: str) -> None:
+    with Limiter(url(server), algorithm=algorithm) as limiter:
+        limiter.hit("5/hour", who, cost=5)
+        (key,) = keys_of(wire, who)
+        for garbage in ("", "x", "1:2:3:4", "-1:5", "9" * 400, "nan:nan"):
+            wire.set(key, garbage, px=1000)
+            assert limiter.hit("5/hour", who).remaining == 4, garbage
+
+
+BAD_URLS = [
+    "redis://user:sesame@host:notaport/0",
+    "redis://user:sesame@host:99999999/0",
+    "redis://:sesame@host:6379/0?no_such_option=1",
+    "redis://:sesame@host:6379/0?socket_timeout=soon",
+    "redis://:sesame@[::1/0",
+    "redis://:sesame@host:6379/0?password=sesame&nonsense=1",
+    "ftp://user:sesame@host/",
+    "redis+nothing://:sesame@host",
+]
+
+
+@pytest.mark.parametrize("where", BAD_URLS)
+@pytest.mark.parametrize("limiter", [Limiter, AsyncLimiter])
+def test_a_wrong_url_is_refused_at_once_and_its_password_not_shown(limiter: Any, where: str) -> None:
+    with pytest.raises(StoreURLError) as caught:
+        limiter(where)
+    error: BaseException | None = caught.value
+    assert "HG004" in str(error)
+    assert "sesame" not in str(error)
+    assert "sesame" not in repr(error)
+    assert "sesame" not in repr(vars(error))
+
+
+@pytest.mark.parametrize("where", ["", "redis", "localhost:6379", "redis:/x", None, 3, b"redis://"])
+def test_what_is_neither_a_url_nor_a_store(where: Any) -> None:
+    for limiter in (Limiter, AsyncLimiter):
+        with pytest.raises(ConfigurationError, match="HG004"):
+            limiter(where)
+
+
+@pytest.mark.parametrize("prefix", ["", "a b", "a{b", "a}b", "a\n", "ä", None, 3])
+def test_a_prefix_cannot_steer_a_key(prefix: Any) -> None:
+    for limiter in (Limiter, AsyncLimiter):
+        with pytest.raises(StoreURLError, match="prefix"):
+            limiter("redis://localhost", prefix=prefix)
+    with pytest.raises(StoreURLError, match="prefix"):
+        RedisStore(fakeredis.FakeRedis(socket_timeout=1, retry=Retry(NoBackoff(), 0)), prefix=prefix)
+
+
+def test_both_colours_share_a_fake_server(who: str) -> None:
+    fake = fakeredis.FakeServer()
+    limiter = Limiter(RedisStore(fakeredis.FakeRedis(server=fake, socket_timeout=1)))
+    assert limiter.hit("5/hour", who).remaining == 4
+
+    async def main() -> int | None:
+        async with fakeredis.FakeAsyncRedis(server=fake, socket_timeout=1) as given:
+            return (await AsyncLimiter(AsyncRedisStore(given)).hit("5/hour", who)).remaining
+
+    assert asyncio.run(main()) == 3
+    fake.connected = False
+    with pytest.raises(StoreError):
+        limiter.hit("5/hour", who)
+
+
+def test_nobody_is_named_in_a_repr() -> None:
+    store = Limiter("redis://user:sesame@localhost:6379/0").store
+    assert repr(store) == "RedisStore(localhost:6379)"
+    assert "sesame" not in repr(AsyncLimiter("redis://user:sesame@localhost:6379/0?password=sesame").store)
+
+
+@ALGORITHMS
+def test_a_budget_named_twice_is_charged_twice(server: Server, algorithm: str, who: str) -> None:
+    """A plan should not; the second charge overwrote the first, or wrote nonsense behind it."""
+    check = Check(terms(algorithm, "5/hour"), identity_text(who), 1)
+    with closing(RedisStore.from_url(url(server))) as store:
+        for remaining in (3, 1):
+            store.run(Plan((check, check)))
+            assert store.run(Plan((check,), charge=False))[0].remaining == remaining
+
+
+def test_a_key_that_is_always_busy_does_not_grow(server: Server, wire: Any, who: str) -> None:
+    """Totals that rise for ever took eight bytes each in the end."""
+    clock, check = ManualClock(1_760_000_000.123457), Check(terms("sliding-window", "10/minute"), identity_text(who), 1)
+    overheard = Overheard()
+    RedisStore(overheard, clock=clock).run(Plan((check,)))  # type: ignore[arg-type]
+    wire.eval(MANY.replace("599", "5999983"), *overheard.words, overheard.script)
+    (key,) = keys_of(wire, who)
+    assert wire.llen(key) == 11
+    assert wire.memory_usage(key, samples=0) <= 300

@@ -1,0 +1,257 @@
+"""The client's address: the shared table, the grouping, and what other limiters got wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from headgate.address import NO_PEER, Trust, client_address, group, parse_address
+from headgate.errors import SettingsError
+
+VECTORS: Final = json.loads((Path(__file__).parent / "vectors" / "addresses.json").read_text())
+NOBODY: Final = Trust()
+PROXY: Final = Trust.of("10.0.0.0/8")
+HOP: Final = Trust.of(1)
+FORWARDED: Final = Trust.of(1, "Forwarded")
+
+
+@pytest.mark.parametrize("row", VECTORS, ids=lambda row: row["name"])
+def test_the_table(row: dict[str, Any]) -> None:
+    trust = Trust.of(row["trusted_proxies"], row["trusted_header"])
+    assert client_address(row["peer"], row["lines"], trust) == row["expect"]
+
+
+def test_no_two_rows_have_one_name() -> None:
+    assert len({row["name"] for row in VECTORS}) == len(VECTORS)
+
+
+@pytest.mark.parametrize(
+    ("address", "budget"),
+    [  # standards.md §3.2
+        ("203.0.113.7", "203.0.113.7"),
+        ("203.0.113.8", "203.0.113.8"),
+        ("2001:db8::1", "2001:db8::/64"),
+        ("2001:db8::ffff:ffff:ffff:ffff", "2001:db8::/64"),
+        ("2001:db8:0:0:8000::", "2001:db8::/64"),
+        ("2001:db8:0:1::", "2001:db8:0:1::/64"),
+        ("2001:DB8:0000::0001", "2001:db8::/64"),
+        ("::ffff:203.0.113.7", "203.0.113.7"),
+        ("::ffff:cb00:7107", "203.0.113.7"),
+        ("::FFFF:203.0.113.8", "203.0.113.8"),
+        ("64:ff9b::203.0.113.7", "203.0.113.7"),
+        ("64:ff9b::cb00:7107", "203.0.113.7"),
+        ("64:ff9b:1::203.0.113.7", "64:ff9b:1::/64"),  # RFC 8215: for local use, and no client's own address
+        ("::203.0.113.7", "::/64"),  # IPv4-compatible: long deprecated, and not mapped
+        ("::1", "::1"),
+        ("::2", "::/64"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("2001:0:4136:e378:8000:63bf:3fff:fdd2", "2001:0:4136:e378::/64"),  # Teredo
+        ("fe80::1%eth0", "fe80::/64"),
+        ("fe80::1%eth1", "fe80::/64"),
+    ],
+)
+def test_grouping(address: str, budget: str) -> None:
+    parsed = parse_address(address)
+    assert parsed is not None
+    assert group(parsed) == client_address(address, [], NOBODY) == budget
+
+
+# The advisories of standards.md §3.7 that concern addresses: peer, lines of the header, whom to trust → the budget
+ADVISORIES: dict[str, list[tuple[str | None, list[str], Trust, str]]] = {
+    "CVE-2025-59152 (Litestar): the header is not believed by default": [
+        ("198.51.100.9", ["203.0.113.7"], NOBODY, "198.51.100.9"),
+        ("127.0.0.1", ["203.0.113.7"], NOBODY, "127.0.0.1"),
+    ],
+    "CVE-2025-46814 (fastapi-guard): an extra value on the left is not the client": [
+        ("10.0.0.1", ["1.1.1.1, 203.0.113.7"], PROXY, "203.0.113.7"),
+        ("10.0.0.1", ["1.1.1.1, 2.2.2.2, 203.0.113.7"], HOP, "203.0.113.7"),
+    ],
+    "django-allauth 65.14.2: a count of proxies, and none by default": [
+        ("198.51.100.9", ["1.1.1.1"], Trust.of(None), "198.51.100.9"),
+        ("10.0.0.1", ["1.1.1.1, 203.0.113.7, 10.0.0.2"], Trust.of(2), "203.0.113.7"),
+        ("10.0.0.1", ["1.1.1.1"], Trust.of(2), "10.0.0.1"),  # fewer than the proxies would have written
+    ],
+    "CVE-2026-23848 (MyTube): a new address in the header is no new budget": [
+        ("198.51.100.9", [f"203.0.113.{number}"], NOBODY, "198.51.100.9") for number in range(5)
+    ],
+    "CVE-2026-110723 (api-gateway): the leftmost element is the client's own word": [
+        ("10.0.0.1", [f"{number}.1.1.1, 203.0.113.7"], PROXY, "203.0.113.7") for number in range(1, 5)
+    ],
+    "CVE-2026-30827 (express-rate-limit): all of IPv4 in one bucket": [
+        (f"::ffff:203.0.113.{number}", [], NOBODY, f"203.0.113.{number}") for number in (7, 8, 200)
+    ],
+    "express-rate-limit 8.6.2: mapped by its bits and not by its spelling": [
+        (spelling, [], NOBODY, "203.0.113.7")
+        for spelling in ("::ffff:203.0.113.7", "::ffff:cb00:7107", "0:0:0:0:0:ffff:cb00:7107", "::FFFF:CB00:7107")
+    ],
+    "GHSA-5847-rm3g-23mw (OpenClaw): two spellings, two budgets": [
+        ("1.2.3.4", [], NOBODY, "1.2.3.4"),
+        ("::ffff:1.2.3.4", [], NOBODY, "1.2.3.4"),
+        ("10.0.0.1", ["::ffff:1.2.3.4"], PROXY, "1.2.3.4"),
+    ],
+    "CVE-2026-45364 (Better Auth): one /64, and every spelling of it": [
+        (address, [], NOBODY, "2001:db8:0:1::/64")
+        for address in ("2001:db8:0:1::a", "2001:db8:0:1::b", "2001:0DB8:0:1:0:0:0:A", "2001:db8::1:a:b:c:d")
+    ],
+    "CVE-2026-39409, CVE-2026-47674 (Hono): a mapped proxy is in its network": [
+        ("::ffff:10.0.0.1", ["203.0.113.7"], PROXY, "203.0.113.7"),
+        ("::ffff:a00:1", ["203.0.113.7"], PROXY, "203.0.113.7"),
+        ("10.0.0.1", ["203.0.113.7, ::ffff:10.0.0.2"], PROXY, "203.0.113.7"),
+        ("10.0.0.1", ["203.0.113.7"], Trust.of("::ffff:10.0.0.0/104"), "203.0.113.7"),
+        ("0:0:0::0:1", ["203.0.113.7"], Trust.of("::1"), "203.0.113.7"),
+    ],
+    "slowapi, Litestar: no peer is not 127.0.0.1": [
+        (None, [], NOBODY, NO_PEER),
+        ("", [], NOBODY, NO_PEER),
+        (None, ["203.0.113.7"], Trust.of("127.0.0.1"), NO_PEER),
+    ],
+    "ProxyFix: a port is not a part of the key": [
+        ("10.0.0.1", ["203.0.113.7:1"], PROXY, "203.0.113.7"),
+        ("10.0.0.1", ["203.0.113.7:65535"], PROXY, "203.0.113.7"),
+        ("203.0.113.7:1", [], NOBODY, "203.0.113.7"),
+    ],
+    "Forwarded: a Host of the client's, quoted by the proxy, names nobody": [
+        ("10.0.0.1", ['for=203.0.113.7;host="a,for=6.6.6.6;x="'], FORWARDED, "203.0.113.7"),
+        ("10.0.0.1", ['for=203.0.113.7;host="a,for=6.6.6.6"'], FORWARDED, "203.0.113.7"),
+        ("10.0.0.1", ['for=203.0.113.7;host="\\",for=6.6.6.6;x=\\""'], FORWARDED, "203.0.113.7"),
+        ("10.0.0.1", ['host=",for=6.6.6.6,";for=203.0.113.7'], FORWARDED, "203.0.113.7"),
+    ],
+    "Forwarded: a quote that the client left open hides no proxy's element": [
+        ("10.0.0.1", ['for="6.6.6.6', "for=203.0.113.7"], FORWARDED, "203.0.113.7"),
+        ("10.0.0.1", ['x="', 'for="203.0.113.7:1"'], FORWARDED, "203.0.113.7"),
+        ("10.0.0.1", ['x="\\', 'for="203.0.113.7:1"'], FORWARDED, "203.0.113.7"),
+        ("10.0.0.1", ['x="', "for=203.0.113.7", "for=10.0.0.2"], Trust.of(2, "Forwarded"), "203.0.113.7"),
+    ],
+}
+
+
+@pytest.mark.parametrize("cases", ADVISORIES.values(), ids=ADVISORIES)
+def test_what_others_got_wrong(cases: list[tuple[str | None, list[str], Trust, str]]) -> None:
+    for peer, lines, trust, budget in cases:
+        assert client_address(peer, lines, trust) == budget
+
+
+@pytest.mark.parametrize(
+    ("proxies", "header", "trust"),
+    [
+        (None, "X-Forwarded-For", Trust()),
+        (1, "X-Forwarded-For", Trust(hops=1)),
+        (32, "Forwarded", Trust(hops=32, header="Forwarded")),
+        ("unix", "X-Forwarded-For", Trust(unix=True)),
+        (["unix"], "X-Real-IP", Trust(unix=True, header="X-Real-IP")),
+        (("unix", "unix"), "X-Forwarded-For", Trust(unix=True)),
+        (iter(["unix"]), "X-Forwarded-For", Trust(unix=True)),
+    ],
+)
+def test_whom_to_trust(proxies: object, header: str, trust: Trust) -> None:
+    assert Trust.of(proxies, header) == trust
+
+
+@pytest.mark.parametrize(
+    ("proxies", "networks"),
+    [
+        ("10.0.0.0/8", ["10.0.0.0/8"]),
+        ("10.0.0.1", ["10.0.0.1/32"]),
+        (["10.0.0.0/8", "unix", "2001:db8::/32"], ["10.0.0.0/8", "2001:db8::/32"]),
+        (["::ffff:10.0.0.0/104"], ["10.0.0.0/8"]),
+        (["::/0"], ["::/0"]),
+    ],
+)
+def test_networks_to_trust(proxies: object, networks: list[str]) -> None:
+    assert [str(network) for network in Trust.of(proxies).networks] == networks
+
+
+PROXIES_EXPECTED: Final = 'give a number of hops, or networks like ["10.0.0.0/8", "unix"]'
+
+
+@pytest.mark.parametrize(
+    ("proxies", "given", "problem"),
+    [
+        (0, 0, "not between 1 and 32 hops"),
+        (-1, -1, "not between 1 and 32 hops"),
+        (33, 33, "not between 1 and 32 hops"),
+        (True, True, "neither a number nor networks"),
+        (1.5, 1.5, "neither a number nor networks"),
+        ([], [], "empty"),
+        ("", "", "'' does not appear to be an IPv4 or IPv6 network"),
+        ("*", "*", "'*' does not appear to be an IPv4 or IPv6 network"),
+        ("localhost", "localhost", "'localhost' does not appear to be an IPv4 or IPv6 network"),
+        (["10.0.0.0/8", "10.0.0.0/33"], "10.0.0.0/33", "does not appear to be an IPv4 or IPv6 network"),
+        ("10.0.0.1/8", "10.0.0.1/8", "10.0.0.1/8 has host bits set"),
+        ("10.0.0.0/8, 127.0.0.1", "10.0.0.0/8, 127.0.0.1", "does not appear to be an IPv4 or IPv6 network"),
+        (["10.0.0.0/8", None], None, "does not appear to be an IPv4 or IPv6 network"),
+        ([10], 10, "does not appear to be an IPv4 or IPv6 network"),
+    ],
+)
+def test_proxies_that_cannot_be(proxies: object, given: object, problem: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Trust.of(proxies)
+    assert (caught.value.what, caught.value.given) == ("trusted_proxies", given)
+    assert problem in caught.value.problem
+    assert caught.value.expected.endswith(PROXIES_EXPECTED)
+
+
+@pytest.mark.parametrize("header", ["", "X Forwarded", "X-Forwarded-For:", "X-Forwarded-For\n", "für", None, 5, ["a"]])
+def test_headers_that_cannot_be(header: object) -> None:
+    with pytest.raises(SettingsError, match='use "X-Forwarded-For" or "Forwarded"') as caught:
+        Trust.of(1, header)
+    assert (caught.value.what, caught.value.given) == ("trusted_header", header)
+
+
+TRUSTS: Final = [
+    NOBODY,
+    PROXY,
+    HOP,
+    Trust.of(3),
+    Trust.of(["unix", "::/0"]),
+    FORWARDED,
+    Trust.of("0.0.0.0/0", "forwarded"),
+]
+PIECES: Final = [
+    *'[]:%.,;="\\ \t',
+    "for",
+    "for=",
+    "10.0.0.1",
+    "203.0.113.7",
+    "::1",
+    "2001:db8::",
+    "unknown",
+    "65536",
+    "0x",
+]
+TEXTS = st.one_of(
+    st.text(st.characters(codec=None), max_size=80), st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+)
+
+
+@given(st.one_of(st.none(), TEXTS), st.lists(TEXTS, max_size=4), st.sampled_from(TRUSTS))
+@example("10.0.0.1", ['"' * 99_999, ',"' * 50_000], FORWARDED)
+@example("10.0.0.1", ["," * 100_000], HOP)
+@example("x" * 1_000_000, [], NOBODY)
+def test_whatever_is_sent_there_is_a_short_answer(peer: str | None, lines: list[str], trust: Trust) -> None:
+    budget = client_address(peer, lines, trust)
+    assert 0 < len(budget) <= 70
+    assert client_address(peer, ["203.0.113.7", *lines], NOBODY) == client_address(peer, [], NOBODY)
+
+
+@given(st.lists(TEXTS, max_size=4), st.sampled_from(["203.0.113.7", "2001:db8::7"]))
+def test_nothing_that_the_client_sends_hides_the_proxys_element(lines: list[str], client: str) -> None:
+    budget = client_address(client, [], NOBODY)
+    assert client_address("10.0.0.1", [*lines, client], HOP) == budget
+    assert client_address("10.0.0.1", [*lines, client], PROXY) == budget
+    assert (
+        client_address("10.0.0.1", [*lines, f'for="[{client}]"' if ":" in client else f"for={client}"], FORWARDED)
+        == budget
+    )
+
+
+@given(st.ip_addresses())
+def test_a_group_is_told_by_bits_and_not_by_spelling(address: Any) -> None:
+    budget = client_address(str(address), [], NOBODY)
+    assert client_address(address.exploded.upper(), [], NOBODY) == budget
+    assert client_address(f"[{address}]:443" if address.version == 6 else f"{address}:443", [], NOBODY) == budget

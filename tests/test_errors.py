@@ -1,0 +1,81 @@
+"""Errors: codes unique and in the drawing, facts as attributes, nothing endless in a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import headgate.errors
+from headgate import HeadgateError, HeadgateWarning, Limiter, RateLimitExceeded, StoreError
+from headgate.errors import ConfigurationError, MissingExtraError
+
+
+def tree(root: type[HeadgateError]) -> Iterator[type[HeadgateError]]:
+    yield root
+    for child in root.__subclasses__():
+        if child.__module__ == "headgate.errors":
+            yield from tree(child)
+
+
+ALL = list(tree(HeadgateError))
+
+
+def test_codes_are_unique() -> None:
+    assert len({error.code for error in ALL}) == len(ALL)
+
+
+@pytest.mark.parametrize("error", ALL[1:], ids=lambda error: error.__name__)
+def test_every_error_is_in_the_drawing_with_its_code(error: type[HeadgateError]) -> None:
+    assert headgate.errors.__doc__ is not None
+    lines = [line for line in headgate.errors.__doc__.splitlines() if error.__name__ in line]
+    assert len(lines) == 1
+    assert error.code in lines[0]
+
+
+def test_a_configuration_error_keeps_the_facts() -> None:
+    error = ConfigurationError("quota", "10/fortnight", problem='unknown unit "fortnight"', expected="use day")
+    assert (error.what, error.given, error.problem, error.expected) == (
+        "quota", "10/fortnight", 'unknown unit "fortnight"', "use day",
+    )  # fmt: skip
+    assert str(error) == "quota '10/fortnight': unknown unit \"fortnight\"; use day [HG010]"
+    assert isinstance(error, ValueError)
+
+
+def test_what_was_given_is_cut_short() -> None:
+    error = ConfigurationError("quota", "x" * 10**6, problem="too long", expected="be brief")
+    assert len(str(error)) < 300
+
+
+def test_a_missing_extra_is_an_import_error_that_says_what_to_install() -> None:
+    error = MissingExtraError("redis", "redis")
+    assert isinstance(error, ImportError)
+    assert "pip install 'headgate[redis]'" in str(error)
+    assert error.extra == "redis"
+
+
+def test_a_store_error_names_its_cause() -> None:
+    cause = TimeoutError("too late")
+    error = StoreError("localhost:6379", cause)
+    assert error.cause is cause
+    assert str(error) == "store localhost:6379: TimeoutError: too late [HG020]"
+    assert not isinstance(error, ConfigurationError)
+
+
+@pytest.mark.parametrize(("cost", "text"), [(1, "retry after 60 seconds"), (2, "it can never pass")])
+def test_rate_limit_exceeded_carries_the_decision(cost: int, text: str) -> None:
+    from headgate import ManualClock
+
+    limiter = Limiter(clock=ManualClock())
+    limiter.hit("1/minute", "a", action="reply")
+    decision = limiter.hit("1/minute", "a", action="reply", cost=cost)
+    error = RateLimitExceeded(decision)
+    assert error.decision is decision
+    assert "'reply'" in str(error)
+    assert text in str(error)
+
+
+def test_a_warning_carries_its_code() -> None:
+    with pytest.warns(HeadgateWarning, match=r"\[HG199\]") as caught:
+        HeadgateWarning.warn("HG199", "something will hurt one day")
+    assert caught[0].message.code == "HG199"  # type: ignore[union-attr]

@@ -1,0 +1,323 @@
+"""gate.py: which rules hold where, the plan they make, and what happens without the store. In both colours."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol
+
+import pytest
+
+from headgate import Decision, ManualClock, Quota, Rule
+from headgate.errors import AlgorithmError, ColourError, RuleError, StoreError
+from headgate.gate import AsyncGate, Gate
+from headgate.identity import identity_text
+from headgate.marks import EXEMPT, Mark, make_mark
+from headgate.passage import Place
+from headgate.plan import Outcome, Plan
+from headgate.settings import Settings
+from headgate.testing import Awaited, BrokenStore, OpenStore
+
+
+class Visitor:
+    """A caller from nowhere in particular."""
+
+    def __init__(self, method: str = "GET", path: str = "/", *, user: Any = None, **headers: str) -> None:
+        self.method, self.path, self.peer = method, path, "203.0.113.7"
+        self._user, self._headers = user, headers
+
+    @property
+    def native(self) -> Any:
+        return self
+
+    def header(self, name: str) -> Sequence[str]:
+        return [self._headers[name]] if name in self._headers else ()
+
+    def path_value(self, name: str) -> str | None:
+        return None
+
+    def user(self) -> Hashable | None:
+        return self._user
+
+
+class Flaky(OpenStore):
+    """A store that may be told to fail."""
+
+    down = False
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        if self.down:
+            raise StoreError("flaky", "down")
+        return super().run(plan)
+
+
+class Ask(Protocol):
+    def __call__(self, settings: Settings, place: Place, *visitors: Visitor) -> list[Decision | None]: ...
+
+
+@pytest.fixture(params=["sync", "async"])
+def ask(request: pytest.FixtureRequest) -> Ask:
+    """What one gate decides about several visitors to one place."""
+
+    def sync(settings: Settings, place: Place, *visitors: Visitor) -> list[Decision | None]:
+        gate = Gate(settings)
+        return [gate.decide(visitor, gate.bind(place)) for visitor in visitors]
+
+    def later(settings: Settings, place: Place, *visitors: Visitor) -> list[Decision | None]:
+        async def run() -> list[Decision | None]:
+            gate = AsyncGate(settings)
+            return [await gate.decide(visitor, gate.bind(place)) for visitor in visitors]
+
+        return asyncio.run(run())
+
+    return sync if request.param == "sync" else later
+
+
+def settings(**options: Any) -> Settings:
+    return Settings(**{"clock": ManualClock()} | options)
+
+
+def names(decision: Decision | None) -> list[str]:
+    return [] if decision is None else list(decision.outcomes)
+
+
+def place(*marks: Mark, names: tuple[str, ...] = ("home", "/"), label: str = "shop.reply") -> Place:
+    return Place("view", marks, names=names, label=label)
+
+
+LIMIT = make_mark("5/minute")
+STRICT = make_mark("5/minute", override_defaults=True)
+RULES = [
+    Rule(name="all", quota="9/minute"),
+    Rule(name="route", quota="9/minute", route=["home", "other"]),
+    Rule(name="template", quota="9/minute", route="/"),
+    Rule(name="elsewhere", quota="9/minute", route="elsewhere"),
+]
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    [
+        (Place(), ["default", "all"]),
+        (place(), ["default", "all", "route", "template"]),
+        (place(LIMIT), ["default", "all", "route", "template", "reply"]),
+        (place(STRICT), ["all", "route", "template", "reply"]),
+        (place(LIMIT, STRICT), ["all", "route", "template", "reply", "reply-2"]),
+        (place(EXEMPT), []),
+        (place(LIMIT, names=()), ["default", "all", "reply"]),
+    ],
+)
+def test_which_rules_hold_at_a_place(ask: Ask, at: Place, expected: list[str]) -> None:
+    [decision] = ask(settings(default_limits=["9/minute"], rules=RULES), at, Visitor())
+    assert names(decision) == expected
+
+
+def test_rules_are_bound_once_for_a_place() -> None:
+    gate = Gate(settings(rules=RULES))
+    assert gate.bind(place()) is gate.bind(place())
+    assert gate.bind(place()) is not gate.bind(Place())
+
+
+def test_a_mark_alone_is_bound_as_it_would_be_with_its_place() -> None:
+    gate, at = Gate(settings(default_limits=["9/minute"])), place(LIMIT, STRICT)
+    both = {bound.terms for bound in gate.bind(place(LIMIT, make_mark("5/minute")))}
+    assert {bound.terms for bound in gate.bind_own(at, [LIMIT])} <= both
+    assert gate.bind_own(at, [EXEMPT]) == ()
+
+
+@pytest.mark.parametrize(
+    ("rule", "visitor", "holds"),
+    [
+        ({"methods": ["GET"]}, Visitor("GET"), True),
+        ({"methods": ["GET"]}, Visitor("HEAD"), True),
+        ({"methods": ["get"]}, Visitor("POST"), False),
+        ({"methods": ["POST"]}, Visitor("HEAD"), False),
+        ({"path": "/api/*"}, Visitor(path="/api/a/b"), True),
+        ({"path": "/api/*"}, Visitor(path="/api"), False),
+        ({"path": "/api"}, Visitor(path="/api/"), False),
+        ({"path": "/a.b"}, Visitor(path="/aXb"), False),
+        ({"path": "/*"}, Visitor(path="/a\nb"), True),
+        ({"path": "/API"}, Visitor(path="/api"), False),
+        ({"when": lambda visitor: visitor.method == "GET"}, Visitor(), True),
+        ({"when": lambda visitor: visitor.method == "GET"}, Visitor("POST"), False),
+        ({"when": lambda visitor: 0}, Visitor(), False),
+        ({"key": lambda visitor: None}, Visitor(), False),
+        ({"key": ("ip", lambda visitor: None)}, Visitor(), False),
+        ({"key": lambda visitor: ""}, Visitor(), True),
+        ({"quota": lambda visitor: None}, Visitor(), False),
+        ({"quota": lambda visitor: "2/minute"}, Visitor(), True),
+        ({"quota": lambda visitor: Quota(2, 60)}, Visitor(), True),
+    ],
+)
+def test_when_a_rule_holds(ask: Ask, rule: dict[str, Any], visitor: Visitor, holds: bool) -> None:
+    [decision] = ask(settings(rules=[Rule(**{"name": "r", "quota": "5/minute"} | rule)]), Place(), visitor)
+    assert names(decision) == (["r"] if holds else [])
+
+
+@pytest.mark.parametrize(
+    ("key", "identity"),
+    [
+        (None, ("user", 5)),
+        ("ip", ("ip", "203.0.113.7")),
+        ("header:key", ("header:key", "k")),
+        (("ip", "user"), (("ip", "203.0.113.7"), ("user", 5))),
+        (lambda visitor: visitor.path, "/"),
+    ],
+)
+def test_the_key_of_a_rule_or_else_of_the_settings(ask: Ask, key: Any, identity: Any) -> None:
+    [decision] = ask(settings(rules=[Rule(name="r", quota="5/minute", key=key)]), Place(), Visitor(user=5, key="k"))
+    assert decision is not None
+    assert [check.identity for check in decision.checks] == [identity_text(identity)]
+
+
+@pytest.mark.parametrize(
+    ("cost", "remaining"), [(1, 4), (3, 2), (0, 5), (lambda visitor: 5, 0), (lambda visitor: 0, 5)]
+)
+def test_cost(ask: Ask, cost: Any, remaining: int) -> None:
+    [decision] = ask(settings(rules=[Rule(name="r", quota="5/minute", cost=cost)]), Place(), Visitor())
+    assert decision is not None
+    assert decision.remaining == remaining
+
+
+@pytest.mark.parametrize("cost", [-1, 1.5, None, "1"])
+def test_a_cost_that_is_none_is_an_error(ask: Ask, cost: Any) -> None:
+    with pytest.raises(RuleError, match="not a whole number"):
+        ask(settings(rules=[Rule(name="r", quota="5/minute", cost=lambda visitor: cost)]), Place(), Visitor())
+
+
+def test_awaited_functions_in_an_asynchronous_application() -> None:
+    async def later(value: Any) -> Any:
+        return value
+
+    rule = Rule(
+        name="r",
+        quota=lambda visitor: later("5/minute"),
+        key=("ip", lambda visitor: later("k")),
+        cost=lambda visitor: later(2),
+        when=lambda visitor: later(True),
+    )
+
+    async def run() -> Decision | None:
+        gate = AsyncGate(settings(rules=[rule]))
+        return await gate.decide(Visitor(), gate.bind(Place()))
+
+    decision = asyncio.run(run())
+    assert decision is not None
+    assert decision.remaining == 3
+
+
+async def _coroutine(visitor: object) -> str:
+    return "5/minute"
+
+
+@pytest.mark.parametrize("option", ["key", "quota", "cost", "when"])
+def test_an_async_function_cannot_start_in_a_synchronous_application(option: str) -> None:
+    rule: dict[str, Any] = {"name": "r", "quota": "5/minute", option: _coroutine}
+    with pytest.raises(ColourError):
+        Gate(settings(rules=[Rule(**rule)]))
+    AsyncGate(settings(rules=[Rule(**rule)]))
+
+
+@pytest.mark.parametrize("key", [_coroutine, ("ip", _coroutine)])
+def test_nor_can_an_async_key_of_the_settings(key: Any) -> None:
+    with pytest.raises(ColourError):
+        Gate(settings(default_limits=["5/minute"], key=key))
+
+
+def test_a_plain_function_that_returns_a_coroutine_is_an_error_and_leaves_none_behind() -> None:
+    made: list[Any] = []
+
+    def key(visitor: object) -> Any:
+        made.append(_coroutine(visitor))
+        return made[-1]
+
+    gate = Gate(settings(rules=[Rule(name="r", quota="5/minute", key=key)]))
+    with pytest.raises(ColourError):
+        gate.decide(Visitor(), gate.bind(Place()))
+    assert [inspect.getcoroutinestate(each) for each in made] == [inspect.CORO_CLOSED]
+
+
+@pytest.mark.parametrize(
+    ("options", "marks", "error"),
+    [
+        ({"default_limits": ["1/s burst 5"]}, (), AlgorithmError),
+        ({"rules": [Rule(name="r", quota="1/s burst 5")]}, (), AlgorithmError),
+        ({}, (make_mark("1/s burst 5"),), AlgorithmError),
+    ],
+)
+def test_what_the_applications_algorithm_cannot_carry_is_an_error_before_any_request(
+    options: dict[str, Any], marks: tuple[Mark, ...], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        Gate(settings(**options)).bind(place(*marks))
+    Gate(settings(**options, algorithm="gcra")).bind(place(*marks))
+
+
+# One answer about all
+
+
+def test_all_or_nothing_over_defaults_rules_and_marks(ask: Ask) -> None:
+    given = settings(default_limits=["3/minute"], rules=[Rule(name="r", quota="9/minute")])
+    decisions = ask(given, place(make_mark("2/minute")), *[Visitor()] * 4)
+    last = decisions[-1]
+    assert last is not None
+    assert [bool(decision) for decision in decisions] == [True, True, False, False]
+    assert [outcome.remaining for outcome in last.results] == [1, 7, 0]  # the refused ones took nothing
+
+
+def test_names_are_unique_and_budgets_stay(ask: Ask) -> None:
+    rules = [Rule(name="reply", quota="9/minute"), Rule(name="default-day", quota="9/hour")]
+    marks = (make_mark("5/minute"), make_mark("5/hour"))
+    [decision] = ask(settings(default_limits=["9/second", "9/day"], rules=rules), place(*marks), Visitor())
+    assert decision is not None
+    assert names(decision) == ["default-second", "default-day", "reply", "default-day-2", "reply-2", "reply-3"]
+    assert len(decision.results) == 6
+    ids = [check.terms.rule_id.partition(":")[0] for check in decision.checks]
+    assert ids == ["default", "default", "reply", "default-day", "shop.reply", ids[-1]]
+
+
+def test_two_marks_of_one_view_do_not_spend_each_others_budget(ask: Ask) -> None:
+    marks = (make_mark("9/minute"), make_mark("1/minute", methods=["POST"]))
+    decisions = ask(settings(), place(*marks), *[Visitor("GET")] * 3, Visitor("POST"), Visitor("POST"))
+    assert [bool(decision) for decision in decisions] == [True, True, True, True, False]
+
+
+def test_a_shared_scope_is_charged_once_by_the_stricter_rule(ask: Ask) -> None:
+    marks = (make_mark("9/minute", scope="s"), make_mark("2/minute", scope="s"))
+    decisions = ask(settings(), place(*marks), *[Visitor()] * 3)
+    assert [len(decision.results) for decision in decisions if decision is not None] == [1, 1, 1]
+    assert [bool(decision) for decision in decisions] == [True, True, False]
+
+
+# Without the store
+
+
+@pytest.mark.parametrize(
+    ("policy", "allowed"),
+    [("local", [True, True, False]), ("allow", [True] * 3), ("deny", [False] * 3)],
+)
+def test_without_the_store(ask: Ask, policy: str, allowed: list[bool], request: pytest.FixtureRequest) -> None:
+    later = request.node.callspec.params["ask"] == "async"
+    given = Settings(
+        store=Awaited(BrokenStore()) if later else BrokenStore(), default_limits=["2/minute"], on_store_failure=policy
+    )
+    decisions = ask(given, Place(), *[Visitor()] * 3)
+    assert [bool(decision) for decision in decisions] == allowed
+    assert all(decision is not None and decision.degraded for decision in decisions)
+
+
+def test_an_outage_is_told_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    store = Flaky()
+    gate = Gate(Settings(store=store, default_limits=["2/minute"], on_store_failure="allow"))
+    for store.down in (False, True, True, False, False, True):
+        gate.decide(Visitor(), gate.bind(Place()))
+    told = [record.message.removeprefix("headgate: ")[:9] for record in caplog.records]
+    assert told == ["store fla", "the store", "store fla"]
+    assert all("203.0.113.7" not in record.message for record in caplog.records)
+
+
+def test_without_a_rule_the_store_is_not_asked(ask: Ask, request: pytest.FixtureRequest) -> None:
+    later = request.node.callspec.params["ask"] == "async"
+    given = Settings(store=Awaited(BrokenStore()) if later else BrokenStore())
+    assert ask(given, place(), Visitor()) == [None]

@@ -1,0 +1,484 @@
+"""http.py against standards.md §1: its vectors with http-sf as oracle, dialects, merging, the answer to a refusal."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from typing import Any
+
+import http_sf
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import Decision, Limiter, ManualClock, Outcome, Rule
+from headgate.errors import QuotaError, RuleError, SettingsError
+from headgate.http import (
+    DIALECTS,
+    PROBLEM,
+    check_dialect,
+    denial,
+    denial_fields,
+    is_preflight,
+    merge,
+    quoted,
+    response_fields,
+    retry_after,
+    seconds,
+    wants_text,
+)
+from headgate.plan import Check, Terms
+
+SECOND = 1_000_000
+DRAFT = "draft-11"
+
+
+def made(*rules: tuple[str, Outcome], window: float = 60, degraded: bool = False) -> Decision:
+    """A decision of named outcomes."""
+    checks = tuple([Check(Terms(name, name, "x", (out.limit,), round(window * SECOND)), "i", 1) for name, out in rules])
+    outcomes = tuple([outcome for _, outcome in rules])
+    return Decision(all(outcome.allowed for outcome in outcomes), checks, outcomes, degraded)
+
+
+def out(limit: int, remaining: int, *, wait: float | None = 0.0, next_after: float = 0, reset: float = 0) -> Outcome:
+    """An outcome with times in seconds; refused if it has to wait."""
+    wait_us = None if wait is None else round(wait * SECOND)
+    return Outcome(wait == 0.0, limit, remaining, wait_us, round(reset * SECOND), round(next_after * SECOND))
+
+
+def told(decision: Decision, dialect: str = DRAFT, *, status: int = 200, epoch: float = 0) -> dict[str, str]:
+    """The fields of a dialect by their names."""
+    fields = response_fields(decision, dialect, epoch=epoch, status=status)
+    assert len({name for name, _ in fields}) == len(fields)
+    return dict(fields)
+
+
+def parsed(text: str) -> Any:
+    """A list as the oracle reads it."""
+    return http_sf.parse(text.encode(), tltype="list")
+
+
+# What the draft shows, as the oracle reads it: (number, text, items, canonical text or None for the same).
+VECTORS: list[tuple[str, str, list[Any], str | None]] = [
+    (
+        "V1",
+        '"burst";q=100;w=60,"daily";q=1000;w=86400',
+        [("burst", {"q": 100, "w": 60}), ("daily", {"q": 1000, "w": 86400})],
+        '"burst";q=100;w=60, "daily";q=1000;w=86400',
+    ),
+    ("V2", '"default";q=100;w=10', [("default", {"q": 100, "w": 10})], None),
+    (
+        "V3",
+        '"permin";q=50;w=60,"perhr";q=1000;w=3600',
+        [("permin", {"q": 50, "w": 60}), ("perhr", {"q": 1000, "w": 3600})],
+        '"permin";q=50;w=60, "perhr";q=1000;w=3600',
+    ),
+    (
+        "V4",
+        '"peruser";q=100;w=60;pk=:cHsdsRa894==:',
+        [("peruser", {"q": 100, "w": 60, "pk": bytes.fromhex("707b1db116bcf7")})],
+        '"peruser";q=100;w=60;pk=:cHsdsRa89w==:',
+    ),
+    (
+        "V5",
+        '"peruser";q=65535;qu="content-bytes";w=10;pk=:sdfjLJUOUH==:',
+        [("peruser", {"q": 65535, "qu": "content-bytes", "w": 10, "pk": bytes.fromhex("b1d7e32c950e50")})],
+        '"peruser";q=65535;qu="content-bytes";w=10;pk=:sdfjLJUOUA==:',
+    ),
+    ("V6", '"default";r=50;t=30', [("default", {"r": 50, "t": 30})], None),
+    ("V7", '"default";r=999;pk=:dHJpYWwxMjEzMjM=:', [("default", {"r": 999, "pk": b"trial121323"})], None),
+    (
+        "V8",
+        '"default";r=300000000;t=60;pk=:QXBwLTk5OQ==:',
+        [("default", {"r": 300000000, "t": 60, "pk": b"App-999"})],
+        None,
+    ),
+    (
+        "V9",
+        '"hour";q=1000;w=3600, "day";q=5000;w=86400',
+        [("hour", {"q": 1000, "w": 3600}), ("day", {"q": 5000, "w": 86400})],
+        None,
+    ),
+    ("V10", '"basic";r=60;t=58', [("basic", {"r": 60, "t": 58})], None),
+    ("V13", '"a b\\"c";q=1', [('a b"c', {"q": 1})], None),
+]
+
+
+@pytest.mark.parametrize(("text", "items", "canonical"), [row[1:] for row in VECTORS], ids=[row[0] for row in VECTORS])
+def test_the_oracle_reads_the_drafts_vectors(text: str, items: list[Any], canonical: str | None) -> None:
+    assert parsed(text) == items
+    assert http_sf.ser(parsed(text)) == (text if canonical is None else canonical)
+
+
+@pytest.mark.parametrize(
+    ("number", "decision", "field", "expected"),
+    [
+        ("V1", made(("burst", out(100, 9)), window=60), "RateLimit-Policy", '"burst";q=100;w=60'),
+        ("V2", made(("default", out(100, 50)), window=10), "RateLimit-Policy", '"default";q=100;w=10'),
+        ("V6", made(("default", out(100, 50, next_after=29.000001))), "RateLimit", '"default";r=50;t=30'),
+        ("V7", made(("default", out(1000, 999))), "RateLimit", '"default";r=999'),
+        ("V8", made(("d", out(10**9, 300000000, next_after=60))), "RateLimit", '"d";r=300000000;t=60'),
+        ("V10", made(("basic", out(100, 60, next_after=58))), "RateLimit", '"basic";r=60;t=58'),
+        ("V13", made(('a b"c', out(2, 1))), "RateLimit", '"a b\\"c";r=1'),
+    ],
+)
+def test_we_write_what_the_draft_shows(number: str, decision: Decision, field: str, expected: str) -> None:
+    text = told(decision)[field]
+    assert text == expected
+    assert http_sf.ser(parsed(text)) == expected
+
+
+def test_v9_a_refusal_lists_the_violated_policies_only() -> None:
+    decision = made(("hour", out(1000, 5)), ("day", out(5000, 0, wait=36000, next_after=36000)))
+    fields = dict(denial_fields(decision, DRAFT, epoch=0, status=429))
+    assert fields["RateLimit-Policy"] == '"hour";q=1000;w=60, "day";q=5000;w=60'
+    assert fields["RateLimit"] == '"day";r=0;t=36000'
+    assert fields["Retry-After"] == "36000"
+
+
+def test_v11_retry_after_and_t_name_the_same_instant() -> None:
+    fields = dict(denial_fields(made(("d", out(1, 0, wait=5, next_after=5))), DRAFT, epoch=0, status=429))
+    assert (fields["Retry-After"], fields["RateLimit"]) == ("5", '"d";r=0;t=5')
+
+
+def test_v12_two_lines_are_one_list() -> None:
+    lines = ['"burst";q=100;w=60', '"daily";q=1000;w=86400']
+    assert http_sf.parse(", ".join(lines).encode(), tltype="list") == parsed(VECTORS[0][1])
+
+
+@pytest.mark.parametrize("name", ["café", "a\nb", "a\x7fb", "", "x" * 129])
+def test_n1_a_name_that_no_string_can_carry_is_refused_when_the_rule_is_made(name: str) -> None:
+    with pytest.raises(RuleError):
+        Rule(name=name, quota="1/minute")
+
+
+@pytest.mark.parametrize("name", ["café", "a\nb"])
+def test_n1_nor_is_it_ever_written(name: str) -> None:
+    with pytest.raises(RuleError):
+        quoted(name)
+
+
+@pytest.mark.parametrize("quota", ["1000000000000000/day", "1.5/day", "-1/day", "1/0 seconds", "0/day"])
+def test_n2_a_quota_that_no_integer_can_carry_is_refused(quota: str) -> None:
+    with pytest.raises(QuotaError):
+        Rule(name="x", quota=quota)
+
+
+@pytest.mark.parametrize("text", ['"x";Q=1', "limit=100, remaining=50, reset=5"])
+def test_n3_n4_what_is_no_list_of_strings(text: str) -> None:
+    try:
+        items = parsed(text)
+    except http_sf.StructuredFieldError:
+        return
+    assert not all(type(name) is str for name, _ in items)
+
+
+@given(st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=128))
+def test_any_printable_name_round_trips(name: str) -> None:
+    [(read, parameters)] = parsed(told(made((name, out(5, 4))))["RateLimit"])
+    assert (read, parameters) == (name, {"r": 4})
+
+
+# Dialects
+
+TWO = made(("a", out(10, 9, next_after=1, reset=3.2)), ("b", out(100, 5, next_after=2, reset=50.5)))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "expected"),
+    [
+        ("draft-11", {"RateLimit-Policy": '"a";q=10;w=60, "b";q=100;w=60', "RateLimit": '"a";r=9;t=1, "b";r=5;t=2'}),
+        ("draft-7", {"RateLimit-Policy": "10;w=60, 100;w=60", "RateLimit": "limit=100, remaining=5, reset=51"}),
+        (
+            "draft-6",
+            {
+                "RateLimit-Policy": "10;w=60, 100;w=60",
+                "RateLimit-Limit": "100",
+                "RateLimit-Remaining": "5",
+                "RateLimit-Reset": "51",
+            },
+        ),
+        ("x-ratelimit", {"X-RateLimit-Limit": "100", "X-RateLimit-Remaining": "5", "X-RateLimit-Reset": "1051"}),
+        ("x-ratelimit-delta", {"X-RateLimit-Limit": "100", "X-RateLimit-Remaining": "5", "X-RateLimit-Reset": "51"}),
+    ],
+)
+def test_dialects(dialect: str, expected: dict[str, str]) -> None:
+    assert told(TWO, dialect, epoch=1000.25) == expected
+    assert set(DIALECTS) == {"draft-11", "draft-7", "draft-6", "x-ratelimit", "x-ratelimit-delta"}
+
+
+def test_only_the_vendors_old_name_ever_carries_a_moment() -> None:
+    for dialect in set(DIALECTS) - {"x-ratelimit"}:
+        assert told(TWO, dialect, epoch=1e9) == told(TWO, dialect, epoch=2e9)
+
+
+@pytest.mark.parametrize("dialect", [*DIALECTS, None])
+@pytest.mark.parametrize(("status", "silent"), [(101, True), (200, False), (304, True), (302, True), (404, False)])
+def test_no_fields_where_they_mean_something_else(dialect: str | None, status: int, silent: bool) -> None:
+    fields = response_fields(TWO, dialect, epoch=0, status=status)
+    assert (fields == []) is (silent or dialect is None)
+
+
+def test_no_fields_where_no_rule_applied() -> None:
+    assert response_fields(made(), DRAFT, epoch=0, status=200) == []
+
+
+def test_on_somebody_elses_429_what_is_left_here_is_not_told() -> None:
+    assert told(TWO, status=429).keys() == {"RateLimit-Policy"}
+
+
+@pytest.mark.parametrize("dialect", ["draft-11", None])
+def test_a_dialect_is_known_or_none(dialect: str | None) -> None:
+    check_dialect(dialect)
+
+
+@pytest.mark.parametrize("dialect", ["draft-12", "", 11, ["draft-11"]])
+def test_an_unknown_dialect_is_refused(dialect: Any) -> None:
+    with pytest.raises(SettingsError, match="draft-11, draft-7"):
+        check_dialect(dialect)
+
+
+# Retry-After
+
+
+@pytest.mark.parametrize(
+    ("us", "whole"), [(0, 0), (1, 1), (999_999, 1), (SECOND, 1), (SECOND + 1, 2), (2**53 - 1, 9007199255)]
+)
+def test_seconds_are_rounded_up(us: int, whole: int) -> None:
+    assert seconds(us) == whole
+
+
+@pytest.mark.parametrize(
+    ("decision", "wait"),
+    [
+        (made(("a", out(1, 0, wait=0.000001))), 1),
+        (made(("a", out(1, 0, wait=1))), 1),
+        (made(("a", out(1, 0, wait=1.000001))), 2),
+        (made(("a", out(1, 0, wait=1)), ("b", out(1, 0, wait=30)), ("c", out(9, 9))), 30),
+        (made(("a", out(1, 0, wait=None))), None),
+        (made(("a", out(1, 0, wait=None)), ("b", out(1, 0, wait=30))), None),
+        (Decision(allowed=False, checks=(), results=(), degraded=True), 1),
+    ],
+)
+def test_retry_after(decision: Decision, wait: int | None) -> None:
+    assert retry_after(decision) == wait
+
+
+@given(st.integers(1, 2**53 - 1), st.integers(0, 10**15))
+def test_waiting_so_long_is_never_too_early(wait_us: int, epoch_us: int) -> None:
+    decision = made(("a", Outcome(False, 1, 0, wait_us, wait_us, wait_us)))
+    found = retry_after(decision)
+    assert found is not None
+    assert 0 <= found - Fraction(wait_us, SECOND) < 1
+    moment = int(told(decision, "x-ratelimit", epoch=epoch_us / SECOND)["X-RateLimit-Reset"])
+    assert moment >= Fraction(round(epoch_us / SECOND * SECOND) + wait_us, SECOND)
+
+
+# Answers
+
+REFUSED = made(("a", out(1, 0, wait=1.5, next_after=1.5)), ("b", out(9, 3)))
+NEVER = made(("a", out(1, 0, wait=None)))
+SHUT = Decision(allowed=False, checks=(), results=(), degraded=True)
+
+
+@pytest.mark.parametrize(
+    ("decision", "expected"),
+    [
+        (
+            REFUSED,
+            {
+                "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+                "title": "Quota Exceeded",
+                "status": 429,
+                "detail": "Retry after 2 seconds.",
+                "violated-policies": ["a"],
+            },
+        ),
+        (
+            NEVER,
+            {
+                "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+                "title": "Quota Exceeded",
+                "status": 429,
+                "detail": "This request costs more than its limit, so it can never pass.",
+                "violated-policies": ["a"],
+            },
+        ),
+        (
+            SHUT,
+            {
+                "type": "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
+                "title": "Temporary Reduced Capacity",
+                "status": 503,
+                "detail": "Retry after 1 second.",
+                "violated-policies": [],
+            },
+        ),
+    ],
+    ids=["refused", "never", "store down"],
+)
+def test_the_problem(decision: Decision, expected: dict[str, Any]) -> None:
+    answer = denial(decision, DRAFT, epoch=0)
+    fields = dict(answer.fields)
+    assert json.loads(answer.body) == expected
+    assert answer.status == expected["status"]
+    assert fields["Content-Type"] == PROBLEM
+    assert fields["Content-Length"] == str(len(answer.body))
+    assert fields["Cache-Control"] == "no-store"
+    assert ("Retry-After" in fields) is (decision is not NEVER)
+    policies = {name for name, _ in parsed(fields.get("RateLimit-Policy", ""))} if decision.results else set()
+    assert set(expected["violated-policies"]) <= policies
+
+
+def test_names_of_problems_and_fields_are_the_same_text() -> None:
+    answer = denial(made(('a "b"\\', out(1, 0, wait=1))), DRAFT, epoch=0)
+    [(name, _)] = parsed(dict(answer.fields)["RateLimit"])
+    assert json.loads(answer.body)["violated-policies"] == [name] == ['a "b"\\']
+
+
+@pytest.mark.parametrize("decision", [REFUSED, NEVER, SHUT], ids=["refused", "never", "store down"])
+def test_text_for_those_who_read(decision: Decision) -> None:
+    answer = denial(decision, DRAFT, epoch=0, accept="text/html")
+    assert dict(answer.fields)["Content-Type"] == "text/plain; charset=utf-8"
+    assert answer.body.decode().endswith(".\n")
+
+
+@pytest.mark.parametrize(("status", "tells"), [(200, False), (303, False), (420, True), (503, True)])
+def test_a_redirect_after_a_refusal_has_no_retry_after(status: int, tells: bool) -> None:
+    fields = dict(denial_fields(REFUSED, DRAFT, epoch=0, status=status))
+    assert ("Retry-After" in fields) is tells
+    assert fields["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    ("accept", "text"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("application/json", False),
+        ("application/problem+json", False),
+        ("text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8", True),
+        ("text/plain", True),
+        ("TEXT/HTML ; Q=0.9 , application/json;q=0.8", True),
+        ("text/html;q=0.5, application/json", False),
+        ("text/html;q=0.5, */*", False),
+        ("application/json, text/html", False),
+        ("text/html, application/json", True),
+        ("text/html;q=0", False),
+        ("text/html;q=x, */*;q=0.1", False),
+        ("text/html;level=1;q=0.7, */*;q=0.1", True),
+        ("image/png", False),
+        (",;,=;q", False),
+        ("text/html;q=1.5", True),
+    ],
+)
+def test_what_a_client_would_rather_read(accept: str, text: bool) -> None:
+    assert wants_text(accept) is text
+
+
+@given(st.text())
+def test_no_accept_header_raises(accept: str) -> None:
+    assert wants_text(accept) in (True, False)
+
+
+# Merging
+
+
+@pytest.mark.parametrize(
+    ("existing", "added", "expected"),
+    [
+        ([], [("RateLimit", '"a";r=1')], {"RateLimit": '"a";r=1'}),
+        ([("Server", "x")], [("RateLimit", '"a";r=1')], {"Server": "x", "RateLimit": '"a";r=1'}),
+        ([("ratelimit", '"a";r=1')], [("RateLimit", '"b";r=2')], {"RateLimit": '"a";r=1, "b";r=2'}),
+        (
+            [("RateLimit", '"a";r=1, "a-2";r=2')],
+            [("RateLimit", '"a";r=3')],
+            {"RateLimit": '"a";r=1, "a-2";r=2, "a-3";r=3'},
+        ),
+        (
+            [("RateLimit", '"a";r=1'), ("RateLimit", '"b";r=2')],
+            [("RateLimit", '"b";r=3')],
+            {"RateLimit": '"a";r=1, "b";r=2, "b-2";r=3'},
+        ),
+        (  # one name stands for one policy, in both fields
+            [("RateLimit-Policy", '"a";q=1, "b";q=2'), ("RateLimit", '"a";r=0')],
+            [("RateLimit-Policy", '"a";q=3, "b";q=4'), ("RateLimit", '"b";r=1')],
+            {"RateLimit-Policy": '"a";q=1, "b";q=2, "a-2";q=3, "b-2";q=4', "RateLimit": '"a";r=0, "b-2";r=1'},
+        ),
+        ([("RateLimit", '"a\\"b";r=1')], [("RateLimit", '"a\\"b";r=2')], {"RateLimit": '"a\\"b";r=1, "a\\"b-2";r=2'}),
+        ([("Retry-After", "5")], [("Retry-After", "60")], {"Retry-After": "60"}),
+        ([("retry-after", "60"), ("Retry-After", "7")], [("Retry-After", "5")], {"Retry-After": "60"}),
+        ([("Retry-After", "Mon, 05 Aug 2019 09:27:05 GMT")], [("Retry-After", "5")], {"Retry-After": "5"}),
+        ([("Retry-After", "9" * 5000)], [("Retry-After", "5")], {"Retry-After": "5"}),
+        ([("Cache-Control", "public")], [("Cache-Control", "no-store")], {"Cache-Control": "no-store"}),
+        (
+            [("Cache-Control", "private, No-Store")],
+            [("Cache-Control", "no-store")],
+            {"Cache-Control": "private, No-Store"},
+        ),
+        (  # one answer only: the tighter one
+            [("RateLimit", "limit=10, remaining=1, reset=5")],
+            [("RateLimit", "limit=10, remaining=9, reset=9")],
+            {"RateLimit": "limit=10, remaining=1, reset=5"},
+        ),
+        (
+            [("RateLimit", "limit=10, remaining=9, reset=5")],
+            [("RateLimit", "limit=100, remaining=5, reset=9")],
+            {"RateLimit": "limit=100, remaining=5, reset=9"},
+        ),
+        (
+            [("X-RateLimit-Limit", "10"), ("X-RateLimit-Remaining", "1"), ("X-RateLimit-Reset", "5")],
+            [("X-RateLimit-Limit", "9"), ("X-RateLimit-Remaining", "8"), ("X-RateLimit-Reset", "7")],
+            {"X-RateLimit-Limit": "10", "X-RateLimit-Remaining": "1", "X-RateLimit-Reset": "5"},
+        ),
+        (
+            [("X-RateLimit-Limit", "garbage"), ("X-RateLimit-Remaining", "1"), ("X-RateLimit-Reset", "5")],
+            [("X-RateLimit-Limit", "9"), ("X-RateLimit-Remaining", "8"), ("X-RateLimit-Reset", "7")],
+            {"X-RateLimit-Limit": "9", "X-RateLimit-Remaining": "8", "X-RateLimit-Reset": "7"},
+        ),
+        ([("RateLimit-Policy", "10;w=60")], [("RateLimit-Policy", "9;w=1")], {"RateLimit-Policy": "10;w=60, 9;w=1"}),
+        (  # two dialects cannot be one value
+            [("RateLimit", "limit=10, remaining=1, reset=5")],
+            [("RateLimit", '"a";r=8')],
+            {"RateLimit": '"a";r=8'},
+        ),
+    ],
+)
+def test_merge(existing: list[tuple[str, str]], added: list[tuple[str, str]], expected: dict[str, str]) -> None:
+    merged = merge(existing, added)
+    assert dict(merged) == expected
+    assert len(merged) == len(expected)
+
+
+def test_merge_leaves_everything_else_alone_and_in_order() -> None:
+    own = [("Set-Cookie", "a"), ("X", "1"), ("Set-Cookie", "b"), ("retry-after", "3")]
+    assert merge(own, [("RateLimit", '"a";r=1')]) == [*own, ("RateLimit", '"a";r=1')]
+    assert merge(own, [("Retry-After", "9")]) == [*own[:3], ("Retry-After", "9")]
+
+
+@pytest.mark.parametrize("dialect", list(DIALECTS))
+def test_two_limiters_of_one_dialect_make_one_valid_answer(dialect: str) -> None:
+    limiter = Limiter(clock=ManualClock())
+    one, other = limiter.hit("5/minute", "a", action="x"), limiter.hit("9/hour", "a", action="x")
+    first = response_fields(one, dialect, epoch=0, status=200)
+    merged = merge(first, response_fields(other, dialect, epoch=0, status=200))
+    assert len({name.lower() for name, _ in merged}) == len(merged)
+    if dialect == DRAFT:
+        assert [name for name, _ in parsed(dict(merged)["RateLimit"])] == ["x", "x-2"]
+
+
+# Preflights
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "preflight"),
+    [
+        ("OPTIONS", {"origin", "access-control-request-method"}, True),
+        ("OPTIONS", {"origin"}, False),
+        ("OPTIONS", {"access-control-request-method"}, False),
+        ("OPTIONS", set(), False),
+        ("GET", {"origin", "access-control-request-method"}, False),
+    ],
+)
+def test_a_preflight_has_three_conditions(method: str, headers: set[str], preflight: bool) -> None:
+    assert is_preflight(method, lambda name: name in headers) is preflight

@@ -1,0 +1,306 @@
+"""The limiters: the plain call, the decision, the schemes of sources.md S1 to S6, both colours."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headgate import AsyncLimiter, ConfigurationError, Decision, Limiter, ManualClock, Quota, StoreError
+from headgate.algorithms import ALGORITHMS
+from headgate.errors import AlgorithmError, ColourError, QuotaError, RuleError, StoreURLError
+from headgate.identity import identity_text
+from headgate.plan import Check, Plan
+from headgate.stores.memory import AsyncMemoryStore, MemoryStore
+from headgate.testing import Awaited, BrokenStore, OpenStore, ShutStore
+from headgate.testing.store import terms
+from tests.stores.colours import COLOURS
+
+EVERY_STORE = ("memory", "valkey", "redis6")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1_760_000_000)
+
+
+@pytest.fixture(params=COLOURS)
+def colour(request: pytest.FixtureRequest) -> Any:
+    return COLOURS[request.param]
+
+
+@pytest.fixture(params=EVERY_STORE)
+def limiter(request: pytest.FixtureRequest, colour: Any, clock: ManualClock) -> Iterator[Any]:
+    """A limiter of each colour on each store, all following one clock."""
+    where = "memory://"
+    if request.param != "memory":
+        server = request.getfixturevalue(request.param)
+        server.flush()
+        where = f"{server.url}?socket_timeout=10&timeout=10"
+    with colour(where, clock=clock) as made:
+        yield made
+
+
+def test_s1_the_plain_question(limiter: Any, clock: ManualClock) -> None:
+    """This user may reply at most 5 times a minute."""
+    told = [limiter.is_action_allowed("laoqian", "reply", 60, 5) for _ in range(20)]
+    assert told == [True] * 5 + [False] * 15
+    assert limiter.is_action_allowed("laoqian", "post", period=600, max_count=10)
+    assert limiter.is_action_allowed("another", "reply", period=60, max_count=5)
+    clock.advance(60)
+    assert limiter.is_action_allowed(user_id="laoqian", action_key="reply", period=60, max_count=5)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_s1_by_every_algorithm(limiter: Any, algorithm: str) -> None:
+    told = [
+        limiter.is_action_allowed("laoqian", "reply", period=60, max_count=5, algorithm=algorithm) for _ in range(8)
+    ]
+    assert told == [True] * 5 + [False] * 3
+
+
+def test_s2_a_fixed_window_ends_when_it_said_it_would(limiter: Any, clock: ManualClock) -> None:
+    """EXPIRE on every hit pushed the end away for ever; here steady traffic is let in again on time."""
+    told = []
+    for _ in range(13):
+        told.append(limiter.hit("5/minute", "laoqian", algorithm="fixed-window").allowed)
+        clock.advance(10)
+    assert told == [True] * 5 + [False] + [True] * 5 + [False] + [True]
+
+
+def test_s2_the_boundary_is_what_the_default_algorithm_mends(limiter: Any, clock: ManualClock) -> None:
+    """98 at the end of one minute and 99 at the start of the next: twice the limit in two seconds."""
+    admitted = {}
+    for algorithm in ("fixed-window", "sliding-window"):
+        limiter.hit("100/minute", "laoqian", algorithm=algorithm)
+        clock.advance(59)
+        admitted[algorithm] = limiter.hit("100/minute", "laoqian", cost=98, algorithm=algorithm).allowed
+        clock.advance(2)
+        admitted[algorithm] += limiter.hit("100/minute", "laoqian", cost=99, algorithm=algorithm).allowed
+        clock.advance(3600)
+    assert admitted == {"fixed-window": 2, "sliding-window": 1}
+
+
+def test_s3_two_requests_of_one_moment_are_two(limiter: Any) -> None:
+    """The same millisecond as ZSET member counted once."""
+    told = [limiter.hit("5/minute", "laoqian", algorithm="sliding-log").allowed for _ in range(7)]
+    assert told == [True] * 5 + [False] * 2
+
+
+@pytest.mark.parametrize(("counted", "passes"), [(False, True), (True, False)])
+def test_s3_refusals_are_not_recorded_unless_asked(
+    limiter: Any, clock: ManualClock, counted: bool, passes: bool
+) -> None:
+    rule = terms("sliding-log", "2/minute", counted=counted)
+    plan = Plan((Check(rule, identity_text("laoqian"), 1),))
+    assert [limiter.run(plan).allowed for _ in range(2)] == [True, True]
+    for _ in range(6):
+        clock.advance(10)
+        decision = limiter.run(plan)
+    assert decision.allowed is passes
+
+
+def test_s4_costs_and_clocks_are_in_microseconds(limiter: Any, clock: ManualClock) -> None:
+    """The script's own moment, exact: refused one microsecond early, admitted on time."""
+    limiter.hit("1/second", "laoqian", algorithm="sliding-log")
+    clock.advance(0.999999)
+    assert limiter.hit("1/second", "laoqian", algorithm="sliding-log").retry_after == 0.000001
+    clock.advance(0.000001)
+    assert limiter.hit("1/second", "laoqian", algorithm="sliding-log").allowed
+
+
+def test_s5_the_list_is_the_default_and_holds_any_limit(limiter: Any) -> None:
+    decision = limiter.hit("1000000/minute", "laoqian", cost=999_999)
+    assert decision.remaining == 1
+    assert limiter.hit("1000000/minute", "laoqian").allowed
+    assert not limiter.hit("1000000/minute", "laoqian").allowed
+
+
+def test_s6_the_funnel(limiter: Any, clock: ManualClock) -> None:
+    """capacity = 15, leaking_rate = 0.5 a second; each call waters by its quota."""
+    funnel = Quota.funnel(capacity=15, leaking_rate=0.5)
+    assert limiter.hit(funnel, "laoqian", action="reply", cost=15, algorithm="leaky-bucket").remaining == 0
+    refused = limiter.hit(funnel, "laoqian", action="reply", cost=2, algorithm="leaky-bucket")
+    assert (refused.allowed, refused.retry_after) == (False, 4.0)
+    clock.advance(4)
+    assert limiter.hit(funnel, "laoqian", action="reply", cost=2, algorithm="leaky-bucket").allowed
+
+
+def test_a_decision_by_example(limiter: Any, clock: ManualClock) -> None:
+    decision = limiter.hit("5/minute; 100/day", "laoqian", action="like")
+    assert list(decision.outcomes) == ["like-minute", "like-day"]
+    assert (decision.allowed, decision.rule, decision.limit, decision.remaining) == (True, "like-minute", 5, 4)
+    assert (decision.retry_after, decision.reset_after, decision.degraded) == (0.0, 60.0, False)
+    clock.advance(15)
+    refused = limiter.hit("5/minute; 100/day", "laoqian", action="like", cost=5)
+    assert not refused
+    assert (refused.rule, refused.limit, refused.remaining, refused.retry_after) == ("like-minute", 5, 4, 45.0)
+    assert refused.outcomes["like-day"].remaining == 99, "a refused request costs nothing"
+
+
+def test_peek_and_reset(limiter: Any) -> None:
+    quota = "2/minute; 3/hour"
+    assert [limiter.peek(quota, "a").remaining for _ in range(3)] == [2, 2, 2]
+    assert [limiter.hit(quota, "a", cost=2).allowed, limiter.hit(quota, "a").allowed] == [True, False]
+    assert not limiter.peek(quota, "a").allowed
+    assert limiter.peek(quota, "a", cost=0).allowed
+    limiter.reset(quota, "b")
+    limiter.reset(quota, "a", action="other")
+    assert not limiter.peek(quota, "a").allowed
+    limiter.reset(quota, "a")
+    assert [outcome.remaining for outcome in limiter.peek(quota, "a").results] == [2, 3]
+
+
+def test_budgets_are_apart(limiter: Any) -> None:
+    ways: list[dict[str, Any]] = [
+        {"identity": "a"}, {"identity": "b"}, {"identity": 1}, {"identity": "1"}, {"identity": ("a",)},
+        {"identity": "a", "action": "x"}, {"identity": "a", "action": "default"},
+        {"identity": "a", "action": "x" * 1000}, {"identity": "a", "action": "x" * 999},
+        {"identity": "a", "action": "ü\0{}"}, {"identity": "a", "algorithm": "gcra"},
+    ]  # fmt: skip
+    for way in ways:
+        assert limiter.hit("1/hour", **way), way
+    for way in ways:
+        assert not limiter.hit("1/hour", **way), way
+
+
+@pytest.mark.parametrize(("first", "then", "remaining"), [("10/minute", "5/minute", 0), ("5/minute", "10/minute", 4)])
+@pytest.mark.parametrize("algorithm", ["sliding-window", "sliding-log", "sliding-counter", "fixed-window"])
+def test_a_limit_changed_on_live_state(limiter: Any, algorithm: str, first: str, then: str, remaining: int) -> None:
+    cost = 5 if first == "5/minute" else 8
+    limiter.hit(first, "a", cost=cost, algorithm=algorithm)
+    assert limiter.hit(then, "a", algorithm=algorithm).remaining == remaining
+
+
+def test_both_colours_have_the_same_names_and_arguments() -> None:
+    def told(kind: type) -> dict[str, list[str]]:
+        return {
+            name: list(inspect.signature(call).parameters)
+            for name, call in vars(kind).items()
+            if callable(call) and not name.startswith("__")
+        }
+
+    assert told(Limiter) == told(AsyncLimiter)
+
+
+def test_context_managers_close_what_they_opened(clock: ManualClock) -> None:
+    class Closing(MemoryStore):
+        closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    store = Closing(clock=clock)
+    with Limiter(store) as limiter:
+        assert limiter.store is store
+    assert store.closed == 0
+
+    async def main() -> None:
+        async with AsyncLimiter(Awaited(store)) as limiter:
+            assert await limiter.is_action_allowed("a", "b", 60, 1)
+        assert store.closed == 0
+
+    asyncio.run(main())
+
+
+WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str]] = [
+    ({"store": "nowhere://"}, StoreURLError, "unknown scheme"),
+    ({"store": object()}, StoreURLError, "neither a URL nor a store"),
+    ({"algorithm": "leaky"}, AlgorithmError, "known are|use one of"),
+    ({"algorithm": None}, AlgorithmError, "not known"),
+    ({"algorithm": ["gcra"]}, AlgorithmError, "not known"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "text"), WRONG)
+@pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
+def test_a_wrong_limiter_cannot_be_made(kind: Any, options: dict[str, Any], error: type, text: str) -> None:
+    with pytest.raises(error, match=text):
+        kind(**options)
+
+
+def test_a_store_of_the_other_colour_is_refused() -> None:
+    with pytest.raises(ColourError, match="HG009"):
+        Limiter(AsyncMemoryStore(MemoryStore()))  # type: ignore[arg-type]
+    with pytest.raises(ColourError, match="HG009"):
+        AsyncLimiter(MemoryStore())  # type: ignore[arg-type]
+
+
+CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"quota": "10/fortnight"}, QuotaError, "fortnight"),
+    ({"quota": ""}, QuotaError, "empty part"),
+    ({"quota": 10}, QuotaError, "not a quota|is not text"),
+    ({"quota": None}, QuotaError, "not a quota|is not text"),
+    ({"quota": ()}, QuotaError, "not a quota"),
+    ({"quota": "5/minute; 10/60s"}, QuotaError, "two quotas over the same period"),
+    ({"cost": -1}, RuleError, "not a whole number"),
+    ({"cost": 1.0}, RuleError, "not a whole number"),
+    ({"cost": True}, RuleError, "not a whole number"),
+    ({"cost": None}, RuleError, "not a whole number"),
+    ({"algorithm": "leaky"}, AlgorithmError, "not known"),
+    ({"action": 3}, RuleError, "is not text"),
+    ({"action": None}, RuleError, "is not text"),
+    ({"identity": None}, ConfigurationError, "HG006"),
+    ({"identity": 1.5}, ConfigurationError, "HG006"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "text"), CALLS, ids=range(len(CALLS)))
+def test_wrong_calls_say_so(options: dict[str, Any], error: type[Exception], text: str) -> None:
+    call: dict[str, Any] = {"quota": "1/minute", "identity": "a", **options}
+    with pytest.raises(error, match=text):
+        Limiter().hit(**call)
+
+
+PLAIN = [
+    (0, 5),
+    (-1, 5),
+    (60, 0),
+    (60, -1),
+    (60, 1.5),
+    (60, True),
+    (float("nan"), 5),
+    ("minute", 5),
+    (60, "5"),
+    (60, 10**15),
+]
+
+
+@pytest.mark.parametrize(("period", "count"), PLAIN)
+def test_wrong_plain_calls_say_so(period: Any, count: Any) -> None:
+    limiter = Limiter()
+    limiter.is_action_allowed("a", "b", 60, 1)  # 1 == True, but only one of them is a number
+    with pytest.raises(QuotaError):
+        limiter.is_action_allowed("a", "b", period, count)
+
+
+HOSTILE = ["x" * 1_000_000, "\0", "\n", "{}", "}{", "\ud800", "a:b", "", "' OR 1=1", b"\xff", ("a", "\udfff")]
+
+
+@pytest.mark.parametrize("identity", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_identities_and_actions_are_ordinary(limiter: Any, identity: Any) -> None:
+    action = identity if isinstance(identity, str) else "b"
+    assert limiter.hit("1/hour", identity, action=action)
+    assert not limiter.hit("1/hour", identity, action=action)
+
+
+@pytest.mark.parametrize("wrap", [lambda store: store, Awaited])
+def test_the_testing_stores(wrap: Any) -> None:
+    def hit(store: Any, times: int = 1) -> Decision:
+        if wrap is not Awaited:
+            return [Limiter(store).hit("5/minute", "a") for _ in range(times)][-1]
+
+        async def main() -> Decision:
+            return [await AsyncLimiter(Awaited(store)).hit("5/minute", "a") for _ in range(times)][-1]
+
+        return asyncio.run(main())
+
+    assert hit(OpenStore(), 100).remaining == 5
+    shut = hit(ShutStore(retry_after=1.5))
+    assert (shut.allowed, shut.remaining, shut.retry_after, shut.reset_after) == (False, 0, 1.5, 1.5)
+    assert hit(ShutStore(retry_after=None)).retry_after is None
+    with pytest.raises(StoreError, match="HG020"):
+        hit(BrokenStore())

@@ -1,0 +1,308 @@
+"""settings.py: every option from each source, and what a person may get wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from headgate import ManualClock, Quota, Rule
+from headgate.address import Trust
+from headgate.errors import (
+    AlgorithmError,
+    ConfigurationError,
+    IdentityError,
+    QuotaError,
+    RuleError,
+    SettingsError,
+)
+from headgate.settings import Settings
+from headgate.testing import OpenStore
+
+CLOCK, STORE = ManualClock(), OpenStore()
+
+
+def by_team(request: object) -> str:
+    return "team"
+
+
+def slow(request: object, decision: object) -> str:
+    return "slow"
+
+
+@pytest.fixture(autouse=True)
+def _shop() -> Iterator[None]:
+    """A module of the user's, for dotted names."""
+    shop = ModuleType("shop")
+    shop.by_team, shop.slow = by_team, slow  # type: ignore[attr-defined]
+    sys.modules["shop"] = shop
+    yield
+    del sys.modules["shop"]
+
+
+# option → (as Python gives it, as TOML writes it, as a variable holds it, what Settings then has)
+# None where a source cannot tell the option.
+OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
+    "store": ("redis://r:6379/0", '"redis://r:6379/0"', "redis://r:6379/0", "redis://r:6379/0"),
+    "default_limits": (
+        ["1000/day", Quota(20, 1)],
+        '["1000/day", "20/second"]',
+        "1000/day; 20/second",
+        (Quota(1000, 86400), Quota(20, 1)),
+    ),
+    "rules": (
+        [Rule(name="login", quota="5/minute", key="ip")],
+        '[{name = "login", quota = "5/minute", key = "ip"}]',
+        None,
+        (Rule(name="login", quota="5/minute", key="ip"),),
+    ),
+    "key": ("header:X-Key", '"header:X-Key"', "header:X-Key", "header:X-Key"),
+    "algorithm": ("gcra", '"gcra"', "gcra", "gcra"),
+    "headers": ("draft-7", '"draft-7"', "draft-7", "draft-7"),
+    "trusted_proxies": (["10.0.0.0/8", "unix"], '["10.0.0.0/8", "unix"]', "10.0.0.0/8, unix", ["10.0.0.0/8", "unix"]),
+    "trusted_header": ("X-Real-IP", '"X-Real-IP"', "X-Real-IP", "X-Real-IP"),
+    "on_store_failure": ("deny", '"deny"', "deny", "deny"),
+    "enabled": (False, "false", "false", False),
+    "prefix": ("shop", '"shop"', "shop", "shop"),
+    "on_denied": (slow, '"shop.slow"', "shop.slow", slow),
+    "clock": (CLOCK, None, None, CLOCK),
+}
+
+
+def test_the_table_has_every_option() -> None:
+    assert list(OPTIONS) == [option.name for option in fields(Settings) if option.init]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_from_keywords(option: str) -> None:
+    given, _, _, expected = OPTIONS[option]
+    assert getattr(Settings(**{option: given}), option) == expected
+
+
+@pytest.mark.parametrize("case", [str.lower, str.upper])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_from_a_mapping(option: str, case: Any) -> None:
+    given, _, _, expected = OPTIONS[option]
+    assert getattr(Settings.from_mapping({case(option): given}), option) == expected
+
+
+@pytest.mark.parametrize("option", [option for option, row in OPTIONS.items() if row[1] is not None])
+def test_from_toml(option: str, tmp_path: Path) -> None:
+    _, text, _, expected = OPTIONS[option]
+    path = tmp_path / "limits.toml"
+    path.write_text(f"[headgate]\n{option} = {text}\n")
+    assert getattr(Settings.from_toml(path), option) == expected
+
+
+@pytest.mark.parametrize("option", [option for option, row in OPTIONS.items() if row[2] is not None])
+def test_from_the_environment(option: str) -> None:
+    _, _, text, expected = OPTIONS[option]
+    assert text is not None
+    environ = {"PATH": "/bin", f"HEADGATE_{option.upper()}": text}
+    assert getattr(Settings.from_environ(environ), option) == expected
+
+
+@pytest.mark.parametrize("option", [option for option, row in OPTIONS.items() if row[2] is None])
+def test_what_is_too_much_for_a_variable_says_so(option: str) -> None:
+    with pytest.raises(SettingsError, match="cannot be told in a variable"):
+        Settings.from_environ({f"HEADGATE_{option.upper()}": "x"})
+
+
+def test_defaults_trust_nobody_and_limit_nothing() -> None:
+    settings = Settings()
+    assert (settings.trust, settings.default_limits, settings.rules) == (Trust(), (), ())
+    assert (settings.store, settings.key, settings.on_store_failure) == ("memory://", "user", "local")
+    assert Settings.from_mapping({}) == Settings.from_environ({}) == settings
+
+
+def test_a_table_of_another_name_and_a_prefix_of_another_name(tmp_path: Path) -> None:
+    path = tmp_path / "pyproject.toml"
+    path.write_text('[limits]\nprefix = "shop"\n')
+    assert Settings.from_toml(path, table="limits").prefix == "shop"
+    assert Settings.from_environ({"SHOP_PREFIX": "shop", "HEADGATE_PREFIX": "x"}, prefix="SHOP_").prefix == "shop"
+
+
+@pytest.mark.parametrize("option", ["headers", "trusted_proxies", "on_denied"])
+def test_none_is_written_as_a_word_where_it_must_be(option: str, tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    path.write_text(f'[headgate]\n{option} = "none"\n')
+    assert getattr(Settings.from_toml(path), option) is None
+    assert getattr(Settings.from_environ({f"HEADGATE_{option.upper()}": "none"}), option) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1", True), ("true", True), ("YES", True), ("0", False), ("False", False), ("no", False)],
+)
+def test_flags_in_variables(text: str, expected: bool) -> None:
+    assert Settings.from_environ({"HEADGATE_ENABLED": text}).enabled is expected
+
+
+@pytest.mark.parametrize(("text", "hops"), [("2", 2), ("10.0.0.0/8", 0)])
+def test_proxies_in_variables(text: str, hops: int) -> None:
+    assert Settings.from_environ({"HEADGATE_TRUSTED_PROXIES": text}).trust.hops == hops
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("user", "user"),
+        ("shop.by_team", by_team),
+        (["ip", "shop.by_team"], ("ip", by_team)),
+        (("ip", "header:X-Key"), ("ip", "header:X-Key")),
+        (by_team, by_team),
+    ],
+)
+def test_keys(given: Any, expected: Any) -> None:
+    assert Settings(key=given).key == expected
+    [rule] = Settings(rules=[{"name": "a", "quota": "1/s", "key": given}]).rules
+    assert isinstance(rule, Rule)
+    assert rule.key == expected
+
+
+def test_rules_from_mappings_have_every_option_of_a_rule() -> None:
+    options: dict[str, Any] = {
+        "name": "writes",
+        "quota": "5/minute",
+        "key": "ip",
+        "algorithm": "gcra",
+        "cost": 2,
+        "scope": "all",
+        "methods": ["POST"],
+        "path": "/api/*",
+        "route": ["write"],
+        "when": by_team,
+        "count_denied": True,
+    }
+    assert set(options) == {option.name for option in fields(Rule)}
+    upper = {name.upper(): value for name, value in options.items()}
+    assert Settings(rules=[options]).rules == Settings(rules=[upper]).rules == (Rule(**options),)
+
+
+def test_functions_of_a_rule_by_dotted_names() -> None:
+    [rule] = Settings(
+        rules=[{"name": "a", "quota": "shop.by_team", "cost": "shop.by_team", "when": "shop.by_team"}]
+    ).rules
+    assert isinstance(rule, Rule)
+    assert [rule.quota, rule.cost, rule.when] == [by_team] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("stor", "store"),
+        ("DEFAULT_LIMIT", "default_limits"),
+        ("on_deny", "on_denied"),
+        ("trusted_proxy", "trusted_proxies"),
+        ("zzz", None),
+        (5, None),
+    ],
+)
+def test_an_unknown_name_suggests_the_nearest(name: Any, near: str | None) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_mapping({name: 1}, source="app.config")
+    assert caught.value.expected == (f'did you mean "{near}"?' if near else f"known are {', '.join(OPTIONS)}")
+    assert str(caught.value).startswith(f"app.config {name!r}: no such setting")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"store": 5}, None, ""),  # the limiter says it, for it knows what a store is
+        ({"default_limits": 5}, SettingsError, "not a list of quotas"),
+        ({"default_limits": [5]}, QuotaError, "not a quota"),
+        ({"default_limits": ["10/fortnight"]}, QuotaError, "fortnight"),
+        ({"default_limits": ""}, QuotaError, "empty"),
+        ({"default_limits": None}, SettingsError, "not a list of quotas"),
+        ({"rules": "login"}, SettingsError, "not a list of rules"),
+        ({"rules": {"name": "login"}}, SettingsError, "not a list of rules"),
+        ({"rules": None}, SettingsError, "not a list of rules"),
+        ({"rules": [5]}, SettingsError, "neither a Rule nor a mapping"),
+        ({"rules": [{"quota": "1/s"}]}, RuleError, 'has no "name"'),
+        ({"rules": [{"name": "a"}]}, RuleError, 'has no "quota"'),
+        ({"rules": [{"name": "a", "quota": "1/s", "pth": "/"}]}, SettingsError, 'did you mean "path"?'),
+        ({"rules": [{"name": "a", "quota": "1/s", "path": "x"}]}, RuleError, "slash"),
+        ({"rules": [{"name": "a", "quota": "1/s"}] * 2}, SettingsError, "two rules of this name"),
+        ({"key": "users"}, IdentityError, "not known"),
+        ({"key": []}, IdentityError, "not a key"),
+        ({"key": None}, IdentityError, "not a key"),
+        ({"key": "shop.nobody"}, SettingsError, "cannot be imported"),
+        ({"key": "nowhere.at.all"}, SettingsError, "cannot be imported"),
+        ({"algorithm": "leaky"}, AlgorithmError, "use one of"),
+        ({"algorithm": None}, AlgorithmError, "use one of"),
+        ({"headers": "draft-12"}, SettingsError, "use one of draft-11"),
+        ({"headers": ["draft-11"]}, SettingsError, "not known"),
+        ({"trusted_proxies": "10.0.0.1/8"}, SettingsError, "host bits"),
+        ({"trusted_proxies": []}, SettingsError, "empty"),
+        ({"trusted_proxies": 0}, SettingsError, "between 1 and 32"),
+        ({"trusted_proxies": True}, SettingsError, "neither a number nor networks"),
+        ({"trusted_header": "X Forwarded"}, SettingsError, "not the name of a header"),
+        ({"on_store_failure": "open"}, SettingsError, "local, allow, deny"),
+        ({"enabled": "yes"}, SettingsError, "neither True nor False"),
+        ({"enabled": 1}, SettingsError, "neither True nor False"),
+        ({"on_denied": "slow"}, SettingsError, "not a function"),
+        ({"on_denied": 5}, SettingsError, "not a function"),
+        ({"on_denied": "shop.fast"}, SettingsError, "cannot be imported"),
+        ({"clock": 5}, SettingsError, "not a clock"),
+    ],
+)
+def test_wrong_values(options: dict[str, Any], error: type[ConfigurationError] | None, words: str) -> None:
+    if error is None:
+        Settings(**options)
+        return
+    with pytest.raises(error) as caught:
+        Settings(**options)
+    assert words in str(caught.value)
+
+
+def test_one_option_under_two_spellings_is_an_error() -> None:
+    with pytest.raises(SettingsError, match='"store" is given twice'):
+        Settings.from_mapping({"store": "memory://", "STORE": "redis://r"})
+
+
+def test_a_password_is_not_shown_in_an_error() -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_mapping({"stor": "redis://:secret@r/0"})
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "No such file"),
+        ("[headgate", "readable TOML"),
+        ("\udcff", "readable TOML"),
+        ("[other]\n", "has no table [headgate]"),
+        ("headgate = 5\n", "has no table [headgate]"),
+        ("[headgate]\nstor = 1\n", 'did you mean "store"?'),
+        ("[headgate]\nstor.e = 1\n", 'did you mean "store"?'),
+    ],
+)
+def test_wrong_files(text: str | None, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    if text is not None:
+        path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_toml(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_wrong_variables() -> None:
+    with pytest.raises(SettingsError, match=r'environment HEADGATE_\*.*did you mean "store"\?'):
+        Settings.from_environ({"HEADGATE_STOR": "memory://"})
+    with pytest.raises(SettingsError, match="neither True nor False"):
+        Settings.from_environ({"HEADGATE_ENABLED": "maybe"})
+    with pytest.raises(SettingsError, match="does not appear to be an IPv4 or IPv6 network"):
+        Settings.from_environ({"HEADGATE_TRUSTED_PROXIES": "10.0.0.0/8,"})
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        Settings().enabled = False  # type: ignore[misc]
+    assert Settings(store=STORE).store is STORE
