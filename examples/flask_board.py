@@ -1,0 +1,61 @@
+"""A board on Flask: an application factory, a blueprint, and an error page of its own."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from flask import Blueprint, Flask, jsonify, request
+from werkzeug.exceptions import HTTPException
+
+from headgate.flask import RateLimiter, exempt, limit
+
+TOKENS = {"token-of-laoqian": "laoqian", "token-of-xiaoma": "xiaoma"}
+replies: list[str] = []
+
+board = Blueprint("board", __name__)
+limiter = RateLimiter(default_limits=["20/second", "1000/day"], key="header:Authorization")
+
+
+@board.get("/replies")
+def list_replies() -> Any:
+    """Only the default limits hold here."""
+    return jsonify(replies)
+
+
+@board.post("/replies")
+@limit("5/minute")
+def post_reply() -> Any:
+    """Five a minute for each token."""
+    name = TOKENS.get(request.headers.get("Authorization", "").removeprefix("Bearer "), "somebody")
+    replies.append(f"{name} was here")
+    return jsonify(replies=len(replies)), 201
+
+
+@board.get("/export")
+@limit("2/minute; 10/hour", key="ip", scope="export")
+def export() -> str:
+    """A costly page: two limits at once, for the address."""
+    return "\n".join(replies)
+
+
+@board.get("/health")
+@exempt
+def health() -> str:
+    """No limit at all."""
+    return "ok"
+
+
+def too_many(error: HTTPException) -> Any:
+    """An answer in the application's own voice; headgate adds Retry-After and the RateLimit fields."""
+    return jsonify(error="slow down", why=error.description), 429
+
+
+def create_app() -> Flask:
+    """The application; its store comes from the environment."""
+    app = Flask(__name__)
+    app.config["HEADGATE_STORE"] = os.environ.get("HEADGATE_STORE", "memory://")
+    limiter.init_app(app)
+    app.register_blueprint(board)
+    app.register_error_handler(429, too_many)
+    return app

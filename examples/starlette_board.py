@@ -1,0 +1,78 @@
+"""A board on Starlette: signed-in users may reply 5 times a minute, strangers share the limits of their address."""
+
+from __future__ import annotations
+
+import os
+
+from starlette.applications import Starlette
+from starlette.authentication import AuthCredentials, AuthenticationBackend, BaseUser, SimpleUser
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from headgate.starlette import RateLimitMiddleware, exempt, limit
+
+TOKENS = {"token-of-laoqian": "laoqian", "token-of-xiaoma": "xiaoma"}
+replies: list[str] = []
+
+
+class Tokens(AuthenticationBackend):
+    """Who holds which token. A real application would look it up."""
+
+    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, BaseUser] | None:
+        name = TOKENS.get(conn.headers.get("Authorization", "").removeprefix("Bearer "))
+        return None if name is None else (AuthCredentials(["authenticated"]), SimpleUser(name))
+
+
+async def list_replies(request: Request) -> Response:
+    """Only the default limits hold here."""
+    return JSONResponse(replies)
+
+
+@limit("5/minute")
+async def post_reply(request: Request) -> Response:
+    """Five a minute for each user."""
+    replies.append(f"{request.user.display_name or 'somebody'} was here")
+    return JSONResponse({"replies": len(replies)}, status_code=201)
+
+
+@limit("2/minute; 10/hour", key="ip", scope="export")
+def export(request: Request) -> Response:
+    """A costly page: two limits at once, for the address rather than the user."""
+    return PlainTextResponse("\n".join(replies))
+
+
+@exempt
+async def health(request: Request) -> Response:
+    """No limit at all."""
+    return PlainTextResponse("ok")
+
+
+@limit("3/minute")
+async def live(websocket: WebSocket) -> None:
+    """Handshakes are limited like requests."""
+    await websocket.accept()
+    await websocket.send_json(replies)
+    await websocket.close()
+
+
+app = Starlette(
+    routes=[
+        Route("/replies", list_replies, methods=["GET"]),
+        Route("/replies", post_reply, methods=["POST"]),
+        Mount("/admin", routes=[Route("/export", export)]),
+        Route("/health", health),
+        WebSocketRoute("/live", live),
+    ],
+    middleware=[
+        Middleware(AuthenticationMiddleware, backend=Tokens()),  # outside: the limiter sees who is signed in
+        Middleware(
+            RateLimitMiddleware,
+            store=os.environ.get("HEADGATE_STORE", "memory://"),
+            default_limits=["20/second", "1000/day"],
+        ),
+    ],
+)
