@@ -237,6 +237,7 @@ def _pool(kind: Any, url: str) -> Any:
             socket_connect_timeout=TIMEOUT,
             retry=Retry(cast(Any, NoBackoff()), 0),
         )
+        pool.timeout = float(pool.timeout)  # older versions of redis-py leave it as the text of the URL
         pool.connection_class(**pool.connection_kwargs)  # an option that redis-py does not know shows here, not later
     except (ValueError, TypeError, RedisError) as error:
         shown = shown_url(url)
