@@ -8,17 +8,15 @@ through the middleware's gate. This module knows FastAPI and Starlette; no store
 # No `from __future__ import annotations` here: FastAPI reads the annotations of `RateLimit.__call__`, and it cannot
 # resolve text on an instance.
 
-from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from headgate.errors import MissingExtraError
 from headgate.http import PROBLEM, PROBLEM_TYPES
-from headgate.key import KeySpec
-from headgate.marks import EXEMPT, Mark, make_mark
+from headgate.marks import EXEMPT, Mark, RuleOptions, make_mark
 from headgate.passage import Place, label_of, scope_of, short_name
 from headgate.plan import Decision
-from headgate.rule import Condition, CostFunction, QuotaFunction, QuotaSpec, quotas
+from headgate.rule import QuotaFunction, QuotaSpec, quotas
 
 try:
     import fastapi as _fastapi  # noqa: F401  # pyright: ignore[reportUnusedImport]  (is it there?)
@@ -52,26 +50,12 @@ class RateLimit:
         self,
         quota: QuotaSpec | QuotaFunction,
         *,
-        key: KeySpec | None = None,
         scope: str | None = None,
         name: str | None = None,
-        algorithm: str | None = None,
-        cost: int | CostFunction = 1,
-        methods: Iterable[str] | None = None,
-        when: Condition | None = None,
-        count_denied: bool = False,
+        **options: Unpack[RuleOptions],
     ) -> None:
-        self.mark = make_mark(
-            quota,
-            key=key,
-            scope=scope,
-            name=name,
-            algorithm=algorithm,
-            cost=cost,
-            methods=methods,
-            when=when,
-            count_denied=count_denied,
-        )
+        # By the time that a dependency runs, the defaults have been charged.
+        self.mark = make_mark(quota, scope=scope, name=name, override_defaults=False, **options)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RateLimit) and (self.mark.rule, self.mark.named) == (other.mark.rule, other.mark.named)

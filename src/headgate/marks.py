@@ -3,7 +3,7 @@
 A decorator declares; the adapter enforces, once for each request. So that a decorated view never runs unlimited, the
 decorator also wraps it in a guard that asks whether its mark was enforced. Above the route decorator, where the
 framework has taken the bare function already, the mark on that function is what the adapter finds.
-This module knows rules; no framework. Each adapter makes its `limit` from `Limit` and a guard of its own.
+This module knows rules; no framework. Each adapter makes its `limit` from `make_mark` and a guard of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import iscoroutinefunction
-from typing import Any, Final, ParamSpec, Protocol, TypedDict, TypeVar, cast
+from typing import Any, Final, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast
 
 from headgate.errors import RuleError
 from headgate.key import KeySpec
@@ -70,32 +70,32 @@ def declare_within(view: View, mark: Mark) -> View:
     return declare(view, mark)
 
 
-class MarkOptions(TypedDict, total=False):
-    """The options of `@limit`, for the signatures of the adapters' decorators."""
+class RuleOptions(TypedDict, total=False):
+    """The options of `headgate.Rule` that every way to declare one takes as they are."""
 
     key: KeySpec | None
-    scope: str | None
-    name: str | None
     algorithm: str | None
     cost: int | CostFunction
     methods: Iterable[str] | None
     when: Condition | None
     count_denied: bool
+
+
+class MarkOptions(RuleOptions, total=False):
+    """The options of `@limit`, for the signatures of the adapters' decorators."""
+
+    scope: str | None
+    name: str | None
     override_defaults: bool
 
 
 def make_mark(
     quota: QuotaSpec | QuotaFunction,
     *,
-    key: KeySpec | None = None,
     scope: str | None = None,
     name: str | None = None,
-    algorithm: str | None = None,
-    cost: int | CostFunction = 1,
-    methods: Iterable[str] | None = None,
-    when: Condition | None = None,
-    count_denied: bool = False,
     override_defaults: bool = False,
+    **options: Unpack[RuleOptions],
 ) -> Mark:
     """A mark from the arguments of `@limit`, refused at once if they cannot work.
 
@@ -107,18 +107,8 @@ def make_mark(
     if not isinstance(override_defaults, bool):
         raise RuleError("override_defaults", override_defaults, problem="neither True nor False", expected="give one")
     label = name if name is not None else scope
-    rule = Rule(
-        name="limit" if label is None else label,
-        quota=quota,
-        key=key,
-        algorithm=algorithm,
-        cost=cost,
-        scope=scope,
-        methods=methods,
-        when=when,
-        count_denied=count_denied,
-    )
-    if algorithm is None and not callable(quota):  # a typo shows here, not at the first request
+    rule = Rule(name="limit" if label is None else label, quota=quota, scope=scope, **options)
+    if rule.algorithm is None and not callable(quota):  # a typo shows here, not at the first request
         rule.terms("gcra" if any(each.burst for each in cast(Any, rule.quota)) else "sliding-window")
     return Mark(rule, named=label is not None, override_defaults=override_defaults)
 

@@ -7,9 +7,9 @@ the mark), the guard around the view enforces it, out of the same settings and t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from inspect import iscoroutinefunction as is_async_def
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, Unpack, cast
 
 from asgiref.sync import iscoroutinefunction
 from django.core.handlers.asgi import ASGIRequest
@@ -23,27 +23,14 @@ from headgate.django.visit import DjangoCaller, Visit, begin, visit_of
 from headgate.errors import NotEnforcedError
 from headgate.gate import AsyncGate, Bound, Gate
 from headgate.http import is_preflight
-from headgate.key import KeySpec
-from headgate.marks import EXEMPT, Mark, declare, guarded, make_mark, marks_of
+from headgate.marks import EXEMPT, Mark, MarkOptions, declare, guarded, make_mark, marks_of
 from headgate.passage import Place, label_of
-from headgate.rule import Condition, CostFunction, QuotaFunction, QuotaSpec
+from headgate.rule import QuotaFunction, QuotaSpec
 
 View = TypeVar("View", bound=Callable[..., Any])
 
 
-def limit(
-    quota: QuotaSpec | QuotaFunction,
-    *,
-    key: KeySpec | None = None,
-    scope: str | None = None,
-    name: str | None = None,
-    algorithm: str | None = None,
-    cost: int | CostFunction = 1,
-    methods: Iterable[str] | None = None,
-    when: Condition | None = None,
-    count_denied: bool = False,
-    override_defaults: bool = False,
-) -> Callable[[View], View]:
+def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> Callable[[View], View]:
     """Give a view a budget of its own, beside the application's defaults.
 
     For functions, methods and classes of views, also through `method_decorator`. Without the middleware the view
@@ -53,18 +40,7 @@ def limit(
         @limit("5/minute")
         def reply(request): ...
     """
-    mark = make_mark(
-        quota,
-        key=key,
-        scope=scope,
-        name=name,
-        algorithm=algorithm,
-        cost=cost,
-        methods=methods,
-        when=when,
-        count_denied=count_denied,
-        override_defaults=override_defaults,
-    )
+    mark = make_mark(quota, **options)
 
     def decorate(view: View) -> View:
         if isinstance(view, type):
