@@ -333,7 +333,7 @@ def test_a_client_s_own_clock_does_not_matter(
 
 
 class Proxy:
-    """A proxy on loopback that can lose the reply to the next EVALSHA."""
+    """A proxy on loopback that can lose the next reply."""
 
     def __init__(self, server: Server) -> None:
         self.lose = False
@@ -363,7 +363,8 @@ class Proxy:
 
     def _reply(self, server: socket.socket, caller: socket.socket) -> None:
         while data := _received(server):
-            if self.lose:
+            if self.lose:  # once: whoever tries again is served
+                self.lose = False
                 caller.shutdown(socket.SHUT_RDWR)
                 return
             caller.sendall(data)

@@ -14,6 +14,7 @@ from django.core.checks import Warning as Caution
 from django.utils.module_loading import import_string
 
 from headgate.django import gates
+from headgate.django.places import names_of_routes
 from headgate.errors import ColourError, ConfigurationError
 from headgate.gate import AsyncGate, Gate
 from headgate.key import KeySpec
@@ -98,7 +99,7 @@ CHECKS: Final = (
         kind=Error,
         applies=_is_unusable,
         message="settings.HEADGATE cannot be used: {unusable}",
-        hint="A rule does not suit the algorithm, or the store cannot be opened from what STORE says.",
+        hint="A rule does not suit the algorithm or names no route, or no store can be opened from what STORE says.",
     ),
     Row(
         id="headgate.W001",
@@ -152,8 +153,12 @@ def _facts() -> Facts:
 
 def _why_unusable(settings: Settings) -> str:
     """What a gate says of these settings. Making one opens no connection; which colour will serve is not known here."""
+    routed = any(isinstance(rule, Rule) and rule.route is not None for rule in settings.rules)
     try:
-        Gate(settings).close()
+        gate = Gate(settings)
+        gate.close()
+        if routed:
+            gate.check_routes(names_of_routes())
     except ColourError:
         pass
     except ConfigurationError as error:
@@ -161,7 +166,9 @@ def _why_unusable(settings: Settings) -> str:
     else:
         return ""
     try:
-        AsyncGate(settings)
+        later = AsyncGate(settings)
+        if routed:
+            later.check_routes(names_of_routes())
     except ConfigurationError as error:
         return str(error)
     return ""

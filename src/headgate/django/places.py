@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from django.http import HttpRequest
+from django.urls import URLResolver, get_resolver
 
 from headgate.marks import Mark, marks_of
 from headgate.passage import Place, label_of, scope_of, short_name
@@ -44,6 +45,20 @@ def arrival_by_call(cls: type | None, name: str, marks: tuple[Mark, ...], *, rou
     else:
         place = Place(marks=_method_marks(marks, cls, name, route=route), label=_class_label(cls), route=route)
     return Arrival(place, marks)
+
+
+def names_of_routes(resolver: URLResolver | None = None, route: str = "", space: str = "") -> set[str]:
+    """Everything that a rule's `route` may call a route of the project's URLconf."""
+    names: set[str] = set()
+    for pattern in (get_resolver() if resolver is None else resolver).url_patterns:
+        template = route + str(pattern.pattern)
+        if isinstance(pattern, URLResolver):
+            within = f"{space}{pattern.namespace}:" if pattern.namespace else space
+            names |= names_of_routes(pattern, template, within)
+        else:
+            name = f"{space}{pattern.name}" if pattern.name else ""
+            names.update(_arrival(pattern.callback, name, template, verb="").place.names)
+    return names
 
 
 def class_of(view: Any) -> type | None:
