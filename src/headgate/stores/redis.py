@@ -25,6 +25,7 @@ from headgate.stores import shown_url, valid_prefix
 try:
     import redis
     import redis.asyncio
+    from redis.asyncio.retry import Retry as AsyncRetry
     from redis.backoff import NoBackoff
     from redis.exceptions import NoScriptError, RedisError
     from redis.retry import Retry
@@ -114,7 +115,7 @@ class RedisStore:
     def from_url(cls, url: str, *, prefix: str = "headgate", clock: Clock | None = None) -> RedisStore:
         """A store with a client of its own, which `close` closes. Connects when first used."""
         store = cls.__new__(cls)
-        pool = _pool(redis.BlockingConnectionPool, url)
+        pool = _pool(redis.BlockingConnectionPool, url, Retry)
         store._client, store._owned = redis.Redis(connection_pool=pool), True
         store._wire = _Wire(prefix=prefix, clock=clock)
         return store
@@ -169,7 +170,7 @@ class AsyncRedisStore:
         store._given, store._url = None, url
         store._clients = WeakKeyDictionary()
         store._wire = _Wire(prefix=prefix, clock=clock)
-        _pool(redis.asyncio.BlockingConnectionPool, url)  # so that a URL that cannot work is refused here
+        _pool(redis.asyncio.BlockingConnectionPool, url, AsyncRetry)  # so that a URL that cannot work is refused here
         return store
 
     def __repr__(self) -> str:
@@ -209,7 +210,7 @@ class AsyncRedisStore:
         loop = asyncio.get_running_loop()
         client = self._clients.get(loop)
         if client is None:
-            pool = _pool(redis.asyncio.BlockingConnectionPool, self._url)
+            pool = _pool(redis.asyncio.BlockingConnectionPool, self._url, AsyncRetry)
             client = self._clients[loop] = redis.asyncio.Redis(connection_pool=pool)
         return client
 
@@ -224,8 +225,11 @@ def open_async(url: str, *, prefix: str, clock: Clock | None) -> AsyncRedisStore
     return AsyncRedisStore.from_url(url, prefix=prefix, clock=clock)
 
 
-def _pool(kind: Any, url: str) -> Any:
-    """A pool for the URL with short timeouts and no retries; what the URL itself says goes first."""
+def _pool(kind: Any, url: str, retry: Any) -> Any:
+    """A pool for the URL with short timeouts and no retries; what the URL itself says goes first.
+
+    `retry` is of the pool's colour: a Retry of the other one is taken without complaint, and sees no error.
+    """
     scheme, _, rest = url.partition("://")
     known = {"valkey": "redis", "valkeys": "rediss"}.get(scheme.lower(), scheme.lower())
     try:
@@ -235,7 +239,7 @@ def _pool(kind: Any, url: str) -> Any:
             timeout=TIMEOUT,
             socket_timeout=TIMEOUT,
             socket_connect_timeout=TIMEOUT,
-            retry=Retry(cast(Any, NoBackoff()), 0),
+            retry=retry(cast(Any, NoBackoff()), 0),
         )
         pool.timeout = float(pool.timeout)  # older versions of redis-py leave it as the text of the URL
         pool.connection_class(**pool.connection_kwargs)  # an option that redis-py does not know shows here, not later
