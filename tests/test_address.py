@@ -32,7 +32,7 @@ def test_no_two_rows_have_one_name() -> None:
 
 @pytest.mark.parametrize(
     ("address", "budget"),
-    [  # standards.md §3.2
+    [  # which addresses share a budget
         ("203.0.113.7", "203.0.113.7"),
         ("203.0.113.8", "203.0.113.8"),
         ("2001:db8::1", "2001:db8::/64"),
@@ -61,7 +61,7 @@ def test_grouping(address: str, budget: str) -> None:
     assert group(parsed) == client_address(address, [], NOBODY) == budget
 
 
-# The advisories of standards.md §3.7 that concern addresses: peer, lines of the header, whom to trust → the budget
+# Published advisories that concern addresses: peer, lines of the header, whom to trust → the budget
 ADVISORIES: dict[str, list[tuple[str | None, list[str], Trust, str]]] = {
     "CVE-2025-59152 (Litestar): the header is not believed by default": [
         ("198.51.100.9", ["203.0.113.7"], NOBODY, "198.51.100.9"),

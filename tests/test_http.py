@@ -1,4 +1,4 @@
-"""http.py against standards.md §1: its vectors with http-sf as oracle, dialects, merging, the answer to a refusal."""
+"""http.py against vectors of the draft with http-sf as oracle, dialects, merging, the answer to a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limiters: the plain call, the decision, the schemes of sources.md S1 to S6, both colours."""
+"""The limiters: the plain call, the decision, the schemes S1 to S6 that users bring from articles, both colours."""
 
 from __future__ import annotations
 

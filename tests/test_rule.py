@@ -34,7 +34,7 @@ LOWER: Final = "lower the cost or raise the limit"
 WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str, str, str]] = [
     ({"name": ""}, RuleError, "name", "not a name of printable ASCII", NAMED),
     ({"name": "x" * 129}, RuleError, "name", "not a name of printable ASCII", NAMED),
-    ({"name": "café"}, RuleError, "name", "not a name of printable ASCII", NAMED),  # N1 of standards.md §1.4
+    ({"name": "café"}, RuleError, "name", "not a name of printable ASCII", NAMED),  # no Structured Field String
     ({"name": "a\nb"}, RuleError, "name", "not a name of printable ASCII", NAMED),
     ({"name": "a\n"}, RuleError, "name", "not a name of printable ASCII", NAMED),
     ({"name": None}, RuleError, "name", "not a name of printable ASCII", NAMED),

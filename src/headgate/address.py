@@ -1,4 +1,4 @@
-"""The client's address: the socket's peer, and behind named proxies what one header says (standards.md §3.1, §3.2).
+"""The client's address: the socket's peer, and behind named proxies what one header says.
 
 One pure function over strings, and the value that says whom to trust. It knows no framework: an adapter
 hands it the peer and every line of the one header. Nothing is trusted unless `Trust` names it.

@@ -1,6 +1,6 @@
 """From a decision to what a client is told: header fields, status, body. Pure: values in, text out.
 
-The fields come in dialects, because the standard is still a draft and its wire format moves (standards.md §1);
+The fields come in dialects, because draft-ietf-httpapi-ratelimit-headers is still a draft and its wire format moves;
 `Retry-After` in whole seconds is the one signal that every client understands. This module knows values only.
 """
 
@@ -20,7 +20,7 @@ from headgate.plan import Check, Decision, Outcome, Terms
 Field = tuple[str, str]
 Fields = list[Field]
 
-PROBLEM_TYPES: Final = "https://iana.org/assignments/http-problem-types#"  # requested by the draft, §1.3
+PROBLEM_TYPES: Final = "https://iana.org/assignments/http-problem-types#"  # requested by draft 11, not yet registered
 PROBLEM: Final = "application/problem+json"
 EXPOSED: Final = ("RateLimit", "RateLimit-Policy", "Retry-After")
 """What a CORS layer outside the limiter should list in Access-Control-Expose-Headers."""
@@ -146,7 +146,7 @@ def _policy(terms: Terms) -> str:
 
 
 def _listed(decision: Decision) -> Sequence[tuple[Check, Outcome]]:
-    """What RateLimit speaks of: everything on success, on a refusal only what was violated (standards.md §1.2)."""
+    """What RateLimit speaks of: everything on success, on a refusal only what was violated."""
     pairs = list(zip(decision.checks, decision.results, strict=True))
     return pairs if decision.allowed else [pair for pair in pairs if not pair[1].allowed]
 

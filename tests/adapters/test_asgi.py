@@ -1,4 +1,4 @@
-"""The bare ASGI middleware: the exam, by rules for paths, and what ASGI asks (standards.md §7.1 C, §7.2 ST)."""
+"""The bare ASGI middleware: the exam, by rules for paths, and what ASGI asks (C and ST of our checklist)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is peculiar to Django: colours, what reaches no view, settings, installation (standards.md §7.5: DJ)."""
+"""What is peculiar to Django: colours, what reaches no view, settings, installation (DJ: our checklist)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is asking, as Django's requests tell it: users, addresses, headers (standards.md §7.5 DJ2, DJ7; §7.1 C7, C8)."""
+"""Who is asking, as Django's requests tell it: users, addresses, headers (DJ2, DJ7, C7, C8 of our checklist)."""
 
 from __future__ import annotations
 

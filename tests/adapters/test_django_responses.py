@@ -1,4 +1,4 @@
-"""What becomes of Django's responses: streams, fields, denials; and who else is told (standards.md §7.1, §7.5 DJ8)."""
+"""What becomes of Django's responses: streams, fields, denials; and who else is told (C and DJ8 of our checklist)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is FastAPI's own: included routers, the dependency, OpenAPI (standards.md §7.3; the numbers are its items)."""
+"""What is FastAPI's own: included routers, the dependency, OpenAPI (FA: our checklist)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The items of standards.md §7.4 (FL…) and those of §7.1 that need a real Flask request (C…).
+"""What our checklist asks of Flask (FL…), and what it asks of all that needs a real Flask request (C…).
 
 FL03 is in test_flask_views.py; FL09, a command line, comes with its own issue.
 """

@@ -1,4 +1,4 @@
-"""The middleware among Starlette's own and its routes (standards.md §7.2; the numbers are those of the checklist)."""
+"""The middleware among Starlette's own and its routes (ST: our checklist)."""
 
 from __future__ import annotations
 

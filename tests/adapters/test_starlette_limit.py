@@ -1,4 +1,4 @@
-"""`@limit` on everything that Starlette takes for an endpoint, seen ahead and not (standards.md §7.2 ST6, ST7)."""
+"""`@limit` on everything that Starlette takes for an endpoint, seen ahead and not (ST6 and ST7 of our checklist)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is peculiar to WSGI, and the items of standards.md §7.1 that a bare application can show (C…)."""
+"""What is peculiar to WSGI, and the items of our checklist that a bare application can show (C…)."""
 
 from __future__ import annotations
 

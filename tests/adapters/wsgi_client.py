@@ -136,7 +136,7 @@ def address_environ(row: dict[str, Any]) -> Environ:
 
 
 def check_fields(answer: Answer) -> None:
-    """The fields of draft 11 as the Structured Fields oracle reads them (standards.md §1.2, C2 to C4)."""
+    """The fields of draft 11 as the Structured Fields oracle reads them (C2 to C4)."""
     policies = dict(sf_list(answer, "ratelimit-policy"))
     told = dict(sf_list(answer, "ratelimit"))
     assert told.keys() <= policies.keys()

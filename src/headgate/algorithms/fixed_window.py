@@ -1,6 +1,6 @@
 """Fixed window, aligned to the first hit: a count that ends one period after it began.
 
-At most twice the limit in any period: a full window's end and the next one's beginning (field.md §6.1).
+At most twice the limit in any period: a full window's end and the next one's beginning.
 State: (start, used).
 """
 

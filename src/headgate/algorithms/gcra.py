@@ -1,7 +1,7 @@
 """GCRA, token bucket, leaky bucket: one meter in exact integers, under three familiar names.
 
 The level rises by the cost and leaks at the quota's rate. With g = gcd(limit, period) a unit weighs period/g and
-limit/g leaks each microsecond, so no rate is ever rounded (field.md §6.6). In any period at most burst + limit pass;
+limit/g leaks each microsecond, so no rate is ever rounded. In any period at most burst + limit pass;
 the burst is the limit unless the quota says otherwise. State: (level, time).
 """
 

@@ -1,7 +1,7 @@
 """Sliding counter: this window's count plus the last one's, weighted by how much of it is still in sight.
 
-Less than twice the limit in any period, and never more than the limit at an instant (field.md §6.3). Windows are
-aligned to the first hit. State: (start, current, previous), times in ticks.
+Less than twice the limit in any period, and never more than the limit at an instant. The estimate is the one that
+Cloudflare described in 2017. Windows are aligned to the first hit. State: (start, current, previous), times in ticks.
 
 A tick is one microsecond, unless limit × window would pass 2^53: then it is the least power of ten that
 divides the window and fits. Every answer is exact in microseconds all the same; counts merely move at ticks.

@@ -1,6 +1,6 @@
 """Sliding log: the moment of every unit admitted, exact and as large as the limit.
 
-At most the limit in any period (field.md §6.2); a hit counts for the period that follows it, its own moment
+At most the limit in any period; a hit counts for the period that follows it, its own moment
 included. State: the moments in order, one for each unit.
 """
 
@@ -17,7 +17,7 @@ NAMES = ("sliding-log",)
 CODE = "sl"
 GUARANTEE = "at most the limit in any period, exactly"
 
-MAX_LIMIT = 10_000  # a log is O(limit): a sorted set of 10,000 is 1.2 MB and slow to trim (field.md §6.2)
+MAX_LIMIT = 10_000  # a log is O(limit): a sorted set of 10,000 is 1.2 MB and slow to trim
 
 State = list[int]
 
