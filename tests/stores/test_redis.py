@@ -178,11 +178,14 @@ def test_a_million_per_minute_takes_at_most_2_kb(server: Server, wire: Any, who:
     assert size <= 2048
 
 
-def test_gcra_takes_at_most_110_bytes(server: Server, wire: Any, who: str) -> None:
+def test_gcra_takes_at_most_110_bytes_and_124_on_redis_6(server: Server, wire: Any, who: str, capsys: Any) -> None:
     with Limiter(url(server), algorithm="gcra") as limiter:
-        limiter.hit("100/minute", who, cost=50)
+        limiter.hit("100/minute", who, action="reply", cost=50)
     (key,) = keys_of(wire, who)
-    assert wire.memory_usage(key) - len(key) <= 110
+    size = wire.memory_usage(key)
+    with capsys.disabled():
+        print(f"\n{server.name}: gcra takes {size} bytes, of which the key is {len(key)}")
+    assert size <= (110 if server.name.startswith("valkey") else 124)  # Redis 6.2 rounds the key's 51 up to 64
 
 
 def test_scripts_may_be_flushed_between_calls(server: Server, wire: Any, colour: Any, who: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from headgate.algorithms.exact import exact
+from headgate.algorithms.exact import exact, told
 from headgate.plan import NEVER, Outcome
 from headgate.quota import Quota
 
@@ -31,7 +31,7 @@ def params(quota: Quota) -> tuple[int, ...]:
 
 def shape(params: tuple[int, ...]) -> str:
     """A level is told in units and leaks at a rate; the burst may change freely."""
-    return f"{params[1]}.{params[2]}"
+    return f"{told(params[1])}.{params[2]}"
 
 
 def window_us(params: tuple[int, ...]) -> int:
