@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 
 import pytest
@@ -79,3 +80,19 @@ def test_a_warning_carries_its_code() -> None:
     with pytest.warns(HeadgateWarning, match=r"\[HG199\]") as caught:
         HeadgateWarning.warn("HG199", "something will hurt one day")
     assert caught[0].message.code == "HG199"  # type: ignore[union-attr]
+
+
+PICKLED = [
+    ConfigurationError("quota", "10/fortnight", problem="unknown unit", expected="use day"),
+    MissingExtraError("redis", "redis"),
+    StoreError("localhost:6379", TimeoutError("too late")),
+    RateLimitExceeded(Limiter().hit("1/minute", "a", action="reply", cost=2)),
+]
+
+
+@pytest.mark.parametrize("error", PICKLED, ids=lambda error: type(error).__name__)
+def test_errors_travel_between_processes(error: HeadgateError) -> None:
+    arrived = pickle.loads(pickle.dumps(error))
+    assert (type(arrived), str(arrived)) == (type(error), str(error))
+    assert arrived.__dict__.keys() == error.__dict__.keys()
+    assert getattr(arrived, "decision", None) == getattr(error, "decision", None)

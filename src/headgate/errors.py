@@ -22,16 +22,19 @@ This module knows nothing of the rest of headgate. Codes are stable and explaine
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from headgate.plan import Decision
 
 
 class HeadgateError(Exception):
-    """The root of everything that headgate raises."""
+    """The root of everything that headgate raises. Errors can be pickled: task queues send them between processes."""
 
     code: ClassVar[str] = "HG000"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_revived, (type(self), self.args, self.__dict__))
 
 
 class ConfigurationError(HeadgateError, ValueError):
@@ -136,6 +139,14 @@ class RateLimitExceeded(HeadgateError):
         wait = decision.retry_after
         when = "it can never pass: its cost is above the limit" if wait is None else f"retry after {wait:.16g} seconds"
         super().__init__(f"rate limit {decision.rule!r} exceeded; {when} [{self.code}]")
+
+
+def _revived(kind: type[HeadgateError], args: tuple[Any, ...], facts: dict[str, Any]) -> HeadgateError:
+    """An error as it was: `__init__` would not know the message that it once made."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(facts)
+    return error
 
 
 class HeadgateWarning(UserWarning):

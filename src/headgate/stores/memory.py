@@ -9,6 +9,7 @@ shares one budget with all others in that position: strict, bounded, and nobody 
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from typing import Any, Final
@@ -21,6 +22,7 @@ from headgate.plan import NEVER, Check, Outcome, Plan
 from headgate.stores import shown_url
 
 MAX_KEYS: Final = 100_000  # about 40 MB of one-hit keys
+_COUNT: Final = re.compile("[0-9]{1,15}")
 _LOOKS: Final = 8  # keys looked at, at most, to make room for a new one
 _SWEEP: Final = 2  # and while there is room: twice as fast as keys come, so that what has expired goes
 _GONE: Final = -1  # the expiry of an entry that made room for another
@@ -197,7 +199,7 @@ def open_sync(url: str, *, prefix: str, clock: Clock | None) -> MemoryStore:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     keys = options.pop("max_keys", str(MAX_KEYS))
-    if options or parts.netloc or parts.path.strip("/") or not keys.isascii() or not keys.isdecimal():
+    if options or parts.netloc or parts.path.strip("/") or not _COUNT.fullmatch(keys):
         raise StoreURLError(
             "store",
             shown_url(url),
