@@ -137,13 +137,13 @@ def test_a_limit_is_a_whole_number_from_1_to_10_15(limit: Any) -> None:
 
 
 @pytest.mark.parametrize("period", PERIODS)
-def test_a_period_is_from_a_microsecond_to_285_years(period: Any) -> None:
+def test_a_period_is_from_a_microsecond_to_100_years(period: Any) -> None:
     with pytest.raises(QuotaError, match="period"):
         Quota(1, period)
 
 
 def test_the_edges_are_accepted() -> None:
-    assert Quota(MAX_LIMIT, Fraction(MAX_PERIOD_US, 10**6), burst=MAX_LIMIT).period_us == 2**53 - 1
+    assert Quota(MAX_LIMIT, Fraction(MAX_PERIOD_US, 10**6), burst=MAX_LIMIT).period_us == MAX_PERIOD_US
     assert Quota(1, 1e-6).period_us == 1
     assert Quota(1, timedelta(microseconds=1)).period_us == 1
     assert Quota(1, timedelta(days=1)) == Quota(1, 86_400) == Quota(1, 86_400.0)

@@ -14,7 +14,7 @@ from typing import Final, cast
 from headgate.errors import QuotaError
 
 MAX_LIMIT: Final = 10**15 - 1  # the largest Integer of a Structured Field (RFC 9651 §3.3.1)
-MAX_PERIOD_US: Final = 2**53 - 1  # Lua numbers are doubles: integers are exact below 2^53
+MAX_PERIOD_US: Final = 100 * 365 * 86_400 * 10**6  # now and two of them stay below 2^53, where doubles are exact
 
 _SECOND = 1_000_000
 _SPANS: Final = {  # the printer's units, largest first; every one is parsed again
@@ -185,7 +185,7 @@ def _whole(number: object, field: str) -> int:
 
 
 def _microseconds(period: object) -> int:
-    """A period in whole microseconds, between 1 µs and 2^53 µs (285 years)."""
+    """A period in whole microseconds, between 1 µs and 100 years."""
     try:
         if isinstance(period, timedelta):
             us = period // timedelta(microseconds=1)
@@ -200,5 +200,5 @@ def _microseconds(period: object) -> int:
     if us < 1:
         raise QuotaError("period", period, problem="shorter than a microsecond", expected="give a longer period")
     if us > MAX_PERIOD_US:
-        raise QuotaError("period", period, problem="too long to be exact", expected="give at most 285 years")
+        raise QuotaError("period", period, problem="too long to be exact", expected="give at most 100 years")
     return us

@@ -10,6 +10,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from functools import partial
 from inspect import iscoroutinefunction
 from itertools import count, cycle
 from typing import Any, Final, NamedTuple
@@ -26,7 +27,7 @@ from headgate.quota import Quota
 from headgate.rule import make_terms
 from headgate.stores import AsyncStore, Store
 from headgate.stores.memory import MemoryStore
-from headgate.testing.scenarios import COSTS, LONGEST, MOMENTS, WAITS, Cost, Wait, examples, quotas
+from headgate.testing.scenarios import COSTS, LONGEST, MOMENTS, WAITS, Cost, Wait, examples, quotas, takes
 
 NAMES: Final = tuple(dict.fromkeys(module.NAMES[0] for module in ALGORITHMS.values()))
 HOSTILE: Final = ("", "\0", "\n", "a:b", "a", "{a}", "}{", "ü", "\ud800", "\udfff", "a\0b", "x" * 1_000_000, "*", "a b")
@@ -197,9 +198,11 @@ def plays(draw: st.DrawFn, algorithm: str) -> Play:
     for number, name in enumerate(names):
         counted = draw(st.booleans())
         quota = draw(quotas(ALGORITHMS[name]))
-        other = Quota(draw(st.integers(1, quota.limit)), Fraction(quota.period_us, MICROSECOND))
+        period = Fraction(quota.period_us, MICROSECOND)
+        others = st.integers(1, quota.limit).map(partial(Quota, period=period))
         if quota.burst is not None:
-            other = Quota(quota.limit, Fraction(quota.period_us, MICROSECOND), burst=draw(st.integers(1, quota.burst)))
+            others = st.builds(Quota, st.just(quota.limit), st.just(period), burst=st.integers(1, quota.burst))
+        other = draw(others.filter(partial(takes, ALGORITHMS[name])))
         pair = [terms(name, each, scope=f"rule{number}", counted=counted) for each in (quota, other)]
         rules.append((pair[0], pair[1]))
     kinds = st.sampled_from(["hit"] * 7 + ["peek", "forget", "change"])
