@@ -74,6 +74,7 @@ COSTS: Final = st.one_of(
     st.integers(0, 5).map(lambda units: Cost("none", units)),
     st.builds(Cost, st.sampled_from(["limit", "half", "left"]), st.integers(-1, 1)),
 )
+LATEST: Final = 2**52  # the year 2112 in microseconds: a moment and what is added to it stay exact in a double
 LIMITS: Final = st.one_of(
     st.integers(1, 5), st.integers(1, 120), st.integers(1, 2000), st.sampled_from([100, 101, 2000])
 )

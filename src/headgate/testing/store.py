@@ -27,7 +27,7 @@ from headgate.quota import Quota
 from headgate.rule import make_terms
 from headgate.stores import AsyncStore, Store
 from headgate.stores.memory import MemoryStore
-from headgate.testing.scenarios import COSTS, LONGEST, MOMENTS, WAITS, Cost, Wait, examples, quotas, takes
+from headgate.testing.scenarios import COSTS, LATEST, LONGEST, MOMENTS, WAITS, Cost, Wait, examples, quotas, takes
 
 NAMES: Final = tuple(dict.fromkeys(module.NAMES[0] for module in ALGORITHMS.values()))
 HOSTILE: Final = ("", "\0", "\n", "a:b", "a", "{a}", "}{", "ü", "\ud800", "\udfff", "a\0b", "x" * 1_000_000, "*", "a b")
@@ -216,7 +216,8 @@ def _perform(play: Play, store: Driver, reference: Driver, *, clock: ManualClock
     last: list[Outcome | None] = [None] * len(rules)
     for number, act in enumerate(play.acts):
         chosen = number % len(rules)
-        clock.advance_us(act.wait.us_after(rules[chosen][0].window_us, last[chosen]))
+        wait = act.wait.us_after(rules[chosen][0].window_us, last[chosen])
+        clock.advance_us(max(0, min(wait, LATEST - clock.now_us())))
         if act.kind == "forget":
             for driver in (store, reference):
                 driver.forget(rules[chosen][0].rule_id, "somebody")
