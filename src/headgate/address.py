@@ -19,7 +19,7 @@ Network = IPv4Network | IPv6Network
 
 NO_PEER: Final = "no-peer"  # a unix socket: one budget for all who come that way, never an invented 127.0.0.1
 _NAT64: Final = IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are the client's IPv4 address
-_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _PAIR: Final = re.compile(r'\s*([^=;\s]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;"]*))\s*(?:;|\Z)')
 _BACKWARDS: Final = re.compile(r'(?:[^",]|"(?:"\\|[^"])*+")*+(?=,|\Z)')  # one element, read from its end
 _LONGEST: Final = 64  # characters of an address with zone, brackets and port
@@ -40,7 +40,7 @@ class Trust(NamedTuple):
         >>> Trust.of(["10.0.0.0/8", "unix"]).unix
         True
         """
-        if not isinstance(header, str) or not _TOKEN.fullmatch(header):
+        if not isinstance(header, str) or not TOKEN.fullmatch(header):
             raise SettingsError(
                 "trusted_header",
                 header,

@@ -57,6 +57,12 @@ class _Rules:
         self.settings = settings
         self._bound: dict[Hashable, tuple[Bound, ...]] = {}
         self._failing = False
+        self._options: dict[str, Any] = {
+            "prefix": settings.prefix,
+            "algorithm": settings.algorithm,
+            "clock": settings.clock,
+        }
+        self._local = Limiter(clock=settings.clock)
         default = settings.default_limits
         self._defaults = (self._ready(Rule(name="default", quota=tuple(default))),) if default else ()  # type: ignore[arg-type]
         self._rules = tuple(self._ready(rule) for rule in settings.rules if isinstance(rule, Rule))
@@ -142,12 +148,15 @@ class _Rules:
                 _add(checks, Check(each, text, cost))
         return Plan(tuple(checks))
 
-    def _failed(self, error: StoreError) -> str:
-        """What to do without the store; said once for each outage, not for each request."""
+    def _without_store(self, plan: Plan, error: StoreError) -> Decision:
+        """The decision that the policy makes in the store's place; said once for each outage, not for each request."""
+        policy = self.settings.on_store_failure
         if not self._failing:
             self._failing = True
-            log.warning("headgate: %s; on_store_failure is %r", error, self.settings.on_store_failure)
-        return self.settings.on_store_failure
+            log.warning("headgate: %s; on_store_failure is %r", error, policy)
+        if policy == "local":
+            return self._local.run(plan)._replace(degraded=True)
+        return Decision(policy == "allow", (), (), degraded=True)
 
     def _answered(self) -> None:
         if self._failing:
@@ -162,9 +171,7 @@ class Gate(_Rules):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        options = {"prefix": settings.prefix, "algorithm": settings.algorithm, "clock": settings.clock}
-        self.limiter = Limiter(settings.store, **options)  # type: ignore[arg-type]
-        self._local = Limiter(clock=settings.clock)
+        self.limiter = Limiter(settings.store, **self._options)  # type: ignore[arg-type]
 
     def decide(self, caller: Caller, bounds: Iterable[Bound]) -> Decision | None:
         """Charge all rules that apply, or none; None when none does."""
@@ -174,7 +181,7 @@ class Gate(_Rules):
         try:
             decision = self.limiter.run(plan)
         except StoreError as error:
-            return _without_store(plan, self._failed(error), self._local)
+            return self._without_store(plan, error)
         self._answered()
         return decision
 
@@ -190,9 +197,7 @@ class AsyncGate(_Rules):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        options = {"prefix": settings.prefix, "algorithm": settings.algorithm, "clock": settings.clock}
-        self.limiter = AsyncLimiter(settings.store, **options)  # type: ignore[arg-type]
-        self._local = Limiter(clock=settings.clock)
+        self.limiter = AsyncLimiter(settings.store, **self._options)  # type: ignore[arg-type]
 
     async def decide(self, caller: Caller, bounds: Iterable[Bound]) -> Decision | None:
         """Charge all rules that apply, or none; None when none does."""
@@ -202,20 +207,13 @@ class AsyncGate(_Rules):
         try:
             decision = await self.limiter.run(plan)
         except StoreError as error:
-            return _without_store(plan, self._failed(error), self._local)
+            return self._without_store(plan, error)
         self._answered()
         return decision
 
     async def close(self) -> None:
         """Close what the settings made this gate open."""
         await self.limiter.close()
-
-
-def _without_store(plan: Plan, policy: str, local: Limiter) -> Decision:
-    """The decision that the policy makes in the store's place."""
-    if policy == "local":
-        return local.run(plan)._replace(degraded=True)
-    return Decision(policy == "allow", (), (), degraded=True)
 
 
 def _value(value: Any) -> Generator[Awaitable[Any], Any, Any]:

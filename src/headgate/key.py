@@ -6,19 +6,17 @@ module knows identities and addresses; no framework, no store, no quota.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from inspect import isawaitable
 from typing import Any, Final, Protocol
 
-from headgate.address import Trust, client_address
+from headgate.address import TOKEN, Trust, client_address
 from headgate.errors import IdentityError
 
 KeyFunction = Callable[[Any], Hashable | Awaitable[Hashable | None] | None]
 KeySpec = str | KeyFunction | tuple["str | KeyFunction", ...]
 
 _EXPECTED: Final = 'use "user", "ip", "header:Name", "path:name", a tuple of these, or a function of the request'
-_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
 class Caller(Protocol):
@@ -88,7 +86,7 @@ def ready_key(spec: object, trust: Trust) -> ReadyKey:
         return address
     if spec == "user":
         return _user(address)
-    if kind == "header" and _TOKEN.fullmatch(name):
+    if kind == "header" and TOKEN.fullmatch(name):
         label = f"header:{name.lower()}"
         return lambda caller: (label, lines[0]) if (lines := caller.header(name)) else address(caller)
     if kind == "path" and name.isidentifier():

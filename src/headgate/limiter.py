@@ -6,7 +6,6 @@ concrete store (the store table does, by URL), no HTTP and no framework.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from inspect import iscoroutinefunction
 from types import TracebackType
@@ -18,13 +17,11 @@ from headgate.errors import ColourError, ConfigurationError, RuleError, StoreURL
 from headgate.identity import digest, identity_text
 from headgate.plan import Check, Decision, Outcome, Plan, Terms
 from headgate.quota import Quota
-from headgate.rule import make_terms, quotas
+from headgate.rule import QuotaSpec, make_terms, quotas
 from headgate.stores import AsyncStore, Store, open_async_store, open_store
 
 PREFIX: Final = "headgate"
 _LONGEST_ACTION: Final = 128
-
-QuotaSpec = Quota | str | Sequence[Quota]
 
 
 def conclude(plan: Plan, outcomes: tuple[Outcome, ...]) -> Decision:
