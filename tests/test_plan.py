@@ -7,7 +7,9 @@ from typing import Any, Final
 import pytest
 
 from headgate.errors import RateLimitExceeded
-from headgate.plan import NEVER, Check, Decision, Outcome, Plan, Terms
+from headgate.plan import NEVER, Check, Decision, Outcome, Plan
+from headgate.quota import Quota
+from headgate.testing.store import terms
 
 SECOND: Final = 1_000_000
 
@@ -25,7 +27,7 @@ def decide(*results: Outcome) -> Decision:
     names = "abcdef"[: len(results)]
     checks = tuple(
         [
-            Check(Terms(name, f"{name}:sw60000000", "sliding-window", (outcome.limit, 60, 1), 60), "slaoqian", 1)
+            Check(terms("sliding-window", Quota(outcome.limit, 60), scope=name)._replace(name=name), "slaoqian", 1)
             for name, outcome in zip(names, results, strict=True)
         ]
     )
@@ -78,7 +80,9 @@ def test_outcomes_are_in_rule_order() -> None:
 
 def test_a_decision_is_not_degraded_unless_said() -> None:
     assert decide().degraded is False
-    assert decide()._replace(degraded=True).degraded is True
+    assert decide(passed(5, 4)).degraded is False
+    local, policy = (refused(5, 1)._replace(source=source) for source in ("local", "policy"))
+    assert [(made.degraded, made.unavailable) for made in map(decide, (local, policy))] == [(True, False), (True, True)]
 
 
 def test_a_plan_charges_unless_said() -> None:
@@ -89,7 +93,7 @@ def test_a_plan_charges_unless_said() -> None:
 def test_an_identity_stays_out_of_what_is_printed(value: object) -> None:
     for shown in (repr(value), str(value), f"{value}"):
         assert "laoqian" not in shown
-        assert "Check('a:sw60000000', identity=…, cost=1)" in shown
+        assert "Check('a:sw60', identity=…, cost=1)" in shown
 
 
 @pytest.mark.parametrize("value", [passed(5, 4), decide(), Plan(()), decide(passed(5, 4)).checks[0]])

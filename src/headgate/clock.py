@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Protocol
+from time import monotonic_ns
+from typing import Final, Protocol
 
 MICROSECOND = 1_000_000  # microseconds in a second
 
@@ -25,7 +26,7 @@ class SystemClock:
 
     def now_us(self) -> int:
         """Microseconds since an unstated moment, the same for all threads of the process."""
-        return time.monotonic_ns() // 1000
+        return monotonic_ns() // 1000
 
 
 class ManualClock:
@@ -63,6 +64,8 @@ class ManualClock:
             self._now_us += microseconds
 
 
-def epoch_seconds() -> float:
-    """Wall-clock seconds since 1970: for header fields that carry a moment, never for an interval."""
-    return time.time()
+epoch_seconds: Final = time.time
+"""Wall-clock seconds since 1970: for header fields that carry a moment, never for an interval."""
+
+monotonic: Final = time.monotonic
+"""Seconds since an unstated moment, for deadlines: what a socket and an event loop understand."""

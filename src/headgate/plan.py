@@ -6,23 +6,41 @@ Times are integers in microseconds; only Decision, which users read, speaks in s
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from headgate.clock import MICROSECOND
+from headgate.quota import Quota
+
+new: Final = tuple.__new__
+"""Makes one of the values below from a tuple of all its fields, in half the time: for what every check makes."""
 
 NEVER: Final = None
 """The `retry_after` of a request that no amount of waiting lets through: its cost is above the limit."""
 
 
+Source = Literal["store", "local", "policy"]
+"""Who made an outcome: the store, its stand-in in this process's memory, or a policy that counts nothing."""
+
+FAILURE_POLICIES: Final = ("local", "allow", "deny")
+"""What may become of a check whose store does not answer: counted here, let pass, or refused."""
+
+
 class Terms(NamedTuple):
-    """What is the same in every check of one rule, computed once at start-up."""
+    """What is the same in every check of one rule, computed once at start-up. Compared and hashed by identity."""
 
     name: str  # unique among the rules of a request; shown in header fields
     rule_id: str  # what the budget is kept under: scope, algorithm, period
     algorithm: str  # the algorithm's own name; the familiar aliases are resolved
     params: tuple[int, ...]  # the algorithm's; the first is always the limit
     window_us: int  # how long the limit takes to come back whole; shown in header fields
+    quota: Quota  # what all this was made from
     count_denied: bool = False
+    on_store_failure: str | None = None  # the policy of this rule; None: the application's
+    lease: int = 1  # permits that a process may take in one trip to the store
+
+
+Terms.__eq__ = object.__eq__  # type: ignore[method-assign]
+Terms.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 class Check(NamedTuple):
@@ -55,6 +73,8 @@ class Outcome(NamedTuple):
     retry_after: int | None  # the least wait after which the same cost passes (0 when it just did), or NEVER
     reset_after: int  # until everything is free again and the key may be forgotten
     next_after: int  # until `remaining` next grows; 0 when nothing is used
+    at: int = 0  # when that was, by the store's own clock: a refund names the charge by it
+    source: Source = "store"
 
 
 class Decision(NamedTuple):
@@ -67,10 +87,19 @@ class Decision(NamedTuple):
     allowed: bool
     checks: tuple[Check, ...]
     results: tuple[Outcome, ...]
-    degraded: bool = False
 
     def __bool__(self) -> bool:
         return self.allowed
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the store did not answer, and its stand-in or a policy did for at least one rule."""
+        return any([outcome.source != "store" for outcome in self.results])
+
+    @property
+    def unavailable(self) -> bool:
+        """Whether the request was refused because a rule wants that while the store does not answer: 503, not 429."""
+        return any([outcome.source == "policy" and not outcome.allowed for outcome in self.results])
 
     @property
     def outcomes(self) -> dict[str, Outcome]:
@@ -117,6 +146,14 @@ class Decision(NamedTuple):
         """Seconds until the binding rule's limit is whole again."""
         pair = self.binding
         return 0.0 if pair is None else pair[1].reset_after / MICROSECOND
+
+
+def charged(plan: Plan, outcomes: tuple[Outcome, ...]) -> list[tuple[Check, Outcome]]:
+    """What a store charged for a plan, and can be refunded: nothing unless every check was allowed."""
+    if not plan.charge or not all([outcome.allowed for outcome in outcomes]):
+        return []
+    pairs = zip(plan.checks, outcomes, strict=True)
+    return [(check, outcome) for check, outcome in pairs if check.cost and outcome.source == "store"]
 
 
 def _wait(outcome: Outcome) -> float:

@@ -12,7 +12,7 @@ from math import ceil, floor
 from typing import Protocol
 
 from headgate.clock import Clock
-from headgate.plan import NEVER, Outcome, Plan, Terms
+from headgate.plan import NEVER, Outcome, Plan, Terms, charged
 
 
 class Budget(Protocol):
@@ -21,6 +21,8 @@ class Budget(Protocol):
     def used(self, at: int, terms: Terms) -> Fraction: ...
 
     def add(self, at: int, units: int, terms: Terms) -> None: ...
+
+    def take(self, at: int, units: int, terms: Terms, *, now: int) -> None: ...
 
 
 class Log:
@@ -47,6 +49,15 @@ class Log:
                 self.hits.insert(0, (stamp, units - surplus))
             surplus -= units
 
+    def take(self, at: int, units: int, terms: Terms, *, now: int) -> None:
+        grain = terms.params[2] if len(terms.params) > 2 else 1
+        self.hits = [hit for hit in self.hits if hit[0] + terms.window_us > now]
+        stamp = min([stamp for stamp, _ in self.hits if stamp >= at], default=at)
+        if stamp <= ceil(Fraction(at, grain)) * grain:
+            there = sum(count for other, count in self.hits if other == stamp)
+            kept = [(stamp, there - units)] if there > units else []
+            self.hits = sorted([hit for hit in self.hits if hit[0] != stamp] + kept)
+
 
 class Window:
     """The hits of the window that began with the first of them."""
@@ -63,6 +74,11 @@ class Window:
         if not used:
             self.hits = []
         self.hits.append((at, max(0, min(units, terms.params[0] - used))))
+
+    def take(self, at: int, units: int, terms: Terms, *, now: int) -> None:
+        used = int(self.used(now, terms))
+        if used and self.hits[0][0] <= at:
+            self.hits.append((at, -min(units, used)))
 
 
 class TwoWindows:
@@ -88,6 +104,10 @@ class TwoWindows:
         count = self.counts.get(number, 0)
         self.counts[number] = min(count + units, max(count, terms.params[0]))
 
+    def take(self, at: int, units: int, terms: Terms, *, now: int) -> None:
+        number, _ = self._place(at, terms)
+        self.counts[number] = max(0, self.counts.get(number, 0) - units)
+
 
 class Meter:
     """A level that hits raise and time lowers at the quota's rate."""
@@ -103,6 +123,11 @@ class Meter:
     def add(self, at: int, units: int, terms: Terms) -> None:
         level = self.used(at, terms)
         self.level, self.time = min(level + units, max(level, Fraction(terms.params[0]))), at
+
+    def take(self, at: int, units: int, terms: Terms, *, now: int) -> None:
+        _, unit, leak = terms.params
+        sure = max(Fraction(0), units - (now - at) * Fraction(leak, unit))
+        self.level, self.time = max(Fraction(0), self.used(now, terms) - sure), now
 
 
 KINDS: dict[str, Callable[[], Budget]] = {
@@ -149,6 +174,11 @@ class ModelStore:
         ]
         return tuple(outcome._replace(allowed=passed) for outcome, passed in zip(outcomes, allowed, strict=True))
 
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        now = self._clock.now_us()
+        for check, outcome in charged(plan, outcomes):
+            self._budget(check.terms, check.identity).take(outcome.at, check.cost, check.terms, now=now)
+
     def forget(self, rule_id: str, identity: str) -> None:
         self._budgets.pop((rule_id, identity), None)
 
@@ -176,4 +206,4 @@ def _outcome(budget: Budget, now: int, terms: Terms, wanted: int) -> Outcome:
         retry = least(lambda wait: wanted == 0 or _fits(budget, wanted, now + wait, terms))
     reset = least(lambda wait: not budget.used(now + wait, terms))
     following = least(lambda wait: reset == 0 or _remaining(budget, now + wait, terms) > remaining)
-    return Outcome(True, limit, remaining, retry, reset, following)
+    return Outcome(True, limit, remaining, retry, reset, following, now)

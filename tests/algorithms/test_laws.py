@@ -23,6 +23,7 @@ class TestSlidingLog(AlgorithmExam):
 
 class TestSlidingCounter(AlgorithmExam):
     algorithm = find("sliding-counter")
+    first_hit_opens = True
 
     def guarantee(self, quota: Quota) -> int:
         return max(1, 2 * quota.limit - 1)
@@ -30,6 +31,7 @@ class TestSlidingCounter(AlgorithmExam):
 
 class TestFixedWindow(AlgorithmExam):
     algorithm = find("fixed-window")
+    first_hit_opens = True
 
     def guarantee(self, quota: Quota) -> int:
         return 2 * quota.limit

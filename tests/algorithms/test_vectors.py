@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from fractions import Fraction
 from typing import Any
 
@@ -105,9 +106,42 @@ def test_vectors(example: str) -> None:
         outcome = algorithm.check(state, now, cost, params)
         allowed, remaining, *waits = expected
         row = f"at {second} s, cost {cost}"
-        assert (row, *outcome) == (row, allowed, params[0], remaining, *map(us, waits))
+        assert (row, *outcome) == (row, allowed, params[0], remaining, *map(us, waits), now, "store")
         if allowed and cost:
             state = algorithm.charge(state, now, cost, params)
+
+
+REFUNDS = [  # charges as (second, cost); the first is given back at a second; then second → remaining
+    ("fixed-window, 4/minute", [(0, 3), (30, 1)], 59, {59: 3, 60: 4}),
+    ("fixed-window, 4/minute", [(0, 3), (60, 4)], 61, {61: 0}),  # its window has passed
+    ("fixed-window, 4/minute", [(0, 3)], 30, {30: 4}),
+    ("sliding-log, 4/minute", [(0, 3), (30, 1)], 59, {59: 3, 60: 3, 90: 4}),
+    ("sliding-log, 4/minute", [(0, 3), (60, 4)], 61, {61: 0}),
+    ("sliding-window, 4/minute", [(0, 3), (30, 1)], 59, {59: 3, 60: 3, 90: 4}),
+    ("sliding-window, 4/minute", [(0, 3), (60, 4)], 61, {61: 0}),
+    ("sliding-window, 200/minute", [(0, 100), ("0.2", 50), ("0.5", 50)], 30, {30: 100, "60.4": 150}),
+    ("sliding-counter, 4/minute", [(0, 3), (30, 1)], 59, {59: 3, 60: 3, 119: 3, 120: 4}),
+    ("sliding-counter, 4/minute", [(0, 2), (60, 1)], 75, {75: 3}),  # the window before this one
+    ("sliding-counter, 4/minute", [(0, 2), (60, 1), (120, 1)], 121, {121: 2, 180: 3}),
+    ("gcra, 4/minute", [(0, 3)], 0, {0: 4}),
+    ("gcra, 4/minute", [(0, 3), (0, 1)], 15, {15: 3}),  # one unit has leaked, and cannot be told whose
+    ("gcra, 4/minute", [(0, 1), (15, 4)], 15, {15: 0}),
+]
+
+
+@pytest.mark.parametrize(("example", "charges", "second", "left"), REFUNDS)
+def test_refunds(example: str, charges: list[tuple[Any, int]], second: int, left: dict[Any, int]) -> None:
+    name, _, text = example.partition(", ")
+    algorithm = find(name)
+    params = algorithm.params(Quota.parse(text))
+    state, moments = None, [START * MICROSECOND + us(moment) for moment, _ in charges]
+    for now, (_, cost) in zip(moments, charges, strict=True):
+        assert algorithm.check(state, now, cost, params).allowed
+        state = algorithm.charge(state, now, cost, params)
+    state = algorithm.refund(state, START * MICROSECOND + us(second), charges[0][1], params, moments[0])
+    for moment, remaining in left.items():
+        seen = algorithm.check(deepcopy(state), START * MICROSECOND + us(moment), 0, params)
+        assert (moment, seen.remaining) == (moment, remaining)
 
 
 PARAMS = [  # algorithm, quota → params; the first is always the limit or burst

@@ -41,10 +41,11 @@ class Pure:
     def run(self, check: Check) -> Outcome:
         terms, _, cost = check
         algorithm, now = ALGORITHMS[terms.algorithm], self._clock.moment
-        outcome = algorithm.check(deepcopy(self._state), now, cost, terms.params)
+        state = deepcopy(self._state)
+        outcome = algorithm.check(state, now, cost, terms.params)
         counted = not outcome.allowed and terms.count_denied and outcome.retry_after is not None
         if cost and (outcome.allowed or counted):
-            self._state = algorithm.charge(deepcopy(self._state), now, cost, terms.params)
+            self._state = algorithm.charge(state, now, cost, terms.params)
         return algorithm.check(deepcopy(self._state), now, cost, terms.params) if counted else outcome
 
 
@@ -75,7 +76,7 @@ def test_python_and_lua_agree_when_the_clock_goes_back(server: Server, algorithm
 def test_nobody_is_freed_by_a_step_back_nor_frozen_by_a_long_one(server: Server, algorithm: str) -> None:
     rule = terms(algorithm, "2/minute")
     clock = Skewed(1_760_000_000_123_457)
-    with closing(RedisStore.from_url(server.url + "?socket_timeout=10", clock=clock)) as remote:
+    with closing(RedisStore.from_url(server.url, clock=clock, deadline=10)) as remote:
         for store in (MemoryStore(clock=clock), remote):
             who = f"{algorithm} {id(store)}"
             start = clock.moment

@@ -112,6 +112,20 @@ def test_forget_and_come_again_leaves_one_place_in_the_queue(clock: ManualClock)
     assert len(store._hand) == len(store) == 1
 
 
+@ALGORITHMS
+def test_a_refund_leaves_nothing_to_keep(clock: ManualClock, algorithm: str) -> None:
+    store = MemoryStore(max_keys=2, clock=clock)
+    plan = Plan((Check(terms(algorithm, "1/hour"), "a", 1),))
+    told = store.run(plan)
+    store.refund(plan, told)
+    assert store._entries[next(iter(store._entries))].state is None
+    store.refund(plan, told)
+    for number in range(2):
+        assert store.run(Plan((Check(plan.checks[0].terms, f"{number}", 1),)))[0].allowed
+    store.refund(plan, told)  # of a budget that made room for others
+    assert len(store) == 2
+
+
 def test_peeks_and_refusals_take_no_key(clock: ManualClock) -> None:
     limiter = Limiter(clock=clock)
     for number in range(100):
@@ -139,13 +153,12 @@ def test_no_thread_and_no_timer() -> None:
 @ALGORITHMS
 def test_bytes_per_key(algorithm: str, capsys: Any) -> None:
     count = 100_000 if algorithm == "sliding-window" else 20_000
-    names = [f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}" for number in range(count)]
     store = MemoryStore(max_keys=count)
     hit = hitter(store, algorithm, "10/minute")
     gc.collect()
     tracemalloc.start()
-    for name in names:
-        hit(name)
+    for number in range(count):
+        hit(f"s10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}")
     gc.collect()
     size = tracemalloc.get_traced_memory()[0] / count
     tracemalloc.stop()

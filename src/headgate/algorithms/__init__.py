@@ -1,12 +1,14 @@
 """The algorithms, and the contract that each of them keeps.
 
-An algorithm is one module: a pure pair of functions over an in-memory state, and the same pair told again
+An algorithm is one module: three pure functions over an in-memory state, and the same three told again
 in a `.lua` file of the same name over Redis structures. A module of this package imports values and the
 standard library: never a clock, a lock, asyncio or a client.
 
-    params(quota)                     -> the integers the pair works with; the first is the limit
-    check(state, now, cost, params)   -> Outcome      may drop what has expired; changes nothing else
-    charge(state, now, cost, params)  -> state        adds the cost; called when every check of the plan allowed
+    params(quota)                         -> the integers they work with; the first is the limit
+    check(state, now, cost, params)       -> Outcome  may drop what has expired; changes nothing else
+    charge(state, now, cost, params)      -> state    adds the cost; called after a check of this state at this time,
+                                                      when every check of the plan allowed
+    refund(state, now, cost, params, at)  -> state    gives a charge back that was made at `at`: its outcome's `at`
 
 `state` is None for an identity that has none. All times and parameters are integers in microseconds, and every
 product of them stays below 2^53, so that Lua's doubles are exact; `params` refuses a quota for which it would not.
@@ -23,6 +25,10 @@ The laws, which `headgate.testing.AlgorithmExam` examines:
    has to make room is the oldest.
 8. A clock that goes back frees nothing, and freezes nobody for longer than one window beyond the step:
    waits are counted from the time given; a state further ahead than a window is taken for empty.
+9. A refund right after its charge leaves nothing that any later answer could show. A later one gives back the cost or
+   a part of it, and never more room than there would be had the charge not been made; and nothing once the charge's
+   `reset_after` has passed. It cannot know of a state that was forgotten in between: then it may give back up to the
+   cost of what came after.
 
 To add one: write the two files, and add its name below.
 """
@@ -58,6 +64,8 @@ class Algorithm(Protocol):
     def check(self, state: Any, now: int, cost: int, params: tuple[int, ...]) -> Outcome: ...
 
     def charge(self, state: Any, now: int, cost: int, params: tuple[int, ...]) -> Any: ...
+
+    def refund(self, state: Any, now: int, cost: int, params: tuple[int, ...], at: int) -> Any: ...
 
 
 _MODULES: Final[tuple[ModuleType, ...]] = (sliding_window, sliding_log, sliding_counter, fixed_window, gcra)

@@ -1,32 +1,31 @@
 -- fixed_window.py over a string "start:used".
 
-local function live(value, now, window)
-  local start, used = string.match(value or '', '^(%d+):(%d+)$')
-  start, used = tonumber(start), tonumber(used)
-  if not start or now - start >= window or start - now > window then return now, 0 end
-  return start, used
+local function open(key, now, limit, window)
+  local start, used = string.match(redis.call('GET', key) or '', '^(%d+):(%d+)$')
+  if not start or now - start >= window or start - now > window then return {key = key, start = now, used = 0} end
+  return {key = key, start = start + 0, used = used + 0}
 end
 
-algorithms['fixed-window'] = {
-  open = function(key) return {key = key, value = redis.call('GET', key)} end,
+local function check(state, now, cost, limit, window)
+  local used, wait = state.used, state.start + window - now
+  local allowed = used + cost <= limit or cost == 0
+  local retry = allowed and 0 or cost <= limit and wait or NEVER
+  if allowed then used = used + cost end
+  if used == 0 then wait = 0 end
+  return allowed, math.max(0, limit - used), retry, wait, wait
+end
 
-  check = function(state, now, cost, p)
-    local limit, window = p[1], p[2]
-    local start, used = live(state.value, now, window)
-    local stop = start + window - now
-    if used + cost <= limit or cost == 0 then
-      used = used + cost
-      local wait = used > 0 and stop or 0
-      return true, math.max(limit - used, 0), 0, wait, wait
-    end
-    local wait = used > 0 and stop or 0
-    return false, math.max(limit - used, 0), cost <= limit and stop or NEVER, wait, wait
-  end,
+local function charge(state, now, cost, limit, window)
+  local used = math.min(state.used + cost, math.max(state.used, limit))
+  local value = string.format('%.0f:%.0f', state.start, used)
+  redis.call('SET', state.key, value, 'PX', expiry(state.start + window - now))
+end
 
-  charge = function(state, now, cost, p)
-    local limit, window = p[1], p[2]
-    local start, used = live(state.value, now, window)
-    state.value = text(start) .. ':' .. text(math.min(used + cost, math.max(used, limit)))
-    redis.call('SET', state.key, state.value, 'PX', expiry(start + window - now))
-  end,
-}
+--@REFUND
+
+local function refund(state, now, cost, at, limit, window)
+  local start, used = state.start, state.used
+  if used == 0 or at < start or at >= start + window then return end
+  if used <= cost then return redis.call('DEL', state.key) end
+  redis.call('SET', state.key, string.format('%.0f:%.0f', start, used - cost), 'PX', expiry(start + window - now))
+end

@@ -7,7 +7,7 @@ State: (start, used).
 from __future__ import annotations
 
 from headgate.algorithms.exact import exact, no_burst, told
-from headgate.plan import NEVER, Outcome
+from headgate.plan import NEVER, Outcome, new
 from headgate.quota import Quota
 
 NAMES = ("fixed-window",)
@@ -45,17 +45,27 @@ def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> 
     """What a hit of this cost would come to."""
     limit, window = params
     start, used = _live(state, now, window)
-    end = start + window - now
-    if used + cost <= limit or cost == 0:
+    wait = start + window - now
+    allowed = used + cost <= limit or cost == 0
+    retry = 0 if allowed else wait if cost <= limit else NEVER
+    if allowed:
         used += cost
-        wait = end if used else 0
-        return Outcome(True, limit, limit - used if used < limit else 0, 0, wait, wait)
-    wait = end if used else 0
-    return Outcome(False, limit, limit - used if used < limit else 0, end if cost <= limit else NEVER, wait, wait)
+    if used == 0:
+        wait = 0
+    return new(Outcome, (allowed, limit, limit - used if used < limit else 0, retry, wait, wait, now, "store"))
 
 
 def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
     """The count after the hit, no further than the limit."""
     limit, window = params
     start, used = _live(state, now, window)
-    return (start, min(used + cost, max(used, limit)))
+    return (start, used + cost if used + cost <= limit else max(used, limit))
+
+
+def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
+    """The count without the hit, if its window is still the one; a window of which nothing is left never was."""
+    _, window = params
+    start, used = _live(state, now, window)
+    if not start <= at < start + window:
+        return state
+    return (start, used - cost) if used > cost else None

@@ -1,46 +1,43 @@
--- gcra.py over a string "level:time".
+-- gcra.py over a string "level:time". A state is the level now, and by how much it is ahead of the clock.
 
-local function leaked(value, now, p)
-  local level, time = string.match(value or '', '^(%d+):(%d+)$')
-  level, time = tonumber(level), tonumber(time)
-  if not level then return 0, 0 end
-  if time <= now then return math.max(0, level - (now - time) * p[3]), 0 end
-  if time - now > ceil_div(p[1] * p[2], p[3]) then return 0, 0 end
-  return level, time - now
+local function open(key, now, burst, unit, leak)
+  local level, time = string.match(redis.call('GET', key) or '', '^(%d+):(%d+)$')
+  if not level then return {key = key, level = 0, lag = 0} end
+  local lag = time - now
+  if lag <= 0 then return {key = key, level = math.max(0, level + lag * leak), lag = 0} end
+  if lag > math.ceil(burst * unit / leak) then return {key = key, level = 0, lag = 0} end
+  return {key = key, level = level + 0, lag = lag}
 end
 
-local function free(level, p)
-  local full = p[1] * p[2]
-  return level < full and floor_div(full - level, p[2]) or 0
+local function check(state, now, cost, burst, unit, leak)
+  local full, level, lag, retry = burst * unit, state.level, state.lag, 0
+  local total = level + cost * unit
+  local allowed = total <= full or cost == 0
+  if allowed then
+    level = total
+  else
+    retry = cost <= burst and lag + math.ceil((total - full) / leak) or NEVER
+  end
+  if level == 0 then return allowed, burst, retry, lag, 0 end
+  local free = level < full and math.floor((full - level) / unit) or 0
+  local following = lag + math.ceil((level - full + (free + 1) * unit) / leak)
+  return allowed, free, retry, lag + math.ceil(level / leak), following
 end
 
-local function following(level, lag, p)
-  if level == 0 then return 0 end
-  return lag + ceil_div(level - p[1] * p[2] + (free(level, p) + 1) * p[2], p[3])
+local function charge(state, now, cost, burst, unit, leak)
+  local level, lag = state.level, state.lag
+  level = math.min(level + cost * unit, math.max(level, burst * unit))
+  local value = string.format('%.0f:%.0f', level, now + lag)
+  redis.call('SET', state.key, value, 'PX', expiry(lag + math.ceil(level / leak)))
 end
 
-algorithms['gcra'] = {
-  open = function(key) return {key = key, value = redis.call('GET', key)} end,
+--@REFUND
 
-  check = function(state, now, cost, p)
-    local burst, unit, leak = p[1], p[2], p[3]
-    local level, lag = leaked(state.value, now, p)
-    local total, retry = level, NEVER
-    if cost <= burst or cost == 0 then
-      total = level + cost * unit
-      if total <= burst * unit or cost == 0 then
-        return true, free(total, p), 0, lag + ceil_div(total, leak), following(total, lag, p)
-      end
-      retry = lag + ceil_div(total - burst * unit, leak)
-    end
-    return false, free(level, p), retry, lag + ceil_div(level, leak), following(level, lag, p)
-  end,
-
-  charge = function(state, now, cost, p)
-    local burst, unit, leak = p[1], p[2], p[3]
-    local level, lag = leaked(state.value, now, p)
-    level = math.min(level + cost * unit, math.max(level, burst * unit))
-    state.value = text(level) .. ':' .. text(now + lag)
-    redis.call('SET', state.key, state.value, 'PX', expiry(lag + ceil_div(level, leak)))
-  end,
-}
+local function refund(state, now, cost, at, burst, unit, leak)
+  local level, lag = state.level, state.lag
+  local left = cost * unit - math.max(0, now - at) * leak
+  if level == 0 or left <= 0 then return end
+  if level <= left then return redis.call('DEL', state.key) end
+  local value = string.format('%.0f:%.0f', level - left, now + lag)
+  redis.call('SET', state.key, value, 'PX', expiry(lag + math.ceil((level - left) / leak)))
+end

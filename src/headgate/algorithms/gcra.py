@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import gcd
 
 from headgate.algorithms.exact import exact, told
-from headgate.plan import NEVER, Outcome
+from headgate.plan import NEVER, Outcome, new
 from headgate.quota import Quota
 
 NAMES = ("gcra", "token-bucket", "leaky-bucket")
@@ -45,24 +45,39 @@ def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> 
     burst, unit, leak = params
     full = burst * unit
     level, lag = _leaked(state, now, params)
-    if cost > burst:
-        return Outcome(
-            False, burst, max(0, full - level) // unit, NEVER, lag - (-level // leak), _next(level, lag, params)
-        )
     total = level + cost * unit
-    if total <= full or cost == 0:
-        remaining = (full - total) // unit if total < full else 0
-        return Outcome(True, burst, remaining, 0, lag - (-total // leak), _next(total, lag, params))
-    wait = lag - (-(total - full) // leak)
-    remaining = (full - level) // unit if level < full else 0
-    return Outcome(False, burst, remaining, wait, lag - (-level // leak), _next(level, lag, params))
+    allowed = total <= full or cost == 0
+    retry: int | None = 0
+    if allowed:
+        level = total
+    else:
+        retry = lag - (-(total - full) // leak) if cost <= burst else NEVER
+    if level == 0:
+        return new(Outcome, (allowed, burst, burst, retry, lag, 0, now, "store"))
+    free = (full - level) // unit if level < full else 0
+    following = lag - (-(level - full + (free + 1) * unit) // leak)
+    return new(Outcome, (allowed, burst, free, retry, lag - (-level // leak), following, now, "store"))
 
 
 def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
     """The level after the hit, no further than full."""
     burst, unit, _ = params
     level, lag = _leaked(state, now, params)
-    return (min(level + cost * unit, max(level, burst * unit)), now + lag)
+    total = level + cost * unit
+    return (total if total <= burst * unit else max(level, burst * unit), now + lag)
+
+
+def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
+    """The level less what may still be in it of the hit.
+
+    How much higher the level is for a hit shrinks no faster than it leaks: so much is sure to be left of it.
+    """
+    _, unit, leak = params
+    level, lag = _leaked(state, now, params)
+    left = cost * unit - max(0, now - at) * leak
+    if left <= 0:
+        return state
+    return (level - left, now + lag) if level > left else None
 
 
 def _leaked(state: State | None, now: int, params: tuple[int, ...]) -> tuple[int, int]:
@@ -71,15 +86,6 @@ def _leaked(state: State | None, now: int, params: tuple[int, ...]) -> tuple[int
         return 0, 0
     level, time = state
     if time <= now:
-        return max(0, level - (now - time) * params[2]), 0
+        level -= (now - time) * params[2]
+        return (level if level > 0 else 0), 0
     return (level, time - now) if time - now <= window_us(params) else (0, 0)
-
-
-def _next(level: int, lag: int, params: tuple[int, ...]) -> int:
-    """Until one more whole unit is free."""
-    if level == 0:
-        return 0
-    burst, unit, leak = params
-    full = burst * unit
-    free = (full - level) // unit if level < full else 0
-    return lag - (-(level - full + (free + 1) * unit) // leak)

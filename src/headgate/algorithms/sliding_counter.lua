@@ -1,51 +1,58 @@
 -- sliding_counter.py over a string "start:current:previous", times in ticks.
 
-local function live(value, at, window)
-  local start, current, previous = string.match(value or '', '^(%d+):(%d+):(%d+)$')
-  start, current, previous = tonumber(start), tonumber(current), tonumber(previous)
-  if not start or start - at > window then return {at, 0, 0} end
-  if at - start < window then return {start, current, previous} end
-  if at - start < 2 * window and current > 0 then return {start + window, 0, current} end
-  return {at, 0, 0}
+local function open(key, now, limit, window, tick)
+  local start, current, previous = string.match(redis.call('GET', key) or '', '^(%d+):(%d+):(%d+)$')
+  local at = math.floor(now / tick)
+  local state = {key = key, at = at, start = at, current = 0, previous = 0}
+  if not start then return state end
+  local age = at - start
+  if age >= -window and age < window then
+    state.start, state.current, state.previous = start + 0, current + 0, previous + 0
+  elseif age >= window and age < 2 * window and current + 0 > 0 then
+    state.start, state.previous = start + window, current + 0
+  end
+  return state
 end
 
-local function weight(counts, at, window)
-  return counts[3] * (window - math.max(0, at - counts[1])) + counts[2] * window
+-- Ticks from the window's start until the estimate is at most `room`, which it is not now.
+local function wait(current, previous, room, window)
+  if current <= room then return window - math.floor((room - current) * window / previous) end
+  return 2 * window - math.floor(room * window / current)
 end
 
-local function wait(counts, room, window)
-  if counts[2] <= room then return window - floor_div((room - counts[2]) * window, counts[3]) end
-  return 2 * window - floor_div(room * window, counts[2])
+local function check(state, now, cost, limit, window, tick)
+  local current, previous, retry = state.current, state.previous, 0
+  local free = (limit - current) * window -- all this is times the window
+  if previous > 0 then free = free - previous * (window - math.max(0, state.at - state.start)) end
+  local stop = state.start * tick - now
+  local allowed = cost == 0 or cost * window <= free
+  if allowed then
+    current, free = current + cost, free - cost * window
+  else
+    retry = cost <= limit and stop + wait(current, previous, limit - cost, window) * tick or NEVER
+  end
+  local remaining = free > 0 and math.floor(free / window) or 0
+  if free == limit * window then return allowed, remaining, retry, 0, 0 end
+  local reset = stop + (current > 0 and 2 * window or window) * tick
+  return allowed, remaining, retry, reset, stop + wait(current, previous, limit - remaining - 1, window) * tick
 end
 
-algorithms['sliding-counter'] = {
-  open = function(key) return {key = key, value = redis.call('GET', key)} end,
+local function charge(state, now, cost, limit, window, tick)
+  local start, current, previous = state.start, state.current, state.previous
+  current = math.min(current + cost, math.max(current, limit))
+  local value = string.format('%.0f:%.0f:%.0f', start, current, previous)
+  redis.call('SET', state.key, value, 'PX', expiry((start + 2 * window) * tick - now))
+end
 
-  check = function(state, now, cost, p)
-    local limit, window, tick = p[1], p[2], p[3]
-    local at = floor_div(now, tick)
-    local counts = live(state.value, at, window)
-    local allowed = cost == 0
-      or (cost <= limit and weight(counts, at, window) + cost * window <= limit * window)
-    local after = {counts[1], counts[2] + (allowed and cost or 0), counts[3]}
-    local used = weight(after, at, window)
-    local remaining = floor_div(math.max(0, limit * window - used), window)
-    local start = counts[1] * tick - now
+--@REFUND
 
-    local retry = 0
-    if not allowed then
-      retry = cost <= limit and start + wait(counts, limit - cost, window) * tick or NEVER
-    end
-    if used == 0 then return allowed, remaining, retry, 0, 0 end
-    local reset = start + (after[2] > 0 and 2 * window or window) * tick
-    return allowed, remaining, retry, reset, start + wait(after, limit - remaining - 1, window) * tick
-  end,
-
-  charge = function(state, now, cost, p)
-    local limit, window, tick = p[1], p[2], p[3]
-    local counts = live(state.value, floor_div(now, tick), window)
-    local current = math.min(counts[2] + cost, math.max(counts[2], limit))
-    state.value = text(counts[1]) .. ':' .. text(current) .. ':' .. text(counts[3])
-    redis.call('SET', state.key, state.value, 'PX', expiry((counts[1] + 2 * window) * tick - now))
-  end,
-}
+local function refund(state, now, cost, at, limit, window, tick)
+  local start, current, previous = state.start, state.current, state.previous
+  local into, before = math.floor(at / tick) - start, current + previous
+  if into >= 0 and into < window then current = math.max(0, current - cost) end
+  if into < 0 and into >= -window then previous = math.max(0, previous - cost) end
+  if current + previous == before then return end
+  if current + previous == 0 then return redis.call('DEL', state.key) end
+  local value = string.format('%.0f:%.0f:%.0f', start, current, previous)
+  redis.call('SET', state.key, value, 'PX', expiry((start + 2 * window) * tick - now))
+end

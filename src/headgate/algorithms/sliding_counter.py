@@ -10,7 +10,7 @@ divides the window and fits. Every answer is exact in microseconds all the same;
 from __future__ import annotations
 
 from headgate.algorithms.exact import MAX, exact, no_burst, told
-from headgate.plan import NEVER, Outcome
+from headgate.plan import NEVER, Outcome, new
 from headgate.quota import Quota
 
 NAMES = ("sliding-counter",)
@@ -46,21 +46,13 @@ def _live(state: State | None, at: int, window: int) -> State:
     if state is None:
         return (at, 0, 0)
     start, current, _ = state
-    gone = (at - start) // window
-    if -1 <= gone <= 0:
+    if -window <= at - start < window:
         return state
-    return (start + window, 0, current) if gone == 1 and current else (at, 0, 0)
+    return (start + window, 0, current) if window <= at - start < 2 * window and current else (at, 0, 0)
 
 
-def _weight(live: State, at: int, window: int) -> int:
-    """The estimate of what is used, times the window."""
-    start, current, previous = live
-    return previous * (window - max(0, at - start)) + current * window
-
-
-def _wait(live: State, room: int, params: tuple[int, ...]) -> int:
+def _wait(live: State, room: int, window: int) -> int:
     """Ticks from the window's start until the estimate is at most `room`, which it is not now."""
-    _, window, _ = params
     _, current, previous = live
     if current <= room:  # soon: enough of the previous window goes out of sight
         return window - (room - current) * window // previous
@@ -71,25 +63,43 @@ def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> 
     """What a hit of this cost would come to."""
     limit, window, tick = params
     at = now // tick
-    start, current, previous = live = _live(state, at, window)
-    allowed = cost == 0 or _weight(live, at, window) + cost * window <= limit * window
-    after = (start, current + cost, previous) if allowed else live
-    used = _weight(after, at, window)
-    remaining = max(0, limit * window - used) // window
+    start, current, previous = _live(state, at, window)
+    free = (limit - current) * window  # all this is times the window
+    if previous:
+        free -= previous * (window - at + start if at > start else window)
     until = start * tick - now
-
+    allowed = cost * window <= free or cost == 0
     retry: int | None = 0
-    if not allowed:
-        retry = until + _wait(live, limit - cost, params) * tick if cost <= limit else NEVER
-    if not used:
-        return Outcome(allowed, limit, remaining, retry, 0, 0)
-    reset = until + (2 * window if after[1] else window) * tick
-    following = until + _wait(after, limit - remaining - 1, params) * tick
-    return Outcome(allowed, limit, remaining, retry, reset, following)
+    if allowed:
+        current += cost
+        free -= cost * window
+    else:
+        live = (start, current, previous)
+        retry = until + _wait(live, limit - cost, window) * tick if cost <= limit else NEVER
+    remaining = free // window if free > 0 else 0
+    if free == limit * window:
+        return new(Outcome, (allowed, limit, remaining, retry, 0, 0, now, "store"))
+    reset = until + (2 * window if current else window) * tick
+    following = until + _wait((start, current, previous), limit - remaining - 1, window) * tick
+    return new(Outcome, (allowed, limit, remaining, retry, reset, following, now, "store"))
 
 
 def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
     """The counts after the hit, no further than the limit."""
     limit, window, tick = params
     start, current, previous = _live(state, now // tick, window)
-    return (start, min(current + cost, max(current, limit)), previous)
+    return (start, current + cost if current + cost <= limit else max(current, limit), previous)
+
+
+def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
+    """The counts without the hit, this window's or the last one's: whichever it fell into."""
+    _, window, tick = params
+    start, current, previous = _live(state, now // tick, window)
+    number = (at // tick - start) // window
+    if number == 0:
+        current = max(0, current - cost)
+    elif number == -1:
+        previous = max(0, previous - cost)
+    else:
+        return state
+    return (start, current, previous) if current or previous else None

@@ -1,49 +1,73 @@
 -- sliding_log.py over a sorted set: score = moment, one member for each unit: "<moment>a0" to "a9", then "b10", …
 -- The number tells the units of one moment apart; the letter, its length, puts members of one score in number's order.
+-- A state is how many units are in sight and how many are out of it, the oldest and the newest moment, the last member.
 
 local function moment(key, rank)
-  return tonumber(redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2])
+  return redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] + 0
 end
 
-algorithms['sliding-log'] = {
-  open = function(key) return {key = key} end,
+local function open(key, now, limit, window)
+  local last = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
+  if not last[1] then return {key = key, used = 0} end
+  local newest, gone = last[2] + 0, 0
+  if newest + window <= now or newest - now > window then return {key = key, used = 0, stale = true} end
+  local oldest = moment(key, 0)
+  if oldest + window <= now then
+    gone = redis.call('ZCOUNT', key, '-inf', now - window)
+    oldest = moment(key, gone)
+  end
+  local used = redis.call('ZCARD', key) - gone
+  return {key = key, used = used, gone = gone, oldest = oldest, newest = newest, last = last[1]}
+end
 
-  check = function(state, now, cost, p)
-    local limit, window, key = p[1], p[2], state.key
-    local all = redis.call('ZCARD', key)
-    local newest = all > 0 and moment(key, all - 1) or 0
-    local used = 0
-    if newest + window > now and newest - now <= window then
-      used = redis.call('ZCOUNT', key, '(' .. text(now - window), '+inf')
-    end
-    state.used, state.gone, state.newest = used, all - used, newest
+-- The moment of the unit that stands so many after the oldest in sight.
+local function later(state, units)
+  return units <= 0 and state.oldest or moment(state.key, state.gone + units)
+end
 
-    local stop, excess = window - now, used + cost - limit
-    local function leaves(units) return moment(key, state.gone + units) + stop end
-    if excess <= 0 or cost == 0 then
-      if used == 0 then
-        local wait = cost > 0 and window or 0
-        return true, limit - cost, 0, wait, wait
-      end
-      local last = cost > 0 and math.max(newest, now) or newest
-      return true, math.max(0, -excess), 0, last + stop, leaves(math.max(0, used - limit))
-    end
-    if used == 0 then return false, limit, NEVER, 0, 0 end
-    local retry = cost <= limit and leaves(excess - 1) or NEVER
-    return false, math.max(0, limit - used), retry, newest + stop, leaves(math.max(0, used - limit))
-  end,
+local function check(state, now, cost, limit, window)
+  local used, newest, stop = state.used, state.newest, window - now
+  local left = limit - used - cost
+  if used == 0 then
+    if cost > limit then return false, limit, NEVER, 0, 0 end
+    local wait = cost > 0 and window or 0
+    return true, left, 0, wait, wait
+  end
+  local following = later(state, used - limit) + stop
+  if left >= 0 or cost == 0 then
+    if cost > 0 then newest = math.max(newest, now) end
+    return true, math.max(0, left), 0, newest + stop, following
+  end
+  local retry = cost <= limit and later(state, -left - 1) + stop or NEVER
+  return false, math.max(0, limit - used), retry, newest + stop, following
+end
 
-  charge = function(state, now, cost, p)
-    local limit, window, key = p[1], p[2], state.key
-    local stamp = state.used > 0 and math.max(now, state.newest) or now
-    local gone = state.gone + math.max(0, state.used + cost - limit)
-    if gone > 0 then redis.call('ZREMRANGEBYRANK', key, 0, gone - 1) end
-    local last, number = string.match(redis.call('ZRANGE', key, -1, -1)[1] or '', '^(%d+)%l(%d+)$')
-    local first = last == text(stamp) and number + 1 or 0
-    for unit = first, first + math.min(cost, limit) - 1 do
-      redis.call('ZADD', key, text(stamp), text(stamp) .. string.char(96 + #text(unit)) .. text(unit))
+local function charge(state, now, cost, limit, window)
+  local key, stamp, first = state.key, now, 0
+  if state.used > 0 then
+    local surplus = state.gone + math.max(0, state.used + cost - limit)
+    if surplus > 0 then redis.call('ZREMRANGEBYRANK', key, 0, surplus - 1) end
+    if state.newest >= now then
+      stamp, first = state.newest, string.match(state.last, '%d+$') + 1
     end
-    state.used, state.gone, state.newest = math.min(state.used + cost, limit), 0, stamp
-    redis.call('PEXPIRE', key, expiry(stamp + window - now))
-  end,
-}
+  elseif state.stale then
+    redis.call('DEL', key)
+  end
+  local score = string.format('%.0f', stamp)
+  for unit = first, first + cost - 1 do
+    local number = string.format('%.0f', unit)
+    redis.call('ZADD', key, score, score .. string.char(96 + #number) .. number)
+  end
+  redis.call('PEXPIRE', key, expiry(stamp + window - now))
+end
+
+--@REFUND
+
+local function refund(state, now, cost, at, limit, window)
+  if state.used == 0 or at + window <= now then return end
+  local key, score = state.key, string.format('%.0f', at)
+  local units = math.min(cost, redis.call('ZCOUNT', key, score, score))
+  if units == 0 then return end
+  local before = redis.call('ZCOUNT', key, '-inf', '(' .. score)
+  redis.call('ZREMRANGEBYRANK', key, before, before + units - 1)
+end

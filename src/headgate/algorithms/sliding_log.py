@@ -6,11 +6,11 @@ included. State: the moments in order, one for each unit.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 from headgate.algorithms.exact import no_burst, told
 from headgate.errors import AlgorithmError
-from headgate.plan import NEVER, Outcome
+from headgate.plan import NEVER, Outcome, new
 from headgate.quota import Quota
 
 NAMES = ("sliding-log",)
@@ -62,24 +62,34 @@ def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> 
     log = _live(state, now, window)
     used = len(log)
     ends = window - now
-    excess = used + cost - limit
-    if excess <= 0 or cost == 0:
-        if not used + cost:
-            return Outcome(True, limit, limit, 0, 0, 0)
-        newest = max(log[-1], now) if cost and log else log[-1] if log else now
-        oldest = log[max(0, used - limit)] if log else now
-        return Outcome(True, limit, max(0, -excess), 0, newest + ends, oldest + ends)
-    retry = log[excess - 1] + ends if cost <= limit else NEVER
-    if not used:
-        return Outcome(False, limit, limit, retry, 0, 0)
-    return Outcome(False, limit, max(0, limit - used), retry, log[-1] + ends, log[max(0, used - limit)] + ends)
+    left = limit - used - cost
+    if not log:
+        allowed, wait = cost <= limit, window if 0 < cost <= limit else 0
+        retry = 0 if allowed else NEVER
+        return new(Outcome, (allowed, limit, left if allowed else limit, retry, wait, wait, now, "store"))
+    newest = log[-1]
+    following = log[used - limit if used > limit else 0] + ends
+    if left >= 0 or cost == 0:
+        if cost and newest < now:
+            newest = now
+        return new(Outcome, (True, limit, left if left > 0 else 0, 0, newest + ends, following, now, "store"))
+    retry = log[-left - 1] + ends if cost <= limit else NEVER
+    left = limit - used if used < limit else 0
+    return new(Outcome, (False, limit, left, retry, newest + ends, following, now, "store"))
 
 
 def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
     """The log with the hit in it, the oldest moments gone where they would pass the limit."""
-    limit, window = params
-    log = _live(state, now, window)
-    log.extend([max(now, log[-1]) if log else now] * cost)
-    if len(log) > limit:
-        del log[: len(log) - limit]
+    log = [] if state is None else state
+    log += [log[-1] if log and log[-1] > now else now] * cost
+    if len(log) > params[0]:
+        del log[: len(log) - params[0]]
     return log
+
+
+def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
+    """The log without the moments of the hit, as many as are still in sight."""
+    log = _live(state, now, params[1])
+    first = bisect_left(log, at)
+    del log[first : min(first + cost, bisect_right(log, at))]
+    return log or None

@@ -1,113 +1,123 @@
 -- sliding_window.py over a list [used, stamp, -count, stamp, -count, ...], the oldest stamp first; a count of 1 is left out.
--- Only the two ends are read, and in blocks as many of the oldest stamps as have to go.
+-- A state holds as much of the list's beginning as was read, where the first stamp in sight stands in it, and the newest.
 
--- The first stamp, from `index` on, for which `found(stamp, count)` holds: its index, itself, its count.
-local function seek(key, index, found)
-  local block, at, stamp = 4, nil, nil
-  while true do
-    local items = redis.call('LRANGE', key, index, index + block - 1)
-    for i, item in ipairs(items) do
-      local number = tonumber(item)
-      local count = number < 0 and -number or 1
-      if stamp and found(stamp, count) then return at, stamp, count end
-      at, stamp = index + i - 1, number >= 0 and number or nil
-    end
-    if #items < block then
-      if stamp and found(stamp, 1) then return at, stamp, 1 end
-      return nil
-    end
-    index, block = index + block, 2 * block
+local BLOCK = 12 -- items read at once: all of 10 stamps, and of most budgets
+
+-- The stamp at an index, its count, and the index of the next stamp.
+local function entry(state, index)
+  local items = state.items
+  while state.more and index >= #items do
+    local size = #items
+    local block = redis.call('LRANGE', state.key, size, 2 * size - 1)
+    for i, item in ipairs(block) do items[size + i] = item end
+    state.more = #block == size
   end
+  local count = (items[index + 1] or 0) + 0
+  if count < 0 then return items[index] + 0, -count, index + 2 end
+  return items[index] + 0, 1, index + 1
 end
 
--- The stamp of the so-manyth unit, counted from the oldest, and how many units of that stamp are left from this one on.
-local function seek_unit(key, index, units)
-  local at, stamp, count = seek(key, index, function(_, count)
+local function open(key, now, limit, window, grain)
+  local items = redis.call('LRANGE', key, 0, BLOCK - 1)
+  local size = #items
+  if size < 2 then return {key = key, used = 0, newest = 0} end
+  local more = size == BLOCK
+  local newest, count = (more and redis.call('LINDEX', key, -1) or items[size]) + 0, nil
+  if newest < 0 then
+    count = -newest
+    newest = (more and redis.call('LINDEX', key, -2) or items[size - 1]) + 0
+  end
+  if newest + window <= now or newest - now > window + grain then
+    return {key = key, used = 0, newest = 0, stale = true}
+  end
+  local state = {
+    key = key, items = items, more = more, first = 2,
+    used = items[1] + 0, oldest = items[2] + 0, newest = newest, count = count,
+  }
+  while state.oldest + window <= now do
+    local _, gone, following = entry(state, state.first)
+    state.first, state.used, state.oldest = following, state.used - gone, entry(state, following)
+  end
+  return state
+end
+
+-- The stamp with which at least so many of the oldest units go.
+local function when(state, units)
+  if units == 1 then return state.oldest end
+  local index, stamp, count = state.first, nil, nil
+  repeat
+    stamp, count, index = entry(state, index)
     units = units - count
-    return units <= 0
-  end)
-  return at, stamp, count, 1 - units
+  until units <= 0
+  return stamp
 end
 
-local function push(key, stamp, count)
-  redis.call('RPUSH', key, text(stamp))
-  if count > 1 then redis.call('RPUSH', key, text(-count)) end
+local function check(state, now, cost, limit, window, grain)
+  local used, newest, stop = state.used, state.newest, window - now
+  local stamp = now + -now % grain
+  if used == 0 then
+    if cost > limit then return false, limit, NEVER, 0, 0 end
+    local wait = cost > 0 and stamp + stop or 0
+    return true, limit - cost, 0, wait, wait
+  end
+  local following = (used <= limit and state.oldest or when(state, used - limit + 1)) + stop
+  local left = limit - used - cost
+  if left >= 0 or cost == 0 then
+    if cost > 0 then newest = math.max(newest, stamp) end
+    return true, math.max(0, left), 0, newest + stop, following
+  end
+  local retry = cost <= limit and when(state, -left) + stop or NEVER
+  return false, math.max(0, limit - used), retry, newest + stop, following
 end
 
-algorithms['sliding-window'] = {
-  open = function(key)
-    local head = redis.call('LRANGE', key, 0, 1)
-    local tail = head[2] and redis.call('LRANGE', key, -2, -1) or {}
-    local counted = tail[2] and tonumber(tail[2]) < 0
-    return {
-      key = key, held = head[1], used = tonumber(head[1]), oldest = tonumber(head[2]), first = 1,
-      newest = tonumber(counted and tail[1] or tail[2]), count = counted and -tonumber(tail[2]) or 1, counted = counted,
-    }
-  end,
+-- Take so many of the oldest units away, of those in sight, and all that are out of it. Some units stay.
+local function cut(state, units)
+  local index, stamp, count, following = state.first, entry(state, state.first)
+  while units >= count do
+    units, index = units - count, following
+    stamp, count, following = entry(state, index)
+  end
+  if index > 2 then redis.call('LTRIM', state.key, index - 2, -1) end -- the head may be anything: it is written next
+  if units > 0 then redis.call('LSET', state.key, 2, units - count) end
+  if units > 0 and stamp == state.newest then state.count = count - units end
+end
 
-  check = function(state, now, cost, p)
-    local limit, window, grain = p[1], p[2], p[3]
-    local key, stop = state.key, window - now
-    if state.newest and (state.newest + window <= now or state.newest - now > window + grain) then
-      state.newest = nil
+local function charge(state, now, cost, limit, window, grain)
+  local key, stamp = state.key, math.max(state.newest, now + -now % grain)
+  if state.used == 0 or cost == limit then -- nothing else stays
+    if state.used > 0 or state.stale then redis.call('DEL', key) end
+    redis.call('RPUSH', key, cost, stamp)
+    if cost > 1 then redis.call('RPUSH', key, -cost) end
+  else
+    local surplus = math.max(0, state.used + cost - limit)
+    if surplus > 0 or state.first > 2 then cut(state, surplus) end
+    redis.call('LSET', key, 0, state.used + cost - surplus)
+    if stamp == state.newest then -- its expiry stands
+      if state.count then redis.call('LSET', key, -1, -state.count - cost) else redis.call('RPUSH', key, -1 - cost) end
+      return
     end
-    if not state.newest then
-      if cost > limit then return false, limit, NEVER, 0, 0 end
-      local wait = cost > 0 and ceil_div(now, grain) * grain + stop or 0
-      return true, limit - cost, 0, wait, wait
-    end
-    if state.oldest + window <= now then
-      local gone = 0
-      state.first, state.oldest = seek(key, state.first, function(stamp, count)
-        if stamp + window > now then return true end
-        gone = gone + count
-      end)
-      state.used = state.used - gone
-    end
+    redis.call('RPUSH', key, stamp)
+    if cost > 1 then redis.call('RPUSH', key, -cost) end
+  end
+  redis.call('PEXPIRE', key, expiry(stamp + window - now))
+end
 
-    local function leaves(units)
-      local _, stamp = seek_unit(key, state.first, units)
-      return stamp + stop
-    end
-    local used = state.used
-    local following = used <= limit and state.oldest + stop or leaves(used - limit + 1)
-    local excess = used + cost - limit
-    if excess <= 0 or cost == 0 then
-      local newest = cost > 0 and math.max(state.newest, ceil_div(now, grain) * grain) or state.newest
-      return true, math.max(0, -excess), 0, newest + stop, following
-    end
-    local retry = cost <= limit and leaves(excess) or NEVER
-    return false, math.max(0, limit - used), retry, state.newest + stop, following
-  end,
+--@REFUND
 
-  charge = function(state, now, cost, p)
-    local limit, window, grain = p[1], p[2], p[3]
-    local key, stamp = state.key, ceil_div(now, grain) * grain
-    if not state.newest then
-      if state.held then redis.call('DEL', key) end
-      redis.call('RPUSH', key, text(cost))
-      state.held, state.used, state.oldest, state.newest = true, 0, stamp, -1
-    elseif state.first > 1 then -- what stands before the first becomes the head, and is overwritten
-      redis.call('LTRIM', key, state.first - 1, -1)
-    end
-    state.first, state.used = 1, state.used + cost
-    if state.newest < stamp then
-      push(key, stamp, cost)
-      state.newest, state.count, state.counted = stamp, cost, cost > 1
-    else
-      state.count = state.count + cost
-      if state.counted then redis.call('RPOP', key) end
-      redis.call('RPUSH', key, text(-state.count))
-      state.counted = true
-    end
-    if state.used > limit then
-      local at, oldest, count, left = seek_unit(key, 1, state.used - limit + 1)
-      if at > 1 then redis.call('LTRIM', key, at - 1, -1) end
-      if left < count then redis.call('LSET', key, 2, text(-left)) end
-      if oldest == state.newest then state.count = left end
-      state.oldest, state.used = oldest, limit
-    end
-    redis.call('LSET', key, 0, text(state.used))
-    redis.call('PEXPIRE', key, expiry(state.newest + window - now))
-  end,
-}
+local function refund(state, now, cost, at, limit, window, grain)
+  if state.used == 0 or state.newest < at then return end
+  local key, index, stamp, count, following = state.key, state.first, entry(state, state.first)
+  while stamp < at do
+    index = following
+    stamp, count, following = entry(state, index)
+  end
+  if stamp > at + -at % grain then return end -- a later stamp is others'
+  local units = math.min(cost, count)
+  if state.used <= units then return redis.call('DEL', key) end
+  if state.first > 2 then redis.call('LTRIM', key, state.first - 2, -1) end
+  redis.call('LSET', key, 0, state.used - units)
+  local place = index - state.first + 1
+  if units < count then return redis.call('LSET', key, place + 1, units - count) end
+  for item = place, place + following - index - 1 do redis.call('LSET', key, item, '') end
+  redis.call('LREM', key, 0, '')
+end

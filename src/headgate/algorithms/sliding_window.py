@@ -8,10 +8,11 @@ number in it grows with the age of the key.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Final
 
 from headgate.algorithms.exact import exact, no_burst, told
-from headgate.plan import NEVER, Outcome
+from headgate.plan import NEVER, Outcome, new
 from headgate.quota import Quota
 
 NAMES = ("sliding-window",)
@@ -44,13 +45,13 @@ def window_us(params: tuple[int, ...]) -> int:
 def _drop(state: State, now: int, params: tuple[int, ...]) -> None:
     """Forget the stamps out of sight, and all of them when the last lies a window ahead of the clock."""
     _, window, grain = params
+    if state[-2] + window <= now or state[-2] > now + window + grain:
+        state.clear()
+        return
     gone, units = 1, 0
-    if state[-2] - now > window + grain:
-        gone, units = len(state), state[0]
-    else:
-        while gone < len(state) and state[gone] + window <= now:
-            units += state[gone + 1]
-            gone += 2
+    while state[gone] + window <= now:
+        units += state[gone + 1]
+        gone += 2
     del state[1:gone]
     state[0] -= units
 
@@ -67,40 +68,59 @@ def _when(state: State, units: int) -> int:
 def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
     """What a hit of this cost would come to."""
     limit, window, grain = params
-    if state and len(state) > 1 and (state[1] + window <= now or state[-2] > now):
-        _drop(state, now, params)
     ends = window - now
-    if not state or len(state) == 1:
+    if state and (state[1] + ends <= 0 or state[-2] > now + window + grain):
+        _drop(state, now, params)
+    stamp = now if grain == 1 else -(-now // grain) * grain
+    if not state:
         if cost > limit:
-            return Outcome(False, limit, limit, NEVER, 0, 0)
-        wait = -(-now // grain) * grain + ends if cost else 0
-        return Outcome(True, limit, limit - cost, 0, wait, wait)
-    used = state[0]
+            return new(Outcome, (False, limit, limit, NEVER, 0, 0, now, "store"))
+        wait = stamp + ends if cost else 0
+        return new(Outcome, (True, limit, limit - cost, 0, wait, wait, now, "store"))
+    used, newest = state[0], state[-2]
     following = (state[1] if used <= limit else _when(state, used - limit + 1)) + ends
-    excess = used + cost - limit
-    if excess <= 0 or cost == 0:
-        newest = max(state[-2], -(-now // grain) * grain) if cost else state[-2]
-        return Outcome(True, limit, -excess if excess < 0 else 0, 0, newest + ends, following)
-    retry = _when(state, excess) + ends if cost <= limit else NEVER
-    return Outcome(False, limit, limit - used if used < limit else 0, retry, state[-2] + ends, following)
+    left = limit - used - cost
+    if left >= 0 or cost == 0:
+        if cost and newest < stamp:
+            newest = stamp
+        return new(Outcome, (True, limit, left if left > 0 else 0, 0, newest + ends, following, now, "store"))
+    retry = _when(state, -left) + ends if cost <= limit else NEVER
+    left = limit - used if used < limit else 0
+    return new(Outcome, (False, limit, left, retry, newest + ends, following, now, "store"))
 
 
 def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
     """The log with the hit in it, the oldest units gone where they would pass the limit."""
     limit, _, grain = params
-    stamp = -(-now // grain) * grain
-    if state and len(state) > 1:
-        _drop(state, now, params)
-    if not state or len(state) == 1:
+    stamp = now if grain == 1 else -(-now // grain) * grain
+    if not state:
         return [cost, stamp, cost]
-    if state[-2] >= stamp:
-        state[-1] += cost
-    else:
+    if state[-2] < stamp:
         state += (stamp, cost)
+    else:
+        state[-1] += cost
     state[0] += cost
     if state[0] > limit:
         _cut(state, limit)
     return state
+
+
+def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
+    """The log without the units of the hit's stamp, as many as are still there."""
+    if state:
+        _drop(state, now, params)
+    if not state:
+        return None
+    stamps = state[1::2]
+    place = bisect_left(stamps, at)
+    if place < len(stamps) and stamps[place] <= -(-at // params[2]) * params[2]:  # a later stamp is others'
+        count = 2 * place + 2
+        units = min(cost, state[count])
+        state[0] -= units
+        state[count] -= units
+        if state[count] == 0:
+            del state[count - 1 : count + 1]
+    return state if state[0] else None
 
 
 def _cut(state: State, limit: int) -> None:

@@ -5,11 +5,15 @@ A store turns a plan into outcomes: it is the only place where headgate does I/O
 - `run(plan)` checks every check of the plan and charges all of them if all allow and the plan says so; otherwise none,
   save those whose terms count refusals. One atomic step, whoever else runs at the same time.
   It answers one Outcome for each check, in order. Trouble is a StoreError, and then nothing is known of the charge.
+- `refund(plan, outcomes)` gives back what `run` charged: each check's cost, or a part of it, to the window of
+  `outcome.at`, or to nobody when that window has passed. Outcomes of another source or not allowed give nothing back.
 - `forget(rule_id, identity)` drops one budget.
 - `close()` gives back what the store itself opened.
+- `accept(terms)`, which a store may have, raises a ConfigurationError for terms that it cannot keep. It is asked when
+  rules are made, and does no I/O.
 
 A store owns its clock: the server's `TIME`, the process's monotonic clock, or a ManualClock handed in. Stores compose:
-one that wraps another (a deadline, a fallback, a cache) is a store. The async twin awaits the same three names.
+one that wraps another (a deadline, a fallback, a cache) is a store. The async twin awaits the same four names.
 
 A module of this package imports values, algorithms and the digest of `headgate.identity`: never rules, HTTP or
 frameworks. To add a store: one module with `open_sync` and `open_async`, and its schemes in the table below.
@@ -19,10 +23,10 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
-from typing import Final, Protocol, cast, runtime_checkable
+from typing import Final, NamedTuple, Protocol, cast, runtime_checkable
 
 from headgate.clock import Clock
-from headgate.errors import StoreURLError
+from headgate.errors import StoreError, StoreURLError
 from headgate.plan import Outcome, Plan
 
 
@@ -31,6 +35,8 @@ class Store(Protocol):
     """A store for a Limiter."""
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]: ...
+
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None: ...
 
     def forget(self, rule_id: str, identity: str) -> None: ...
 
@@ -43,47 +49,69 @@ class AsyncStore(Protocol):
 
     async def run(self, plan: Plan) -> tuple[Outcome, ...]: ...
 
+    async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None: ...
+
     async def forget(self, rule_id: str, identity: str) -> None: ...
 
     async def close(self) -> None: ...
 
 
+class StoreChange(NamedTuple):
+    """What the hook `on_store_change` is told: that a store stopped answering, or that it answers again."""
+
+    store: str  # as it may be shown: no password
+    available: bool
+    error: StoreError | None  # what it failed with; None when it answers again
+
+
 class _Opener(Protocol):
     """What a store's module offers."""
 
-    def open_sync(self, url: str, *, prefix: str, clock: Clock | None) -> Store: ...
+    def open_sync(self, url: str, *, prefix: str, clock: Clock | None, deadline: float) -> Store: ...
 
-    def open_async(self, url: str, *, prefix: str, clock: Clock | None) -> AsyncStore: ...
+    def open_async(self, url: str, *, prefix: str, clock: Clock | None, deadline: float) -> AsyncStore: ...
 
 
+DEADLINE: Final = 0.1  # seconds that a store may cost one request
 SCHEMES: Final = {
     "memory": "headgate.stores.memory",
+    "embedded": "headgate.stores.embedded",
     "redis": "headgate.stores.redis",
     "rediss": "headgate.stores.redis",
     "unix": "headgate.stores.redis",
     "valkey": "headgate.stores.redis",
     "valkeys": "headgate.stores.redis",
+    "redis+sentinel": "headgate.stores.redis",
+    "rediss+sentinel": "headgate.stores.redis",
+    "valkey+sentinel": "headgate.stores.redis",
+    "valkeys+sentinel": "headgate.stores.redis",
+    "redis+cluster": "headgate.stores.redis",
+    "rediss+cluster": "headgate.stores.redis",
+    "valkey+cluster": "headgate.stores.redis",
+    "valkeys+cluster": "headgate.stores.redis",
+    "redis+cell": "headgate.stores.redis_cell",
+    "rediss+cell": "headgate.stores.redis_cell",
 }
 
 
 _PREFIX: Final = re.compile(r"[!-z|~]+")  # printable ASCII but space and braces
+_HOST: Final = r"(?:[A-Za-z0-9.\-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?"
 _URL: Final = re.compile(  # a password that was not percent-encoded may hold any of @ / ? #
-    r"([A-Za-z][A-Za-z0-9+.\-]*://)(?:[!-\"$-.0->A-~]*@)?"
-    r"((?:[A-Za-z0-9.\-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?)(/[^@?#]*|)(?:\?[^@#]*)?"
+    rf"([A-Za-z][A-Za-z0-9+.\-]*://)(?:[!-\"$-.0->A-~]*@)?({_HOST}(?:,{_HOST})*)(/[^@?#]*|)(?:\?[^@#]*)?"
 )
 
 
-def open_store(url: str, *, prefix: str, clock: Clock | None = None) -> Store:
+def open_store(url: str, *, prefix: str, clock: Clock | None = None, deadline: float = DEADLINE) -> Store:
     """The store for a URL such as `memory://` or `redis://localhost:6379/0`. StoreURLError if there is none.
 
-    `prefix` begins every key in a shared server.
+    `prefix` begins every key in a shared server; `deadline` bounds, in seconds, all that a request waits for it.
     """
-    return _opener(url).open_sync(url, prefix=valid_prefix(prefix), clock=clock)
+    return _opener(url).open_sync(url, prefix=valid_prefix(prefix), clock=clock, deadline=deadline)
 
 
-def open_async_store(url: str, *, prefix: str, clock: Clock | None = None) -> AsyncStore:
+def open_async_store(url: str, *, prefix: str, clock: Clock | None = None, deadline: float = DEADLINE) -> AsyncStore:
     """The same for an AsyncLimiter."""
-    return _opener(url).open_async(url, prefix=valid_prefix(prefix), clock=clock)
+    return _opener(url).open_async(url, prefix=valid_prefix(prefix), clock=clock, deadline=deadline)
 
 
 def _opener(url: str) -> _Opener:

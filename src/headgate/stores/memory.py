@@ -13,13 +13,12 @@ import re
 import threading
 from collections import deque
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit
 
 from headgate.algorithms import ALGORITHMS
 from headgate.clock import Clock, SystemClock
 from headgate.errors import StoreURLError
-from headgate.plan import NEVER, Check, Outcome, Plan
-from headgate.stores import shown_url
+from headgate.plan import NEVER, Check, Outcome, Plan, charged
+from headgate.stores import DEADLINE, shown_url
 
 MAX_KEYS: Final = 100_000  # about 40 MB of one-hit keys
 _COUNT: Final = re.compile("[0-9]{1,15}")
@@ -27,16 +26,18 @@ _LOOKS: Final = 8  # keys looked at, at most, to make room for a new one
 _SWEEP: Final = 2  # and while there is room: twice as fast as keys come, so that what has expired goes
 _GONE: Final = -1  # the expiry of an entry that made room for another
 
+_Key = tuple[str, str]  # the rule's id, and the identity
+
 
 class _Entry:
     """The state of one identity under one rule."""
 
     __slots__ = ("expires", "refused_until", "state")
 
-    def __init__(self) -> None:
+    def __init__(self, state: Any = None) -> None:
         self.expires = 0
         self.refused_until = 0
-        self.state: Any = None
+        self.state = state
 
     def mark(self, outcome: Outcome, now: int) -> None:
         """Note after a charge how long this is needed, and for how long it must not make room for others."""
@@ -60,8 +61,8 @@ class MemoryStore:
         self._max_keys = max_keys
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._lock = threading.Lock()
-        self._entries: dict[str, _Entry] = {}
-        self._hand: deque[str] = deque()  # every key once, in the order in which they are looked at
+        self._entries: dict[_Key, _Entry] = {}
+        self._hand: deque[_Key] = deque()  # every key once, in the order in which they are looked at
         self._overflow: dict[tuple[str, tuple[int, ...]], _Entry] = {}
 
     def __len__(self) -> int:
@@ -73,24 +74,52 @@ class MemoryStore:
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none."""
-        checks = plan.checks
+        checks, charging = plan
         with self._lock:
             now = self._now_us()
-            entries = [self._entry(check, now) for check in checks]
-            outcomes = [_check(check, check.cost, entries[i], now) for i, check in enumerate(checks)]
-            if plan.charge and all([outcome.allowed for outcome in outcomes]):
-                for i, check in enumerate(checks):
+            if len(checks) == 1:  # as most plans are: what follows, for a key that is known
+                check = checks[0]
+                terms, identity, cost = check
+                entry = self._entries.get((terms.rule_id, identity))
+                if entry is not None:
+                    algorithm, params = ALGORITHMS[terms.algorithm], terms.params
+                    outcome = algorithm.check(entry.state, now, cost, params)
+                    if not charging or not outcome.allowed:
+                        outcome = self._stand(check, entry, outcome, now=now, charging=charging)
+                    elif cost:
+                        entry.state = algorithm.charge(entry.state, now, cost, params)
+                        entry.expires = now + outcome.reset_after
+                        if outcome.remaining == 0:
+                            entry.refused_until = now + outcome.next_after
+                    return (outcome,)
+            met = []
+            for check in checks:
+                entry = self._entry(check, now)
+                met.append((check, entry, _check(check, check.cost, entry, now)))
+            if charging and all([outcome.allowed for _, _, outcome in met]):
+                for check, entry, outcome in met:
                     if check.cost:
-                        self._charge(check, entries[i], now).mark(outcomes[i], now)
-            else:
-                for i, check in enumerate(checks):
-                    outcomes[i] = self._stand(check, entries[i], outcomes[i], now=now, charging=plan.charge)
-        return tuple(outcomes)
+                        self._charge(check, entry, now).mark(outcome, now)
+                return tuple([outcome for _, _, outcome in met])
+            return tuple([self._stand(*each, now=now, charging=charging) for each in met])
+
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Give back what the plan was charged, as far as the windows that it fell into are still there."""
+        with self._lock:
+            now = self._now_us()
+            for check, outcome in charged(plan, outcomes):
+                terms, identity, cost = check
+                entry = self._entries.get((terms.rule_id, identity))
+                if entry is not None:
+                    algorithm = ALGORITHMS[terms.algorithm]
+                    entry.state = algorithm.refund(entry.state, now, cost, terms.params, outcome.at)
+                    entry.refused_until = 0
+                    entry.mark(_check(check, 0, entry, now), now)
 
     def forget(self, rule_id: str, identity: str) -> None:
         """Drop what is known of one identity under one rule."""
         with self._lock:
-            entry = self._entries.get(f"{rule_id}\0{identity}")
+            entry = self._entries.get((rule_id, identity))
             if entry is not None:  # the hand comes by and takes the key away
                 entry.expires = entry.refused_until = 0
                 entry.state = None
@@ -104,7 +133,7 @@ class MemoryStore:
 
     def _entry(self, check: Check, now: int) -> _Entry | None:
         """What the check reads; None when nothing is known and a key may still be added."""
-        entry = self._entries.get(f"{check.terms.rule_id}\0{check.identity}")
+        entry = self._entries.get((check.terms.rule_id, check.identity))
         if entry is None and len(self._entries) >= self._max_keys and not self._make_room(now):
             return self._shared(check)
         return entry
@@ -113,7 +142,8 @@ class MemoryStore:
         """Add the cost to the entry; a new one if there is none, or if a check of the same plan took its place."""
         if entry is None or entry.expires == _GONE:
             entry = self._admit(check, now, state=None if entry is None else entry.state)
-        entry.state = ALGORITHMS[check.terms.algorithm].charge(entry.state, now, check.cost, check.terms.params)
+        terms, _, cost = check
+        entry.state = ALGORITHMS[terms.algorithm].charge(entry.state, now, cost, terms.params)
         return entry
 
     def _stand(self, check: Check, entry: _Entry | None, outcome: Outcome, *, now: int, charging: bool) -> Outcome:
@@ -134,11 +164,10 @@ class MemoryStore:
         if len(self._entries) >= self._max_keys and not self._make_room(now):
             return self._shared(check)
         self._sweep(now)
-        key = f"{check.terms.rule_id}\0{check.identity}"
+        key = (check.terms.rule_id, check.identity)
         entry = self._entries.get(key)  # there already if a plan, which should not, names one budget twice
         if entry is None:
-            entry = self._entries[key] = _Entry()
-            entry.state = state
+            entry = self._entries[key] = _Entry(state)
             self._hand.append(key)
         return entry
 
@@ -185,6 +214,10 @@ class AsyncMemoryStore:
         """Charge every check of the plan, or none."""
         return self._store.run(plan)
 
+    async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Give back what the plan was charged, as far as the windows that it fell into are still there."""
+        self._store.refund(plan, outcomes)
+
     async def forget(self, rule_id: str, identity: str) -> None:
         """Drop what is known of one identity under one rule."""
         self._store.forget(rule_id, identity)
@@ -194,8 +227,10 @@ class AsyncMemoryStore:
         self._store.close()
 
 
-def open_sync(url: str, *, prefix: str, clock: Clock | None) -> MemoryStore:
-    """A store for `memory://` or `memory://?max_keys=100000`. It has no use for a prefix."""
+def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float = DEADLINE) -> MemoryStore:
+    """A store for `memory://` or `memory://?max_keys=100000`. It has no use for prefix and deadline."""
+    from urllib.parse import parse_qsl, urlsplit
+
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     keys = options.pop("max_keys", str(MAX_KEYS))
@@ -209,6 +244,6 @@ def open_sync(url: str, *, prefix: str, clock: Clock | None) -> MemoryStore:
     return MemoryStore(max_keys=int(keys), clock=clock)
 
 
-def open_async(url: str, *, prefix: str, clock: Clock | None) -> AsyncMemoryStore:
+def open_async(url: str, *, prefix: str, clock: Clock | None, deadline: float = DEADLINE) -> AsyncMemoryStore:
     """The same for an AsyncLimiter."""
-    return AsyncMemoryStore(open_sync(url, prefix=prefix, clock=clock))
+    return AsyncMemoryStore(open_sync(url, prefix=prefix, clock=clock, deadline=deadline))

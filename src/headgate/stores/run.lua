@@ -1,65 +1,55 @@
 -- One plan in one run: every check first, then every charge or none.
 --
 -- KEYS  one for each check
--- ARGV  the time in microseconds, or '' for the server's own; '1' to charge, '0' to look only;
+-- ARGV  the time in microseconds, or '' for the server's own; how: '1' charges, '0' only looks, '2' charges what
+--       counts refusals, for the plan was refused elsewhere; a tag;
 --       then for each check: algorithm, '1' if refusals count, cost, three parameters
--- reply for each check: allowed, remaining, retry_after (-1: never), reset_after, next_after
---
--- Numbers are doubles: everything here stays below 2^53, is divided only by the two functions below, and
--- is written by text(), because tostring() keeps fourteen digits. The algorithms come between.
+-- reply the tag, the time, then for each check: allowed, remaining, retry_after (-1: never), reset_after, next_after
 
-local NEVER = -1
-local algorithms = {}
-local slack = 0
+--@PROLOGUE
 
-local function floor_div(a, b) return (a - math.fmod(a, b)) / b end
-local function ceil_div(a, b) return floor_div(a, b) + (math.fmod(a, b) > 0 and 1 or 0) end
-local function text(number) return string.format('%.0f', number) end
--- Milliseconds that outlast so many microseconds, though the server may round its own clock down.
-local function expiry(wait) return text(floor_div(wait, 1000) + 2 + slack) end
-
---@ALGORITHMS
-
-local now = tonumber(ARGV[1])
-if not now then
-  local time = redis.call('TIME')
-  now = tonumber(time[1]) * 1000000 + tonumber(time[2])
-else
-  slack = 3600000 -- a clock moved by hand stands still while the server's runs
+-- Most plans are one check, and need none of the tables below, unless the check is refused and counts that.
+if not KEYS[2] and ARGV[2] == '1' then
+  local cost, a, b, c = ARGV[6] + 0, ARGV[7] + 0, ARGV[8] + 0, ARGV[9] + 0
+  local state = open(KEYS[1], now, a, b, c)
+  local allowed, remaining, retry, reset, following = check(state, now, cost, a, b, c)
+  if allowed and cost > 0 then charge(state, now, cost, a, b, c) end
+  if allowed or ARGV[5] == '0' then
+    return {ARGV[3] + 0, now, allowed and 1 or 0, remaining, retry, reset, following}
+  end
 end
 
-local calls, opened, allowed = {}, {}, true
-for i, key in ipairs(KEYS) do
-  local at = 3 + (i - 1) * 6
-  local algorithm = algorithms[ARGV[at]]
-  local p = {tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5])}
-  local cost = tonumber(ARGV[at + 2])
-  opened[key] = opened[key] or algorithm.open(key) -- one state, should a plan name one budget twice
-  local call = {algorithm = algorithm, cost = cost, p = p, counted = ARGV[at + 1] == '1', state = opened[key]}
-  call.outcome = {algorithm.check(call.state, now, cost, p)}
-  allowed = allowed and call.outcome[1]
-  calls[i] = call
+local charging, allowed = ARGV[2] ~= '0', ARGV[2] ~= '2'
+local reply, states = {ARGV[3] + 0, now, 0, 0, 0, 0, 0}, {}
+
+for i = 1, #KEYS do
+  local key, at, to = KEYS[i], 6 * i - 2, 5 * i - 2
+  local cost, a, b, c = ARGV[at + 2] + 0, ARGV[at + 3] + 0, ARGV[at + 4] + 0, ARGV[at + 5] + 0
+  --@SEVERAL local open, check = algorithms[ARGV[at]]()
+  local state, passed = open(key, now, a, b, c), nil
+  passed, reply[to + 1], reply[to + 2], reply[to + 3], reply[to + 4] = check(state, now, cost, a, b, c)
+  states[key], reply[to], allowed = state, passed and 1 or 0, allowed and passed
 end
 
-local charging = ARGV[2] == '1'
-for _, call in ipairs(calls) do
-  local passed = call.outcome[1]
-  local counts = call.counted and call.outcome[3] ~= NEVER
-  if charging and call.cost > 0 and (allowed or counts) then
-    call.algorithm.charge(call.state, now, call.cost, call.p)
+for i = 1, #KEYS do
+  local key, at, to = KEYS[i], 6 * i - 2, 5 * i - 2
+  local cost, a, b, c = ARGV[at + 2] + 0, ARGV[at + 3] + 0, ARGV[at + 4] + 0, ARGV[at + 5] + 0
+  --@SEVERAL local open, check, charge = algorithms[ARGV[at]]()
+  local counts = ARGV[at + 1] == '1' and reply[to + 2] ~= NEVER
+  local charged = charging and (allowed or counts) and cost > 0
+  if charged then
+    charge(states[key] or open(key, now, a, b, c), now, cost, a, b, c)
+    states[key] = nil -- used up; a plan should not, but may, name one budget twice
   end
   if not (charging and allowed) then
     -- Nothing was taken, or only by a rule that counts refusals: say how it stands now.
-    if charging and counts then call.outcome = {call.algorithm.check(call.state, now, call.cost, call.p)} end
-    if call.outcome[1] then call.outcome = {call.algorithm.check(call.state, now, 0, call.p)} end
-    call.outcome[1] = passed
+    local state, passed = states[key] or open(key, now, a, b, c), reply[to] == 1
+    if charged then
+      passed, reply[to + 1], reply[to + 2], reply[to + 3], reply[to + 4] = check(state, now, cost, a, b, c)
+    end
+    if passed then
+      passed, reply[to + 1], reply[to + 2], reply[to + 3], reply[to + 4] = check(state, now, 0, a, b, c)
+    end
   end
-end
-
-local reply = {}
-for _, call in ipairs(calls) do
-  local outcome = call.outcome
-  reply[#reply + 1] = outcome[1] and 1 or 0
-  for i = 2, 5 do reply[#reply + 1] = outcome[i] end
 end
 return reply

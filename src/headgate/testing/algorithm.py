@@ -23,11 +23,18 @@ _EXAMPLES: Final = 60
 
 
 class Step(NamedTuple):
-    """Move the clock, then ask for so much; `forced` charges a refusal, as a rule with count_denied does."""
+    """Move the clock, give the last charge back if so told, then ask for so much.
+
+    `forced` charges a refusal, as a rule with count_denied does.
+    """
 
     wait: Wait
     cost: Cost
     forced: bool = False
+    refunded: bool = False
+
+
+STEPS: Final = st.builds(Step, WAITS, COSTS)
 
 
 class Story(NamedTuple):
@@ -39,7 +46,7 @@ class Story(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """Where a story has led to; `admitted` are the (moment, cost) of all that passed."""
+    """Where a story has led to; `admitted` are the (moment, cost) of all that passed and was not given back."""
 
     state: Any
     now: int
@@ -63,6 +70,7 @@ class AlgorithmExam(ABC):
     """
 
     algorithm: Algorithm
+    first_hit_opens = False  # whether windows begin with the first hit of a budget that nobody used
 
     @abstractmethod
     def guarantee(self, quota: Quota) -> int:
@@ -74,6 +82,9 @@ class AlgorithmExam(ABC):
         scene = Scene(state=None, now=story.start_us, params=params, last=None, admitted=[])
         for step in story.steps:
             now = scene.now + step.wait.us_after(self.algorithm.window_us(params), scene.last)
+            if step.refunded and scene.admitted:
+                at, cost = scene.admitted.pop()
+                scene = scene._replace(state=self.algorithm.refund(scene.state, now, cost, params, at))
             cost = step.cost.number(params[0], scene.last)
             last = self.algorithm.check(scene.state, now, cost, params)
             scene = scene._replace(now=now, last=last)
@@ -94,8 +105,7 @@ class AlgorithmExam(ABC):
         moments = [after, after + 1, after + window // 3, after + window - 1, after + window, after + 2 * window]
         seen = [self.ask(scene, cost, after=moment) for moment in moments for cost in sorted(costs)]
         if self.ask(scene, 1, after=after).allowed:
-            state = self.algorithm.charge(deepcopy(scene.state), scene.now + after, 1, scene.params)
-            charged = scene._replace(state=state)
+            charged = scene._replace(state=self._charged(scene._replace(now=scene.now + after), 1))
             seen += [self.ask(charged, cost, after=moment) for moment in moments for cost in (0, 1, scene.limit)]
         return seen
 
@@ -163,9 +173,10 @@ class AlgorithmExam(ABC):
         outcome = self.ask(scene, cost)
         assert 0 <= outcome.remaining <= outcome.limit == scene.limit
         if outcome.allowed and cost:
-            scene = scene._replace(state=self.algorithm.charge(scene.state, scene.now, cost, scene.params))
+            scene = scene._replace(state=self._charged(scene, cost))
         seen = self.ask(scene, 0)
-        assert (seen.remaining, seen.reset_after, seen.next_after) == outcome[2:3] + outcome[4:]
+        told = (outcome.remaining, outcome.reset_after, outcome.next_after)
+        assert (seen.remaining, seen.reset_after, seen.next_after) == told
         if seen.next_after:
             assert self.ask(scene, 0, after=seen.next_after - 1).remaining == seen.remaining
             assert self.ask(scene, 0, after=seen.next_after).remaining > seen.remaining
@@ -199,6 +210,49 @@ class AlgorithmExam(ABC):
             assert not self.ask(scene, cost, after=outcome.retry_after - back - 1).allowed
 
     @examples(2 * _EXAMPLES)
+    @given(st.data(), COSTS)
+    def test_law_9_a_refund_at_once_leaves_no_trace(self, data: st.DataObject, wanted: Cost) -> None:
+        scene = self._drawn(data)
+        cost = wanted.number(scene.limit, scene.last)
+        outcome, before = self.ask(scene, cost), self.answers(scene)
+        assert outcome.at == scene.now
+        if outcome.allowed and cost:
+            charged = scene._replace(state=self._charged(scene, cost))
+            refunded = self._refunded(charged, cost, at=outcome.at)
+            assert self.answers(refunded) == before
+
+    @examples(4 * _EXAMPLES)
+    @given(data=st.data(), wanted=COSTS, steps=st.lists(STEPS, max_size=5), wait=WAITS)
+    def test_law_9_a_later_refund_gives_back_at_most_the_difference(
+        self, data: st.DataObject, wanted: Cost, steps: Sequence[Step], wait: Wait
+    ) -> None:
+        scene = self._drawn(data)
+        cost = wanted.number(scene.limit, scene.last)
+        outcome = self.ask(scene, cost)
+        if not (outcome.allowed and cost):
+            return
+        window = self.algorithm.window_us(scene.params)
+        charged, without = scene._replace(state=self._charged(scene, cost), last=outcome), scene
+        alike = True  # whether both go by the same windows
+        for step in [*steps, Step(wait, Cost("none"))]:
+            now = charged.now + step.wait.us_after(window, charged.last)
+            charged, without = charged._replace(now=now), without._replace(now=now)
+            more = step.cost.number(scene.limit, charged.last)
+            last = self.ask(charged, more)
+            alike = alike and (not self.first_hit_opens or self.ask(without, 0).reset_after > 0)
+            if last.allowed and more:
+                charged = charged._replace(state=self._charged(charged, more))
+                without = without._replace(state=self._charged(without, more))
+            charged = charged._replace(last=last)
+        refunded = self._refunded(charged, cost, at=outcome.at)
+        if charged.now - outcome.at >= outcome.reset_after:
+            assert self.answers(refunded) == self.answers(charged)
+        for after in (0, 1, window // 3, window - 1, window):
+            left, right, kept = (self.ask(each, 0, after=after).remaining for each in (refunded, without, charged))
+            assert kept <= left <= kept + cost
+            assert left <= right or not alike
+
+    @examples(2 * _EXAMPLES)
     @given(st.data())
     def test_never_more_than_the_guarantee_in_any_period(self, data: st.DataObject) -> None:
         story = self._story(data, forced=False)
@@ -212,14 +266,23 @@ class AlgorithmExam(ABC):
     def test_numbers_are_integers_that_a_double_carries(self, data: st.DataObject, cost: Cost) -> None:
         scene = self._drawn(data)
         outcome = self.ask(scene, cost.number(scene.limit, scene.last))
-        for number in (*outcome[1:], *scene.params):
+        for number in (*outcome[1:7], *scene.params):
             assert number is None or (type(number) is int and 0 <= number < EXACT)
 
+    def _charged(self, scene: Scene, cost: int) -> Any:
+        state = deepcopy(scene.state)
+        self.algorithm.check(state, scene.now, cost, scene.params)
+        return self.algorithm.charge(state, scene.now, cost, scene.params)
+
+    def _refunded(self, scene: Scene, cost: int, *, at: int) -> Scene:
+        state = self.algorithm.refund(deepcopy(scene.state), scene.now, cost, scene.params, at)
+        return scene._replace(state=state)
+
     def _forced(self, scene: Scene) -> Any:
-        return self.algorithm.charge(deepcopy(scene.state), scene.now, scene.limit, scene.params)
+        return self._charged(scene, scene.limit)
 
     def _story(self, data: st.DataObject, *, forced: bool = True) -> Story:
-        steps = st.builds(Step, WAITS, COSTS, st.booleans() if forced else st.just(value=False))
+        steps = st.builds(Step, WAITS, COSTS, st.booleans() if forced else st.just(value=False), st.booleans())
         return data.draw(
             st.builds(Story, quotas(self.algorithm), MOMENTS, st.lists(steps, max_size=LONGEST)), label="story"
         )

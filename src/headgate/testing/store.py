@@ -24,9 +24,9 @@ from headgate.algorithms import ALGORITHMS
 from headgate.clock import MICROSECOND, Clock, ManualClock
 from headgate.plan import NEVER, Check, Outcome, Plan, Terms
 from headgate.quota import Quota
-from headgate.rule import make_terms
 from headgate.stores import AsyncStore, Store
 from headgate.stores.memory import MemoryStore
+from headgate.terms import make_terms
 from headgate.testing.scenarios import COSTS, LATEST, LONGEST, MOMENTS, WAITS, Cost, Wait, examples, quotas, takes
 
 NAMES: Final = tuple(dict.fromkeys(module.NAMES[0] for module in ALGORITHMS.values()))
@@ -34,7 +34,7 @@ HOSTILE: Final = ("", "\0", "\n", "a:b", "a", "{a}", "}{", "ü", "\ud800", "\udf
 
 
 class Act(NamedTuple):
-    """Wait, then hit, peek, forget one budget, or change to the rule's other limit, and then hit."""
+    """Wait, then hit, peek, or hit after a budget was forgotten, a limit changed or the last hit refunded."""
 
     wait: Wait
     costs: Sequence[Cost]
@@ -65,9 +65,12 @@ class Driver:
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Run the plan."""
-        checks = tuple([check._replace(identity=self._tag + check.identity) for check in plan.checks])
-        outcomes: tuple[Outcome, ...] = self._answer(self._store.run, plan._replace(checks=checks))
+        outcomes: tuple[Outcome, ...] = self._answer(self._store.run, self._own(plan))
         return outcomes
+
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Give back what the plan was charged."""
+        self._answer(self._store.refund, self._own(plan), outcomes)
 
     def forget(self, rule_id: str, identity: str) -> None:
         """Drop a budget."""
@@ -76,6 +79,10 @@ class Driver:
     def close(self) -> None:
         """Close the store."""
         self._answer(self._store.close)
+
+    def _own(self, plan: Plan) -> Plan:
+        checks = [check._replace(identity=self._tag + check.identity) for check in plan.checks]
+        return plan._replace(checks=tuple(checks))
 
     def _answer(self, call: Any, *arguments: Any) -> Any:
         return self._runner.run(call(*arguments)) if iscoroutinefunction(call) else call(*arguments)
@@ -164,6 +171,21 @@ class StoreExam(ABC):
         store.forget(one.terms.rule_id, "nobody")
         assert [outcome.allowed for outcome in store.run(Plan((one, two)))] == [True, False]
 
+    @pytest.mark.parametrize("algorithm", NAMES)
+    def test_a_refund_gives_back_what_was_charged(self, store: Driver, algorithm: str) -> None:
+        once = Plan((Check(terms(algorithm, "1/hour"), "a", 1), Check(terms(algorithm, "5/day", scope="b"), "a", 2)))
+        for _ in range(3):
+            told = store.run(once)
+            assert [outcome.allowed for outcome in told] == [True, True]
+            refused = store.run(once)
+            for nothing in (once._replace(charge=False), once):
+                store.refund(nothing, refused)
+            store.refund(once._replace(charge=False), told)
+            store.refund(once, tuple([outcome._replace(source="policy") for outcome in told]))
+            assert store.run(once) == refused, "what was never charged was given back"
+            store.refund(once, told)
+            assert [outcome.remaining for outcome in store.run(once._replace(charge=False))] == [1, 5]
+
     def test_an_empty_plan_has_no_outcomes(self, store: Driver) -> None:
         assert store.run(Plan(())) == ()
 
@@ -205,7 +227,7 @@ def plays(draw: st.DrawFn, algorithm: str) -> Play:
         other = draw(others.filter(partial(takes, ALGORITHMS[name])))
         pair = [terms(name, each, scope=f"rule{number}", counted=counted) for each in (quota, other)]
         rules.append((pair[0], pair[1]))
-    kinds = st.sampled_from(["hit"] * 7 + ["peek", "forget", "change"])
+    kinds = st.sampled_from(["hit"] * 7 + ["peek", "forget", "change", "refund", "refund"])
     acts = st.builds(Act, WAITS, st.lists(COSTS, min_size=1, max_size=3), kinds)
     return Play(rules, draw(MOMENTS), draw(st.lists(acts, max_size=LONGEST)))
 
@@ -214,6 +236,7 @@ def _perform(play: Play, store: Driver, reference: Driver, *, clock: ManualClock
     """Tell both stores the same story, and compare every answer."""
     rules = list(play.rules)
     last: list[Outcome | None] = [None] * len(rules)
+    charged: tuple[Plan, tuple[Outcome, ...]] = (Plan(()), ())
     for number, act in enumerate(play.acts):
         chosen = number % len(rules)
         wait = act.wait.us_after(rules[chosen][0].window_us, last[chosen])
@@ -221,6 +244,10 @@ def _perform(play: Play, store: Driver, reference: Driver, *, clock: ManualClock
         if act.kind == "forget":
             for driver in (store, reference):
                 driver.forget(rules[chosen][0].rule_id, "somebody")
+        if act.kind == "refund":
+            for driver in (store, reference):
+                driver.refund(*charged)
+            charged = (Plan(()), ())
         if act.kind == "change":
             rules[chosen] = (rules[chosen][1], rules[chosen][0])
         checks = tuple(
@@ -231,6 +258,8 @@ def _perform(play: Play, store: Driver, reference: Driver, *, clock: ManualClock
         told = store.run(plan)
         assert told == reference.run(plan)
         last = list(told)
+        if plan.charge and all(outcome.allowed for outcome in told):
+            charged = (plan, told)
         if number % 3 == 0:
             _examine_wait(plan, told, store=store, clock=clock)
 

@@ -24,6 +24,9 @@ class OpenStore:
         """Allow every check."""
         return tuple([Outcome(True, terms.params[0], terms.params[0], 0, 0, 0) for terms, _, _ in plan.checks])
 
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Nothing was charged, so nothing is given back."""
+
     def forget(self, rule_id: str, identity: str) -> None:
         """Nothing is known, so nothing is forgotten."""
 
@@ -47,6 +50,9 @@ class ShutStore:
         left = self._wait if self._wait is not None else 0
         return tuple([Outcome(False, terms.params[0], 0, self._wait, left, left) for terms, _, _ in plan.checks])
 
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Nothing was charged, so nothing is given back."""
+
     def forget(self, rule_id: str, identity: str) -> None:
         """Nothing is known, so nothing is forgotten."""
 
@@ -58,12 +64,16 @@ class BrokenStore:
     """Never answers: for tests of what an application does while its store is down.
 
     >>> from headgate import Limiter
-    >>> Limiter(BrokenStore()).hit("5/minute", "laoqian")
-    Traceback (most recent call last):
-    headgate.errors.StoreError: store broken: it is down, as the test asked [HG020]
+    >>> decision = Limiter(BrokenStore(), on_store_failure="deny").hit("5/minute", "laoqian")
+    >>> decision.allowed, decision.degraded
+    (False, True)
     """
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Raise StoreError."""
+        raise StoreError("broken", "it is down, as the test asked")
+
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Raise StoreError."""
         raise StoreError("broken", "it is down, as the test asked")
 
@@ -90,6 +100,10 @@ class Awaited:
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """What the store answers."""
         return self._store.run(plan)
+
+    async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Pass on."""
+        self._store.refund(plan, outcomes)
 
     async def forget(self, rule_id: str, identity: str) -> None:
         """Pass on."""
