@@ -17,8 +17,10 @@ import pytest
 
 from headgate import AsyncLimiter, Limiter
 from headgate.testing.store import NAMES
+from tests.cluster import Cluster
+from tests.sentinels import Sentinels
 from tests.servers import Server
-from tests.stores.places import url
+from tests.stores.places import PATIENCE, url
 
 PROCESSES, HITS, LIMIT = 8, 400, 1000  # nothing comes back within a test: a thousandth of a day is 86 s
 ALGORITHMS = pytest.mark.parametrize("algorithm", NAMES)
@@ -34,7 +36,7 @@ def _join(barrier: Barrier) -> None:
 def _hammer(work: tuple[str, str, str, str, int]) -> int:
     """How many of so many hits one process gets through; all processes begin together."""
     where, quota, identity, algorithm, hits = work
-    with Limiter(where, algorithm=algorithm) as limiter:
+    with Limiter(where, algorithm=algorithm, deadline=PATIENCE) as limiter:
         limiter.peek(quota, identity)
         assert _barrier is not None
         _barrier.wait(60)
@@ -54,6 +56,16 @@ def pool() -> Iterator[Pool]:
 @ALGORITHMS
 def test_8_processes(pool: Pool, server: Server, algorithm: str) -> None:
     work = (url(server), f"{LIMIT}/day", uuid4().hex, algorithm, HITS)
+    assert sum(pool.map(_hammer, [work] * PROCESSES, chunksize=1)) == LIMIT
+
+
+def test_8_processes_on_a_cluster(pool: Pool, each_cluster: Cluster) -> None:
+    work = (each_cluster.url, f"{LIMIT}/day", uuid4().hex, "sliding-window", HITS)
+    assert sum(pool.map(_hammer, [work] * PROCESSES, chunksize=1)) == LIMIT
+
+
+def test_8_processes_under_sentinels(pool: Pool, sentinels: Sentinels) -> None:
+    work = (sentinels.url, f"{LIMIT}/day", uuid4().hex, "sliding-window", HITS)
     assert sum(pool.map(_hammer, [work] * PROCESSES, chunksize=1)) == LIMIT
 
 
@@ -106,7 +118,7 @@ def test_16_threads_in_memory_under_three_rules(hasty: None, algorithm: str) -> 
 @ALGORITHMS
 def test_16_threads_share_a_limiter_on_a_server(server: Server, algorithm: str) -> None:
     identity = uuid4().hex
-    with Limiter(url(server), algorithm=algorithm) as limiter:
+    with Limiter(url(server), algorithm=algorithm, deadline=PATIENCE) as limiter:
         admitted = at_once(16, lambda: sum(limiter.hit("200/day; 300/week", identity).allowed for _ in range(25)))
         assert admitted == 200
         assert limiter.peek("300/week", identity, algorithm=algorithm).remaining == 100
@@ -114,7 +126,7 @@ def test_16_threads_share_a_limiter_on_a_server(server: Server, algorithm: str) 
 
 async def tasks(where: str, algorithm: str) -> int:
     identity = uuid4().hex
-    async with AsyncLimiter(where, algorithm=algorithm) as limiter:
+    async with AsyncLimiter(where, algorithm=algorithm, deadline=PATIENCE) as limiter:
         decisions = await asyncio.gather(*[limiter.hit("100/day", identity) for _ in range(400)])
     return sum(decision.allowed for decision in decisions)
 

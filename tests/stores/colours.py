@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from headgate import AsyncLimiter, Limiter
+from headgate.clock import Clock
+from headgate.stores import open_async_store, open_store
+
+PATIENCE = 10.0  # seconds: CI machines may be busy
 
 
 class Blocking:
@@ -21,19 +25,28 @@ class Blocking:
 
 
 @contextmanager
-def sync_limiter(store: Any, **options: Any) -> Iterator[Any]:
-    with Limiter(store, **options) as limiter:
+def sync_limiter(
+    url: str, *, clock: Clock | None = None, prefix: str = "headgate", deadline: float = PATIENCE, **options: Any
+) -> Iterator[Any]:
+    """A Limiter over the store itself: no breaker, no cache, and its errors come out."""
+    with closing(open_store(url, prefix=prefix, clock=clock, deadline=deadline)) as store:
+        limiter = Limiter(**options)
+        limiter.store = store
         yield limiter
 
 
 @contextmanager
-def async_limiter(store: Any, **options: Any) -> Iterator[Any]:
+def async_limiter(
+    url: str, *, clock: Clock | None = None, prefix: str = "headgate", deadline: float = PATIENCE, **options: Any
+) -> Iterator[Any]:
+    """The same for asyncio."""
     with asyncio.Runner() as runner:
-        limiter = Blocking(AsyncLimiter(store, **options), runner)
+        limiter = AsyncLimiter(**options)
+        limiter.store = open_async_store(url, prefix=prefix, clock=clock, deadline=deadline)
         try:
-            yield limiter
+            yield Blocking(limiter, runner)
         finally:
-            limiter.close()
+            runner.run(limiter.store.close())
 
 
 COLOURS = {"sync": sync_limiter, "async": async_limiter}

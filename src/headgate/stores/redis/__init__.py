@@ -1,0 +1,177 @@
+"""The store on Redis and Valkey servers: single, behind Sentinels, or a cluster; for threads and for asyncio.
+
+A plan is one script run on each server that holds its keys. Everything but the asking is shared by the two colours:
+`servers` reads the URL, `topology` knows which server has a key, `wire` tells a plan and reads its reply, `routes` says
+in steps what to ask of whom, and `links` or `shared` asks it (`given`, where the user brings a client). This package
+imports redis-py and hiredis, and knows values, the scripts and the digest; nothing of rules, HTTP or frameworks.
+
+Keys are `prefix:{digest}:rule_id`; the digest of the identity is the one hash tag. The clock is the server's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Self
+
+from headgate.clock import Clock
+from headgate.plan import Outcome, Plan
+from headgate.stores import DEADLINE, shown_url
+from headgate.stores.redis.asks import Tried
+from headgate.stores.redis.given import GivenLinks, GivenSharedLinks, GivenTopology, address_of, warn_about
+from headgate.stores.redis.links import Links
+from headgate.stores.redis.routes import Routes
+from headgate.stores.redis.servers import servers
+from headgate.stores.redis.shared import SharedLinks
+from headgate.stores.redis.topology import Cluster, topology
+from headgate.stores.redis.wire import Wire, outcomes
+
+if TYPE_CHECKING:
+    import redis
+    import redis.asyncio
+
+
+class RedisStore:
+    """A store over a `redis.Redis` or `redis.RedisCluster` client that you made; for a URL, hand the URL to Limiter.
+
+    The client is used as it is and never closed. Give it timeouts and `Retry(NoBackoff(), 0)`: a client that
+    retries can charge one request several times, and one without a timeout hangs with its server.
+    `prefix` begins every key; `clock` is for tests, and replaces the server's.
+    """
+
+    parts: Callable[..., tuple[str, ...]] | None = None  # of a cluster: which nodes answer for whom
+
+    def __init__(
+        self, client: redis.Redis | redis.RedisCluster, *, prefix: str = "headgate", clock: Clock | None = None
+    ) -> None:
+        warn_about(client)
+        self._links: Links | GivenLinks = GivenLinks(client)
+        self._routes = Routes(GivenTopology(client), Wire(prefix=prefix, clock=clock))
+        self.clock = clock
+        self._shown = str(address_of(client))
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        prefix: str = "headgate",
+        clock: Clock | None = None,
+        deadline: float = DEADLINE,
+        prepare: Callable[[], None] | None = None,
+    ) -> Self:
+        """A store with connections of its own, which `close` closes. Connects when first used.
+
+        `deadline` is the time in seconds that a call may take in all; `prepare` is called before a connection opens.
+        """
+        found = servers(url, prepare=prepare)
+        store, where = cls.__new__(cls), topology(found)
+        store._links = Links(found, deadline=deadline)
+        store._routes = Routes(where, Wire(prefix=prefix, clock=clock))
+        store.clock, store.parts = clock, where.parts if isinstance(where, Cluster) else None
+        store._shown = shown_url(url)
+        return store
+
+    def __repr__(self) -> str:
+        return f"RedisStore({self._shown})"
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Charge every check of the plan, or none. StoreError when a server does not answer in time."""
+        links, quick, tried = self._links, self._routes.quick(plan), None
+        until = links.until()
+        if quick is not None:
+            reply = links.ask(quick, until)
+            if type(reply) is list:
+                return outcomes(plan, reply)
+            tried = Tried(quick, reply)
+        return links.drive(self._routes.run(plan, tried), until)
+
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Give back what was charged, to the windows that it was taken from."""
+        self._links.drive(self._routes.refund(plan, outcomes), self._links.until())
+
+    def forget(self, rule_id: str, identity: str) -> None:
+        """Drop what is known of one identity under one rule."""
+        self._links.drive(self._routes.forget(rule_id, identity), self._links.until())
+
+    def close(self) -> None:
+        """Close the connections that this store has opened."""
+        self._links.close()
+
+
+class AsyncRedisStore:
+    """A store over a `redis.asyncio.Redis` or `RedisCluster` client that you made; for a URL, hand it to AsyncLimiter.
+
+    As RedisStore, awaited. A client that was handed in belongs to one event loop, as all asyncio clients do; a
+    store made from a URL has connections for each loop that uses it, one to each server.
+    """
+
+    parts: Callable[..., tuple[str, ...]] | None = None
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis | redis.asyncio.RedisCluster,
+        *,
+        prefix: str = "headgate",
+        clock: Clock | None = None,
+        deadline: float = DEADLINE,
+    ) -> None:
+        warn_about(client)
+        self._links: SharedLinks | GivenSharedLinks = GivenSharedLinks(client, deadline=deadline)
+        self._routes = Routes(GivenTopology(client), Wire(prefix=prefix, clock=clock))
+        self.clock = clock
+        self._shown = str(address_of(client))
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        prefix: str = "headgate",
+        clock: Clock | None = None,
+        deadline: float = DEADLINE,
+        prepare: Callable[[], None] | None = None,
+    ) -> Self:
+        """A store with connections of its own; `close` closes those of the running loop."""
+        found = servers(url, prepare=prepare)
+        store, where = cls.__new__(cls), topology(found)
+        store._links = SharedLinks(found, deadline=deadline)
+        store._routes = Routes(where, Wire(prefix=prefix, clock=clock))
+        store.clock, store.parts = clock, where.parts if isinstance(where, Cluster) else None
+        store._shown = shown_url(url)
+        return store
+
+    def __repr__(self) -> str:
+        return f"AsyncRedisStore({self._shown})"
+
+    async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Charge every check of the plan, or none. StoreError when a server does not answer in time."""
+        links, quick, tried = self._links, self._routes.quick(plan), None
+        until = links.until()
+        if quick is not None:
+            reply = await links.ask(quick, until)
+            if type(reply) is list:
+                return outcomes(plan, reply)
+            tried = Tried(quick, reply)
+        return await links.drive(self._routes.run(plan, tried), until)
+
+    async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Give back what was charged, to the windows that it was taken from."""
+        await self._links.drive(self._routes.refund(plan, outcomes), self._links.until())
+
+    async def forget(self, rule_id: str, identity: str) -> None:
+        """Drop what is known of one identity under one rule."""
+        await self._links.drive(self._routes.forget(rule_id, identity), self._links.until())
+
+    async def close(self) -> None:
+        """Close the running loop's connections, if this store has opened them."""
+        await self._links.close()
+
+
+def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> RedisStore:
+    """A store for every scheme of Redis and Valkey. What redis-py reads from a URL works here."""
+    return RedisStore.from_url(url, prefix=prefix, clock=clock, deadline=deadline)
+
+
+def open_async(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> AsyncRedisStore:
+    """The same for an AsyncLimiter."""
+    return AsyncRedisStore.from_url(url, prefix=prefix, clock=clock, deadline=deadline)

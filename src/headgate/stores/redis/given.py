@@ -1,0 +1,132 @@
+"""Clients that the user hands in, asked by calls of their own: their pool, their retries, their routing.
+
+Such a client is used as it is and never closed. This module knows packed commands, and nothing of plans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, TypeVar, cast
+
+import hiredis
+from redis.exceptions import NoScriptError, RedisError
+
+from headgate.errors import HeadgateWarning
+from headgate.stores.redis.asks import Address, Ask, LinkError, Steps
+from headgate.stores.redis.topology import Single
+
+T = TypeVar("T")
+_NO_SCRIPT: Final = hiredis.ReplyError("NOSCRIPT")
+
+
+class GivenTopology(Single):
+    """The client finds its servers by itself; that of a cluster takes the keys of one slot at a time."""
+
+    def __init__(self, client: Any) -> None:
+        self._address = address_of(client)
+        self.split = hasattr(client, "get_node_from_key")
+
+
+class GivenLinks:
+    """A client for threads. Its own timeouts hold, for nobody else can interrupt it."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def until(self) -> float:
+        """Nobody can interrupt a call of the client's."""
+        return 0.0
+
+    def ask(self, ask: Ask, until: float) -> Any:
+        """The reply, or the LinkError there is instead."""
+        try:
+            return self._client.execute_command(*_words(ask))
+        except NoScriptError:
+            return _NO_SCRIPT
+        except (RedisError, OSError) as error:
+            return _failed(ask, error)
+
+    def drive(self, steps: Steps[T], until: float) -> T:
+        """Ask what the steps ask for, one call of the client for each."""
+        try:
+            step = next(steps)
+            while True:
+                reply = self.ask(cast(Ask, step), until)
+                step = steps.throw(reply) if isinstance(reply, LinkError) else steps.send(reply)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """The client belongs to whoever made it."""
+
+
+class GivenSharedLinks:
+    """A client for asyncio."""
+
+    def __init__(self, client: Any, *, deadline: float) -> None:
+        self._client = client
+        self._deadline = deadline
+
+    def until(self) -> float:
+        """When a call that begins now must be over."""
+        return asyncio.get_running_loop().time() + self._deadline
+
+    async def ask(self, ask: Ask, until: float) -> Any:
+        """The reply, or the LinkError there is instead."""
+        try:
+            async with asyncio.timeout_at(until):
+                return await self._client.execute_command(*_words(ask))
+        except NoScriptError:
+            return _NO_SCRIPT
+        except (RedisError, OSError) as error:
+            return _failed(ask, error)
+
+    async def drive(self, steps: Steps[T], until: float) -> T:
+        """Ask what the steps ask for, one call of the client for each, all before that time."""
+        try:
+            step = next(steps)
+            while True:
+                reply = await self.ask(cast(Ask, step), until)  # nothing else: redirections are the client's own
+                step = steps.throw(reply) if isinstance(reply, LinkError) else steps.send(reply)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    async def close(self) -> None:
+        """The client belongs to whoever made it."""
+
+
+def address_of(client: Any) -> Address:
+    """The address of a client's server, for people."""
+    if not hasattr(client, "connection_pool"):
+        return Address("a cluster", 0)
+    options = client.connection_pool.connection_kwargs
+    if "path" in options:
+        return Address(str(options["path"]), 0)
+    return Address(str(options.get("host", "localhost")), int(options.get("port", 6379)))
+
+
+def warn_about(client: Any) -> None:
+    """Warn of a client that can charge twice, or hang."""
+    retry = client.get_retry() if hasattr(client, "get_retry") else getattr(client, "retry", None)
+    retries = getattr(retry, "_retries", 0)
+    if retries:
+        HeadgateWarning.warn(
+            "HG106",
+            f"this client retries {retries} times: a reply that is lost charges a request again; "
+            "give the client retry=Retry(NoBackoff(), 0)",
+        )
+    pool = getattr(client, "connection_pool", getattr(client, "nodes_manager", None))
+    if pool is not None and pool.connection_kwargs.get("socket_timeout") is None:
+        HeadgateWarning.warn("HG107", "this client has no socket_timeout: when its server hangs, so does every request")
+
+
+def _words(ask: Ask) -> list[Any]:
+    """The words of a packed command. The client wants the name as text, to look it up."""
+    reader = hiredis.Reader()
+    reader.feed(ask.command.frame)
+    name, *words = reader.gets()
+    return [name.decode(), *words]
+
+
+def _failed(ask: Ask, error: BaseException) -> LinkError:
+    return LinkError(ask.address, error, sent=True)

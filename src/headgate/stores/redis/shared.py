@@ -1,0 +1,244 @@
+"""Connections for asyncio: one for each event loop and server, shared by everyone who waits there.
+
+What is asked in one turn of the loop leaves in few writes, each command with its own answer, error and cancellation.
+Nothing waits for company: a command that is alone leaves at the end of the turn that it came in. redis-py opens the
+connection; then its transport is ours. This module knows addresses and packed commands; nothing of plans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Final, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+from headgate.errors import MissingExtraError
+from headgate.stores.redis.asks import Address, Ask, Leave, LinkError, Pause, Steps
+from headgate.stores.redis.links import BUSY, check_tag, watcher
+from headgate.stores.redis.servers import Servers
+from headgate.stores.redis.wire import Command
+
+try:
+    import hiredis
+    from redis.exceptions import RedisError
+except ImportError as error:
+    raise MissingExtraError("redis", "hiredis") from error
+
+T = TypeVar("T")
+_FEW: Final = 8  # commands that leave at once: the server works on them while the next are made
+
+
+class _Waiting(NamedTuple):
+    """A command that was sent and not answered yet."""
+
+    answer: asyncio.Future[Any]
+    command: Command
+    until: float
+
+
+class SharedLink(asyncio.Protocol):
+    """One open connection of one loop. Replies come in the order of the commands."""
+
+    def __init__(self, address: Address, connection: Any) -> None:
+        self._address = address
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader()
+        self._waiting: deque[_Waiting] = deque()
+        self._unsent: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._missing = 0  # replies to the oldest command that are still to come before its answer
+        self._writer = connection._writer  # closes the transport when it is collected, so it is kept
+        self._transport: asyncio.Transport = self._writer.transport
+        connection._reader = connection._writer = None  # ours from here on
+        self._transport.set_protocol(self)
+        self._watch = watcher(connection_socket) if (connection_socket := _plain(self._transport)) else None
+        self._heard = self._loop.time()
+        self._open = True
+        self._retired = False
+
+    def there(self) -> bool:
+        """Whether it is open, also as far as the loop has not looked yet since nothing was to come."""
+        if self._open and not self._waiting and self._watch is not None and self._loop.time() - self._heard > BUSY:
+            self._heard = self._loop.time()
+            if self._watch():
+                self.fail(ConnectionError("the server closed the connection"))
+        return self._open
+
+    def ask(self, command: Command, until: float) -> asyncio.Future[Any]:
+        """The answer to come."""
+        answer = self._loop.create_future()
+        self._waiting.append(_Waiting(answer, command, until))
+        if not self._unsent:
+            self._loop.call_soon(self._send)
+            if self._timer is None:
+                self._timer = self._loop.call_at(until, self._look)
+        self._unsent.append(command.frame)
+        if len(self._unsent) == _FEW:
+            self._send()
+        return answer
+
+    def _send(self) -> None:
+        frames = b"".join(self._unsent)
+        self._unsent.clear()
+        if self._open and frames:
+            self._transport.write(frames)
+
+    def data_received(self, data: bytes) -> None:
+        """Give every reply to whoever waits for it; to nobody if that one was cancelled."""
+        reader, waiting = self._reader, self._waiting
+        self._heard = self._loop.time()
+        reader.feed(data)
+        try:
+            while (reply := reader.gets()) is not False:
+                answer, command, _ = waiting[0]
+                self._missing += 1
+                if self._missing < command.replies:
+                    continue
+                self._missing = 0
+                check_tag(command, reply)
+                waiting.popleft()
+                if not answer.done():
+                    answer.set_result(reply)
+        except (hiredis.HiredisError, ConnectionError, IndexError) as error:
+            self.fail(error)
+        if self._retired and not waiting:
+            self.fail(ConnectionError("left"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nobody will be answered any more."""
+        self.fail(exc if exc is not None else ConnectionError("the server closed the connection"))
+
+    def eof_received(self) -> None:
+        """The server's farewell; the transport closes itself."""
+
+    def retire(self) -> None:
+        """Close it once everybody who waits is answered."""
+        self._retired = True
+        if not self._waiting:
+            self.fail(ConnectionError("left"))
+
+    def fail(self, error: BaseException) -> None:
+        """Close it, with this error for everyone who waits."""
+        self._open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport.abort()
+        while self._waiting:
+            answer = self._waiting.popleft().answer
+            if not answer.done():
+                answer.set_exception(LinkError(self._address, error, sent=True))
+
+    def _look(self) -> None:
+        """When the oldest command is out of time, so is the connection; else look again when it will be."""
+        self._timer = None
+        waiting = self._waiting
+        if not waiting:
+            return
+        if waiting[0].until <= self._loop.time():
+            self.fail(TimeoutError("no answer within the deadline"))
+        else:
+            self._timer = self._loop.call_at(waiting[0].until, self._look)
+
+
+def _plain(transport: asyncio.Transport) -> Any:
+    """The socket below, where all that can be read from it is the server's: not with TLS."""
+    return transport.get_extra_info("socket") if transport.get_extra_info("sslcontext") is None else None
+
+
+class SharedLinks:
+    """The connections of one store: for each event loop, one to each server."""
+
+    def __init__(self, servers: Servers, *, deadline: float) -> None:
+        self._servers = servers
+        self._deadline = deadline
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Links] = WeakKeyDictionary()
+
+    def until(self) -> float:
+        """When a call that begins now must be over."""
+        return asyncio.get_running_loop().time() + self._deadline
+
+    async def ask(self, ask: Ask, until: float) -> Any:
+        """The reply, or the LinkError there is instead."""
+        links = self._links()
+        try:
+            link = links.get(ask.address)
+            if type(link) is not SharedLink or not link.there():
+                link = await self._link(links, ask, until=until)
+            return await link.ask(ask.command, until)
+        except LinkError as error:
+            return error
+
+    def _links(self) -> _Links:
+        loop = asyncio.get_running_loop()
+        links = self._loops.get(loop)
+        if links is None:
+            links = self._loops[loop] = {}
+        return links
+
+    async def drive(self, steps: Steps[T], until: float) -> T:
+        """Ask what the steps ask for, all before that time."""
+        loop = asyncio.get_running_loop()
+        links = self._links()
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, Pause):
+                    await asyncio.sleep(max(0.0, min(step.seconds, until - loop.time())))
+                    step = steps.send(None)
+                    continue
+                if isinstance(step, Leave):
+                    leaving = links.pop(step.address, None)
+                    if isinstance(leaving, SharedLink):
+                        leaving.retire()
+                    step = steps.send(None)
+                    continue
+                limit = until if step.share == 1 else until - (until - loop.time()) * (1 - step.share)
+                try:
+                    link = links.get(step.address)
+                    if type(link) is not SharedLink or not link.there():
+                        link = await self._link(links, step, until=limit)
+                    reply = await link.ask(step.command, limit)
+                except LinkError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(reply)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    async def close(self) -> None:
+        """Close the running loop's connections."""
+        for link in self._loops.pop(asyncio.get_running_loop(), {}).values():
+            if isinstance(link, SharedLink):
+                link.fail(ConnectionError("the store was closed"))
+            else:
+                link.cancel()
+
+    async def _link(self, links: _Links, ask: Ask, *, until: float) -> SharedLink:
+        """The connection that is being opened to this address, by whoever came first."""
+        opening = links.get(ask.address)
+        if not isinstance(opening, asyncio.Task):
+            opening = links[ask.address] = asyncio.create_task(self._open(links, ask))
+            opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # all who wait may be gone
+        try:
+            async with asyncio.timeout_at(until):
+                return await asyncio.shield(opening)
+        except (RedisError, OSError) as error:
+            raise LinkError(ask.address, error, sent=False) from error
+
+    async def _open(self, links: _Links, ask: Ask) -> SharedLink:
+        try:
+            async with asyncio.timeout(self._deadline):
+                if self._servers.prepare is not None:
+                    await asyncio.to_thread(self._servers.prepare)
+                connection = self._servers.connection(
+                    ask.address, timeout=self._deadline, later=True, sentinel=ask.sentinel
+                )
+                await connection.connect()
+            link = links[ask.address] = SharedLink(ask.address, connection)
+        except BaseException:
+            links.pop(ask.address, None)
+            raise
+        return link
+
+
+_Links = dict[Address, "SharedLink | asyncio.Task[SharedLink]"]

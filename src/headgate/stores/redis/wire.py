@@ -1,0 +1,237 @@
+"""How a plan is told to a server, and how its reply is read: pure, but for the look-ups that it remembers.
+
+A plan is one EVALSHA. What is the same in every request of a rule is packed for the wire once; a request adds the
+digest, the tag and the cost. This module knows plans, the scripts and the digest; no socket, no client and no loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from hashlib import sha1
+from importlib.resources import files
+from itertools import count
+from typing import Final, NamedTuple
+
+from headgate.clock import Clock
+from headgate.identity import digest
+from headgate.plan import NEVER, Check, Outcome, Plan, Terms
+from headgate.stores import valid_prefix
+
+LOOK: Final = b"0"  # the three ways to run a plan: charge nothing,
+CHARGE: Final = b"1"  # charge everything or nothing,
+REFUSED: Final = b"2"  # charge only what counts refusals, for another server has refused a part of the plan
+
+_PARAMS: Final = 3  # how many integers the scripts expect of every algorithm
+_FIELDS: Final = 5  # and how many they answer for every check
+_FUNCTIONS: Final = {"run": "open, check, charge", "refund": "open, refund"}  # what they use of an algorithm
+_REMEMBERED: Final = 4096  # combinations of rules, before all are forgotten: rules made per request have no end
+_TAGS: Final = 900_000
+_FIRST_TAG: Final = 100_000  # so that all tags have six digits
+
+
+class Command(NamedTuple):
+    """One command for a server, packed. What a script answers begins with the `tag`: replies cannot be mixed up."""
+
+    frame: bytes
+    tag: int | None = None
+    shape: Shape | None = None  # of a script: what the frame begins with, also when it brings the script's text
+    replies: int = 1  # the last of so many is the answer
+
+    def with_text(self) -> Command:
+        """The same for a server that does not know the script, and will."""
+        if self.shape is None:
+            return self
+        return self._replace(frame=self.shape.whole + self.frame[self.shape.size :])
+
+    def asking(self) -> Command:
+        """The same for a node that the slot is moving to."""
+        return self._replace(frame=_ASKING + self.frame, replies=2)
+
+
+def pack(*words: str | bytes | int) -> bytes:
+    """A command that is no script."""
+    return b"*%d\r\n" % len(words) + b"".join([_bulk(word) for word in words])
+
+
+def _bulk(word: str | bytes | int) -> bytes:
+    data = word if isinstance(word, bytes) else str(word).encode()
+    return b"$%d\r\n%s\r\n" % (len(data), data)
+
+
+_ASKING: Final = pack("ASKING")
+_ONE: Final = _bulk(1)
+_SERVER_S: Final = _bulk("")  # the time, where it is the server's own
+
+
+@lru_cache(maxsize=4096)
+def packed_digest(identity: str) -> bytes:
+    """The digest of an identity as it goes over the wire; remembered, for who comes once mostly comes again."""
+    return digest(identity).encode()
+
+
+class _Packed(NamedTuple):
+    """The constant words of one rule's checks."""
+
+    before: bytes  # of the key, to the digest
+    after: bytes  # of the key, from the digest
+    algorithm: bytes
+    counted: bytes
+    params: bytes
+    once: bytes  # all arguments of a check at cost 1
+
+
+class Shape(NamedTuple):
+    """The constant words of the plans of certain rules."""
+
+    head: bytes
+    whole: bytes
+    size: int  # of the head
+    rules: tuple[_Packed, ...]
+    # Of a plan of one check at cost 1 without a clock: what comes before, between and after its digest and its tag.
+    before: bytes
+    between: bytes
+    after: bytes
+
+
+class Wire:
+    """The words of one store: its prefix and, in tests, its clock."""
+
+    def __init__(self, *, prefix: str, clock: Clock | None) -> None:
+        self._prefix = valid_prefix(prefix)
+        self._clock = clock
+        self._shapes: dict[Hashable, Shape] = {}
+        self._refunds: dict[Hashable, Shape] = {}
+        self._tags = count()
+
+    def run(self, plan: Plan, mode: bytes | None = None) -> Command:
+        """A plan as a command."""
+        checks = plan.checks
+        if len(checks) == 1:
+            terms, identity, cost = checks[0]
+            shape = self._shapes.get(terms)
+            if shape is not None and cost == 1 and mode is None and plan.charge and self._clock is None:
+                tag = next(self._tags) % _TAGS + _FIRST_TAG
+                frame = b"%s%s%s%d%s" % (shape.before, packed_digest(identity), shape.between, tag, shape.after)
+                return Command(frame, tag, shape)
+        shape = self._shape("run", checks, self._shapes)
+        if mode is None:
+            mode = CHARGE if plan.charge else LOOK
+        tag = next(self._tags) % _TAGS + _FIRST_TAG
+        parts = [shape.head]
+        for check, rule in zip(checks, shape.rules, strict=True):
+            parts += (rule.before, packed_digest(check.identity), rule.after)
+        parts.append(b"%s$1\r\n%s\r\n$6\r\n%d\r\n" % (self._now(), mode, tag))
+        for check, rule in zip(checks, shape.rules, strict=True):
+            cost = check.cost
+            parts += (rule.once,) if cost == 1 else (rule.algorithm, rule.counted, _bulk(cost), rule.params)
+        return Command(b"".join(parts), tag, shape)
+
+    def refund(self, plan: Plan, outcomes: Sequence[Outcome]) -> Command:
+        """A command that gives back what these checks were charged."""
+        shape = self._shape("refund", plan.checks, self._refunds)
+        tag = next(self._tags) % _TAGS + _FIRST_TAG
+        parts = [shape.head]
+        for check, rule in zip(plan.checks, shape.rules, strict=True):
+            parts += (rule.before, packed_digest(check.identity), rule.after)
+        parts.append(b"%s$6\r\n%d\r\n" % (self._now(), tag))
+        for check, outcome, rule in zip(plan.checks, outcomes, shape.rules, strict=True):
+            parts += (rule.algorithm, _bulk(outcome.at), _bulk(check.cost), rule.params)
+        return Command(b"".join(parts), tag, shape)
+
+    def forget(self, rule_id: str, identity: str) -> Command:
+        """A command that drops one budget."""
+        return Command(pack("DEL", self.key(rule_id, identity)))
+
+    def key(self, rule_id: str, identity: str) -> str:
+        """Where the budget of one identity under one rule is kept."""
+        return f"{self._prefix}:{{{digest(identity)}}}:{rule_id}"
+
+    def _now(self) -> bytes:
+        return _SERVER_S if self._clock is None else _bulk(self._clock.now_us())
+
+    def _shape(self, script: str, checks: tuple[Check, ...], known: dict[Hashable, Shape]) -> Shape:
+        rules = checks[0].terms if len(checks) == 1 else tuple([check.terms for check in checks])
+        shape = known.get(rules)
+        if shape is None:
+            if len(known) >= _REMEMBERED:
+                known.clear()
+            shape = known[rules] = self._pack(script, checks)
+        return shape
+
+    def _pack(self, name: str, checks: tuple[Check, ...]) -> Shape:
+        extra, words = (3, 6) if name == "run" else (2, 6)
+        text = script(name, frozenset([check.terms.algorithm for check in checks]))
+        known = sha1(text.encode(), usedforsecurity=False).hexdigest()
+        size = b"*%d\r\n" % (3 + len(checks) + extra + words * len(checks))
+        number = _bulk(len(checks))
+        rules = tuple([self._rule(check.terms) for check in checks])
+        head = size + _bulk("EVALSHA") + _bulk(known) + number
+        return Shape(
+            head=head,
+            whole=size + _bulk("EVAL") + _bulk(text) + number,
+            size=len(head),
+            rules=rules,
+            before=head + rules[0].before,
+            between=rules[0].after + _SERVER_S + _bulk(CHARGE) + b"$6\r\n",
+            after=b"\r\n" + rules[0].once,
+        )
+
+    def _rule(self, terms: Terms) -> _Packed:
+        before, after = self.key(terms.rule_id, "").split(digest(""))
+        length = len(before) + len(digest("")) + len(after.encode())
+        algorithm, counted = _bulk(terms.algorithm), _bulk(int(terms.count_denied))
+        params = b"".join([_bulk(number) for number in terms.params + (0,) * (_PARAMS - len(terms.params))])
+        return _Packed(
+            before=b"$%d\r\n%s" % (length, before.encode()),
+            after=after.encode() + b"\r\n",
+            algorithm=algorithm,
+            counted=counted,
+            params=params,
+            once=algorithm + counted + _ONE + params,
+        )
+
+
+def outcomes(plan: Plan, reply: Sequence[int]) -> tuple[Outcome, ...]:
+    """One outcome for each check, from the flat list of integers that the script answers: tag, time, five for each."""
+    at = reply[1]
+    if len(reply) == 2 + _FIELDS:
+        _, _, allowed, remaining, retry, reset, following = reply
+        limit = plan.checks[0].terms.params[0]
+        return (Outcome(allowed == 1, limit, remaining, NEVER if retry < 0 else retry, reset, following, at),)
+    return tuple(
+        [
+            Outcome(
+                reply[i] == 1,
+                check.terms.params[0],
+                reply[i + 1],
+                NEVER if reply[i + 2] < 0 else reply[i + 2],
+                reply[i + 3],
+                reply[i + 4],
+                at,
+            )
+            for i, check in zip(range(2, len(reply), _FIELDS), plan.checks, strict=True)
+        ]
+    )
+
+
+def script(name: str, algorithms: frozenset[str]) -> str:
+    """The text of a script that runs certain algorithms, and holds no other.
+
+    The functions of a lone algorithm go by their own names. Several are a block each, and the lines marked --@SEVERAL
+    pick those of a check.
+    """
+    text = _lua("headgate.stores", name).replace("--@PROLOGUE", _lua("headgate.stores", "prologue"))
+    chunks = {algorithm: _lua("headgate.algorithms", algorithm) for algorithm in sorted(algorithms)}
+    if name != "refund":
+        chunks = {algorithm: chunk.partition("--@REFUND")[0] for algorithm, chunk in chunks.items()}
+    if len(chunks) == 1:
+        (chunk,) = chunks.values()
+        return text.replace("--@ALGORITHMS", chunk)
+    picked = f"function() return {_FUNCTIONS[name]} end"
+    blocks = [f"do\n{chunk}\nalgorithms['{each}'] = {picked}\nend\n" for each, chunk in chunks.items()]
+    return text.replace("--@ALGORITHMS", "local algorithms = {}\n" + "".join(blocks)).replace("--@SEVERAL ", "")
+
+
+def _lua(package: str, name: str) -> str:
+    return files(package).joinpath(f"{name.replace('-', '_')}.lua").read_text("utf-8")

@@ -1,0 +1,19 @@
+"""A WSGI application whose limiter was used before its workers were forked: `gunicorn --preload`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from headgate import Limiter
+
+limiter = Limiter(os.environ["STORE"], deadline=10)
+before = [limiter.hit("1000/day", f"before {n}") for n in range(3)]  # connections that every worker inherits
+
+
+def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    """Who asks is in the query; the answer is what is left to them, and whether they may."""
+    decision = limiter.hit("1000/day", environ["QUERY_STRING"])
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [f"{decision.remaining} {decision.degraded} {os.getpid()}".encode()]

@@ -1,0 +1,240 @@
+"""Connections: whose answer is whose, under threads, tasks, cancellation, loss and too few connections."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing, suppress
+
+import hiredis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import ManualClock, StoreError
+from headgate.plan import Check, Plan
+from headgate.stores import AsyncStore, Store, open_async_store, open_store
+from headgate.stores.redis.shared import SharedLink
+from headgate.stores.redis.wire import LOOK, REFUSED, Command, Wire, pack
+from headgate.testing.scenarios import examples
+from headgate.testing.store import NAMES, terms
+from tests.servers import Server
+from tests.stores.colours import PATIENCE
+
+RULE = terms("fixed-window", "1000000/day", scope="links")
+PEOPLE = 50
+
+
+def plan_of(who: int, *, cost: int = 0, tag: str = "") -> Plan:
+    return Plan((Check(RULE, f"{tag}{who}", cost),))
+
+
+@pytest.fixture
+def tag(server: Server) -> str:
+    """Identities of this test's own, each of whom has used as many units as its number says."""
+    tag = f"{random.SystemRandom().random()}-"
+    with closing(open_store(server.url, prefix="links", deadline=PATIENCE)) as store:
+        for who in range(PEOPLE):
+            store.run(plan_of(who, cost=who, tag=tag))
+    return tag
+
+
+def left(who: int) -> int:
+    return 1_000_000 - who
+
+
+@pytest.fixture(params=["", "?max_connections=2"], ids=["50 connections", "2 connections"])
+def store(request: pytest.FixtureRequest, server: Server) -> Iterator[Store]:
+    with closing(open_store(server.url + request.param, prefix="links", deadline=PATIENCE)) as store:
+        yield store
+
+
+def test_threads_get_their_own_answers(store: Store, tag: str) -> None:
+    def ask(first: int) -> list[tuple[int, int]]:
+        order = [(first + n) % PEOPLE for n in range(100)]
+        return [(who, store.run(plan_of(who, tag=tag))[0].remaining) for who in order]
+
+    with ThreadPoolExecutor(16) as threads:
+        told = [pair for pairs in threads.map(ask, range(16)) for pair in pairs]
+    assert len(told) == 1600
+    assert all(remaining == left(who) for who, remaining in told)
+
+
+def test_too_few_connections_are_a_store_error_within_the_deadline(server: Server, tag: str) -> None:
+    with closing(open_store(f"{server.url}?max_connections=1", prefix="links", deadline=0.3)) as store:
+        store.run(plan_of(1, tag=tag))
+        server.pause()
+        try:
+            with ThreadPoolExecutor(3) as threads:
+                began = time.monotonic()
+                failed = [threads.submit(store.run, plan_of(1, tag=tag)).exception(5) for _ in range(3)]
+                took = time.monotonic() - began
+        finally:
+            server.resume()
+        assert all(isinstance(error, StoreError) for error in failed)
+        assert took < 3
+        assert store.run(plan_of(3, tag=tag))[0].remaining == left(3)
+
+
+@asynccontextmanager
+async def opened(url: str, *, deadline: float = PATIENCE) -> AsyncIterator[AsyncStore]:
+    store = open_async_store(url, prefix="links", deadline=deadline)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def test_tasks_of_one_turn_leave_in_few_writes(server: Server, tag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[int] = []
+    send = SharedLink._send
+
+    def counted(link: SharedLink) -> None:
+        writes.append(len(link._unsent))
+        send(link)
+
+    monkeypatch.setattr(SharedLink, "_send", counted)
+
+    async def main() -> None:
+        async with opened(server.url) as store:
+            await store.run(plan_of(0, tag=tag))
+            writes.clear()
+            told = await asyncio.gather(*[store.run(plan_of(who, tag=tag)) for who in range(PEOPLE)])
+            assert [outcome.remaining for (outcome,) in told] == list(map(left, range(PEOPLE)))
+
+    asyncio.run(main())
+    assert [number for number in writes if number] == [8, 8, 8, 8, 8, 8, 2]
+
+
+def test_a_cancelled_task_takes_no_answer_with_it(server: Server, tag: str) -> None:
+    chance = random.Random(4)
+
+    async def main() -> int:
+        answered = 0
+        async with opened(server.url) as store:
+            for _ in range(30):
+                tasks = {asyncio.ensure_future(store.run(plan_of(who, tag=tag))): who for who in range(PEOPLE)}
+                for _ in range(chance.randrange(3)):
+                    await asyncio.sleep(0)
+                for task in list(tasks):
+                    if chance.random() < 0.4:
+                        task.cancel()
+                for task, who in tasks.items():
+                    with suppress(asyncio.CancelledError):
+                        assert (await task)[0].remaining == left(who)
+                        answered += 1
+        return answered
+
+    assert asyncio.run(main()) > 300
+
+
+def test_loops_one_after_the_other_and_side_by_side(server: Server, tag: str) -> None:
+    store = open_async_store(server.url, prefix="links", deadline=PATIENCE)
+
+    async def main(who: int) -> int:
+        for _ in range(20):
+            (outcome,) = await store.run(plan_of(who, tag=tag))
+        await store.close()
+        return outcome.remaining
+
+    assert [asyncio.run(main(who)) for who in (3, 4)] == [left(3), left(4)]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda who: asyncio.run(main(who)), range(4))) == list(map(left, range(4)))
+
+
+class Muddler:
+    """A server that answers every script with the answer to the one before, which no server does."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        parser, before = hiredis.Reader(), b"0"
+        while data := await reader.read(65536):
+            parser.feed(data)
+            while (words := parser.gets()) is not False:
+                if words[0] == b"EVALSHA":
+                    writer.write(b"*7\r\n:%s\r\n:1\r\n:1\r\n:5\r\n:0\r\n:0\r\n:0\r\n" % before)
+                    before = words[6]
+                else:
+                    writer.write(b"+OK\r\n")
+            await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+def muddled() -> Iterator[tuple[str, Muddler]]:
+    muddler, ready, done = Muddler(), threading.Event(), threading.Event()
+    where: list[str] = []
+
+    async def main() -> None:
+        async with await asyncio.start_server(muddler.serve, "127.0.0.1", 0) as server:
+            where.append(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            ready.set()
+            await asyncio.to_thread(done.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    ready.wait(5)
+    yield where[0], muddler
+    done.set()
+    thread.join()
+
+
+def test_an_answer_to_something_else_is_nobody_s(muddled: tuple[str, Muddler]) -> None:
+    url, muddler = muddled
+    with closing(open_store(url, prefix="links", deadline=2)) as store:
+        for _ in range(2):
+            with pytest.raises(StoreError, match="another command"):
+                store.run(plan_of(1))
+    assert muddler.connections == 2, "a connection went on being used"
+
+    async def main() -> None:
+        async with opened(url, deadline=2) as store:
+            told = await asyncio.gather(*[store.run(plan_of(1)) for _ in range(5)], return_exceptions=True)
+            assert [type(answer) for answer in told] == [StoreError] * 5
+
+    asyncio.run(main())
+
+
+WORDS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 5)), min_size=1, max_size=3)
+
+
+def unpacked(command: Command) -> list[bytes]:
+    reader = hiredis.Reader()
+    reader.feed(command.frame)
+    words: list[bytes] = reader.gets()
+    assert reader.gets() is False
+    assert pack(*words) == command.frame
+    return words
+
+
+@examples(60)
+@given(WORDS, st.sampled_from([None, LOOK, REFUSED]), st.booleans())
+def test_a_frame_says_every_word_of_its_plan(drawn: list[tuple[str, int]], mode: bytes | None, charge: bool) -> None:
+    clock = ManualClock(5)
+    rules = [terms(name, "7/hour", scope=f"s{n}") for n, (name, _) in enumerate(drawn)]
+    plan = Plan(tuple(Check(rule, "ä", cost) for rule, (_, cost) in zip(rules, drawn, strict=True)), charge)
+    for given_clock in (clock, None):
+        wire = Wire(prefix="p", clock=given_clock)
+        for _ in range(2):  # the second time it is remembered
+            command = wire.run(plan, mode)
+            name, sha, number, *words = unpacked(command)
+            keys, (now, how, tag, *rest) = words[: int(number)], words[int(number) :]
+            assert (name, len(sha)) == (b"EVALSHA", 40)
+            assert [key.decode() for key in keys] == [wire.key(rule.rule_id, "ä") for rule in rules]
+            assert now == (b"5000000" if given_clock else b"")
+            assert how == (mode if mode is not None else b"1" if charge else b"0")
+            assert int(tag) == command.tag
+            for n, (rule, (_, cost)) in enumerate(zip(rules, drawn, strict=True)):
+                params = [*rule.params, 0, 0][:3]
+                expected = [rule.algorithm, 0, cost, *params]
+                assert rest[6 * n : 6 * n + 6] == [str(word).encode() for word in expected]
+            whole = unpacked(command.with_text())
+            assert whole[0] == b"EVAL"
+            assert whole[2:] == [number, *words]
