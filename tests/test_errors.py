@@ -95,4 +95,4 @@ def test_errors_travel_between_processes(error: HeadgateError) -> None:
     arrived = pickle.loads(pickle.dumps(error))
     assert (type(arrived), str(arrived)) == (type(error), str(error))
     assert arrived.__dict__.keys() == error.__dict__.keys()
-    assert getattr(arrived, "decision", None) == getattr(error, "decision", None)
+    assert repr(getattr(arrived, "decision", None)) == repr(getattr(error, "decision", None))

@@ -114,6 +114,8 @@ def test_what_takes_no_marks_is_passed_over_inside(inner: Any) -> None:
         (("5/minute", {"when": "always"}), RuleError),
         (("5/minute", {"override_defaults": 1}), RuleError),
         (("5/minute", {"count_denied": 1}), RuleError),
+        (("5/minute", {"on_store_failure": "open"}), RuleError),
+        (("5/minute", {"lease": 6}), RuleError),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(arguments: tuple[Any, ...], error: type[ConfigurationError]) -> None:

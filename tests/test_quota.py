@@ -200,7 +200,7 @@ def test_a_quota_is_a_value() -> None:
     assert {quota: 1}[Quota.parse("10/minute")] == 1
     assert quota != Quota(10, 60, burst=10)
     with pytest.raises(AttributeError):
-        quota.limit = 11  # type: ignore[misc]
+        quota.limit = 11
 
 
 FUNNELS = [

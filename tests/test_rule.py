@@ -15,7 +15,8 @@ from headgate.algorithms import ALGORITHMS
 from headgate.errors import AlgorithmError, ConfigurationError, IdentityError, QuotaError, RuleError
 from headgate.limiter import Limiter
 from headgate.quota import Quota
-from headgate.rule import Rule, make_terms
+from headgate.rule import Rule
+from headgate.terms import make_terms
 
 MINUTE_US, DAY_US = 60_000_000, 86_400_000_000
 
@@ -83,6 +84,15 @@ WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str, str, str]] = [
     ({"when": True}, RuleError, "rule 'login': when", "not a function", "give a function of the request"),
     ({"count_denied": 1}, RuleError, "rule 'login': count_denied", "neither True nor False", "give one of them"),
     ({"count_denied": None}, RuleError, "rule 'login': count_denied", "neither True nor False", "give one of them"),
+    ({"on_store_failure": "open"}, RuleError, "rule 'login': on_store_failure", "not known", "local, allow, deny"),
+    ({"on_store_failure": "raise"}, RuleError, "rule 'login': on_store_failure", "not known", "local, allow, deny"),
+    ({"on_store_failure": ""}, RuleError, "rule 'login': on_store_failure", "not known", "local, allow, deny"),
+    ({"lease": 0}, RuleError, "rule 'login': lease", "not a whole number above 0", "give 1 (no lease) or more"),
+    ({"lease": 2.0}, RuleError, "rule 'login': lease", "not a whole number above 0", "give 1 (no lease) or more"),
+    ({"lease": True}, RuleError, "rule 'login': lease", "not a whole number above 0", "give 1 (no lease) or more"),
+    ({"lease": 6}, RuleError, "rule 'login': lease", "more than 5, all there is", "give a small part of it"),
+    ({"lease": 4, "quota": "9/m burst 3"}, RuleError, "rule 'login': lease", "more than 3", "give a small part of it"),
+    ({"lease": 2, "count_denied": True}, RuleError, "rule 'login': lease", "cannot be counted", "leave out"),
 ]
 
 
@@ -122,6 +132,9 @@ def test_what_is_refused(row: tuple[dict[str, Any], type[ConfigurationError], st
         ("route", ["reply", "like"], {"reply", "like"}),
         ("when", print, print),
         ("count_denied", True, True),
+        ("on_store_failure", "deny", "deny"),
+        ("on_store_failure", None, None),
+        ("lease", 5, 5),
     ],
 )
 def test_what_is_kept(option: str, given: Any, kept: Any) -> None:
@@ -213,6 +226,20 @@ def test_terms(algorithm: str) -> None:
     assert one.count_denied
     assert one.rule_id == f"login:{module.CODE}{module.shape(one.params)}"
     assert one.rule_id != two.rule_id
+
+
+def test_terms_carry_what_stores_need_to_know() -> None:
+    (terms,) = rule(on_store_failure="deny", lease=4).terms("gcra")
+    assert (terms.on_store_failure, terms.lease) == ("deny", 4)
+    (terms,) = rule(quota=lambda request: None, lease=4).terms("gcra", "3/hour")
+    assert terms.lease == 3, "a quota of the moment may be less than a lease"
+
+
+def test_the_same_quota_of_the_moment_makes_the_same_terms() -> None:
+    """Terms are compared by identity: what is remembered under them would never be found again."""
+    login = rule(quota=lambda request: None)
+    assert login.terms("gcra", "7/hour")[0] is login.terms("gcra", Quota(7, 3600))[0]
+    assert login.terms("gcra", "7/hour")[0] is not login.terms("gcra", "8/hour")[0]
 
 
 def test_the_algorithm_of_the_application_is_used_where_the_rule_names_none() -> None:

@@ -22,6 +22,7 @@ from headgate.errors import (
     SettingsError,
 )
 from headgate.settings import Settings
+from headgate.stores import StoreChange
 from headgate.testing import OpenStore
 
 CLOCK, STORE = ManualClock(), OpenStore()
@@ -31,15 +32,23 @@ def by_team(request: object) -> str:
     return "team"
 
 
+async def later(change: object) -> None:
+    """A hook that nobody would await."""
+
+
 def slow(request: object, decision: object) -> str:
     return "slow"
+
+
+def told(change: StoreChange) -> None:
+    """Somebody's hook."""
 
 
 @pytest.fixture(autouse=True)
 def _shop() -> Iterator[None]:
     """A module of the user's, for dotted names."""
     shop = ModuleType("shop")
-    shop.by_team, shop.slow = by_team, slow  # type: ignore[attr-defined]
+    shop.by_team, shop.slow, shop.told = by_team, slow, told  # type: ignore[attr-defined]
     sys.modules["shop"] = shop
     yield
     del sys.modules["shop"]
@@ -67,6 +76,10 @@ OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
     "trusted_proxies": (["10.0.0.0/8", "unix"], '["10.0.0.0/8", "unix"]', "10.0.0.0/8, unix", ["10.0.0.0/8", "unix"]),
     "trusted_header": ("X-Real-IP", '"X-Real-IP"', "X-Real-IP", "X-Real-IP"),
     "on_store_failure": ("deny", '"deny"', "deny", "deny"),
+    "deadline": (0.05, "0.05", "0.05", 0.05),
+    "replicas": (4, "4", "4", 4),
+    "deny_cache": (0, "0", "0", 0),
+    "on_store_change": (told, '"shop.told"', "shop.told", told),
     "enabled": (False, "false", "false", False),
     "prefix": ("shop", '"shop"', "shop", "shop"),
     "on_denied": (slow, '"shop.slow"', "shop.slow", slow),
@@ -127,7 +140,7 @@ def test_a_table_of_another_name_and_a_prefix_of_another_name(tmp_path: Path) ->
     assert Settings.from_environ({"SHOP_PREFIX": "shop", "HEADGATE_PREFIX": "x"}, prefix="SHOP_").prefix == "shop"
 
 
-@pytest.mark.parametrize("option", ["headers", "trusted_proxies", "on_denied"])
+@pytest.mark.parametrize("option", ["headers", "trusted_proxies", "on_denied", "on_store_change"])
 def test_none_is_written_as_a_word_where_it_must_be(option: str, tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
     path.write_text(f'[headgate]\n{option} = "none"\n')
@@ -178,6 +191,8 @@ def test_rules_from_mappings_have_every_option_of_a_rule() -> None:
         "route": ["write"],
         "when": by_team,
         "count_denied": True,
+        "on_store_failure": "deny",
+        "lease": 1,
     }
     assert set(options) == {option.name for option in fields(Rule)}
     upper = {name.upper(): value for name, value in options.items()}
@@ -243,6 +258,22 @@ def test_an_unknown_name_suggests_the_nearest(name: Any, near: str | None) -> No
         ({"trusted_proxies": True}, SettingsError, "neither a number nor networks"),
         ({"trusted_header": "X Forwarded"}, SettingsError, "not the name of a header"),
         ({"on_store_failure": "open"}, SettingsError, "local, allow, deny"),
+        ({"on_store_failure": "raise"}, SettingsError, "use local, allow or deny"),
+        ({"on_store_failure": None}, SettingsError, "not known"),
+        ({"deadline": 0}, SettingsError, "seconds above 0"),
+        ({"deadline": float("nan")}, SettingsError, "seconds above 0"),
+        ({"deadline": float("inf")}, SettingsError, "seconds above 0"),
+        ({"deadline": True}, SettingsError, "seconds above 0"),
+        ({"deadline": "fast"}, SettingsError, "seconds above 0"),
+        ({"replicas": 0}, SettingsError, "number of processes"),
+        ({"replicas": 2.0}, SettingsError, "number of processes"),
+        ({"replicas": True}, SettingsError, "number of processes"),
+        ({"deny_cache": -0.1}, SettingsError, "0 for none"),
+        ({"deny_cache": None}, SettingsError, "0 for none"),
+        ({"deny_cache": float("inf")}, SettingsError, "0 for none"),
+        ({"on_store_change": 5}, SettingsError, "not a plain function"),
+        ({"on_store_change": "shop.nobody"}, SettingsError, "cannot be imported"),
+        ({"on_store_change": later}, SettingsError, "not a plain function"),
         ({"enabled": "yes"}, SettingsError, "neither True nor False"),
         ({"enabled": 1}, SettingsError, "neither True nor False"),
         ({"on_denied": "slow"}, SettingsError, "not a function"),
@@ -298,6 +329,10 @@ def test_wrong_variables() -> None:
         Settings.from_environ({"HEADGATE_STOR": "memory://"})
     with pytest.raises(SettingsError, match="neither True nor False"):
         Settings.from_environ({"HEADGATE_ENABLED": "maybe"})
+    with pytest.raises(SettingsError, match="seconds above 0"):
+        Settings.from_environ({"HEADGATE_DEADLINE": "100 ms"})
+    with pytest.raises(SettingsError, match="number of processes"):
+        Settings.from_environ({"HEADGATE_REPLICAS": "four"})
     with pytest.raises(SettingsError, match="does not appear to be an IPv4 or IPv6 network"):
         Settings.from_environ({"HEADGATE_TRUSTED_PROXIES": "10.0.0.0/8,"})
 

@@ -6,8 +6,8 @@ concrete store (the store table does, by URL), no HTTP and no framework.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -15,10 +15,11 @@ from headgate.algorithms import DEFAULT, find
 from headgate.clock import Clock
 from headgate.errors import ColourError, ConfigurationError, RuleError, StoreURLError
 from headgate.identity import digest, identity_text
-from headgate.plan import Check, Decision, Outcome, Plan, Terms
+from headgate.plan import Check, Decision, Outcome, Plan, Terms, new
 from headgate.quota import Quota
-from headgate.rule import QuotaSpec, make_terms, quotas
-from headgate.stores import AsyncStore, Store, open_async_store, open_store
+from headgate.stores import DEADLINE, AsyncStore, Store, StoreChange, open_async_store, open_store
+from headgate.stores.stack import STALENESS, Stack
+from headgate.terms import QuotaSpec, make_terms, quotas
 
 PREFIX: Final = "headgate"
 _LONGEST_ACTION: Final = 128
@@ -26,11 +27,19 @@ _LONGEST_ACTION: Final = 128
 
 def conclude(plan: Plan, outcomes: tuple[Outcome, ...]) -> Decision:
     """The decision that the outcomes of a plan come to."""
-    return Decision(all([outcome.allowed for outcome in outcomes]), plan.checks, outcomes)
+    allowed = True
+    for outcome in outcomes:
+        allowed = allowed and outcome.allowed
+    return new(Decision, (allowed, plan.checks, outcomes))
 
 
 class _Engine:
-    """What both limiters share: everything but the store's one await."""
+    """What both limiters share: everything but the store's one await.
+
+    `accept`, for whoever makes rules, raises a ConfigurationError for terms that the store cannot keep.
+    """
+
+    accept: Callable[[Terms], object]
 
     def __init__(self, *, algorithm: str) -> None:
         find(algorithm)
@@ -42,9 +51,12 @@ class _Engine:
         if type(cost) is not int or cost < 0:
             raise RuleError("cost", cost, problem="not a whole number of units", expected="give an int, 0 or more")
         text = identity_text(identity)
-        spec = quota if isinstance(quota, (str, Quota)) else quotas(quota)
-        terms = _terms(spec, _short(action), self._algorithm if algorithm is None else algorithm)
-        return Plan(tuple([Check(each, text, cost) for each in terms]), charge)
+        spec = quota if type(quota) is str or isinstance(quota, Quota) else quotas(quota)
+        scope = "" if action == "" else _short(action)
+        terms = _terms(spec, scope, self._algorithm if algorithm is None else algorithm)
+        if len(terms) == 1:
+            return new(Plan, ((new(Check, (terms[0], text, cost)),), charge))
+        return Plan(tuple([new(Check, (each, text, cost)) for each in terms]), charge)
 
 
 @lru_cache(maxsize=4096)
@@ -72,7 +84,12 @@ class Limiter(_Engine):
     `store` is a URL (`memory://`, `redis://…`) or a Store; `prefix` begins every key in a shared server;
     `algorithm` is used where a call names none; `clock` is a ManualClock for tests. A store made from a URL is
     closed by `close` or by leaving a `with` block; one that was handed in is not. Raises ConfigurationError when made
-    wrong, and StoreError from calls whose store does not answer.
+    wrong.
+
+    While the store does not answer, `on_store_failure` decides: "local" (the limits hold in this process, each divided
+    by `replicas`), "allow", "deny", or "raise" for a StoreError from the call. `deadline` bounds the seconds that the
+    store may cost a call; `on_store_change` is told when it goes and when it is back. A refusal may be remembered for
+    `deny_cache` seconds.
 
     >>> limiter = Limiter()
     >>> limiter.is_action_allowed("laoqian", "reply", period=60, max_count=5)
@@ -89,14 +106,30 @@ class Limiter(_Engine):
         prefix: str = PREFIX,
         algorithm: str = DEFAULT,
         clock: Clock | None = None,
+        on_store_failure: str = "local",
+        deadline: float = DEADLINE,
+        replicas: int = 1,
+        deny_cache: float = STALENESS,
+        on_store_change: Callable[[StoreChange], object] | None = None,
     ) -> None:
         super().__init__(algorithm=algorithm)
-        self._owned = isinstance(store, str)
+        stack = Stack(
+            on_store_failure=on_store_failure,
+            deadline=deadline,
+            replicas=replicas,
+            deny_cache=deny_cache,
+            on_store_change=on_store_change,
+            clock=clock,
+        )
         if isinstance(store, str):
-            self.store = open_store(store, prefix=prefix, clock=clock)
+            opened = open_store(store, prefix=prefix, clock=clock, deadline=deadline)
+            self.store: Store = stack.around(opened, owned=True)
         else:
             _check_given(store, clock, prefix=prefix, colour=Store)
-            self.store = store
+            opened = store
+            self.store = stack.around(store, owned=False)
+        self.accept = getattr(opened, "accept", _accept_all)
+        self._closes = self.store is not store  # what was opened here, and what was put around a store that was given
 
     def is_action_allowed(
         self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: str | None = None
@@ -111,7 +144,8 @@ class Limiter(_Engine):
 
         `identity` is text, bytes, an int, a UUID or a tuple of these; budgets are apart for each `action`.
         """
-        return self.run(self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm))
+        plan = self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm)
+        return conclude(plan, self.store.run(plan))
 
     def peek(
         self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
@@ -129,8 +163,8 @@ class Limiter(_Engine):
         return conclude(plan, self.store.run(plan))
 
     def close(self) -> None:
-        """Close the store, if this limiter opened it."""
-        if self._owned:
+        """Close what this limiter opened. A store that was handed in stays open; leased permits go back to it."""
+        if self._closes:
             self.store.close()
 
     def __enter__(self) -> Self:
@@ -160,14 +194,30 @@ class AsyncLimiter(_Engine):
         prefix: str = PREFIX,
         algorithm: str = DEFAULT,
         clock: Clock | None = None,
+        on_store_failure: str = "local",
+        deadline: float = DEADLINE,
+        replicas: int = 1,
+        deny_cache: float = STALENESS,
+        on_store_change: Callable[[StoreChange], object] | None = None,
     ) -> None:
         super().__init__(algorithm=algorithm)
-        self._owned = isinstance(store, str)
-        self.store: AsyncStore = (
-            open_async_store(store, prefix=prefix, clock=clock) if isinstance(store, str) else store
+        stack = Stack(
+            on_store_failure=on_store_failure,
+            deadline=deadline,
+            replicas=replicas,
+            deny_cache=deny_cache,
+            on_store_change=on_store_change,
+            clock=clock,
         )
-        if not self._owned:
+        if isinstance(store, str):
+            opened = open_async_store(store, prefix=prefix, clock=clock, deadline=deadline)
+            self.store: AsyncStore = stack.around_async(opened, owned=True)
+        else:
             _check_given(store, clock, prefix=prefix, colour=AsyncStore)
+            opened = store
+            self.store = stack.around_async(store, owned=False)
+        self.accept = getattr(opened, "accept", _accept_all)
+        self._closes = self.store is not store  # what was opened here, and what was put around a store that was given
 
     async def is_action_allowed(
         self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: str | None = None
@@ -179,7 +229,8 @@ class AsyncLimiter(_Engine):
         self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
     ) -> Decision:
         """Charge `cost` units to an identity if every quota allows it, else nothing, and say how it stands."""
-        return await self.run(self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm))
+        plan = self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm)
+        return conclude(plan, await self.store.run(plan))
 
     async def peek(
         self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
@@ -199,8 +250,8 @@ class AsyncLimiter(_Engine):
         return conclude(plan, await self.store.run(plan))
 
     async def close(self) -> None:
-        """Close the store, if this limiter opened it."""
-        if self._owned:
+        """Close what this limiter opened. A store that was handed in stays open; leased permits go back to it."""
+        if self._closes:
             await self.store.close()
 
     async def __aenter__(self) -> Self:
@@ -212,12 +263,18 @@ class AsyncLimiter(_Engine):
         await self.close()
 
 
+def _accept_all(terms: Terms) -> None:
+    """What a store says of any terms when it has no `accept` of its own."""
+
+
 def _check_given(store: object, clock: Clock | None, *, prefix: str, colour: type) -> None:
     """Refuse what is no store, a store of the other colour, and a clock or prefix that the store would not heed."""
     if not isinstance(store, Store):
         raise StoreURLError(
             "store", store, problem="neither a URL nor a store", expected="give a URL such as memory://"
         )
+    from inspect import iscoroutinefunction  # a quarter of the time to import headgate
+
     if iscoroutinefunction(store.run) is not (colour is AsyncStore):
         other = "AsyncLimiter" if colour is Store else "Limiter, or the async twin of the store"
         raise ColourError("store", store, problem="its calls are of the other colour", expected=f"use {other}")

@@ -17,7 +17,8 @@ from typing import Any, Final, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, 
 
 from headgate.errors import RuleError
 from headgate.key import KeySpec
-from headgate.rule import Condition, CostFunction, QuotaFunction, QuotaSpec, Rule
+from headgate.rule import Condition, CostFunction, QuotaFunction, Rule
+from headgate.terms import QuotaSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -79,6 +80,8 @@ class RuleOptions(TypedDict, total=False):
     methods: Iterable[str] | None
     when: Condition | None
     count_denied: bool
+    on_store_failure: str | None
+    lease: int
 
 
 class MarkOptions(RuleOptions, total=False):

@@ -6,24 +6,24 @@ This module knows values and the names of the algorithms. It never takes a step 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headgate.algorithms import find
-from headgate.errors import QuotaError, RuleError
-from headgate.identity import digest
-from headgate.key import KeySpec, validate_key
-from headgate.plan import Terms
+from headgate.errors import RuleError
+from headgate.plan import FAILURE_POLICIES, Terms
 from headgate.quota import Quota
+from headgate.terms import QuotaSpec, make_terms, quotas
 
-QuotaSpec = Quota | str | Sequence[Quota]
+if TYPE_CHECKING:
+    from headgate.key import KeySpec
+
 QuotaFunction = Callable[[Any], QuotaSpec | Awaitable[QuotaSpec | None] | None]
 CostFunction = Callable[[Any], int | Awaitable[int]]
 Condition = Callable[[Any], bool | Awaitable[bool]]
 
 _NAME: Final = re.compile(r"[\x20-\x7e]{1,128}")  # what a Structured Field String can carry (RFC 9651 §3.3.3)
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_.\-]{0,64}")
 _METHOD: Final = re.compile(r"[A-Z][A-Z\-]*")
 
 
@@ -42,6 +42,8 @@ class Rule:
     - `methods`, `path` (a pattern with `*`), `route` (names of routes), `when` (a function of the request): where
       the rule applies; everywhere unless given. A rule for GET holds for HEAD.
     - `count_denied`: refused requests are charged as well, up to the limit.
+    - `on_store_failure`: "local", "allow" or "deny" while the store does not answer; None means the application's own.
+    - `lease`: a process may take up to so many requests' worth in one trip to the store, and serve them by itself.
 
     >>> Rule(name="login", quota="5/minute; 20/hour", key="ip").names
     ('login-minute', 'login-hour')
@@ -58,6 +60,8 @@ class Rule:
     route: str | Iterable[str] | None = None
     when: Condition | None = None
     count_denied: bool = False
+    on_store_failure: str | None = None
+    lease: int = 1
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
@@ -66,6 +70,8 @@ class Rule:
         if self.algorithm is not None:
             find(self.algorithm)
         if self.key is not None:
+            from headgate.key import validate_key  # here: a limiter makes terms, and has no use for addresses
+
             validate_key(self.key)
         object.__setattr__(self, "methods", _methods(self))
         object.__setattr__(self, "route", _routes(self))
@@ -75,7 +81,11 @@ class Rule:
             raise _error(self, "when", self.when, "not a function", "give a function of the request, or leave it out")
         if not isinstance(self.count_denied, bool):
             raise _error(self, "count_denied", self.count_denied, "neither True nor False", "give one of them")
+        if self.on_store_failure not in (None, *FAILURE_POLICIES):
+            known = ", ".join(FAILURE_POLICIES)
+            raise _error(self, "on_store_failure", self.on_store_failure, "not known", f"use one of {known}")
         _check_cost(self)
+        _check_lease(self)
         if not callable(self.quota):
             object.__setattr__(self, "quota", quotas(self.quota))
             if self.algorithm is not None:
@@ -90,53 +100,18 @@ class Rule:
         """The constant part of this rule's checks, one for each quota. `algorithm` is used if the rule names none."""
         found = quotas(self.quota if quota is None else quota)
         return make_terms(
-            self.name, found, algorithm=self.algorithm or algorithm, scope=self.scope, counted=self.count_denied
+            self.name,
+            found,
+            algorithm=self.algorithm or algorithm,
+            scope=self.scope,
+            counted=self.count_denied,
+            on_store_failure=self.on_store_failure,
+            lease=self.lease,
         )
-
-
-def make_terms(
-    name: str, quotas: tuple[Quota, ...], *, algorithm: str, scope: str | None = None, counted: bool = False
-) -> tuple[Terms, ...]:
-    """Terms for each quota of one name. Several quotas tell themselves apart by their periods."""
-    module = find(algorithm)
-    if len({quota.span for quota in quotas}) < len(quotas):
-        raise QuotaError(
-            "quota", "; ".join(map(str, quotas)), problem="two quotas over the same period", expected="keep the smaller"
-        )
-    terms = []
-    for quota in quotas:
-        params = module.params(quota)
-        terms.append(
-            Terms(
-                name=name if len(quotas) == 1 else f"{name}-{quota.span.replace(' ', '-')}",
-                rule_id=f"{_scope_text(name if scope is None else scope)}:{module.CODE}{module.shape(params)}",
-                algorithm=module.NAMES[0],
-                params=params,
-                window_us=module.window_us(params),
-                count_denied=counted,
-            )
-        )
-    return tuple(terms)
-
-
-def quotas(given: Any) -> tuple[Quota, ...]:
-    """One or several quotas from whatever says so: a Quota, text, or a sequence of Quota."""
-    if isinstance(given, Quota):
-        return (given,)
-    if isinstance(given, str):
-        return Quota.parse_all(given)
-    if isinstance(given, (tuple, list)) and given and all(isinstance(quota, Quota) for quota in given):
-        return tuple(given)
-    raise QuotaError("quota", given, problem="not a quota", expected='give a Quota or text like "10/minute"')
 
 
 def _error(rule: Rule, option: str, given: object, problem: str, expected: str) -> RuleError:
     return RuleError(f"rule {rule.name!r}: {option}", given, problem=problem, expected=expected)
-
-
-def _scope_text(scope: str) -> str:
-    """A scope as it stands in a key: plain words as they are, everything else by its digest."""
-    return scope if _PLAIN.fullmatch(scope) else f"~{digest(scope)}"
 
 
 def _check_name(option: str, name: object) -> None:
@@ -172,6 +147,24 @@ def _listed(given: object) -> list[object]:
     return list(given) if isinstance(given, Iterable) else []
 
 
+def _check_lease(rule: Rule) -> None:
+    lease = rule.lease
+    if not isinstance(lease, int) or isinstance(lease, bool) or lease < 1:
+        raise _error(rule, "lease", lease, "not a whole number above 0", "give 1 (no lease) or more")
+    if lease > 1 and rule.count_denied:
+        raise _error(rule, "lease", lease, "refusals cannot be counted in a process alone", "leave out count_denied")
+    if callable(rule.quota):
+        return
+    for quota in quotas(rule.quota):
+        if lease > _capacity(quota):
+            raise _error(rule, "lease", lease, f"more than {_capacity(quota)}, all there is", "give a small part of it")
+
+
+def _capacity(quota: Quota) -> int:
+    """How many units may pass at once."""
+    return quota.limit if quota.burst is None else quota.burst
+
+
 def _check_cost(rule: Rule) -> None:
     cost = rule.cost
     if callable(cost):
@@ -181,8 +174,6 @@ def _check_cost(rule: Rule) -> None:
     if callable(rule.quota):
         return
     for quota in quotas(rule.quota):
-        capacity = quota.limit if quota.burst is None else quota.burst
-        if cost > capacity:
-            raise _error(
-                rule, "cost", cost, f"more than {capacity}, so it could never pass", "lower the cost or raise the limit"
-            )
+        if cost > _capacity(quota):
+            problem = f"more than {_capacity(quota)}, so it could never pass"
+            raise _error(rule, "cost", cost, problem, "lower the cost or raise the limit")

@@ -22,12 +22,14 @@ from headgate.errors import RuleError, SettingsError
 from headgate.http import check_dialect
 from headgate.key import KeySpec, validate_key
 from headgate.quota import Quota
-from headgate.rule import Rule, quotas
-from headgate.stores import AsyncStore, Store
+from headgate.rule import Rule
+from headgate.stores import DEADLINE, AsyncStore, Store, StoreChange
+from headgate.stores.stack import FAILURE_OPTIONS, STALENESS, Stack
+from headgate.terms import quotas
 
-FAILURE_POLICIES: Final = ("local", "allow", "deny")
 _RULE_OPTIONS: Final = tuple(option.name for option in fields(Rule))
 _FUNCTIONS: Final = ("quota", "cost", "when")  # options of a rule that may be functions, so dotted names too
+_NONE: Final = ("headers", "trusted_proxies", "on_denied", "on_store_change")  # settings that may be None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,11 @@ class Settings:
     - `trusted_proxies`: None (only the socket's peer is believed), a number of hops, or networks; "unix" stands for a
       peer without an address. `trusted_header` is the one header that those proxies write.
     - `on_store_failure`: "local" (the same limits, in this process's memory), "allow", or "deny" (503).
+    - `deadline`: seconds that the store may cost a request, all told.
+    - `replicas`: how many processes share the work; "local" divides every limit by it.
+    - `deny_cache`: seconds for which a refusal may be remembered in this process; 0 for none.
+    - `on_store_change`: a function of a StoreChange, called once when the store stops answering and once when it
+      answers again.
     - `enabled`: False lets everything pass.
     - `prefix`: begins every key in a shared server.
     - `on_denied`: a function of (request, decision) that returns the response to a refused request.
@@ -58,6 +65,10 @@ class Settings:
     trusted_proxies: int | str | Iterable[str] | None = None
     trusted_header: str = "X-Forwarded-For"
     on_store_failure: str = "local"
+    deadline: float = DEADLINE
+    replicas: int = 1
+    deny_cache: float = STALENESS
+    on_store_change: Callable[[StoreChange], object] | None = None
     enabled: bool = True
     prefix: str = "headgate"
     on_denied: Callable[..., Any] | None = None
@@ -73,10 +84,10 @@ class Settings:
         validate_key(self.key)
         find(self.algorithm)
         check_dialect(self.headers)
-        if self.on_store_failure not in FAILURE_POLICIES:
-            raise _error(
-                "on_store_failure", self.on_store_failure, "not known", f"use one of {', '.join(FAILURE_POLICIES)}"
-            )
+        settle("on_store_change", _function(self.on_store_change, option="on_store_change"))
+        if self.on_store_failure == "raise":
+            raise _error("on_store_failure", "raise", "an adapter has no one to raise to", "use local, allow or deny")
+        Stack(**{option: getattr(self, option) for option in FAILURE_OPTIONS})  # says what cannot work
         if not isinstance(self.enabled, bool):
             raise _error("enabled", self.enabled, "neither True nor False", "give one of them")
         settle("on_denied", _function(self.on_denied, option="on_denied"))
@@ -207,7 +218,7 @@ def _function(given: object, *, option: str) -> Any:
 
 def _is_none(option: str, value: object) -> bool:
     """Whether None is meant, where it can only be written as text."""
-    return option.lower() in ("headers", "trusted_proxies", "on_denied") and value == "none"
+    return option.lower() in _NONE and value == "none"
 
 
 def _flag(text: str) -> object:
@@ -218,4 +229,22 @@ def _proxies(text: str) -> object:
     return int(text) if text.isascii() and text.isdecimal() else [part.strip() for part in text.split(",")]
 
 
-_READERS: Final[dict[str, Callable[[str], object]]] = {"enabled": _flag, "trusted_proxies": _proxies}
+def _number(kind: type[int] | type[float]) -> Callable[[str], object]:
+    """A reader of numbers; what is none stays text, and is refused with everything else."""
+
+    def read(text: str) -> object:
+        try:
+            return kind(text)
+        except ValueError:
+            return text
+
+    return read
+
+
+_READERS: Final[dict[str, Callable[[str], object]]] = {
+    "enabled": _flag,
+    "trusted_proxies": _proxies,
+    "deadline": _number(float),
+    "replicas": _number(int),
+    "deny_cache": _number(float),
+}

@@ -1,0 +1,113 @@
+"""The stack: what stands around the store that an application names, told by five options.
+
+From the outside in: what it has refused lately (deny_cache), permits taken in advance (leases), and what happens when
+it does not answer (fallback, breaker). A memory store needs none of them and is returned as it is.
+This module knows values and the stores beside it; nothing of rules, HTTP or frameworks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import isfinite
+from typing import TYPE_CHECKING, Final
+
+from headgate.clock import Clock
+from headgate.errors import SettingsError
+from headgate.plan import FAILURE_POLICIES
+from headgate.stores import DEADLINE, AsyncStore, Store, StoreChange
+from headgate.stores.memory import AsyncMemoryStore, MemoryStore
+
+if TYPE_CHECKING:  # a memory store needs nothing of this, nor asyncio, which they import
+    from headgate.stores.breaker import Breakers
+    from headgate.stores.standin import Standin
+
+STALENESS: Final = 1.0  # seconds for which a refusal may be remembered
+FAILURE_OPTIONS: Final = ("on_store_failure", "deadline", "replicas", "deny_cache", "on_store_change")
+
+
+class Stack:
+    """The options, which settings and limiters have under the same names; SettingsError says what cannot work."""
+
+    def __init__(
+        self,
+        *,
+        on_store_failure: str = "local",
+        deadline: float = DEADLINE,
+        replicas: int = 1,
+        deny_cache: float = STALENESS,
+        on_store_change: Callable[[StoreChange], object] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.on_store_failure = on_store_failure
+        self.deadline = deadline
+        self.replicas = replicas
+        self.deny_cache = deny_cache
+        self.on_store_change = on_store_change
+        self.clock = clock
+        self._check()
+
+    def _check(self) -> None:
+        policies = (*FAILURE_POLICIES, "raise")
+        if self.on_store_failure not in policies:
+            raise _error("on_store_failure", self.on_store_failure, "not known", f"use one of {', '.join(policies)}")
+        if not _seconds(self.deadline) or self.deadline <= 0:
+            raise _error("deadline", self.deadline, "not a number of seconds above 0", f"give seconds, as {DEADLINE}")
+        if not isinstance(self.replicas, int) or isinstance(self.replicas, bool) or self.replicas < 1:
+            raise _error("replicas", self.replicas, "not a whole number above 0", "give the number of processes")
+        if not _seconds(self.deny_cache) or self.deny_cache < 0:
+            raise _error("deny_cache", self.deny_cache, "not a number of seconds", "give seconds, or 0 for none")
+        hook = self.on_store_change
+        if hook is None:
+            return
+        from inspect import iscoroutinefunction  # a quarter of the time to import headgate
+
+        if not callable(hook) or iscoroutinefunction(hook):
+            raise _error("on_store_change", hook, "not a plain function", "give a function of a StoreChange")
+
+    def around(self, store: Store, *, owned: bool) -> Store:
+        """The store with everything around it; closing that closes the store itself only if `owned`."""
+        if isinstance(store, MemoryStore):
+            return store
+        from headgate.stores.deny_cache import DenyCache
+        from headgate.stores.fallback import Fallback
+        from headgate.stores.leases import Leases
+
+        clock = self._clock_of(store)
+        breakers, standin = self._guards(store, clock)
+        around: Store = Leases(Fallback(store, breakers=breakers, standin=standin, owned=owned), clock=clock)
+        return DenyCache(around, staleness=self.deny_cache, clock=clock) if self.deny_cache else around
+
+    def around_async(self, store: AsyncStore, *, owned: bool) -> AsyncStore:
+        """The same for an asynchronous store."""
+        if isinstance(store, AsyncMemoryStore):
+            return store
+        from headgate.stores.deny_cache import AsyncDenyCache
+        from headgate.stores.fallback import AsyncFallback
+        from headgate.stores.leases import AsyncLeases
+
+        clock = self._clock_of(store)
+        breakers, standin = self._guards(store, clock)
+        fallback = AsyncFallback(store, breakers=breakers, standin=standin, deadline=self.deadline, owned=owned)
+        around: AsyncStore = AsyncLeases(fallback, clock=clock)
+        return AsyncDenyCache(around, staleness=self.deny_cache, clock=clock) if self.deny_cache else around
+
+    def _guards(self, store: object, clock: Clock | None) -> tuple[Breakers, Standin]:
+        from headgate.stores.breaker import Breaker, Breakers
+        from headgate.stores.standin import Standin
+
+        make = partial(Breaker, deadline=self.deadline, clock=clock, on_change=self.on_store_change)
+        breakers = Breakers(make, parts=getattr(store, "parts", None))
+        return breakers, Standin(policy=self.on_store_failure, replicas=self.replicas, clock=clock)
+
+    def _clock_of(self, store: object) -> Clock | None:
+        """The clock to go by: one that was given, to the store if not here, for what is put around it must agree."""
+        return getattr(store, "clock", None) if self.clock is None else self.clock
+
+
+def _seconds(given: object) -> bool:
+    return isinstance(given, (int, float)) and not isinstance(given, bool) and isfinite(given)
+
+
+def _error(option: str, given: object, problem: str, expected: str) -> SettingsError:
+    return SettingsError(option, given, problem=problem, expected=expected)

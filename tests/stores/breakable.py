@@ -1,0 +1,130 @@
+"""A store that breaks on demand and counts its calls, and both colours of what stands around it, called plainly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from inspect import iscoroutinefunction
+from typing import Any
+
+from headgate import ManualClock
+from headgate.clock import Clock
+from headgate.errors import StoreError
+from headgate.plan import Check, Outcome, Plan
+from headgate.quota import Quota
+from headgate.stores.memory import MemoryStore
+from headgate.terms import make_terms
+from headgate.testing import Awaited
+
+DEADLINE = 0.1
+
+
+class Breakable:
+    """A store in memory, but not taken for one, that may hang for its deadline, or refuse to write."""
+
+    def __init__(self, clock: ManualClock | None = None) -> None:
+        self._memory = MemoryStore(clock=clock)
+        self.clock: Clock | None = clock
+        self.down = self.full = False
+        self.calls = 0  # whatever was asked
+        self.closed = 0
+        self.refunds: list[tuple[str, int]] = []
+        self.before: Callable[[], None] = lambda: None  # something that happens meanwhile
+
+    def __repr__(self) -> str:
+        return "StoreInside"
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        self._come()
+        if self.full and plan.charge:
+            raise StoreError("breakable", "OOM command not allowed")
+        return self._memory.run(plan)
+
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        self._come()
+        self.refunds += [(check.identity, check.cost) for check in plan.checks]
+        self._memory.refund(plan, outcomes)
+
+    def forget(self, rule_id: str, identity: str) -> None:
+        self._come()
+        self._memory.forget(rule_id, identity)
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def _come(self) -> None:
+        self.calls += 1
+        self.before()
+        if self.down:
+            if isinstance(self.clock, ManualClock):
+                self.clock.advance(DEADLINE)
+            raise StoreError("breakable", "it hangs")
+
+
+class Called:
+    """A store of either colour, called plainly; tasks that a call leaves behind get their turn."""
+
+    def __init__(self, store: Any, runner: asyncio.Runner) -> None:
+        self.store, self._runner = store, runner
+
+    def run(self, *checks: Check, charge: bool = True) -> tuple[Outcome, ...]:
+        return self.answer(self.store.run, Plan(checks, charge))
+
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        self.answer(self.store.refund, plan, outcomes)
+
+    def forget(self, rule_id: str, identity: str) -> None:
+        self.answer(self.store.forget, rule_id, identity)
+
+    def close(self) -> None:
+        self.answer(self.store.close)
+
+    def answer(self, call: Any, *arguments: Any, **options: Any) -> Any:
+        """What a call of this colour comes to."""
+        if not iscoroutinefunction(call):
+            return call(*arguments, **options)
+
+        async def main() -> Any:
+            try:
+                return await call(*arguments, **options)
+            finally:
+                for _ in range(5):
+                    await asyncio.sleep(0)
+
+        return self._runner.run(main())
+
+
+class Colour:
+    """How a test makes a wrapper of one colour around a synchronous store."""
+
+    def __init__(self, name: str, runner: asyncio.Runner) -> None:
+        self.later = name == "async"
+        self._runner = runner
+
+    def around(self, store: Any, kinds: tuple[Any, Any], **options: Any) -> Called:
+        """The wrapper of this colour, of a pair (sync, async)."""
+        if self.later:
+            return self.called(kinds[1](Awaited(store), **options))
+        return self.called(kinds[0](store, **options))
+
+    def called(self, store: Any) -> Called:
+        """A store of this colour."""
+        return Called(store, self._runner)
+
+
+def check(
+    quota: str = "5/minute",
+    identity: str = "a",
+    *,
+    cost: int = 1,
+    scope: str = "exam",
+    algorithm: str = "sliding-window",
+    **more: Any,
+) -> Check:
+    """A check of a rule, whose options are `more`. The same rule always has the same terms."""
+    [terms] = make_terms(scope, Quota.parse_all(quota), algorithm=algorithm, **more)
+    return Check(terms, identity, cost)
+
+
+def allowed(outcomes: tuple[Outcome, ...]) -> bool:
+    return all(outcome.allowed for outcome in outcomes)

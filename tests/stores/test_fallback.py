@@ -1,0 +1,683 @@
+"""fallback.py and standin.py: what happens to requests while the store does not answer, and what an outage costs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import ManualClock, Quota, StoreError
+from headgate.algorithms import ALGORITHMS
+from headgate.clock import MICROSECOND, Clock
+from headgate.plan import NEVER, Check, Outcome, Plan
+from headgate.stores import AsyncStore, Store, StoreChange
+from headgate.stores.breaker import Breaker, Breakers
+from headgate.stores.fallback import AsyncFallback, Fallback
+from headgate.stores.memory import MemoryStore
+from headgate.stores.standin import NOTES, Standin
+from headgate.terms import make_terms
+from headgate.testing import Awaited, StoreExam
+from headgate.testing.scenarios import examples, quotas
+from headgate.testing.store import NAMES
+from tests.stores.breakable import DEADLINE, Breakable, Called, Colour, allowed, check
+
+SECOND = MICROSECOND
+DOWN = StoreError("there:6379", "it hangs")
+
+
+def at_once(work: Callable[[], None]) -> None:
+    work()
+
+
+def guards(clock: Clock | None, policy: str = "local", replicas: int = 1) -> dict[str, Any]:
+    return {
+        "breakers": Breakers(partial(Breaker, deadline=DEADLINE, clock=clock, jitter=lambda: 1)),
+        "standin": Standin(policy=policy, replicas=replicas, clock=clock),
+    }
+
+
+def around(store: Store, colour: Colour, clock: ManualClock, **options: Any) -> Called:
+    given = guards(clock, **options)
+    if colour.later:
+        return colour.called(AsyncFallback(Awaited(store), deadline=DEADLINE, **given))
+    return colour.called(Fallback(store, launch=at_once, **given))
+
+
+class TestHealthy(StoreExam):
+    """With a store that answers, nothing is to be seen of it."""
+
+    examples = 10
+
+    def make_store(self, clock: Clock | None) -> Store | AsyncStore:
+        return Fallback(MemoryStore(clock=clock), **guards(clock))
+
+
+class TestHealthyAsync(StoreExam):
+    examples = 5
+
+    def make_store(self, clock: Clock | None) -> Store | AsyncStore:
+        return AsyncFallback(Awaited(MemoryStore(clock=clock)), deadline=DEADLINE, **guards(clock))
+
+
+class TestLocal(StoreExam):
+    """With a store that never answers, the stand-in keeps every promise of a store but one: who answered."""
+
+    examples = 10
+
+    def make_store(self, clock: Clock | None) -> Store | AsyncStore:
+        return _Relabelled(clock)
+
+
+class _Relabelled(Fallback):
+    """The stand-in's answers under the store's name, so that they can be compared with a store's."""
+
+    def __init__(self, clock: Clock | None) -> None:
+        super().__init__(_Dead(), **guards(clock), launch=lambda work: None)
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        outcomes = super().run(plan)
+        assert {outcome.source for outcome in outcomes} <= {"local"}
+        return tuple(outcome._replace(source="store") for outcome in outcomes)
+
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        back = {"store": "local"}
+        super().refund(plan, tuple(each._replace(source=back.get(each.source, "policy")) for each in outcomes))  # type: ignore[arg-type]
+
+    def forget(self, rule_id: str, identity: str) -> None:
+        with pytest.raises(StoreError):
+            super().forget(rule_id, identity)
+
+
+class _Dead:
+    """Answers nothing, ever."""
+
+    def _fail(self, *arguments: Any) -> Any:
+        raise StoreError("dead", "it is gone")
+
+    run = refund = forget = _fail
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+# What an outage costs
+
+
+def test_an_outage_costs_a_deadline_now_and_then_and_no_request_but_the_first(
+    colour: Colour, clock: ManualClock
+) -> None:
+    """1000 requests in 10 seconds, of a store that hangs: the first waits, and later only probes do."""
+    inside = Breakable(clock)
+    store = around(inside, colour, clock)
+    inside.down, waited = True, []
+    for number in range(1000):
+        calls = inside.calls
+        store.run(check("1000000/minute", f"client {number}"))
+        waited.append(inside.calls - calls)
+        clock.advance(0.01)
+    assert inside.calls <= 1 + 5 + 11, "one request, five quick probes, then one a second"
+    assert waited[0] == 1
+
+
+def test_no_request_waits_for_a_probe() -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    class Hanging(Breakable):
+        def _come(self) -> None:
+            if threading.current_thread().name == "headgate-probe":
+                asked.set()
+                assert answer.wait(60)
+            super()._come()
+
+    clock = ManualClock()
+    inside = Hanging(clock)
+    store = Fallback(inside, **guards(clock))
+    inside.down = True
+    store.run(Plan((check(),)))
+    clock.advance(1)
+    assert store.run(Plan((check(),)))[0].source == "local", "and this one found the probe due"
+    assert asked.wait(60)
+    assert store.run(Plan((check(),)))[0].source == "local"
+    inside.down = False
+    answer.set()
+    while store.run(Plan((check(cost=0),)))[0].source == "local":  # until the probe's thread is done
+        pass
+
+
+def test_no_task_waits_for_a_probe_and_closing_ends_it() -> None:
+    class Hanging(Awaited):
+        ended = False
+
+        async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+            if not plan.charge:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self.ended = True
+            return await super().run(plan)
+
+    async def main() -> None:
+        clock = ManualClock()
+        inside = Breakable(clock)
+        hanging = Hanging(inside)
+        store = AsyncFallback(hanging, deadline=60, **guards(clock))
+        inside.down = True
+        for _ in range(3):
+            assert (await store.run(Plan((check(),))))[0].source == "local"
+            clock.advance(1)
+            await asyncio.sleep(0)
+        assert not hanging.ended
+        await store.close()
+        await asyncio.sleep(0)
+        assert hanging.ended
+
+    asyncio.run(main())
+
+
+def test_a_probe_that_hangs_is_given_up_at_the_deadline() -> None:
+    class Hanging(Awaited):
+        async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+            if not plan.charge:
+                await asyncio.Event().wait()
+            return await super().run(plan)
+
+    async def main() -> None:
+        clock = ManualClock()
+        inside = Breakable(clock)
+        given = guards(clock)
+        store = AsyncFallback(Hanging(inside), deadline=0.001, **given)
+        inside.down = True
+        await store.run(Plan((check(),)))
+        clock.advance(1)
+        await store.run(Plan((check(),)))
+        await asyncio.gather(*store._probes)
+        assert given["breakers"].whole.wait_us == SECOND // 10
+
+    asyncio.run(main())
+
+
+def test_it_recovers_within_two_seconds_at_ten_requests_a_second(colour: Colour, clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    store = around(inside, colour, clock)
+    inside.down = True
+    for _ in range(100):
+        store.run(check("1000/minute"))
+        clock.advance(0.1)
+    inside.down = False
+    back = clock.now_us()
+    while store.run(check("1000/minute"))[0].source != "store":
+        clock.advance(0.1)
+    assert clock.now_us() - back <= 2 * SECOND
+    assert inside.run(Plan((check("1000/minute", cost=0),)))[0].remaining == 999, "a probe takes nothing"
+
+
+def test_a_full_server_does_not_flap(colour: Colour, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """It answers every probe, and refuses every charge."""
+    inside = Breakable(clock)
+    store = around(inside, colour, clock)
+    inside.full = True
+    sources = set()
+    for _ in range(200):
+        sources.add(store.run(check("1000/minute"))[0].source)
+        store.run(check("1000/minute"), charge=False)
+        clock.advance(0.05)
+    assert sources == {"local"}
+    assert len(caplog.records) == 1
+    assert inside.calls < 50
+
+
+def test_what_is_no_store_error_passes_and_opens_nothing(colour: Colour, clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    store = around(inside, colour, clock)
+
+    def slip() -> None:
+        raise KeyError("a mistake in a store")
+
+    inside.before = slip
+    with pytest.raises(KeyError):
+        store.run(check())
+    inside.before = lambda: None
+    assert store.run(check())[0].source == "store"
+
+
+def test_a_cancelled_request_is_no_failure_and_its_trial_is_given_back() -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        inside, gate = Breakable(clock), asyncio.Event()
+
+        class Slow(Awaited):
+            async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+                if plan.charge and not inside.down:
+                    await gate.wait()
+                return await super().run(plan)
+
+        store = AsyncFallback(Slow(inside), deadline=DEADLINE, **guards(clock))
+
+        async def cancelled() -> None:
+            task = asyncio.create_task(store.run(Plan((check(),))))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        await cancelled()
+        inside.down = True
+        assert (await store.run(Plan((check(),))))[0].source == "local", "the first failure, for it was closed still"
+        inside.down = False
+        for _ in range(2):  # a probe, and then the trial
+            clock.advance(1)
+            await store.run(Plan((check(),), charge=False))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            await cancelled()
+        gate.set()
+        while (await store.run(Plan((check(cost=0),))))[0].source != "store":
+            clock.advance(1)
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+def test_two_event_loops_one_after_the_other() -> None:
+    """A probe that was left behind in the first does not keep the second from finding the store again."""
+
+    class Slow(Awaited):
+        async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+            for _ in range(0 if plan.charge else 4):
+                await asyncio.sleep(0)
+            return await super().run(plan)
+
+    clock = ManualClock()
+    inside = Breakable(clock)
+    store = AsyncFallback(Slow(inside), deadline=60, **guards(clock))
+
+    async def request() -> str:
+        return (await store.run(Plan((check("1000/minute"),))))[0].source
+
+    inside.down = True
+    assert asyncio.run(request()) == "local"
+    inside.down = False
+    for _ in range(6):
+        clock.advance(1.2)
+        told = asyncio.run(request())  # ends before its probe begins
+    assert told == "local"
+
+    async def later() -> str:
+        while await request() != "store":
+            clock.advance(0.1)
+            for _ in range(5):
+                await asyncio.sleep(0)
+        return "store"
+
+    assert asyncio.run(later()) == "store"
+
+
+def test_without_a_thread_to_be_had_the_request_is_answered(clock: ManualClock) -> None:
+    def none_left(work: Callable[[], None]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    inside = Breakable(clock)
+    store = Fallback(inside, **guards(clock), launch=none_left)
+    inside.down = True
+    for _ in range(3):
+        assert store.run(Plan((check(),)))[0].source == "local"
+        clock.advance(1)
+
+
+# What each policy makes of it
+
+LOCAL, ALLOW, DENY = ({"on_store_failure": policy} for policy in ("local", "allow", "deny"))
+
+
+@pytest.mark.parametrize(
+    ("policy", "rules", "told"),
+    [
+        ("local", [{}], [(True, "local", 4), (True, "local", 3), (True, "local", 2)]),
+        ("allow", [{}], [(True, "policy", 5)] * 3),
+        ("deny", [{}], [(False, "policy", 0)] * 3),
+        ("raise", [LOCAL], [(True, "local", 4), (True, "local", 3), (True, "local", 2)]),
+        ("deny", [LOCAL], [(True, "local", 4), (True, "local", 3), (True, "local", 2)]),
+        ("local", [ALLOW], [(True, "policy", 5)] * 3),
+        ("local", [DENY], [(False, "policy", 0)] * 3),
+    ],
+)
+def test_policies(
+    colour: Colour, clock: ManualClock, policy: str, rules: list[dict[str, Any]], told: list[Any]
+) -> None:
+    inside = Breakable(clock)
+    store = around(inside, colour, clock, policy=policy)
+    inside.down = True
+    checks = [check(scope=f"rule{number}", **rule) for number, rule in enumerate(rules)]
+    answers = [store.run(*checks) for _ in range(3)]
+    assert [(one.allowed, one.source, one.remaining) for [one] in answers] == told
+    assert all(one.limit == 5 for [one] in answers)
+
+
+def test_raise_goes_through_at_once_while_open(colour: Colour, clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    store = around(inside, colour, clock, policy="raise")
+    inside.down = True
+    for _ in range(3):
+        with pytest.raises(StoreError, match="breakable"):
+            store.run(check())
+    assert inside.calls == 1
+
+
+def test_what_deny_refuses_costs_nothing_elsewhere(colour: Colour, clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    store = around(inside, colour, clock)
+    inside.down = True
+    local, deny = check(scope="local"), check(scope="deny", on_store_failure="deny")
+    for _ in range(9):
+        assert [outcome.allowed for outcome in store.run(local, deny)] == [True, False]
+    assert store.run(local)[0].remaining == 4
+
+
+def test_a_local_refusal_is_a_refusal_whatever_is_allowed(colour: Colour, clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    store = around(inside, colour, clock)
+    inside.down = True
+    local, allow = check("1/minute", scope="local"), check(scope="allow", on_store_failure="allow")
+    told = [store.run(local, allow) for _ in range(2)]
+    assert [[outcome.allowed for outcome in outcomes] for outcomes in told] == [[True, True], [False, True]]
+
+
+def test_who_is_denied_is_told_to_come_back_when_the_store_has_been_asked_again(
+    colour: Colour, clock: ManualClock
+) -> None:
+    inside = Breakable(clock)
+    store = around(inside, colour, clock, policy="deny")
+    inside.down = True
+    for _ in range(10):
+        [outcome] = store.run(check())
+        assert outcome.retry_after == SECOND
+        clock.advance(1)
+
+
+# The stand-in's budgets
+
+
+@pytest.mark.parametrize(
+    ("quota", "algorithm", "replicas", "admitted"),
+    [
+        ("8/minute", "sliding-window", 1, 8),
+        ("8/minute", "sliding-window", 4, 2),
+        ("9/minute", "fixed-window", 4, 2),
+        ("2/minute", "sliding-log", 4, 1),
+        ("8/minute", "sliding-counter", 4, 2),
+        ("8/minute", "gcra", 4, 2),
+        ("1/second burst 20", "gcra", 4, 5),
+        ("1/second burst 2", "gcra", 4, 1),
+        ("4 per 36500 days", "sliding-window", 2, 2),
+        ("4 per 36500 days", "gcra", 2, 2),
+        ("1000000 per 36500 days", "gcra", 3, 1),  # a third of it would not be exact
+    ],
+)
+def test_a_process_has_its_share(clock: ManualClock, quota: str, algorithm: str, replicas: int, admitted: int) -> None:
+    standin = Standin(policy="local", replicas=replicas, clock=clock)
+    one = check(quota, algorithm=algorithm)
+    told = [standin.answer(Plan((one,)), DOWN)[0] for _ in range(30)]
+    assert sum(outcome.allowed for outcome in told) == told[0].limit == admitted
+
+
+def test_a_buckets_rate_is_divided_and_not_only_its_burst(clock: ManualClock) -> None:
+    standin = Standin(policy="local", replicas=4, clock=clock)
+    plan, admitted = Plan((check("1/second burst 4", algorithm="gcra"),)), 0
+    for _ in range(40):
+        admitted += standin.answer(plan, DOWN)[0].allowed
+        clock.advance(1)
+    assert admitted == 10
+
+
+@pytest.mark.parametrize(
+    ("cost", "told"),
+    [(1, (True, 1, 0)), (2, (True, 0, 0)), (8, (True, 0, 0)), (9, (False, 2, NEVER))],
+)
+def test_a_cost_above_the_share_takes_all_of_it(clock: ManualClock, cost: int, told: tuple[Any, ...]) -> None:
+    standin = Standin(policy="local", replicas=4, clock=clock)
+    [outcome] = standin.answer(Plan((check("8/minute", cost=cost),)), DOWN)
+    assert (outcome.allowed, outcome.remaining, outcome.retry_after) == told
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_there_is_a_share_of_every_quota(algorithm: str) -> None:
+    @examples(60)
+    @given(quotas(ALGORITHMS[algorithm]), st.integers(1, 1000))
+    def divide(quota: Quota, replicas: int) -> None:
+        [terms] = make_terms("exam", (quota,), algorithm=algorithm)
+        standin = Standin(policy="local", replicas=replicas, clock=ManualClock())
+        plan = Plan((Check(terms, "a", terms.params[0]),))
+        [outcome] = standin.answer(plan, DOWN)
+        assert (outcome.allowed, outcome.remaining) == (True, 0)
+        assert outcome.limit == max(1, terms.params[0] // replicas) or outcome.limit == 1
+
+    divide()
+
+
+# Warm: what the store said last
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+@pytest.mark.parametrize(("used", "replicas", "left"), [(0, 1, 8), (3, 1, 5), (8, 1, 0), (5, 4, 0), (4, 4, 1)])
+def test_an_outage_is_no_refill(
+    colour: Colour, clock: ManualClock, algorithm: str, used: int, replicas: int, left: int
+) -> None:
+    inside = Breakable(clock)
+    store = around(inside, colour, clock, replicas=replicas)
+    one = check("8/minute", algorithm=algorithm)
+    for _ in range(used):
+        store.run(one)
+    clock.advance(0.001)
+    inside.down = True
+    assert sum(store.run(one)[0].allowed for _ in range(20)) == left
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_who_had_used_all_is_free_when_the_store_would_have_said(clock: ManualClock, algorithm: str) -> None:
+    inside, wanted = Breakable(clock), check("8/minute", cost=8, algorithm=algorithm)
+    store = Fallback(inside, **guards(clock), launch=lambda work: None)
+    [taken] = store.run(Plan((wanted,)))
+    free_at = clock.now_us() + taken.reset_after
+    clock.advance(20)
+    inside.down = True
+    assert not store.run(Plan((wanted,)))[0].allowed
+    clock.advance_us(free_at - clock.now_us() - 1)
+    assert not store.run(Plan((wanted,)))[0].allowed
+    clock.advance_us(1)
+    assert store.run(Plan((wanted,)))[0].allowed
+
+
+def test_what_is_free_again_is_not_charged_again(colour: Colour, clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    store = around(inside, colour, clock)
+    store.run(check(cost=5))
+    clock.advance(60)
+    inside.down = True
+    assert store.run(check(cost=5))[0].allowed
+
+
+def test_nor_is_what_others_have_used_since(clock: ManualClock) -> None:
+    """One note may tell of a budget that many share."""
+    standin, inside = Standin(policy="local", clock=clock), MemoryStore(clock=clock)
+    shared = check("5/minute", "all", scope="shared", cost=3)
+    plan = Plan((shared, check("9/hour")))
+    standin.note(plan, inside.run(plan))
+    clock.advance(61)
+    one = shared._replace(cost=1)
+    assert standin.answer(Plan((one, check("9/hour", "b"))), DOWN)[0].remaining == 4
+    assert standin.answer(Plan((one, check("9/hour"))), DOWN)[0].remaining == 3
+
+
+def test_a_reset_is_remembered(colour: Colour, clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    store = around(inside, colour, clock)
+    one = check("5/hour", cost=5)
+    store.run(one)
+    store.forget(one.terms.rule_id, "a")
+    inside.down = True
+    assert store.run(one)[0].allowed
+
+
+def test_a_second_outage_remembers_the_first(colour: Colour, clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    store = around(inside, colour, clock)
+    used = []
+    for _ in range(3):
+        inside.down = True
+        used.append(store.run(check("5/hour"))[0].remaining)
+        inside.down = False
+        while store.run(check("5/hour", "another", cost=0))[0].source != "store":
+            clock.advance(1)
+    assert used == [4, 3, 2]
+
+
+def test_notes_are_bounded_and_the_newest_stay(clock: ManualClock) -> None:
+    standin, inside = Standin(policy="local", clock=clock), MemoryStore(clock=clock)
+    for number in range(3 * NOTES + 1):
+        plan = Plan((check("5/hour", f"client {number}", cost=5),))
+        standin.note(plan, inside.run(plan))
+    assert len(standin._fresh) + len(standin._older) <= 2 * NOTES
+    told = [
+        standin.answer(Plan((check("5/hour", f"client {number}"),)), DOWN)[0].allowed
+        for number in (0, 2 * NOTES, 3 * NOTES)
+    ]
+    assert told == [True, False, False]
+
+
+# Refunds, resets, closing
+
+
+def test_a_refund_goes_to_whoever_made_the_charge(colour: Colour, clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    store = around(inside, colour, clock)
+    plan = Plan((check(), check("5/hour", scope="other", on_store_failure="allow")))
+    there = store.run(*plan.checks)
+    store.refund(plan, there)
+    assert inside.run(Plan((check(cost=0),)))[0].remaining == 5
+    inside.down = True
+    for _ in range(4):  # one was noted
+        here = store.run(*plan.checks)
+    assert here[0].remaining == 0
+    store.refund(plan, here)
+    assert [store.run(*plan.checks)[0].allowed for _ in range(2)] == [True, False]
+
+
+def test_a_refused_plan_gives_nothing_back(colour: Colour, clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    store = around(inside, colour, clock)
+    inside.down = True
+    local, deny = check(scope="local"), check(scope="deny", on_store_failure="deny")
+    store.run(local)
+    store.refund(Plan((local, deny)), store.run(local, deny))
+    assert store.run(local)[0].remaining == 3
+
+
+def test_a_refund_that_fails_is_dropped_and_opens_the_breaker(colour: Colour, clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    store = around(inside, colour, clock)
+    plan = Plan((check(),))
+    outcomes = store.run(*plan.checks)
+    inside.down = True
+    calls = inside.calls
+    for _ in range(3):
+        store.refund(plan, outcomes)
+    assert inside.calls == calls + 1
+    assert store.run(check())[0].source == "local"
+
+
+def test_a_reset_that_did_not_happen_says_so(colour: Colour, clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    store = around(inside, colour, clock)
+    one = check("1/hour")
+    store.run(one)
+    inside.down = True
+    assert not store.run(one)[0].allowed
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            store.forget(one.terms.rule_id, "a")
+    assert store.run(one)[0].allowed, "here it did"
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_closing_closes_what_is_owned(colour: Colour, clock: ManualClock, owned: bool) -> None:
+    inside, given = Breakable(clock), guards(clock)
+    store: Store | AsyncStore = Fallback(inside, owned=owned, **given)
+    if colour.later:
+        store = AsyncFallback(Awaited(inside), owned=owned, deadline=DEADLINE, **given)
+    assert repr(store).startswith(("Fallback(StoreInside", "AsyncFallback(<"))
+    colour.called(store).close()
+    assert inside.closed == owned
+    assert allowed(colour.called(store).run(check()))
+
+
+class Nodes(Breakable):
+    """A store of two servers, of which one may be down, or have left its place to the other."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.dead: set[str] = set()
+        self.where = {"a": "node 1", "b": "node 2"}
+
+    def parts(self, *identities: str) -> tuple[str, ...]:
+        return tuple([self.where[identity] for identity in identities])
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        for part in self.parts(*[each.identity for each in plan.checks]):
+            if part in self.dead:
+                self.calls += 1
+                raise StoreError(part, "it is dead")
+        return super().run(plan)
+
+
+def test_a_server_that_is_down_is_no_trouble_of_the_others(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    inside = Nodes(clock)
+    told: list[StoreChange] = []
+    make = partial(Breaker, deadline=DEADLINE, clock=clock, jitter=lambda: 1, on_change=told.append)
+    standin = Standin(policy="local", replicas=1, clock=clock)
+    store = Fallback(inside, breakers=Breakers(make, parts=inside.parts), standin=standin, launch=at_once)
+    one, two = Plan((check(identity="a"),)), Plan((check(identity="b"),))
+
+    def sources(*plans: Plan) -> list[str]:
+        return [store.run(plan)[0].source for plan in plans]
+
+    assert sources(one, two) == ["store", "store"]
+    inside.dead.add("node 2")
+    for _ in range(20):
+        clock.advance(0.01)
+        assert sources(one, two, Plan(one.checks + two.checks)) == ["store", "local", "local"]
+    assert [(change.store, change.available) for change in told] == [("node 2", False)]
+    inside.where["b"] = "node 3"  # which was its replica: the next probe is answered, and by somebody else
+    assert sources(two) == ["store"]
+    clock.advance(2)
+    inside.where["b"] = "node 2"
+    assert sources(two) == ["local"], "the breaker of a server that has not answered stays open"
+    inside.dead.clear()
+    clock.advance(2)
+    assert sources(two, two) == ["local", "store"], "a probe, then the trial"
+    assert [(change.store, change.available) for change in told] == [("node 2", False), ("node 2", True)]
+
+
+def test_a_probe_that_another_server_answers_closes_the_breaker_of_the_one_that_is_gone(clock: ManualClock) -> None:
+    inside = Nodes(clock)
+    told: list[StoreChange] = []
+    make = partial(Breaker, deadline=DEADLINE, clock=clock, jitter=lambda: 1, on_change=told.append)
+    standin = Standin(policy="local", replicas=1, clock=clock)
+    work: list[Callable[[], None]] = []
+    store = Fallback(inside, breakers=Breakers(make, parts=inside.parts), standin=standin, launch=work.append)
+    inside.dead.add("node 2")
+    store.run(Plan((check(identity="b"),)))
+    clock.advance(2)
+    store.run(Plan((check(identity="b"),)))
+    inside.where["b"] = "node 3"
+    [probe] = work
+    probe()
+    assert [(change.store, change.available) for change in told] == [("node 2", False), ("node 2", True)]
