@@ -1,0 +1,298 @@
+"""The store over `CL.THROTTLE`, which the module redis-cell brings to Redis and Valkey, and Dragonfly has built in.
+
+The server's own command is the algorithm, so only rules of `gcra` can be kept here, and their terms are refused where
+they say what the command cannot carry. This module imports redis-py and knows values, `gcra` and the digest; nothing
+of rules, HTTP or frameworks.
+
+The command answers in whole seconds, which older releases of redis-cell round down, newer ones and Dragonfly up. So a
+second is added: no wait is ever too short. It also says how many whole units are free, which often says more. The
+highest level of the bucket that both allow is taken for true, and `gcra` itself makes the outcome of it.
+
+One check is one CL.THROTTLE. Several are one script: it asks every bucket with a quantity of 0, and charges them only
+if all of them have room. So is one of a fast rule, for what a bucket says before it is charged is more exact.
+The server's clock is the only one, and there is no way to give anything back: a negative quantity is an error on
+Dragonfly, and on redis-cell can leave a key that never expires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import lru_cache
+from math import gcd
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from headgate.algorithms import gcra
+from headgate.clock import MICROSECOND, Clock, SystemClock
+from headgate.errors import AlgorithmError, MissingExtraError, RuleError, StoreError, StoreURLError
+from headgate.identity import digest
+from headgate.plan import Outcome, Plan, Terms
+from headgate.quota import MAX_PERIOD_US
+from headgate.stores import DEADLINE, shown_url, valid_prefix
+
+try:
+    import redis
+    import redis.asyncio
+    from redis.asyncio.retry import Retry as AsyncRetry
+    from redis.backoff import NoBackoff
+    from redis.connection import parse_url
+    from redis.exceptions import RedisError, ResponseError
+    from redis.retry import Retry
+except ImportError as error:
+    raise MissingExtraError("redis", "redis") from error
+
+CONNECTIONS: Final = 50
+_COARSE: Final = 2 * MICROSECOND  # by so much the answer may be off
+_HOUR: Final = 3600 * MICROSECOND
+_TIMEOUTS: Final = ("socket_timeout", "socket_connect_timeout", "timeout")
+_TROUBLE: Final = (TimeoutError, RedisError, OSError)
+_ELSEWHERE: Final = "or keep it in a redis:// or memory:// store"
+
+_ALL_OR_NONE: Final = """\
+local free, told = ARGV[1] == '1', {}
+for n, key in ipairs(KEYS) do
+  local at = 4 * n - 2
+  told[n] = redis.call('CL.THROTTLE', key, ARGV[at], ARGV[at + 1], ARGV[at + 2], 0)
+  free = free and told[n][3] >= tonumber(ARGV[at + 3])
+end
+if free then
+  for n, key in ipairs(KEYS) do
+    local at = 4 * n - 2
+    told[n] = redis.call('CL.THROTTLE', key, ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
+  end
+end
+return {free and 1 or 0, told}
+"""
+
+
+class _Meter(NamedTuple):
+    """The terms of a rule as the command takes them."""
+
+    burst: int
+    interval: int  # microseconds until one unit is free again
+    words: tuple[int, int, int]  # max_burst, count and period
+
+
+@lru_cache(maxsize=4096)  # by the identity of the terms; those of a quota that is made per request have no end
+def _meter(terms: Terms) -> _Meter:
+    """AlgorithmError or RuleError for terms that the command cannot carry.
+
+    The interval of one unit is told in whole microseconds, and above an hour in whole seconds: redis-cell counts
+    what is free in microseconds, and panics, with its server, on a period of more than 2^63 nanoseconds. It is rounded
+    up, so that a limit is never exceeded for it.
+    """
+    what = f"rule {terms.name!r}: "
+    if terms.algorithm != gcra.NAMES[0]:
+        expected = f'use "gcra", "token-bucket" or "leaky-bucket", {_ELSEWHERE}'
+        raise AlgorithmError(f"{what}algorithm", terms.algorithm, problem="not that of CL.THROTTLE", expected=expected)
+    if terms.count_denied:
+        problem = "CL.THROTTLE does not charge what it refuses"
+        raise RuleError(
+            f"{what}count_denied", terms.count_denied, problem=problem, expected=f"leave it out, {_ELSEWHERE}"
+        )
+    burst, unit, leak = terms.params
+    interval = -(-unit // leak)
+    if interval > _HOUR:
+        interval = -(-interval // MICROSECOND) * MICROSECOND
+    if 100 * interval * leak > 101 * unit:
+        problem = "CL.THROTTLE, told in whole microseconds, would be more than 1 % slower"
+        expected = f"give a limit that divides the period, or at most 10,000 per second, {_ELSEWHERE}"
+        raise AlgorithmError(f"{what}quota", str(terms.quota), problem=problem, expected=expected)
+    if burst * interval > MAX_PERIOD_US:
+        problem = "its burst takes more than 100 years to come back"
+        raise AlgorithmError(
+            f"{what}quota", str(terms.quota), problem=problem, expected=f"give a smaller burst, {_ELSEWHERE}"
+        )
+    shared = gcd(interval, MICROSECOND)
+    return _Meter(burst, interval, (burst - 1, MICROSECOND // shared, interval // shared))
+
+
+class _Talk:
+    """How a plan is told to the server, and what its answers mean: what both colours share."""
+
+    def __init__(self, url: str, *, prefix: str) -> None:
+        self.url = shown_url(url)
+        self._prefix = valid_prefix(prefix)
+        self._clock = SystemClock()
+
+    def key(self, rule_id: str, identity: str) -> str:
+        """Where a budget is kept: not where a redis:// store keeps it, which stores it differently."""
+        return f"{self._prefix}:{{{digest(identity)}}}:{rule_id}:cell"
+
+    def command(self, plan: Plan) -> list[Any]:
+        """The one command that runs the plan."""
+        checks, charges = plan.checks, _charges(plan)
+        keys = [self.key(check.terms.rule_id, check.identity) for check in checks]
+        if _native(plan):
+            return ["CL.THROTTLE", keys[0], *_meter(checks[0].terms).words, checks[0].cost if charges else 0]
+        words: list[Any] = ["EVAL", _ALL_OR_NONE, len(keys), *keys, int(charges)]
+        for terms, _, cost in checks:
+            words += (*_meter(terms).words, cost)
+        return words
+
+    def outcomes(self, plan: Plan, reply: Any) -> tuple[Outcome, ...]:
+        """One outcome for each check, from one answer of CL.THROTTLE for each."""
+        charged, answers = (_charges(plan), [reply]) if _native(plan) else reply
+        now = self._clock.now_us()
+        outcomes = []
+        for (terms, _, cost), (limited, _, free, _, reset) in zip(plan.checks, answers, strict=True):
+            burst, interval, _ = _meter(terms)
+            level = (reset + 1) * MICROSECOND
+            if free or not limited:  # else the limit may have been lowered, and the level be anywhere above it
+                level = min(level, max(0, burst - free) * interval)
+            passed = cost <= free or (charged and not limited)
+            outcome = gcra.check((level, 0), 0, 0 if passed else cost, (burst, interval, 1))
+            outcomes.append(outcome._replace(at=now))
+        return tuple(outcomes)
+
+    def trouble(self, error: Exception) -> StoreError | StoreURLError:
+        """What a caller is told of an error. A server without the command is no failure that may pass by itself."""
+        text = str(error).lower()
+        if isinstance(error, ResponseError) and "unknown" in text and "command" in text:
+            expected = "load the module redis-cell there, use Dragonfly, or change the URL to redis://"
+            return StoreURLError("store", self.url, problem="its server has no CL.THROTTLE", expected=expected)
+        return StoreError(self.url, error)
+
+
+def _native(plan: Plan) -> bool:
+    """Whether the plan is one CL.THROTTLE."""
+    return len(plan.checks) == 1 and _meter(plan.checks[0].terms).interval > _COARSE
+
+
+def _charges(plan: Plan) -> bool:
+    """Whether the server may charge. It multiplies a quantity unseen, so one that can never pass is not sent."""
+    return plan.charge and all([cost <= _meter(terms).burst for terms, _, cost in plan.checks])
+
+
+class RedisCellStore:
+    """A store for rules of `gcra`, `token-bucket` and `leaky-bucket` on a server that has CL.THROTTLE.
+
+    `url` is `redis+cell://…` or `rediss+cell://…`; connects when first used. `prefix` begins every key; `deadline` is
+    in seconds. Raises StoreURLError, from `run` also when the server does not have the command.
+    """
+
+    def __init__(self, url: str, *, prefix: str = "headgate", deadline: float = DEADLINE) -> None:
+        self._talk = _Talk(url, prefix=prefix)
+        pool = _pool(redis.BlockingConnectionPool, url, deadline=deadline, retry=Retry(NoBackoff(), 0))
+        self._client = redis.Redis(connection_pool=pool)
+
+    def __repr__(self) -> str:
+        return f"RedisCellStore({self._talk.url})"
+
+    def accept(self, terms: Terms) -> None:
+        """AlgorithmError or RuleError for the terms of a rule that cannot be kept here."""
+        _meter(terms)
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Charge every check of the plan, or none. StoreError when the server does not answer."""
+        return self._talk.outcomes(plan, self._send(self._talk.command(plan))) if plan.checks else ()
+
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Give nothing back: the command cannot."""
+
+    def forget(self, rule_id: str, identity: str) -> None:
+        """Drop what is known of one identity under one rule."""
+        self._send(["DEL", self._talk.key(rule_id, identity)])
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+        self._client.connection_pool.disconnect()
+
+    def _send(self, words: list[Any]) -> Any:
+        try:
+            return self._client.execute_command(*words)
+        except _TROUBLE as error:
+            raise self._talk.trouble(error) from error
+
+
+class AsyncRedisCellStore:
+    """RedisCellStore, awaited. It keeps one client for each event loop that uses it; `close` closes that of its own."""
+
+    def __init__(self, url: str, *, prefix: str = "headgate", deadline: float = DEADLINE) -> None:
+        self._talk = _Talk(url, prefix=prefix)
+        self._url, self._deadline = url, deadline
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, redis.asyncio.Redis] = WeakKeyDictionary()
+        self._new_client()  # so that a URL that cannot work is refused here
+
+    def __repr__(self) -> str:
+        return f"AsyncRedisCellStore({self._talk.url})"
+
+    def accept(self, terms: Terms) -> None:
+        """AlgorithmError or RuleError for the terms of a rule that cannot be kept here."""
+        _meter(terms)
+
+    async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Charge every check of the plan, or none. StoreError when the server does not answer."""
+        return self._talk.outcomes(plan, await self._send(self._talk.command(plan))) if plan.checks else ()
+
+    async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Give nothing back: the command cannot."""
+
+    async def forget(self, rule_id: str, identity: str) -> None:
+        """Drop what is known of one identity under one rule."""
+        await self._send(["DEL", self._talk.key(rule_id, identity)])
+
+    async def close(self) -> None:
+        """Close the running loop's connections."""
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+            await client.connection_pool.disconnect()
+
+    async def _send(self, words: list[Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop)
+        if client is None:
+            client = self._clients[loop] = self._new_client()
+        try:
+            return await client.execute_command(*words)
+        except _TROUBLE as error:
+            raise self._talk.trouble(error) from error
+
+    def _new_client(self) -> redis.asyncio.Redis:
+        kind = redis.asyncio.BlockingConnectionPool
+        retry = AsyncRetry(NoBackoff(), 0)
+        return redis.asyncio.Redis(connection_pool=_pool(kind, self._url, deadline=self._deadline, retry=retry))
+
+
+def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> RedisCellStore:
+    """A store for `redis+cell://` or `rediss+cell://`. StoreURLError with a clock: the command knows only its own."""
+    _refuse(clock)
+    return RedisCellStore(url, prefix=prefix, deadline=deadline)
+
+
+def open_async(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> AsyncRedisCellStore:
+    """The same for an AsyncLimiter."""
+    _refuse(clock)
+    return AsyncRedisCellStore(url, prefix=prefix, deadline=deadline)
+
+
+def _refuse(clock: Clock | None) -> None:
+    if clock is not None:
+        problem = "CL.THROTTLE tells the time by its server's clock alone"
+        raise StoreURLError("clock", clock, problem=problem, expected="test with memory:// or redis://")
+
+
+def _pool(kind: Any, url: str, *, deadline: float, retry: Any) -> Any:
+    """A pool for the URL, whose connections wait no longer than the deadline and never send twice."""
+    scheme, _, rest = url.partition("://")
+    where = f"{scheme.lower().removesuffix('+cell')}://{rest}"
+    try:
+        for name in (*_TIMEOUTS, "retry_on_timeout"):
+            if name in parse_url(where):
+                raise ValueError(
+                    f"{name} is not read from a URL: the option `deadline` holds for all that a store does"
+                )
+        options = dict.fromkeys(_TIMEOUTS, deadline)
+        pool = kind.from_url(where, **{"max_connections": CONNECTIONS, **options}, retry=retry)
+        pool.connection_class(**pool.connection_kwargs)  # an option that redis-py does not know shows here, not later
+    except (ValueError, TypeError, RedisError) as error:
+        shown = shown_url(url)
+        raise StoreURLError(
+            "store",
+            shown,
+            problem="a part of it cannot be read" if shown.endswith("…") else str(error),
+            expected="use redis+cell://user:password@host:port/db?option=value, each part percent-encoded",
+        ) from None  # what was caught can show a part of the password
+    return pool

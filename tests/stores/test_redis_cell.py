@@ -1,0 +1,594 @@
+"""The store over CL.THROTTLE: the laws of every store, to the command's own precision, and what it refuses.
+
+On fakeredis, as Dragonfly, time is moved by hand. On the real redis-cell, in Valkey and in Redis 6.2, the wall clock
+runs; it is moved forward by moving every budget back, for a key holds the moment at which its bucket will be empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import redis
+from fakeredis import TcpFakeServer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate import AsyncLimiter, Limiter, ManualClock, Quota, Rule, StoreError
+from headgate.clock import MICROSECOND
+from headgate.errors import AlgorithmError, ConfigurationError, RuleError, StoreURLError
+from headgate.gate import AsyncGate, Gate
+from headgate.identity import digest
+from headgate.marks import make_mark
+from headgate.passage import Place as Route
+from headgate.plan import NEVER, Check, Outcome, Plan, Terms
+from headgate.settings import Settings
+from headgate.stores import SCHEMES, AsyncStore, Store, open_async_store, open_store
+from headgate.stores.memory import MemoryStore
+from headgate.stores.redis_cell import AsyncRedisCellStore, RedisCellStore, _meter
+from headgate.testing.scenarios import examples
+from headgate.testing.store import HOSTILE, Driver, terms
+from tests.servers import Server, redis_server, valkey_server
+from tests.stores.redis_cell_module import library
+
+PAGE = Path(__file__).parents[2] / "docs" / "redis-cell.md"
+PATIENT = 10.0  # seconds that a busy machine gets
+MINUTE = 60 * MICROSECOND
+DRAGONFLY_LATE = 2 * MICROSECOND + 1000  # it rounds up to milliseconds, and adds a second
+
+
+# In a script, for a key that expires before DECRBY would be a negative moment, of which redis-cell panics.
+BACK = """
+for _, key in ipairs(redis.call('KEYS', '*:cell')) do
+  if redis.call('EXISTS', key) == 1 then redis.call('DECRBY', key, ARGV[1]) end
+end
+"""
+
+
+class Time:
+    """The reference's clock, and how to move it together with the server's."""
+
+    def now_us(self) -> int:
+        raise NotImplementedError
+
+    def advance_us(self, microseconds: int) -> None:
+        raise NotImplementedError
+
+
+class FakeTime(Time):
+    """What `time.time` says to fakeredis while this is entered: exact, where a float is not."""
+
+    def __init__(self) -> None:
+        self._clock = ManualClock()
+
+    def now_us(self) -> int:
+        return self._clock.now_us()
+
+    def advance_us(self, microseconds: int) -> None:
+        self._clock.advance_us(microseconds)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "time", lambda: Fraction(self._clock.now_us(), MICROSECOND))
+            yield
+
+
+class RealTime(Time):
+    """The wall clock that redis-cell reads, plus all that it was moved by."""
+
+    def __init__(self, server: Server) -> None:
+        self._client = redis.Redis.from_url(server.url, socket_timeout=PATIENT)
+        self._moved = 0
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1000 + self._moved
+
+    def advance_us(self, microseconds: int) -> None:
+        self._moved += microseconds
+        self._client.eval(BACK, 0, microseconds * 1000)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@dataclass
+class Place:
+    """A server with CL.THROTTLE, a store on it, and how exactly it is known what that should answer."""
+
+    url: str
+    make: Callable[[], Store | AsyncStore]
+    time: Time
+    exact: bool  # the clock stands still by itself
+    late_us: int  # by how much a wait may be too long
+    examples: int
+
+
+def opened(url: str, *, later: bool) -> Callable[[], Store | AsyncStore]:
+    where = url.replace("redis://", "redis+cell://")
+    return partial(open_async_store if later else open_store, where, prefix="exam", deadline=PATIENT)
+
+
+@contextmanager
+def dragonfly(*, later: bool) -> Iterator[Place]:
+    server, moment = TcpFakeServer(("127.0.0.1", 0), server_type="dragonfly"), FakeTime()
+    thread = threading.Thread(target=partial(server.serve_forever, poll_interval=0.01))
+    url = f"redis://127.0.0.1:{server.server_address[1]}/0"
+    thread.start()
+    try:
+        with moment.told():
+            make = opened(url, later=later)
+            yield Place(url, make, moment, exact=True, late_us=DRAGONFLY_LATE, examples=10 if later else 60)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def module(start: Callable[..., Server], *, later: bool) -> Iterator[Place]:
+    with start("--loadmodule", str(library())) as server, closing(RealTime(server)) as moment:
+        make = opened(server.url, later=later)
+        yield Place(server.url, make, moment, exact=False, late_us=MICROSECOND, examples=10 if later else 30)
+
+
+PLACES: dict[str, Callable[[], AbstractContextManager[Place]]] = {
+    "dragonfly": partial(dragonfly, later=False),
+    "dragonfly_async": partial(dragonfly, later=True),
+    "valkey": partial(module, valkey_server, later=False),
+    "valkey_async": partial(module, valkey_server, later=True),
+    "redis6": partial(module, redis_server, later=False),
+}
+
+
+@dataclass
+class Act:
+    """Wait until a moment that the last answer named, or for some quarters of an interval; then do something."""
+
+    until: str  # "now", "retry_after", "reset_after", "next_after"
+    quarters: int
+    us: int
+    kind: str  # "hit", "peek", "forget", "change"
+    costs: list[int]
+
+
+def buckets(burst: int, interval_us: int) -> Quota:
+    """One per interval and so many at once: exactly as CL.THROTTLE is told it."""
+    return Quota(1, Fraction(interval_us, MICROSECOND), burst=burst)
+
+
+def acts(*, exact: bool) -> st.SearchStrategy[Act]:
+    """What happens; the real clock runs on meanwhile, so there nobody asks about a microsecond."""
+    return st.builds(
+        Act,
+        st.sampled_from(["now", "now", "retry_after", "reset_after", "next_after"]),
+        st.one_of(st.just(0), st.integers(0, 12)),
+        st.integers(-1, 1) if exact else st.just(0),
+        st.sampled_from(["hit"] * 6 + ["peek", "forget", "change"]),
+        st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    )
+
+
+@st.composite
+def plays(draw: st.DrawFn, *, exact: bool) -> tuple[list[list[Terms]], list[Act]]:
+    """One to three rules, each with another burst to change to, and what happens under them."""
+    fast = [20_000, 100_000, 333_334, MICROSECOND, 1_500_000] if exact else []
+    intervals = st.sampled_from([*fast, MINUTE, 90 * MICROSECOND, 60 * MINUTE])
+    rules = []
+    for number in range(draw(st.integers(1, 3))):
+        interval = draw(intervals)
+        bursts = draw(st.tuples(st.integers(1, 6), st.integers(1, 6)))
+        rules.append([terms("gcra", buckets(burst, interval), scope=f"rule{number}") for burst in bursts])
+    return rules, draw(st.lists(acts(exact=exact), min_size=1, max_size=16))
+
+
+def agree(told: Outcome, true: Outcome, terms: Terms, *, late_us: int, slack_us: int) -> None:
+    """What is told is what is true; a wait is never too short, and too long by less than the precision."""
+    if true.reset_after <= terms.window_us:  # else the limit was lowered
+        late_us = min(late_us, terms.params[1] // terms.params[2])
+    assert told[:3] == true[:3]
+    assert (told.retry_after is NEVER) == (true.retry_after is NEVER)
+    for name in ("retry_after", "reset_after", "next_after"):
+        wait, least = getattr(told, name), getattr(true, name)
+        if least is not NEVER:
+            assert least - slack_us <= wait <= least + late_us + slack_us, name
+            assert (wait == 0) == (least == 0) or slack_us, name
+
+
+class TestTheExam:
+    """The laws of StoreExam for the one algorithm there is, and waits up to the precision."""
+
+    place: ClassVar[Place]
+    runner: ClassVar[asyncio.Runner]
+
+    @pytest.fixture(autouse=True, scope="class", params=PLACES)
+    @classmethod
+    def _place(cls, request: pytest.FixtureRequest) -> Iterator[None]:
+        with PLACES[request.param]() as cls.place, asyncio.Runner() as cls.runner:
+            yield
+
+    @pytest.fixture
+    def store(self) -> Iterator[Driver]:
+        with closing(Driver(self.place.make(), self.runner)) as driver:
+            yield driver
+
+    def test_every_outcome_is_that_of_the_reference(self, store: Driver) -> None:
+        @examples(self.place.examples)
+        @given(plays(exact=self.place.exact))
+        def tell(play: tuple[list[list[Terms]], list[Act]]) -> None:
+            reference = Driver(MemoryStore(clock=self.place.time), self.runner)
+            self._perform(*play, stores=(reference, Driver(store._store, self.runner)))
+
+        tell()
+
+    def _perform(self, rules: list[list[Terms]], story: list[Act], *, stores: tuple[Driver, Driver]) -> None:
+        place, began = self.place, time.monotonic_ns()
+        last: list[Outcome] = []
+        for number, act in enumerate(story):
+            chosen = rules[number % len(rules)]
+            named = max([getattr(outcome, act.until) or 0 for outcome in last], default=0) if act.until != "now" else 0
+            interval = chosen[0].params[1] // chosen[0].params[2]
+            place.time.advance_us(max(0, named + act.quarters * interval // 4 + act.us))
+            if act.kind == "forget":
+                for driver in stores:
+                    driver.forget(chosen[0].rule_id, "somebody")
+            if act.kind == "change":
+                chosen.reverse()
+            checks = [Check(rule[0], "somebody", act.costs[at % len(act.costs)]) for at, rule in enumerate(rules)]
+            plan = Plan(tuple(checks), charge=act.kind != "peek")
+            true, told = (driver.run(plan) for driver in stores)
+            slack = 0 if place.exact else (time.monotonic_ns() - began) // 1000 + 1
+            for check, one, other in zip(checks, told, true, strict=True):
+                agree(one, other, check.terms, late_us=place.late_us, slack_us=slack)
+            last = list(told)
+
+    @pytest.mark.parametrize("interval", [100_000, 333_334, MICROSECOND, 12 * MICROSECOND])
+    @pytest.mark.parametrize("cost", [1, 3])
+    def test_a_wait_is_long_enough_and_no_longer_than_the_precision(
+        self, store: Driver, interval: int, cost: int
+    ) -> None:
+        check = Check(terms("gcra", buckets(3, interval)), "a", 1)
+        if not self.place.exact and interval < MINUTE:  # a real machine may be slower than that
+            check = check._replace(terms=terms("gcra", buckets(3, interval * 600)))
+        for _ in range(3):
+            assert store.run(Plan((check,)))[0].allowed
+        again = Plan((check._replace(cost=cost),), charge=False)
+        (refused,) = store.run(again)
+        assert not refused.allowed
+        assert refused.retry_after is not None
+        earlier = max(0, refused.retry_after - self.place.late_us - (0 if self.place.exact else 5 * MICROSECOND))
+        self.place.time.advance_us(earlier)
+        assert not store.run(again)[0].allowed or earlier == 0
+        self.place.time.advance_us(refused.retry_after - earlier)
+        assert store.run(again)[0].allowed
+
+    @pytest.mark.parametrize("interval", [MICROSECOND, MINUTE])
+    @pytest.mark.parametrize("charge", [True, False])
+    def test_a_wait_is_long_enough_when_the_limit_was_lowered(self, store: Driver, interval: int, charge: bool) -> None:
+        high, low = (Check(terms("gcra", buckets(burst, interval)), "a", 1) for burst in (6, 2))
+        assert store.run(Plan((high._replace(cost=6),)))[0].allowed
+        (refused,) = store.run(Plan((low,), charge))
+        assert refused[:3] == (False, 2, 0)
+        assert refused.retry_after is not None
+        assert refused.retry_after >= 4 * interval
+        self.place.time.advance_us(refused.retry_after)
+        assert store.run(Plan((low,)))[0].allowed
+
+    def test_it_admits_the_limit_and_answers_in_order(self, store: Driver) -> None:
+        plan = Plan((Check(terms("gcra", "5/hour"), "a", 1), Check(terms("token-bucket", "3/day", scope="b"), "a", 1)))
+        told = [store.run(plan) for _ in range(5)]
+        assert [(one.allowed, two.allowed) for one, two in told] == [(True, True)] * 3 + [(True, False)] * 2
+        assert [(one.limit, one.remaining) for one, _ in told] == [(5, 4), (5, 3), (5, 2), (5, 2), (5, 2)]
+        assert [(two.limit, two.remaining) for _, two in told] == [(3, 2), (3, 1), (3, 0), (3, 0), (3, 0)]
+
+    def test_a_refused_plan_charges_nothing(self, store: Driver) -> None:
+        full, empty = (Check(terms("gcra", "2/hour", scope=scope), "a", 1) for scope in ("full", "empty"))
+        assert all(outcome.allowed for outcome in store.run(Plan((empty._replace(cost=2),))))
+        for checks in ((full, empty), (empty, full), (full._replace(cost=3), full._replace(identity="b"))):
+            assert not all(outcome.allowed for outcome in store.run(Plan(checks)))
+        for identity in "ab":
+            assert store.run(Plan((full._replace(identity=identity),), charge=False))[0].remaining == 2
+
+    def test_a_peek_takes_nothing(self, store: Driver) -> None:
+        check = Check(terms("gcra", "1/hour"), "a", 1)
+        for _ in range(3):
+            assert store.run(Plan((check,), charge=False))[0][:3] == (True, 1, 1)
+            assert store.run(Plan((check._replace(cost=0),)))[0][:3] == (True, 1, 1)
+        assert store.run(Plan((check,)))[0].allowed
+        assert not store.run(Plan((check,), charge=False))[0].allowed
+
+    def test_forget_gives_one_budget_back(self, store: Driver) -> None:
+        one, two = (Check(terms("gcra", "1/hour", scope=scope), "a", 1) for scope in ("one", "two"))
+        assert all(outcome.allowed for outcome in store.run(Plan((one, two))))
+        store.forget(one.terms.rule_id, "a")
+        store.forget(one.terms.rule_id, "nobody")
+        assert [outcome.allowed for outcome in store.run(Plan((one, two)))] == [True, False]
+
+    def test_identities_never_meet(self, store: Driver) -> None:
+        once = terms("gcra", "1/hour")
+        for allowed in (True, False):
+            told = [store.run(Plan((Check(once, identity, 1),)))[0].allowed for identity in HOSTILE]
+            assert told == [allowed] * len(HOSTILE)
+
+    def test_an_empty_plan_has_no_outcomes(self, store: Driver) -> None:
+        assert store.run(Plan(())) == ()
+
+    @pytest.mark.parametrize("cost", [4, 10**6, 10**18, 2**63])
+    def test_a_cost_above_the_limit_never_passes_and_harms_nothing(self, store: Driver, cost: int) -> None:
+        check = Check(terms("gcra", "3/hour"), "a", 1)
+        for checks in ((check._replace(cost=cost),), (check._replace(cost=cost), check._replace(identity="b"))):
+            outcome = store.run(Plan(checks))[0]
+            assert (outcome.allowed, outcome.remaining, outcome.retry_after) == (False, 3, NEVER)
+        assert store.run(Plan((check._replace(cost=3),)))[0].allowed
+
+    @pytest.mark.parametrize("quota", ["1 per 36500 days", "1/second burst 1000000000", "10000/second", "7/month"])
+    def test_a_quota_at_the_edge_is_kept(self, store: Driver, quota: str) -> None:
+        check = Check(terms("gcra", quota), "a", 1)
+        limit = check.terms.params[0]
+        assert store.run(Plan((check._replace(cost=limit),)))[0][:3] == (True, limit, 0)
+        (refused,) = store.run(Plan((check._replace(cost=limit),)))
+        assert not refused.allowed
+        assert refused.retry_after is not None
+        assert refused.retry_after >= check.terms.window_us - PATIENT * MICROSECOND
+
+    def test_a_refund_gives_nothing_back(self, store: Driver) -> None:
+        check = Check(terms("gcra", "2/hour"), "a", 2)
+        store._answer(store._store.refund, Plan((check,)), store.run(Plan((check,))))
+        assert store.run(Plan((check,), charge=False))[0].remaining == 0
+
+    def test_close_may_be_called_twice_and_the_store_used_again(self, store: Driver) -> None:
+        check = Check(terms("gcra", "2/hour"), "a", 1)
+        assert store.run(Plan((check,)))[0].remaining == 1
+        store.close()
+        store.close()
+        assert store.run(Plan((check,)))[0].remaining == 0
+
+    def test_many_at_once_are_admitted_exactly_to_the_limit(self) -> None:
+        one, two = (Check(terms("gcra", "50/hour", scope=scope), "many", 1) for scope in ("one", "two"))
+        store, plan = self.place.make(), Plan((one, two))
+        if isinstance(store, AsyncRedisCellStore):
+            told = self.runner.run(tasks(store, plan))
+        else:
+            assert isinstance(store, RedisCellStore)
+            with closing(store), ThreadPoolExecutor(8) as pool:
+                told = list(pool.map(store.run, [plan] * 120))
+        assert sum(all(outcome.allowed for outcome in outcomes) for outcomes in told) == 50
+
+
+async def tasks(store: AsyncRedisCellStore, plan: Plan) -> list[tuple[Outcome, ...]]:
+    try:
+        return await asyncio.gather(*[store.run(plan) for _ in range(120)])
+    finally:
+        await store.close()
+
+
+@pytest.fixture(scope="module")
+def cell() -> Iterator[Server]:
+    with valkey_server("--loadmodule", str(library())) as server:
+        yield server
+
+
+def url(server: Server) -> str:
+    return server.url.replace("redis://", "redis+cell://")
+
+
+def test_its_own_clock_moves(cell: Server) -> None:
+    plan = Plan((Check(terms("gcra", Quota(3, 0.06)), "a", 1),))  # 60 ms: over before long
+    with closing(RedisCellStore(url(cell), deadline=PATIENT)) as store:
+        assert next(number for number in count() if not store.run(plan)[0].allowed and number >= 6) >= 6
+
+
+def test_a_request_is_one_command(cell: Server) -> None:
+    with redis.Redis.from_url(cell.url, decode_responses=True) as wire, wire.monitor() as monitor:
+        with Limiter(url(cell), algorithm="gcra", deadline=PATIENT) as limiter:
+            limiter.hit("5/minute", "laoqian")
+            limiter.hit("5/minute; 100/hour; 1000/day", "laoqian")
+            limiter.hit("10/second", "laoqian")
+        cell.command("ECHO the-end")
+        seen = []
+        for command in monitor.listen():
+            if "the-end" in command["command"]:
+                break
+            seen.append(command)
+    sent = [command["command"] for command in seen if command["client_type"] != "lua"]
+    assert [line.split()[0] for line in sent if "CLIENT" not in line and "HELLO" not in line] == [
+        "CL.THROTTLE",
+        "EVAL",
+        "EVAL",
+    ]
+    assert not any("laoqian" in command["command"] for command in seen), "an identity left the process in clear"
+
+
+def test_keys_carry_one_tag_and_expire(cell: Server) -> None:
+    check = Check(terms("gcra", "5/minute", scope="reply"), "laoqian", 1)
+    with closing(RedisCellStore(url(cell), prefix="shop", deadline=PATIENT)) as store:
+        store.run(Plan((check,)))
+    with redis.Redis.from_url(cell.url, decode_responses=True) as wire:
+        (key,) = wire.scan_iter("shop:*", count=10_000)
+        assert key == f"shop:{{{digest('laoqian')}}}:{check.terms.rule_id}:cell"
+        assert 0 < wire.pttl(key) <= 12_000
+
+
+def test_the_permissions_that_the_docs_grant_are_enough(cell: Server) -> None:
+    (line,) = [line for line in PAGE.read_text().splitlines() if line.startswith("A user of the server needs")]
+    rights = re.findall(r"[+~][\w.:*]+", line)
+    assert len(rights) == 4
+    with redis.Redis.from_url(cell.url) as wire:
+        wire.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "resetkeys", "-@all", *rights)
+    with Limiter(url(cell).replace("://", "://limited:secret@"), algorithm="gcra", deadline=PATIENT) as limiter:
+        assert limiter.hit("5/minute", "permitted").remaining == 4
+        assert limiter.hit("5/minute; 5/hour", "permitted").remaining == 3
+        limiter.reset("5/minute", "permitted")
+
+
+def test_nothing_can_be_given_back(cell: Server) -> None:
+    """Why `refund` does nothing: should a server learn it, this fails."""
+    with redis.Redis.from_url(cell.url) as wire:
+        with pytest.raises(redis.ResponseError, match="expire"):
+            wire.execute_command("CL.THROTTLE", "given", 4, 5, 60, -1)
+        assert wire.pttl("given") == -1, "redis-cell left a key that stays"
+    with (
+        dragonfly(later=False) as place,
+        redis.Redis.from_url(place.url) as wire,
+        pytest.raises(redis.ResponseError, match="not an integer"),
+    ):
+        wire.execute_command("CL.THROTTLE", "given", 4, 5, 60, -1)
+
+
+@pytest.mark.parametrize("make", [Limiter, AsyncLimiter])
+@pytest.mark.parametrize("quota", ["5/minute", "5/minute; 100/hour"])
+def test_a_server_without_the_command_is_a_configuration_error(server: Server, make: Any, quota: str) -> None:
+    with asyncio.Runner() as runner:
+        limiter = make(url(server), algorithm="gcra", deadline=PATIENT)
+        with pytest.raises(StoreURLError, match=r"no CL\.THROTTLE; load the module redis-cell.*HG004"):
+            answer(limiter.hit(quota, "a"), runner)
+        answer(limiter.close(), runner)
+
+
+def answer(value: Any, runner: asyncio.Runner) -> Any:
+    return runner.run(value) if asyncio.iscoroutine(value) else value
+
+
+WORDS = [
+    ("10/minute", (9, 1, 6)),
+    ("1/second burst 20", (19, 1, 1)),
+    ("5 per 100 milliseconds", (4, 50, 1)),
+    ("1/microsecond", (0, 10**6, 1)),
+    ("30/second", (29, 500_000, 16_667)),  # 33,333 1/3 µs is told as 33,334
+    ("7/minute", (6, 1_000_000, 8_571_429)),
+    ("10000/second", (9999, 10_000, 1)),
+    ("1000/day", (999, 5, 432)),
+    ("7/month", (6, 1, 370_286)),  # above an hour: whole seconds
+    ("1 per 36500 days", (0, 1, 36500 * 86_400)),
+]
+
+
+@pytest.mark.parametrize(("quota", "words"), WORDS)
+def test_how_a_quota_is_told(quota: str, words: tuple[int, int, int]) -> None:
+    assert _meter(terms("gcra", quota)).words == words
+
+
+@given(st.integers(1, 20_000), st.integers(1, 400 * 86_400 * MICROSECOND))
+def test_a_rate_is_never_told_faster_nor_much_slower(limit: int, period_us: int) -> None:
+    try:
+        rule = terms("gcra", Quota(limit, Fraction(period_us, MICROSECOND), burst=1))
+        meter = _meter(rule)
+    except AlgorithmError:
+        return
+    _, number, period = meter.words
+    told, exact = Fraction(period, number), Fraction(period_us, limit * MICROSECOND)
+    assert exact <= told <= exact * Fraction(101, 100)
+    assert told == Fraction(meter.interval, MICROSECOND)
+    assert period * 10**9 < 2**62  # redis-cell panics at 2^63, and its server ends
+
+
+REFUSED: list[tuple[dict[str, Any], type[ConfigurationError], str]] = [
+    ({"algorithm": "sliding-window"}, AlgorithmError, 'use "gcra"'),
+    ({"algorithm": "fixed-window"}, AlgorithmError, 'use "gcra"'),
+    ({"count_denied": True}, RuleError, "leave it out"),
+    ({"quota": "30000/second"}, AlgorithmError, "1 % slower"),
+    ({"quota": "3/microsecond"}, AlgorithmError, "1 % slower"),
+    ({"quota": "1/day burst 36501"}, AlgorithmError, "100 years"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "words"), REFUSED)
+@pytest.mark.parametrize("kind", [RedisCellStore, AsyncRedisCellStore])
+def test_what_the_command_cannot_carry_is_refused(
+    kind: Any, options: dict[str, Any], error: type[ConfigurationError], words: str
+) -> None:
+    rule = Rule(**{"name": "login", "quota": "5/minute", "algorithm": "gcra", **options})
+    with pytest.raises(error, match=words) as caught:
+        kind("redis+cell://localhost").accept(rule.terms("gcra")[0])
+    assert "login" in str(caught.value)
+    assert "redis://" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [Gate, AsyncGate])
+@pytest.mark.parametrize(("options", "error", "words"), REFUSED)
+def test_an_application_does_not_start_with_such_a_rule(
+    kind: Any, options: dict[str, Any], error: type[ConfigurationError], words: str
+) -> None:
+    rule = Rule(**{"name": "login", "quota": "5/minute", "algorithm": "gcra", **options})
+    with pytest.raises(error, match=words):
+        kind(Settings(store="redis+cell://localhost", rules=[rule]))
+    marked = make_mark(rule.quota, algorithm=rule.algorithm, count_denied=rule.count_denied)
+    gate = kind(Settings(store="redis+cell://localhost", default_limits=["5/minute"], algorithm="gcra"))
+    with pytest.raises(error, match=words):
+        gate.bind(Route(view="reply", label="shop.reply", marks=(marked,)))
+
+
+def test_a_limiter_s_own_algorithm_is_refused_before_anything_is_sent() -> None:
+    with Limiter("redis+cell://127.0.0.1:1") as limiter, pytest.raises(AlgorithmError, match="sliding-window"):
+        limiter.hit("5/minute", "a")
+
+
+@pytest.mark.parametrize("make", [Limiter, AsyncLimiter])
+def test_a_clock_is_refused(make: Any) -> None:
+    with pytest.raises(StoreURLError, match=r"server's clock alone; test with memory://"):
+        make("redis+cell://localhost", clock=ManualClock())
+
+
+@pytest.mark.parametrize("make", [Limiter, AsyncLimiter])
+@pytest.mark.parametrize(
+    ("where", "problem"),
+    [
+        ("redis+cell://:sesame@host:port", "a part of it cannot be read"),
+        ("rediss+cell://:sesame@host:99999/0", "Port out of range"),
+        ("redis+cell://:sesame@host?no_such_option=1", "no_such_option"),
+        ("redis+cell://:sesame@host?socket_timeout=1", "deadline"),
+    ],
+)
+def test_a_wrong_url_is_refused_at_once_and_its_password_not_shown(make: Any, where: str, problem: str) -> None:
+    with pytest.raises(StoreURLError, match=problem) as caught:
+        make(where)
+    assert "sesame" not in str(caught.value)
+    assert "sesame" not in repr(vars(caught.value))
+
+
+def test_a_repr_shows_no_password() -> None:
+    for kind in (RedisCellStore, AsyncRedisCellStore):
+        assert repr(kind("redis+cell://:sesame@host:7/0")) == f"{kind.__name__}(redis+cell://host:7/0)"
+    assert {scheme for scheme, where in SCHEMES.items() if "cell" in where} == {"redis+cell", "rediss+cell"}
+
+
+@pytest.mark.parametrize("garbage", ["wrongtype", "nonsense"])
+def test_what_is_not_a_budget_is_a_store_error(cell: Server, garbage: str) -> None:
+    check = Check(terms("gcra", "5/minute"), garbage, 1)
+    with redis.Redis.from_url(cell.url) as wire, closing(RedisCellStore(url(cell), deadline=PATIENT)) as store:
+        key = f"headgate:{{{digest(garbage)}}}:{check.terms.rule_id}:cell"
+        wire.lpush(key, "x") if garbage == "wrongtype" else wire.set(key, "x")
+        for plan in (Plan((check,)), Plan((check, check._replace(identity="other")))):
+            with pytest.raises(StoreError, match="HG020"):
+                store.run(plan)
+        assert store.run(Plan((check._replace(identity="other"),), charge=False))[0].remaining == 5
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_dead_and_a_hung_server_are_store_errors_within_the_deadline(later: bool) -> None:
+    plan = Plan((Check(terms("gcra", "5/minute"), "a", 1),))
+    with valkey_server("--loadmodule", str(library())) as server, asyncio.Runner() as runner:
+        make = open_async_store if later else open_store
+        store = make(url(server), prefix="exam", deadline=0.2)
+        assert answer(store.run(plan), runner)[0].remaining == 4
+        for stop, go in ((server.pause, server.resume), (server.kill, server.start)):
+            stop()
+            began = time.monotonic()
+            with pytest.raises(StoreError, match=str(server.port)):
+                answer(store.run(plan), runner)
+            assert time.monotonic() - began < 2
+            go()
+        assert answer(store.run(plan), runner)[0].remaining == 4, "a restarted server is empty"
+        answer(store.close(), runner)
