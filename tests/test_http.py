@@ -28,16 +28,22 @@ from headgate.http import (
     wants_text,
 )
 from headgate.plan import Check, Terms
+from headgate.quota import Quota
 
 SECOND = 1_000_000
 DRAFT = "draft-11"
 
 
-def made(*rules: tuple[str, Outcome], window: float = 60, degraded: bool = False) -> Decision:
+def made(*rules: tuple[str, Outcome], window: float = 60) -> Decision:
     """A decision of named outcomes."""
-    checks = tuple([Check(Terms(name, name, "x", (out.limit,), round(window * SECOND)), "i", 1) for name, out in rules])
+    checks = tuple([Check(terms(name, out.limit, window=window), "i", 1) for name, out in rules])
     outcomes = tuple([outcome for _, outcome in rules])
-    return Decision(all(outcome.allowed for outcome in outcomes), checks, outcomes, degraded)
+    return Decision(all(outcome.allowed for outcome in outcomes), checks, outcomes)
+
+
+def terms(name: str, limit: int, *, window: float) -> Terms:
+    """Terms of any name, also one that a rule would not take."""
+    return Terms(name, name, "x", params=(limit,), window_us=round(window * SECOND), quota=Quota(limit, window))
 
 
 def out(limit: int, remaining: int, *, wait: float | None = 0.0, next_after: float = 0, reset: float = 0) -> Outcome:
@@ -257,7 +263,7 @@ def test_seconds_are_rounded_up(us: int, whole: int) -> None:
         (made(("a", out(1, 0, wait=1)), ("b", out(1, 0, wait=30)), ("c", out(9, 9))), 30),
         (made(("a", out(1, 0, wait=None))), None),
         (made(("a", out(1, 0, wait=None)), ("b", out(1, 0, wait=30))), None),
-        (Decision(allowed=False, checks=(), results=(), degraded=True), 1),
+        (made(("a", out(1, 0, wait=0.2)._replace(source="policy"))), 1),
     ],
 )
 def test_retry_after(decision: Decision, wait: int | None) -> None:
@@ -278,7 +284,7 @@ def test_waiting_so_long_is_never_too_early(wait_us: int, epoch_us: int) -> None
 
 REFUSED = made(("a", out(1, 0, wait=1.5, next_after=1.5)), ("b", out(9, 3)))
 NEVER = made(("a", out(1, 0, wait=None)))
-SHUT = Decision(allowed=False, checks=(), results=(), degraded=True)
+SHUT = made(("a", out(1, 0, wait=0.2)._replace(source="policy")), ("b", out(9, 3)._replace(source="local")))
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,11 @@ async def later(value: Any) -> Any:
     return value
 
 
-def answer(spec: object, caller: FakeCaller, trust: Trust | None = None) -> Any:
-    """The identity, awaited where it has to be."""
+def answer(spec: object, caller: FakeCaller, trust: Trust | None = None) -> str | None:
+    """The identity's text, awaited where it has to be."""
     found = ready_key(spec, Trust() if trust is None else trust)(caller)
-    return asyncio.run(later_answer(found)) if isawaitable(found) else found
+    identity = asyncio.run(later_answer(found)) if isawaitable(found) else found
+    return None if identity is None else identity_text(identity)
 
 
 async def later_answer(found: Awaitable[Any]) -> Any:
@@ -66,6 +67,8 @@ KEYS: dict[str, tuple[Any, FakeCaller, Any]] = {
     "user, a number": ("user", FakeCaller(signed_in=42), ("user", 42)),
     "user, a falsy one is one": ("user", FakeCaller(signed_in=0), ("user", 0)),
     "user, an empty name is one": ("user", FakeCaller(signed_in=""), ("user", "")),
+    "user, a long name": ("user", FakeCaller(signed_in="l" * 129), ("user", "l" * 129)),
+    "user, a name that is long with its kind": ("user", FakeCaller(signed_in="l" * 120), ("user", "l" * 120)),
     "user, a stranger": ("user", FakeCaller(), ADDRESS),
     "header": ("header:X-API-Key", FakeCaller(headers={"x-api-key": ["k"]}), ("header:x-api-key", "k")),
     "header, in any case": ("header:x-api-KEY", FakeCaller(headers={"x-api-key": ["k"]}), ("header:x-api-key", "k")),
@@ -75,6 +78,11 @@ KEYS: dict[str, tuple[Any, FakeCaller, Any]] = {
         ("header:x-api-key", "k"),
     ),
     "header, an empty one": ("header:X-API-Key", FakeCaller(headers={"x-api-key": [""]}), ("header:x-api-key", "")),
+    "header, a long name": (
+        f"header:X-{'k' * 128}",
+        FakeCaller(headers={f"x-{'k' * 128}": ["k"]}),
+        (f"header:x-{'k' * 128}", "k"),
+    ),
     "header, none": ("header:X-API-Key", FakeCaller(), ADDRESS),
     "path": ("path:team", FakeCaller(parameters={"team": "red"}), ("path:team", "red")),
     "path, an empty one": ("path:team", FakeCaller(parameters={"team": ""}), ("path:team", "")),
@@ -102,12 +110,12 @@ KEYS: dict[str, tuple[Any, FakeCaller, Any]] = {
 @pytest.mark.parametrize(("spec", "caller", "identity"), KEYS.values(), ids=KEYS)
 def test_keys(spec: Any, caller: FakeCaller, identity: Any) -> None:
     validate_key(spec)
-    assert answer(spec, caller) == identity
+    assert answer(spec, caller) == (None if identity is None else identity_text(identity))
 
 
 @pytest.mark.parametrize("spec", ["ip", "user", "header:X-API-Key", "path:team"])
 def test_whatever_is_missing_the_address_behind_the_proxies_stands_in(spec: str) -> None:
-    assert answer(spec, FakeCaller(headers=BEHIND), PROXY) == ("ip", "203.0.113.7")
+    assert answer(spec, FakeCaller(headers=BEHIND), PROXY) == identity_text(("ip", "203.0.113.7"))
 
 
 def test_the_header_is_looked_up_only_where_it_is_trusted() -> None:
@@ -122,7 +130,7 @@ def test_kinds_never_meet() -> None:
     caller = FakeCaller(name, {"x-api-key": [name], "ip": [name]}, {"ip": name, "user": name}, name, native=name)
     specs: list[Any] = ["ip", "user", "header:X-API-Key", "header:ip", "path:ip", "path:user", lambda request: request]
     specs += [("ip", "user"), ("user", "ip"), ("ip",), (("ip",),)]
-    assert len({identity_text(answer(spec, caller)) for spec in specs}) == len(specs)
+    assert len({answer(spec, caller) for spec in specs}) == len(specs)
 
 
 UNKNOWN: Final = "not known"

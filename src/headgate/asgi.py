@@ -6,16 +6,17 @@ response's start, or answers it before its body is read. The application is call
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, MutableMapping, Sequence
+from contextvars import ContextVar
+from functools import lru_cache
 from inspect import isawaitable
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 from headgate.clock import epoch_seconds
 from headgate.errors import ConfigurationError, SettingsError
-from headgate.gate import AsyncGate
-from headgate.http import Denial, Fields, denial, is_preflight, merge, response_fields
-from headgate.marks import Mark
-from headgate.passage import Passage, Place
+from headgate.gate import AsyncGate, Bound
+from headgate.http import Field, Fields, denial, denial_fields, is_preflight, merge, response_fields
+from headgate.passage import NOWHERE, Arrival, Passage, Place
 from headgate.plan import Decision
 from headgate.settings import Settings
 
@@ -25,29 +26,30 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+SERVED: Final[ContextVar[Scope | None]] = ContextVar("headgate_served", default=None)
+"""The request that is being served, for views that do not take one."""
+
 REASON: Final = "rate limit exceeded"  # of a WebSocket that is closed
 DENIAL_EXTENSION: Final = "websocket.http.response"
 _STATE: Final = "headgate"
-_STARTS: Final = ("http.response.start", "websocket.http.response.start")
+_HTTP: Final = ("http.response.start", "http.response.body")
+_WEBSOCKET: Final = ("websocket.http.response.start", "websocket.http.response.body")
+_STARTS: Final = (_HTTP[0], _WEBSOCKET[0])
 
 
 class AsgiCaller:
     """What a scope tells about who is asking."""
 
-    __slots__ = ("scope",)
+    __slots__ = ("method", "scope")
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
+        self.method: str = scope.get("method", "GET")  # a WebSocket handshake is a GET
 
     @property
     def native(self) -> Any:
         """The scope itself; the Starlette adapter gives its own request."""
         return self.scope
-
-    @property
-    def method(self) -> str:
-        """The method; a WebSocket handshake is a GET."""
-        return str(self.scope.get("method", "GET"))
 
     @property
     def path(self) -> str:
@@ -63,7 +65,7 @@ class AsgiCaller:
 
     def header(self, name: str) -> Sequence[str]:
         """All lines of a header, in order."""
-        wanted = name.lower().encode("latin-1")
+        wanted = _encoded_name(name)
         return [value.decode("latin-1") for key, value in self.scope["headers"] if key == wanted]
 
     def path_value(self, name: str) -> str | None:
@@ -82,14 +84,6 @@ class AsgiCaller:
             return str(user.display_name)
 
 
-class Arrival(NamedTuple):
-    """Where a request has arrived. `marks` are as the decorators left them; a method's are renamed in the place."""
-
-    caller: AsgiCaller
-    place: Place = Place()
-    marks: tuple[Mark, ...] = ()
-
-
 class RateLimitMiddleware:
     """Limits every HTTP request and WebSocket handshake of an ASGI application.
 
@@ -99,58 +93,59 @@ class RateLimitMiddleware:
 
     def __init__(self, app: ASGIApp, /, *, settings: Settings | None = None, **options: Any) -> None:
         self.app = app
+        self._checked = False
+        self._everywhere: tuple[Bound, ...] = ()
         if settings is not None and options:
             problem, expected = "given beside settings=", "put it into the settings, or leave those out"
             raise SettingsError("options", sorted(options), problem=problem, expected=expected)
         self.settings = Settings.from_mapping(options, source="RateLimitMiddleware") if settings is None else settings
         self.gate = AsyncGate(self.settings)
-        self._checked = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            return await self._live(scope, receive, send)
-        if scope["type"] not in ("http", "websocket"):
-            return await self.app(scope, receive, send)
+        kind = scope["type"]
+        if kind not in ("http", "websocket"):
+            await (self._live if kind == "lifespan" else self.app)(scope, receive, send)
+            return
         if not self._checked:
             self._check(scope)
-        outer, passage = passage_of(scope), Passage(self.gate)
-        scope.setdefault("state", {})[_STATE] = passage
-        if not self.settings.enabled:
-            return await self.pass_on((scope, receive, send))
-        arrival = self.arrive(scope)
-        await self._ask(arrival, passage, outer)
-        decision = passage.decision
-        if decision is not None and not decision.allowed:
-            return await self._deny(decision, arrival.caller, (scope, receive, send))
-        return await self.pass_on((scope, receive, self._telling(passage, send)))
+        state = scope.setdefault("state", {})
+        outer, passage = state.get(_STATE), Passage(self.gate)
+        state[_STATE] = passage
+        if self.settings.enabled:
+            caller, arrival = self.arrive(scope)
+            is_plain = arrival is NOWHERE and outer is None
+            bounds = self._everywhere if is_plain else self._bounds(passage, outer, arrival)
+            if bounds and not is_preflight(caller.method, caller.header):
+                decision = passage.decision = await self.gate.decide(caller, bounds)
+                if decision is not None and not decision.allowed:
+                    await self._deny(decision, caller, (scope, receive, send))
+                    return
+            send = self._telling(passage, send)
+        before = SERVED.get()
+        SERVED.set(scope)
+        await self.app(scope, receive, send)
+        SERVED.set(before)  # not in a `finally`: no try around the application, and after an error nobody asks
 
-    def arrive(self, scope: Scope) -> Arrival:
+    def arrive(self, scope: Scope) -> tuple[AsgiCaller, Arrival]:
         """Who asks, and where the request will arrive; an unknown application has one place for all."""
-        return Arrival(AsgiCaller(scope))
+        return AsgiCaller(scope), NOWHERE
 
     def places(self, scope: Scope) -> list[Place]:
         """Every place that can be seen ahead."""
-        return [Place()]
+        return [NOWHERE.place]
 
-    async def pass_on(self, call: tuple[Scope, Receive, Send]) -> None:
-        """Call the application."""
-        await self.app(*call)
-
-    async def own_answer(self, decision: Decision, caller: AsgiCaller) -> ASGIApp | None:
+    def own_answer(self, decision: Decision, caller: AsgiCaller) -> Awaitable[ASGIApp | None]:
         """The user's own answer to a refused request, if there is one."""
-        return await answer_of(self.settings, caller, decision)
+        return answer_of(self.settings, caller, decision)
 
-    async def _ask(self, arrival: Arrival, passage: Passage, outer: Passage | None) -> None:
-        """Charge what holds here; what a limiter further outside has charged already is not charged again."""
-        place = arrival.place
+    def _bounds(self, passage: Passage, outer: Passage | None, arrival: Arrival) -> tuple[Bound, ...]:
+        """The rules that hold here; what a limiter further outside has charged already is not charged again."""
+        place, marks = arrival
         if outer is not None:
             passage.enforced.update(outer.enforced)
-        done = [mark for mark in place.marks if mark in passage.enforced]
-        passage.enforced.update(place.marks)
-        passage.enforced.update(arrival.marks)
-        if not is_preflight(arrival.caller.method, arrival.caller.header):
-            bounds = self.gate.bind(place, frozenset(done)) if done else self.gate.bind(place)
-            passage.note(await self.gate.decide(arrival.caller, bounds))
+        done = frozenset([mark for mark in place.marks if mark in passage.enforced])
+        passage.enforced.update(place.marks, marks)
+        return self.gate.bind(place, done)
 
     def _check(self, scope: Scope) -> None:
         """Bind all places that can be seen, so that rules which cannot work are errors now and not one by one."""
@@ -158,6 +153,7 @@ class RateLimitMiddleware:
         self.gate.check_routes({name for place in places for name in place.names})
         for place in places:
             self.gate.bind(place)
+        self._everywhere = self.gate.bind(NOWHERE.place)
         self._checked = True
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -180,45 +176,43 @@ class RateLimitMiddleware:
 
     def _telling(self, passage: Passage, send: Send) -> Send:
         """A send that adds the fields of the decision to the start of the response."""
-        dialect = self.settings.headers
 
-        async def tell(message: Message) -> None:
+        def tell(message: Message) -> Awaitable[None]:
             decision = passage.decision
             if decision is not None and message["type"] in _STARTS:
-                status, epoch = message["status"], epoch_seconds()
-                fields = response_fields(decision, dialect, epoch=epoch, status=status)
-                if not decision.allowed:  # refused further inside
-                    answer = denial(decision, dialect, epoch=epoch)
-                    fields = _carried(answer, message) if status == answer.status else fields
-                message = _with(message, fields)
-            await send(message)
+                told = response_fields if decision.allowed else denial_fields
+                fields = told(decision, self.settings.headers, epoch=epoch_seconds(), status=message["status"])
+                if fields:
+                    message = {**message, "headers": _merged(message.get("headers", ()), fields)}
+            return send(message)
 
         return tell
 
     async def _deny(self, decision: Decision, caller: AsgiCaller, call: tuple[Scope, Receive, Send]) -> None:
         """Answer a refused request, without reading its body."""
         scope, receive, send = call
+        start, rest = _HTTP
         if scope["type"] == "websocket":
             await receive()  # the handshake has to be heard before it is answered
             if not can_deny(scope):
                 await send({"type": "websocket.close", "code": 1008, "reason": REASON})
                 return
-        accept = ",".join(caller.header("accept"))
-        answer = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
+            start, rest = _WEBSOCKET
         own = await self.own_answer(decision, caller)
         if own is not None:
-            await own(scope, receive, _completing(answer, send))
+            await own(scope, receive, self._telling(scope["state"][_STATE], send))
             return
-        kind = _STARTS[1] if scope["type"] == "websocket" else _STARTS[0]
-        await send({"type": kind, "status": answer.status, "headers": _encoded(answer.fields)})
-        body = b"" if caller.method == "HEAD" else answer.body
-        await send({"type": kind.replace("start", "body"), "body": body, "more_body": False})
+        accept = ",".join(caller.header("accept"))
+        answer = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
+        await send({"type": start, "status": answer.status, "headers": list(_kept(answer.fields))})
+        await send({"type": rest, "body": b"" if caller.method == "HEAD" else answer.body, "more_body": False})
 
 
 def passage_of(scope: Scope) -> Passage | None:
     """What headgate has done about the request of this scope; None where no adapter has seen it."""
     state = scope.get("state")
-    found = state.get(_STATE) if isinstance(state, MutableMapping) else getattr(state, _STATE, None)
+    is_mapping = isinstance(state, (dict, MutableMapping))  # nearly always a dict, which is soon seen
+    found: object = cast("Any", state).get(_STATE) if is_mapping else getattr(state, _STATE, None)
     return found if isinstance(found, Passage) else None
 
 
@@ -243,36 +237,30 @@ async def answer_of(settings: Settings, caller: AsgiCaller, decision: Decision) 
     return answer
 
 
-def _encoded(fields: Fields) -> list[tuple[bytes, bytes]]:
-    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in fields]
+@lru_cache(maxsize=64)
+def _encoded_name(name: str) -> bytes:
+    return name.lower().encode("latin-1")
 
 
-def _with(message: Message, fields: Fields) -> Message:
-    """The message with these fields; its other headers stay as they are."""
-    return {**message, "headers": _merged(message.get("headers", ()), fields)} if fields else message
+def _encoded(fields: Iterable[Field]) -> list[tuple[bytes, bytes]]:
+    return [(_encoded_name(name), value.encode("latin-1")) for name, value in fields]
 
 
-def _merged(headers: Any, fields: Fields) -> list[tuple[bytes, bytes]]:
+_kept = lru_cache(maxsize=1024)(_encoded)  # for denials, of which the same is given again and again
+
+
+def _merged(headers: Iterable[tuple[bytes, bytes]], fields: Fields) -> list[tuple[bytes, bytes]]:
     """The response's own headers, untouched where they do not speak of rate limits, with the fields added."""
-    own = [(name, value) for name, value in headers]
-    clashes = [pair for pair in own if b"ratelimit" in pair[0].lower() or pair[0].lower() == b"retry-after"]
-    if not clashes:
-        return own + _encoded(fields)
+    own, added, names = list(headers), [], set()
+    for name, value in fields:
+        encoded = _encoded_name(name)
+        names.add(encoded)
+        added.append((encoded, value.encode("latin-1")))
+    for encoded, _ in own:
+        if encoded.lower() in names:
+            break
+    else:
+        return own + added
+    clashes = [pair for pair in own if b"ratelimit" in pair[0].lower() or pair[0].lower() in names]
     spoken = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in clashes]
     return [pair for pair in own if pair not in clashes] + _encoded(merge(spoken, fields))
-
-
-def _carried(answer: Denial, message: Message) -> Fields:
-    """What every denial carries, for a response that somebody else has made."""
-    names = {name.lower() for name, _ in message.get("headers", ())}
-    own = [field for field in answer.fields if not field[0].startswith("Content-")]
-    return [field for field in own if field[0] != "Cache-Control" or b"cache-control" not in names]
-
-
-def _completing(answer: Denial, send: Send) -> Send:
-    """A send that adds to a user's own denial what every denial carries."""
-
-    async def complete(message: Message) -> None:
-        await send(_with(message, _carried(answer, message)) if message["type"] in _STARTS else message)
-
-    return complete

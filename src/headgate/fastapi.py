@@ -16,7 +16,8 @@ from headgate.http import PROBLEM, PROBLEM_TYPES
 from headgate.marks import EXEMPT, Mark, RuleOptions, make_mark
 from headgate.passage import Place, label_of, scope_of, short_name
 from headgate.plan import Decision
-from headgate.rule import QuotaFunction, QuotaSpec, quotas
+from headgate.rule import QuotaFunction
+from headgate.terms import QuotaSpec, quotas
 
 try:
     import fastapi as _fastapi  # noqa: F401  # pyright: ignore[reportUnusedImport]  (is it there?)

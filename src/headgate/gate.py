@@ -7,31 +7,31 @@ differ by two awaits. This module knows rules, settings and the limiter; no fram
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Awaitable, Collection, Generator, Hashable, Iterable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Collection, Generator, Hashable, Iterable
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import translate
-from inspect import isawaitable, iscoroutine, iscoroutinefunction
-from typing import Any, NamedTuple, cast
+from inspect import iscoroutine, iscoroutinefunction
+from typing import Any, cast
 
-from headgate.errors import ColourError, RuleError, StoreError
-from headgate.identity import identity_text
-from headgate.key import Caller, ReadyKey, ready_key
+from headgate.errors import ColourError, RuleError
+from headgate.identity import Told, identity_text
+from headgate.key import Caller, ReadyKey, ready_key, waits
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.marks import EXEMPT, Mark
 from headgate.passage import Place, scope_of, short_name
-from headgate.plan import Check, Decision, Plan, Terms
+from headgate.plan import Check, Decision, Plan, Terms, new
 from headgate.rule import Rule
 from headgate.settings import Settings
+from headgate.stores.stack import FAILURE_OPTIONS
+from headgate.workers import warn_of_memory
 
-log = logging.getLogger("headgate")
-
-Steps = Generator[Awaitable[Any], Any, Plan]
+Steps = Generator[Awaitable[Any] | Plan, Any, None]
 
 
-class Bound(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
     """A rule made ready for one application."""
 
     rule: Rule
@@ -40,6 +40,7 @@ class Bound(NamedTuple):
     routes: frozenset[str] | None
     path: re.Pattern[str] | None
     terms: tuple[Terms, ...] | None  # None: the quota is a function of the request
+    narrow: bool  # it holds only for some methods or paths
 
     def holds(self, caller: Caller) -> bool:
         """Whether method and path are those that the rule is for."""
@@ -53,19 +54,15 @@ class _Rules:
 
     _sync: bool
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, accept: Callable[[Terms], object]) -> None:
         self.settings = settings
+        warn_of_memory(settings.store)
+        self._accept = accept
         self._bound: dict[Hashable, tuple[Bound, ...]] = {}
-        self._failing = False
-        self._options: dict[str, Any] = {
-            "prefix": settings.prefix,
-            "algorithm": settings.algorithm,
-            "clock": settings.clock,
-        }
-        self._local = Limiter(clock=settings.clock)
         default = settings.default_limits
         self._defaults = (self._ready(Rule(name="default", quota=tuple(default))),) if default else ()  # type: ignore[arg-type]
         self._rules = tuple(self._ready(rule) for rule in settings.rules if isinstance(rule, Rule))
+        self.knows_routes = any(bound.routes is not None for bound in self._rules)
 
     def bind(self, place: Place, done: frozenset[Mark] = frozenset()) -> tuple[Bound, ...]:
         """The rules that hold at a place: defaults, those of the settings, and the view's own. Remembered.
@@ -113,55 +110,57 @@ class _Rules:
                     problem="an async function, but this application is called synchronously",
                     expected="give a plain function",
                 )
+        terms = None if callable(rule.quota) else rule.terms(self.settings.algorithm)
+        for each in terms or ():
+            self._accept(each)
         return Bound(
             rule=rule,
             key=ready_key(key, self.settings.trust),
             methods=cast("frozenset[str] | None", rule.methods),
             routes=cast("frozenset[str] | None", rule.route),
             path=None if rule.path is None else re.compile(translate(rule.path)),
-            terms=None if callable(rule.quota) else rule.terms(self.settings.algorithm),
+            terms=terms,
+            narrow=rule.methods is not None or rule.path is not None,
         )
 
     def plan(self, caller: Caller, bounds: Iterable[Bound]) -> Steps:
-        """Build the plan of one request, yielding whatever a user's function leaves to be awaited."""
+        """Build the plan of one request, and yield it, after whatever a user's function leaves to be awaited."""
         checks: list[Check] = []
         for bound in bounds:
-            if not bound.holds(caller):
+            if bound.narrow and not bound.holds(caller):
                 continue
-            rule = bound.rule
-            if rule.when is not None and not (yield from _value(rule.when(caller.native))):
-                continue
-            identity = yield from _value(bound.key(caller))
-            if identity is None:
-                continue
-            terms = bound.terms
+            rule, terms = bound.rule, bound.terms
+            if rule.when is not None:
+                wanted: Any = rule.when(caller.native)
+                if not ((yield wanted) if waits(wanted) else wanted):
+                    continue
+            identity = bound.key(caller)
+            if type(identity) is Told:  # as those of all named keys
+                text = identity.text
+            else:
+                if waits(identity):
+                    identity = yield identity
+                if identity is None:
+                    continue
+                text = identity_text(identity)
             if terms is None:
-                quota = yield from _value(rule.quota(caller.native))  # type: ignore[operator]
+                quota: Any = rule.quota(caller.native)  # type: ignore[operator]
+                if waits(quota):
+                    quota = yield quota
                 if quota is None:
                     continue
                 terms = rule.terms(self.settings.algorithm, quota)
-            cost = (
-                rule.cost if isinstance(rule.cost, int) else _cost(rule, (yield from _value(rule.cost(caller.native))))
-            )
-            text = identity_text(identity)
+            cost: Any = rule.cost
+            if not isinstance(cost, int):
+                cost = cost(caller.native)
+                cost = _cost(rule, (yield cost) if waits(cost) else cost)
             for each in terms:
-                _add(checks, Check(each, text, cost))
-        return Plan(tuple(checks))
-
-    def _without_store(self, plan: Plan, error: StoreError) -> Decision:
-        """The decision that the policy makes in the store's place; said once for each outage, not for each request."""
-        policy = self.settings.on_store_failure
-        if not self._failing:
-            self._failing = True
-            log.warning("headgate: %s; on_store_failure is %r", error, policy)
-        if policy == "local":
-            return self._local.run(plan)._replace(degraded=True)
-        return Decision(policy == "allow", (), (), degraded=True)
-
-    def _answered(self) -> None:
-        if self._failing:
-            self._failing = False
-            log.warning("headgate: the store answers again")
+                check = new(Check, (each, text, cost))
+                if checks:
+                    _add(checks, check)
+                else:
+                    checks.append(check)
+        yield new(Plan, (tuple(checks), True))
 
 
 class Gate(_Rules):
@@ -170,20 +169,17 @@ class Gate(_Rules):
     _sync = True
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.limiter = Limiter(settings.store, **self._options)  # type: ignore[arg-type]
+        self.limiter = Limiter(settings.store, **_options(settings))  # type: ignore[arg-type]
+        super().__init__(settings, accept=self.limiter.accept)
 
-    def decide(self, caller: Caller, bounds: Iterable[Bound]) -> Decision | None:
+    def decide(self, caller: Caller, bounds: Collection[Bound]) -> Decision | None:
         """Charge all rules that apply, or none; None when none does."""
-        plan = _finish(self.plan(caller, bounds))
-        if not plan.checks:
+        if not bounds:
             return None
-        try:
-            decision = self.limiter.run(plan)
-        except StoreError as error:
-            return self._without_store(plan, error)
-        self._answered()
-        return decision
+        plan = next(self.plan(caller, bounds))
+        if type(plan) is not Plan:
+            raise _misplaced(plan)
+        return self.limiter.run(plan) if plan.checks else None
 
     def close(self) -> None:
         """Close what the settings made this gate open."""
@@ -196,54 +192,39 @@ class AsyncGate(_Rules):
     _sync = False
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self.limiter = AsyncLimiter(settings.store, **self._options)  # type: ignore[arg-type]
+        self.limiter = AsyncLimiter(settings.store, **_options(settings))  # type: ignore[arg-type]
+        super().__init__(settings, accept=self.limiter.accept)
 
-    async def decide(self, caller: Caller, bounds: Iterable[Bound]) -> Decision | None:
+    def decide(self, caller: Caller, bounds: Collection[Bound]) -> Awaitable[Decision | None]:
         """Charge all rules that apply, or none; None when none does."""
-        plan = await _finish_later(self.plan(caller, bounds))
-        if not plan.checks:
-            return None
-        try:
-            decision = await self.limiter.run(plan)
-        except StoreError as error:
-            return self._without_store(plan, error)
-        self._answered()
-        return decision
+        steps = self.plan(caller, bounds)
+        plan = next(steps)
+        if type(plan) is Plan and plan.checks:  # as nearly always
+            return self.limiter.run(plan)
+        return self._decide_later(steps, plan)
+
+    async def _decide_later(self, steps: Steps, plan: Awaitable[Any] | Plan) -> Decision | None:
+        while type(plan) is not Plan:
+            plan = steps.send(await cast("Awaitable[Any]", plan))
+        return await self.limiter.run(plan) if plan.checks else None
 
     async def close(self) -> None:
         """Close what the settings made this gate open."""
         await self.limiter.close()
 
 
-def _value(value: Any) -> Generator[Awaitable[Any], Any, Any]:
-    """A user's answer, awaited if it has to be."""
-    if type(value) is not tuple and isawaitable(value):
-        value = yield value
-    return value
+def _options(settings: Settings) -> dict[str, Any]:
+    """What the settings say to a limiter."""
+    return {name: getattr(settings, name) for name in ("prefix", "algorithm", "clock", *FAILURE_OPTIONS)}
 
 
-def _finish(steps: Steps) -> Plan:
-    """Run the steps where nothing can be awaited."""
-    try:
-        awaitable = next(steps)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
+def _misplaced(awaitable: object) -> ColourError:
+    """What is wrong where a user's function has left something to be awaited, and nobody can."""
     if iscoroutine(awaitable):
         awaitable.close()
-    raise ColourError(
+    return ColourError(
         "rule", awaitable, problem="an async function in a synchronous application", expected="give a plain function"
     )
-
-
-async def _finish_later(steps: Steps) -> Plan:
-    """Run the steps, awaiting what they yield."""
-    try:
-        awaitable = next(steps)
-        while True:
-            awaitable = steps.send(await awaitable)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
 
 
 def _cost(rule: Rule, cost: object) -> int:
@@ -287,4 +268,4 @@ def _renamed(bound: Bound, name: str) -> Bound:
     rule = bound.rule
     scope = rule.name if rule.scope is None else rule.scope
     terms = bound.terms and tuple(each._replace(name=each.name.replace(rule.name, name, 1)) for each in bound.terms)
-    return bound._replace(rule=replace(rule, name=name, scope=scope), terms=terms)
+    return replace(bound, rule=replace(rule, name=name, scope=scope), terms=terms)

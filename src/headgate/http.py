@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import count
 from typing import Final, NamedTuple, cast
 
 from headgate.clock import MICROSECOND
 from headgate.errors import RuleError, SettingsError
-from headgate.plan import Check, Decision, Outcome, Terms
+from headgate.plan import Check, Decision, Outcome, Terms, new
 
 Field = tuple[str, str]
 Fields = list[Field]
+Dialect = Callable[[Decision, float], Fields]
 
 PROBLEM_TYPES: Final = "https://iana.org/assignments/http-problem-types#"  # requested by draft 11, not yet registered
 PROBLEM: Final = "application/problem+json"
 EXPOSED: Final = ("RateLimit", "RateLimit-Policy", "Retry-After")
 """What a CORS layer outside the limiter should list in Access-Control-Expose-Headers."""
 
+_TITLES: Final = {429: "Quota Exceeded", 503: "Temporary Reduced Capacity"}
 _PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")
 _STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _LISTS: Final = ("ratelimit", "ratelimit-policy")
@@ -36,7 +38,7 @@ class Denial(NamedTuple):
     """A whole answer to a request that was refused."""
 
     status: int
-    fields: Fields
+    fields: tuple[Field, ...]
     body: bytes
 
 
@@ -47,10 +49,13 @@ def seconds(microseconds: int) -> int:
 
 def retry_after(decision: Decision) -> int | None:
     """The value of `Retry-After` on a refusal: at least 1, because clients take 0 for "at once". None for never."""
-    if decision.degraded and not decision.results:
-        return 1
-    waits = [outcome.retry_after for outcome in decision.results if not outcome.allowed]
-    return None if None in waits else max([1, *(seconds(wait) for wait in waits if wait is not None)])
+    longest = MICROSECOND
+    for outcome in decision.results:
+        if not outcome.allowed:
+            if outcome.retry_after is None:
+                return None
+            longest = max(longest, outcome.retry_after)
+    return seconds(longest)
 
 
 def response_fields(decision: Decision, dialect: str | None, *, epoch: float, status: int) -> Fields:
@@ -58,7 +63,7 @@ def response_fields(decision: Decision, dialect: str | None, *, epoch: float, st
 
     `epoch` is the time of day in seconds since 1970, for the one dialect that tells a moment.
     """
-    if dialect is None or status < 200 or 300 <= status < 400 or not decision.results:
+    if dialect is None or status < 200 or 300 <= status < 400:
         return []
     fields = DIALECTS[dialect](decision, epoch)
     if status == 429 and decision.allowed:  # somebody else's refusal: what is left here says nothing about it
@@ -68,14 +73,29 @@ def response_fields(decision: Decision, dialect: str | None, *, epoch: float, st
 
 def denial(decision: Decision, dialect: str | None, *, epoch: float, accept: str = "") -> Denial:
     """The answer to a refused request: 429, or 503 when it was the store that failed. The body suits `accept`."""
-    status = 503 if decision.degraded and not decision.results else 429
-    wait = retry_after(decision)
-    fields = denial_fields(decision, dialect, epoch=epoch, status=status)
-    if wants_text(accept):
-        body, media = f"{_title(status)}. {detail(wait)}\n".encode(), "text/plain; charset=utf-8"
+    # In whole seconds a flood gets the same answer again and again: it is remembered. Only a moment is told finer.
+    unit, moment = (1, epoch) if dialect == "x-ratelimit" else (MICROSECOND, 0.0)
+    checks = tuple([new(Check, (check.terms, "", 1)) for check in decision.checks])
+    outcomes = tuple([_rounded(outcome, unit) for outcome in decision.results])
+    return _denial(new(Decision, (False, checks, outcomes)), dialect, moment, text=wants_text(accept))
+
+
+@lru_cache(maxsize=1024)
+def _denial(decision: Decision, dialect: str | None, epoch: float, *, text: bool) -> Denial:
+    status, wait = 503 if decision.unavailable else 429, retry_after(decision)
+    if text:
+        body, media = f"{_TITLES[status]}. {detail(wait)}\n".encode(), "text/plain; charset=utf-8"
     else:
         body, media = _problem(decision, status, wait), PROBLEM
-    return Denial(status, [("Content-Type", media), ("Content-Length", str(len(body))), *fields], body)
+    fields = denial_fields(decision, dialect, epoch=epoch, status=status)
+    return Denial(status, (("Content-Type", media), ("Content-Length", str(len(body))), *fields), body)
+
+
+def _rounded(outcome: Outcome, unit: int) -> Outcome:
+    """The same in whole units, and without when it was."""
+    allowed, limit, left, retry, reset, ahead, _, source = outcome
+    retry = retry and -(-retry // unit) * unit
+    return new(Outcome, (allowed, limit, left, retry, -(-reset // unit) * unit, -(-ahead // unit) * unit, 0, source))
 
 
 def denial_fields(decision: Decision, dialect: str | None, *, epoch: float, status: int) -> Fields:
@@ -87,6 +107,7 @@ def denial_fields(decision: Decision, dialect: str | None, *, epoch: float, stat
     return [("Cache-Control", "no-store"), *fields]
 
 
+@lru_cache(maxsize=64)  # a flood sends the same again and again
 def wants_text(accept: str) -> bool:
     """Whether a client that sent this `Accept` would rather read text (a browser) than JSON (everything else)."""
     best, text = 0.0, False
@@ -109,7 +130,8 @@ def merge(existing: Iterable[Field], fields: Iterable[Field]) -> Fields:
     [('RateLimit', '"a";r=1, "a-2";r=5')]
     """
     merged, added = list(existing), list(fields)
-    if {name.lower() for name, _ in merged}.isdisjoint([name.lower() for name, _ in added]):
+    names = {name.lower() for name, _ in added}
+    if not any([name.lower() in names for name, _ in merged]):
         return merged + added
     left, left_too = _share(merged), _share(added)
     tighter = left is not None and left_too is not None and left <= left_too
@@ -123,9 +145,8 @@ def merge(existing: Iterable[Field], fields: Iterable[Field]) -> Fields:
 def check_dialect(dialect: object) -> None:
     """Refuse a dialect that is not one."""
     if dialect is not None and (not isinstance(dialect, str) or dialect not in DIALECTS):
-        raise SettingsError(
-            "headers", dialect, problem="not known", expected=f"use one of {', '.join(DIALECTS)}, or None"
-        )
+        expected = f"use one of {', '.join(DIALECTS)}, or None"
+        raise SettingsError("headers", dialect, problem="not known", expected=expected)
 
 
 def is_preflight(method: str, has: Callable[[str], object]) -> bool:
@@ -141,24 +162,35 @@ def quoted(name: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _policy(terms: Terms) -> str:
-    return f"{quoted(terms.name)};q={terms.params[0]};w={seconds(terms.window_us)}"
-
-
-def _listed(decision: Decision) -> Sequence[tuple[Check, Outcome]]:
-    """What RateLimit speaks of: everything on success, on a refusal only what was violated."""
-    pairs = list(zip(decision.checks, decision.results, strict=True))
-    return pairs if decision.allowed else [pair for pair in pairs if not pair[1].allowed]
+def _written(terms: Terms) -> tuple[str, str]:
+    """What is always the same in draft 11: a policy, and how an item about it begins."""
+    name = quoted(terms.name)
+    return f"{name};q={terms.params[0]};w={seconds(terms.window_us)}", f"{name};r="
 
 
 def _draft_11(decision: Decision, epoch: float) -> Fields:
     """Draft 11: lists of named items. `t`: no more than `r` can be used within so many seconds."""
-    items = []
-    for check, outcome in _listed(decision):
-        ahead = f";t={seconds(outcome.next_after)}" if outcome.next_after else ""
-        items.append(f"{quoted(check.terms.name)};r={outcome.remaining}{ahead}")
-    policies = [_policy(check.terms) for check in decision.checks]
-    return [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(items))]
+    policies, items = [], []
+    allowed, checks, outcomes = decision
+    for index, (terms, _, _) in enumerate(checks):
+        passed, _, left, _, _, ahead, _, source = outcomes[index]
+        if source != "policy":
+            policy, item = _written(terms)
+            policies.append(policy)
+            if allowed or not passed:  # a refusal names only what was violated
+                items.append(f"{item}{left};t={-(-ahead // MICROSECOND)}" if ahead else f"{item}{left}")
+    return [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(items))] if policies else []
+
+
+def _of_one(write: Dialect) -> Dialect:
+    """A dialect with room for one answer, that of the binding rule. What a policy decided was counted nowhere."""
+
+    def fields(decision: Decision, epoch: float) -> Fields:
+        pairs = [pair for pair in zip(decision.checks, decision.results, strict=True) if pair[1].source != "policy"]
+        checks, outcomes = tuple([check for check, _ in pairs]), tuple([outcome for _, outcome in pairs])
+        return write(Decision(decision.allowed, checks, outcomes), epoch) if pairs else []
+
+    return fields
 
 
 def _policies(decision: Decision) -> str:
@@ -166,45 +198,41 @@ def _policies(decision: Decision) -> str:
     return ", ".join(f"{check.terms.params[0]};w={seconds(check.terms.window_us)}" for check in decision.checks)
 
 
-def _numbers(decision: Decision) -> tuple[int, int, int]:
-    """Limit, remaining and reset of the binding rule; there is one wherever fields are written."""
+def _numbers(decision: Decision, *, since: int = 0) -> tuple[int, int, int]:
+    """Limit, remaining and reset of the binding rule."""
     outcome = cast("tuple[Check, Outcome]", decision.binding)[1]
-    return outcome.limit, outcome.remaining, seconds(outcome.reset_after)
+    return outcome.limit, outcome.remaining, seconds(since + outcome.reset_after)
 
 
+@_of_one
 def _draft_7(decision: Decision, epoch: float) -> Fields:
     limit, remaining, reset = _numbers(decision)
     combined = f"limit={limit}, remaining={remaining}, reset={reset}"
     return [("RateLimit-Policy", _policies(decision)), ("RateLimit", combined)]
 
 
+@_of_one
 def _draft_6(decision: Decision, epoch: float) -> Fields:
-    limit, remaining, reset = _numbers(decision)
-    return [
-        ("RateLimit-Policy", _policies(decision)),
-        ("RateLimit-Limit", str(limit)),
-        ("RateLimit-Remaining", str(remaining)),
-        ("RateLimit-Reset", str(reset)),
-    ]
+    return [("RateLimit-Policy", _policies(decision)), *_trio(*_numbers(decision), prefix="RateLimit")]
 
 
+@_of_one
 def _x_ratelimit(decision: Decision, epoch: float) -> Fields:
     """The vendors' old trio; reset is a moment, in seconds since 1970, rounded up."""
-    limit, remaining, _ = _numbers(decision)
-    outcome = cast("tuple[Check, Outcome]", decision.binding)[1]
-    return _trio(limit, remaining, seconds(round(epoch * MICROSECOND) + outcome.reset_after))
+    return _trio(*_numbers(decision, since=round(epoch * MICROSECOND)))
 
 
+@_of_one
 def _x_ratelimit_delta(decision: Decision, epoch: float) -> Fields:
     return _trio(*_numbers(decision))
 
 
-def _trio(limit: int, remaining: int, reset: int) -> Fields:
+def _trio(limit: int, remaining: int, reset: int, *, prefix: str = "X-RateLimit") -> Fields:
     values = {"Limit": limit, "Remaining": remaining, "Reset": reset}
-    return [(f"X-RateLimit-{name}", str(value)) for name, value in values.items()]
+    return [(f"{prefix}-{name}", str(value)) for name, value in values.items()]
 
 
-DIALECTS: Final[dict[str, Callable[[Decision, float], Fields]]] = {
+DIALECTS: Final[dict[str, Dialect]] = {
     "draft-11": _draft_11,
     "draft-7": _draft_7,
     "draft-6": _draft_6,
@@ -215,19 +243,11 @@ DIALECTS: Final[dict[str, Callable[[Decision, float], Fields]]] = {
 
 def _problem(decision: Decision, status: int, wait: int | None) -> bytes:
     """The body that RFC 9457 describes."""
-    kind = "temporary-reduced-capacity" if status == 503 else "quota-exceeded"
-    violated = [check.terms.name for check, outcome in _listed(decision) if not outcome.allowed]
-    problem = {
-        "type": PROBLEM_TYPES + kind,
-        "title": _title(status),
-        "status": status,
-        "detail": detail(wait),
-    }
+    pairs = zip(decision.checks, decision.results, strict=True)
+    violated = [check.terms.name for check, told in pairs if not told.allowed and told.source != "policy"]
+    kind = PROBLEM_TYPES + _TITLES[status].lower().replace(" ", "-")
+    problem = {"type": kind, "title": _TITLES[status], "status": status, "detail": detail(wait)}
     return json.dumps({**problem, "violated-policies": violated}).encode()
-
-
-def _title(status: int) -> str:
-    return "Temporary Reduced Capacity" if status == 503 else "Quota Exceeded"
 
 
 def detail(wait: int | None) -> str:

@@ -7,11 +7,13 @@ module knows identities and addresses; no framework, no store, no quota.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import lru_cache
 from inspect import isawaitable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeGuard
 
 from headgate.address import TOKEN, Trust, client_address
 from headgate.errors import IdentityError
+from headgate.identity import Told, teller
 
 KeyFunction = Callable[[Any], Hashable | Awaitable[Hashable | None] | None]
 KeySpec = str | KeyFunction | tuple["str | KeyFunction", ...]
@@ -57,6 +59,13 @@ class Caller(Protocol):
 
 ReadyKey = Callable[[Caller], Any]
 
+_READY: Final = frozenset({Told, str, tuple, int, bytes, bool, type(None)})  # the types of nearly every answer
+
+
+def waits(answer: object) -> TypeGuard[Awaitable[Any]]:
+    """Whether what a user's function has answered is still to be awaited."""
+    return type(answer) not in _READY and isawaitable(answer)
+
 
 def validate_key(spec: object) -> None:
     """Refuse what is not a key."""
@@ -76,37 +85,63 @@ def ready_key(spec: object, trust: Trust) -> ReadyKey:
         return _joined(tuple(ready_key(part, trust) for part in spec))
     if not isinstance(spec, str):
         raise IdentityError("key", spec, problem="not a key", expected=_EXPECTED)
-
-    def address(caller: Caller) -> Hashable:
-        lines = caller.header(trust.header) if trust.hops or trust.networks or trust.unix else ()
-        return ("ip", client_address(caller.peer, lines, trust))
-
     kind, colon, name = spec.partition(":")
     if spec == "ip":
-        return address
+        return _address(trust)
     if spec == "user":
-        return _user(address)
+        return _user(_address(trust))
     if kind == "header" and TOKEN.fullmatch(name):
-        label = f"header:{name.lower()}"
-        return lambda caller: (label, lines[0]) if (lines := caller.header(name)) else address(caller)
+        return _header(name, _address(trust))
     if kind == "path" and name.isidentifier():
-        return lambda caller: address(caller) if (value := caller.path_value(name)) is None else (spec, value)
+        return _path(name, _address(trust))
     problem = "the name after the colon is missing or not one" if colon and kind in ("header", "path") else "not known"
     raise IdentityError("key", spec, problem=problem, expected=_EXPECTED)
 
 
+def _address(trust: Trust) -> ReadyKey:
+    """The client's address."""
+
+    def of_proxies(caller: Caller) -> Told:
+        return _tell_address(client_address(caller.peer, caller.header(trust.header), trust))
+
+    believing = trust.hops or trust.networks or trust.unix
+    return of_proxies if believing else lambda caller: _of_peer(caller.peer)
+
+
+_tell_address: Final = teller("ip")
+
+
+@lru_cache(maxsize=4096)
+def _of_peer(peer: str | None) -> Told:
+    """The address of a peer that is believed about itself alone: always the same, so it is remembered."""
+    return _tell_address(client_address(peer, (), Trust()))
+
+
+def _header(name: str, address: ReadyKey) -> ReadyKey:
+    """The first line of a header, else the address."""
+    tell = teller(f"header:{name.lower()}")
+    return lambda caller: tell(lines[0]) if (lines := caller.header(name)) else address(caller)
+
+
+def _path(name: str, address: ReadyKey) -> ReadyKey:
+    """A parameter of the matched path, else the address."""
+    tell = teller(f"path:{name}")
+    return lambda caller: address(caller) if (value := caller.path_value(name)) is None else tell(value)
+
+
 def _user(address: ReadyKey) -> ReadyKey:
     """The signed-in user, else the address."""
+    tell = teller("user")
 
-    def named(user: Hashable | None, caller: Caller) -> Hashable:
-        return address(caller) if user is None else ("user", user)
-
-    async def later(user: Awaitable[Hashable | None], caller: Caller) -> Hashable:
-        return named(await user, caller)
+    async def later(waiting: Awaitable[Hashable | None], caller: Caller) -> Hashable:
+        user = await waiting
+        return address(caller) if user is None else tell(user)
 
     def key(caller: Caller) -> Any:
         user = caller.user()
-        return later(user, caller) if isawaitable(user) else named(user, caller)
+        if user is None:
+            return address(caller)
+        return later(user, caller) if waits(user) else tell(user)
 
     return key
 
@@ -118,10 +153,10 @@ def _joined(parts: tuple[ReadyKey, ...]) -> ReadyKey:
         return None if any(value is None for value in values) else tuple(values)
 
     async def later(values: Sequence[Any]) -> Hashable | None:
-        return together([await value if isawaitable(value) else value for value in values])
+        return together([await value if waits(value) else value for value in values])
 
     def key(caller: Caller) -> Any:
         values = [part(caller) for part in parts]
-        return later(values) if any(map(isawaitable, values)) else together(values)
+        return later(values) if any(map(waits, values)) else together(values)
 
     return key

@@ -32,6 +32,16 @@ class Place(NamedTuple):
     route: str = ""  # its template
 
 
+class Arrival(NamedTuple):
+    """Where a request has arrived. `marks` are as the decorators left them; a method's are renamed in the place."""
+
+    place: Place
+    marks: tuple[Mark, ...] = ()
+
+
+NOWHERE: Final = Arrival(Place())
+
+
 class Passage:
     """What the gate has done about one request. Made for that request, and found on it by views and guards."""
 
@@ -54,7 +64,6 @@ class Passage:
                 allowed=first.allowed and decision.allowed,
                 checks=_unique(first.checks, decision.checks),
                 results=first.results + decision.results,
-                degraded=first.degraded or decision.degraded,
             )
         )
 

@@ -108,7 +108,7 @@ class RateLimitMiddleware:
             return own(environ, tell)
         accept = ",".join(caller.header("accept"))
         answer = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
-        start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", answer.fields)
+        start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", list(answer.fields))
         return [b"" if caller.method == "HEAD" else answer.body]
 
     def close(self) -> None:

@@ -290,9 +290,10 @@ def test_c15_without_the_store_the_policy_holds(policy: str, statuses: list[int]
     assert [answer.one("retry-after") for answer in answers if answer.status == 503] == ["1"] * statuses.count(503)
 
 
-def test_a_function_answers_in_our_place() -> None:
+@pytest.mark.parametrize(("status", "wait"), [(429, "60"), (420, "60"), (200, None), (302, None)])
+def test_a_function_answers_in_our_place(status: int, wait: str | None) -> None:
     async def shrug(scope: Any, receive: Any, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 429, "headers": [(b"cache-control", b"private")]})
+        await send({"type": "http.response.start", "status": status, "headers": [(b"cache-control", b"private")]})
         await send({"type": "http.response.body", "body": b"no"})
 
     async def later(scope: Any, decision: Any) -> Any:
@@ -302,7 +303,9 @@ def test_a_function_answers_in_our_place() -> None:
         client = limited(on_denied=on_denied)
         assert client.get("/").status == 200
         answer = client.get("/")
-        assert (answer.body, answer.one("retry-after"), answer.one("cache-control")) == (b"no", "60", "private")
+        assert (answer.status, answer.body) == (status, b"no")
+        assert (answer.one("retry-after"), answer.one("cache-control")) == (wait, "no-store")
+        assert answer.one("ratelimit") == (None if status == 302 else '"default";r=0;t=60')
 
 
 def test_c26_wrong_options_are_errors_at_start_up() -> None:

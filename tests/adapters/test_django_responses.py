@@ -155,6 +155,18 @@ def test_on_denied_answers(name: str, status: int, body: bytes, where: str, asgi
     assert answer.one("ratelimit") == '"default";r=0;t=60'
 
 
+def sent_away(request: HttpRequest, decision: Decision) -> HttpResponse:
+    return HttpResponse(status=302, headers={"Location": "/slow-down"})
+
+
+def test_on_denied_may_redirect(asgi: bool) -> None:
+    options: dict[str, Any] = {"default_limits": ["1/minute"], "on_denied": sent_away, "clock": ManualClock()}
+    with serving(later=asgi, **options) as site:
+        site.request("GET", "/open")
+        answer = site.request("GET", "/open")
+    assert (answer.status, answer.one("retry-after"), answer.one("cache-control")) == (302, None, "no-store")
+
+
 def test_c22_the_decision_is_there_for_views_and_listeners(asgi: bool) -> None:
     seen: list[Any] = []
 

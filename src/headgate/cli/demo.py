@@ -11,12 +11,12 @@ import socket
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final
 
 from headgate.errors import HeadgateError, MissingExtraError
-from headgate.limiter import Limiter
 from headgate.starlette import RateLimitMiddleware, limit
+from headgate.stores import open_store
 
 try:
     import uvicorn
@@ -51,8 +51,8 @@ def make_app(store: str) -> Starlette:
 def run_demo(store: str, *, port: int, once: bool) -> None:
     """Serve, print the transcript, and stay up unless `once`. HeadgateError when the transcript is not as promised."""
     console = Console(highlight=False, soft_wrap=True)
-    with Limiter(store) as limiter:  # a store that cannot work says so here, in one sentence
-        limiter.peek("5/minute", "demo")
+    with closing(open_store(store, prefix="headgate-demo")) as tried:  # what cannot work says so, in one sentence
+        tried.forget("demo", "nobody")
     with serving(make_app(store), port) as bound:
         console.print("A user may reply 5 times a minute. Two users try:\n")
         statuses = [_visit(console, bound, user) for user in VISITS]

@@ -6,7 +6,7 @@ This module calls no view.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from inspect import isawaitable
 from typing import Any, TypeVar, cast
 
@@ -18,13 +18,13 @@ from headgate.clock import epoch_seconds
 from headgate.django.signals import rate_limited
 from headgate.django.visit import AsyncDjangoCaller, DjangoCaller, Visit
 from headgate.gate import AsyncGate, Bound, Gate
-from headgate.http import Denial, Fields, denial, merge, response_fields
+from headgate.http import Denial, Fields, denial, denial_fields, merge, response_fields
 from headgate.plan import Decision
 
 Response = TypeVar("Response", bound=HttpResponseBase)
 
 
-def enforce(request: HttpRequest, visit: Visit, bounds: Iterable[Bound]) -> HttpResponseBase | None:
+def enforce(request: HttpRequest, visit: Visit, bounds: Collection[Bound]) -> HttpResponseBase | None:
     """Charge these rules, and answer the request if one of them refuses."""
     gate = visit.gate
     if isinstance(gate, AsyncGate):  # a sync view under ASGI: the gate's connections belong to the server's loop
@@ -38,7 +38,7 @@ def enforce(request: HttpRequest, visit: Visit, bounds: Iterable[Bound]) -> Http
     return _refusal(request, decision, None if own is None else _rendered(own(request, decision)))
 
 
-async def enforce_later(request: HttpRequest, visit: Visit, bounds: Iterable[Bound]) -> HttpResponseBase | None:
+async def enforce_later(request: HttpRequest, visit: Visit, bounds: Collection[Bound]) -> HttpResponseBase | None:
     """Charge these rules, and answer the request if one of them refuses."""
     gate = visit.gate
     if isinstance(gate, Gate):  # an async view under WSGI: its loop is for this call only, and the user is read by I/O
@@ -84,11 +84,11 @@ def add(response: HttpResponseBase, fields: Fields) -> None:
 
 def _refusal(request: HttpRequest, decision: Decision, own: HttpResponseBase | None) -> HttpResponseBase:
     """The answer to a refused request. The RateLimit fields are not in it: whoever is outside adds them."""
+    if own is not None:
+        add(own, denial_fields(decision, None, epoch=0, status=own.status_code))
+        return own
     answer = denial(decision, None, epoch=0, accept=request.META.get("HTTP_ACCEPT", ""))
-    if own is None:
-        return _response(answer, empty=request.method == "HEAD")
-    add(own, [field for field in answer.fields if not field[0].startswith("Content-")])
-    return own
+    return _response(answer, empty=request.method == "HEAD")
 
 
 def _response(answer: Denial, *, empty: bool) -> HttpResponse:

@@ -25,7 +25,8 @@ from headgate.gate import AsyncGate, Bound, Gate
 from headgate.http import is_preflight
 from headgate.marks import EXEMPT, Mark, MarkOptions, declare, guarded, make_mark, marks_of
 from headgate.passage import Place, label_of
-from headgate.rule import QuotaFunction, QuotaSpec
+from headgate.rule import QuotaFunction
+from headgate.terms import QuotaSpec
 
 View = TypeVar("View", bound=Callable[..., Any])
 

@@ -7,23 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from django.http import HttpRequest
 from django.urls import URLResolver, get_resolver
 
 from headgate.marks import Mark, marks_of
-from headgate.passage import Place, label_of, scope_of, short_name
-
-
-class Arrival(NamedTuple):
-    """A place, and the marks as the decorators left them: those of a method are renamed in the place."""
-
-    place: Place
-    marks: tuple[Mark, ...] = ()
-
-
-NOWHERE: Final = Arrival(Place())
+from headgate.passage import NOWHERE, Arrival, Place, label_of, scope_of, short_name
 
 
 def arrival_of(request: HttpRequest) -> Arrival:

@@ -105,8 +105,7 @@ def decision(request: Any) -> Decision | None:
 
 def begin(request: HttpRequest, gate: Gate | AsyncGate) -> Visit:
     """Leave a new visit on the request. A CORS preflight counts as charged already: it costs nothing."""
-    caller = DjangoCaller(request)
-    visit = Visit(gate, charged=is_preflight(caller.method, caller.header))
+    visit = Visit(gate, charged=is_preflight(request.method or "GET", DjangoCaller(request).header))
     setattr(request, "headgate", visit)  # noqa: B010  # HttpRequest does not declare it
     return visit
 

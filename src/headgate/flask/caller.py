@@ -19,7 +19,7 @@ class FlaskCaller(WsgiCaller):
     __slots__ = ("_app", "_parses", "_request")
 
     def __init__(self, app: Flask, request: Request, *, parses: bool) -> None:
-        super().__init__(request.environ)
+        self.environ = request.environ
         self._app = app
         self._request = request
         self._parses = parses  # the trusted header is read here: what ProxyFix has made of it is put aside

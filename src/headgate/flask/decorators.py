@@ -17,7 +17,8 @@ from headgate.errors import NotEnforcedError, RuleError
 from headgate.flask.extension import first_on_app
 from headgate.marks import EXEMPT, Mark, MarkOptions, declare, declare_within, guarded, make_mark
 from headgate.passage import label_of
-from headgate.rule import QuotaFunction, QuotaSpec
+from headgate.rule import QuotaFunction
+from headgate.terms import QuotaSpec
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any] | Blueprint)
 

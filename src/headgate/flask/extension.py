@@ -108,8 +108,12 @@ class Installation:
         fields = told(decision, self.settings.headers, epoch=epoch, status=status)
         names = {name.lower() for name, _ in fields}
         existing = [field for field in response.headers if field[0].lower() in names]
-        for name, value in merge(existing, fields) if existing else fields:
-            response.headers[name] = value
+        if existing:
+            for name, value in merge(existing, fields):
+                response.headers[name] = value
+        else:
+            for name, value in fields:
+                response.headers.add(name, value)
         return response
 
     def reach(self, mark: Mark, label: str) -> Response | None:
@@ -124,8 +128,10 @@ class Installation:
 
     def _enforce(self, native: Request, passage: Passage, bounds: tuple[Bound, ...]) -> Response | None:
         """None to go on, or the response to give; a refusal raises unless `on_denied` answers."""
+        if not bounds:
+            return None
         caller = FlaskCaller(self._app, native, parses=self.settings.trusted_proxies is not None)
-        if not bounds or is_preflight(caller.method, caller.header):
+        if is_preflight(native.method, caller.header):
             return None
         decision = self.gate.decide(caller, bounds)
         passage.note(decision)

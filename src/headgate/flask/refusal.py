@@ -8,14 +8,13 @@ handlers answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from blinker import Namespace
 from flask import Flask, Request, Response
 from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyRequests
 
-from headgate.clock import epoch_seconds
 from headgate.http import Denial, denial, detail, retry_after
 from headgate.plan import Decision
 
@@ -48,6 +47,13 @@ class _Refusal(HTTPException):
         """Content-Type, Cache-Control and Retry-After."""
         return [field for field in self._answer.fields if field[0] != "Content-Length"]
 
+    def __call__(self, environ: Any, start_response: Any) -> Iterable[bytes]:
+        """The answer where no handler gives another; the extension adds what every refusal carries."""
+        if self.response is not None:
+            return super().__call__(environ, start_response)
+        start_response(f"{self.code} {self.name}", list(self._answer.fields[:2]))
+        return [self._answer.body]
+
 
 class RateLimited(_Refusal, TooManyRequests):
     """429: a rule refuses. `decision` says which; `retry_after` is in whole seconds, at least 1, or None for never."""
@@ -63,7 +69,7 @@ OnDenied = Callable[[Request, Decision], Any]
 def refuse(app: Flask, request: Request, decision: Decision, *, on_denied: OnDenied | None) -> Response:
     """The response of `on_denied`; without one, or if it returns None, the error is raised."""
     _tell(app, decision)
-    answer = denial(decision, None, epoch=epoch_seconds(), accept=request.headers.get("Accept", ""))
+    answer = denial(decision, None, epoch=0, accept=request.environ.get("HTTP_ACCEPT", ""))
     value = None if on_denied is None else on_denied(request, decision)
     if value is None:
         raise (StoreUnavailable if answer.status == 503 else RateLimited).of(decision, answer)

@@ -44,15 +44,15 @@ def refusal(scope: Scope, decision: Decision) -> Exception:
 
 async def own_answer(settings: Settings, caller: AsgiCaller, decision: Decision) -> ASGIApp | None:
     """The answer of `on_denied`; else of the application's handler for 429 or RateLimitExceeded; None without any."""
-    own = await answer_of(settings, caller, decision)
+    own = None if settings.on_denied is None else await answer_of(settings, caller, decision)
     handlers = getattr(caller.scope.get("app"), "exception_handlers", None)
     if own is not None or not handlers:
         return own
-    refused = Refused(decision)
-    kinds = (refused.status_code, Refused, RateLimitExceeded, HeadgateError)
+    kinds = (503 if decision.unavailable else 429, Refused, RateLimitExceeded, HeadgateError)
     handler = next((handlers[kind] for kind in kinds if kind in handlers), None)
     if handler is None:
         return None
+    refused = Refused(decision)
     is_async = iscoroutinefunction(handler) or iscoroutinefunction(type(handler).__call__)
     answer = handler(caller.native, refused) if is_async else run_in_threadpool(handler, caller.native, refused)
     return cast("ASGIApp | None", await answer)

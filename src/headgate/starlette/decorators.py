@@ -17,15 +17,16 @@ from starlette.endpoints import HTTPEndpoint, WebSocketEndpoint
 from starlette.requests import HTTPConnection, Request
 from starlette.websockets import WebSocket
 
-from headgate.asgi import Scope
+from headgate.asgi import SERVED, Scope
 from headgate.errors import NotEnforcedError, RuleError
 from headgate.gate import AsyncGate, Bound, Gate
 from headgate.marks import EXEMPT, Mark, MarkOptions, declare, declare_within, guarded, make_mark
-from headgate.passage import Passage, Place, label_of
-from headgate.rule import QuotaFunction, QuotaSpec
+from headgate.passage import Arrival, Passage, Place, label_of
+from headgate.rule import QuotaFunction
 from headgate.starlette.answers import refusal, response_of, shut
-from headgate.starlette.middleware import SCOPE, StarletteCaller, charge, passage_at
-from headgate.starlette.places import Target, serves, targets_of, template_of
+from headgate.starlette.middleware import StarletteCaller, charge, passage_at
+from headgate.starlette.places import serves, targets_of, template_of
+from headgate.terms import QuotaSpec
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -64,7 +65,7 @@ class _Reached(NamedTuple):
     """A view that was reached with marks that nobody has enforced."""
 
     view: Any
-    target: Target
+    target: Arrival
     passage: Passage
     scope: Scope
     connection: HTTPConnection | None
@@ -117,7 +118,7 @@ def _guarded_class(cls: Any, mark: Mark) -> Any:
 def _reach(mark: Mark, view: Any, arguments: tuple[Any, ...]) -> _Reached | None:
     """What is left to enforce; None where nothing is."""
     connection = next((each for each in arguments if isinstance(each, HTTPConnection)), None)
-    scope = (SCOPE.get() or {}) if connection is None else connection.scope
+    scope = (SERVED.get() or {}) if connection is None else connection.scope
     passage = passage_at(scope, "@limit on", view)
     if mark in passage.enforced or not passage.gate.settings.enabled:
         return None

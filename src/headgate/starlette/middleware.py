@@ -5,45 +5,58 @@ This module knows how a scope is asked about and passed on; what lies ahead it i
 
 from __future__ import annotations
 
-from contextvars import ContextVar
-from typing import Any, Final, cast
+from collections.abc import Awaitable
+from typing import Any, cast
 
 from starlette.requests import HTTPConnection, Request
 
-from headgate.asgi import Arrival, ASGIApp, AsgiCaller, Receive, Scope, Send, passage_of, refuse_to_start
+from headgate.asgi import ASGIApp, AsgiCaller, Scope, passage_of
 from headgate.asgi import RateLimitMiddleware as AsgiMiddleware
 from headgate.errors import ConfigurationError, NotEnforcedError
 from headgate.gate import AsyncGate, Bound
 from headgate.http import is_preflight
-from headgate.passage import Passage, Place, label_of
+from headgate.passage import NOWHERE, Arrival, Passage, Place, label_of
 from headgate.plan import Decision
 from headgate.settings import Settings
 from headgate.starlette.answers import own_answer
 from headgate.starlette.places import Ahead, is_built_late
 
-SCOPE: Final[ContextVar[Scope | None]] = ContextVar("headgate_scope", default=None)
-"""The request that is being served, for views that do not take one."""
-
 
 class StarletteCaller(AsgiCaller):
-    """What a scope and the matched path tell about who is asking."""
+    """What a scope and the matched path tell about who is asking. The routes are matched only when that is asked."""
 
-    __slots__ = ("_params",)
+    __slots__ = ("_ahead", "_found")
 
-    def __init__(self, scope: Scope, params: Any = None) -> None:
-        super().__init__(scope)
-        self._params = scope.get("path_params", {}) if params is None else params
+    def __init__(self, scope: Scope, ahead: Ahead | None = None) -> None:
+        self.scope = scope
+        self.method = scope.get("method", "GET")
+        self._ahead = ahead  # None: the router has been passed
+        self._found: tuple[Arrival, Scope] | None = None
+
+    @property
+    def arrival(self) -> Arrival:
+        """Where the request will arrive."""
+        return self._find()[0]
 
     @property
     def native(self) -> HTTPConnection:
         """A `Request`, or an `HTTPConnection` for a WebSocket handshake; it knows the path parameters already."""
-        scope = {**self.scope, "path_params": self._params}
+        scope = {**self.scope, "path_params": self._params()}
         return Request(scope) if scope["type"] == "http" else HTTPConnection(scope)
 
     def path_value(self, name: str) -> str | None:
         """A parameter of the matched path."""
-        value = self._params.get(name)
+        value = self._params().get(name)
         return None if value is None else str(value)
+
+    def _params(self) -> Any:
+        params = self._find()[1].get("path_params")
+        return self.scope.get("path_params", {}) if params is None else params
+
+    def _find(self) -> tuple[Arrival, Scope]:
+        if self._found is None:
+            self._found = (NOWHERE, {}) if self._ahead is None else self._ahead.find(self.scope)
+        return self._found
 
 
 class RateLimitMiddleware(AsgiMiddleware):
@@ -66,37 +79,30 @@ class RateLimitMiddleware(AsgiMiddleware):
             self._error = error
         self._ahead = Ahead(app)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve; or refuse to start, where `add_middleware` was given what cannot work.
-
-        Starlette makes its middleware only when it is first called, and servers take an application that raises then
-        for one that knows no lifespan: they would serve a 500 for ever.
-        """
-        if self._error is None:
-            return await super().__call__(scope, receive, send)
-        if scope["type"] == "lifespan":
-            await refuse_to_start(self._error, receive, send)
-        raise self._error
-
-    def arrive(self, scope: Scope) -> Arrival:
-        """Who asks, and where the router will take the request."""
-        target, child = self._ahead.find(scope)
-        return Arrival(StarletteCaller(scope, child.get("path_params")), target.place, target.marks)
+    def arrive(self, scope: Scope) -> tuple[AsgiCaller, Arrival]:
+        """Who asks, and where the router will take the request, if that makes any difference."""
+        caller, routes = StarletteCaller(scope, self._ahead), self._ahead.routes
+        if routes is None or self.gate.knows_routes:
+            return caller, caller.arrival
+        return caller, routes.find_marked(scope)
 
     def places(self, scope: Scope) -> list[Place]:
         """Every place that can be seen ahead."""
         return self._ahead.places(scope)
 
-    async def pass_on(self, call: tuple[Scope, Receive, Send]) -> None:
-        """Call the application, with the scope where guards find it."""
-        before = SCOPE.get()
-        SCOPE.set(call[0])
-        await self.app(*call)
-        SCOPE.set(before)  # not in a `finally`: no try around the application, and after an error nobody asks
-
-    async def own_answer(self, decision: Decision, caller: AsgiCaller) -> ASGIApp | None:
+    def own_answer(self, decision: Decision, caller: AsgiCaller) -> Awaitable[ASGIApp | None]:
         """The answer of `on_denied`, or of the application's exception handler."""
-        return await own_answer(self.settings, caller, decision)
+        return own_answer(self.settings, caller, decision)
+
+    def _check(self, scope: Scope) -> None:
+        """Bind all places that can be seen; or refuse to serve, where `add_middleware` was given what cannot work.
+
+        Starlette makes its middleware only when it is first called, and servers take an application that raises then
+        for one that knows no lifespan: they would serve a 500 for ever.
+        """
+        if self._error is not None:
+            raise self._error
+        super()._check(scope)
 
 
 def decision(connection: HTTPConnection) -> Decision | None:

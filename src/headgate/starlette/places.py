@@ -18,7 +18,7 @@ from starlette.routing import Match
 
 from headgate.asgi import RateLimitMiddleware
 from headgate.marks import Mark, marks_of
-from headgate.passage import Place, label_of, scope_of, short_name
+from headgate.passage import NOWHERE, Arrival, Place, label_of, scope_of, short_name
 
 Scope = MutableMapping[str, Any]
 
@@ -26,32 +26,26 @@ Scope = MutableMapping[str, Any]
 HANDLERS: Final = ("get", "head", "post", "put", "patch", "delete", "options", "query", "on_connect")
 
 
-class Target(NamedTuple):
-    """A place, and the marks as the decorators left them: those of a method are renamed in the place."""
-
-    place: Place
-    marks: tuple[Mark, ...] = ()
-
-
 class Targets(NamedTuple):
     """Where one endpoint can be reached: as a whole, or by a method that carries marks of its own."""
 
-    whole: Target
-    methods: Mapping[str, Target]
+    whole: Arrival
+    methods: Mapping[str, Arrival]
 
-    def of(self, scope: Scope) -> Target:
-        """The target of this request."""
+    def of(self, scope: Scope) -> Arrival:
+        """Where this request arrives."""
         if not self.methods:
             return self.whole
         return self.methods.get(self.handler(scope), self.whole)
+
+    def places(self) -> list[Place]:
+        """The places of them all."""
+        return [self.whole.place, *[each.place for each in self.methods.values()]]
 
     def handler(self, scope: Scope) -> str:
         """The name of the method that answers; a class without `head` answers HEAD by `get`."""
         handler = "on_connect" if scope["type"] == "websocket" else str(scope["method"]).lower()
         return "get" if handler == "head" and handler not in self.methods else handler
-
-
-NOWHERE: Final = Target(Place())
 
 
 class _Known(NamedTuple):
@@ -60,6 +54,21 @@ class _Known(NamedTuple):
     matches: Any
     targets: Targets
     below: Routes | None
+
+    def take(self, scope: Scope) -> tuple[Arrival, Scope] | None:
+        """Where this route takes a scope, and what it adds to it; None if it leaves the scope to another."""
+        try:
+            match, child = self.matches(scope)
+        except Exception:  # noqa: BLE001  # the router will raise the same, where the application's handlers see it
+            return NOWHERE, {}
+        if match is not Match.FULL:
+            return None
+        if self.below is None:
+            return self.targets.of(scope), child
+        below, added = self.below.find({**scope, **child})
+        if below is NOWHERE and not self.below.known:
+            return self.targets.of(scope), child  # something mounted that has no routes
+        return below, {**child, **added}
 
 
 class Routes:
@@ -71,23 +80,27 @@ class Routes:
         self._name = name
         self._count = -1
         self._known: list[_Known] = []
+        self._marked: list[tuple[_Known, list[_Known]]] = []  # what may lead to a mark, and what stands before it
 
-    def find(self, scope: Scope) -> tuple[Target, Scope]:
+    def find(self, scope: Scope) -> tuple[Arrival, Scope]:
         """Where a scope will be taken, and what the routes add to it; NOWHERE for a 404, a 405 or a redirect."""
         for route in self._learned():
-            try:
-                match, child = route.matches(scope)
-            except Exception:  # noqa: BLE001  # the router will raise the same, where the application's handlers see it
-                break
-            if match is not Match.FULL:
-                continue
-            if route.below is None:
-                return route.targets.of(scope), child
-            below, added = route.below.find({**scope, **child})
-            if below is NOWHERE and not route.below.known:
-                return route.targets.of(scope), child  # something mounted that has no routes
-            return below, {**child, **added}
+            taken = route.take(scope)
+            if taken is not None:
+                return taken
         return NOWHERE, {}
+
+    def find_marked(self, scope: Scope) -> Arrival:
+        """The same where a view carries a mark. All places without one are alike: NOWHERE, and soon found."""
+        if len(self._owner.routes) != self._count:
+            self._learned()
+        if self._marked:
+            seen = dict(scope)
+            for route, before in self._marked:
+                taken = route.take(seen)
+                if taken is not None:
+                    return NOWHERE if any(other.take(seen) for other in before) else taken[0]
+        return NOWHERE
 
     @property
     def known(self) -> bool:
@@ -99,12 +112,19 @@ class Routes:
         for route in self._learned():
             if route.below is not None:
                 yield from route.below.places()
-            yield from (target.place for target in (route.targets.whole, *route.targets.methods.values()))
+            yield from route.targets.places()
 
     def _learned(self) -> list[_Known]:
         routes = self._owner.routes
         if len(routes) != self._count:
             self._known = [self._learn(route) for route in _flat(routes) if hasattr(route, "matches")]
+            self._marked = []
+            before: list[_Known] = []
+            for route in self._known:
+                if route.below is not None or any([place.marks for place in route.targets.places()]):
+                    self._marked.append((route, before[:]))
+                else:
+                    before.append(route)
             self._count = len(routes)
         return self._known
 
@@ -123,11 +143,12 @@ class Ahead:
     """What lies ahead of one middleware: the routes that it leads to, or the endpoint that was matched outside it."""
 
     def __init__(self, app: Any) -> None:
-        self._owner = _owner_of(app)
-        self._routes: dict[int, tuple[Any, Routes]] = {}  # by owner
+        owner = _owner_of(app)
+        self.routes = None if owner is None else Routes(owner)
+        self._others: dict[int, tuple[Any, Routes]] = {}  # by owner
         self._targets: dict[int, tuple[Any, Targets]] = {}  # by endpoint
 
-    def find(self, scope: Scope) -> tuple[Target, Scope]:
+    def find(self, scope: Scope) -> tuple[Arrival, Scope]:
         """Where a request will be taken, and what the routes will add to its scope."""
         routes = self._routes_for(scope)
         if routes is not None:
@@ -147,14 +168,15 @@ class Ahead:
 
     def _routes_for(self, scope: Scope) -> Routes | None:
         """The routes of what the middleware leads to; None where there are none, or none that can be seen."""
-        owner = self._owner
-        if owner is None:  # the middleware of one route, or around something that hides what it wraps
-            owner = scope.get("endpoint", scope.get("app"))
-            if not isinstance(getattr(owner, "routes", None), list):
-                return None
-        known = self._routes.get(id(owner))
+        if self.routes is not None:
+            return self.routes
+        # The middleware of one route, or around something that hides what it wraps.
+        owner = scope.get("endpoint", scope.get("app"))
+        if not isinstance(getattr(owner, "routes", None), list):
+            return None
+        known = self._others.get(id(owner))
         if known is None:
-            known = self._routes[id(owner)] = owner, Routes(owner)
+            known = self._others[id(owner)] = owner, Routes(owner)
         return known[1]
 
 
@@ -163,17 +185,17 @@ def targets_of(endpoint: Any, template: str, *, names: tuple[str, ...] = ()) -> 
     label, marks = _label(endpoint), _marks(endpoint)
     called = tuple(dict.fromkeys(each for each in (*names, template, label) if each))
 
-    def target(renamed: tuple[Mark, ...], own: tuple[Mark, ...]) -> Target:
+    def arrival(renamed: tuple[Mark, ...], own: tuple[Mark, ...]) -> Arrival:
         view = (label, template, called, renamed)
-        return Target(Place(view, renamed, names=called, label=label, route=template), own)
+        return Arrival(Place(view, renamed, names=called, label=label, route=template), own)
 
     methods = {}
     for handler in HANDLERS if isinstance(endpoint, type) else ():
         own = marks_of(getattr(endpoint, handler, None))
         if own:
             renamed = _method_marks(own, f"{label}.{handler}", template)
-            methods[handler] = target((*marks, *renamed), (*marks, *own))
-    return Targets(target(marks, marks), methods)
+            methods[handler] = arrival((*marks, *renamed), (*marks, *own))
+    return Targets(arrival(marks, marks), methods)
 
 
 def is_built_late(app: Any) -> bool:
