@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.cluster import Cluster
+from tests.sentinels import Sentinels
 from tests.servers import Server, redis_server, valkey_server
 
 # A real server may be slow once; that is no error. (In CI the parent is Hypothesis's own "ci" profile.)
@@ -14,6 +16,7 @@ settings.register_profile("headgate", settings(), deadline=None)
 settings.load_profile("headgate")
 
 SERVERS = ("valkey", "redis6")  # the names of the fixtures, for indirect use and for `server`
+CLUSTERS = ("cluster", "redis6_cluster")
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +38,38 @@ def server(request: pytest.FixtureRequest) -> Server:
     """Each of the real servers in turn."""
     found: Server = request.getfixturevalue(request.param)
     return found
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Three masters of Valkey 9, shared by the worker's tests: use keys of your own, or `cluster.flush()`."""
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def redis6_cluster() -> Iterator[Cluster]:
+    """Three masters of Redis 6.2, shared by the worker's tests: use keys of your own, or `redis6_cluster.flush()`."""
+    with Cluster(redis_server) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session", params=CLUSTERS)
+def each_cluster(request: pytest.FixtureRequest) -> Cluster:
+    """Each of the clusters in turn."""
+    found: Cluster = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def moving_cluster(each_cluster: Cluster) -> Iterator[Cluster]:
+    """Each of the clusters in turn, to move slots and to stop nodes: as it was when the test ends, and empty."""
+    yield each_cluster
+    each_cluster.restore()
+
+
+@pytest.fixture
+def sentinels() -> Iterator[Sentinels]:
+    """A master with a replica under three Sentinels, for one test."""
+    with Sentinels() as sentinels:
+        yield sentinels

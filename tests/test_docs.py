@@ -35,9 +35,10 @@ from headgate.algorithms import ALGORITHMS
 from headgate.cli.commands import headgate as command_line
 from headgate.http import DIALECTS
 from headgate.marks import make_mark
+from headgate.plan import FAILURE_POLICIES
 from headgate.quota import _UNITS
 from headgate.rule import Rule
-from headgate.settings import FAILURE_POLICIES, Settings
+from headgate.settings import Settings
 from headgate.stores import SCHEMES
 from tests.servers import Server
 
@@ -183,7 +184,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    listed = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    listed = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
     assert sorted(listed) == [page.name for page in PAGES[1:]]
 
 
@@ -215,7 +216,7 @@ TABLES = {  # where → what must stand there, no less and no more
     ("settings.md", "The decorator"): {"override_defaults"},
     ("answers.md", "Dialects"): set(DIALECTS),
     ("answers.md", "What a decision says"): {name for name in vars(headgate.Decision) if name[0] != "_"} - INNER,
-    ("redis.md", "When the server is down"): set(FAILURE_POLICIES),
+    ("failure.md", "Policies"): set(FAILURE_POLICIES),
     ("testing.md", "Exams"): {name for name in headgate.testing.__all__ if name.endswith("Exam")},
     ("testing.md", "Tests that are not about limits"): {
         name for name in headgate.testing.__all__ if not name.endswith("Exam")

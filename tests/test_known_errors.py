@@ -48,7 +48,7 @@ def limiter(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Limi
     if request.param != "memory":
         server = request.getfixturevalue(request.param)
         server.flush()
-        where = f"{server.url}?socket_timeout=10"
+        where = server.url
     with Limiter(where, clock=clock) as made:
         yield made
 
@@ -89,7 +89,7 @@ def test_03_a_hit_pushes_the_end_of_the_window_away(limiter: Limiter, clock: Man
 @ALGORITHMS
 def test_04_a_key_without_expiry(server: Server, wire: Any, algorithm: str) -> None:
     """State and expiry are written by one script: no crash can come between."""
-    with Limiter(f"{server.url}?socket_timeout=10", algorithm=algorithm) as limiter:
+    with Limiter(server.url, deadline=10, algorithm=algorithm) as limiter:
         for cost in (1, 1, 2):
             limiter.hit("3/minute; 5/hour", "a", cost=cost)
             assert [wire.pttl(key) > 0 for key in wire.scan_iter()] == [True, True]
@@ -100,7 +100,7 @@ def test_04_a_key_without_expiry(server: Server, wire: Any, algorithm: str) -> N
     "text", ["3/microsecond", "3 per 999 microseconds", "3 per 1001 microseconds", "3/second", "3/minute"]
 )
 def test_05_an_expiry_of_zero_or_shorter_than_the_state(server: Server, wire: Any, algorithm: str, text: str) -> None:
-    with Limiter(f"{server.url}?socket_timeout=10", algorithm=algorithm) as limiter:
+    with Limiter(server.url, deadline=10, algorithm=algorithm) as limiter:
         whole = limiter.hit(text, "a", cost=3).reset_after
         (left,) = [wire.pttl(key) for key in wire.scan_iter()] or [0]
         assert left >= whole * 1000 - 1000  # less the time between the two calls
@@ -109,7 +109,7 @@ def test_05_an_expiry_of_zero_or_shorter_than_the_state(server: Server, wire: An
 @pytest.mark.parametrize("start", [1_000_000_000.000001, 1_760_000_000.999999, 4_102_444_800.000001])
 def test_06_floats_lose_the_last_microsecond(server: Server, start: float) -> None:
     clock = ManualClock(start)
-    with Limiter(f"{server.url}?socket_timeout=10", clock=clock) as limiter:
+    with Limiter(server.url, deadline=10, clock=clock) as limiter:
         for algorithm in NAMES:
             clock.advance_us(1)
             who = f"{start} {server.name}"
@@ -124,7 +124,7 @@ def test_06_floats_lose_the_last_microsecond(server: Server, start: float) -> No
 
 @ALGORITHMS
 def test_07_tostring_keeps_fourteen_digits(server: Server, wire: Any, clock: ManualClock, algorithm: str) -> None:
-    with Limiter(f"{server.url}?socket_timeout=10", clock=clock, algorithm=algorithm) as limiter:
+    with Limiter(server.url, deadline=10, clock=clock, algorithm=algorithm) as limiter:
         limiter.hit("5/minute", "a")
         (key,) = wire.scan_iter()
         kept = {"list": wire.lrange, "string": lambda name, *_: [wire.get(name)], "zset": wire.zrange}[wire.type(key)](
@@ -247,7 +247,7 @@ def test_21_two_limits_share_a_key(limiter: Limiter, algorithm: str) -> None:
 
 
 def test_22_the_keys_of_a_plan_lie_in_several_slots(server: Server, wire: Any) -> None:
-    with Limiter(f"{server.url}?socket_timeout=10") as limiter:
+    with Limiter(server.url, deadline=10) as limiter:
         for who in ("a", "{b}", "}{", "c{d}e", "\0"):
             wire.flushall()
             limiter.hit("1/second; 2/minute; 3/hour; 4/day", who, action="{x}y")
@@ -258,7 +258,7 @@ def test_22_the_keys_of_a_plan_lie_in_several_slots(server: Server, wire: Any) -
 
 def test_25_a_cancelled_call_leaves_its_reply_to_the_next() -> None:
     async def main(server: Server) -> None:
-        async with AsyncLimiter(f"{server.url}?socket_timeout=10&max_connections=1") as limiter:
+        async with AsyncLimiter(f"{server.url}?max_connections=1", deadline=10) as limiter:
             await limiter.hit("7/hour", "first")
             server.pause()
             task = asyncio.create_task(limiter.hit("7/hour", "first", cost=5))
@@ -305,7 +305,7 @@ def test_36_the_window_before_dies_too_soon(limiter: Limiter, clock: ManualClock
 
 
 def test_36_its_key_lives_for_two_windows(server: Server, wire: Any) -> None:
-    with Limiter(f"{server.url}?socket_timeout=10", algorithm="sliding-counter") as limiter:
+    with Limiter(server.url, deadline=10, algorithm="sliding-counter") as limiter:
         limiter.hit("4/minute", "a")
         assert [wire.pttl(key) > 110_000 for key in wire.scan_iter()] == [True]
 

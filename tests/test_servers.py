@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import Server, free_port, redis_server, valkey_server
+from tests.servers import Server, ask, free_port, is_master, redis_server, valkey_server, wait_until
 
 ROOT = Path(__file__).parent.parent
 MAKERS = pytest.mark.parametrize("make", [valkey_server, redis_server])
@@ -92,9 +92,37 @@ def test_a_restart_keeps_the_address_and_nothing_else() -> None:
         assert server.command("DBSIZE") == "0"
 
 
+def test_a_killed_server_leaves_its_files_until_it_is_stopped() -> None:
+    with valkey_server() as server:
+        left = Path(server.socket).parent / "left"
+        left.touch()
+        server.kill()
+        assert left.exists()
+        assert not server.up
+        server.start()
+        assert server.up
+    assert not left.parent.exists()
+
+
+def test_ask_takes_words_and_gives_values(server: Server) -> None:
+    assert ask(server, "RPUSH", "asked for", "a b", "c") == 2
+    assert ask(server, "LRANGE", "asked for", 0, -1) == ["a b", "c"]
+    assert is_master(server)
+    server.flush()
+
+
+def test_waiting_ends() -> None:
+    wait_until("it", iter([False, True]).__next__)
+    with valkey_server() as server:
+        server.kill()
+        with pytest.raises(TimeoutError, match="it: not within"):
+            wait_until("it", ask, server, "PING", patience=0.05)
+
+
 def test_a_paused_server_hangs_and_can_be_stopped() -> None:
     with valkey_server() as server:
         server.pause()
+        assert not server.up
         with socket.create_connection(("127.0.0.1", server.port), timeout=0.05) as connection:
             connection.sendall(b"PING\r\n")
             with pytest.raises(TimeoutError):

@@ -1,0 +1,254 @@
+"""The benchmark's pure parts: what is said of figures, the budgets, the tables, and that the page shows its figures."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from bench import figures, plots, report
+from bench.budgets import BUDGETS, DICT, MEMORY, NONE, Budget, verdicts
+from bench.figures import Figure, Spread, added, by_merit, ratio, spread
+from bench.race import Contender, Course, Effort
+from bench.report import GRIDS, budget_rows, markdown, rows
+from bench.scale import model, tables
+from bench.scale import page as scale
+from headgate.algorithms import ALGORITHMS
+
+ROOT = Path(__file__).parent.parent
+
+
+def figure(*samples: float, contender: str = "headgate", topic: str = MEMORY, measure: str = "time") -> Figure:
+    role: figures.Role = "headgate" if contender.startswith("headgate") else "peer"
+    return Figure(topic, measure, contender, role, samples)
+
+
+def test_the_pure_parts_need_neither_a_peer_nor_headgate() -> None:
+    script = (
+        "import sys, bench.plots, bench.race, bench.scale.page; "
+        "print(*sorted({name.split('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
+    )
+    printed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT)
+    assert not {"headgate", "limits", "redis", "rich", "starlette", "throttled"} & set(printed.stdout.split())
+
+
+@pytest.mark.parametrize("module", [figures, report, model, tables], ids=lambda module: module.__name__)
+def test_doctests(module: ModuleType) -> None:
+    assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [([7.0], (7, 7, 7)), ([1.0, 3.0], (1.5, 2, 2.5)), ([9.0, 1.0, 5.0], (3, 5, 7)), ([2.0] * 8, (2, 2, 2))],
+)
+def test_spread(samples: list[float], expected: Spread) -> None:
+    assert spread(samples) == expected
+
+
+@pytest.mark.parametrize(
+    ("ours", "base", "expected"),
+    [
+        (figure(2, 4, 60), figure(1, 2, 30), 2),  # a slow round is slow for both
+        (figure(4, 8), figure(1, 2, 3), 3),  # rounds that do not pair: by the median of the base
+        (figure(3, 4, measure="added"), figure(-1, 9, measure="added"), 0.875),  # never by a difference near nothing
+    ],
+)
+def test_ratio(ours: Figure, base: Figure, expected: float) -> None:
+    assert ratio(ours, base).middle == pytest.approx(expected)
+
+
+def test_added_is_round_by_round() -> None:
+    extra = added(figure(100, 130, measure="cpu"), figure(90, 100, measure="cpu"))
+    assert (extra.measure, extra.samples) == ("added", (10, 30))
+
+
+@pytest.mark.parametrize(("measure", "first"), [("time", "b"), ("rate", "a")])
+def test_by_merit(measure: str, first: str) -> None:
+    both = [figure(2, contender="a", measure=measure), figure(1, contender="b", measure=measure)]
+    assert by_merit(both)[0].contender == first
+
+
+def test_json_keeps_figures() -> None:
+    kept = figures.to_json([figure(1.23456, 2)])
+    assert figures.from_json(json.loads(json.dumps(kept))) == [figure(1.235, 2)]
+
+
+LEAST = Budget("x", (MEMORY,), "time", 0.5, against=("a", "b"))
+MOST = Budget("x", ("t",), "requests", 1, against=(NONE,), at_least=True)
+
+
+@pytest.mark.parametrize(
+    ("budget", "known", "met"),
+    [
+        (LEAST, [figure(5), figure(10, contender="a"), figure(11, contender="b")], True),
+        (LEAST, [figure(5.1), figure(10, contender="a"), figure(11, contender="b")], False),
+        (LEAST, [figure(5), figure(10, contender="a")], None),  # the best of those that are there may not be the best
+        (LEAST, [figure(10, contender="a"), figure(11, contender="b")], None),
+        (
+            MOST,
+            [figure(7, topic="t", measure="requests"), figure(7, contender=NONE, topic="t", measure="requests")],
+            True,
+        ),
+        (Budget("x", ("t", "u"), "bytes", 9), [figure(9, topic=each, measure="bytes") for each in "tu"], True),
+        (
+            Budget("x", ("t", "u"), "bytes", 9),
+            [figure(8, topic="t", measure="bytes"), figure(10, topic="u", measure="bytes")],
+            False,  # the worst of them counts
+        ),
+    ],
+)
+def test_verdicts(budget: Budget, known: list[Figure], met: bool | None) -> None:
+    (verdict,) = verdicts(known, [budget])
+    assert verdict.met is met
+
+
+def test_at_least() -> None:
+    known = [figure(n, contender=name, topic="t", measure="requests") for n, name in ((9, "headgate"), (10, NONE))]
+    assert verdicts(known, [MOST])[0].met is False
+    assert verdicts(known, [MOST._replace(bound=0.9)])[0].met is True
+
+
+def test_every_budget_has_its_words() -> None:
+    assert all(re.fullmatch(r"[≤≥] [\d.]+ (×|B|ms).*", budget.words) for budget in BUDGETS)
+    assert len({(budget.what, budget.words) for budget in BUDGETS}) == len(BUDGETS)
+
+
+def test_rows_hold_everybody_against_the_floor_and_headgate() -> None:
+    known = [
+        figure(8, 8, contender="slow"),
+        figure(4, 4),
+        Figure(MEMORY, "time", DICT, "floor", (2.0, 2.0)),
+        figure(1, 3, contender="quick"),
+    ]
+    table = rows(GRIDS[0], known)
+    assert table[0][-2:] == ["× floor", "× headgate"]
+    assert [row[0] for row in table[1:]] == [DICT, "quick", "headgate", "slow"]
+    assert table[2][1:] == ["2.00 (1.50–2.50)", "–", "–", "–", "1.00", "0.50"]
+    assert table[4][-2:] == ["4.00", "2.00"]
+    assert rows(GRIDS[0], []) == []
+
+
+def test_budget_rows() -> None:
+    table = budget_rows(verdicts([figure(5)], [Budget("import", (MEMORY,), "time", 6)]))
+    assert markdown(table).splitlines()[-1] == "| import | ≤ 6 µs | 5.00 | met |"
+
+
+def test_a_race_takes_turns_and_drops_who_fails() -> None:
+    told: list[str] = []
+    order: list[str] = []
+
+    def turn(name: str, number: int) -> dict[str, float]:
+        order.append(f"{name}{number}")
+        if name == "c" and number == 1:
+            raise OSError("gone")
+        return {"time": float(number)}
+
+    course = Course(Effort(rounds=2, checks=1, seconds=60), told.append)
+    found = course.race([Contender("t", name, "peer", lambda number, name=name: turn(name, number)) for name in "abc"])  # type: ignore[misc]
+    assert order == ["a0", "b0", "c0", "b1", "c1", "a1", "a2", "b2"]
+    assert [(each.contender, each.samples) for each in found] == [("b", (1.0, 2.0)), ("a", (1.0, 2.0))]
+    assert told == course.troubles == ["t: c is out: OSError: gone"]
+
+
+def test_the_group_pins_everything() -> None:
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["dependency-groups"]
+    assert [pin for pin in groups["bench"] if not re.fullmatch(r"[a-z-]+==[\w.]+", pin)] == []
+
+
+def kept() -> dict[str, object]:
+    run: dict[str, object] = json.loads(plots.KEPT.read_text("utf-8"))
+    return run
+
+
+def test_the_page_shows_the_figures_that_are_kept() -> None:
+    text = plots.PAGE.read_text("utf-8")
+    assert plots.page(text, kept()) == text, "run python -m bench.plots"
+    marked = set(re.findall(r"<!-- bench: (\w+) -->", text))
+    assert marked == {grid.name for grid in GRIDS} - {"fastapi", "process", "import"} | {"budgets", "machine"}
+
+
+@pytest.mark.parametrize("plot", plots.PLOTS, ids=lambda plot: plot.name)
+def test_the_pictures_show_them_too(plot: plots.Plot) -> None:
+    found = figures.from_json(kept()["figures"])  # type: ignore[arg-type]
+    drawn = plots.draw(plot, plots.panels(plot, found))
+    assert plots.picture(plot).read_text("utf-8") == drawn, "run python -m bench.plots"
+    ET.fromstring(drawn)
+    assert drawn.count('class="headgate"') >= len(plot.topics)
+
+
+def test_every_topic_of_a_budget_is_in_a_table() -> None:
+    shown = {(column.topic, column.measure) for grid in GRIDS for column in grid.columns}
+    assert {(topic, budget.measure) for budget in BUDGETS for topic in budget.topics} <= shown
+
+
+def carried(*, wire: float, script: float, further: float, busy: float = 100, others: float = 1) -> model.Known:
+    """A world in which the model is right."""
+    truth, found = model.Core(script, further, wire), []
+    wanted = [(1, depth) for depth in model.DEPTHS] + [(2, model.DEEP), (3, model.DEEP), (3, 1)]
+    for name in model.ALGORITHMS:
+        for rules, depth in wanted:
+            us, topic = truth.us(rules=rules, depth=depth), model.Point(name, rules, depth=depth).topic
+            told = {"server": us, "rate": 1e6 / us, "busy": busy}
+            found += [figure(value, contender=name, topic=topic, measure=each) for each, value in told.items()]
+    for kind in model.KINDS:
+        for count, rate in ((1, 12_500 if kind.waits else 16_667), (2, 25_000)):
+            told = {"worker": 60, "server": 20, "rate": rate, "others": others}
+            topic = model.PROCESSES.format(count)
+            found += [figure(value, contender=kind.name, topic=topic, measure=each) for each, value in told.items()]
+    for size in model.SIZES:
+        found += [figure(150, contender=each, topic=size.topic, measure="bytes") for each in ("1000", "10000")]
+    return model.Known(found)
+
+
+def test_a_model_is_found_again() -> None:
+    known = carried(wire=32, script=15, further=8)
+    assert model.core(known) == pytest.approx((15, 8, 32))
+    assert model.core(known, "gcra").rate(rules=2) == pytest.approx(1e6 / (15 + 8 + 32))
+    found = model.predictions(known, cores=2)
+    assert len(found) == 2 + 1 + 1 + 1 + 2 * len(model.KINDS)
+    assert [each.error for each in model.sizes_foretold(known)] == [0] * len(model.SIZES)
+    assert [each.what for each in found if each.error is None or abs(each.error) > 0.001] == []
+
+
+@pytest.mark.parametrize(("busy", "others", "unknown"), [(50, 1, {"at once"}), (100, 40, {"worker"})])
+def test_a_busy_machine_checks_no_model(busy: float, others: float, unknown: set[str]) -> None:
+    found = model.predictions(carried(wire=32, script=15, further=8, busy=busy, others=others), cores=2)
+    assert {
+        word for each in found if each.error is None for word in ("at once", "worker") if word in each.what
+    } == unknown
+
+
+def test_a_model_that_is_wrong_says_by_how_much() -> None:
+    assert model.Prediction("x", predicted=150, measured=100).error == pytest.approx(0.5)
+    assert model.worst([model.Prediction("x", 1, None)]) is None
+
+
+def test_the_model_knows_every_algorithm() -> None:
+    assert set(model.ALGORITHMS) == {module.NAMES[0] for module in ALGORITHMS.values()}
+
+
+def kept_scale() -> dict[str, object]:
+    run: dict[str, object] = json.loads(scale.KEPT.read_text("utf-8"))
+    return run
+
+
+def test_the_page_of_scale_shows_the_figures_that_are_kept() -> None:
+    text = scale.PAGE.read_text("utf-8")
+    assert scale.page(text, kept_scale()) == text, "run python -m bench.scale.page"
+    assert set(re.findall(r"<!-- bench: (\w+) -->", text)) == set(tables.SECTIONS)
+
+
+@pytest.mark.parametrize("plot", scale.PLOTS, ids=lambda plot: plot.name)
+def test_the_pictures_of_scale_show_them_too(plot: plots.Plot) -> None:
+    drawn = scale.drawn(plot, kept_scale())
+    assert scale.picture(plot).read_text("utf-8") == drawn, "run python -m bench.scale.page"
+    ET.fromstring(drawn)
+    assert f"{scale.picture(plot).name})" in scale.PAGE.read_text("utf-8")
