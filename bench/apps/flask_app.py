@@ -1,0 +1,51 @@
+"""Flask: `gunicorn bench.apps.flask_app:app`."""
+
+from collections.abc import Callable
+
+import flask_limiter
+from flask import Flask, Response, request
+
+from bench.apps import BODY, LIMIT, LIMITER, STORE
+from headgate.flask import RateLimiter
+
+
+def empty(app: Flask) -> None:
+    """What any pair of hooks costs."""
+
+    @app.before_request
+    def before() -> None:
+        return None
+
+    @app.after_request
+    def after(response: Response) -> Response:
+        return response
+
+
+def headgate(app: Flask) -> None:
+    RateLimiter(app, store=STORE, default_limits=[LIMIT], key="header:X-User")
+
+
+def of_flask_limiter(app: Flask) -> None:
+    flask_limiter.Limiter(
+        lambda: request.headers["X-User"],
+        app=app,
+        default_limits=[LIMIT],
+        storage_uri=STORE,
+        headers_enabled=True,
+    )
+
+
+LIMITERS: dict[str, Callable[[Flask], object]] = {
+    "none": lambda app: None,
+    "empty": empty,
+    "headgate": headgate,
+    "Flask-Limiter": of_flask_limiter,
+}
+
+app = Flask(__name__)
+LIMITERS[LIMITER](app)
+
+
+@app.get("/")
+def home() -> str:
+    return BODY

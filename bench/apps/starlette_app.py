@@ -1,0 +1,90 @@
+"""Starlette: `uvicorn bench.apps.starlette_app:app`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import limits
+import limits.aio.storage
+import limits.aio.strategies
+import slowapi
+import slowapi.middleware
+from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bench.apps import BODY, LIMIT, LIMITER, STORE
+from headgate.starlette import RateLimitMiddleware
+
+
+async def home(request: Request) -> Response:
+    return PlainTextResponse(BODY)
+
+
+class Empty:
+    """What any middleware costs that looks at the response's start."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def passing(message: Message) -> None:
+            await send(message)
+
+        await self.app(scope, receive, passing)
+
+
+class Base(BaseHTTPMiddleware):
+    """What Starlette's own base class costs."""
+
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        return await call_next(request)
+
+
+class ByHand:
+    """limits as one would put it into a pure ASGI middleware: asyncio, one hit, no header fields."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        if STORE == "memory://":
+            storage: Any = limits.aio.storage.MemoryStorage()
+        else:
+            storage = limits.aio.storage.RedisStorage(f"async+{STORE}", implementation="redispy")
+        self.limiter = limits.aio.strategies.FixedWindowRateLimiter(storage)
+        self.item = limits.parse(LIMIT)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or await self.limiter.hit(self.item, dict(scope["headers"])[b"x-user"].decode()):
+            await self.app(scope, receive, send)
+        else:
+            await PlainTextResponse("Too Many Requests", 429)(scope, receive, send)
+
+
+def headgate(app: Starlette) -> None:
+    app.add_middleware(RateLimitMiddleware, store=STORE, default_limits=[LIMIT], key="header:X-User")
+
+
+def of_slowapi(app: Starlette) -> None:
+    app.state.limiter = slowapi.Limiter(
+        key_func=lambda request: request.headers["x-user"],
+        default_limits=[LIMIT],
+        storage_uri=STORE,
+        headers_enabled=True,
+    )
+    app.add_exception_handler(slowapi.errors.RateLimitExceeded, slowapi._rate_limit_exceeded_handler)  # type: ignore[arg-type]
+    app.add_middleware(slowapi.middleware.SlowAPIASGIMiddleware)
+
+
+LIMITERS: dict[str, Callable[[Starlette], None]] = {
+    "none": lambda app: None,
+    "empty": lambda app: app.add_middleware(Empty),
+    "base": lambda app: app.add_middleware(Base),
+    "headgate": headgate,
+    "slowapi": of_slowapi,
+    "limits by hand": lambda app: app.add_middleware(ByHand),
+}
+
+app = Starlette(routes=[Route("/", home)])
+LIMITERS[LIMITER](app)

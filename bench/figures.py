@@ -1,0 +1,108 @@
+"""Figure: what was measured, once for each round; and what may be said of several figures.
+
+Pure: no clock, no peer, no headgate. A ratio pairs the rounds of two figures, because contenders take turns: what
+slows the machine down for a while slows both, and leaves their ratio as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median, quantiles
+from typing import Any, Final, Literal, NamedTuple
+
+Role = Literal["headgate", "peer", "floor"]
+
+
+class Measure(NamedTuple):
+    """What is measured: its unit, how many digits are of interest, and which way is good."""
+
+    title: str
+    unit: str
+    digits: int
+    more_is_better: bool = False
+
+
+MEASURES: Final = {
+    "time": Measure("time for one check", "µs", 2),
+    "rate": Measure("checks a second", "/s", 0, more_is_better=True),
+    "requests": Measure("requests a second", "/s", 0, more_is_better=True),
+    "p50": Measure("median latency", "ms", 2),
+    "p99": Measure("99 % of latencies", "ms", 2),
+    "cpu": Measure("CPU of the worker for one request", "µs", 1),
+    "added": Measure("CPU added to one request", "µs", 1),
+    "server": Measure("CPU of the server for one check", "µs", 2),
+    "script": Measure("of that, inside the script", "µs", 2),
+    "bytes": Measure("bytes for one key", "B", 0),
+    "start": Measure("beyond the interpreter's own start", "ms", 1),
+}
+
+
+class Spread(NamedTuple):
+    """A median, and the quartiles around it."""
+
+    low: float
+    middle: float
+    high: float
+
+
+class Figure(NamedTuple):
+    """One measure of one contender under one topic; a sample for each round."""
+
+    topic: str
+    measure: str
+    contender: str
+    role: Role
+    samples: tuple[float, ...]
+
+    @property
+    def spread(self) -> Spread:
+        return spread(self.samples)
+
+    @property
+    def middle(self) -> float:
+        return median(self.samples)
+
+
+def spread(samples: Sequence[float]) -> Spread:
+    """The quartiles; a single sample is all three.
+
+    >>> spread([4, 1, 3, 2, 5])
+    Spread(low=2.0, middle=3.0, high=4.0)
+    """
+    if len(samples) == 1:
+        return Spread(samples[0], samples[0], samples[0])
+    low, middle, high = quantiles(samples, n=4, method="inclusive")
+    return Spread(low, middle, high)
+
+
+def ratio(figure: Figure, base: Figure) -> Spread:
+    """How many times `base` the figure is: round by round where that can be, else by the median of `base`.
+
+    What was added is a small difference of two large numbers, and a quotient of two such says nothing: of those, too,
+    only the median is divided by.
+    """
+    if len(figure.samples) == len(base.samples) and figure.measure != "added":
+        return spread([each / other for each, other in zip(figure.samples, base.samples, strict=True)])
+    return spread([each / base.middle for each in figure.samples])
+
+
+def added(figure: Figure, base: Figure) -> Figure:
+    """What the figure has beyond `base`, round by round."""
+    rounds = zip(figure.samples, base.samples, strict=True)
+    return figure._replace(measure="added", samples=tuple(each - other for each, other in rounds))
+
+
+def by_merit(figures: Sequence[Figure]) -> list[Figure]:
+    """From best to worst, by their medians; all of one measure."""
+    more = bool(figures) and MEASURES[figures[0].measure].more_is_better
+    return sorted(figures, key=lambda each: each.middle, reverse=more)
+
+
+def to_json(figures: Iterable[Figure]) -> list[dict[str, Any]]:
+    """Figures as JSON keeps them: four digits say more than the machine knows."""
+    return [{**each._asdict(), "samples": [float(f"{sample:.4g}") for sample in each.samples]} for each in figures]
+
+
+def from_json(found: Iterable[dict[str, Any]]) -> list[Figure]:
+    """What `to_json` made, read back."""
+    return [Figure(**{**each, "samples": tuple(each["samples"])}) for each in found]

@@ -1,0 +1,195 @@
+"""Whole applications on real servers under load: what a limiter adds to a request, and what a flood of refusals costs.
+
+All servers run at the same time and idle while it is not their turn. CPU is that of the worker process, as the kernel
+accounts for it, for each request that was answered; "added" is less that of the same application without a limiter,
+in the same round.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.budgets import NONE
+from bench.figures import Figure, Role, added
+from bench.load import load
+from bench.race import Contender, Course, Turn
+from tests.running import ask, running
+from tests.servers import Server, free_port, valkey_server
+
+IDENTITIES = 1_000
+PLENTY, FEW = "1000000", "10"
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+class App(NamedTuple):
+    """One application: what the benchmark calls it, and how its module is told."""
+
+    name: str
+    limiter: str
+    redis: bool
+    role: Role
+
+
+def _both(name: str, role: Role = "peer", limiter: str | None = None) -> tuple[App, App]:
+    inner = name if limiter is None else limiter
+    return App(f"{name} memory", inner, redis=False, role=role), App(f"{name} Redis", inner, redis=True, role=role)
+
+
+def _floor(name: str, limiter: str) -> App:
+    return App(name, limiter, redis=False, role="floor")
+
+
+class Framework(NamedTuple):
+    name: str
+    module: str
+    server: str
+    apps: tuple[App, ...]
+
+
+FRAMEWORKS = (
+    Framework(
+        "Starlette",
+        "bench.apps.starlette_app:app",
+        "uvicorn",
+        (
+            _floor(NONE, "none"),
+            _floor("an empty middleware", "empty"),
+            _floor("an empty BaseHTTPMiddleware", "base"),
+            *_both("headgate", "headgate"),
+            *_both("slowapi"),
+            *_both("limits by hand"),
+        ),
+    ),
+    Framework(
+        "FastAPI",
+        "bench.apps.fastapi_app:app",
+        "uvicorn",
+        (_floor(NONE, "none"), *_both("headgate", "headgate"), *_both("fastapi-limiter")),
+    ),
+    Framework(
+        "Flask",
+        "bench.apps.flask_app:app",
+        "gunicorn",
+        (_floor(NONE, "none"), _floor("empty hooks", "empty"), *_both("headgate", "headgate"), *_both("Flask-Limiter")),
+    ),
+    Framework(
+        "Django",
+        "bench.apps.django_app:app",
+        "gunicorn",
+        (
+            _floor(NONE, "none"),
+            _floor("an empty middleware", "empty"),
+            *_both("headgate", "headgate"),
+            *_both("django-ratelimit"),
+        ),
+    ),
+)
+
+
+def measure(course: Course) -> list[Figure]:
+    """Requests that pass, of a thousand identities."""
+    figures = []
+    for framework in FRAMEWORKS:
+        with valkey_server() as redis, ExitStack() as stack:
+            contenders = []
+            for app in framework.apps:
+                worker = stack.enter_context(_serving(framework, app, redis=redis, limit=PLENTY))
+                contenders.append(
+                    Contender(framework.name, app.name, app.role, worker.turn(course, identities=IDENTITIES))
+                )
+            found = course.race(contenders)
+        figures += [*found, *_added(found)]
+    return figures
+
+
+def measure_flood(course: Course) -> list[Figure]:
+    """One client far above its limit, over Redis."""
+    figures = []
+    for framework in FRAMEWORKS:
+        with valkey_server() as redis, ExitStack() as stack:
+            contenders = []
+            for app in framework.apps:
+                if not app.redis and app.name != NONE:
+                    continue
+                worker = stack.enter_context(_serving(framework, app, redis=redis, limit=FEW))
+                turn = worker.turn(course, identities=1, refusing=app.name != NONE)
+                contenders.append(
+                    Contender(f"flood, {framework.name}", app.name.removesuffix(" Redis"), app.role, turn)
+                )
+            figures += course.race(contenders)
+    return figures
+
+
+def _added(figures: Sequence[Figure]) -> list[Figure]:
+    cpu = [each for each in figures if each.measure == "cpu"]
+    base = next((each for each in cpu if each.contender == NONE), None)
+    return [] if base is None else [added(each, base) for each in cpu if each is not base]
+
+
+class Worker(NamedTuple):
+    """The one process that answers on this port."""
+
+    port: int
+    pid: int
+
+    def turn(self, course: Course, *, identities: int, refusing: bool = False) -> Turn:
+        def turn(number: int) -> dict[str, float]:
+            before = self.cpu()
+            found = load(self.port, course.effort.turn if number else 1, identities=identities)
+            cpu = self.cpu() - before
+            share = found.refused / found.requests
+            if number and abs(share - refusing) > 0.01:  # the first round is when a flood spends what it may
+                raise RuntimeError(f"{share:.1%} of the requests were refused")
+            return {
+                "requests": found.requests / found.seconds,
+                "p50": found.p50,
+                "p99": found.p99,
+                "cpu": cpu / found.requests * 1e6,
+            }
+
+        return turn
+
+    def cpu(self) -> float:
+        """Seconds of CPU, its own and the kernel's for it, threads that have ended included."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+@contextmanager
+def _serving(framework: Framework, app: App, *, redis: Server, limit: str) -> Iterator[Worker]:
+    """The application on a port of its own, with one worker."""
+    port = free_port()
+    environ = {
+        "BENCH_LIMITER": app.limiter,
+        "BENCH_STORE": redis.url if app.redis else "memory://",
+        "BENCH_LIMIT": limit,
+        "WEB_CONCURRENCY": "1",
+    }
+    with running(_command(framework, port), port, env=environ) as process:
+        answer = ask(port, "GET", "/", {"X-User": "first"})
+        if answer.status != 200:
+            raise RuntimeError(f"{framework.name} with {app.name} answers {answer.status}: {answer.body[:200]!r}")
+        yield Worker(port, _child(process.pid) if framework.server == "gunicorn" else process.pid)
+
+
+def _command(framework: Framework, port: int) -> list[str]:
+    if framework.server == "uvicorn":
+        options = ["--loop", "uvloop", "--http", "httptools", "--no-access-log", "--log-level", "warning"]
+        return ["-m", "uvicorn", framework.module, "--host", "127.0.0.1", "--port", str(port), *options]
+    options = ["--workers", "1", "--worker-class", "gthread", "--threads", "1", "--log-level", "warning"]
+    return ["-m", "gunicorn", framework.module, "--bind", f"127.0.0.1:{port}", *options]
+
+
+def _child(pid: int) -> int:
+    """The only child of a process: gunicorn's worker."""
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
+
+
+if sys.platform != "linux":
+    raise RuntimeError("the CPU of a worker is read from /proc: only on Linux")

@@ -1,0 +1,95 @@
+"""A check in this process's memory: one identity, a thousand, a hundred thousand, and one that is refused."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+
+from bench.budgets import DICT, FLOORS, MEMORY
+from bench.figures import Figure, Role
+from bench.peers import PROOF, Limit, Maker, memory_makers, prove
+from bench.race import Contender, Course, Turn, checks
+
+PLENTY = Limit(10_000, "hour")
+Keys = Callable[[int, int], Sequence[str]]
+"""The keys of one turn, from the number of the round and how many are wanted."""
+
+
+class Table:
+    """The least that a limiter between threads does: a method that takes a lock and looks a key up."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows: dict[str, int] = {}
+
+    def hit(self, key: str) -> int:
+        with self._lock:
+            return self._rows.setdefault(key, 0)
+
+
+def measure(course: Course) -> list[Figure]:
+    """All four."""
+    proven = {}
+    for name, maker in memory_makers().items():
+        prove(maker(PROOF), name)
+        proven[name] = maker
+    figures = _case(course, "memory, one identity", proven, keys=_one)
+    figures += _case(course, MEMORY, proven, keys=_many(1_000))
+    figures += _case(course, "memory, 100,000 identities", proven, keys=_many(100_000), limit=Limit(100, "minute"))
+    figures += _case(course, "memory, refused", proven, keys=_refused, limit=Limit(1, "hour"))
+    return figures
+
+
+def _case(course: Course, topic: str, makers: dict[str, Maker], *, keys: Keys, limit: Limit = PLENTY) -> list[Figure]:
+    contenders = [Contender(topic, DICT, "floor", _turn(course, Table().hit, keys))]
+    for name, maker in makers.items():
+        hit = maker((limit,)).hit
+        contenders.append(Contender(topic, name, role_of(name), _turn(course, hit, keys)))
+    return course.race(contenders)
+
+
+def role_of(name: str) -> Role:
+    if name in FLOORS:
+        return "floor"
+    return "headgate" if name.startswith("headgate") else "peer"
+
+
+def _turn(course: Course, hit: Callable[[str], object], keys: Keys) -> Turn:
+    def turn(number: int) -> dict[str, float]:
+        _settle()
+        wanted = keys(number, course.effort.checks)
+        hit(wanted[0])
+        # CPU of all threads: nothing here waits, so it is the time on a machine that nobody else uses.
+        return {"time": checks(hit, wanted, clock=time.process_time)}
+
+    return turn
+
+
+def _settle() -> None:
+    """Wait for the timer threads of others (limits starts one for each hit), which would run in the next one's turn."""
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join(1)
+
+
+def _one(number: int, count: int) -> Sequence[str]:
+    return [f"user:{number}"] * count  # a new one each round, so that nobody is refused
+
+
+def _refused(number: int, count: int) -> Sequence[str]:
+    return ["user:refused"] * count
+
+
+def _many(identities: int) -> Keys:
+    """All of them to warm up, then some at a time in no order, so that they lie apart in memory as they do in life."""
+    names = [f"user:{each}" for each in range(identities)]
+    mixed = Random(1).sample(names, identities)
+
+    def keys(number: int, count: int) -> Sequence[str]:
+        if number == 0:
+            return names
+        return [mixed[each % identities] for each in range(number * count, (number + 1) * count)]
+
+    return keys

@@ -1,0 +1,232 @@
+"""How each library makes one check: from limits and a place to a function of a key.
+
+Every one gets the storage and the options that its own documentation recommends, is asked without waiting, and is
+`proven` before it is timed: three allowed, the fourth refused, another key untouched. Several limits are one call
+where the library has such a call, else one call after the other until one refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import limits
+import limits.aio.storage
+import limits.aio.strategies
+import limits.storage
+import limits.strategies
+import pyrate_limiter
+import redis
+import throttled
+import throttled.asyncio
+
+from headgate import AsyncLimiter, Decision, Limiter
+
+HEADGATE = ("sliding-window", "fixed-window", "gcra", "sliding-counter", "sliding-log")
+LIMITS = {
+    "fixed-window": "FixedWindowRateLimiter",
+    "moving-window": "MovingWindowRateLimiter",
+    "sliding-counter": "SlidingWindowCounterRateLimiter",
+}
+THROTTLED = ("fixed_window", "sliding_window", "gcra", "token_bucket")  # the last is its default
+ROOM = 300_000  # keys that a store in memory must hold
+
+
+class Limit(NamedTuple):
+    """So many per second, minute, hour or day."""
+
+    count: int
+    unit: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.count}/{self.unit}"
+
+
+class Gate(NamedTuple):
+    """A check: a function of a key, and how to read its answer."""
+
+    hit: Callable[[str], Any]
+    allowed: Callable[[Any], bool] = bool
+
+
+class AsyncGate(NamedTuple):
+    """The same, awaited."""
+
+    hit: Callable[[str], Awaitable[Any]]
+    allowed: Callable[[Any], bool] = bool
+
+
+Maker = Callable[[Sequence[Limit]], Gate]
+AsyncMaker = Callable[[Sequence[Limit]], AsyncGate]
+
+
+def headgate(store: str, algorithm: str) -> Maker:
+    """The library itself; a store of its own for each gate, but the same server where the URL names one."""
+
+    def make(wanted: Sequence[Limit]) -> Gate:
+        quota = "; ".join(limit.text for limit in wanted)
+        return Gate(partial(Limiter(store, algorithm=algorithm).hit, quota), _by_the_store)
+
+    return make
+
+
+def of_limits(uri: str, strategy: str) -> Maker:
+    """`limits`, which hits one limit after the other, as Flask-Limiter and slowapi do."""
+
+    def make(wanted: Sequence[Limit]) -> Gate:
+        # A prefix each: limits keeps its strategies under one key, where they trip over each other's types.
+        storage = limits.storage.storage_from_string(uri, key_prefix=strategy)
+        limiter = getattr(limits.strategies, LIMITS[strategy])(storage)
+        items = [limits.parse(limit.text) for limit in wanted]
+        return Gate(_one_after_the_other([partial(limiter.hit, item) for item in items]))
+
+    return make
+
+
+def of_throttled(url: str, using: str) -> Maker:
+    """`throttled-py`, which has one quota for each object."""
+
+    def make(wanted: Sequence[Limit]) -> Gate:
+        store: Any = (
+            throttled.MemoryStore(options={"MAX_SIZE": ROOM})
+            if url == "memory://"
+            else throttled.RedisStore(server=url)
+        )
+        hits = [throttled.Throttled(using=using, quota=_throttled(each), store=store).limit for each in wanted]
+        if len(hits) == 1:
+            return Gate(hits[0], _not_limited)
+        return Gate(_one_after_the_other([partial(_unlimited, hit) for hit in hits]))
+
+    return make
+
+
+def of_pyrate(url: str) -> Maker:
+    """`pyrate-limiter`: a bucket for each key, which one has to write; several rates are one call."""
+
+    def make(wanted: Sequence[Limit]) -> Gate:
+        rates = [pyrate_limiter.Rate(each.count, pyrate_limiter.Duration[each.unit.upper()]) for each in wanted]
+        limiter = pyrate_limiter.Limiter(PerKey(rates, url))
+        return Gate(partial(limiter.try_acquire, blocking=False))
+
+    return make
+
+
+class PerKey(pyrate_limiter.BucketFactory):
+    """A bucket for each name."""
+
+    def __init__(self, rates: list[pyrate_limiter.Rate], url: str) -> None:
+        self._rates = rates
+        self._buckets: dict[str, pyrate_limiter.AbstractBucket] = {}
+        self._client: Any = None if url == "memory://" else redis.Redis.from_url(url)
+        if self._client is not None:
+            self._script = self._client.script_load(pyrate_limiter.buckets.redis_bucket.LuaScript.PUT_ITEM)
+            self._clock = pyrate_limiter.buckets.redis_bucket.RedisBucket(rates, self._client, "", self._script)
+        else:
+            self._clock = pyrate_limiter.InMemoryBucket(rates)
+
+    def wrap_item(self, name: str, weight: int = 1) -> pyrate_limiter.RateItem:
+        return pyrate_limiter.RateItem(name, self._clock.now(), weight=weight)
+
+    def get(self, item: pyrate_limiter.RateItem) -> pyrate_limiter.AbstractBucket:
+        bucket = self._buckets.get(item.name)
+        if bucket is None:
+            bucket = self._buckets[item.name] = self._bucket(item.name)
+        return bucket
+
+    def _bucket(self, name: str) -> pyrate_limiter.AbstractBucket:
+        if self._client is None:
+            return pyrate_limiter.InMemoryBucket(self._rates)
+        return pyrate_limiter.RedisBucket(self._rates, self._client, f"pyrate:{name}", self._script)
+
+
+def memory_makers() -> dict[str, Maker]:
+    """Every library with its store in memory."""
+    return _makers("memory://", room=f"memory://?max_keys={ROOM}")
+
+
+def redis_makers(url: str) -> dict[str, Maker]:
+    """Every library on this server."""
+    return _makers(url, room=url)
+
+
+def _makers(url: str, *, room: str) -> dict[str, Maker]:
+    found = {ours(algorithm): headgate(room, algorithm) for algorithm in HEADGATE}
+    found |= {f"limits {strategy}": of_limits(url, strategy) for strategy in LIMITS}
+    found |= {f"throttled-py {using.replace('_', '-')}": of_throttled(url, using) for using in THROTTLED}
+    return {**found, "pyrate-limiter log": of_pyrate(url)}
+
+
+def async_makers(url: str) -> dict[str, AsyncMaker]:
+    """Every library that has an asyncio client for Redis; limits has two."""
+
+    def ours_async(wanted: Sequence[Limit]) -> AsyncGate:
+        return AsyncGate(partial(AsyncLimiter(url).hit, "; ".join(limit.text for limit in wanted)), _by_the_store)
+
+    def of_limits_async(implementation: Any, wanted: Sequence[Limit]) -> AsyncGate:
+        storage = limits.aio.storage.RedisStorage(
+            f"async+{url}", implementation=implementation, key_prefix=implementation
+        )
+        limiter = limits.aio.strategies.FixedWindowRateLimiter(storage)
+        return AsyncGate(partial(limiter.hit, limits.parse(wanted[0].text)))
+
+    def of_throttled_async(wanted: Sequence[Limit]) -> AsyncGate:
+        store = throttled.asyncio.RedisStore(server=url)
+        made = throttled.asyncio.Throttled(using="fixed_window", quota=_throttled(wanted[0]), store=store)
+        return AsyncGate(made.limit, _not_limited)
+
+    return {
+        "headgate": ours_async,
+        "limits (redis-py)": partial(of_limits_async, "redispy"),
+        "limits (coredis)": partial(of_limits_async, "coredis"),
+        "throttled-py": of_throttled_async,
+    }
+
+
+def ours(algorithm: str) -> str:
+    """A contender of ours: the default goes by the library's name."""
+    return "headgate" if algorithm == HEADGATE[0] else f"headgate {algorithm}"
+
+
+def prove(gate: Gate, name: str) -> None:
+    """Raise unless the gate, made for three an hour, allows three of four and another key after that."""
+    answers = [gate.allowed(gate.hit("somebody")) for _ in range(4)] + [gate.allowed(gate.hit("another"))]
+    _expect(answers, name)
+
+
+async def prove_async(gate: AsyncGate, name: str) -> None:
+    """The same, awaited."""
+    answers = [gate.allowed(await gate.hit("somebody")) for _ in range(4)] + [gate.allowed(await gate.hit("another"))]
+    _expect(answers, name)
+
+
+def _expect(answers: list[bool], name: str) -> None:
+    if answers != [True, True, True, False, True]:
+        raise RuntimeError(f"{name} does not limit as it should: {answers}")
+
+
+PROOF = (Limit(3, "hour"),)
+
+
+def _one_after_the_other(hits: Sequence[Callable[[str], bool]]) -> Callable[[str], bool]:
+    if len(hits) == 1:
+        return hits[0]
+    return lambda key: all([hit(key) for hit in hits])
+
+
+def _throttled(limit: Limit) -> str:
+    return f"{limit.count}/{limit.unit[0]}"
+
+
+def _by_the_store(decision: Decision) -> bool:
+    """Allowed, and not by a stand-in: a store that did not answer in time would make us look quick."""
+    return decision.allowed and not decision.degraded
+
+
+def _not_limited(result: Any) -> bool:
+    return not result.limited
+
+
+def _unlimited(hit: Callable[[str], Any], key: str) -> bool:
+    return not hit(key).limited

@@ -1,0 +1,187 @@
+"""The figures as tables, for a terminal and for a page.
+
+Pure. A grid has a row for each contender and a column for each topic or measure; its chief column is the one that is
+held against the floor and against headgate, round by round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from bench.budgets import FLOORS, MEMORY, OURS, PROCESS, SERVERS, Verdict
+from bench.figures import MEASURES, Figure, Spread, ratio
+
+Rows = list[list[str]]
+
+
+class Column(NamedTuple):
+    heading: str
+    topic: str
+    measure: str
+
+
+class Grid(NamedTuple):
+    """One table. With `relative`, every cell says how many times its own column's floor it is."""
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    chief: int | None = 0
+    relative: bool = False
+
+
+def _whole(framework: str) -> Grid:
+    measures = ("requests", "p50", "p99", "cpu", "added")
+    headings = ("requests/s", "p50, ms", "p99, ms", "CPU, µs", "CPU added, µs")
+    columns = tuple(Column(heading, framework, each) for heading, each in zip(headings, measures, strict=True))
+    return Grid(framework.lower(), f"{framework}, one worker", columns, chief=4)
+
+
+FRAMEWORKS: Final = ("Starlette", "FastAPI", "Flask", "Django")
+GRIDS: Final = (
+    Grid(
+        "memory",
+        "one check in memory, µs",
+        (
+            Column("1,000 identities", MEMORY, "time"),
+            Column("one", "memory, one identity", "time"),
+            Column("100,000", "memory, 100,000 identities", "time"),
+            Column("refused", "memory, refused", "time"),
+        ),
+    ),
+    Grid(
+        "redis",
+        "one check on a server, sync, µs",
+        tuple(Column(f"{n} rule{'s' * (n > 1)}", f"Redis, sync, {n} rule{'s' * (n > 1)}", "time") for n in (1, 2, 3)),
+    ),
+    Grid(
+        "asyncio",
+        "checks a second on a server, asyncio",
+        tuple(
+            Column(f"{n} task{'s' * (n > 1)}", f"Redis, asyncio, {n} task{'s' * (n > 1)}", "rate")
+            for n in (1, 16, 64, 256)
+        ),
+        chief=2,
+    ),
+    *[_whole(framework) for framework in FRAMEWORKS],
+    Grid(
+        "flood",
+        "a flood of refusals over Redis, × the requests/s without a limiter",
+        tuple(Column(framework, f"flood, {framework}", "requests") for framework in FRAMEWORKS),
+        chief=None,
+        relative=True,
+    ),
+    Grid(
+        "bytes", "bytes for one key on a server", tuple(Column(t.split()[-1], t, "bytes") for t in SERVERS), chief=None
+    ),
+    Grid("process", "bytes for one key in the process, 10/minute, one hit", (Column("bytes", PROCESS, "bytes"),)),
+    Grid(
+        "cpu",
+        "CPU of the server for one check, µs",
+        (
+            Column("1 rule", "CPU of the server, 1 rule", "server"),
+            Column("of that, the script", "CPU of the server, 1 rule", "script"),
+            Column("2 rules", "CPU of the server, 2 rules", "server"),
+            Column("3 rules", "CPU of the server, 3 rules", "server"),
+        ),
+    ),
+    Grid("import", "import, ms beyond the interpreter's own start", (Column("ms", "import", "start"),)),
+)
+
+
+def rows(grid: Grid, figures: Sequence[Figure]) -> Rows:
+    """The heading and a row for each contender; only the empty list when nothing of it was measured."""
+    known = {(each.topic, each.measure, each.contender): each for each in figures}
+    wanted = {(column.topic, column.measure) for column in grid.columns}
+    names = list(dict.fromkeys(each.contender for each in figures if (each.topic, each.measure) in wanted))
+    if not names:
+        return []
+    chief = None if grid.chief is None else grid.columns[grid.chief]
+    floor = None if chief is None else _floor(chief, known)
+    found: Rows = [["", *[column.heading for column in grid.columns]]]
+    if chief is not None:
+        found[0] += [*(["× floor"] if floor is not None else []), "× headgate"]
+    for name in sorted(names, key=lambda each: _rank(each, known, chief or grid.columns[0])):
+        row = [name, *[_cell(known, column, name, relative=grid.relative) for column in grid.columns]]
+        if chief is not None:
+            row += _ratios(known, chief, name, floor=floor)
+        found.append(row)
+    return found
+
+
+Known = dict[tuple[str, str, str], Figure]
+
+
+def _rank(name: str, known: Known, chief: Column) -> tuple[int, float]:
+    """Floors first, then from good to bad; last those that have no such figure."""
+    figure = known.get((chief.topic, chief.measure, name))
+    if figure is None:
+        return (0 if name in FLOORS else 2), 0.0
+    sign = -1 if MEASURES[chief.measure].more_is_better else 1
+    return int(figure.role != "floor"), sign * figure.middle
+
+
+def _floor(column: Column, known: Known) -> Figure | None:
+    if column.measure == "added":  # what is beyond the floor already
+        return None
+    return next((known[key] for name in FLOORS if (key := (column.topic, column.measure, name)) in known), None)
+
+
+def _cell(known: Known, column: Column, name: str, *, relative: bool) -> str:
+    figure = known.get((column.topic, column.measure, name))
+    if figure is None:
+        return "–"
+    if relative:
+        floor = _floor(column, known)
+        return "–" if floor is None else told(ratio(figure, floor), digits=2)
+    return told(figure.spread, digits=MEASURES[column.measure].digits)
+
+
+def _ratios(known: Known, chief: Column, name: str, *, floor: Figure | None) -> list[str]:
+    figure = known.get((chief.topic, chief.measure, name))
+    store = name.rpartition(" ")[2]
+    ours = known.get((chief.topic, chief.measure, f"{OURS} {store}")) if store in ("memory", "Redis") else None
+    ours = known.get((chief.topic, chief.measure, OURS)) if ours is None else ours
+    others = [ours] if floor is None else [floor, ours]
+    return ["–" if figure is None or other is None else f"{ratio(figure, other).middle:.2f}" for other in others]
+
+
+def told(spread: Spread, *, digits: int) -> str:
+    """A median with its quartiles, unless they are the same.
+
+    >>> told(Spread(1.0, 1.26, 1.5), digits=1), told(Spread(2, 2, 2), digits=0)
+    ('1.3 (1.0–1.5)', '2')
+    """
+    low, middle, high = (f"{each:,.{digits}f}" for each in spread)
+    return middle if low == high else f"{middle} ({low}–{high})"
+
+
+def budget_rows(found: Sequence[Verdict]) -> Rows:
+    """The heading, and a row for each budget."""
+    body = [
+        [
+            each.budget.what,
+            each.budget.words,
+            "–" if each.measured is None else told(each.measured, digits=_digits(each)),
+            each.words,
+        ]
+        for each in found
+    ]
+    return [["", "budget", "measured", ""], *body]
+
+
+def _digits(verdict: Verdict) -> int:
+    return 2 if verdict.budget.against else MEASURES[verdict.budget.measure].digits
+
+
+def markdown(table: Rows) -> str:
+    """The rows as a table of a page; all columns but the first to the right.
+
+    >>> print(markdown([["", "ms"], ["headgate", "1"]]))
+    | | ms |
+    |---|--:|
+    | headgate | 1 |
+    """
+    lines = [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in table]
+    return "\n".join([lines[0], f"|---|{'--:|' * (len(table[0]) - 1)}", *lines[1:]])

@@ -1,0 +1,32 @@
+"""One identity that everybody counts: what leases save when it passes, and the deny cache when it is refused."""
+
+from __future__ import annotations
+
+from bench.figures import Figure
+from bench.race import Contender, Course
+from bench.scale.model import DEFAULT, KINDS, LEASES, PASSES, REFUSED, STALENESS
+from bench.scale.server import PLENTY
+from bench.scale.stream import Words, stream
+from bench.scale.workers import Fleet, Load
+from tests.servers import valkey_server
+
+SPENT = "10/day"
+
+
+def measure(course: Course) -> list[Figure]:
+    """A single thread, and many tasks: those find a trip on its way more often."""
+    with valkey_server() as server, Fleet() as fleet:
+        words = Words(SPENT, DEFAULT)
+        words.load(server)
+        stream(server, [words.frame("user:0")] * 10)
+        contenders = []
+        for kind in (KINDS[0], KINDS[-1]):
+            load = Load(server.url, PLENTY, tasks=kind.tasks, threads=kind.threads, identities=1)
+            loads = {PASSES.format(lease): load._replace(lease=lease) for lease in LEASES}
+            refused = load._replace(quota=SPENT, allowed=False)
+            loads |= {REFUSED.format(age): refused._replace(deny_cache=float(age)) for age in STALENESS}
+            contenders += [
+                Contender(topic, kind.name, "headgate", fleet.turn(each, [server], seconds=course.effort.turn))
+                for topic, each in loads.items()
+            ]
+        return course.race(contenders)

@@ -1,0 +1,156 @@
+"""Checks that are packed beforehand, sent by one process from several connections: so the server is what is full.
+
+A connection sends `depth` checks in one write and waits for their answers. Sending and reading cost this process one or
+two microseconds for each check, a tenth of what the server needs; how busy that was is told beside every figure.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import hiredis
+
+from headgate.clock import Clock
+from headgate.plan import Check, Plan, Terms
+from headgate.rule import Rule
+from headgate.stores.redis.wire import Wire
+from tests.servers import HOST, PATIENCE, Server
+
+_CHUNK = 1 << 18
+
+
+class Account(NamedTuple):
+    """What a server says of itself: seconds of CPU, and how many scripts it has run."""
+
+    cpu: float
+    trips: int
+
+    def since(self, earlier: Account) -> Account:
+        return Account(self.cpu - earlier.cpu, self.trips - earlier.trips)
+
+
+def account(*servers: Server) -> Account:
+    """Of all these servers together."""
+    told = [info(server, "cpu") for server in servers]
+    counts = [info(server, "commandstats") for server in servers]
+    calls = [each[name] for each in counts for name in ("cmdstat_evalsha", "cmdstat_eval") if name in each]
+    return Account(
+        cpu=sum(float(each["used_cpu_user"]) + float(each["used_cpu_sys"]) for each in told),
+        trips=sum(int(call.partition("calls=")[2].partition(",")[0]) for call in calls),
+    )
+
+
+def worked() -> float:
+    """Seconds that all cores of this machine together have worked, for whomever."""
+    user, nice, system, _, _, interrupts, soft, stolen, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
+    return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
+
+
+def info(server: Server, section: str) -> dict[str, str]:
+    """One section of INFO."""
+    lines = server.command(f"INFO {section}").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+class Words:
+    """What is sent for checks of some rules: the frames that a store would send."""
+
+    def __init__(self, quota: str, algorithm: str, *, scope: str = "scale", clock: Clock | None = None) -> None:
+        self._wire = Wire(prefix="headgate", clock=clock)
+        self._terms: tuple[Terms, ...] = Rule(name=scope, quota=quota).terms(algorithm)
+
+    def frame(self, identity: str) -> bytes:
+        return self._wire.run(self._plan(identity)).frame
+
+    def load(self, server: Server) -> None:
+        """Make the script known to the server."""
+        stream(server, [self._wire.run(self._plan("somebody")).with_text().frame])
+
+    def _plan(self, identity: str) -> Plan:
+        return Plan(tuple(Check(terms, identity, 1) for terms in self._terms))
+
+
+class Answers(NamedTuple):
+    """How many checks were answered, how many of them allowed, and in how many seconds."""
+
+    checks: int
+    allowed: int
+    seconds: float
+
+
+class Stream(ExitStack):
+    """Open connections to a server."""
+
+    def __init__(self, server: Server, *, connections: int = 1) -> None:
+        super().__init__()
+        self._server = server
+        self._poll = self.enter_context(select.epoll())
+        self._lines: dict[int, _Line] = {}
+        for _ in range(connections):
+            connected = self.enter_context(socket.create_connection((HOST, server.port), timeout=PATIENCE))
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._lines[connected.fileno()] = _Line(connected)
+            self._poll.register(connected, select.EPOLLIN)
+
+    def send(self, frames: Iterable[bytes], *, depth: int) -> Answers:
+        """Send all frames, `depth` at a time on each connection. Raises on the first error reply."""
+        left = iter(frames)
+        began = time.perf_counter()
+        waiting = sum(line.send(left, depth) for line in self._lines.values())
+        checks = allowed = 0
+        while waiting:
+            ready = self._poll.poll(PATIENCE)
+            if not ready:
+                raise TimeoutError(f"{self._server!r} does not answer")
+            for descriptor, _ in ready:
+                line = self._lines[descriptor]
+                answered, passed = line.read()
+                checks, allowed, waiting = checks + answered, allowed + passed, waiting - answered
+                if not line.waiting:
+                    waiting += line.send(left, depth)
+        return Answers(checks, allowed, time.perf_counter() - began)
+
+
+def stream(server: Server, frames: Iterable[bytes], *, connections: int = 1, depth: int = 1) -> Answers:
+    """Connect, send all frames, hang up."""
+    with Stream(server, connections=connections) as opened:
+        return opened.send(frames, depth=depth)
+
+
+class _Line:
+    """One connection, and how many answers it waits for."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._reader = hiredis.Reader()
+        self.waiting = 0
+
+    def send(self, frames: Iterator[bytes], depth: int) -> int:
+        batch = list(islice(frames, depth))
+        if batch:
+            self._socket.sendall(b"".join(batch))
+        self.waiting = len(batch)
+        return self.waiting
+
+    def read(self) -> tuple[int, int]:
+        """How many answers came, and how many of them allow."""
+        chunk = self._socket.recv(_CHUNK)
+        if not chunk:
+            raise ConnectionError("the server closed the connection")
+        self._reader.feed(chunk)
+        checks = allowed = 0
+        while (reply := self._reader.gets()) is not False:
+            if not isinstance(reply, list):
+                raise RuntimeError(f"a check was answered with {reply!r}")
+            checks += 1
+            allowed += all(reply[2::5])  # after the tag and the time, five for each rule, the first says allowed
+        self.waiting -= checks
+        return checks, allowed

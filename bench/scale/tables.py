@@ -1,0 +1,258 @@
+"""What the page says of a run, as tables and sentences. Pure.
+
+Rates by the clock are those of rounds in which the core was full. Where a machine was too busy with other things for
+that, a rate is the inverse of the CPU, and stands in brackets.
+"""
+
+from __future__ import annotations
+
+from math import ceil, floor, log10
+from typing import Any, Final
+
+from bench.figures import Figure, from_json
+from bench.plots import machine
+from bench.report import Rows, markdown, told
+from bench.scale.model import (
+    ALGORITHMS,
+    CLUSTER,
+    DEEP,
+    DEFAULT,
+    DEPTHS,
+    HOT,
+    KINDS,
+    LEASES,
+    OLDEST,
+    PASSES,
+    PROCESSES,
+    REFUSED,
+    SINGLE,
+    SIZES,
+    STALENESS,
+    Known,
+    Point,
+    core,
+    predictions,
+    reach,
+    sizes_foretold,
+    worst,
+)
+
+SHARE: Final = 0.6  # of a core, in the busiest second
+NODES: Final = (1, 3, 6, 12)
+WORKERS: Final = (4, 8, 16, 32, 64)
+HUNDRED_MILLION: Final = 100_000_000
+
+
+class Run:
+    """A run, read: its figures, the CPU of whole applications that it was given, and what the model makes of both."""
+
+    def __init__(self, run: dict[str, Any]) -> None:
+        self.told = run
+        self.known = Known(from_json(run["figures"]))
+        self.cores: int = run["cores"]
+        self.apps: dict[str, dict[str, float]] = run["apps"]["cpu"]
+        self.core = core(self.known)
+
+    def worker(self) -> tuple[str, float]:
+        """The quickest whole application, or a worker that does nothing but check; and its CPU for each request."""
+        whole = [(each["headgate Redis"], name) for name, each in self.apps.items() if "headgate Redis" in each]
+        if whole:
+            us, name = min(whole)
+            return f"{name} that answers two bytes", us
+        kind = KINDS[-1].name
+        return kind, self.known.of(PROCESSES.format(1), kind, "worker")
+
+
+def plain(number: float) -> str:
+    """A number as people say it: three digits that count.
+
+    >>> plain(45231.7), plain(0.04567), plain(213.5)
+    ('45,200', '0.0457', '214')
+    """
+    if number == 0:
+        return "0"
+    digits = 2 - floor(log10(abs(number)))
+    return f"{round(number, digits):,.{max(0, digits)}f}"
+
+
+def cell(figure: Figure | None, digits: int | None = None) -> str:
+    """A median with its quartiles."""
+    if figure is None:
+        return "–"
+    if digits is not None:
+        return told(figure.spread, digits=digits)
+    low, middle, high = (plain(each) for each in figure.spread)
+    return middle if low == high else f"{middle} ({low}–{high})"
+
+
+def full(run: Run, topic: str, name: str) -> str:
+    """Checks a second of a full core; in brackets what its CPU comes to where the core never was full."""
+    found = run.known.full(topic, name)
+    return cell(found) if found is not None else f"[{plain(1e6 / run.known.of(topic, name, 'server'))}]"
+
+
+def servers(run: Run) -> str:
+    rows: Rows = [["", "1 rule", "2 rules", "3 rules", "refused, 1 rule", "refused, 3 rules"]]
+    for name in ALGORITHMS:
+        points = [Point(name, rules) for rules in (1, 2, 3)] + [Point(name, rules, refused=True) for rules in (1, 3)]
+        rows.append([f"`{name}`", *[full(run, each.topic, name) for each in points]])
+    rows.append([f"`{DEFAULT}`, all of one identity", full(run, HOT, DEFAULT), *["–"] * 4])
+    table = markdown(rows)
+    if "[" not in table:
+        return table
+    return f"{table}\n\nIn square brackets: 10⁶ / CPU. The machine had other things to do, and the core never got full."
+
+
+def depths(run: Run) -> str:
+    rows: Rows = [["on each connection", "checks/s", "CPU, µs", "of a core, %"]]
+    wanted = [(depth, "") for depth in DEPTHS] + [(depth, OLDEST) for depth in (1, DEEP)]
+    for depth, where in wanted:
+        topic = Point(DEFAULT, 1, depth=depth).topic + where
+        cpu, busy = (run.known.figure(topic, DEFAULT, measure) for measure in ("server", "busy"))
+        label = "one at a time" if depth == 1 else f"{depth} at once"
+        rows.append([label + where, full(run, topic, DEFAULT), cell(cpu, 1), cell(busy, 0)])
+    return markdown(rows)
+
+
+def constants(run: Run) -> str:
+    """The numbers of the model, in a sentence."""
+    found = {name: core(run.known, name) for name in ALGORITHMS}
+    scripts = ", ".join(f"`{name}` {each.script:.1f} and {each.further:.1f}" for name, each in found.items())
+    wire = found[DEFAULT].wire
+    return f"Here reading and answering take {wire:.1f} µs; the script and each further rule: {scripts}."
+
+
+def checked(run: Run) -> str:
+    found = predictions(run.known, cores=run.cores)
+    rows: Rows = [["checks/s", "the model", "measured", "error"]]
+    for each in found:
+        measured = "–" if each.measured is None else plain(each.measured)
+        rows.append([each.what, plain(each.predicted), measured, percent(each.error)])
+    errors = worst(found)
+    if errors is None:
+        return markdown(rows)
+    return f"{markdown(rows)}\n\nHalf of the errors are at most {errors[0]:.0%}, the largest is {errors[1]:.0%}."
+
+
+def percent(error: float | None) -> str:
+    """By how much too much.
+
+    >>> percent(0.123), percent(-0.001), percent(None)
+    ('+12%', '+0%', '–')
+    """
+    return "–" if error is None else f"{round(error, 2) + 0:+.0%}"
+
+
+def workers(run: Run) -> str:
+    heading = ["", "CPU, µs", "a core's worth", "server's CPU, µs", "one worker", "two workers", "other work, %"]
+    rows: Rows = [heading]
+    one, two = PROCESSES.format(1), PROCESSES.format(2)
+    for kind in KINDS:
+        us = run.known.of(one, kind.name, "worker")
+        cpu, server, rate = (run.known.figure(one, kind.name, measure) for measure in ("worker", "server", "rate"))
+        both, had = (run.known.figure(two, kind.name, measure) for measure in ("rate", "others"))
+        cells = [cell(cpu, 1), plain(1e6 / us), cell(server, 1), cell(rate), cell(both), cell(had, 0)]
+        rows.append([kind.name, *cells])
+    return markdown(rows)
+
+
+def applications(run: Run) -> str:
+    own = 5_000  # µs
+    rows: Rows = [["CPU, µs", "no limiter", "with", "requests/s", "workers for a core", "with 5 ms of their own"]]
+    carried = SHARE * run.core.rate()
+    for name, cpu in run.apps.items():
+        ours = cpu["headgate Redis"]
+        needed = [f"{ceil(carried * us / 1e6)}" for us in (ours, ours + own)]
+        rows.append([name, plain(cpu["no limiter"]), plain(ours), plain(1e6 / ours), *needed])
+    return markdown(rows) if run.apps else "Not measured."
+
+
+def growth(run: Run) -> str:
+    name, us = run.worker()
+    rows: Rows = [["workers", *[f"{nodes} node{'s' * (nodes > 1)}" for nodes in NODES]]]
+    for count in WORKERS:
+        found = [reach(workers=count, worker=us, nodes=nodes, server=run.core.us() / SHARE) for nodes in NODES]
+        rows.append([str(count), *[f"**{plain(f.rate)}**" if f.end == "servers" else plain(f.rate) for f in found]])
+    return f"Workers: {name}, {us:.0f} µs for each request. One rule.\n\n{markdown(rows)}"
+
+
+def clusters(run: Run) -> str:
+    rows: Rows = [["", "runs", "worker's CPU, µs", "on a cluster", "servers' CPU, µs", "on a cluster"]]
+    for kind in (KINDS[0], KINDS[-1]):
+        for identities in ("one identity", "two identities"):
+            name = f"{kind.name}, {identities}"
+            runs = " → ".join(f"{run.known.of(topic, name, 'trips') / 1000:.0f}" for topic in (SINGLE, CLUSTER))
+            figures = [
+                run.known.figure(topic, name, each) for each in ("worker", "server") for topic in (SINGLE, CLUSTER)
+            ]
+            rows.append([name, runs, *[cell(each, 0) for each in figures]])
+    return markdown(rows)
+
+
+def hot(run: Run) -> str:
+    topics = {f"`lease={lease}`" if lease > 1 else "no lease": PASSES.format(lease) for lease in LEASES}
+    topics |= {f"refused, `deny_cache={age}`": REFUSED.format(age) for age in STALENESS}
+    rows: Rows = [["one worker", "trips for 1,000 requests", "requests/s", "worker's CPU, µs", "server's CPU, µs"]]
+    for kind in (KINDS[0], KINDS[-1]):
+        for label, topic in topics.items():
+            trips, rate, worker, server = (
+                run.known.figure(topic, kind.name, measure) for measure in ("trips", "rate", "worker", "server")
+            )
+            rows.append([f"{kind.name}, {label}", cell(trips), cell(rate), cell(worker, 1), cell(server, 2)])
+    return markdown(rows)
+
+
+def sizes(run: Run) -> str:
+    foretold = {each.what: each for each in sizes_foretold(run.known)}
+    rows: Rows = [["10/minute", "measured with", "bytes each", "a million", "a hundred million", "from a tenth"]]
+    for size in SIZES:
+        many, each = run.known.steps(size)[-1]
+        error = percent(foretold[size.topic].error) if size.topic in foretold else "–"
+        label = f"{size.name}, {size.server}"
+        rows.append([label, f"{many:,}", f"{each:.0f}", _bytes(1e6 * each), _bytes(HUNDRED_MILLION * each), error])
+    return markdown(rows)
+
+
+def live(run: Run) -> str:
+    (_, each) = run.known.steps(SIZES[0])[-1]
+    rows: Rows = [["new identities a second", "10/second", "10/minute", "10/hour", "10/day"]]
+    for arrivals in (10, 1_000, 100_000):
+        found = [arrivals * period for period in (1, 60, 3_600, 86_400)]
+        rows.append([f"{arrivals:,}", *[f"{count:,}: {_bytes(count * each)}" for count in found]])
+    return markdown(rows)
+
+
+def _bytes(count: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{plain(count / size)} {unit}"
+    return f"{count:.0f} B"
+
+
+def thumb(run: Run) -> str:
+    """The rule of thumb, in figures."""
+    us, deep = run.core, run.core.rate(depth=DEEP)
+    _, worker = run.worker()
+    most = SHARE * us.rate()
+    return (
+        f"One core carries **{plain(us.rate())}** checks a second when every worker asks for one at a time, and "
+        f"{plain(deep)} when {DEEP} arrive together. {SHARE:.0%} of the first are **{plain(most)}**: as many as "
+        f"{ceil(most * worker / 1e6)} workers of the quickest framework send. Below that, stay with one server."
+    )
+
+
+SECTIONS: Final = {
+    "machine": lambda run: f"{machine(run.told)} Whole applications: {run.told['apps']['of']}.",
+    "servers": servers,
+    "depths": depths,
+    "constants": constants,
+    "checked": checked,
+    "workers": workers,
+    "applications": applications,
+    "growth": growth,
+    "clusters": clusters,
+    "hot": hot,
+    "sizes": sizes,
+    "live": live,
+    "thumb": thumb,
+}

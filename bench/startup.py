@@ -1,0 +1,47 @@
+"""What `import headgate` takes beyond the interpreter's own start, in processes of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+from bench.figures import Figure
+from bench.race import Contender, Course, Turn
+
+MODULES = {"headgate": "headgate", "limits": "limits", "throttled-py": "throttled", "pyrate-limiter": "pyrate_limiter"}
+TOPIC = "import"
+NOTHING = "nothing"
+
+
+def measure(course: Course) -> list[Figure]:
+    """Processes that import one library each, and one that imports nothing, in turns."""
+    with tempfile.TemporaryDirectory() as cache:  # so that every module is compiled once, in the round that warms up
+        contenders = [
+            Contender(TOPIC, NOTHING, "floor", _turn("pass", cache)),
+            *[
+                Contender(TOPIC, name, "headgate" if name == "headgate" else "peer", _turn(f"import {module}", cache))
+                for name, module in MODULES.items()
+            ],
+        ]
+        figures = course.race(contenders)
+    (start,) = (each for each in figures if each.contender == NOTHING)
+    return [
+        each._replace(samples=tuple(it - base for it, base in zip(each.samples, start.samples, strict=True)))
+        for each in figures
+        if each is not start
+    ]
+
+
+def _turn(code: str, cache: str) -> Turn:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environ["PYTHONPYCACHEPREFIX"] = cache
+
+    def turn(number: int) -> dict[str, float]:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True, env=environ)
+        return {"start": (time.perf_counter() - began) * 1e3}
+
+    return turn
