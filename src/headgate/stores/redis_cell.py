@@ -1,8 +1,8 @@
 """The store over `CL.THROTTLE`, which the module redis-cell brings to Redis and Valkey, and Dragonfly has built in.
 
 The server's own command is the algorithm, so only rules of `gcra` can be kept here, and their terms are refused where
-they say what the command cannot carry. This module imports redis-py and knows values, `gcra` and the digest; nothing
-of rules, HTTP or frameworks.
+they say what the command cannot carry. This module has the connections of the Redis store, and knows values, `gcra`
+and the digest; nothing of rules, HTTP or frameworks.
 
 The command answers in whole seconds, which older releases of redis-cell round down, newer ones and Dragonfly up. So a
 second is added: no wait is ever too short. It also says how many whole units are free, which often says more. The
@@ -16,36 +16,25 @@ Dragonfly, and on redis-cell can leave a key that never expires.
 
 from __future__ import annotations
 
-import asyncio
 from functools import lru_cache
 from math import gcd
 from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 from headgate.algorithms import gcra
 from headgate.clock import MICROSECOND, Clock, SystemClock
-from headgate.errors import AlgorithmError, MissingExtraError, RuleError, StoreError, StoreURLError
+from headgate.errors import AlgorithmError, RuleError, StoreError, StoreURLError
 from headgate.identity import digest
 from headgate.plan import Outcome, Plan, Terms
 from headgate.quota import MAX_PERIOD_US
 from headgate.stores import DEADLINE, shown_url, valid_prefix
+from headgate.stores.redis.asks import Ask, LinkError
+from headgate.stores.redis.links import Links
+from headgate.stores.redis.servers import servers
+from headgate.stores.redis.shared import SharedLinks
+from headgate.stores.redis.wire import Command, pack
 
-try:
-    import redis
-    import redis.asyncio
-    from redis.asyncio.retry import Retry as AsyncRetry
-    from redis.backoff import NoBackoff
-    from redis.connection import parse_url
-    from redis.exceptions import RedisError, ResponseError
-    from redis.retry import Retry
-except ImportError as error:
-    raise MissingExtraError("redis", "redis") from error
-
-CONNECTIONS: Final = 50
 _COARSE: Final = 2 * MICROSECOND  # by so much the answer may be off
 _HOUR: Final = 3600 * MICROSECOND
-_TIMEOUTS: Final = ("socket_timeout", "socket_connect_timeout", "timeout")
-_TROUBLE: Final = (TimeoutError, RedisError, OSError)
 _ELSEWHERE: Final = "or keep it in a redis:// or memory:// store"
 
 _ALL_OR_NONE: Final = """\
@@ -112,6 +101,7 @@ class _Talk:
 
     def __init__(self, url: str, *, prefix: str) -> None:
         self.url = shown_url(url)
+        self.servers = servers(url)
         self._prefix = valid_prefix(prefix)
         self._clock = SystemClock()
 
@@ -119,16 +109,20 @@ class _Talk:
         """Where a budget is kept: not where a redis:// store keeps it, which stores it differently."""
         return f"{self._prefix}:{{{digest(identity)}}}:{rule_id}:cell"
 
-    def command(self, plan: Plan) -> list[Any]:
+    def forget(self, rule_id: str, identity: str) -> Ask:
+        """What drops a budget."""
+        return self._ask("DEL", self.key(rule_id, identity))
+
+    def run(self, plan: Plan) -> Ask:
         """The one command that runs the plan."""
         checks, charges = plan.checks, _charges(plan)
         keys = [self.key(check.terms.rule_id, check.identity) for check in checks]
         if _native(plan):
-            return ["CL.THROTTLE", keys[0], *_meter(checks[0].terms).words, checks[0].cost if charges else 0]
+            return self._ask("CL.THROTTLE", keys[0], *_meter(checks[0].terms).words, checks[0].cost if charges else 0)
         words: list[Any] = ["EVAL", _ALL_OR_NONE, len(keys), *keys, int(charges)]
         for terms, _, cost in checks:
             words += (*_meter(terms).words, cost)
-        return words
+        return self._ask(*words)
 
     def outcomes(self, plan: Plan, reply: Any) -> tuple[Outcome, ...]:
         """One outcome for each check, from one answer of CL.THROTTLE for each."""
@@ -145,13 +139,20 @@ class _Talk:
             outcomes.append(outcome._replace(at=now))
         return tuple(outcomes)
 
-    def trouble(self, error: Exception) -> StoreError | StoreURLError:
-        """What a caller is told of an error. A server without the command is no failure that may pass by itself."""
-        text = str(error).lower()
-        if isinstance(error, ResponseError) and "unknown" in text and "command" in text:
+    def answer(self, reply: Any) -> Any:
+        """The reply, unless it is an error. A server without the command is no failure that may pass by itself."""
+        if not isinstance(reply, Exception):
+            return reply
+        text = str(reply).lower()
+        if isinstance(reply, LinkError):
+            raise StoreError(self.url, reply.cause) from reply
+        if "unknown" in text and "command" in text:
             expected = "load the module redis-cell there, use Dragonfly, or change the URL to redis://"
-            return StoreURLError("store", self.url, problem="its server has no CL.THROTTLE", expected=expected)
-        return StoreError(self.url, error)
+            raise StoreURLError("store", self.url, problem="its server has no CL.THROTTLE", expected=expected)
+        raise StoreError(self.url, str(reply))
+
+    def _ask(self, *words: Any) -> Ask:
+        return Ask(self.servers.seeds[0], Command(pack(*words)))
 
 
 def _native(plan: Plan) -> bool:
@@ -173,8 +174,7 @@ class RedisCellStore:
 
     def __init__(self, url: str, *, prefix: str = "headgate", deadline: float = DEADLINE) -> None:
         self._talk = _Talk(url, prefix=prefix)
-        pool = _pool(redis.BlockingConnectionPool, url, deadline=deadline, retry=Retry(NoBackoff(), 0))
-        self._client = redis.Redis(connection_pool=pool)
+        self._links = Links(self._talk.servers, deadline=deadline)
 
     def __repr__(self) -> str:
         return f"RedisCellStore({self._talk.url})"
@@ -185,35 +185,29 @@ class RedisCellStore:
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none. StoreError when the server does not answer."""
-        return self._talk.outcomes(plan, self._send(self._talk.command(plan))) if plan.checks else ()
+        return self._talk.outcomes(plan, self._send(self._talk.run(plan))) if plan.checks else ()
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Give nothing back: the command cannot."""
 
     def forget(self, rule_id: str, identity: str) -> None:
         """Drop what is known of one identity under one rule."""
-        self._send(["DEL", self._talk.key(rule_id, identity)])
+        self._send(self._talk.forget(rule_id, identity))
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
-        self._client.connection_pool.disconnect()
+        self._links.close()
 
-    def _send(self, words: list[Any]) -> Any:
-        try:
-            return self._client.execute_command(*words)
-        except _TROUBLE as error:
-            raise self._talk.trouble(error) from error
+    def _send(self, ask: Ask) -> Any:
+        return self._talk.answer(self._links.ask(ask, self._links.until()))
 
 
 class AsyncRedisCellStore:
-    """RedisCellStore, awaited. It keeps one client for each event loop that uses it; `close` closes that of its own."""
+    """RedisCellStore, awaited. It has a connection for each loop that uses it; `close` closes that of its own."""
 
     def __init__(self, url: str, *, prefix: str = "headgate", deadline: float = DEADLINE) -> None:
         self._talk = _Talk(url, prefix=prefix)
-        self._url, self._deadline = url, deadline
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, redis.asyncio.Redis] = WeakKeyDictionary()
-        self._new_client()  # so that a URL that cannot work is refused here
+        self._links = SharedLinks(self._talk.servers, deadline=deadline)
 
     def __repr__(self) -> str:
         return f"AsyncRedisCellStore({self._talk.url})"
@@ -224,36 +218,21 @@ class AsyncRedisCellStore:
 
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none. StoreError when the server does not answer."""
-        return self._talk.outcomes(plan, await self._send(self._talk.command(plan))) if plan.checks else ()
+        return self._talk.outcomes(plan, await self._send(self._talk.run(plan))) if plan.checks else ()
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Give nothing back: the command cannot."""
 
     async def forget(self, rule_id: str, identity: str) -> None:
         """Drop what is known of one identity under one rule."""
-        await self._send(["DEL", self._talk.key(rule_id, identity)])
+        await self._send(self._talk.forget(rule_id, identity))
 
     async def close(self) -> None:
         """Close the running loop's connections."""
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.aclose()
-            await client.connection_pool.disconnect()
+        await self._links.close()
 
-    async def _send(self, words: list[Any]) -> Any:
-        loop = asyncio.get_running_loop()
-        client = self._clients.get(loop)
-        if client is None:
-            client = self._clients[loop] = self._new_client()
-        try:
-            return await client.execute_command(*words)
-        except _TROUBLE as error:
-            raise self._talk.trouble(error) from error
-
-    def _new_client(self) -> redis.asyncio.Redis:
-        kind = redis.asyncio.BlockingConnectionPool
-        retry = AsyncRetry(NoBackoff(), 0)
-        return redis.asyncio.Redis(connection_pool=_pool(kind, self._url, deadline=self._deadline, retry=retry))
+    async def _send(self, ask: Ask) -> Any:
+        return self._talk.answer(await self._links.ask(ask, self._links.until()))
 
 
 def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> RedisCellStore:
@@ -272,27 +251,3 @@ def _refuse(clock: Clock | None) -> None:
     if clock is not None:
         problem = "CL.THROTTLE tells the time by its server's clock alone"
         raise StoreURLError("clock", clock, problem=problem, expected="test with memory:// or redis://")
-
-
-def _pool(kind: Any, url: str, *, deadline: float, retry: Any) -> Any:
-    """A pool for the URL, whose connections wait no longer than the deadline and never send twice."""
-    scheme, _, rest = url.partition("://")
-    where = f"{scheme.lower().removesuffix('+cell')}://{rest}"
-    try:
-        for name in (*_TIMEOUTS, "retry_on_timeout"):
-            if name in parse_url(where):
-                raise ValueError(
-                    f"{name} is not read from a URL: the option `deadline` holds for all that a store does"
-                )
-        options = dict.fromkeys(_TIMEOUTS, deadline)
-        pool = kind.from_url(where, **{"max_connections": CONNECTIONS, **options}, retry=retry)
-        pool.connection_class(**pool.connection_kwargs)  # an option that redis-py does not know shows here, not later
-    except (ValueError, TypeError, RedisError) as error:
-        shown = shown_url(url)
-        raise StoreURLError(
-            "store",
-            shown,
-            problem="a part of it cannot be read" if shown.endswith("…") else str(error),
-            expected="use redis+cell://user:password@host:port/db?option=value, each part percent-encoded",
-        ) from None  # what was caught can show a part of the password
-    return pool

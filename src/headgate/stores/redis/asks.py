@@ -32,6 +32,10 @@ class Ask(NamedTuple):
     share: float = 1.0  # of the time that is left
     sentinel: bool = False  # whether it is a Sentinel, which may want another password
 
+    def limit(self, until: float, now: float) -> float:
+        """When the answer must be there, if everything must be over by `until`."""
+        return until - (until - now) * (1 - self.share)
+
 
 class Tried(NamedTuple):
     """What was asked already, and what came of it: an error reply, or a LinkError."""

@@ -6,16 +6,16 @@ Such a client is used as it is and never closed. This module knows packed comman
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 import hiredis
 from redis.exceptions import NoScriptError, RedisError
 
 from headgate.errors import HeadgateWarning
-from headgate.stores.redis.asks import Address, Ask, LinkError, Steps
+from headgate.stores.redis.asks import Address, Ask, LinkError
+from headgate.stores.redis.drivers import AsyncDriver, Driver
 from headgate.stores.redis.topology import Single
 
-T = TypeVar("T")
 _NO_SCRIPT: Final = hiredis.ReplyError("NOSCRIPT")
 
 
@@ -27,7 +27,7 @@ class GivenTopology(Single):
         self.split = hasattr(client, "get_node_from_key")
 
 
-class GivenLinks:
+class GivenLinks(Driver):
     """A client for threads. Its own timeouts hold, for nobody else can interrupt it."""
 
     def __init__(self, client: Any) -> None:
@@ -46,21 +46,14 @@ class GivenLinks:
         except (RedisError, OSError) as error:
             return _failed(ask, error)
 
-    def drive(self, steps: Steps[T], until: float) -> T:
-        """Ask what the steps ask for, one call of the client for each."""
-        try:
-            step = next(steps)
-            while True:
-                reply = self.ask(cast(Ask, step), until)
-                step = steps.throw(reply) if isinstance(reply, LinkError) else steps.send(reply)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+    def leave(self, address: Address) -> None:
+        """The client's connections are its own."""
 
     def close(self) -> None:
         """The client belongs to whoever made it."""
 
 
-class GivenSharedLinks:
+class GivenSharedLinks(AsyncDriver):
     """A client for asyncio."""
 
     def __init__(self, client: Any, *, deadline: float) -> None:
@@ -81,15 +74,8 @@ class GivenSharedLinks:
         except (RedisError, OSError) as error:
             return _failed(ask, error)
 
-    async def drive(self, steps: Steps[T], until: float) -> T:
-        """Ask what the steps ask for, one call of the client for each, all before that time."""
-        try:
-            step = next(steps)
-            while True:
-                reply = await self.ask(cast(Ask, step), until)  # nothing else: redirections are the client's own
-                step = steps.throw(reply) if isinstance(reply, LinkError) else steps.send(reply)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+    def leave(self, address: Address) -> None:
+        """The client's connections are its own."""
 
     async def close(self) -> None:
         """The client belongs to whoever made it."""

@@ -14,13 +14,13 @@ import ssl
 import struct
 from collections import deque
 from threading import Condition
-from time import sleep
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from weakref import WeakSet
 
 from headgate.clock import monotonic
 from headgate.errors import MissingExtraError
-from headgate.stores.redis.asks import Address, Ask, Leave, LinkError, Pause, Steps
+from headgate.stores.redis.asks import Address, Ask, LinkError
+from headgate.stores.redis.drivers import Driver
 from headgate.stores.redis.servers import Servers
 from headgate.stores.redis.wire import Command
 
@@ -30,7 +30,6 @@ try:
 except ImportError as error:
     raise MissingExtraError("redis", "hiredis") from error
 
-T = TypeVar("T")
 _CHUNK: Final = 65536
 BUSY: Final = 0.001  # seconds: a link that was used so lately is not looked at before it is used again
 
@@ -195,7 +194,7 @@ class _Pool:
             return True
 
 
-class Links:
+class Links(Driver):
     """The connections of one store to all its servers, opened when needed."""
 
     def __init__(self, servers: Servers, *, deadline: float) -> None:
@@ -215,27 +214,9 @@ class Links:
         except LinkError as error:
             return error
 
-    def drive(self, steps: Steps[T], until: float) -> T:
-        """Ask what the steps ask for, all before that time."""
-        try:
-            step = next(steps)
-            while True:
-                if isinstance(step, Pause):
-                    sleep(max(0.0, min(step.seconds, until - monotonic())))
-                    step = steps.send(None)
-                    continue
-                if isinstance(step, Leave):
-                    self._pools[step.address].close()
-                    step = steps.send(None)
-                    continue
-                try:
-                    reply = self._call(step, until)
-                except LinkError as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(reply)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+    def leave(self, address: Address) -> None:
+        """Close what is not in use."""
+        self._pools[address].close()
 
     def close(self) -> None:
         """Close what is not in use."""
@@ -247,8 +228,6 @@ class Links:
         self._pools = {}
 
     def _call(self, ask: Ask, until: float) -> Any:
-        if ask.share < 1:
-            until -= (until - monotonic()) * (1 - ask.share)
         pool = self._pools.get(ask.address)
         if pool is None:
             pool = self._pools.setdefault(ask.address, _Pool(self._servers.connections))

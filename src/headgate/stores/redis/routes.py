@@ -67,7 +67,7 @@ class Routes:
     def _across(self, plan: Plan, groups: list[tuple[int, ...]]) -> Steps[tuple[Outcome, ...]]:
         """Servers one after the other; what was charged is given back when a later one refuses."""
         told: dict[int, Outcome] = {}
-        charged: list[tuple[int, ...]] = []
+        paid: list[tuple[int, ...]] = []
         refused = False
         try:
             for group in groups:
@@ -77,12 +77,12 @@ class Routes:
                 told.update(zip(group, found, strict=True))
                 if plan.charge and not refused:
                     refused = not all([outcome.allowed for outcome in found])
-                    charged += [] if refused else [group]
+                    paid += [] if refused else [group]
         except StoreError:
-            yield from self._give_back(plan, charged, told=told)
+            yield from self._give_back(plan, paid, told=told)
             raise
         if refused:
-            yield from self._give_back(plan, charged, told=told)
+            yield from self._give_back(plan, paid, told=told)
         return tuple([told[i] for i in range(len(plan.checks))])
 
     def _give_back(self, plan: Plan, groups: list[tuple[int, ...]], *, told: dict[int, Outcome]) -> Steps[None]:

@@ -30,6 +30,7 @@ _EXAMPLES: Final = {
     "": "redis://user:password@host:port/db?option=value",
     "sentinel": "redis+sentinel://user:password@host:port,host:port/service/db",
     "cluster": "redis+cluster://user:password@host:port,host:port",
+    "cell": "redis+cell://user:password@host:port/db?option=value",
 }
 
 
@@ -37,8 +38,9 @@ _EXAMPLES: Final = {
 class Servers:
     """The servers of one store.
 
-    `kind` is "" for one server, "sentinel" or "cluster"; `seeds` are the addresses in the URL (of the Sentinels, if
-    there are any); `service` is what the Sentinels call the master. `prepare` is called before a connection is opened.
+    `kind` is "" or "cell" for one server, "sentinel" or "cluster"; `seeds` are the addresses in the URL (of the
+    Sentinels, if there are any); `service` is what the Sentinels call the master. `prepare` is called before a
+    connection is opened.
     """
 
     kind: str
@@ -85,7 +87,7 @@ def _read(url: str, kind: str, prepare: Callable[[], None] | None) -> Servers:
     scheme = scheme.lower().partition("+")[0]
     scheme = {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme)
     service = ""
-    if not kind:
+    if kind in ("", "cell"):
         urls = [f"{scheme}://{rest}"]
     else:
         rest, mark, query = rest.partition("?")

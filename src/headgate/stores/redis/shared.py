@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from headgate.errors import MissingExtraError
-from headgate.stores.redis.asks import Address, Ask, Leave, LinkError, Pause, Steps
+from headgate.stores.redis.asks import Address, Ask, LinkError
+from headgate.stores.redis.drivers import AsyncDriver
 from headgate.stores.redis.links import BUSY, check_tag, watcher
 from headgate.stores.redis.servers import Servers
 from headgate.stores.redis.wire import Command
@@ -24,7 +25,6 @@ try:
 except ImportError as error:
     raise MissingExtraError("redis", "hiredis") from error
 
-T = TypeVar("T")
 _FEW: Final = 8  # commands that leave at once: the server works on them while the next are made
 
 
@@ -145,7 +145,7 @@ def _plain(transport: asyncio.Transport) -> Any:
     return transport.get_extra_info("socket") if transport.get_extra_info("sslcontext") is None else None
 
 
-class SharedLinks:
+class SharedLinks(AsyncDriver):
     """The connections of one store: for each event loop, one to each server."""
 
     def __init__(self, servers: Servers, *, deadline: float) -> None:
@@ -175,35 +175,11 @@ class SharedLinks:
             links = self._loops[loop] = {}
         return links
 
-    async def drive(self, steps: Steps[T], until: float) -> T:
-        """Ask what the steps ask for, all before that time."""
-        loop = asyncio.get_running_loop()
-        links = self._links()
-        try:
-            step = next(steps)
-            while True:
-                if isinstance(step, Pause):
-                    await asyncio.sleep(max(0.0, min(step.seconds, until - loop.time())))
-                    step = steps.send(None)
-                    continue
-                if isinstance(step, Leave):
-                    leaving = links.pop(step.address, None)
-                    if isinstance(leaving, SharedLink):
-                        leaving.retire()
-                    step = steps.send(None)
-                    continue
-                limit = until if step.share == 1 else until - (until - loop.time()) * (1 - step.share)
-                try:
-                    link = links.get(step.address)
-                    if type(link) is not SharedLink or not link.there():
-                        link = await self._link(links, step, until=limit)
-                    reply = await link.ask(step.command, limit)
-                except LinkError as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(reply)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+    def leave(self, address: Address) -> None:
+        """Let the next caller open another connection; this one is closed when all who wait there are answered."""
+        link = self._links().pop(address, None)
+        if isinstance(link, SharedLink):
+            link.retire()
 
     async def close(self) -> None:
         """Close the running loop's connections."""

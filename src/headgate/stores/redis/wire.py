@@ -111,16 +111,13 @@ class Wire:
             terms, identity, cost = checks[0]
             shape = self._shapes.get(terms)
             if shape is not None and cost == 1 and mode is None and plan.charge and self._clock is None:
-                tag = next(self._tags) % _TAGS + _FIRST_TAG
+                tag = self._tag()
                 frame = b"%s%s%s%d%s" % (shape.before, packed_digest(identity), shape.between, tag, shape.after)
                 return Command(frame, tag, shape)
         shape = self._shape("run", checks, self._shapes)
         if mode is None:
             mode = CHARGE if plan.charge else LOOK
-        tag = next(self._tags) % _TAGS + _FIRST_TAG
-        parts = [shape.head]
-        for check, rule in zip(checks, shape.rules, strict=True):
-            parts += (rule.before, packed_digest(check.identity), rule.after)
+        tag, parts = self._tag(), _addressed(shape, checks)
         parts.append(b"%s$1\r\n%s\r\n$6\r\n%d\r\n" % (self._now(), mode, tag))
         for check, rule in zip(checks, shape.rules, strict=True):
             cost = check.cost
@@ -130,10 +127,7 @@ class Wire:
     def refund(self, plan: Plan, outcomes: Sequence[Outcome]) -> Command:
         """A command that gives back what these checks were charged."""
         shape = self._shape("refund", plan.checks, self._refunds)
-        tag = next(self._tags) % _TAGS + _FIRST_TAG
-        parts = [shape.head]
-        for check, rule in zip(plan.checks, shape.rules, strict=True):
-            parts += (rule.before, packed_digest(check.identity), rule.after)
+        tag, parts = self._tag(), _addressed(shape, plan.checks)
         parts.append(b"%s$6\r\n%d\r\n" % (self._now(), tag))
         for check, outcome, rule in zip(plan.checks, outcomes, shape.rules, strict=True):
             parts += (rule.algorithm, _bulk(outcome.at), _bulk(check.cost), rule.params)
@@ -146,6 +140,9 @@ class Wire:
     def key(self, rule_id: str, identity: str) -> str:
         """Where the budget of one identity under one rule is kept."""
         return f"{self._prefix}:{{{digest(identity)}}}:{rule_id}"
+
+    def _tag(self) -> int:
+        return next(self._tags) % _TAGS + _FIRST_TAG
 
     def _now(self) -> bytes:
         return _SERVER_S if self._clock is None else _bulk(self._clock.now_us())
@@ -190,6 +187,14 @@ class Wire:
             params=params,
             once=algorithm + counted + _ONE + params,
         )
+
+
+def _addressed(shape: Shape, checks: tuple[Check, ...]) -> list[bytes]:
+    """What a frame begins with: which script, and which keys."""
+    parts = [shape.head]
+    for check, rule in zip(checks, shape.rules, strict=True):
+        parts += (rule.before, packed_digest(check.identity), rule.after)
+    return parts
 
 
 def outcomes(plan: Plan, reply: Sequence[int]) -> tuple[Outcome, ...]:
