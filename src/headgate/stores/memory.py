@@ -19,6 +19,7 @@ from headgate.clock import Clock, SystemClock
 from headgate.errors import StoreURLError
 from headgate.plan import NEVER, Check, Outcome, Plan, charged
 from headgate.stores import DEADLINE, shown_url
+from headgate.stores.awaited import Awaited
 
 MAX_KEYS: Final = 100_000  # about 40 MB of one-hit keys
 _COUNT: Final = re.compile("[0-9]{1,15}")
@@ -201,30 +202,14 @@ def _check(check: Check, cost: int, entry: _Entry | None, now: int) -> Outcome:
     return ALGORITHMS[check.terms.algorithm].check(state, now, cost, check.terms.params)
 
 
-class AsyncMemoryStore:
+class AsyncMemoryStore(Awaited):
     """A memory store for AsyncLimiter: the same, awaited. Its lock is held for microseconds, so it needs no thread."""
 
     def __init__(self, store: MemoryStore) -> None:
-        self._store = store
+        super().__init__(store)
 
     def __repr__(self) -> str:
         return f"Async{self._store!r}"
-
-    async def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Charge every check of the plan, or none."""
-        return self._store.run(plan)
-
-    async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Give back what the plan was charged, as far as the windows that it fell into are still there."""
-        self._store.refund(plan, outcomes)
-
-    async def forget(self, rule_id: str, identity: str) -> None:
-        """Drop what is known of one identity under one rule."""
-        self._store.forget(rule_id, identity)
-
-    async def close(self) -> None:
-        """Forget everything."""
-        self._store.close()
 
 
 def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float = DEADLINE) -> MemoryStore:

@@ -19,7 +19,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from headgate.testing.stores import Awaited, BrokenStore, OpenStore, ShutStore
+from headgate.stores.awaited import Awaited
+from headgate.testing.stores import BrokenStore, OpenStore, ShutStore
 
 if TYPE_CHECKING:
     from headgate.testing.adapter import AdapterExam as AdapterExam

@@ -1,0 +1,36 @@
+"""A synchronous store that never blocks, for asynchronous code. This module knows values and the store's contract."""
+
+from __future__ import annotations
+
+from headgate.plan import Outcome, Plan
+from headgate.stores import Store
+
+
+class Awaited:
+    """The asynchronous twin of a synchronous store that never blocks.
+
+    >>> import asyncio
+    >>> from headgate import AsyncLimiter
+    >>> from headgate.testing import ShutStore
+    >>> asyncio.run(AsyncLimiter(Awaited(ShutStore())).hit("5/minute", "laoqian")).allowed
+    False
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """What the store answers."""
+        return self._store.run(plan)
+
+    async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Pass on."""
+        self._store.refund(plan, outcomes)
+
+    async def forget(self, rule_id: str, identity: str) -> None:
+        """Pass on."""
+        self._store.forget(rule_id, identity)
+
+    async def close(self) -> None:
+        """Close the store."""
+        self._store.close()
