@@ -64,7 +64,7 @@ class Words:
     """What is sent for checks of some rules: the frames that a store would send."""
 
     def __init__(self, quota: str, algorithm: str, *, scope: str = "scale", clock: Clock | None = None) -> None:
-        self._wire = Wire(prefix="headgate", clock=clock)
+        self._wire = Wire(prefix="headgate", clock=clock, split=False)
         self._terms: tuple[Terms, ...] = Rule(name=scope, quota=quota).terms(algorithm)
 
     def frame(self, identity: str) -> bytes:

@@ -45,7 +45,7 @@ class RedisStore:
     ) -> None:
         warn_about(client)
         self._links: Links | GivenLinks = GivenLinks(client)
-        self._routes = Routes(GivenTopology(client), Wire(prefix=prefix, clock=clock))
+        self._routes = Routes(where := GivenTopology(client), Wire(prefix=prefix, clock=clock, split=where.split))
         self.clock = clock
         self._shown = str(address_of(client))
 
@@ -66,7 +66,7 @@ class RedisStore:
         found = servers(url, prepare=prepare)
         store, where = cls.__new__(cls), topology(found)
         store._links = Links(found, deadline=deadline)
-        store._routes = Routes(where, Wire(prefix=prefix, clock=clock))
+        store._routes = Routes(where, Wire(prefix=prefix, clock=clock, split=where.split))
         store.clock, store.parts = clock, where.parts if isinstance(where, Cluster) else None
         store._shown = shown_url(url)
         return store
@@ -117,7 +117,7 @@ class AsyncRedisStore:
     ) -> None:
         warn_about(client)
         self._links: SharedLinks | GivenSharedLinks = GivenSharedLinks(client, deadline=deadline)
-        self._routes = Routes(GivenTopology(client), Wire(prefix=prefix, clock=clock))
+        self._routes = Routes(where := GivenTopology(client), Wire(prefix=prefix, clock=clock, split=where.split))
         self.clock = clock
         self._shown = str(address_of(client))
 
@@ -135,7 +135,7 @@ class AsyncRedisStore:
         found = servers(url, prepare=prepare)
         store, where = cls.__new__(cls), topology(found)
         store._links = SharedLinks(found, deadline=deadline)
-        store._routes = Routes(where, Wire(prefix=prefix, clock=clock))
+        store._routes = Routes(where, Wire(prefix=prefix, clock=clock, split=where.split))
         store.clock, store.parts = clock, where.parts if isinstance(where, Cluster) else None
         store._shown = shown_url(url)
         return store

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, NamedTuple, TypeVar
 
-from headgate.stores.redis.wire import Command
+from headgate.stores.redis.wire import AnyCommand
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class Ask(NamedTuple):
     """One command for one server."""
 
     address: Address
-    command: Command
+    command: AnyCommand
     share: float = 1.0  # of the time that is left
     sentinel: bool = False  # whether it is a Sentinel, which may want another password
 

@@ -22,7 +22,7 @@ from headgate.errors import MissingExtraError
 from headgate.stores.redis.asks import Address, Ask, LinkError
 from headgate.stores.redis.drivers import Driver
 from headgate.stores.redis.servers import Servers
-from headgate.stores.redis.wire import Command
+from headgate.stores.redis.wire import AnyCommand, Together
 
 try:
     import hiredis
@@ -58,7 +58,7 @@ class Link:
             return True
         return isinstance(self._sock, ssl.SSLSocket) and _only_tls(self._sock)
 
-    def call(self, command: Command, until: float) -> Any:
+    def call(self, command: AnyCommand, until: float) -> Any:
         """The reply, which may be an error reply. OSError or a protocol error when there is none."""
         reader, missing = self._reader, command.replies
         reply: Any = False
@@ -100,7 +100,7 @@ class Link:
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, time)
 
 
-def check_tag(command: Command, reply: Any) -> None:
+def check_tag(command: AnyCommand | Together, reply: Any) -> None:
     """Refuse a reply that belongs to another command: something between here and the server has lost one."""
     if command.tag is not None and type(reply) is list and reply[0] != command.tag:
         raise ConnectionError("the reply is to another command")

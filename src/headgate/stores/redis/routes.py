@@ -15,7 +15,7 @@ from headgate.errors import StoreError
 from headgate.plan import Check, Outcome, Plan, charged
 from headgate.stores.redis.asks import Address, Ask, Leave, LinkError, Pause, Steps, Tried
 from headgate.stores.redis.topology import Topology, slot_of
-from headgate.stores.redis.wire import LOOK, REFUSED, Command, Wire, outcomes
+from headgate.stores.redis.wire import LOOK, REFUSED, AnyCommand, Wire, outcomes
 
 _TRIES: Final = 6  # a script that is not known, and a slot that moves while it is asked for
 _PAUSE: Final = 0.005  # seconds, while a slot's keys are on their way
@@ -96,11 +96,11 @@ class Routes:
                 for i, outcome in zip(group, outcomes(part, reply), strict=True):
                     told[i] = outcome._replace(allowed=True)
 
-    def _ask(self, checks: tuple[Check, ...], command: Command, tried: Tried | None = None) -> Steps[Any]:
+    def _ask(self, checks: tuple[Check, ...], command: AnyCommand, tried: Tried | None = None) -> Steps[Any]:
         """The answer to a command for keys of one slot."""
         return self._ask_slot(slot_of(checks[0].identity) if self._topology.split else 0, command, tried)
 
-    def _ask_slot(self, slot: int, command: Command, tried: Tried | None = None) -> Steps[Any]:
+    def _ask_slot(self, slot: int, command: AnyCommand, tried: Tried | None = None) -> Steps[Any]:
         """The answer to a command, from whichever server takes it."""
         elsewhere: Address | None = None  # the node that the slot is moving to, for this time only
         left: set[Address] = set()  # what could not write, and was called anew

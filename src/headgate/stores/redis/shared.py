@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 from headgate.errors import MissingExtraError
+from headgate.plan import new
 from headgate.stores.redis.asks import Address, Ask, LinkError
 from headgate.stores.redis.drivers import AsyncDriver
 from headgate.stores.redis.links import BUSY, check_tag, watcher
 from headgate.stores.redis.servers import Servers
-from headgate.stores.redis.wire import Command
+from headgate.stores.redis.wire import AnyCommand, Lone, Together, parts, together
 
 try:
     import hiredis
@@ -25,15 +26,16 @@ try:
 except ImportError as error:
     raise MissingExtraError("redis", "hiredis") from error
 
-_FEW: Final = 8  # commands that leave at once: the server works on them while the next are made
+_FEW: Final = 8  # commands that leave at once where the server has nothing to do: it begins while the next are made
+_MANY: Final = 32  # and where it has: one run of many costs it less
 
 
 class _Waiting(NamedTuple):
-    """A command that was sent and not answered yet."""
+    """A command that is not answered yet, with who waits for it: several where several went together."""
 
-    answer: asyncio.Future[Any]
-    command: Command
+    command: AnyCommand | Together
     until: float
+    answers: tuple[asyncio.Future[Any], ...]
 
 
 class SharedLink(asyncio.Protocol):
@@ -44,7 +46,7 @@ class SharedLink(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader()
         self._waiting: deque[_Waiting] = deque()
-        self._unsent: list[bytes] = []
+        self._unsent: list[_Waiting] = []
         self._timer: asyncio.TimerHandle | None = None
         self._missing = 0  # replies to the oldest command that are still to come before its answer
         self._writer = connection._writer  # closes the transport when it is collected, so it is kept
@@ -56,32 +58,38 @@ class SharedLink(asyncio.Protocol):
         self._open = True
         self._retired = False
 
+    @property
+    def _pending(self) -> bool:
+        return bool(self._waiting or self._unsent)
+
     def there(self) -> bool:
         """Whether it is open, also as far as the loop has not looked yet since nothing was to come."""
-        if self._open and not self._waiting and self._watch is not None and self._loop.time() - self._heard > BUSY:
+        if self._open and not self._pending and self._watch is not None and self._loop.time() - self._heard > BUSY:
             self._heard = self._loop.time()
             if self._watch():
                 self.fail(ConnectionError("the server closed the connection"))
         return self._open
 
-    def ask(self, command: Command, until: float) -> asyncio.Future[Any]:
+    def ask(self, command: AnyCommand, until: float) -> asyncio.Future[Any]:
         """The answer to come."""
         answer = self._loop.create_future()
-        self._waiting.append(_Waiting(answer, command, until))
-        if not self._unsent:
+        unsent = self._unsent
+        if not unsent:
             self._loop.call_soon(self._send)
             if self._timer is None:
                 self._timer = self._loop.call_at(until, self._look)
-        self._unsent.append(command.frame)
-        if len(self._unsent) == _FEW:
+        unsent.append(new(_Waiting, (command, until, (answer,))))
+        if len(unsent) >= (_MANY if self._waiting else _FEW):
             self._send()
         return answer
 
     def _send(self) -> None:
-        frames = b"".join(self._unsent)
-        self._unsent.clear()
-        if self._open and frames:
-            self._transport.write(frames)
+        unsent, self._unsent = self._unsent, []
+        if len(unsent) > 1:
+            unsent = _grouped(unsent)
+        self._waiting += unsent
+        if unsent and self._open:
+            self._transport.write(b"".join([each.command.frame for each in unsent]))
 
     def data_received(self, data: bytes) -> None:
         """Give every reply to whoever waits for it; to nobody if that one was cancelled."""
@@ -90,18 +98,29 @@ class SharedLink(asyncio.Protocol):
         reader.feed(data)
         try:
             while (reply := reader.gets()) is not False:
-                answer, command, _ = waiting[0]
+                command, until, answers = waiting[0]
                 self._missing += 1
                 if self._missing < command.replies:
                     continue
                 self._missing = 0
                 check_tag(command, reply)
                 waiting.popleft()
-                if not answer.done():
-                    answer.set_result(reply)
+                if type(command) is not Together:
+                    replies = [reply]
+                elif type(reply) is list:
+                    replies = parts(reply)
+                elif command.replies == 1 and str(reply).startswith("NOSCRIPT"):  # it did not run
+                    self._unsent.append(_Waiting(command.with_text(), until, answers))
+                    self._send()
+                    continue
+                else:
+                    replies = [reply] * len(answers)
+                for answer, told in zip(answers, replies, strict=True):
+                    if not answer.done():
+                        answer.set_result(told)
         except (hiredis.HiredisError, ConnectionError, IndexError) as error:
             self.fail(error)
-        if self._retired and not waiting:
+        if self._retired and not self._pending:
             self.fail(ConnectionError("left"))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -114,7 +133,7 @@ class SharedLink(asyncio.Protocol):
     def retire(self) -> None:
         """Close it once everybody who waits is answered."""
         self._retired = True
-        if not self._waiting:
+        if not self._pending:
             self.fail(ConnectionError("left"))
 
     def fail(self, error: BaseException) -> None:
@@ -123,10 +142,11 @@ class SharedLink(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._transport.abort()
-        while self._waiting:
-            answer = self._waiting.popleft().answer
-            if not answer.done():
-                answer.set_exception(LinkError(self._address, error, sent=True))
+        waiting, unsent = self._waiting, self._unsent
+        self._waiting, self._unsent = deque(), []
+        for sent, group in ((True, waiting), (False, unsent)):
+            for answer in [answer for each in group for answer in each.answers if not answer.done()]:
+                answer.set_exception(LinkError(self._address, error, sent=sent))
 
     def _look(self) -> None:
         """When the oldest command is out of time, so is the connection; else look again when it will be."""
@@ -138,6 +158,21 @@ class SharedLink(asyncio.Protocol):
             self.fail(TimeoutError("no answer within the deadline"))
         else:
             self._timer = self._loop.call_at(waiting[0].until, self._look)
+
+
+def _grouped(unsent: list[_Waiting]) -> list[_Waiting]:
+    """The same with those of one shape together, as far as they can be."""
+    groups: dict[int, list[_Waiting]] = {}
+    for each in unsent:
+        shape = each.command.shape if type(each.command) is Lone else None
+        groups.setdefault(id(each) if shape is None or shape.many is None else id(shape), []).append(each)
+    return [group[0] if len(group) == 1 else _together(group) for group in groups.values()]
+
+
+def _together(group: list[_Waiting]) -> _Waiting:
+    commands = [cast(Lone, each.command) for each in group]
+    answers = tuple([each.answers[0] for each in group])
+    return _Waiting(together(commands), group[0].until, answers)
 
 
 def _plain(transport: asyncio.Transport) -> Any:

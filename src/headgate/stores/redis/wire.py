@@ -1,17 +1,18 @@
 """How a plan is told to a server, and how its reply is read: pure, but for the look-ups that it remembers.
 
 A plan is one EVALSHA. What is the same in every request of a rule is packed for the wire once; a request adds the
-digest, the tag and the cost. This module knows plans, the scripts and the digest; no socket, no client and no loop.
+digest, the tag and the cost. Plans of one check that differ in nothing but who asks can go together in one run.
+This module knows plans, the scripts and the digest; no socket, no client and no loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha1
 from importlib.resources import files
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from headgate.clock import Clock
 from headgate.identity import digest
@@ -24,7 +25,7 @@ REFUSED: Final = b"2"  # charge only what counts refusals, for another server ha
 
 _PARAMS: Final = 3  # how many integers the scripts expect of every algorithm
 _FIELDS: Final = 5  # and how many they answer for every check
-_FUNCTIONS: Final = {"run": "open, check, charge", "refund": "open, refund"}  # what they use of an algorithm
+_FUNCTIONS: Final = {"run": "open, check, charge", "refund": "open, refund"}  # what they use of several algorithms
 _REMEMBERED: Final = 4096  # combinations of rules, before all are forgotten: rules made per request have no end
 _TAGS: Final = 900_000
 _FIRST_TAG: Final = 100_000  # so that all tags have six digits
@@ -47,6 +48,46 @@ class Command(NamedTuple):
     def asking(self) -> Command:
         """The same for a node that the slot is moving to."""
         return self._replace(frame=_ASKING + self.frame, replies=2)
+
+
+class Lone:
+    """The command of a plan of one check at cost 1. Packed when it leaves: alone, or together with others."""
+
+    __slots__ = ("digest", "shape", "tag")
+
+    replies = 1
+
+    def __init__(self, shape: Shape, digest: bytes, tag: int) -> None:
+        self.shape = shape
+        self.digest = digest
+        self.tag = tag
+
+    @property
+    def frame(self) -> bytes:
+        """The command, packed."""
+        shape = self.shape
+        return b"%s%s%s%d%s" % (shape.before, self.digest, shape.between, self.tag, shape.after)
+
+    def with_text(self) -> Command:
+        """The same for a server that does not know the script, and will."""
+        return Command(self.frame, self.tag, self.shape).with_text()
+
+    def asking(self) -> Command:
+        """The same for a node that the slot is moving to."""
+        return Command(self.frame, self.tag, self.shape).asking()
+
+
+class Together(NamedTuple):
+    """Several lone commands of one shape in one run. The answer is cut up again by `parts`."""
+
+    frame: bytes
+    tag: int
+    load: bytes  # a command that brings the script
+    replies: int = 1
+
+    def with_text(self) -> Together:
+        """The same for a server that does not know the script, and will."""
+        return self._replace(frame=self.load + self.frame, replies=2)
 
 
 def pack(*words: str | bytes | int) -> bytes:
@@ -92,28 +133,31 @@ class Shape(NamedTuple):
     before: bytes
     between: bytes
     after: bytes
+    many: _Many | None  # None where such plans cannot go together
+
+
+AnyCommand = Command | Lone
 
 
 class Wire:
-    """The words of one store: its prefix and, in tests, its clock."""
+    """The words of one store: its prefix and, in tests, its clock. `split`: its keys are spread over servers."""
 
-    def __init__(self, *, prefix: str, clock: Clock | None) -> None:
+    def __init__(self, *, prefix: str, clock: Clock | None, split: bool) -> None:
         self._prefix = valid_prefix(prefix)
         self._clock = clock
+        self._split = split
         self._shapes: dict[Hashable, Shape] = {}
         self._refunds: dict[Hashable, Shape] = {}
         self._tags = count()
 
-    def run(self, plan: Plan, mode: bytes | None = None) -> Command:
+    def run(self, plan: Plan, mode: bytes | None = None) -> AnyCommand:
         """A plan as a command."""
         checks = plan.checks
         if len(checks) == 1:
             terms, identity, cost = checks[0]
             shape = self._shapes.get(terms)
             if shape is not None and cost == 1 and mode is None and plan.charge and self._clock is None:
-                tag = self._tag()
-                frame = b"%s%s%s%d%s" % (shape.before, packed_digest(identity), shape.between, tag, shape.after)
-                return Command(frame, tag, shape)
+                return Lone(shape, packed_digest(identity), self._tag())
         shape = self._shape("run", checks, self._shapes)
         if mode is None:
             mode = CHARGE if plan.charge else LOOK
@@ -172,6 +216,7 @@ class Wire:
             before=head + rules[0].before,
             between=rules[0].after + _SERVER_S + _bulk(CHARGE) + b"$6\r\n",
             after=b"\r\n" + rules[0].once,
+            many=None if self._split or checks[0].terms.count_denied else _many(checks[0].terms.algorithm),
         )
 
     def _rule(self, terms: Terms) -> _Packed:
@@ -187,6 +232,36 @@ class Wire:
             params=params,
             once=algorithm + counted + _ONE + params,
         )
+
+
+class _Many(NamedTuple):
+    """The script that runs many plans of one check, all of one algorithm."""
+
+    start: bytes
+    load: bytes
+
+
+@cache
+def _many(algorithm: str) -> _Many:
+    text = script("many", frozenset([algorithm]))
+    known = sha1(text.encode(), usedforsecurity=False).hexdigest()
+    return _Many(_bulk("EVALSHA") + _bulk(known), pack("SCRIPT", "LOAD", text))
+
+
+def together(lone: Sequence[Lone]) -> Together:
+    """Commands of one shape, which has a script for many, as one."""
+    shape, tag = lone[0].shape, lone[0].tag
+    rule, many = shape.rules[0], cast(_Many, shape.many)
+    keys = (rule.after + rule.before).join([each.digest for each in lone])
+    head = b"*%d\r\n%s%s" % (3 + len(lone) + 2 + _PARAMS, many.start, _bulk(len(lone)))
+    tail = b"%s$6\r\n%d\r\n%s" % (_SERVER_S, tag, rule.params)
+    return Together(b"".join((head, rule.before, keys, rule.after, tail)), tag, many.load)
+
+
+def parts(reply: list[int]) -> list[list[int]]:
+    """The answer to commands that went together, as each alone would have got it."""
+    start = reply[:2]
+    return [start + reply[at : at + _FIELDS] for at in range(2, len(reply), _FIELDS)]
 
 
 def _addressed(shape: Shape, checks: tuple[Check, ...]) -> list[bytes]:
