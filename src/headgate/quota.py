@@ -40,10 +40,9 @@ _KNOWN: Final = "use second, minute, hour, day, week, month (30 days) or year (3
 _FORM: Final = 'write it like "10/minute", "10 per 5 minutes" or "1/second burst 20"'
 _DIGITS: Final = 30  # of a number that is read at all: Python converts no more than 4,300
 _NUMBER: Final = r"[+-]?[0-9][0-9_.]*"
-_PART: Final = re.compile(
+_PART: Final = (  # not compiled here: that would be a tenth of the time to import headgate
     rf"\s*(?P<limit>{_NUMBER})\s*(?:/|\bper\b)\s*(?:(?P<times>{_NUMBER})\s*)?(?P<unit>[^\W\d_]+)"
-    rf"(?:\s+burst\s+(?P<burst>{_NUMBER}))?\s*",
-    re.IGNORECASE,
+    rf"(?:\s+burst\s+(?P<burst>{_NUMBER}))?\s*"
 )
 
 
@@ -183,7 +182,7 @@ def _parse_part(part: str, text: str) -> Quota:
 
     if not part.strip():
         raise error("an empty part", "leave out the separator that has nothing on one side")
-    match = _PART.fullmatch(part)
+    match = re.fullmatch(_PART, part, re.IGNORECASE)
     if match is None:
         raise error(f'"{part.strip()}" cannot be read')
     unit = match["unit"].lower()

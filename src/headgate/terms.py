@@ -18,7 +18,7 @@ from headgate.quota import Quota
 
 QuotaSpec = Quota | str | Sequence[Quota]
 
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_.\-]{0,64}")
+_PLAIN: Final = r"[A-Za-z0-9_.\-]{0,64}"
 
 
 @lru_cache(maxsize=4096)  # what is remembered under terms is found again, though a quota be made for each request
@@ -70,4 +70,4 @@ def quotas(given: Any) -> tuple[Quota, ...]:
 
 def _scope_text(scope: str) -> str:
     """A scope as it stands in a key: plain words as they are, everything else by its digest."""
-    return scope if _PLAIN.fullmatch(scope) else f"~{digest(scope)}"
+    return scope if re.fullmatch(_PLAIN, scope) else f"~{digest(scope)}"

@@ -94,9 +94,9 @@ SCHEMES: Final = {
 }
 
 
-_PREFIX: Final = re.compile(r"[!-z|~]+")  # printable ASCII but space and braces
+_PREFIX: Final = r"[!-z|~]+"  # printable ASCII but space and braces
 _HOST: Final = r"(?:[A-Za-z0-9.\-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?"
-_URL: Final = re.compile(  # a password that was not percent-encoded may hold any of @ / ? #
+_URL: Final = (  # a password that was not percent-encoded may hold any of @ / ? #
     rf"([A-Za-z][A-Za-z0-9+.\-]*://)(?:[!-\"$-.0->A-~]*@)?({_HOST}(?:,{_HOST})*)(/[^@?#]*|)(?:\?[^@#]*)?"
 )
 
@@ -129,7 +129,7 @@ def _opener(url: str) -> _Opener:
 
 def valid_prefix(prefix: str) -> str:
     """A prefix that cannot steer where a key goes: no braces, no space, no control characters."""
-    if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
+    if not isinstance(prefix, str) or not re.fullmatch(_PREFIX, prefix):
         raise StoreURLError(
             "prefix",
             prefix,
@@ -141,7 +141,7 @@ def valid_prefix(prefix: str) -> str:
 
 def shown_url(url: str) -> str:
     """A URL as an error may show it: scheme, host, port and path, and "…" unless it is certain which part is which."""
-    match = _URL.fullmatch(url)
+    match = re.fullmatch(_URL, url)
     if match is not None:
         return "".join(match.groups())
     scheme, colon, rest = url.partition(":")

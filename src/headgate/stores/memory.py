@@ -22,7 +22,7 @@ from headgate.stores import DEADLINE, shown_url
 from headgate.stores.awaited import Awaited
 
 MAX_KEYS: Final = 100_000  # about 40 MB of one-hit keys
-_COUNT: Final = re.compile("[0-9]{1,15}")
+_COUNT: Final = "[0-9]{1,15}"
 _LOOKS: Final = 8  # keys looked at, at most, to make room for a new one
 _SWEEP: Final = 2  # and while there is room: twice as fast as keys come, so that what has expired goes
 _GONE: Final = -1  # the expiry of an entry that made room for another
@@ -219,7 +219,7 @@ def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float = D
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     keys = options.pop("max_keys", str(MAX_KEYS))
-    if options or parts.netloc or parts.path.strip("/") or not _COUNT.fullmatch(keys):
+    if options or parts.netloc or parts.path.strip("/") or not re.fullmatch(_COUNT, keys):
         raise StoreURLError(
             "store",
             shown_url(url),
