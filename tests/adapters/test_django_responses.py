@@ -167,6 +167,18 @@ def test_on_denied_may_redirect(asgi: bool) -> None:
     assert (answer.status, answer.one("retry-after"), answer.one("cache-control")) == (302, None, "no-store")
 
 
+@pytest.mark.parametrize("on_denied", [None, f"{HERE}.denied"])
+def test_a_flood_of_refusals_does_not_fill_the_log(
+    asgi: bool, on_denied: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"default_limits": ["2/minute"], "on_denied": on_denied, "clock": ManualClock()}
+    with serving(later=asgi, **options) as site:
+        site.statuses("/nowhere", *["/open"] * 5)
+    assert [record.getMessage() for record in caplog.records if record.name == "django.request"] == [
+        "Not Found: /app/nowhere"
+    ]
+
+
 def test_c22_the_decision_is_there_for_views_and_listeners(asgi: bool) -> None:
     seen: list[Any] = []
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -364,8 +364,58 @@ def test_fl06_test_client_and_contexts() -> None:
         assert found is not None
         assert found.remaining == 0
         assert app.process_response(Response("x")).headers["RateLimit"].startswith('"default";r=0')
-        with pytest.raises(RateLimited):
-            app.preprocess_request()
+        refused = app.preprocess_request()
+        assert isinstance(refused, Response)
+        assert refused.status_code == 429
+
+
+class OwnWays(Flask):
+    def handle_user_exception(self, e: Exception) -> Any:
+        return super().handle_user_exception(e)
+
+
+def handled(app: Flask, kind: Any) -> Flask:
+    app.register_error_handler(kind, lambda error: ("told", 418))
+    return app
+
+
+def trapped(app: Flask) -> Flask:
+    app.config["TRAP_HTTP_EXCEPTIONS"] = True
+    return app
+
+
+def replaced(app: Flask) -> Flask:
+    app.handle_user_exception = lambda e: Response("told", 418)  # type: ignore[method-assign]
+    return app
+
+
+@pytest.mark.parametrize(
+    ("make", "raises"),
+    [
+        (lambda: Flask("x"), False),
+        (lambda: handled(Flask("x"), 404), False),
+        (lambda: handled(Flask("x"), 429), True),
+        (lambda: handled(Flask("x"), TooManyRequests), True),
+        (lambda: handled(Flask("x"), HTTPException), True),
+        (lambda: handled(Flask("x"), Exception), True),
+        (lambda: trapped(Flask("x")), True),
+        (lambda: OwnWays("x"), True),
+        (lambda: replaced(Flask("x")), True),
+    ],
+    ids=["nobody", "404", "429", "TooManyRequests", "HTTPException", "Exception", "trap", "subclass", "replaced"],
+)
+def test_a_refusal_raises_where_somebody_may_handle_it(make: Callable[[], Flask], raises: bool) -> None:
+    app = make()
+    RateLimiter(app, **ONE)
+    with app.test_request_context("/open", environ_base={"REMOTE_ADDR": "203.0.113.1"}):
+        assert app.preprocess_request() is None
+        if raises:
+            with pytest.raises(RateLimited):
+                app.preprocess_request()
+        else:
+            refused = app.preprocess_request()
+            assert isinstance(refused, Response)
+            assert (refused.status_code, refused.headers["Content-Type"]) == (429, "application/problem+json")
 
 
 def test_fl06_requests_inside_one_application_context_are_apart() -> None:

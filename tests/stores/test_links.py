@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from headgate import ManualClock, StoreError
 from headgate.plan import Check, Plan
 from headgate.stores import AsyncStore, Store, open_async_store, open_store
+from headgate.stores.redis.commands import AnyCommand, pack
 from headgate.stores.redis.shared import SharedLink
-from headgate.stores.redis.wire import LOOK, REFUSED, AnyCommand, Wire, pack
+from headgate.stores.redis.wire import LOOK, REFUSED, Wire
 from headgate.testing.scenarios import examples
 from headgate.testing.store import NAMES, terms
 from tests.servers import Server

@@ -13,8 +13,9 @@ import redis
 from headgate import StoreError
 from headgate.plan import Check, Outcome, Plan, Terms
 from headgate.stores import open_async_store, open_store
+from headgate.stores.redis.commands import Lone, Together, parts, together
 from headgate.stores.redis.shared import SharedLink
-from headgate.stores.redis.wire import Lone, Together, Wire, parts, together
+from headgate.stores.redis.wire import Wire
 from headgate.testing.store import NAMES, terms
 from tests.servers import Server
 from tests.stores.colours import PATIENCE

@@ -84,11 +84,13 @@ def add(response: HttpResponseBase, fields: Fields) -> None:
 
 def _refusal(request: HttpRequest, decision: Decision, own: HttpResponseBase | None) -> HttpResponseBase:
     """The answer to a refused request. The RateLimit fields are not in it: whoever is outside adds them."""
-    if own is not None:
+    if own is None:
+        answer = denial(decision, None, epoch=0, accept=request.META.get("HTTP_ACCEPT", ""))
+        own = _response(answer, empty=request.method == "HEAD")
+    else:
         add(own, denial_fields(decision, None, epoch=0, status=own.status_code))
-        return own
-    answer = denial(decision, None, epoch=0, accept=request.META.get("HTTP_ACCEPT", ""))
-    return _response(answer, empty=request.method == "HEAD")
+    own._has_been_logged = True  # type: ignore[attr-defined]  # Django's own mark: a flood is not to fill the log
+    return own
 
 
 def _response(answer: Denial, *, empty: bool) -> HttpResponse:

@@ -95,7 +95,7 @@ class Installation:
         site = self._sites.find(self._app, native.url_rule, native.method)
         passage = vars(native).setdefault(_ON_REQUEST, {})[self] = Passage(self.gate)
         passage.enforced.update(site.marks)
-        return self._enforce(native, passage, site.bounds)
+        return self._enforce(native, passage, site.bounds, ahead=True)
 
     def after(self, response: Response) -> Response:
         """Tell the client what was decided."""
@@ -124,10 +124,10 @@ class Installation:
             return None
         passage.enforced.add(mark)
         self._sites.prepare(self._app)
-        return self._enforce(native, passage, self._sites.own(mark, label))
+        return self._enforce(native, passage, self._sites.own(mark, label), ahead=False)
 
-    def _enforce(self, native: Request, passage: Passage, bounds: tuple[Bound, ...]) -> Response | None:
-        """None to go on, or the response to give; a refusal raises unless `on_denied` answers."""
+    def _enforce(self, native: Request, passage: Passage, bounds: tuple[Bound, ...], *, ahead: bool) -> Response | None:
+        """None to go on, or the response to give; a refusal raises unless `on_denied` answers, or nobody handles it."""
         if not bounds:
             return None
         caller = FlaskCaller(self._app, native, parses=self.settings.trusted_proxies is not None)
@@ -138,7 +138,7 @@ class Installation:
         if decision is None or decision.allowed:
             return None
         whole = passage.decision if decision.results else decision  # under the names that the fields will have
-        return refuse(self._app, native, whole or decision, on_denied=self._on_denied)
+        return refuse(self._app, native, whole or decision, on_denied=self._on_denied, ahead=ahead)
 
 
 def decision() -> Decision | None:

@@ -28,10 +28,10 @@ from headgate.plan import Outcome, Plan, Terms
 from headgate.quota import MAX_PERIOD_US
 from headgate.stores import DEADLINE, shown_url, valid_prefix
 from headgate.stores.redis.asks import Ask, LinkError
+from headgate.stores.redis.commands import Command, pack
 from headgate.stores.redis.links import Links
 from headgate.stores.redis.servers import servers
 from headgate.stores.redis.shared import SharedLinks
-from headgate.stores.redis.wire import Command, pack
 
 _COARSE: Final = 2 * MICROSECOND  # by so much the answer may be off
 _HOUR: Final = 3600 * MICROSECOND

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, NamedTuple, TypeVar
 
-from headgate.stores.redis.wire import AnyCommand
+from headgate.stores.redis.commands import AnyCommand
 
 T = TypeVar("T")
 

@@ -20,9 +20,9 @@ from weakref import WeakSet
 from headgate.clock import monotonic
 from headgate.errors import MissingExtraError
 from headgate.stores.redis.asks import Address, Ask, LinkError
+from headgate.stores.redis.commands import AnyCommand, Together
 from headgate.stores.redis.drivers import Driver
 from headgate.stores.redis.servers import Servers
-from headgate.stores.redis.wire import AnyCommand, Together
 
 try:
     import hiredis

@@ -14,8 +14,9 @@ from typing import Any, Final
 from headgate.errors import StoreError
 from headgate.plan import Check, Outcome, Plan, charged
 from headgate.stores.redis.asks import Address, Ask, Leave, LinkError, Pause, Steps, Tried
+from headgate.stores.redis.commands import AnyCommand
 from headgate.stores.redis.topology import Topology, slot_of
-from headgate.stores.redis.wire import LOOK, REFUSED, AnyCommand, Wire, outcomes
+from headgate.stores.redis.wire import LOOK, REFUSED, Wire, outcomes
 
 _TRIES: Final = 6  # a script that is not known, and a slot that moves while it is asked for
 _PAUSE: Final = 0.005  # seconds, while a slot's keys are on their way

@@ -15,10 +15,10 @@ from weakref import WeakKeyDictionary
 from headgate.errors import MissingExtraError
 from headgate.plan import new
 from headgate.stores.redis.asks import Address, Ask, LinkError
+from headgate.stores.redis.commands import AnyCommand, Lone, Together, parts, together
 from headgate.stores.redis.drivers import AsyncDriver
 from headgate.stores.redis.links import BUSY, check_tag, watcher
 from headgate.stores.redis.servers import Servers
-from headgate.stores.redis.wire import AnyCommand, Lone, Together, parts, together
 
 try:
     import hiredis

@@ -12,8 +12,9 @@ from typing import Any, Final, Protocol
 from headgate.clock import monotonic
 from headgate.errors import StoreError
 from headgate.stores.redis.asks import Address, Ask, LinkError, Steps
+from headgate.stores.redis.commands import Command, pack
 from headgate.stores.redis.servers import Servers
-from headgate.stores.redis.wire import Command, pack, packed_digest
+from headgate.stores.redis.wire import packed_digest
 
 SLOTS: Final = 16384
 _FRESH: Final = 0.1  # seconds for which a map of the cluster is not asked for again

@@ -12,131 +12,43 @@ from functools import cache, lru_cache
 from hashlib import sha1
 from importlib.resources import files
 from itertools import count
-from typing import Final, NamedTuple, cast
+from typing import Final
 
 from headgate.clock import Clock
 from headgate.identity import digest
 from headgate.plan import NEVER, Check, Outcome, Plan, Terms
 from headgate.stores import valid_prefix
+from headgate.stores.redis.commands import (
+    FIELDS,
+    PARAMS,
+    SERVER_S,
+    AnyCommand,
+    Command,
+    Lone,
+    Many,
+    Packed,
+    Shape,
+    bulk,
+    pack,
+)
 
 LOOK: Final = b"0"  # the three ways to run a plan: charge nothing,
 CHARGE: Final = b"1"  # charge everything or nothing,
 REFUSED: Final = b"2"  # charge only what counts refusals, for another server has refused a part of the plan
 
-_PARAMS: Final = 3  # how many integers the scripts expect of every algorithm
-_FIELDS: Final = 5  # and how many they answer for every check
 _FUNCTIONS: Final = {"run": "open, check, charge", "refund": "open, refund"}  # what they use of several algorithms
 _REMEMBERED: Final = 4096  # combinations of rules, before all are forgotten: rules made per request have no end
 _TAGS: Final = 900_000
 _FIRST_TAG: Final = 100_000  # so that all tags have six digits
 
 
-class Command(NamedTuple):
-    """One command for a server, packed. What a script answers begins with the `tag`: replies cannot be mixed up."""
-
-    frame: bytes
-    tag: int | None = None
-    shape: Shape | None = None  # of a script: what the frame begins with, also when it brings the script's text
-    replies: int = 1  # the last of so many is the answer
-
-    def with_text(self) -> Command:
-        """The same for a server that does not know the script, and will."""
-        if self.shape is None:
-            return self
-        return self._replace(frame=self.shape.whole + self.frame[self.shape.size :])
-
-    def asking(self) -> Command:
-        """The same for a node that the slot is moving to."""
-        return self._replace(frame=_ASKING + self.frame, replies=2)
-
-
-class Lone:
-    """The command of a plan of one check at cost 1. Packed when it leaves: alone, or together with others."""
-
-    __slots__ = ("digest", "shape", "tag")
-
-    replies = 1
-
-    def __init__(self, shape: Shape, digest: bytes, tag: int) -> None:
-        self.shape = shape
-        self.digest = digest
-        self.tag = tag
-
-    @property
-    def frame(self) -> bytes:
-        """The command, packed."""
-        shape = self.shape
-        return b"%s%s%s%d%s" % (shape.before, self.digest, shape.between, self.tag, shape.after)
-
-    def with_text(self) -> Command:
-        """The same for a server that does not know the script, and will."""
-        return Command(self.frame, self.tag, self.shape).with_text()
-
-    def asking(self) -> Command:
-        """The same for a node that the slot is moving to."""
-        return Command(self.frame, self.tag, self.shape).asking()
-
-
-class Together(NamedTuple):
-    """Several lone commands of one shape in one run. The answer is cut up again by `parts`."""
-
-    frame: bytes
-    tag: int
-    load: bytes  # a command that brings the script
-    replies: int = 1
-
-    def with_text(self) -> Together:
-        """The same for a server that does not know the script, and will."""
-        return self._replace(frame=self.load + self.frame, replies=2)
-
-
-def pack(*words: str | bytes | int) -> bytes:
-    """A command that is no script."""
-    return b"*%d\r\n" % len(words) + b"".join([_bulk(word) for word in words])
-
-
-def _bulk(word: str | bytes | int) -> bytes:
-    data = word if isinstance(word, bytes) else str(word).encode()
-    return b"$%d\r\n%s\r\n" % (len(data), data)
-
-
-_ASKING: Final = pack("ASKING")
-_ONE: Final = _bulk(1)
-_SERVER_S: Final = _bulk("")  # the time, where it is the server's own
+_ONE: Final = bulk(1)
 
 
 @lru_cache(maxsize=4096)
 def packed_digest(identity: str) -> bytes:
     """The digest of an identity as it goes over the wire; remembered, for who comes once mostly comes again."""
     return digest(identity).encode()
-
-
-class _Packed(NamedTuple):
-    """The constant words of one rule's checks."""
-
-    before: bytes  # of the key, to the digest
-    after: bytes  # of the key, from the digest
-    algorithm: bytes
-    counted: bytes
-    params: bytes
-    once: bytes  # all arguments of a check at cost 1
-
-
-class Shape(NamedTuple):
-    """The constant words of the plans of certain rules."""
-
-    head: bytes
-    whole: bytes
-    size: int  # of the head
-    rules: tuple[_Packed, ...]
-    # Of a plan of one check at cost 1 without a clock: what comes before, between and after its digest and its tag.
-    before: bytes
-    between: bytes
-    after: bytes
-    many: _Many | None  # None where such plans cannot go together
-
-
-AnyCommand = Command | Lone
 
 
 class Wire:
@@ -165,7 +77,7 @@ class Wire:
         parts.append(b"%s$1\r\n%s\r\n$6\r\n%d\r\n" % (self._now(), mode, tag))
         for check, rule in zip(checks, shape.rules, strict=True):
             cost = check.cost
-            parts += (rule.once,) if cost == 1 else (rule.algorithm, rule.counted, _bulk(cost), rule.params)
+            parts += (rule.once,) if cost == 1 else (rule.algorithm, rule.counted, bulk(cost), rule.params)
         return Command(b"".join(parts), tag, shape)
 
     def refund(self, plan: Plan, outcomes: Sequence[Outcome]) -> Command:
@@ -174,7 +86,7 @@ class Wire:
         tag, parts = self._tag(), _addressed(shape, plan.checks)
         parts.append(b"%s$6\r\n%d\r\n" % (self._now(), tag))
         for check, outcome, rule in zip(plan.checks, outcomes, shape.rules, strict=True):
-            parts += (rule.algorithm, _bulk(outcome.at), _bulk(check.cost), rule.params)
+            parts += (rule.algorithm, bulk(outcome.at), bulk(check.cost), rule.params)
         return Command(b"".join(parts), tag, shape)
 
     def forget(self, rule_id: str, identity: str) -> Command:
@@ -189,7 +101,7 @@ class Wire:
         return next(self._tags) % _TAGS + _FIRST_TAG
 
     def _now(self) -> bytes:
-        return _SERVER_S if self._clock is None else _bulk(self._clock.now_us())
+        return SERVER_S if self._clock is None else bulk(self._clock.now_us())
 
     def _shape(self, script: str, checks: tuple[Check, ...], known: dict[Hashable, Shape]) -> Shape:
         rules = checks[0].terms if len(checks) == 1 else tuple([check.terms for check in checks])
@@ -205,26 +117,26 @@ class Wire:
         text = script(name, frozenset([check.terms.algorithm for check in checks]))
         known = sha1(text.encode(), usedforsecurity=False).hexdigest()
         size = b"*%d\r\n" % (3 + len(checks) + extra + words * len(checks))
-        number = _bulk(len(checks))
+        number = bulk(len(checks))
         rules = tuple([self._rule(check.terms) for check in checks])
-        head = size + _bulk("EVALSHA") + _bulk(known) + number
+        head = size + bulk("EVALSHA") + bulk(known) + number
         return Shape(
             head=head,
-            whole=size + _bulk("EVAL") + _bulk(text) + number,
+            whole=size + bulk("EVAL") + bulk(text) + number,
             size=len(head),
             rules=rules,
             before=head + rules[0].before,
-            between=rules[0].after + _SERVER_S + _bulk(CHARGE) + b"$6\r\n",
+            between=rules[0].after + SERVER_S + bulk(CHARGE) + b"$6\r\n",
             after=b"\r\n" + rules[0].once,
             many=None if self._split or checks[0].terms.count_denied else _many(checks[0].terms.algorithm),
         )
 
-    def _rule(self, terms: Terms) -> _Packed:
+    def _rule(self, terms: Terms) -> Packed:
         before, after = self.key(terms.rule_id, "").split(digest(""))
         length = len(before) + len(digest("")) + len(after.encode())
-        algorithm, counted = _bulk(terms.algorithm), _bulk(int(terms.count_denied))
-        params = b"".join([_bulk(number) for number in terms.params + (0,) * (_PARAMS - len(terms.params))])
-        return _Packed(
+        algorithm, counted = bulk(terms.algorithm), bulk(int(terms.count_denied))
+        params = b"".join([bulk(number) for number in terms.params + (0,) * (PARAMS - len(terms.params))])
+        return Packed(
             before=b"$%d\r\n%s" % (length, before.encode()),
             after=after.encode() + b"\r\n",
             algorithm=algorithm,
@@ -234,34 +146,11 @@ class Wire:
         )
 
 
-class _Many(NamedTuple):
-    """The script that runs many plans of one check, all of one algorithm."""
-
-    start: bytes
-    load: bytes
-
-
 @cache
-def _many(algorithm: str) -> _Many:
+def _many(algorithm: str) -> Many:
     text = script("many", frozenset([algorithm]))
     known = sha1(text.encode(), usedforsecurity=False).hexdigest()
-    return _Many(_bulk("EVALSHA") + _bulk(known), pack("SCRIPT", "LOAD", text))
-
-
-def together(lone: Sequence[Lone]) -> Together:
-    """Commands of one shape, which has a script for many, as one."""
-    shape, tag = lone[0].shape, lone[0].tag
-    rule, many = shape.rules[0], cast(_Many, shape.many)
-    keys = (rule.after + rule.before).join([each.digest for each in lone])
-    head = b"*%d\r\n%s%s" % (3 + len(lone) + 2 + _PARAMS, many.start, _bulk(len(lone)))
-    tail = b"%s$6\r\n%d\r\n%s" % (_SERVER_S, tag, rule.params)
-    return Together(b"".join((head, rule.before, keys, rule.after, tail)), tag, many.load)
-
-
-def parts(reply: list[int]) -> list[list[int]]:
-    """The answer to commands that went together, as each alone would have got it."""
-    start = reply[:2]
-    return [start + reply[at : at + _FIELDS] for at in range(2, len(reply), _FIELDS)]
+    return Many(bulk("EVALSHA") + bulk(known), pack("SCRIPT", "LOAD", text))
 
 
 def _addressed(shape: Shape, checks: tuple[Check, ...]) -> list[bytes]:
@@ -275,7 +164,7 @@ def _addressed(shape: Shape, checks: tuple[Check, ...]) -> list[bytes]:
 def outcomes(plan: Plan, reply: Sequence[int]) -> tuple[Outcome, ...]:
     """One outcome for each check, from the flat list of integers that the script answers: tag, time, five for each."""
     at = reply[1]
-    if len(reply) == 2 + _FIELDS:
+    if len(reply) == 2 + FIELDS:
         _, _, allowed, remaining, retry, reset, following = reply
         limit = plan.checks[0].terms.params[0]
         return (Outcome(allowed == 1, limit, remaining, NEVER if retry < 0 else retry, reset, following, at),)
@@ -290,7 +179,7 @@ def outcomes(plan: Plan, reply: Sequence[int]) -> tuple[Outcome, ...]:
                 reply[i + 4],
                 at,
             )
-            for i, check in zip(range(2, len(reply), _FIELDS), plan.checks, strict=True)
+            for i, check in zip(range(2, len(reply), FIELDS), plan.checks, strict=True)
         ]
     )
 
