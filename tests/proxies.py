@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from asyncio import StreamReader, StreamWriter
+import ssl
+from asyncio import StreamReader, StreamReaderProtocol, StreamWriter
 from collections import Counter, deque
 from collections.abc import Coroutine, Iterator
 from contextlib import suppress
@@ -85,11 +86,13 @@ def _command(frame: bytes) -> str:
 class Proxy:
     """Listens on a free port of 127.0.0.1 and passes everything on to a server's, until a fault is switched on.
 
-    Every method returns once it holds. `waiting` says how many faults have not struck yet.
+    Every method returns once it holds. `waiting` says how many faults have not struck yet. With a context for `tls`
+    clients speak to it in TLS; with the server it never does.
     """
 
-    def __init__(self, upstream: int) -> None:
+    def __init__(self, upstream: int, *, tls: ssl.SSLContext | None = None) -> None:
         self.upstream = upstream
+        self.tls = tls
         self.port = free_port()
         self.counts = Counts()
         self.fault: _Fault = _Fault(0, None, close=False)
@@ -105,7 +108,7 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        return f"redis://{HOST}:{self.port}/0"
+        return f"redis{'s' if self.tls else ''}://{HOST}:{self.port}/0"
 
     @property
     def waiting(self) -> int:
@@ -203,7 +206,7 @@ class _Link:
         replies: asyncio.Task[None] | None = None
         try:
             with suppress(OSError):  # also a server that is not there: then the client is turned away
-                requests = await self._open(sock=self._accepted)
+                requests = await self._greet()
                 if not self._proxy.hole:
                     replies = asyncio.create_task(self._pass_replies(await self._open(HOST, self._proxy.upstream)))
                 await self._pass_requests(requests)
@@ -218,8 +221,16 @@ class _Link:
         for writer in self._writers:
             writer.transport.abort()
 
-    async def _open(self, *where: Any, **options: Any) -> StreamReader:
-        reader, writer = await asyncio.open_connection(*where, **options)
+    async def _greet(self) -> StreamReader:
+        loop, reader = asyncio.get_running_loop(), StreamReader()
+        protocol = StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, self._accepted, ssl=self._proxy.tls)
+        return self._keep(reader, StreamWriter(transport, protocol, reader, loop))
+
+    async def _open(self, *where: Any) -> StreamReader:
+        return self._keep(*await asyncio.open_connection(*where))
+
+    def _keep(self, reader: StreamReader, writer: StreamWriter) -> StreamReader:
         self._writers.append(writer)
         if self._closed:
             self.close()

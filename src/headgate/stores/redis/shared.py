@@ -53,7 +53,7 @@ class SharedLink(asyncio.Protocol):
         self._transport: asyncio.Transport = self._writer.transport
         connection._reader = connection._writer = None  # ours from here on
         self._transport.set_protocol(self)
-        self._watch = watcher(connection_socket) if (connection_socket := _plain(self._transport)) else None
+        self._watch = watcher(self._transport.get_extra_info("socket"))
         self._heard = self._loop.time()
         self._open = True
         self._retired = False
@@ -63,8 +63,11 @@ class SharedLink(asyncio.Protocol):
         return bool(self._waiting or self._unsent)
 
     def there(self) -> bool:
-        """Whether it is open, also as far as the loop has not looked yet since nothing was to come."""
-        if self._open and not self._pending and self._watch is not None and self._loop.time() - self._heard > BUSY:
+        """Whether it is open, also as far as the loop has not looked yet since nothing was to come.
+
+        What a server says unasked can only be a farewell, or TLS's own: then it costs a new connection, no more.
+        """
+        if self._open and not self._pending and self._loop.time() - self._heard > BUSY:
             self._heard = self._loop.time()
             if self._watch():
                 self.fail(ConnectionError("the server closed the connection"))
@@ -173,11 +176,6 @@ def _together(group: list[_Waiting]) -> _Waiting:
     commands = [cast(Lone, each.command) for each in group]
     answers = tuple([each.answers[0] for each in group])
     return _Waiting(together(commands), group[0].until, answers)
-
-
-def _plain(transport: asyncio.Transport) -> Any:
-    """The socket below, where all that can be read from it is the server's: not with TLS."""
-    return transport.get_extra_info("socket") if transport.get_extra_info("sslcontext") is None else None
 
 
 class SharedLinks(AsyncDriver):
