@@ -6,6 +6,7 @@ Times are integers in microseconds; only Decision, which users read, speaks in s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
 from headgate.clock import MICROSECOND
@@ -37,6 +38,10 @@ class Terms(NamedTuple):
     count_denied: bool = False
     on_store_failure: str | None = None  # the policy of this rule; None: the application's
     lease: int = 1  # permits that a process may take in one trip to the store
+    shadow: bool = False  # counted and reported, and refuses nobody
+    refund_when: Callable[..., bool] | None = None  # whether a response gives the charge back
+    held: bool = False  # the charge is released when the response has ended
+    ban: Terms | None = None  # of the ban that a refusal counts towards
 
 
 Terms.__eq__ = object.__eq__  # type: ignore[method-assign]

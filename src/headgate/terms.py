@@ -6,7 +6,7 @@ This module knows values and the names of the algorithms; nothing of rules, stor
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -31,6 +31,10 @@ def make_terms(
     counted: bool = False,
     on_store_failure: str | None = None,
     lease: int = 1,
+    shadow: bool = False,
+    refund_when: Callable[..., bool] | None = None,
+    held: bool = False,
+    ban: Terms | None = None,
 ) -> tuple[Terms, ...]:
     """Terms for each quota of one name. Several quotas tell themselves apart by their periods."""
     module = find(algorithm)
@@ -52,6 +56,10 @@ def make_terms(
                 count_denied=counted,
                 on_store_failure=on_store_failure,
                 lease=min(lease, params[0]),
+                shadow=shadow,
+                refund_when=refund_when,
+                held=held,
+                ban=ban,
             )
         )
     return tuple(terms)
