@@ -27,13 +27,13 @@ VALUES = ("errors", "clock", "quota", "plan")
 # The packages themselves, not what is in them: the engine knows the registry, never one algorithm or store;
 # and the stack, which says what stands around any store.
 ENGINE = (*VALUES, "address", "algorithms", "hooks", "identity", "key", "rule", "stores", "stores.stack", "terms")
-ADAPTER = (*ENGINE, "limiter", "http", "settings", "marks", "passage", "gate")
+ADAPTER = (*ENGINE, "limiter", "http", "settings", "marks", "passage", "preflight", "gate")
 
 # Which of our own modules a module may import: the first row that fits. "" is `headgate/__init__.py`.
 LAW: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (VALUES, VALUES),
     (("algorithms", "algorithms.*"), (*VALUES, "algorithms", "algorithms.*")),
-    (("address", "identity", "workers"), VALUES),
+    (("address", "identity", "preflight", "workers"), VALUES),
     (("key",), (*VALUES, "address", "identity")),
     (("http",), VALUES),
     (("hooks", "hooks.*"), (*VALUES, "hooks", "hooks.*")),

@@ -19,7 +19,6 @@ from headgate.http import (
     check_dialect,
     denial,
     denial_fields,
-    is_preflight,
     merge,
     quoted,
     response_fields,
@@ -471,20 +470,3 @@ def test_two_limiters_of_one_dialect_make_one_valid_answer(dialect: str) -> None
     assert len({name.lower() for name, _ in merged}) == len(merged)
     if dialect == DRAFT:
         assert [name for name, _ in parsed(dict(merged)["RateLimit"])] == ["x", "x-2"]
-
-
-# Preflights
-
-
-@pytest.mark.parametrize(
-    ("method", "headers", "preflight"),
-    [
-        ("OPTIONS", {"origin", "access-control-request-method"}, True),
-        ("OPTIONS", {"origin"}, False),
-        ("OPTIONS", {"access-control-request-method"}, False),
-        ("OPTIONS", set(), False),
-        ("GET", {"origin", "access-control-request-method"}, False),
-    ],
-)
-def test_a_preflight_has_three_conditions(method: str, headers: set[str], preflight: bool) -> None:
-    assert is_preflight(method, lambda name: name in headers) is preflight

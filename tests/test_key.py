@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import isawaitable
@@ -167,3 +168,13 @@ def test_what_is_no_key(spec: object, given: object, problem: str) -> None:
     with pytest.raises(IdentityError, match='use "user", "ip", "header:Name", "path:name", a tuple of these') as caught:
         validate_key(spec)
     assert (caught.value.what, caught.value.given, caught.value.problem) == ("key", given, problem)
+
+
+@pytest.mark.parametrize("trust", [Trust(), PROXY, Trust.of(1)])
+def test_nothing_long_that_a_stranger_sends_is_remembered(trust: Trust) -> None:
+    texts = [letter * (60_000 + trust.hops + 2 * len(trust.networks)) for letter in "6["]
+    before = [sys.getrefcount(text) for text in texts]
+    for peer in (*texts, "198.51.100.9"):
+        answer("ip", FakeCaller(peer=peer, headers={"x-forwarded-for": texts[:1]}), trust)
+        answer("user", FakeCaller(peer=peer, headers={"x-forwarded-for": texts[1:]}), trust)
+    assert [sys.getrefcount(text) for text in texts] == before

@@ -22,7 +22,7 @@ _NAT64: Final = IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are th
 TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _PAIR: Final = re.compile(r'\s*([^=;\s]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;"]*))\s*(?:;|\Z)')
 _BACKWARDS: Final = re.compile(r'(?:[^",]|"(?:"\\|[^"])*+")*+(?=,|\Z)')  # one element, read from its end
-_LONGEST: Final = 64  # characters of an address with zone, brackets and port
+LONGEST: Final = 64  # characters of an address with zone, brackets and port
 
 
 class Trust(NamedTuple):
@@ -104,13 +104,12 @@ def client_address(peer: str | None, lines: Sequence[str], trust: Trust) -> str:
     return _group_of(peer) if hop is None else group(hop)
 
 
-@lru_cache(maxsize=4096)
 def _group_of(peer: str | None) -> str:
     """The budget of a peer that nothing else is known about."""
     if not peer:
         return NO_PEER
     address = parse_address(peer)
-    return f"peer {peer[:_LONGEST]}" if address is None else group(address)
+    return f"peer {peer[:LONGEST]}" if address is None else group(address)
 
 
 def group(address: Address) -> str:
@@ -120,14 +119,16 @@ def group(address: Address) -> str:
     return f"{IPv6Address(int(address) >> 64 << 64)}/64"
 
 
-@lru_cache(maxsize=4096)
 def parse_address(text: str | None) -> Address | None:
     """An address from what a socket or a proxy wrote; None if it is none. Ports, brackets and zones are dropped.
 
     An IPv4 address inside an IPv6 one (mapped, or NAT64) is the IPv4 address: decided on the bits.
     """
-    if text is None or len(text) > _LONGEST:
-        return None
+    return None if text is None or len(text) > LONGEST else _parsed(text)
+
+
+@lru_cache(maxsize=4096)  # of short texts only: what a client makes up may not fill the memory
+def _parsed(text: str) -> Address | None:
     text = text.strip(" \t")
     if text.startswith("["):
         text, bracket, rest = text[1:].partition("]")

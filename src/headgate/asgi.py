@@ -15,9 +15,10 @@ from typing import Any, Final, NoReturn, cast
 from headgate.clock import epoch_seconds
 from headgate.errors import ConfigurationError, SettingsError
 from headgate.gate import AsyncGate, Bound
-from headgate.http import Field, Fields, denial, denial_fields, is_preflight, merge, response_fields
+from headgate.http import Field, Fields, denial, denial_fields, merge, response_fields
 from headgate.passage import NOWHERE, Arrival, Passage, Place
 from headgate.plan import Decision
+from headgate.preflight import is_preflight
 from headgate.settings import Settings
 
 Scope = MutableMapping[str, Any]
@@ -44,7 +45,7 @@ class AsgiCaller:
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.method: str = scope.get("method", "GET")  # a WebSocket handshake is a GET
+        self.method: str = scope.get("method", "GET").upper()  # a WebSocket handshake is a GET
 
     @property
     def native(self) -> Any:

@@ -46,7 +46,12 @@ class Bound:
         """Whether method and path are those that the rule is for."""
         if self.methods is not None and caller.method not in self.methods:
             return False
-        return self.path is None or self.path.fullmatch(caller.path) is not None
+        return self.path is None or self.path.fullmatch(_as_routed(caller.path)) is not None
+
+
+def _as_routed(path: str) -> str:
+    """A path as routers see it: Werkzeug's drops slashes in front, and Starlette's `$` a line feed at the end."""
+    return "/" + path.lstrip("/").removesuffix("\n")
 
 
 class _Rules:

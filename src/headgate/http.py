@@ -149,11 +149,6 @@ def check_dialect(dialect: object) -> None:
         raise SettingsError("headers", dialect, problem="not known", expected=expected)
 
 
-def is_preflight(method: str, has: Callable[[str], object]) -> bool:
-    """Whether this is a CORS preflight: three conditions, for a bare OPTIONS is a request like any other."""
-    return method == "OPTIONS" and bool(has("origin")) and bool(has("access-control-request-method"))
-
-
 def quoted(name: str) -> str:
     """A name as a Structured Field String (RFC 9651 §4.1.6). RuleError for what cannot be one."""
     if not _PRINTABLE.fullmatch(name):

@@ -11,7 +11,7 @@ from functools import lru_cache
 from inspect import isawaitable
 from typing import Any, Final, Protocol, TypeGuard
 
-from headgate.address import TOKEN, Trust, client_address
+from headgate.address import LONGEST, TOKEN, Trust, client_address
 from headgate.errors import IdentityError
 from headgate.identity import Told, teller
 
@@ -104,8 +104,11 @@ def _address(trust: Trust) -> ReadyKey:
     def of_proxies(caller: Caller) -> Told:
         return _tell_address(client_address(caller.peer, caller.header(trust.header), trust))
 
-    believing = trust.hops or trust.networks or trust.unix
-    return of_proxies if believing else lambda caller: _of_peer(caller.peer)
+    def of_socket(caller: Caller) -> Told:
+        peer = caller.peer  # a server that believes headers may have put anything here: not all of it is remembered
+        return _of_peer(peer if peer is None else peer[: LONGEST + 1])
+
+    return of_proxies if trust.hops or trust.networks or trust.unix else of_socket
 
 
 _tell_address: Final = teller("ip")

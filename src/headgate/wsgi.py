@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from headgate.clock import epoch_seconds
 from headgate.errors import RuleError, SettingsError
 from headgate.gate import Gate
-from headgate.http import Fields, denial, denial_fields, is_preflight, merge, response_fields
+from headgate.http import Fields, denial, denial_fields, merge, response_fields
 from headgate.passage import Passage, Place
+from headgate.preflight import is_preflight
 from headgate.rule import Rule
 from headgate.settings import Settings
 
@@ -44,8 +45,8 @@ class WsgiCaller:
 
     @property
     def method(self) -> str:
-        """The method."""
-        return str(self.environ.get("REQUEST_METHOD", "GET"))
+        """The method, in capitals: there are servers and applications that take it in any case."""
+        return str(self.environ.get("REQUEST_METHOD", "GET")).upper()
 
     @property
     def path(self) -> str:

@@ -22,9 +22,9 @@ from headgate.django.places import arrival_by_call, arrival_of
 from headgate.django.visit import DjangoCaller, Visit, begin, visit_of
 from headgate.errors import NotEnforcedError
 from headgate.gate import AsyncGate, Bound, Gate
-from headgate.http import is_preflight
 from headgate.marks import EXEMPT, Mark, MarkOptions, declare, guarded, make_mark, marks_of
 from headgate.passage import Place, label_of
+from headgate.preflight import is_preflight
 from headgate.rule import QuotaFunction
 from headgate.terms import QuotaSpec
 

@@ -13,9 +13,9 @@ from django.http import HttpRequest
 from django.utils.functional import LazyObject
 
 from headgate.gate import AsyncGate, Gate
-from headgate.http import is_preflight
 from headgate.passage import Passage
 from headgate.plan import Decision
+from headgate.preflight import is_preflight
 
 _PLAIN_META = ("CONTENT_TYPE", "CONTENT_LENGTH")  # PEP 3333: the two headers without HTTP_ before their names
 
@@ -81,6 +81,15 @@ class AsyncDjangoCaller(DjangoCaller):
     """The same on an event loop, where the user may have to be awaited."""
 
     __slots__ = ()
+
+    def header(self, name: str) -> Sequence[str]:
+        """A header, from the lines of just this name: Django before 5.2.13 takes X_Forwarded_For for one of them."""
+        scope = getattr(self.request, "scope", None)
+        if scope is None:
+            return super().header(name)
+        wanted = name.lower().encode("latin-1")
+        lines = [value.decode("latin-1") for key, value in scope["headers"] if key == wanted]
+        return (",".join(lines),) if lines else ()
 
     def user(self) -> Hashable | Awaitable[Hashable | None] | None:
         """The primary key of the signed-in user, or an awaitable of it where that takes a look into the session."""

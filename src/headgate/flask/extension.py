@@ -17,10 +17,11 @@ from headgate.flask.caller import FlaskCaller
 from headgate.flask.refusal import refuse
 from headgate.flask.sites import Sites
 from headgate.gate import Bound, Gate
-from headgate.http import denial_fields, is_preflight, merge, response_fields
+from headgate.http import denial_fields, merge, response_fields
 from headgate.marks import Mark
 from headgate.passage import Passage
 from headgate.plan import Decision
+from headgate.preflight import is_preflight
 from headgate.settings import Settings
 
 _NAME: Final = "headgate"

@@ -14,9 +14,9 @@ from headgate.asgi import ASGIApp, AsgiCaller, Scope, passage_of
 from headgate.asgi import RateLimitMiddleware as AsgiMiddleware
 from headgate.errors import ConfigurationError, NotEnforcedError
 from headgate.gate import AsyncGate, Bound
-from headgate.http import is_preflight
 from headgate.passage import NOWHERE, Arrival, Passage, Place, label_of
 from headgate.plan import Decision
+from headgate.preflight import is_preflight
 from headgate.settings import Settings
 from headgate.starlette.answers import own_answer
 from headgate.starlette.places import Ahead, is_built_late
@@ -29,7 +29,7 @@ class StarletteCaller(AsgiCaller):
 
     def __init__(self, scope: Scope, ahead: Ahead | None = None) -> None:
         self.scope = scope
-        self.method = scope.get("method", "GET")
+        self.method = scope.get("method", "GET").upper()
         self._ahead = ahead  # None: the router has been passed
         self._found: tuple[Arrival, Scope] | None = None
 
