@@ -31,10 +31,15 @@ class Answer(NamedTuple):
 
 @contextmanager
 def running(
-    command: Sequence[str], port: int, *, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+    command: Sequence[str],
+    port: int,
+    *,
+    cwd: Path = ROOT,
+    env: Mapping[str, str] | None = None,
+    log_to: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The command as a process that listens on the port; stopped, with its workers, at the end."""
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() if log_to is None else log_to.open("w+b") as log:
         process = subprocess.Popen(
             [sys.executable, *command],
             cwd=cwd,

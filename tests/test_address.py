@@ -79,7 +79,7 @@ ADVISORIES: dict[str, list[tuple[str | None, list[str], Trust, str]]] = {
     "CVE-2026-23848 (MyTube): a new address in the header is no new budget": [
         ("198.51.100.9", [f"203.0.113.{number}"], NOBODY, "198.51.100.9") for number in range(5)
     ],
-    "CVE-2026-110723 (api-gateway): the leftmost element is the client's own word": [
+    "CVE-2026-110723, CVE-2026-110724, CVE-2026-110726 (api-gateway): the leftmost element is the client's own word": [
         ("10.0.0.1", [f"{number}.1.1.1, 203.0.113.7"], PROXY, "203.0.113.7") for number in range(1, 5)
     ],
     "CVE-2026-30827 (express-rate-limit): all of IPv4 in one bucket": [
