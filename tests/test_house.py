@@ -27,7 +27,7 @@ VALUES = ("errors", "clock", "quota", "plan")
 # The packages themselves, not what is in them: the engine knows the registry, never one algorithm or store;
 # and the stack, which says what stands around any store.
 ENGINE = (*VALUES, "address", "algorithms", "hooks", "identity", "key", "rule", "stores", "stores.stack", "terms")
-ADAPTER = (*ENGINE, "limiter", "http", "settings", "marks", "passage", "preflight", "gate")
+ADAPTER = (*ENGINE, "limiter", "http", "problem", "settings", "marks", "passage", "preflight", "gate")
 
 # Which of our own modules a module may import: the first row that fits. "" is `headgate/__init__.py`.
 LAW: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
@@ -35,22 +35,26 @@ LAW: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("algorithms", "algorithms.*"), (*VALUES, "algorithms", "algorithms.*")),
     (("address", "identity", "preflight", "workers"), VALUES),
     (("key",), (*VALUES, "address", "identity")),
-    (("http",), VALUES),
+    (("problem",), VALUES),
+    (("http",), (*VALUES, "problem")),
     (("hooks", "hooks.*"), (*VALUES, "hooks", "hooks.*")),
     (("terms",), (*VALUES, "algorithms", "identity")),
-    (("rule",), (*VALUES, "algorithms", "identity", "key", "terms")),
+    (("ban",), (*VALUES, "algorithms.ban", "terms")),
+    (("lists",), (*VALUES, "address", "identity", "key")),
+    (("banning",), (*VALUES, "ban", "identity", "stores")),  # ban and stores only for their types
+    (("rule",), (*VALUES, "algorithms", "ban", "identity", "key", "terms")),
     (("stores", "stores.*"), (*VALUES, "algorithms", "algorithms.*", "identity", "stores", "stores.*")),
-    (("marks",), ENGINE),
-    (("limiter",), ENGINE),
-    (("settings",), (*ENGINE, "http")),
+    (("marks",), (*ENGINE, "ban")),
+    (("limiter",), (*ENGINE, "banning")),
+    (("settings",), (*ENGINE, "ban", "http", "lists")),
     (("passage",), (*ENGINE, "marks", "gate")),  # the gate only for its type
-    (("gate",), (*ENGINE, "limiter", "settings", "marks", "passage", "workers")),
+    (("gate",), (*ENGINE, "ban", "limiter", "lists", "settings", "marks", "passage", "workers")),
     (("asgi", "wsgi"), ADAPTER),
     (("starlette", "starlette.*"), (*ADAPTER, "asgi", "starlette", "starlette.*")),
     (("fastapi",), (*ADAPTER, "starlette", "starlette.*", "asgi")),
     (("flask", "flask.*"), (*ADAPTER, "wsgi", "flask", "flask.*")),
     (("django", "django.*"), (*ADAPTER, "django", "django.*")),
-    (("",), (*ENGINE, "limiter")),
+    (("",), (*ENGINE, "ban", "limiter")),
     (("testing", "testing.*"), ("*", "!cli", "!cli.*")),
     (("cli", "cli.*", "__main__"), ("*",)),
 )

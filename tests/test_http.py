@@ -15,7 +15,6 @@ from headgate import Decision, Limiter, ManualClock, Outcome, Rule
 from headgate.errors import QuotaError, RuleError, SettingsError
 from headgate.http import (
     DIALECTS,
-    PROBLEM,
     check_dialect,
     denial,
     denial_fields,
@@ -27,6 +26,7 @@ from headgate.http import (
     wants_text,
 )
 from headgate.plan import Check, Terms
+from headgate.problem import PROBLEM
 from headgate.quota import Quota
 
 SECOND = 1_000_000

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headgate import ManualClock, Quota, Rule
+from headgate import Ban, ManualClock, Quota, Rule
 from headgate.address import Trust
 from headgate.errors import (
     AlgorithmError,
@@ -71,6 +71,8 @@ OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
         (Rule(name="login", quota="5/minute", key="ip"),),
     ),
     "key": ("header:X-Key", '"header:X-Key"', "header:X-Key", "header:X-Key"),
+    "allow": (["10.0.0.0/8", "team 7"], '["10.0.0.0/8", "team 7"]', "10.0.0.0/8, team 7", ("10.0.0.0/8", "team 7")),
+    "deny": (["192.0.2.7", slow], '["192.0.2.7", "shop.slow"]', "192.0.2.7, shop.slow", ("192.0.2.7", slow)),
     "algorithm": ("gcra", '"gcra"', "gcra", "gcra"),
     "headers": ("draft-7", '"draft-7"', "draft-7", "draft-7"),
     "trusted_proxies": (["10.0.0.0/8", "unix"], '["10.0.0.0/8", "unix"]', "10.0.0.0/8, unix", ["10.0.0.0/8", "unix"]),
@@ -133,6 +135,32 @@ def test_defaults_trust_nobody_and_limit_nothing() -> None:
     assert Settings.from_mapping({}) == Settings.from_environ({}) == settings
 
 
+BAN_OPTIONS = {"after": 10, "within": "10 minutes", "duration": "1 hour", "factor": 2, "longest": "1 day"}
+
+
+def test_a_ban_from_a_mapping(tmp_path: Path) -> None:
+    ban = Ban(after=10, within=600, duration=3600, factor=2, longest=86_400)
+    rule = {"name": "login", "quota": "5/minute", "ban": {name.upper(): value for name, value in BAN_OPTIONS.items()}}
+    assert Settings(rules=[rule]).rules == (Rule(name="login", quota="5/minute", ban=ban),)
+    path = tmp_path / "limits.toml"
+    table = "\n".join(f"{name} = {value!r}" for name, value in BAN_OPTIONS.items())
+    path.write_text(f'[[headgate.rules]]\nname = "login"\nquota = "5/minute"\n[headgate.rules.ban]\n{table}\n')
+    assert Settings.from_toml(path).rules == (Rule(name="login", quota="5/minute", ban=ban),)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({**BAN_OPTIONS, "afte": 3}, 'did you mean "after"'),
+        ({"within": 1, "duration": 1}, 'has no "after"'),
+        ("1 hour", "not a Ban"),
+    ],
+)
+def test_a_wrong_ban_says_what_is_wrong(wrong: object, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Settings(rules=[{"name": "login", "quota": "5/minute", "ban": wrong}])
+
+
 def test_a_table_of_another_name_and_a_prefix_of_another_name(tmp_path: Path) -> None:
     path = tmp_path / "pyproject.toml"
     path.write_text('[limits]\nprefix = "shop"\n')
@@ -193,6 +221,7 @@ def test_rules_from_mappings_have_every_option_of_a_rule() -> None:
         "count_denied": True,
         "on_store_failure": "deny",
         "lease": 1,
+        "ban": Ban(after=3, within=60, duration=60),
     }
     assert set(options) == {option.name for option in fields(Rule)}
     upper = {name.upper(): value for name, value in options.items()}

@@ -13,12 +13,14 @@ from headgate.plan import Decision, Outcome
 from headgate.quota import Quota
 
 if TYPE_CHECKING:
+    from headgate.ban import Ban
     from headgate.rule import Rule
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AsyncLimiter",
+    "Ban",
     "ConfigurationError",
     "Decision",
     "HeadgateError",
@@ -35,9 +37,10 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Rule, when it is asked for: a plain limiter needs none of what it needs, a third of the time to import this."""
-    if name == "Rule":
+    if name in ("Ban", "Rule"):
+        from headgate.ban import Ban
         from headgate.rule import Rule
 
-        globals()["Rule"] = Rule
-        return Rule
+        globals().update(Ban=Ban, Rule=Rule)
+        return globals()[name]
     raise AttributeError(f"module 'headgate' has no attribute {name!r}")

@@ -61,7 +61,7 @@ class Trust(NamedTuple):
         if not names:
             raise SettingsError("trusted_proxies", proxies, problem="empty", expected=f"leave it out, or {expected}")
         return cls(
-            networks=tuple(_network(name, expected) for name in names if name != "unix"),
+            networks=tuple(network_of(name, "trusted_proxies", expected) for name in names if name != "unix"),
             unix="unix" in names,
             header=header,
         )
@@ -84,15 +84,31 @@ def client_address(peer: str | None, lines: Sequence[str], trust: Trust) -> str:
     >>> client_address("198.51.100.9", ["203.0.113.7"], Trust())
     '198.51.100.9'
     """
+    hop = _believed(peer, lines, trust)
+    return _group_of(peer) if hop is None else group(hop)
+
+
+def exact_address(peer: str | None, lines: Sequence[str], trust: Trust) -> Address | None:
+    """The same address, whole: for comparing it with networks. None where nobody knows one.
+
+    >>> exact_address("::ffff:198.51.100.9", [], Trust())
+    IPv4Address('198.51.100.9')
+    """
+    hop = _believed(peer, lines, trust)
+    return parse_address(peer) if hop is None else hop
+
+
+def _believed(peer: str | None, lines: Sequence[str], trust: Trust) -> Address | None:
+    """The last hop that the trusted proxies tell of; None where the peer is all that there is."""
     if not lines or not (trust.hops or trust.networks or trust.unix):
-        return _group_of(peer)
+        return None
     hop = parse_address(peer)
     if peer and hop is None and not trust.hops:
-        return _group_of(peer)  # a peer that is no address cannot be in a network
+        return None  # a peer that is no address cannot be in a network
     elements = _elements(lines, trust.header)
     if trust.hops:
         if len(elements) < trust.hops:
-            return _group_of(peer)
+            return None
         elements = elements[-trust.hops :]
     for element in reversed(elements):
         if not trust.hops and not trust.trusts(hop):
@@ -101,7 +117,7 @@ def client_address(peer: str | None, lines: Sequence[str], trust: Trust) -> str:
         if found is None:
             break
         hop = found
-    return _group_of(peer) if hop is None else group(hop)
+    return hop
 
 
 def _group_of(peer: str | None) -> str:
@@ -184,12 +200,14 @@ def _forwarded_for(element: str) -> str:
     return ""
 
 
-def _network(name: object, expected: str) -> Network:
+def network_of(name: object, option: str, expected: str) -> Network:
+    """A network, or the one of an address; what lies inside IPv6 (mapped, or NAT64) is the IPv4 one."""
     try:
         network: Network = ip_network(str(name))
     except (ValueError, TypeError) as error:
-        raise SettingsError("trusted_proxies", name, problem=str(error), expected=expected) from None
-    mapped = network.network_address.ipv4_mapped if isinstance(network, IPv6Network) else None
-    if mapped is not None and network.prefixlen >= 96:  # hops are unmapped before they are compared
-        return IPv4Network((int(mapped), network.prefixlen - 96))
+        raise SettingsError(option, name, problem=str(error), expected=expected) from None
+    if isinstance(network, IPv6Network) and network.prefixlen >= 96:  # addresses are unwrapped before they are compared
+        first = network.network_address
+        if first.ipv4_mapped is not None or first in _NAT64:
+            return IPv4Network((int(first) & 0xFFFFFFFF, network.prefixlen - 96))
     return network

@@ -116,7 +116,9 @@ class RateLimitMiddleware:
             caller, arrival = self.arrive(scope)
             is_plain = arrival is NOWHERE and outer is None
             bounds = self._everywhere if is_plain else self._bounds(passage, outer, arrival)
-            if bounds and not is_preflight(caller.method, caller.header):
+            if bounds and is_preflight(caller.method, caller.header):
+                bounds = ()
+            if bounds or self.gate.denies:
                 decision = passage.decision = await self.gate.decide(caller, bounds)
                 if decision is not None and not decision.allowed:
                     await self._deny(decision, caller, (scope, receive, send))

@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import Any, Final, Unpack
 
 from headgate.errors import MissingExtraError
-from headgate.http import PROBLEM, PROBLEM_TYPES
 from headgate.marks import EXEMPT, Mark, RuleOptions, make_mark
 from headgate.passage import Place, label_of, scope_of, short_name
 from headgate.plan import Decision
+from headgate.problem import PROBLEM, TYPES
 from headgate.rule import QuotaFunction
 from headgate.terms import QuotaSpec, quotas
 
@@ -96,7 +96,11 @@ _PROBLEM: Final = {
     "type": "object",
     "required": ["type", "title", "status", "violated-policies"],
     "properties": {
-        "type": {"type": "string", "format": "uri", "const": f"{PROBLEM_TYPES}quota-exceeded"},
+        "type": {
+            "type": "string",
+            "format": "uri",
+            "enum": [f"{TYPES}quota-exceeded", f"{TYPES}abnormal-usage-detected"],
+        },
         "title": {"type": "string"},
         "status": {"type": "integer", "const": 429},
         "detail": {"type": "string"},

@@ -15,10 +15,12 @@ from fnmatch import translate
 from inspect import iscoroutine, iscoroutinefunction
 from typing import Any, cast
 
+from headgate.ban import Ban, agree, with_bans
 from headgate.errors import ColourError, RuleError
 from headgate.identity import Told, identity_text
 from headgate.key import Caller, ReadyKey, ready_key, waits
 from headgate.limiter import AsyncLimiter, Limiter
+from headgate.lists import unasked
 from headgate.marks import EXEMPT, Mark
 from headgate.passage import Place, scope_of, short_name
 from headgate.plan import Check, Decision, Plan, Terms, new
@@ -63,6 +65,11 @@ class _Rules:
         self.settings = settings
         warn_of_memory(settings.store)
         self._accept = accept
+        self._bans: dict[str, Ban] = {}  # by name
+        self._lists = settings.lists
+        self.denies = bool(settings.deny)  # whether somebody is refused also where no rule holds
+        for function in () if settings.lists is None else settings.lists.functions:
+            self._check_colour("allow or deny", function)
         self._bound: dict[Hashable, tuple[Bound, ...]] = {}
         default = settings.default_limits
         self._defaults = (self._ready(Rule(name="default", quota=tuple(default))),) if default else ()  # type: ignore[arg-type]
@@ -108,13 +115,8 @@ class _Rules:
     def _ready(self, rule: Rule) -> Bound:
         key = self.settings.key if rule.key is None else rule.key
         for option in (*(key if isinstance(key, tuple) else (key,)), rule.quota, rule.cost, rule.when):
-            if self._sync and iscoroutinefunction(option):
-                raise ColourError(
-                    f"rule {rule.name!r}",
-                    option,
-                    problem="an async function, but this application is called synchronously",
-                    expected="give a plain function",
-                )
+            self._check_colour(f"rule {rule.name!r}", option)
+        agree(self._bans, rule.name, rule.ban)
         terms = None if callable(rule.quota) else rule.terms(self.settings.algorithm)
         for each in terms or ():
             self._accept(each)
@@ -128,8 +130,19 @@ class _Rules:
             narrow=rule.methods is not None or rule.path is not None,
         )
 
+    def _check_colour(self, what: str, option: object) -> None:
+        if self._sync and iscoroutinefunction(option):
+            raise ColourError(
+                what,
+                option,
+                problem="an async function, but this application is called synchronously",
+                expected="give a plain function",
+            )
+
     def plan(self, caller: Caller, bounds: Iterable[Bound]) -> Steps:
         """Build the plan of one request, and yield it, after whatever a user's function leaves to be awaited."""
+        if self._lists is not None:
+            yield from self._lists.plan(caller)
         checks: list[Check] = []
         for bound in bounds:
             if bound.narrow and not bound.holds(caller):
@@ -165,7 +178,7 @@ class _Rules:
                     _add(checks, check)
                 else:
                     checks.append(check)
-        yield new(Plan, (tuple(checks), True))
+        yield new(Plan, (with_bans(checks) if self._bans else tuple(checks), True))
 
 
 class Gate(_Rules):
@@ -179,12 +192,12 @@ class Gate(_Rules):
 
     def decide(self, caller: Caller, bounds: Collection[Bound]) -> Decision | None:
         """Charge all rules that apply, or none; None when none does."""
-        if not bounds:
+        if not bounds and not self.denies:
             return None
         plan = next(self.plan(caller, bounds))
         if type(plan) is not Plan:
             raise _misplaced(plan)
-        return self.limiter.run(plan) if plan.checks else None
+        return self.limiter.run(plan) if plan.checks else unasked(plan)
 
     def close(self) -> None:
         """Close what the settings made this gate open."""
@@ -211,7 +224,7 @@ class AsyncGate(_Rules):
     async def _decide_later(self, steps: Steps, plan: Awaitable[Any] | Plan) -> Decision | None:
         while type(plan) is not Plan:
             plan = steps.send(await cast("Awaitable[Any]", plan))
-        return await self.limiter.run(plan) if plan.checks else None
+        return await self.limiter.run(plan) if plan.checks else unasked(plan)
 
     async def close(self) -> None:
         """Close what the settings made this gate open."""
@@ -252,7 +265,7 @@ def _add(checks: list[Check], check: Check) -> None:
 
 def _unique(bounds: list[Bound]) -> tuple[Bound, ...]:
     """The same rules with names that tell them apart in header fields."""
-    taken: set[str] = set()
+    taken = {bound.rule.ban.name for bound in bounds if bound.rule.ban is not None}
     unique = []
     for bound in bounds:
         other, number = bound, 2

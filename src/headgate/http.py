@@ -1,7 +1,8 @@
 """From a decision to what a client is told: header fields, status, body. Pure: values in, text out.
 
 The fields come in dialects, because draft-ietf-httpapi-ratelimit-headers is still a draft and its wire format moves;
-`Retry-After` in whole seconds is the one signal that every client understands. This module knows values only.
+`Retry-After` in whole seconds is the one signal that every client understands. This module knows values, and the words
+of `problem`.
 """
 
 from __future__ import annotations
@@ -15,18 +16,16 @@ from typing import Final, NamedTuple, cast
 
 from headgate.clock import MICROSECOND
 from headgate.errors import RuleError, SettingsError
-from headgate.plan import Check, Decision, Outcome, Terms, new
+from headgate.plan import BAN, Check, Decision, Outcome, Terms, new
+from headgate.problem import PROBLEM, detail, problem, status_of, title
 
 Field = tuple[str, str]
 Fields = list[Field]
 Dialect = Callable[[Decision, float], Fields]
 
-PROBLEM_TYPES: Final = "https://iana.org/assignments/http-problem-types#"  # requested by draft 11, not yet registered
-PROBLEM: Final = "application/problem+json"
 EXPOSED: Final = ("RateLimit", "RateLimit-Policy", "Retry-After")
 """What a CORS layer outside the limiter should list in Access-Control-Expose-Headers."""
 
-_TITLES: Final = {429: "Quota Exceeded", 503: "Temporary Reduced Capacity"}
 _PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")
 _STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _LISTS: Final = ("ratelimit", "ratelimit-policy")
@@ -48,7 +47,12 @@ def seconds(microseconds: int) -> int:
 
 
 def retry_after(decision: Decision) -> int | None:
-    """The value of `Retry-After` on a refusal: at least 1, because clients take 0 for "at once". None for never."""
+    """The value of `Retry-After` on a refusal: at least 1, because clients take 0 for "at once". None for never.
+
+    Also None where a wait has nothing to do with it: for who is on the list of those who are denied.
+    """
+    if decision.forbidden:
+        return None
     longest = MICROSECOND
     for outcome in decision.results:
         if not outcome.allowed:
@@ -82,11 +86,11 @@ def denial(decision: Decision, dialect: str | None, *, epoch: float, accept: str
 
 @lru_cache(maxsize=1024)
 def _denial(decision: Decision, dialect: str | None, epoch: float, *, text: bool) -> Denial:
-    status, wait = 503 if decision.unavailable else 429, retry_after(decision)
+    status, wait = status_of(decision), retry_after(decision)
     if text:
-        body, media = f"{_TITLES[status]}. {detail(wait)}\n".encode(), "text/plain; charset=utf-8"
+        body, media = f"{title(decision)}. {detail(decision, wait)}\n".encode(), "text/plain; charset=utf-8"
     else:
-        body, media = _problem(decision, status, wait), PROBLEM
+        body, media = json.dumps(problem(decision, wait)).encode(), PROBLEM
     fields = denial_fields(decision, dialect, epoch=epoch, status=status)
     return Denial(status, (("Content-Type", media), ("Content-Length", str(len(body))), *fields), body)
 
@@ -169,19 +173,26 @@ def _draft_11(decision: Decision, epoch: float) -> Fields:
     allowed, checks, outcomes = decision
     for index, (terms, _, _) in enumerate(checks):
         passed, _, left, _, _, ahead, _, source = outcomes[index]
-        if source != "policy":
+        if source != "policy" and terms.algorithm != BAN:
             policy, item = _written(terms)
             policies.append(policy)
             if allowed or not passed:  # a refusal names only what was violated
                 items.append(f"{item}{left};t={-(-ahead // MICROSECOND)}" if ahead else f"{item}{left}")
-    return [("RateLimit-Policy", ", ".join(policies)), ("RateLimit", ", ".join(items))] if policies else []
+    fields = [("RateLimit-Policy", ", ".join(policies))] if policies else []
+    return [*fields, ("RateLimit", ", ".join(items))] if items else fields  # no items: refused by a ban alone
 
 
 def _of_one(write: Dialect) -> Dialect:
-    """A dialect with room for one answer, that of the binding rule. What a policy decided was counted nowhere."""
+    """A dialect with room for one answer, that of the binding rule. What a policy decided was counted nowhere.
+
+    Where a ban alone refuses there is none: what is left of a quota says nothing then.
+    """
 
     def fields(decision: Decision, epoch: float) -> Fields:
         pairs = [pair for pair in zip(decision.checks, decision.results, strict=True) if pair[1].source != "policy"]
+        rules = [pair for pair in pairs if pair[0].terms.algorithm != BAN]
+        if len(rules) < len(pairs):
+            pairs = rules if decision.allowed or not all([outcome.allowed for _, outcome in rules]) else []
         checks, outcomes = tuple([check for check, _ in pairs]), tuple([outcome for _, outcome in pairs])
         return write(Decision(decision.allowed, checks, outcomes), epoch) if pairs else []
 
@@ -234,22 +245,6 @@ DIALECTS: Final[dict[str, Dialect]] = {
     "x-ratelimit": _x_ratelimit,
     "x-ratelimit-delta": _x_ratelimit_delta,
 }
-
-
-def _problem(decision: Decision, status: int, wait: int | None) -> bytes:
-    """The body that RFC 9457 describes."""
-    pairs = zip(decision.checks, decision.results, strict=True)
-    violated = [check.terms.name for check, told in pairs if not told.allowed and told.source != "policy"]
-    kind = PROBLEM_TYPES + _TITLES[status].lower().replace(" ", "-")
-    problem = {"type": kind, "title": _TITLES[status], "status": status, "detail": detail(wait)}
-    return json.dumps({**problem, "violated-policies": violated}).encode()
-
-
-def detail(wait: int | None) -> str:
-    """What the client may do about it; nothing of who it is, nor of others."""
-    if wait is None:
-        return "This request costs more than its limit, so it can never pass."
-    return f"Retry after {wait} second{'' if wait == 1 else 's'}."
 
 
 def _weight(text: str) -> float:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from headgate.algorithms import DEFAULT, find
+from headgate.banning import AsyncBanning, Banning
 from headgate.clock import Clock
 from headgate.errors import ColourError, ConfigurationError, RuleError, StoreURLError
 from headgate.identity import digest, identity_text
@@ -78,7 +79,7 @@ def _short(action: object) -> str:
     return action if len(action) <= _LONGEST_ACTION and action[:1] != "~" else f"~{digest(action)}"
 
 
-class Limiter(_Engine):
+class Limiter(_Engine, Banning):
     """Says whether somebody may do something now, for synchronous code.
 
     `store` is a URL (`memory://`, `redis://…`) or a Store; `prefix` begins every key in a shared server;
@@ -128,6 +129,7 @@ class Limiter(_Engine):
             _check_given(store, clock, prefix=prefix, colour=Store)
             opened = store
             self.store = stack.around(store, owned=False)
+        self._opened = opened
         self.accept = getattr(opened, "accept", _accept_all)
         self._closes = self.store is not store  # what was opened here, and what was put around a store that was given
 
@@ -176,7 +178,7 @@ class Limiter(_Engine):
         self.close()
 
 
-class AsyncLimiter(_Engine):
+class AsyncLimiter(_Engine, AsyncBanning):
     """Limiter for asynchronous code: the same names and arguments, awaited.
 
     >>> import asyncio
@@ -216,6 +218,7 @@ class AsyncLimiter(_Engine):
             _check_given(store, clock, prefix=prefix, colour=AsyncStore)
             opened = store
             self.store = stack.around_async(store, owned=False)
+        self._opened = opened
         self.accept = getattr(opened, "accept", _accept_all)
         self._closes = self.store is not store  # what was opened here, and what was put around a store that was given
 

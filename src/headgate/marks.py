@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from inspect import iscoroutinefunction
 from typing import Any, Final, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast
 
+from headgate.ban import Ban
 from headgate.errors import RuleError
 from headgate.key import KeySpec
 from headgate.rule import Condition, CostFunction, QuotaFunction, Rule
@@ -82,6 +83,7 @@ class RuleOptions(TypedDict, total=False):
     count_denied: bool
     on_store_failure: str | None
     lease: int
+    ban: Ban | None
 
 
 class MarkOptions(RuleOptions, total=False):

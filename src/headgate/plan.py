@@ -15,6 +15,9 @@ from headgate.quota import Quota
 new: Final = tuple.__new__
 """Makes one of the values below from a tuple of all its fields, in half the time: for what every check makes."""
 
+BAN: Final = "ban"
+"""The algorithm of a ban's terms, which no rule can choose: see `headgate.algorithms.ban`."""
+
 NEVER: Final = None
 """The `retry_after` of a request that no amount of waiting lets through: its cost is above the limit."""
 
@@ -86,7 +89,7 @@ class Decision(NamedTuple):
     """The answer to one request: whether it may pass, and what to tell the client. True when allowed.
 
     The numbers are those of the binding rule: among the rules that refused, the one that takes longest
-    to free; when all allowed, the one with the smallest share left. Times are in seconds.
+    to free, or a ban if one holds; when all allowed, the one with the smallest share left. Times are in seconds.
     """
 
     allowed: bool
@@ -107,6 +110,17 @@ class Decision(NamedTuple):
         return any([outcome.source == "policy" and not outcome.allowed for outcome in self.results])
 
     @property
+    def banned(self) -> bool:
+        """Whether a ban holds: what refuses is not, or not only, a quota."""
+        pairs = zip(self.checks, self.results, strict=True)
+        return any([check.terms.algorithm == BAN and not outcome.allowed for check, outcome in pairs])
+
+    @property
+    def forbidden(self) -> bool:
+        """Whether the request was refused by the list of those who are denied: 403, and no wait helps."""
+        return not self.allowed and not self.results
+
+    @property
     def outcomes(self) -> dict[str, Outcome]:
         """The outcome of each rule by the rule's name, in rule order."""
         return {check.terms.name: outcome for check, outcome in zip(self.checks, self.results, strict=True)}
@@ -117,8 +131,9 @@ class Decision(NamedTuple):
         pairs = list(zip(self.checks, self.results, strict=True))
         refused = [pair for pair in pairs if not pair[1].allowed]
         if refused:
-            return max(refused, key=lambda pair: _wait(pair[1]))
-        return min(pairs, key=lambda pair: pair[1].remaining / pair[1].limit, default=None)
+            return max(refused, key=lambda pair: (pair[0].terms.algorithm == BAN, _wait(pair[1])))
+        rules = [pair for pair in pairs if pair[0].terms.algorithm != BAN]
+        return min(rules, key=lambda pair: pair[1].remaining / pair[1].limit, default=None)
 
     @property
     def rule(self) -> str | None:
@@ -151,6 +166,15 @@ class Decision(NamedTuple):
         """Seconds until the binding rule's limit is whole again."""
         pair = self.binding
         return 0.0 if pair is None else pair[1].reset_after / MICROSECOND
+
+
+FORBIDDEN: Final = Decision(allowed=False, checks=(), results=())
+"""What is decided about somebody on the list of those who are denied: no rule is asked, and no store."""
+
+
+def strikers(checks: tuple[Check, ...], ban: Check) -> list[bool]:
+    """Of each check of a plan, whether its refusal is a strike towards a ban: it names the ban, for this identity."""
+    return [terms.ban is ban.terms and identity == ban.identity for terms, identity, _ in checks]
 
 
 def charged(plan: Plan, outcomes: tuple[Outcome, ...]) -> list[tuple[Check, Outcome]]:

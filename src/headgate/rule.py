@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from headgate.algorithms import find
+from headgate.ban import Ban
 from headgate.errors import RuleError
 from headgate.plan import FAILURE_POLICIES, Terms
 from headgate.quota import Quota
@@ -44,6 +45,7 @@ class Rule:
     - `count_denied`: refused requests are charged as well, up to the limit.
     - `on_store_failure`: "local", "allow" or "deny" while the store does not answer; None means the application's own.
     - `lease`: a process may take up to so many requests' worth in one trip to the store, and serve them by itself.
+    - `ban`: a Ban for whoever is refused too often; rules share bans of one name.
 
     >>> Rule(name="login", quota="5/minute; 20/hour", key="ip").names
     ('login-minute', 'login-hour')
@@ -62,6 +64,7 @@ class Rule:
     count_denied: bool = False
     on_store_failure: str | None = None
     lease: int = 1
+    ban: Ban | None = None
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
@@ -86,6 +89,8 @@ class Rule:
             raise _error(self, "on_store_failure", self.on_store_failure, "not known", f"use one of {known}")
         _check_cost(self)
         _check_lease(self)
+        if self.ban is not None and not isinstance(self.ban, Ban):
+            raise _error(self, "ban", self.ban, "not a Ban", "give Ban(after=10, within=…, duration=…)")
         if not callable(self.quota):
             object.__setattr__(self, "quota", quotas(self.quota))
             if self.algorithm is not None:
@@ -107,6 +112,7 @@ class Rule:
             counted=self.count_denied,
             on_store_failure=self.on_store_failure,
             lease=self.lease,
+            ban=None if self.ban is None else self.ban.terms,
         )
 
 
@@ -153,6 +159,8 @@ def _check_lease(rule: Rule) -> None:
         raise _error(rule, "lease", lease, "not a whole number above 0", "give 1 (no lease) or more")
     if lease > 1 and rule.count_denied:
         raise _error(rule, "lease", lease, "refusals cannot be counted in a process alone", "leave out count_denied")
+    if lease > 1 and rule.ban is not None:
+        raise _error(rule, "lease", lease, "refusals cannot be counted in a process alone", "leave out ban")
     if callable(rule.quota):
         return
     for quota in quotas(rule.quota):

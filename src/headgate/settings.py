@@ -17,10 +17,12 @@ from typing import Any, Final
 
 from headgate.address import Trust
 from headgate.algorithms import DEFAULT, find
+from headgate.ban import Ban
 from headgate.clock import Clock
 from headgate.errors import RuleError, SettingsError
 from headgate.http import check_dialect
 from headgate.key import KeySpec, validate_key
+from headgate.lists import Lists, listed
 from headgate.quota import Quota
 from headgate.rule import Rule
 from headgate.stores import DEADLINE, AsyncStore, Store, StoreChange
@@ -40,6 +42,8 @@ class Settings:
     - `default_limits`: quotas that hold for every request, one budget per identity for the whole application.
     - `rules`: a list of Rule, or of mappings with a rule's options.
     - `key`: who is asking, where a rule does not say: "user", "ip", "header:Name", "path:name", a tuple, a function.
+    - `allow`, `deny`: who passes every rule, and who is refused (403), before any store is asked: networks, identities
+      as the key gives them, functions of the request. Who is on both is denied.
     - `algorithm`: where a rule does not say.
     - `headers`: the dialect of the RateLimit fields, one of `headgate.http.DIALECTS`; None for no such fields.
     - `trusted_proxies`: None (only the socket's peer is believed), a number of hops, or networks; "unix" stands for a
@@ -60,6 +64,8 @@ class Settings:
     default_limits: Iterable[str | Quota] = ()
     rules: Iterable[Rule | Mapping[str, Any]] = ()
     key: KeySpec = "user"
+    allow: Iterable[Any] = ()
+    deny: Iterable[Any] = ()
     algorithm: str = DEFAULT
     headers: str | None = "draft-11"
     trusted_proxies: int | str | Iterable[str] | None = None
@@ -74,6 +80,7 @@ class Settings:
     on_denied: Callable[..., Any] | None = None
     clock: Clock | None = None
     trust: Trust = field(init=False)
+    lists: Lists | None = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         def settle(option: str, value: object) -> None:
@@ -82,6 +89,11 @@ class Settings:
         settle("trust", Trust.of(self.trusted_proxies, self.trusted_header))
         settle("key", _key(self.key))
         validate_key(self.key)
+        for option in ("allow", "deny"):
+            entries = [_function(entry, option=option) for entry in listed(option, getattr(self, option))]
+            settle(option, tuple(entries))
+        both = Lists(self.allow, self.deny, key=self.key, trust=self.trust)
+        settle("lists", both if self.allow or self.deny else None)
         find(self.algorithm)
         check_dialect(self.headers)
         settle("on_store_change", _function(self.on_store_change, option="on_store_change"))
@@ -189,9 +201,23 @@ def _rule(given: object) -> Rule:
         if name not in options:
             raise RuleError("rule", dict(given), problem=f'has no "{name}"', expected=f'add "{name}"')
     options["key"] = _key(options.get("key"))
+    if isinstance(options.get("ban"), Mapping):
+        options["ban"] = _ban(options["ban"])
     for name in _FUNCTIONS:
         options[name] = _function(options.get(name), option=name)
     return Rule(**{name: value for name, value in options.items() if value is not None})
+
+
+def _ban(given: Mapping[str, Any]) -> Ban:
+    """A ban from a mapping."""
+    options, known = {str(name).lower(): value for name, value in given.items()}, [each.name for each in fields(Ban)]
+    for name in options:
+        if name not in known:
+            raise _unknown("ban", name, known)
+    for name in ("after", "within", "duration"):
+        if name not in options:
+            raise RuleError("ban", dict(given), problem=f'has no "{name}"', expected=f'add "{name}"')
+    return Ban(**options)
 
 
 def _key(given: object) -> Any:
@@ -225,8 +251,12 @@ def _flag(text: str) -> object:
     return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}.get(text.lower(), text)
 
 
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
 def _proxies(text: str) -> object:
-    return int(text) if text.isascii() and text.isdecimal() else [part.strip() for part in text.split(",")]
+    return int(text) if text.isascii() and text.isdecimal() else _parts(text)
 
 
 def _number(kind: type[int] | type[float]) -> Callable[[str], object]:
@@ -244,6 +274,8 @@ def _number(kind: type[int] | type[float]) -> Callable[[str], object]:
 _READERS: Final[dict[str, Callable[[str], object]]] = {
     "enabled": _flag,
     "trusted_proxies": _proxies,
+    "allow": _parts,
+    "deny": _parts,
     "deadline": _number(float),
     "replicas": _number(int),
     "deny_cache": _number(float),

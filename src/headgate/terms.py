@@ -48,7 +48,7 @@ def make_terms(
         terms.append(
             Terms(
                 name=name if len(quotas) == 1 else f"{name}-{quota.span.replace(' ', '-')}",
-                rule_id=f"{_scope_text(name if scope is None else scope)}:{module.CODE}{module.shape(params)}",
+                rule_id=f"{scope_text(name if scope is None else scope)}:{module.CODE}{module.shape(params)}",
                 algorithm=module.NAMES[0],
                 params=params,
                 window_us=module.window_us(params),
@@ -76,6 +76,6 @@ def quotas(given: Any) -> tuple[Quota, ...]:
     raise QuotaError("quota", given, problem="not a quota", expected='give a Quota or text like "10/minute"')
 
 
-def _scope_text(scope: str) -> str:
+def scope_text(scope: str) -> str:
     """A scope as it stands in a key: plain words as they are, everything else by its digest."""
     return scope if re.fullmatch(_PLAIN, scope) else f"~{digest(scope)}"

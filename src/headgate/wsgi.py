@@ -96,9 +96,10 @@ class RateLimitMiddleware:
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         caller = WsgiCaller(environ)
-        if not self.settings.enabled or is_preflight(caller.method, caller.header):
+        bounds = () if is_preflight(caller.method, caller.header) else self._bounds
+        if not self.settings.enabled or not (bounds or self.gate.denies):
             return self.app(environ, start_response)
-        decision = self.gate.decide(caller, self._bounds)
+        decision = self.gate.decide(caller, bounds)
         passage = environ[KEY] = Passage(self.gate)
         passage.note(decision)
         tell = self._telling(passage, start_response)

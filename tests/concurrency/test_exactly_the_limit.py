@@ -11,12 +11,17 @@ from multiprocessing.pool import Pool
 from multiprocessing.synchronize import Barrier
 from threading import Barrier as ThreadBarrier
 from time import monotonic
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
 
-from headgate import AsyncLimiter, Limiter
+from headgate import AsyncLimiter, Ban, Limiter, Rule
+from headgate.gate import Gate
+from headgate.passage import Place
+from headgate.settings import Settings
 from headgate.testing.store import NAMES
+from headgate.wsgi import WsgiCaller
 from tests.cluster import Cluster
 from tests.sentinels import Sentinels
 from tests.servers import Server
@@ -77,6 +82,39 @@ def test_s10_500_requests_against_50_per_5_seconds(pool: Pool, server: Server) -
         assert admitted == 50
     else:  # a machine that needs longer has seen more than one window
         assert 50 <= admitted <= 50 * (1 + elapsed // 5)
+
+
+BAN = Ban(after=100, within="1 day", duration="1 hour")
+
+
+def _overstep(work: tuple[str, str, int]) -> list[str]:
+    """What one process is told, all beginning together: "passed", "refused", or "banned"."""
+    where, identity, hits = work
+    settings = Settings(
+        store=where,
+        deadline=PATIENCE,
+        deny_cache=0,
+        key=lambda request: identity,
+        rules=[Rule(name="login", quota="5/day", ban=BAN)],
+    )
+    gate = Gate(settings)
+    caller, bounds = WsgiCaller({}), gate.bind(Place())
+    assert _barrier is not None
+    _barrier.wait(60)
+    decisions = [gate.decide(caller, bounds) for _ in range(hits)]
+    gate.close()
+    return ["passed" if each else "banned" if cast("Any", each).banned else "refused" for each in decisions]
+
+
+@pytest.mark.parametrize("place", ["server", "cluster"])
+def test_8_processes_are_banned_after_exactly_so_many_refusals(
+    pool: Pool, place: str, request: pytest.FixtureRequest
+) -> None:
+    found = request.getfixturevalue("valkey" if place == "server" else place)
+    parts = pool.map(_overstep, [(found.url, uuid4().hex, 50)] * PROCESSES, chunksize=1)
+    told = [each for part in parts for each in part]
+    assert [told.count(each) for each in ("passed", "refused")] == [5, BAN.after - 1]
+    assert told.count("banned") == PROCESSES * 50 - 5 - BAN.after + 1
 
 
 @pytest.fixture

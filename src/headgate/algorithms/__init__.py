@@ -38,7 +38,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Final, Protocol, cast
 
-from headgate.algorithms import fixed_window, gcra, sliding_counter, sliding_log, sliding_window
+from headgate.algorithms import ban, fixed_window, gcra, sliding_counter, sliding_log, sliding_window
 from headgate.errors import AlgorithmError
 from headgate.plan import Outcome
 from headgate.quota import Quota
@@ -74,6 +74,8 @@ ALGORITHMS: Final[dict[str, Algorithm]] = {
     name: cast(Algorithm, module) for module in _MODULES for name in module.NAMES
 }
 DEFAULT: Final = "sliding-window"
+KEPT: Final[dict[str, Algorithm]] = {**ALGORITHMS, ban.NAMES[0]: cast(Algorithm, ban)}
+"""What a store keeps state of: the algorithms of rules, and the counting of refusals towards a ban."""
 
 
 def find(name: object) -> Algorithm:

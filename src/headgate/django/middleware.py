@@ -18,7 +18,7 @@ from django.http.response import HttpResponseBase
 from headgate.django import gates
 from headgate.django.answers import enforce, enforce_later, instead, told
 from headgate.django.places import arrival_of
-from headgate.django.visit import Visit, begin, visit_of
+from headgate.django.visit import Visit, begin, is_free, visit_of
 from headgate.gate import AsyncGate, Bound, Gate
 
 
@@ -88,4 +88,4 @@ def _arrive(request: HttpRequest, visit: Visit) -> tuple[Bound, ...]:
     arrival = arrival_of(request)
     visit.charged = True
     visit.enforced.update(arrival.marks)
-    return visit.gate.bind(arrival.place)
+    return () if visit.gate.denies and is_free(request) else visit.gate.bind(arrival.place)

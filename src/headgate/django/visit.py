@@ -112,9 +112,14 @@ def decision(request: Any) -> Decision | None:
     return None if visit is None else visit.decision
 
 
+def is_free(request: HttpRequest) -> bool:
+    """Whether this is a CORS preflight, which costs nothing."""
+    return is_preflight(request.method or "GET", DjangoCaller(request).header)
+
+
 def begin(request: HttpRequest, gate: Gate | AsyncGate) -> Visit:
-    """Leave a new visit on the request. A CORS preflight counts as charged already: it costs nothing."""
-    visit = Visit(gate, charged=is_preflight(request.method or "GET", DjangoCaller(request).header))
+    """Leave a new visit on the request. A CORS preflight counts as charged already, unless it may be denied."""
+    visit = Visit(gate, charged=is_free(request) and not gate.denies)
     setattr(request, "headgate", visit)  # noqa: B010  # HttpRequest does not declare it
     return visit
 

@@ -18,11 +18,12 @@ from headgate.errors import MissingExtraError
 try:
     from headgate.flask.decorators import exempt, limit
     from headgate.flask.extension import Installation, RateLimiter, decision
-    from headgate.flask.refusal import RateLimited, StoreUnavailable, rate_limited
+    from headgate.flask.refusal import Denied, RateLimited, StoreUnavailable, rate_limited
 except ModuleNotFoundError as error:
     raise MissingExtraError("flask", str(error.name)) from error
 
 __all__ = [
+    "Denied",
     "Installation",
     "RateLimited",
     "RateLimiter",

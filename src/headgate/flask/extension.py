@@ -129,11 +129,11 @@ class Installation:
 
     def _enforce(self, native: Request, passage: Passage, bounds: tuple[Bound, ...], *, ahead: bool) -> Response | None:
         """None to go on, or the response to give; a refusal raises unless `on_denied` answers, or nobody handles it."""
-        if not bounds:
+        if not bounds and not self.gate.denies:
             return None
         caller = FlaskCaller(self._app, native, parses=self.settings.trusted_proxies is not None)
         if is_preflight(native.method, caller.header):
-            return None
+            bounds = ()
         decision = self.gate.decide(caller, bounds)
         passage.note(decision)
         if decision is None or decision.allowed:

@@ -1,6 +1,6 @@
 """What a refused request comes to: an error for Flask's handlers, the answer of `on_denied`, and a signal.
 
-Both errors are werkzeug's own, with the decision on them, so `errorhandler(429)`, `errorhandler(HTTPException)` and a
+All errors are werkzeug's own, with the decision on them, so `errorhandler(429)`, `errorhandler(HTTPException)` and a
 blueprint's handlers work as for any other. The RateLimit fields are not theirs: the extension adds them to whatever the
 handlers answer.
 """
@@ -13,10 +13,11 @@ from typing import Any, Final
 
 from blinker import Namespace
 from flask import Flask, Request, Response
-from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyRequests
+from werkzeug.exceptions import Forbidden, HTTPException, ServiceUnavailable, TooManyRequests
 
-from headgate.http import Denial, denial, detail, retry_after
+from headgate.http import Denial, denial, retry_after
 from headgate.plan import Decision
+from headgate.problem import detail
 
 log = logging.getLogger("headgate")
 
@@ -25,7 +26,7 @@ rate_limited: Final = Namespace().signal("rate-limited")
 
 
 class _Refusal(HTTPException):
-    """What both errors share."""
+    """What the errors share."""
 
     retry_after: Any
     _answer: Denial
@@ -35,7 +36,7 @@ class _Refusal(HTTPException):
     def of(cls, decision: Decision, answer: Denial) -> _Refusal:
         """The error for a decision, with our own answer for where no handler gives another."""
         wait = retry_after(decision)
-        error = cls(detail(wait))
+        error = cls(detail(decision, wait))
         error.decision, error.retry_after, error._answer = decision, wait, answer
         return error
 
@@ -63,6 +64,11 @@ class StoreUnavailable(_Refusal, ServiceUnavailable):
     """503: the store does not answer and `on_store_failure` is "deny"."""
 
 
+class Denied(_Refusal, Forbidden):
+    """403: the client is on the list of those who are denied."""
+
+
+_ERRORS: Final[dict[int, type[_Refusal]]] = {429: RateLimited, 503: StoreUnavailable, 403: Denied}
 OnDenied = Callable[[Request, Decision], Any]
 
 
@@ -80,7 +86,7 @@ def refuse(app: Flask, request: Request, decision: Decision, *, on_denied: OnDen
     if value is None:
         if ahead and not _handles(app, answer.status):
             return app.response_class(answer.body, answer.status, content_type=answer.fields[0][1])
-        raise (StoreUnavailable if answer.status == 503 else RateLimited).of(decision, answer)
+        raise _ERRORS[answer.status].of(decision, answer)
     response = app.make_response(value)
     if not _says_status(value):
         response.status_code = answer.status

@@ -18,6 +18,7 @@ from headgate.clock import epoch_seconds
 from headgate.errors import HeadgateError, RateLimitExceeded
 from headgate.http import denial
 from headgate.plan import Decision
+from headgate.problem import status_of
 from headgate.settings import Settings
 
 
@@ -43,12 +44,13 @@ def refusal(scope: Scope, decision: Decision) -> Exception:
 
 
 async def own_answer(settings: Settings, caller: AsgiCaller, decision: Decision) -> ASGIApp | None:
-    """The answer of `on_denied`; else of the application's handler for 429 or RateLimitExceeded; None without any."""
+    """The answer of `on_denied`; else of the application's handler for the status, or RateLimitExceeded; or None."""
     own = None if settings.on_denied is None else await answer_of(settings, caller, decision)
     handlers = getattr(caller.scope.get("app"), "exception_handlers", None)
     if own is not None or not handlers:
         return own
-    kinds = (503 if decision.unavailable else 429, Refused, RateLimitExceeded, HeadgateError)
+    status = status_of(decision)
+    kinds = (403,) if status == 403 else (status, Refused, RateLimitExceeded, HeadgateError)
     handler = next((handlers[kind] for kind in kinds if kind in handlers), None)
     if handler is None:
         return None

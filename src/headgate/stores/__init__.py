@@ -11,6 +11,11 @@ A store turns a plan into outcomes: it is the only place where headgate does I/O
 - `close()` gives back what the store itself opened.
 - `accept(terms)`, which a store may have, raises a ConfigurationError for terms that it cannot keep. It is asked when
   rules are made, and does no I/O.
+- `bans(terms)`, which a store may have, tells whom a ban holds for: microseconds by the digests of identities. It takes
+  as many steps as there are keys.
+
+After the checks of its rules a plan has one for each ban that they name (`headgate.algorithms.ban`). A refusal of such
+a rule is a strike, counted in the same step.
 
 A store owns its clock: the server's `TIME`, the process's monotonic clock, or a ManualClock handed in. Stores compose:
 one that wraps another (a deadline, a fallback, a cache) is a store. The async twin awaits the same four names.

@@ -64,7 +64,7 @@ class _Refusals:
         """Remember a refusal, if it is one that holds for a while."""
         if not plan.charge or any([terms.count_denied for terms, _, _ in plan.checks]):
             return
-        if any([outcome.source != "store" for outcome in outcomes]):
+        if any([outcome.source != "store" for outcome in outcomes]) or _are_strikes(plan.checks, outcomes):
             return
         waits = [wait for each in outcomes for wait in (each.retry_after, each.reset_after, each.next_after) if wait]
         refusal = _Refusal(outcomes, self.now_us(), sent_at + min([self._staleness_us, *waits]))
@@ -92,6 +92,13 @@ class _Refusals:
                 of.discard(checks)
                 if not of:
                     del self._of[identity]
+
+
+def _are_strikes(checks: Checks, outcomes: tuple[Outcome, ...]) -> bool:
+    """Whether a refusal is to be counted, when it comes again, towards a ban that does not hold yet."""
+    refused = [check for check, outcome in zip(checks, outcomes, strict=True) if not outcome.allowed]
+    holding = {(check.terms, check.identity) for check in refused}
+    return any([terms.ban is not None and (terms.ban, identity) not in holding for terms, identity, _ in refused])
 
 
 class DenyCache:

@@ -4,7 +4,8 @@ Every check costs the same however many identities there are. The number of keys
 requests come, by looking at a few keys for each new one. This module knows values and algorithms.
 
 When the store is full and no key that was looked at may go, because each of them is refused at present, the newcomer
-shares one budget with all others in that position: strict, bounded, and nobody who is refused is freed.
+shares one budget with all others in that position: strict, bounded, and nobody who is refused or banned is freed.
+Strikes towards a ban are not shared, for all newcomers would be banned for one: they are not counted then.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import threading
 from collections import deque
 from typing import Any, Final
 
-from headgate.algorithms import ALGORITHMS
+from headgate.algorithms import KEPT
 from headgate.clock import Clock, SystemClock
 from headgate.errors import StoreURLError
-from headgate.plan import NEVER, Check, Outcome, Plan, charged
+from headgate.identity import digest
+from headgate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, charged, strikers
 from headgate.stores import DEADLINE, shown_url
 from headgate.stores.awaited import Awaited
 
@@ -83,7 +85,7 @@ class MemoryStore:
                 terms, identity, cost = check
                 entry = self._entries.get((terms.rule_id, identity))
                 if entry is not None:
-                    algorithm, params = ALGORITHMS[terms.algorithm], terms.params
+                    algorithm, params = KEPT[terms.algorithm], terms.params
                     outcome = algorithm.check(entry.state, now, cost, params)
                     if not charging or not outcome.allowed:
                         outcome = self._stand(check, entry, outcome, now=now, charging=charging)
@@ -102,7 +104,10 @@ class MemoryStore:
                     if check.cost:
                         self._charge(check, entry, now).mark(outcome, now)
                 return tuple([outcome for _, _, outcome in met])
-            return tuple([self._stand(*each, now=now, charging=charging) for each in met])
+            told = tuple([self._stand(*each, now=now, charging=charging) for each in met])
+            if charging and met and checks[-1].terms.algorithm == BAN:
+                return self._struck(checks, told, now)
+            return told
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Give back what the plan was charged, as far as the windows that it fell into are still there."""
@@ -112,7 +117,7 @@ class MemoryStore:
                 terms, identity, cost = check
                 entry = self._entries.get((terms.rule_id, identity))
                 if entry is not None:
-                    algorithm = ALGORITHMS[terms.algorithm]
+                    algorithm = KEPT[terms.algorithm]
                     entry.state = algorithm.refund(entry.state, now, cost, terms.params, outcome.at)
                     entry.refused_until = 0
                     entry.mark(_check(check, 0, entry, now), now)
@@ -132,19 +137,43 @@ class MemoryStore:
             self._hand.clear()
             self._overflow.clear()
 
+    def bans(self, terms: Terms) -> dict[str, int]:
+        """The digests of all whom this ban holds for, with the microseconds that are left of it."""
+        with self._lock:
+            now = self._now_us()
+            states = [(key[1], entry.state) for key, entry in self._entries.items() if key[0] == terms.rule_id]
+        told = {identity: KEPT[BAN].check(state, now, 0, terms.params) for identity, state in states}
+        return {digest(identity): outcome.next_after for identity, outcome in told.items() if not outcome.allowed}
+
     def _entry(self, check: Check, now: int) -> _Entry | None:
         """What the check reads; None when nothing is known and a key may still be added."""
         entry = self._entries.get((check.terms.rule_id, check.identity))
-        if entry is None and len(self._entries) >= self._max_keys and not self._make_room(now):
-            return self._shared(check)
+        if entry is None and len(self._entries) >= self._max_keys and check.terms.algorithm != BAN:
+            return None if self._make_room(now) else self._shared(check)
         return entry
+
+    def _struck(self, checks: tuple[Check, ...], told: tuple[Outcome, ...], now: int) -> tuple[Outcome, ...]:
+        """The outcomes of a refused plan, when its refusals have been counted towards the bans that they name."""
+        outcomes = list(told)
+        for at, ban in enumerate(checks):
+            waits = []
+            if ban.terms.algorithm == BAN and told[at].allowed:
+                pairs = zip(told, strikers(checks, ban), strict=True)
+                waits = [outcome.retry_after or 0 for outcome, strikes in pairs if strikes and not outcome.allowed]
+            entry = self._entries.get((ban.terms.rule_id, ban.identity))
+            if waits and (entry is not None or len(self._entries) < self._max_keys or self._make_room(now)):
+                entry = self._charge(ban._replace(cost=1), entry, now)
+                outcomes[at] = _check(ban, 0, entry, now)
+                entry.mark(outcomes[at], now)
+                entry.refused_until = max(entry.refused_until, now + max(waits))  # who is refused keeps its strikes
+        return tuple(outcomes)
 
     def _charge(self, check: Check, entry: _Entry | None, now: int) -> _Entry:
         """Add the cost to the entry; a new one if there is none, or if a check of the same plan took its place."""
         if entry is None or entry.expires == _GONE:
             entry = self._admit(check, now, state=None if entry is None else entry.state)
         terms, _, cost = check
-        entry.state = ALGORITHMS[terms.algorithm].charge(entry.state, now, cost, terms.params)
+        entry.state = KEPT[terms.algorithm].charge(entry.state, now, cost, terms.params)
         return entry
 
     def _stand(self, check: Check, entry: _Entry | None, outcome: Outcome, *, now: int, charging: bool) -> Outcome:
@@ -162,7 +191,7 @@ class MemoryStore:
 
     def _admit(self, check: Check, now: int, *, state: Any) -> _Entry:
         """A new entry, and a look at two old ones."""
-        if len(self._entries) >= self._max_keys and not self._make_room(now):
+        if len(self._entries) >= self._max_keys and not self._make_room(now) and check.terms.algorithm != BAN:
             return self._shared(check)
         self._sweep(now)
         key = (check.terms.rule_id, check.identity)
@@ -199,7 +228,7 @@ class MemoryStore:
 def _check(check: Check, cost: int, entry: _Entry | None, now: int) -> Outcome:
     """Ask the check's algorithm."""
     state = None if entry is None else entry.state
-    return ALGORITHMS[check.terms.algorithm].check(state, now, cost, check.terms.params)
+    return KEPT[check.terms.algorithm].check(state, now, cost, check.terms.params)
 
 
 class AsyncMemoryStore(Awaited):
@@ -207,6 +236,11 @@ class AsyncMemoryStore(Awaited):
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
+        self._memory = store
+
+    async def bans(self, terms: Terms) -> dict[str, int]:
+        """As of MemoryStore."""
+        return self._memory.bans(terms)
 
     def __repr__(self) -> str:
         return f"Async{self._store!r}"

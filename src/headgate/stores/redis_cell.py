@@ -79,6 +79,9 @@ def _meter(terms: Terms) -> _Meter:
         raise RuleError(
             f"{what}count_denied", terms.count_denied, problem=problem, expected=f"leave it out, {_ELSEWHERE}"
         )
+    if terms.ban is not None:
+        problem = "CL.THROTTLE does not count refusals"
+        raise RuleError(f"{what}ban", terms.ban.name, problem=problem, expected=f"leave it out, {_ELSEWHERE}")
     burst, unit, leak = terms.params
     interval = -(-unit // leak)
     if interval > _HOUR:

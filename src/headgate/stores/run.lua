@@ -3,11 +3,12 @@
 -- KEYS  one for each check
 -- ARGV  the time in microseconds, or '' for the server's own; how: '1' charges, '0' only looks, '2' charges what
 --       counts refusals, for the plan was refused elsewhere; a tag;
---       then for each check: algorithm, '1' if refusals count, cost, three parameters
+--       then for each check: algorithm, '1' if refusals count, cost, three parameters; bans last, see bans.lua
 -- reply the tag, the time, then for each check: allowed, remaining, retry_after (-1: never), reset_after, next_after
 
 --@PROLOGUE
 
+--@ALONE
 -- Most plans are one check, and need none of the tables below, unless the check is refused and counts that.
 if not KEYS[2] and ARGV[2] == '1' then
   local cost, a, b, c = ARGV[6] + 0, ARGV[7] + 0, ARGV[8] + 0, ARGV[9] + 0
@@ -18,11 +19,14 @@ if not KEYS[2] and ARGV[2] == '1' then
     return {ARGV[3] + 0, now, allowed and 1 or 0, remaining, retry, reset, following}
   end
 end
+--@ALONE
 
 local charging, allowed = ARGV[2] ~= '0', ARGV[2] ~= '2'
 local reply, states = {ARGV[3] + 0, now, 0, 0, 0, 0, 0}, {}
+local plain = #KEYS
+--@BANS
 
-for i = 1, #KEYS do
+for i = 1, plain do
   local key, at, to = KEYS[i], 6 * i - 2, 5 * i - 2
   local cost, a, b, c = ARGV[at + 2] + 0, ARGV[at + 3] + 0, ARGV[at + 4] + 0, ARGV[at + 5] + 0
   --@SEVERAL local open, check = algorithms[ARGV[at]]()
@@ -30,8 +34,9 @@ for i = 1, #KEYS do
   passed, reply[to + 1], reply[to + 2], reply[to + 3], reply[to + 4] = check(state, now, cost, a, b, c)
   states[key], reply[to], allowed = state, passed and 1 or 0, allowed and passed
 end
+--@BANNED allowed = strike_bans() and allowed
 
-for i = 1, #KEYS do
+for i = 1, plain do
   local key, at, to = KEYS[i], 6 * i - 2, 5 * i - 2
   local cost, a, b, c = ARGV[at + 2] + 0, ARGV[at + 3] + 0, ARGV[at + 4] + 0, ARGV[at + 5] + 0
   --@SEVERAL local open, check, charge = algorithms[ARGV[at]]()

@@ -13,10 +13,11 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Final
 
-from headgate.algorithms import ALGORITHMS
+from headgate.algorithms import ALGORITHMS, KEPT
+from headgate.algorithms.ban import lasting
 from headgate.clock import MICROSECOND, Clock, SystemClock
 from headgate.errors import AlgorithmError, QuotaError, StoreError
-from headgate.plan import Check, Outcome, Plan, Terms
+from headgate.plan import BAN, Check, Outcome, Plan, Terms, strikers
 from headgate.quota import Quota
 from headgate.stores.breaker import LONGEST_US
 from headgate.stores.memory import MemoryStore
@@ -53,6 +54,10 @@ class Standin:
         policies = [
             default if terms.on_store_failure is None else terms.on_store_failure for terms, _, _ in plan.checks
         ]
+        for place, check in enumerate(plan.checks):
+            if check.terms.algorithm == BAN:  # goes with the rules that name it
+                named = {policies[i] for i, strikes in enumerate(strikers(plan.checks, check)) if strikes}
+                policies[place] = "local" if "local" in named else "allow"
         if "raise" in policies:
             raise error
         refused = "deny" in policies
@@ -103,8 +108,15 @@ class Standin:
             noted_at, checks, outcomes = note
             for check, outcome in zip(checks, outcomes, strict=True):
                 free_at = noted_at + outcome.reset_after
-                if free_at > now:
+                if check.terms.algorithm == BAN and not outcome.allowed:
+                    self._ban(check, left=noted_at + outcome.next_after - now, now=now)
+                elif free_at > now:
                     self._charge_used(self._share(check), outcome, now=now, free_at=free_at)
+
+    def _ban(self, check: Check, *, left: int, now: int) -> None:
+        """Let a ban hold until the store's would end."""
+        if left > 0:
+            self._run(Plan((check._replace(terms=lasting(check.terms, left), cost=check.terms.params[0]),)), now)
 
     def _charge_used(self, share: Check, outcome: Outcome, *, now: int, free_at: int) -> None:
         """Leave a budget with no more than its share of what the store had left, until the store's would be whole."""
@@ -114,7 +126,7 @@ class Standin:
         used = here.remaining - outcome.remaining * limit // max(1, outcome.limit)
         if used > 0:
             if here.remaining == limit:  # as if charged at the moment that makes it free when the store's would be
-                algorithm = ALGORITHMS[terms.algorithm]
+                algorithm = KEPT[terms.algorithm]
                 state = algorithm.charge(None, now, used, terms.params)
                 now = min(now, free_at - algorithm.check(state, now, 0, terms.params).reset_after)
             self._run(Plan((share._replace(cost=used),)), now)
@@ -150,7 +162,7 @@ def _uncounted(terms: Terms, *, allowed: bool) -> Outcome:
 @lru_cache(maxsize=4096)
 def _divided(terms: Terms, replicas: int) -> Terms:
     """The terms of one of so many processes, under the same name and key."""
-    if replicas == 1:
+    if replicas == 1 or terms.algorithm == BAN:
         return terms
     algorithm, period = ALGORITHMS[terms.algorithm], Fraction(terms.quota.period_us, MICROSECOND)
     least, capacity = max(1, terms.quota.limit // replicas), max(1, terms.params[0] // replicas)

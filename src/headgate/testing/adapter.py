@@ -223,6 +223,50 @@ class AdapterExam:
 
         assert [ask("free"), ask("free"), ask("paid"), ask("")] == [200, 429, 200, 200]
 
+    def test_a_ban_is_told_to_the_second(self) -> None:
+        clock = ManualClock()
+        ban = {"after": 2, "within": "10 minutes", "duration": "1 hour"}
+        client = self.client(rules=[{"name": "all", "quota": "1/minute", "ban": ban}], clock=clock)
+        answers = [client.request("GET", "/open") for _ in range(3)]
+        assert [answer.status for answer in answers] == [200, 429, 429]
+        clock.advance(60.5)
+        banned = client.request("GET", "/open")
+        assert (banned.status, banned.one("retry-after"), banned.one("cache-control")) == (429, "3540", "no-store")
+        assert (banned.one("ratelimit-policy"), banned.one("ratelimit")) == ('"all";q=1;w=60', None)
+        kinds = [json.loads(answer.body)["type"].rpartition("#")[2] for answer in (*answers[1:], banned)]
+        assert kinds == ["quota-exceeded", "abnormal-usage-detected", "abnormal-usage-detected"]
+        assert client.request("GET", "/open", peer="198.51.100.10").status == 200
+        clock.advance(3539.5)
+        assert client.request("GET", "/open").status == 200
+
+    def test_who_is_denied_and_who_passes(self) -> None:
+        denied, free, both = "192.0.2.7", "203.0.113.7", "203.0.113.8"
+        lists = {"deny": ["192.0.2.0/24", both], "allow": ["203.0.113.0/24", "2001:db8::1"]}
+        client = self.client(default_limits=["1/minute"], clock=ManualClock(), **lists)
+        statuses = [client.request("GET", "/open", peer=peer).status for peer in (free, "2001:db8::1") * 3]
+        assert statuses == [200] * 6
+        for peer in (denied, both, "::ffff:192.0.2.7", "64:ff9b::192.0.2.7"):
+            answer = client.request("GET", "/open", peer=peer)
+            assert (answer.status, answer.one("cache-control")) == (403, "no-store")
+            assert [key for key, _ in answer.headers if key == "retry-after" or "ratelimit" in key] == []
+            problem = json.loads(answer.body)
+            assert (problem["type"], problem["title"], problem["status"]) == ("about:blank", "Forbidden", 403)
+        preflight = [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]
+        for method, path in (("GET", "/exempt"), ("GET", "/nowhere"), ("OPTIONS", "/open"), ("HEAD", "/open")):
+            assert client.request(method, path, headers=preflight, peer=denied).status == 403
+        assert client.calls == ["open"] * 6
+        browser = client.request("GET", "/open", headers=[("Accept", "text/html")], peer=denied)
+        assert browser.body == b"Forbidden. This client is not allowed here.\n"
+
+    def test_lists_of_identities_and_functions(self) -> None:
+        lists = {"allow": [("header:x-api-key", "a")], "deny": [_is_denied]}
+        client = self.client(default_limits=["1/minute"], key="header:X-API-Key", clock=ManualClock(), **lists)
+
+        def ask(key: str, plan: str = "") -> int:
+            return client.request("GET", "/open", headers=[("X-API-Key", key), ("X-Plan", plan)]).status
+
+        assert [ask("a"), ask("a"), ask("b"), ask("b"), ask("a", "denied")] == [200, 200, 200, 429, 403]
+
     def test_hostile_identities_neither_collide_nor_raise(self) -> None:
         client = self.client(default_limits=["1/minute"], key="header:X-API-Key", clock=ManualClock())
         hostile = ["{a}", "a:b", "a", "x" * 8000, "%00", "é", "a,b", "' OR 1=1 --"]
@@ -240,6 +284,10 @@ def _quota(request: Any) -> str | None:
 
 def _cost(request: Any) -> int:
     return 2 if _plan(request) == "free" else 1
+
+
+def _is_denied(request: Any) -> bool:
+    return _plan(request) == "denied"
 
 
 def _plan(request: Any) -> str:

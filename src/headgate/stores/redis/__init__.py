@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 from headgate.clock import Clock
-from headgate.plan import Outcome, Plan
+from headgate.plan import Outcome, Plan, Terms
 from headgate.stores import DEADLINE, shown_url
 from headgate.stores.redis.asks import Tried
 from headgate.stores.redis.given import GivenLinks, GivenSharedLinks, GivenTopology, address_of, warn_about
@@ -93,6 +93,10 @@ class RedisStore:
         """Drop what is known of one identity under one rule."""
         self._links.drive(self._routes.forget(rule_id, identity), self._links.until())
 
+    def bans(self, terms: Terms) -> dict[str, int]:
+        """The digests of all whom this ban holds for, with the microseconds that are left of it. Scans every server."""
+        return self._links.walk(self._routes.bans(terms))
+
     def close(self) -> None:
         """Close the connections that this store has opened."""
         self._links.close()
@@ -161,6 +165,10 @@ class AsyncRedisStore:
     async def forget(self, rule_id: str, identity: str) -> None:
         """Drop what is known of one identity under one rule."""
         await self._links.drive(self._routes.forget(rule_id, identity), self._links.until())
+
+    async def bans(self, terms: Terms) -> dict[str, int]:
+        """The digests of all whom this ban holds for, with the microseconds that are left of it. Scans every server."""
+        return await self._links.walk(self._routes.bans(terms))
 
     async def close(self) -> None:
         """Close the running loop's connections, if this store has opened them."""

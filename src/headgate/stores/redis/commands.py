@@ -98,7 +98,7 @@ class Packed(NamedTuple):
     before: bytes  # of the key, to the digest
     after: bytes  # of the key, from the digest
     algorithm: bytes
-    counted: bytes
+    counted: bytes  # nothing for a ban: that depends on the other checks
     params: bytes
     once: bytes  # all arguments of a check at cost 1
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from headgate.clock import monotonic
 from headgate.stores.redis.asks import Address, Ask, Leave, LinkError, Pause, Steps
+from headgate.stores.redis.walk import Walk
 
 T = TypeVar("T")
 
@@ -48,6 +49,15 @@ class Driver(ABC):
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
+    def walk(self, walk: Walk[T]) -> T:
+        """Take a walk, each of its steps with a deadline of its own."""
+        reply: Any = None
+        try:
+            while True:
+                reply = self.drive(walk.send(reply), self.until())
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
 
 class AsyncDriver(ABC):
     """Takes steps in an event loop."""
@@ -78,5 +88,14 @@ class AsyncDriver(ABC):
                     self.leave(step.address)
                 elif isinstance(step, Pause):
                     await asyncio.sleep(max(0.0, min(step.seconds, until - now())))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    async def walk(self, walk: Walk[T]) -> T:
+        """Take a walk, each of its steps with a deadline of its own."""
+        reply: Any = None
+        try:
+            while True:
+                reply = await self.drive(walk.send(reply), self.until())
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]

@@ -11,8 +11,8 @@ from typing import Any, Final
 import hiredis
 from redis.exceptions import NoScriptError, RedisError
 
-from headgate.errors import HeadgateWarning
-from headgate.stores.redis.asks import Address, Ask, LinkError
+from headgate.errors import ConfigurationError, HeadgateWarning
+from headgate.stores.redis.asks import Address, Ask, LinkError, Steps
 from headgate.stores.redis.drivers import AsyncDriver, Driver
 from headgate.stores.redis.topology import Single
 
@@ -25,6 +25,13 @@ class GivenTopology(Single):
     def __init__(self, client: Any) -> None:
         self._address = address_of(client)
         self.split = hasattr(client, "get_node_from_key")
+
+    def masters(self) -> Steps[tuple[Address, ...]]:
+        """The one; ConfigurationError for a cluster, whose nodes only its client knows."""
+        if self.split:
+            problem, expected = "its nodes cannot be asked one by one", "make a limiter of its URL, redis+cluster://"
+            raise ConfigurationError("bans", "a client of a cluster", problem=problem, expected=expected)
+        return (yield from super().masters())
 
 
 class GivenLinks(Driver):

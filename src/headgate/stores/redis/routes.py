@@ -12,10 +12,11 @@ from contextlib import suppress
 from typing import Any, Final
 
 from headgate.errors import StoreError
-from headgate.plan import Check, Outcome, Plan, charged
+from headgate.plan import Check, Outcome, Plan, Terms, charged
 from headgate.stores.redis.asks import Address, Ask, Leave, LinkError, Pause, Steps, Tried
 from headgate.stores.redis.commands import AnyCommand
 from headgate.stores.redis.topology import Topology, slot_of
+from headgate.stores.redis.walk import Walk, walk
 from headgate.stores.redis.wire import LOOK, REFUSED, Wire, outcomes
 
 _TRIES: Final = 6  # a script that is not known, and a slot that moves while it is asked for
@@ -64,6 +65,10 @@ class Routes:
     def forget(self, rule_id: str, identity: str) -> Steps[None]:
         """Drop one budget."""
         yield from self._ask_slot(slot_of(identity), self._wire.forget(rule_id, identity))
+
+    def bans(self, terms: Terms) -> Walk[dict[str, int]]:
+        """Whom a ban holds for, by their digests, and how long."""
+        return walk(self._topology, self._wire, terms)
 
     def _across(self, plan: Plan, groups: list[tuple[int, ...]]) -> Steps[tuple[Outcome, ...]]:
         """Servers one after the other; what was charged is given back when a later one refuses."""

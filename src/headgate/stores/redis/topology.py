@@ -42,6 +42,10 @@ class Topology(Protocol):
 
     def moved(self, slot: int, address: Address) -> None: ...
 
+    def masters(self) -> Steps[tuple[Address, ...]]:
+        """Every server that has keys of its own."""
+        ...
+
 
 class Single:
     """One server, whoever it is at the moment."""
@@ -67,6 +71,11 @@ class Single:
     def moved(self, slot: int, address: Address) -> None:
         """Only a cluster's node says so: its URL should have said it too."""
         raise StoreError(str(self._address), "it is a node of a cluster; use redis+cluster://")
+
+    def masters(self) -> Steps[tuple[Address, ...]]:
+        """The one."""
+        return (self._address,)
+        yield
 
 
 class Sentinel:
@@ -108,6 +117,10 @@ class Sentinel:
     def moved(self, slot: int, address: Address) -> None:
         """Sentinels and clusters do not go together."""
         raise StoreError(str(address), "the master is a node of a cluster; use redis+cluster://")
+
+    def masters(self) -> Steps[tuple[Address, ...]]:
+        """The one."""
+        return ((yield from self.find(0)),)
 
 
 class Cluster:
@@ -151,6 +164,11 @@ class Cluster:
         """One slot is certain now; others may have moved too."""
         self._slots[slot] = address
         self._stale = True
+
+    def masters(self) -> Steps[tuple[Address, ...]]:
+        """All nodes that serve a slot, by a map that is asked for now."""
+        yield from self._ask()
+        return tuple(dict.fromkeys(filter(None, self._slots)))
 
     def _ask(self) -> Steps[None]:
         known = dict.fromkeys([*filter(None, dict.fromkeys(self._slots)), *self._seeds])

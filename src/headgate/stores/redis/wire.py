@@ -16,7 +16,7 @@ from typing import Final
 
 from headgate.clock import Clock
 from headgate.identity import digest
-from headgate.plan import NEVER, Check, Outcome, Plan, Terms
+from headgate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, strikers
 from headgate.stores import valid_prefix
 from headgate.stores.redis.commands import (
     FIELDS,
@@ -42,6 +42,7 @@ _TAGS: Final = 900_000
 _FIRST_TAG: Final = 100_000  # so that all tags have six digits
 
 
+_LITERAL: Final = str.maketrans({sign: f"\\{sign}" for sign in "*?[]^-\\"})
 _ONE: Final = bulk(1)
 
 
@@ -77,7 +78,11 @@ class Wire:
         parts.append(b"%s$1\r\n%s\r\n$6\r\n%d\r\n" % (self._now(), mode, tag))
         for check, rule in zip(checks, shape.rules, strict=True):
             cost = check.cost
-            parts += (rule.once,) if cost == 1 else (rule.algorithm, rule.counted, bulk(cost), rule.params)
+            if cost == 1:
+                parts.append(rule.once)
+            else:
+                counted = rule.counted if rule.counted else _strikers(checks, check)
+                parts += (rule.algorithm, counted, bulk(cost), rule.params)
         return Command(b"".join(parts), tag, shape)
 
     def refund(self, plan: Plan, outcomes: Sequence[Outcome]) -> Command:
@@ -96,6 +101,16 @@ class Wire:
     def key(self, rule_id: str, identity: str) -> str:
         """Where the budget of one identity under one rule is kept."""
         return f"{self._prefix}:{{{digest(identity)}}}:{rule_id}"
+
+    @property
+    def clock(self) -> Clock | None:
+        """The clock of tests; None where the server's is the one."""
+        return self._clock
+
+    def pattern(self, rule_id: str) -> str:
+        """What SCAN finds all keys of one rule by."""
+        before, after = self.key(rule_id, "").split(digest(""))
+        return f"{before.translate(_LITERAL)}*{after.translate(_LITERAL)}"
 
     def _tag(self) -> int:
         return next(self._tags) % _TAGS + _FIRST_TAG
@@ -119,6 +134,7 @@ class Wire:
         size = b"*%d\r\n" % (3 + len(checks) + extra + words * len(checks))
         number = bulk(len(checks))
         rules = tuple([self._rule(check.terms) for check in checks])
+        first = checks[0].terms
         head = size + bulk("EVALSHA") + bulk(known) + number
         return Shape(
             head=head,
@@ -128,21 +144,24 @@ class Wire:
             before=head + rules[0].before,
             between=rules[0].after + SERVER_S + bulk(CHARGE) + b"$6\r\n",
             after=b"\r\n" + rules[0].once,
-            many=None if self._split or checks[0].terms.count_denied else _many(checks[0].terms.algorithm),
+            many=_many(first.algorithm) if not (self._split or first.count_denied or first.algorithm == BAN) else None,
         )
 
     def _rule(self, terms: Terms) -> Packed:
         before, after = self.key(terms.rule_id, "").split(digest(""))
         length = len(before) + len(digest("")) + len(after.encode())
         algorithm, counted = bulk(terms.algorithm), bulk(int(terms.count_denied))
-        params = b"".join([bulk(number) for number in terms.params + (0,) * (PARAMS - len(terms.params))])
+        words: list[str | int] = [*terms.params, *[0] * (PARAMS - len(terms.params))]
+        if terms.algorithm == BAN:
+            counted, words[2:] = b"", [" ".join(map(str, words[2:]))]
+        params = b"".join(map(bulk, words))
         return Packed(
             before=b"$%d\r\n%s" % (length, before.encode()),
             after=after.encode() + b"\r\n",
             algorithm=algorithm,
             counted=counted,
             params=params,
-            once=algorithm + counted + _ONE + params,
+            once=algorithm + (counted if counted else bulk("")) + _ONE + params,
         )
 
 
@@ -151,6 +170,11 @@ def _many(algorithm: str) -> Many:
     text = script("many", frozenset([algorithm]))
     known = sha1(text.encode(), usedforsecurity=False).hexdigest()
     return Many(bulk("EVALSHA") + bulk(known), pack("SCRIPT", "LOAD", text))
+
+
+def _strikers(checks: tuple[Check, ...], ban: Check) -> bytes:
+    """Which refusals are strikes towards a ban: '1' or '0' for each check."""
+    return bulk("".join(["01"[strikes] for strikes in strikers(checks, ban)]))
 
 
 def _addressed(shape: Shape, checks: tuple[Check, ...]) -> list[bytes]:
@@ -188,10 +212,14 @@ def script(name: str, algorithms: frozenset[str]) -> str:
     """The text of a script that runs certain algorithms, and holds no other.
 
     The functions of a lone algorithm go by their own names. Several are a block each, and the lines marked --@SEVERAL
-    pick those of a check.
+    pick those of a check. Bans are a block by themselves; a plan with one has no use for what is for one check.
     """
     text = _lua("headgate.stores", name).replace("--@PROLOGUE", _lua("headgate.stores", "prologue"))
-    chunks = {algorithm: _lua("headgate.algorithms", algorithm) for algorithm in sorted(algorithms)}
+    if BAN in algorithms:
+        head, _, rest = text.partition("--@ALONE")
+        bans = f"local strike_bans\ndo\n{_lua('headgate.algorithms', BAN)}\n{_lua('headgate.stores', 'bans')}\nend"
+        text = (head + rest.partition("--@ALONE")[2]).replace("--@BANS", bans).replace("--@BANNED ", "")
+    chunks = {algorithm: _lua("headgate.algorithms", algorithm) for algorithm in sorted(algorithms - {BAN})}
     if name != "refund":
         chunks = {algorithm: chunk.partition("--@REFUND")[0] for algorithm, chunk in chunks.items()}
     if len(chunks) == 1:

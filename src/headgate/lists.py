@@ -1,0 +1,102 @@
+"""The lists of those who pass whatever they do, and of those who are denied: asked before any rule and any store.
+
+An entry is a network, an identity as the application's key gives it, or a function of the request. This module knows
+addresses, keys and identities; no rule, no framework and no store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, Final, NamedTuple
+
+from headgate.address import Network, Trust, exact_address, network_of
+from headgate.errors import SettingsError
+from headgate.identity import identity_text
+from headgate.key import Caller, KeySpec, ready_key, waits
+from headgate.plan import FORBIDDEN, Decision, Plan
+
+_ADDRESS: Final = re.compile(r"(?=.*[.:])[0-9A-Fa-f.:%\[\]]+(?:/.*)?|[0-9]+/.*")  # meant for one, right or wrong
+_EXPECTED: Final = 'give networks like "10.0.0.0/8", identities like ["user", "42"], or functions of the request'
+
+PASSES: Final = Plan(())  # of somebody whom no rule is asked about,
+DENIED: Final = Plan((), charge=False)  # and of somebody who is refused without asking any
+
+
+class Entries(NamedTuple):
+    """One list, sorted by what its entries are."""
+
+    networks: tuple[Network, ...]
+    identities: frozenset[str]
+    functions: tuple[Callable[[Any], Any], ...]
+
+    @classmethod
+    def of(cls, option: str, given: Iterable[Any]) -> Entries:
+        """SettingsError for what looks like an address and is none; IdentityError for what nobody can be."""
+        networks, identities, functions = [], [], []
+        for entry in given:
+            if callable(entry):
+                functions.append(entry)
+            elif isinstance(entry, str) and _ADDRESS.fullmatch(entry):
+                networks.append(network_of(entry, option, _EXPECTED))
+            else:
+                identities.append(identity_text(entry))
+        return cls(tuple(networks), frozenset(identities), tuple(functions))
+
+
+class Lists:
+    """Both lists of an application. Who is on both is denied."""
+
+    def __init__(self, allow: Iterable[Any], deny: Iterable[Any], *, key: KeySpec, trust: Trust) -> None:
+        self._lists = ((Entries.of("deny", deny), False), (Entries.of("allow", allow), True))
+        self._key = ready_key(key, trust)
+        self._trust = trust
+
+    @property
+    def functions(self) -> list[Callable[[Any], Any]]:
+        """The users' functions among the entries."""
+        return [function for entries, _ in self._lists for function in entries.functions]
+
+    def plan(self, caller: Caller) -> Generator[Any, Any, None]:
+        """Yield the plan of somebody whom the lists know, after what is to be awaited; of everybody else nothing."""
+        verdict = yield from self._verdict(caller)
+        if verdict is not None:
+            yield PASSES if verdict else DENIED
+
+    def _verdict(self, caller: Caller) -> Generator[Any, Any, bool | None]:
+        """True for who passes, False for who is denied, None for everybody else."""
+        text: str | None = None
+        for (networks, identities, functions), verdict in self._lists:
+            if networks:
+                lines = caller.header(self._trust.header)
+                address = exact_address(caller.peer, lines, self._trust)
+                if address is not None and any(
+                    [address in each for each in networks if each.version == address.version]
+                ):
+                    return verdict
+            if identities:
+                if text is None:
+                    identity = self._key(caller)
+                    identity = (yield identity) if waits(identity) else identity
+                    text = "" if identity is None else identity_text(identity)  # no identity has an empty text
+                if text in identities:
+                    return verdict
+            for function in functions:
+                answer = function(caller.native)
+                if (yield answer) if waits(answer) else answer:
+                    return verdict
+        return None
+
+
+def unasked(plan: Plan) -> Decision | None:
+    """What a plan without checks comes to, without a store."""
+    return FORBIDDEN if plan is DENIED else None
+
+
+def listed(option: str, given: object) -> tuple[Any, ...]:
+    """The entries that were given: one text alone, or several; lists stand for tuples, which TOML does not have."""
+    if isinstance(given, str):
+        given = (given,)
+    if not isinstance(given, Iterable):
+        raise SettingsError(option, given, problem="not a list", expected=_EXPECTED)
+    return tuple([tuple(entry) if isinstance(entry, list) else entry for entry in given])

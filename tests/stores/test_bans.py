@@ -1,0 +1,615 @@
+"""Bans in the stores: the laws on every store against a model by history, and what holds on the way there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import fakeredis
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from headgate import AsyncLimiter, Ban, ConfigurationError, Limiter, ManualClock, Rule, StoreError
+from headgate.algorithms import find
+from headgate.ban import with_bans
+from headgate.clock import MICROSECOND, Clock
+from headgate.errors import AlgorithmError, RuleError
+from headgate.identity import digest, identity_text
+from headgate.plan import BAN, Check, Outcome, Plan, Terms
+from headgate.stores import Store
+from headgate.stores.deny_cache import AsyncDenyCache, DenyCache
+from headgate.stores.memory import MemoryStore
+from headgate.stores.redis import RedisStore
+from headgate.stores.redis.wire import script
+from headgate.stores.redis_cell import RedisCellStore
+from headgate.stores.stack import Stack
+from headgate.testing import Awaited
+from headgate.testing.scenarios import examples
+from headgate.testing.store import Driver
+from tests.algorithms.model import ModelStore
+from tests.cluster import Cluster
+from tests.servers import Server
+from tests.stores.breakable import Breakable, Called, Colour
+from tests.stores.breakable import check as plain
+from tests.stores.colours import COLOURS, PATIENCE
+from tests.stores.places import PLACES, Place, client, url
+
+SECOND, HOUR = MICROSECOND, 3600 * MICROSECOND
+BANNED = Ban(after=3, within="10 minutes", duration="1 hour", factor=2, longest="3 hours")
+
+
+def checks(*rules: Check) -> tuple[Check, ...]:
+    """The checks of a request as a gate makes them."""
+    return with_bans(list(rules))
+
+
+def check(quota: str = "1/minute", identity: str = "a", *, ban: Ban | None = BANNED, **more: Any) -> Check:
+    return plain(quota, identity, ban=None if ban is None else ban.terms, **more)
+
+
+# The model: all that has happened, and what follows from it.
+
+
+class History:
+    """Strikes and bans of one identity."""
+
+    def __init__(self) -> None:
+        self.strikes: list[int] = []  # since the first of them, or since the last ban
+        self.bans: list[tuple[int, int]] = []  # the end of each, and its place in the series
+
+    def ends(self, now: int) -> int | None:
+        return self.bans[-1][0] if self.bans and now < self.bans[-1][0] else None
+
+    def series(self, now: int, longest: int) -> int:
+        """How many bans make the next one longer."""
+        return self.bans[-1][1] if self.bans and now < self.bans[-1][0] + longest else 0
+
+    def counted(self, now: int, within: int) -> list[int]:
+        return self.strikes if self.strikes and now < self.strikes[0] + within else []
+
+    def strike(self, now: int, ban: Ban, count: int) -> None:
+        self.strikes = [*self.counted(now, us(ban.within)), *[now] * count]
+        if len(self.strikes) >= ban.after:
+            longest = us(ban.duration if ban.longest is None else ban.longest)
+            series = self.series(now, longest)
+            length = min(longest, us(ban.duration) * ban.factor**series)
+            self.bans.append((now + length, series + 1 if length < longest else series))
+            self.strikes = []
+
+
+def us(seconds: Any) -> int:
+    return round(seconds * SECOND)
+
+
+class Model:
+    """Rules by the exact model, bans by their history."""
+
+    def __init__(self, clock: Clock, *bans: Ban) -> None:
+        self._clock = clock
+        self._rules = ModelStore(clock)
+        self._bans = {ban.terms: ban for ban in bans}
+        self._histories: dict[tuple[str, str], History] = {}
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        now = self._clock.now_us()
+        rules = tuple(each for each in plan.checks if each.terms.algorithm != BAN)
+        bans = [each for each in plan.checks if each.terms.algorithm == BAN]
+        if any(each.cost for each in bans):
+            for each in bans:
+                self._history(each).strike(now, self._bans[each.terms], each.cost)
+            return tuple(self._outcome(each, now) for each in bans)
+        held = any(self._history(each).ends(now) for each in bans)
+        blocked = (*rules, plain("1/minute", scope="blocked", cost=2)) if held else rules
+        told = self._rules.run(plan._replace(checks=blocked))[: len(rules)]
+        for each in bans:
+            naming = [(rule, outcome) for rule, outcome in zip(rules, told, strict=True) if rule.terms.ban]
+            struck = [
+                rule.terms.ban is each.terms and rule.identity == each.identity and not outcome.allowed
+                for rule, outcome in naming
+            ]
+            if plan.charge and any(struck) and not self._history(each).ends(now):
+                self._history(each).strike(now, self._bans[each.terms], 1)
+        return (*told, *[self._outcome(each, now) for each in bans])
+
+    def forget(self, rule_id: str, identity: str) -> None:
+        self._histories.pop((rule_id, identity), None)
+
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._histories.clear()
+
+    def _history(self, ban: Check) -> History:
+        return self._histories.setdefault((ban.terms.rule_id, ban.identity), History())
+
+    def _outcome(self, ban: Check, now: int) -> Outcome:
+        history, said = self._history(ban), self._bans[ban.terms]
+        ends, counted = history.ends(now), history.counted(now, us(said.within))
+        longest = us(said.duration if said.longest is None else said.longest)
+        following = 0 if ends is None else ends - now
+        if ends is None and counted:
+            following = counted[0] + us(said.within) - now
+        remembered = history.bans[-1][0] + longest - now if history.series(now, longest) else 0
+        passed = ends is None or ban.cost > 0
+        remaining = 0 if ends is not None else said.after - len(counted)
+        wait = 0 if passed or ends is None else ends - now
+        return Outcome(passed, said.after, remaining, wait, max(following, remembered), following, now)
+
+
+class Act(NamedTuple):
+    """Wait, then ask with these costs; or do something by hand."""
+
+    wait: str
+    more: int
+    costs: tuple[int, int]
+    kind: str
+
+
+BANS = st.builds(
+    Ban,
+    after=st.integers(1, 4),
+    within=st.sampled_from([1, 30, 600]),
+    duration=st.sampled_from([0.000001, 2, 60]),
+    factor=st.integers(2, 4),
+    longest=st.sampled_from([60, 200]),
+    name=st.sampled_from(["ban", "a ban of {x} *"]),
+)
+PLAIN_BANS = st.builds(Ban, after=st.integers(1, 3), within=st.just(7), duration=st.just("90 seconds"))
+ACTS = st.builds(
+    Act,
+    st.sampled_from(["now", "now", "now", "retry", "reset", "next"]),
+    st.sampled_from([-1, 0, 0, 1, SECOND, 40 * SECOND]),
+    st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    st.sampled_from(["hit"] * 9 + ["peek", "ban", "unban"]),
+)
+
+
+class TestLaws:
+    """Every store, in both colours, told the same stories as the model."""
+
+    place: Place
+    runner: asyncio.Runner
+
+    @pytest.fixture(autouse=True, scope="class", params=PLACES)
+    @classmethod
+    def _place(cls, request: pytest.FixtureRequest) -> Iterator[None]:
+        with request.param(request) as cls.place, asyncio.Runner() as cls.runner:
+            yield
+
+    def test_every_outcome_is_that_of_the_model(self) -> None:
+        @examples(self.place.examples)
+        @given(
+            bans=st.tuples(BANS, PLAIN_BANS),
+            second=st.sampled_from([0, 1, None]),
+            counted=st.booleans(),
+            identities=st.sampled_from(["aa", "ab"]),
+            acts=st.lists(ACTS, min_size=5, max_size=30),
+        )
+        def tell(
+            bans: tuple[Ban, Ban], second: int | None, counted: bool, identities: str, acts: Sequence[Act]
+        ) -> None:
+            other = None if second is None else bans[second].terms
+            rules = [
+                plain("1 per 10 seconds", identities[0], algorithm="fixed-window", ban=bans[0].terms),
+                plain("2/minute", identities[1], scope="other", ban=other, counted=counted),
+            ]
+            if bans[0].name == bans[1].name:  # a gate refuses that
+                return
+            clock = ManualClock(1_760_000_000)
+            store = Driver(self.place.make(clock), self.runner)
+            with closing(store):
+                perform(acts, rules, (store, Driver(Model(clock, *bans), self.runner)), clock=clock)
+
+        tell()
+
+
+def perform(acts: Sequence[Act], rules: list[Check], stores: tuple[Driver, Driver], *, clock: ManualClock) -> None:
+    """Tell both stores one story, and compare every answer."""
+    last: tuple[Outcome, ...] = ()
+    for act in acts:
+        waits: dict[str, list[int]] = {"now": [], "retry": [], "reset": [], "next": []}
+        for outcome in last:
+            waits["retry"].append(outcome.retry_after or 0)
+            waits["reset"].append(outcome.reset_after)
+            waits["next"].append(outcome.next_after)
+        clock.advance_us(max(0, max(waits[act.wait], default=0) + act.more))
+        asked = checks(*[rule._replace(cost=cost) for rule, cost in zip(rules, act.costs, strict=True)])
+        if act.kind == "unban":
+            for store in stores:
+                store.forget(asked[2].terms.rule_id, asked[2].identity)
+        plan = Plan(asked, charge=act.kind != "peek")
+        if act.kind == "ban":
+            plan = Plan((asked[2]._replace(cost=asked[2].terms.params[0]),))
+        told, expected = [store.run(plan) for store in stores]
+        assert told == expected
+        last = told
+
+
+# By example, with a clock that is moved by hand.
+
+
+@pytest.fixture(params=["memory", "fakeredis"])
+def store(request: pytest.FixtureRequest, clock: ManualClock) -> Store:
+    if request.param == "memory":
+        return MemoryStore(clock=clock)
+    return RedisStore(fakeredis.FakeRedis(socket_timeout=10), clock=clock)
+
+
+def overstep(store: Store, clock: ManualClock, *, times: int, identity: str = "a") -> list[int | None]:
+    """Ask until refused, and so many times more: what is left of the ban after each refusal, None without one."""
+    asked = Plan(checks(check(identity=identity)))
+    while all(outcome.allowed for outcome in store.run(asked)):
+        pass
+    left: list[int | None] = []
+    for _ in range(times - 1):
+        (_, ban) = store.run(asked)
+        left.append(None if ban.allowed else ban.retry_after)
+    return left
+
+
+def test_a_ban_begins_with_the_last_strike_and_ends_to_the_microsecond(store: Store, clock: ManualClock) -> None:
+    asked = Plan(checks(check()))
+    assert [all(outcome.allowed for outcome in store.run(asked)) for _ in range(3)] == [True, False, False]
+    rule, ban = store.run(asked)
+    assert (rule.allowed, ban.allowed, ban.retry_after) == (False, False, HOUR)
+    clock.advance_us(HOUR - 1)
+    rule, ban = store.run(asked)
+    assert (rule.allowed, ban.allowed, ban.retry_after) == (True, False, 1)
+    clock.advance_us(1)
+    assert [outcome.allowed for outcome in store.run(asked)] == [True, True]
+
+
+def test_each_ban_is_longer_up_to_the_longest_and_all_is_forgotten_after_it(store: Store, clock: ManualClock) -> None:
+    lengths = []
+    for _ in range(4):
+        lengths.append(overstep(store, clock, times=3)[-1])
+        clock.advance_us(lengths[-1] or 0)
+    assert lengths == [HOUR, 2 * HOUR, 3 * HOUR, 3 * HOUR]
+    clock.advance_us(3 * HOUR - 2)
+    assert overstep(store, clock, times=3)[-1] == 3 * HOUR, "remembered to the last microsecond"
+    clock.advance_us(3 * HOUR + 3 * HOUR)
+    assert overstep(store, clock, times=3)[-1] == HOUR
+
+
+def test_strikes_are_counted_from_the_first_one_within_the_time(store: Store, clock: ManualClock) -> None:
+    assert overstep(store, clock, times=2) == [None]
+    clock.advance_us(600 * SECOND - 60 * SECOND)
+    store.run(Plan(checks(check())))  # passes: the minute is over
+    clock.advance_us(60 * SECOND)  # ten minutes after the first strike
+    assert overstep(store, clock, times=3) == [None, HOUR]
+
+
+def test_while_banned_nothing_is_counted(store: Store, clock: ManualClock) -> None:
+    overstep(store, clock, times=3)
+    for _ in range(10):
+        clock.advance(1)
+        store.run(Plan(checks(check())))
+    assert store.run(Plan(checks(check())))[1].retry_after == HOUR - 10 * SECOND
+
+
+def test_a_banned_identity_is_refused_by_every_rule_that_names_the_ban_and_by_no_other(
+    store: Store, clock: ManualClock
+) -> None:
+    overstep(store, clock, times=3)
+    for one, allowed in [
+        (check("100/day", scope="elsewhere"), False),
+        (check("100/day", "b", scope="elsewhere"), True),
+        (check("100/day", scope="free", ban=None), True),
+    ]:
+        assert all(outcome.allowed for outcome in store.run(Plan(checks(one)))) is allowed
+    (rule, _) = store.run(Plan(checks(check("100/day", scope="elsewhere"))))
+    assert rule[:3] == (True, 100, 100), "refused, so nothing was taken"
+
+
+def test_what_is_allowed_leaves_no_trace(clock: ManualClock) -> None:
+    memory = MemoryStore(clock=clock)
+    memory.run(Plan(checks(check())))
+    assert len(memory) == 1
+    with fakeredis.FakeRedis(socket_timeout=10) as given:
+        RedisStore(given, clock=clock).run(Plan(checks(check())))
+        assert given.keys("*:ban") == []
+
+
+# The memory store is bounded.
+
+
+def test_a_flood_of_newcomers_frees_nobody_who_is_banned(clock: ManualClock) -> None:
+    store = MemoryStore(max_keys=100, clock=clock)
+    overstep(store, clock, times=3)
+    clock.advance(120)  # the rule alone would let it pass
+    for number in range(2000):
+        clock.advance_us(1)
+        store.run(Plan(checks(check(identity=str(number)))))
+        assert len(store) <= 100
+    assert not store.run(Plan(checks(check())))[1].allowed
+
+
+def test_who_is_refused_keeps_its_strikes(clock: ManualClock) -> None:
+    store = MemoryStore(max_keys=100, clock=clock)
+    assert overstep(store, clock, times=2) == [None]
+    for number in range(1000):
+        store.run(Plan(checks(check(identity=str(number)))))
+    assert store.run(Plan(checks(check())))[1].retry_after == HOUR
+
+
+def test_in_a_full_store_nobody_is_banned_for_others(clock: ManualClock) -> None:
+    store = MemoryStore(max_keys=10, clock=clock)
+    for number in range(5):
+        overstep(store, clock, times=3, identity=str(number))
+    assert len(store) == 10
+    for number in range(50):
+        told = store.run(Plan(checks(check(identity=f"newcomer {number}"))))
+        assert told[1].allowed, "banned for what others did"
+    assert len(store) == 10
+    limiter = Limiter(store)
+    limiter.ban("by hand", BANNED)
+    assert digest(identity_text("by hand")) in limiter.bans(BANNED)
+
+
+# On the wire.
+
+
+@pytest.fixture(params=COLOURS)
+def limiters(request: pytest.FixtureRequest) -> Any:
+    return COLOURS[request.param]
+
+
+def test_a_refusal_is_counted_in_the_round_trip_that_refuses(server: Server, limiters: Any) -> None:
+    asked = Plan(checks(check(identity=uuid4().hex)))
+    with limiters(url(server)) as limiter, client(server, decode_responses=True) as wire:
+        limiter.run(asked)
+        limiter.run(asked)
+        with wire.monitor() as monitor:
+            decisions = [limiter.run(asked) for _ in range(2)]
+            server.command("ECHO the-end")
+            seen = []
+            for command in monitor.listen():
+                if "the-end" in command["command"]:
+                    break
+                seen.append(command)
+    sent = [command["command"].split()[0] for command in seen if command["client_type"] != "lua"]
+    assert sent == ["EVALSHA"] * 2
+    assert [decision.banned for decision in decisions] == [False, True]
+
+
+def test_every_key_of_a_ban_expires_and_not_before_its_state(server: Server, clock: ManualClock) -> None:
+    who = uuid4().hex
+    key = f"headgate:{{{digest(who)}}}:{BANNED.terms.rule_id}"
+    with closing(RedisStore.from_url(url(server), deadline=PATIENCE)) as store, client(server) as wire:
+        for _ in range(4):
+            told = store.run(Plan(checks(check(identity=who))))[1]
+            left = wire.pttl(key) * 1000 if wire.exists(key) else 0
+            assert told.reset_after - 5 * SECOND <= left <= told.reset_after + 5000
+        assert left > HOUR
+
+
+def test_a_plan_without_bans_is_sent_without_them() -> None:
+    alone, several = script("run", frozenset({"gcra"})), script("run", frozenset({"gcra", "fixed-window"}))
+    assert "strike_bans()" not in alone.replace("--@BANNED allowed = strike_bans()", "")
+    assert "strikes" not in several
+    assert "if not KEYS[2]" in alone
+    assert "if not KEYS[2]" not in script("run", frozenset({"gcra", BAN}))
+
+
+def test_no_rule_can_choose_it() -> None:
+    with pytest.raises(AlgorithmError):
+        find(BAN)
+
+
+# By hand.
+
+
+@pytest.fixture(params=["memory", "valkey", "redis6", "cluster", "sentinels"])
+def where(request: pytest.FixtureRequest) -> str:
+    return "memory://" if request.param == "memory" else str(request.getfixturevalue(request.param).url)
+
+
+def told(ban: Ban) -> Ban:
+    """The same ban under a name of its own."""
+    return Ban(
+        after=ban.after, within=ban.within, duration=ban.duration, factor=2, longest=ban.longest, name=uuid4().hex
+    )
+
+
+def test_ban_unban_and_bans(where: str) -> None:
+    ban, people = told(BANNED), [f"{number}:{uuid4().hex}" for number in range(150)]
+    with Limiter(where, deadline=PATIENCE) as limiter:
+        for who in people:
+            limiter.ban(who, ban)
+        found = limiter.bans(ban)
+        assert set(found) == {digest(identity_text(who)) for who in people}
+        assert all(3000 < left <= 3600 for left in found.values())
+        limiter.ban(people[0], ban, "10 seconds")
+        assert limiter.bans(ban)[digest(identity_text(people[0]))] <= 10
+        asked = Plan(checks(check(identity=identity_text(people[1]), ban=ban)))
+        assert limiter.run(asked).banned
+        for who in people:
+            limiter.unban(who, ban)
+        assert limiter.run(asked).allowed
+        assert limiter.bans(ban) == {}
+
+
+def test_ban_unban_and_bans_awaited(where: str) -> None:
+    ban = Ban(after=1, within=60, duration=60, name=uuid4().hex)  # of cost 1, as what may go together is
+    people = [f"{number}:{uuid4().hex}" for number in range(40)]
+
+    async def main() -> None:
+        async with AsyncLimiter(where, deadline=PATIENCE) as limiter:
+            await asyncio.gather(*[limiter.ban(who, ban) for who in people])
+            found = await limiter.bans(ban)
+            assert set(found) == {digest(identity_text(who)) for who in people}
+            assert all(40 < left <= 60 for left in found.values())
+            asked = Plan(checks(check(identity=identity_text(people[1]), ban=ban)))
+            assert (await limiter.run(asked)).banned
+            await asyncio.gather(*[limiter.unban(who, ban) for who in people])
+            assert (await limiter.run(asked)).allowed
+            assert await limiter.bans(ban) == {}
+
+    asyncio.run(main())
+
+
+def test_a_ban_by_hand_makes_the_next_one_longer(clock: ManualClock) -> None:
+    store = MemoryStore(clock=clock)
+    limiter = Limiter(store)
+    limiter.ban("b", BANNED, "5 minutes")
+    limiter.ban("b", BANNED, "1 minute")  # the last word counts, also when it shortens a ban
+    assert limiter.bans(BANNED) == {digest(identity_text("b")): 60}
+    clock.advance(60)
+    limiter.ban("b", BANNED)
+    assert limiter.bans(BANNED) == {digest(identity_text("b")): 3 * 3600}
+
+
+def test_it_takes_the_keys_of_others_for_nothing(server: Server) -> None:
+    """A prefix and a name with the signs of a pattern find their own keys only."""
+    ban = Ban(after=1, within=60, duration=60, name="b?n*")
+    with client(server) as given:
+        for prefix in ("a*b", "axb", "a[x]b"):
+            Limiter(RedisStore(given, prefix=prefix)).ban(prefix, ban)
+        limiter = Limiter(RedisStore(given, prefix="a*b"))
+        assert set(limiter.bans(ban)) == {digest(identity_text("a*b"))}
+        limiter.unban("a*b", ban)
+
+
+def test_a_client_of_a_cluster_cannot_list(each_cluster: Cluster) -> None:
+    options: dict[str, Any] = {"retry": Retry(NoBackoff(), 0), "socket_timeout": PATIENCE}
+    with redis.RedisCluster(host="127.0.0.1", port=each_cluster.masters[0].port, **options) as given:
+        limiter = Limiter(RedisStore(given))
+        limiter.ban("a", BANNED)
+        limiter.unban("a", BANNED)
+        with pytest.raises(ConfigurationError, match=r"redis\+cluster"):
+            limiter.bans(BANNED)
+
+
+def test_a_store_that_cannot_list_says_so(clock: ManualClock) -> None:
+    with pytest.raises(ConfigurationError, match="cannot list bans"):
+        Limiter(Breakable(clock)).bans(BANNED)
+
+
+# Through the layers around a store.
+
+
+def stacked(colour: Colour, inside: Any, **options: Any) -> Called:
+    stack = Stack(clock=inside.clock, **options)
+    if colour.later:
+        return colour.called(stack.around_async(Awaited(inside), owned=False))
+    return colour.called(stack.around(inside, owned=False))
+
+
+def test_refusals_that_are_strikes_are_asked_and_a_ban_is_remembered(colour: Colour, clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    store = colour.around(inside, (DenyCache, AsyncDenyCache), staleness=1, clock=clock)
+    asked = checks(check())
+    for number in range(4):  # one passes, and three are strikes
+        store.run(*asked)
+        assert inside.calls == number + 1
+    for _ in range(1000):
+        (_, ban) = store.run(*asked)
+        assert (ban.allowed, ban.retry_after) == (False, HOUR)
+    assert inside.calls == 4
+    clock.advance(0.25)
+    assert store.run(*asked)[1].retry_after == HOUR - SECOND // 4
+    assert inside.calls == 4
+    clock.advance(1)
+    store.run(*asked)
+    assert inside.calls == 5
+
+
+def test_unban_ends_what_is_remembered(colour: Colour, clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    store = colour.around(inside, (DenyCache, AsyncDenyCache), staleness=100, clock=clock)
+    for _ in range(5):
+        store.run(*checks(check()))
+    clock.advance(90)
+    assert not store.run(*checks(check()))[1].allowed
+    store.forget(BANNED.terms.rule_id, "a")
+    assert [outcome.allowed for outcome in store.run(*checks(check()))] == [True, True]
+
+
+def test_while_the_store_is_down_bans_hold_and_begin_here(colour: Colour, clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    store = stacked(colour, inside, deny_cache=0)
+    for identity, times in (("banned", 4), ("struck", 3)):
+        for _ in range(times):
+            store.run(*checks(check(identity=identity)))
+    inside.down = True
+    clock.advance(61)  # the rule itself would let both pass
+    rule, ban = store.run(*checks(check(identity="banned")))
+    assert (rule.source, ban.source, ban.allowed) == ("local", "local", False)
+    assert ban.retry_after == HOUR - (inside.clock.now_us() - 1_760_000_000 * SECOND)  # type: ignore[union-attr]
+    told = [store.run(*checks(check(identity="struck"))) for _ in range(2)]
+    assert [(rule.allowed, ban.allowed) for rule, ban in told] == [(True, True), (False, False)]
+    told = [store.run(*checks(check(identity="new"))) for _ in range(4)]
+    assert [ban.allowed for _, ban in told] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(("policy", "passes"), [("allow", True), ("deny", False)])
+def test_a_ban_follows_the_policy_of_its_rules(colour: Colour, clock: ManualClock, policy: str, passes: bool) -> None:
+    inside = Breakable(clock)
+    inside.down = True
+    store = stacked(colour, inside, on_store_failure="deny" if passes else "allow")
+    for _ in range(9):
+        rule, ban = store.run(*checks(check(on_store_failure=policy)))
+        assert (rule.allowed, ban.allowed, ban.source) == (passes, True, "policy")
+
+
+def test_a_ban_by_hand_that_only_this_process_would_know_is_an_error(clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    inside.down = True
+    for policy in ("local", "allow", "deny"):
+        with pytest.raises(StoreError):
+            Limiter(inside, on_store_failure=policy).ban("a", BANNED)
+
+
+REFUSED: list[tuple[str, Callable[[], object]]] = [
+    ("a lease", lambda: Rule(name="x", quota="9/minute", lease=3, ban=BANNED)),
+    ("CL.THROTTLE", lambda: RedisCellStore("redis+cell://localhost").accept(_gcra())),
+]
+
+
+def _gcra() -> Terms:
+    return check(algorithm="gcra").terms
+
+
+@pytest.mark.parametrize("make", [row[1] for row in REFUSED], ids=[row[0] for row in REFUSED])
+def test_who_cannot_count_refusals_takes_no_ban(make: Callable[[], object]) -> None:
+    with pytest.raises(RuleError, match=r"ban|refusals"):
+        make()
+
+
+# On a cluster.
+
+
+def test_a_ban_and_its_rules_are_one_script(each_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bytes] = []
+    store = RedisStore.from_url(each_cluster.url, deadline=PATIENCE)
+    with closing(store):
+        who = uuid4().hex
+        plan = Plan(checks(check(identity=who), check("9/day", who, scope="b")))
+        store.run(plan)  # brings the script, and the map of the cluster
+        ask = store._links.ask
+
+        def noted(one: Any, until: float) -> Any:
+            asked.append(one.command.frame)
+            return ask(one, until)
+
+        monkeypatch.setattr(store._links, "ask", noted)
+        told = [store.run(plan) for _ in range(3)]
+    assert len(asked) == 3
+    assert [each[2].allowed for each in told] == [True, True, False]
+
+
+def test_each_identity_is_struck_by_its_own_refusals(each_cluster: Cluster) -> None:
+    with closing(RedisStore.from_url(each_cluster.url, deadline=PATIENCE)) as store:
+        one, two = uuid4().hex, uuid4().hex
+        plan = Plan(checks(check(identity=one), check("100/day", two, scope="b")))
+        told = [store.run(plan) for _ in range(4)]
+        assert [[outcome.allowed for outcome in each[2:]] for each in told] == [[True, True]] * 3 + [[False, True]]
+        assert [each[1].remaining for each in told] == [99] * 4, "what was taken elsewhere has been given back"

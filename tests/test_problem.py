@@ -1,0 +1,105 @@
+"""problem.py, and what http.py makes of refusals that no quota explains: bans, and lists of the denied."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headgate import Ban, Limiter, ManualClock, Quota
+from headgate.ban import with_bans
+from headgate.http import DIALECTS, denial, denial_fields, response_fields, retry_after
+from headgate.plan import FORBIDDEN, Check, Decision, Plan
+from headgate.problem import TYPES, detail, problem, status_of, title
+from headgate.terms import make_terms
+
+BAN = Ban(after=2, within=60, duration=90)
+
+
+def decide(requests: int, *, wait: float = 0, quota: Quota | None = None) -> Decision:
+    """The last of so many decisions, the clock having moved before it."""
+    clock = ManualClock()
+    limiter = Limiter(clock=clock)
+    [terms] = make_terms("login", (Quota(1, 30) if quota is None else quota,), algorithm="gcra", ban=BAN.terms)
+    plan = Plan(with_bans([Check(terms, "a", 1)]))
+    for _ in range(requests - 1):
+        limiter.run(plan)
+    clock.advance(wait)
+    return limiter.run(plan)
+
+
+ALLOWED, REFUSED, STRUCK_OUT = decide(1), decide(2), decide(3)
+POLICY = '"login";q=1;w=30'
+BANNED = decide(4, wait=30.5)  # the rule itself would let it pass
+
+
+@pytest.mark.parametrize(
+    ("decision", "status", "name", "wait", "violated"),
+    [
+        (REFUSED, 429, "Quota Exceeded", 30, ["login"]),
+        (STRUCK_OUT, 429, "Abnormal Usage Detected", 90, ["login"]),
+        (BANNED, 429, "Abnormal Usage Detected", 60, []),
+    ],
+)
+def test_a_ban_is_a_problem_of_its_own(
+    decision: Decision, status: int, name: str, wait: int, violated: list[str]
+) -> None:
+    assert (status_of(decision), title(decision), retry_after(decision)) == (status, name, wait)
+    assert problem(decision, wait) == {
+        "type": TYPES + name.lower().replace(" ", "-"),
+        "title": name,
+        "status": status,
+        "detail": f"Retry after {wait} seconds.",
+        "violated-policies": violated,
+    }
+    text = denial(decision, None, epoch=0, accept="text/html").body.decode()
+    assert text == f"{name}. Retry after {wait} seconds.\n"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "allowed", "struck_out", "banned"),
+    [
+        ("draft-11", [POLICY, '"login";r=0;t=30'], [POLICY, '"login";r=0;t=30'], [POLICY]),
+        ("draft-7", ["1;w=30", "limit=1, remaining=0, reset=30"], ["1;w=30", "limit=1, remaining=0, reset=30"], []),
+        ("draft-6", ["1;w=30", "1", "0", "30"], ["1;w=30", "1", "0", "30"], []),
+        ("x-ratelimit", ["1", "0", "130"], ["1", "0", "130"], []),
+        ("x-ratelimit-delta", ["1", "0", "30"], ["1", "0", "30"], []),
+    ],
+)  # fmt: skip
+def test_a_ban_is_no_policy(dialect: str, allowed: list[str], struck_out: list[str], banned: list[str]) -> None:
+    def values(decision: Decision) -> list[str]:
+        status = 200 if decision.allowed else 429
+        return [value for _, value in response_fields(decision, dialect, epoch=100, status=status)]
+
+    assert [values(decision) for decision in (ALLOWED, STRUCK_OUT, BANNED)] == [allowed, struck_out, banned]
+    assert denial_fields(BANNED, dialect, epoch=100, status=429)[:2] == [
+        ("Cache-Control", "no-store"),
+        ("Retry-After", "60"),
+    ]
+
+
+def test_what_a_decision_says_of_a_ban() -> None:
+    told = [(each.rule, each.limit, each.remaining, each.retry_after, each.banned) for each in (ALLOWED, REFUSED)]
+    assert told == [("login", 1, 0, 0.0, False), ("login", 1, 0, 30.0, False)]
+    assert (BANNED.rule, BANNED.retry_after, BANNED.reset_after) == ("ban", 59.5, 59.5)
+    assert not BANNED.degraded
+    assert not BANNED.forbidden
+
+
+def test_a_ban_that_has_not_begun_never_binds() -> None:
+    nearly = decide(2, wait=30, quota=Quota(1000, 30))
+    assert (nearly.rule, nearly.limit) == ("login", 1000)
+
+
+@pytest.mark.parametrize("dialect", [None, *DIALECTS])
+def test_who_is_denied_is_told_no_wait_and_no_quota(dialect: str | None) -> None:
+    assert (FORBIDDEN.forbidden, FORBIDDEN.banned, FORBIDDEN.unavailable, FORBIDDEN.rule) == (True, False, False, None)
+    answer = denial(FORBIDDEN, dialect, epoch=100)
+    assert answer.status == 403
+    assert dict(answer.fields) == {
+        "Content-Type": "application/problem+json",
+        "Content-Length": str(len(answer.body)),
+        "Cache-Control": "no-store",
+    }
+    words = detail(FORBIDDEN, None)
+    assert json.loads(answer.body) == {"type": "about:blank", "title": "Forbidden", "status": 403, "detail": words}
