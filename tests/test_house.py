@@ -23,7 +23,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "headgate"
 
-VALUES = ("errors", "clock", "quota", "plan")
+VALUES = ("errors", "clock", "quota", "concurrency", "plan")
 # The packages themselves, not what is in them: the engine knows the registry, never one algorithm or store;
 # and the stack, which says what stands around any store.
 ENGINE = (*VALUES, "address", "algorithms", "hooks", "identity", "key", "rule", "stores", "stores.stack", "terms")
@@ -45,7 +45,8 @@ LAW: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("rule",), (*VALUES, "algorithms", "ban", "identity", "key", "terms")),
     (("stores", "stores.*"), (*VALUES, "algorithms", "algorithms.*", "identity", "stores", "stores.*")),
     (("marks",), (*ENGINE, "ban")),
-    (("limiter",), (*ENGINE, "banning")),
+    (("reservation",), (*VALUES, "stores", "terms")),
+    (("limiter",), (*ENGINE, "banning", "reservation")),
     (("settings",), (*ENGINE, "ban", "http", "lists")),
     (("passage",), (*ENGINE, "marks", "gate")),  # the gate only for its type
     (("gate",), (*ENGINE, "ban", "limiter", "lists", "settings", "marks", "passage", "workers")),

@@ -7,6 +7,7 @@ The public names, listed once. Adapters live in `headgate.starlette`, `headgate.
 from typing import TYPE_CHECKING
 
 from headgate.clock import ManualClock
+from headgate.concurrency import Concurrency
 from headgate.errors import ConfigurationError, HeadgateError, HeadgateWarning, RateLimitExceeded, StoreError
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.plan import Decision, Outcome
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncLimiter",
     "Ban",
+    "Concurrency",
     "ConfigurationError",
     "Decision",
     "HeadgateError",

@@ -17,7 +17,7 @@ from headgate.passage import Place, label_of, scope_of, short_name
 from headgate.plan import Decision
 from headgate.problem import PROBLEM, TYPES
 from headgate.rule import QuotaFunction
-from headgate.terms import QuotaSpec, quotas
+from headgate.terms import QuotaSpec
 
 try:
     import fastapi as _fastapi  # noqa: F401  # pyright: ignore[reportUnusedImport]  (is it there?)
@@ -82,7 +82,7 @@ class RateLimit:
 def _place(mark: Mark, label: str, route: str) -> Place:
     """The place of a dependency. Its budget is apart from the decorators' of the same view, and from other quotas'."""
     quota = mark.rule.quota
-    text = label_of(quota) if callable(quota) else "; ".join(map(str, quotas(quota)))
+    text = label_of(quota) if callable(quota) else "; ".join(map(str, quota if isinstance(quota, tuple) else (quota,)))
     scope = scope_of(Place(label=f"{label}~{text}", route=route))
     rule = mark.rule_for(short_name(Place(label=label)), scope)
     return Place(marks=(Mark(rule, named=True),), label=label, route=route)

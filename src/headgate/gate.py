@@ -178,7 +178,7 @@ class _Rules:
                     _add(checks, check)
                 else:
                     checks.append(check)
-        yield new(Plan, (with_bans(checks) if self._bans else tuple(checks), True))
+        yield new(Plan, (with_bans(checks) if self._bans else tuple(checks), True, False))
 
 
 class Gate(_Rules):

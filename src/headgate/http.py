@@ -54,11 +54,11 @@ def retry_after(decision: Decision) -> int | None:
     if decision.forbidden:
         return None
     longest = MICROSECOND
-    for outcome in decision.results:
-        if not outcome.allowed:
-            if outcome.retry_after is None:
-                return None
-            longest = max(longest, outcome.retry_after)
+    for (terms, _, _), outcome in zip(decision.checks, decision.results, strict=True):
+        if not outcome.allowed and outcome.retry_after is None:
+            return None
+        if not outcome.allowed and not terms.held:  # a place is free as soon as any request ends: 1 is a fair guess
+            longest = max(longest, outcome.retry_after or 0)
     return seconds(longest)
 
 
@@ -163,8 +163,8 @@ def quoted(name: str) -> str:
 @lru_cache(maxsize=4096)
 def _written(terms: Terms) -> tuple[str, str]:
     """What is always the same in draft 11: a policy, and how an item about it begins."""
-    name = quoted(terms.name)
-    return f"{name};q={terms.params[0]};w={seconds(terms.window_us)}", f"{name};r="
+    name, unit = quoted(terms.name), 'qu="concurrent-requests"' if terms.held else f"w={seconds(terms.window_us)}"
+    return f"{name};q={terms.params[0]};{unit}", f"{name};r="
 
 
 def _draft_11(decision: Decision, epoch: float) -> Fields:
@@ -177,19 +177,20 @@ def _draft_11(decision: Decision, epoch: float) -> Fields:
             policy, item = _written(terms)
             policies.append(policy)
             if allowed or not passed:  # a refusal names only what was violated
-                items.append(f"{item}{left};t={-(-ahead // MICROSECOND)}" if ahead else f"{item}{left}")
+                items.append(f"{item}{left}" if terms.held or not ahead else f"{item}{left};t={seconds(ahead)}")
     fields = [("RateLimit-Policy", ", ".join(policies))] if policies else []
     return [*fields, ("RateLimit", ", ".join(items))] if items else fields  # no items: refused by a ban alone
 
 
 def _of_one(write: Dialect) -> Dialect:
-    """A dialect with room for one answer, that of the binding rule. What a policy decided was counted nowhere.
+    """A dialect with room for one answer, that of the binding rule: of those that were counted, and have a reset.
 
     Where a ban alone refuses there is none: what is left of a quota says nothing then.
     """
 
     def fields(decision: Decision, epoch: float) -> Fields:
-        pairs = [pair for pair in zip(decision.checks, decision.results, strict=True) if pair[1].source != "policy"]
+        both = zip(decision.checks, decision.results, strict=True)
+        pairs = [pair for pair in both if pair[1].source != "policy" and not pair[0].terms.held]
         rules = [pair for pair in pairs if pair[0].terms.algorithm != BAN]
         if len(rules) < len(pairs):
             pairs = rules if decision.allowed or not all([outcome.allowed for _, outcome in rules]) else []

@@ -14,13 +14,14 @@ from typing import Any, Final, Self
 from headgate.algorithms import DEFAULT, find
 from headgate.banning import AsyncBanning, Banning
 from headgate.clock import Clock
-from headgate.errors import ColourError, ConfigurationError, RuleError, StoreURLError
+from headgate.errors import ColourError, ConfigurationError, QuotaError, RuleError, StoreURLError
 from headgate.identity import digest, identity_text
 from headgate.plan import Check, Decision, Outcome, Plan, Terms, new
 from headgate.quota import Quota
+from headgate.reservation import AsyncReserving, Reserving
 from headgate.stores import DEADLINE, AsyncStore, Store, StoreChange, open_async_store, open_store
 from headgate.stores.stack import STALENESS, Stack
-from headgate.terms import QuotaSpec, make_terms, quotas
+from headgate.terms import Quotas, QuotaSpec, make_terms, read
 
 PREFIX: Final = "headgate"
 _LONGEST_ACTION: Final = 128
@@ -52,17 +53,19 @@ class _Engine:
         if type(cost) is not int or cost < 0:
             raise RuleError("cost", cost, problem="not a whole number of units", expected="give an int, 0 or more")
         text = identity_text(identity)
-        spec = quota if type(quota) is str or isinstance(quota, Quota) else quotas(quota)
+        spec = quota if type(quota) is str or isinstance(quota, Quota) else read(quota)
         scope = "" if action == "" else _short(action)
         terms = _terms(spec, scope, self._algorithm if algorithm is None else algorithm)
         if len(terms) == 1:
-            return new(Plan, ((new(Check, (terms[0], text, cost)),), charge))
+            if terms[0].held and charge and cost:
+                raise QuotaError("quota", quota, problem="its place has to be released", expected="use hold")
+            return new(Plan, ((new(Check, (terms[0], text, cost)),), charge, False))
         return Plan(tuple([new(Check, (each, text, cost)) for each in terms]), charge)
 
 
 @lru_cache(maxsize=4096)
-def _terms(quota: Quota | str | tuple[Quota, ...], action: str, algorithm: str) -> tuple[Terms, ...]:
-    return make_terms("default" if action == "" else action, quotas(quota), algorithm=algorithm, scope=action)
+def _terms(quota: Quota | str | Quotas, action: str, algorithm: str) -> tuple[Terms, ...]:
+    return make_terms("default" if action == "" else action, read(quota), algorithm=algorithm, scope=action)
 
 
 @lru_cache(maxsize=4096, typed=True)  # True is not 1, nor is 5.0 a whole number
@@ -79,7 +82,7 @@ def _short(action: object) -> str:
     return action if len(action) <= _LONGEST_ACTION and action[:1] != "~" else f"~{digest(action)}"
 
 
-class Limiter(_Engine, Banning):
+class Limiter(_Engine, Banning, Reserving):
     """Says whether somebody may do something now, for synchronous code.
 
     `store` is a URL (`memory://`, `redis://…`) or a Store; `prefix` begins every key in a shared server;
@@ -178,7 +181,7 @@ class Limiter(_Engine, Banning):
         self.close()
 
 
-class AsyncLimiter(_Engine, AsyncBanning):
+class AsyncLimiter(_Engine, AsyncBanning, AsyncReserving):
     """Limiter for asynchronous code: the same names and arguments, awaited.
 
     >>> import asyncio

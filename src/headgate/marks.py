@@ -114,7 +114,8 @@ def make_mark(
     label = name if name is not None else scope
     rule = Rule(name="limit" if label is None else label, quota=quota, scope=scope, **options)
     if rule.algorithm is None and not callable(quota):  # a typo shows here, not at the first request
-        rule.terms("gcra" if any(each.burst for each in cast(Any, rule.quota)) else "sliding-window")
+        bursts = isinstance(rule.quota, tuple) and any(each.burst for each in rule.quota)
+        rule.terms("gcra" if bursts else "sliding-window")
     return Mark(rule, named=label is not None, override_defaults=override_defaults)
 
 

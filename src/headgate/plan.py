@@ -63,10 +63,14 @@ class Check(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The checks of one request, no two of one budget: all are charged, or none. With `charge=False` none ever is."""
+    """The checks of one request, no two of one budget: all are charged, or none. With `charge=False` none ever is.
+
+    With `forced=True` each is charged, allowed or not, as far as its limit goes: what has been used already is owed.
+    """
 
     checks: tuple[Check, ...]
     charge: bool = True
+    forced: bool = False
 
 
 class Outcome(NamedTuple):

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headgate.algorithms import find
 from headgate.ban import Ban
+from headgate.concurrency import Concurrency
 from headgate.errors import RuleError
 from headgate.plan import FAILURE_POLICIES, Terms
 from headgate.quota import Quota
-from headgate.terms import QuotaSpec, make_terms, quotas
+from headgate.terms import Quotas, QuotaSpec, make_terms, read
 
 if TYPE_CHECKING:
     from headgate.key import KeySpec
@@ -26,6 +27,7 @@ Condition = Callable[[Any], bool | Awaitable[bool]]
 
 _NAME: Final = re.compile(r"[\x20-\x7e]{1,128}")  # what a Structured Field String can carry (RFC 9651 §3.3.3)
 _METHOD: Final = re.compile(r"[A-Z][A-Z\-]*")
+_NOT_AT_ONCE: Final = ("algorithm", "count_denied", "lease")  # options that say nothing of a Concurrency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +35,8 @@ class Rule:
     """What one identity may do. Raises RuleError, QuotaError, AlgorithmError or IdentityError when made wrong.
 
     - `name`: unique; shown in header fields and in `Decision.outcomes`.
-    - `quota`: a Quota, its text (several in one text all hold), or a function of the request that returns either,
-      or None where the rule does not apply.
+    - `quota`: a Quota, its text (several in one text all hold), a Concurrency or its text; or a function of the
+      request that returns one of these, or None where the rule does not apply.
     - `key`: "user", "ip", "header:Name", "path:name", a tuple of these, or a function of the request; None as a rule's
       key means the application's own, None from a function means that the rule does not apply.
     - `algorithm`: one of `headgate.algorithms.ALGORITHMS`; None means the application's own.
@@ -87,14 +89,14 @@ class Rule:
         if self.on_store_failure not in (None, *FAILURE_POLICIES):
             known = ", ".join(FAILURE_POLICIES)
             raise _error(self, "on_store_failure", self.on_store_failure, "not known", f"use one of {known}")
+        if not callable(self.quota):
+            object.__setattr__(self, "quota", self._read(self.quota))
         _check_cost(self)
         _check_lease(self)
         if self.ban is not None and not isinstance(self.ban, Ban):
             raise _error(self, "ban", self.ban, "not a Ban", "give Ban(after=10, within=…, duration=…)")
-        if not callable(self.quota):
-            object.__setattr__(self, "quota", quotas(self.quota))
-            if self.algorithm is not None:
-                self.terms(self.algorithm)
+        if self.algorithm is not None and not callable(self.quota):
+            self.terms(self.algorithm)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -103,10 +105,9 @@ class Rule:
 
     def terms(self, algorithm: str, quota: QuotaSpec | None = None) -> tuple[Terms, ...]:
         """The constant part of this rule's checks, one for each quota. `algorithm` is used if the rule names none."""
-        found = quotas(self.quota if quota is None else quota)
         return make_terms(
             self.name,
-            found,
+            self._read(self.quota if quota is None else quota),
             algorithm=self.algorithm or algorithm,
             scope=self.scope,
             counted=self.count_denied,
@@ -114,6 +115,14 @@ class Rule:
             lease=self.lease,
             ban=None if self.ban is None else self.ban.terms,
         )
+
+    def _read(self, quota: Any) -> Quotas:
+        """A quota that this rule can have."""
+        found = read(quota)
+        for option in _NOT_AT_ONCE if isinstance(found, Concurrency) else ():
+            if (given := getattr(self, option)) != Rule.__dataclass_fields__[option].default:
+                raise _error(self, option, given, "says nothing of so many at once", "leave it out, or make two rules")
+        return found
 
 
 def _error(rule: Rule, option: str, given: object, problem: str, expected: str) -> RuleError:
@@ -153,6 +162,13 @@ def _listed(given: object) -> list[object]:
     return list(given) if isinstance(given, Iterable) else []
 
 
+def _fixed(rule: Rule) -> tuple[Quota, ...]:
+    """The quotas that are known before a request comes."""
+    if isinstance(rule.quota, Concurrency):
+        return (rule.quota.quota,)
+    return rule.quota if isinstance(rule.quota, tuple) else ()
+
+
 def _check_lease(rule: Rule) -> None:
     lease = rule.lease
     if not isinstance(lease, int) or isinstance(lease, bool) or lease < 1:
@@ -161,9 +177,7 @@ def _check_lease(rule: Rule) -> None:
         raise _error(rule, "lease", lease, "refusals cannot be counted in a process alone", "leave out count_denied")
     if lease > 1 and rule.ban is not None:
         raise _error(rule, "lease", lease, "refusals cannot be counted in a process alone", "leave out ban")
-    if callable(rule.quota):
-        return
-    for quota in quotas(rule.quota):
+    for quota in _fixed(rule):
         if lease > _capacity(quota):
             raise _error(rule, "lease", lease, f"more than {_capacity(quota)}, all there is", "give a small part of it")
 
@@ -179,9 +193,7 @@ def _check_cost(rule: Rule) -> None:
         return
     if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
         raise _error(rule, "cost", cost, "not a whole number of units", "give an int, 0 or more, or a function")
-    if callable(rule.quota):
-        return
-    for quota in quotas(rule.quota):
+    for quota in _fixed(rule):
         if cost > _capacity(quota):
             problem = f"more than {_capacity(quota)}, so it could never pass"
             raise _error(rule, "cost", cost, problem, "lower the cost or raise the limit")

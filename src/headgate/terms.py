@@ -10,21 +10,24 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from headgate.algorithms import find
+from headgate.algorithms import DEFAULT, find
+from headgate.concurrency import Concurrency, concurrency
 from headgate.errors import QuotaError
 from headgate.identity import digest
 from headgate.plan import Terms
 from headgate.quota import Quota
 
-QuotaSpec = Quota | str | Sequence[Quota]
+QuotaSpec = Quota | Concurrency | str | Sequence[Quota]
+Quotas = tuple[Quota, ...] | Concurrency
 
+_AT_ONCE: Final = "at"  # in keys, where others have the code of their algorithm
 _PLAIN: Final = r"[A-Za-z0-9_.\-]{0,64}"
 
 
 @lru_cache(maxsize=4096)  # what is remembered under terms is found again, though a quota be made for each request
 def make_terms(
     name: str,
-    quotas: tuple[Quota, ...],
+    quotas: Quotas,
     *,
     algorithm: str,
     scope: str | None = None,
@@ -33,22 +36,25 @@ def make_terms(
     lease: int = 1,
     shadow: bool = False,
     refund_when: Callable[..., bool] | None = None,
-    held: bool = False,
     ban: Terms | None = None,
 ) -> tuple[Terms, ...]:
-    """Terms for each quota of one name. Several quotas tell themselves apart by their periods."""
+    """Terms for each quota of one name. Several quotas tell themselves apart by their periods.
+
+    A Concurrency is a strict log of what is held, in which the lease is the window, whatever the algorithm.
+    """
+    held = isinstance(quotas, Concurrency)
+    if isinstance(quotas, Concurrency):
+        quotas, algorithm = (quotas.quota,), DEFAULT
     module = find(algorithm)
-    if len({quota.span for quota in quotas}) < len(quotas):
-        raise QuotaError(
-            "quota", "; ".join(map(str, quotas)), problem="two quotas over the same period", expected="keep the smaller"
-        )
+    _check_apart(quotas)
     terms = []
     for quota in quotas:
         params = module.params(quota)
+        code = _AT_ONCE if held else module.CODE
         terms.append(
             Terms(
                 name=name if len(quotas) == 1 else f"{name}-{quota.span.replace(' ', '-')}",
-                rule_id=f"{scope_text(name if scope is None else scope)}:{module.CODE}{module.shape(params)}",
+                rule_id=f"{scope_text(name if scope is None else scope)}:{code}{module.shape(params)}",
                 algorithm=module.NAMES[0],
                 params=params,
                 window_us=module.window_us(params),
@@ -65,15 +71,31 @@ def make_terms(
     return tuple(terms)
 
 
+def read(given: Any) -> Quotas:
+    """One or several quotas, or a Concurrency, from whatever says so."""
+    held = concurrency(given)
+    return quotas(given) if held is None else held
+
+
 def quotas(given: Any) -> tuple[Quota, ...]:
     """One or several quotas from whatever says so: a Quota, text, or a sequence of Quota."""
     if isinstance(given, Quota):
         return (given,)
+    if concurrency(given) is not None:
+        problem = "so many at once, where so many per time are meant"
+        raise QuotaError("quota", given, problem=problem, expected="give it to a rule, to @limit or to hold")
     if isinstance(given, str):
         return Quota.parse_all(given)
     if isinstance(given, (tuple, list)) and given and all(isinstance(quota, Quota) for quota in given):
         return tuple(given)
     raise QuotaError("quota", given, problem="not a quota", expected='give a Quota or text like "10/minute"')
+
+
+def _check_apart(quotas: tuple[Quota, ...]) -> None:
+    if len({quota.span for quota in quotas}) < len(quotas):
+        raise QuotaError(
+            "quota", "; ".join(map(str, quotas)), problem="two quotas over the same period", expected="keep the smaller"
+        )
 
 
 def scope_text(scope: str) -> str:

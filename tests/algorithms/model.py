@@ -165,10 +165,11 @@ class ModelStore:
         pairs = list(zip(budgets, plan.checks, strict=True))
         allowed = [check.cost == 0 or _fits(budget, check.cost, now, check.terms) for budget, check in pairs]
         for budget, check in pairs:
-            counted = check.terms.count_denied and check.cost <= check.terms.params[0]
-            if plan.charge and check.cost and (all(allowed) or counted):
+            counted = (check.terms.count_denied or plan.forced) and check.cost <= check.terms.params[0]
+            if plan.charge and check.cost and ((all(allowed) and not plan.forced) or counted):
                 budget.add(now, check.cost, check.terms)
-        wanted = [0 if all(allowed) else check.cost for check in plan.checks]
+        taken = all(allowed) and not (plan.charge and plan.forced)
+        wanted = [0 if taken else check.cost for check in plan.checks]
         outcomes = [
             _outcome(budget, now, check.terms, cost) for (budget, check), cost in zip(pairs, wanted, strict=True)
         ]
@@ -178,6 +179,14 @@ class ModelStore:
         now = self._clock.now_us()
         for check, outcome in charged(plan, outcomes):
             self._budget(check.terms, check.identity).take(outcome.at, check.cost, check.terms, now=now)
+
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        now = self._clock.now_us()
+        self.refund(plan, outcomes)
+        pairs = charged(plan, outcomes)
+        for check, _ in pairs:
+            self._budget(check.terms, check.identity).add(now, check.cost, check.terms)
+        return tuple(outcome._replace(at=now) for outcome in outcomes) if pairs else outcomes
 
     def forget(self, rule_id: str, identity: str) -> None:
         self._budgets.pop((rule_id, identity), None)

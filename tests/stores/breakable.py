@@ -45,6 +45,10 @@ class Breakable:
         self.refunds += [(check.identity, check.cost) for check in plan.checks]
         self._memory.refund(plan, outcomes)
 
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        self._come()
+        return self._memory.renew(plan, outcomes)
+
     def forget(self, rule_id: str, identity: str) -> None:
         self._come()
         self._memory.forget(rule_id, identity)
@@ -72,6 +76,10 @@ class Called:
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         self.answer(self.store.refund, plan, outcomes)
+
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        renewed: tuple[Outcome, ...] = self.answer(self.store.renew, plan, outcomes)
+        return renewed
 
     def forget(self, rule_id: str, identity: str) -> None:
         self.answer(self.store.forget, rule_id, identity)

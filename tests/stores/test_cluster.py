@@ -120,10 +120,13 @@ def test_a_plan_across_slots_is_all_or_nothing(maker: Maker, runner: asyncio.Run
         for wait, drawn, charge in story:
             clock.advance(wait)
             checks = {(name, who): Check(rules[name, counted], who, cost) for name, who, cost, counted in drawn}
-            plan = Plan(tuple(checks.values()), charge)
+            plan = Plan(tuple(checks.values()), charge, forced=wait % 5 == 1)
             told = store.run(plan)
             assert told == reference.run(plan)
-            if wait % 3 == 0:
+            if wait % 3 == 1:
+                told, renewed = store.renew(plan, told), reference.renew(plan, told)
+                assert told == renewed
+            if wait % 3 < 2:
                 for each in (store, reference):
                     each.refund(plan, told)
         store.close()

@@ -89,6 +89,12 @@ class _Relabelled(Fallback):
         back = {"store": "local"}
         super().refund(plan, tuple(each._replace(source=back.get(each.source, "policy")) for each in outcomes))  # type: ignore[arg-type]
 
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        back = {"store": "local"}
+        counted = tuple(each._replace(source=back.get(each.source, "policy")) for each in outcomes)  # type: ignore[arg-type]
+        renewed = super().renew(plan, counted)
+        return tuple(each._replace(at=new.at) for each, new in zip(outcomes, renewed, strict=True))
+
     def forget(self, rule_id: str, identity: str) -> None:
         with pytest.raises(StoreError):
             super().forget(rule_id, identity)
@@ -100,7 +106,7 @@ class _Dead:
     def _fail(self, *arguments: Any) -> Any:
         raise StoreError("dead", "it is gone")
 
-    run = refund = forget = _fail
+    run = refund = renew = forget = _fail
 
     def close(self) -> None:
         """Nothing was opened."""

@@ -293,6 +293,13 @@ class TestTheExam:
         assert [(one.limit, one.remaining) for one, _ in told] == [(5, 4), (5, 3), (5, 2), (5, 2), (5, 2)]
         assert [(two.limit, two.remaining) for _, two in told] == [(3, 2), (3, 1), (3, 0), (3, 0), (3, 0)]
 
+    def test_a_forced_plan_takes_what_there_is(self, store: Driver) -> None:
+        one, two = (Check(terms("gcra", "5/hour", scope=scope), "a", 3) for scope in ("one", "two"))
+        assert store.run(Plan((one,)))[0].allowed
+        assert [outcome.remaining for outcome in store.run(Plan((one, two), forced=True))] == [0, 2]
+        assert [outcome.remaining for outcome in store.run(Plan((one, two), charge=False, forced=True))] == [0, 2]
+        assert store.run(Plan((two._replace(cost=1),), forced=True))[0].remaining == 1
+
     def test_a_refused_plan_charges_nothing(self, store: Driver) -> None:
         full, empty = (Check(terms("gcra", "2/hour", scope=scope), "a", 1) for scope in ("full", "empty"))
         assert all(outcome.allowed for outcome in store.run(Plan((empty._replace(cost=2),))))
@@ -498,6 +505,7 @@ REFUSED: list[tuple[dict[str, Any], type[ConfigurationError], str]] = [
     ({"algorithm": "sliding-window"}, AlgorithmError, 'use "gcra"'),
     ({"algorithm": "fixed-window"}, AlgorithmError, 'use "gcra"'),
     ({"count_denied": True}, RuleError, "leave it out"),
+    ({"quota": "5 at once", "algorithm": None}, RuleError, "keep it in a redis:// or memory:// store"),
     ({"quota": "30000/second"}, AlgorithmError, "1 % slower"),
     ({"quota": "3/microsecond"}, AlgorithmError, "1 % slower"),
     ({"quota": "1/day burst 36501"}, AlgorithmError, "100 years"),

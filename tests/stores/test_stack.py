@@ -41,7 +41,8 @@ class _Inside:
 
     def __init__(self, clock: Clock | None) -> None:
         store = MemoryStore(clock=clock)
-        self.run, self.refund, self.forget, self.close = store.run, store.refund, store.forget, store.close
+        self.run, self.refund, self.renew = store.run, store.refund, store.renew
+        self.forget, self.close = store.forget, store.close
 
 
 ALL = "DenyCache(Leases(Fallback(StoreInside)))"

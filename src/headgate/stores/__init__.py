@@ -3,10 +3,13 @@
 A store turns a plan into outcomes: it is the only place where headgate does I/O.
 
 - `run(plan)` checks every check of the plan and charges all of them if all allow and the plan says so; otherwise none,
-  save those whose terms count refusals. One atomic step, whoever else runs at the same time.
-  It answers one Outcome for each check, in order. Trouble is a StoreError, and then nothing is known of the charge.
+  save those whose terms count refusals. One atomic step, whoever else runs at the same time. A forced plan is charged
+  in any case, as one that was refused elsewhere and all of whose checks count that. It answers one Outcome for each
+  check, in order. Trouble is a StoreError, and then nothing is known of the charge.
 - `refund(plan, outcomes)` gives back what `run` charged: each check's cost, or a part of it, to the window of
   `outcome.at`, or to nobody when that window has passed. Outcomes of another source or not allowed give nothing back.
+- `renew(plan, outcomes)` gives the same back and charges it again as of now, whatever else there is, in one step: what
+  is held goes on being held. It answers the outcomes with the new `at`, for a later `refund` or `renew`.
 - `forget(rule_id, identity)` drops one budget.
 - `close()` gives back what the store itself opened.
 - `accept(terms)`, which a store may have, raises a ConfigurationError for terms that it cannot keep. It is asked when
@@ -18,7 +21,7 @@ After the checks of its rules a plan has one for each ban that they name (`headg
 a rule is a strike, counted in the same step.
 
 A store owns its clock: the server's `TIME`, the process's monotonic clock, or a ManualClock handed in. Stores compose:
-one that wraps another (a deadline, a fallback, a cache) is a store. The async twin awaits the same four names.
+one that wraps another (a deadline, a fallback, a cache) is a store. The async twin awaits the same five calls.
 
 A module of this package imports values, algorithms and the digest of `headgate.identity`: never rules, HTTP or
 frameworks. To add a store: one module with `open_sync` and `open_async`, and its schemes in the table below.
@@ -43,6 +46,8 @@ class Store(Protocol):
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None: ...
 
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]: ...
+
     def forget(self, rule_id: str, identity: str) -> None: ...
 
     def close(self) -> None: ...
@@ -55,6 +60,8 @@ class AsyncStore(Protocol):
     async def run(self, plan: Plan) -> tuple[Outcome, ...]: ...
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None: ...
+
+    async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]: ...
 
     async def forget(self, rule_id: str, identity: str) -> None: ...
 

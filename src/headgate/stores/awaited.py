@@ -27,6 +27,10 @@ class Awaited:
         """Pass on."""
         self._store.refund(plan, outcomes)
 
+    async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """What the store answers."""
+        return self._store.renew(plan, outcomes)
+
     async def forget(self, rule_id: str, identity: str) -> None:
         """Pass on."""
         self._store.forget(rule_id, identity)

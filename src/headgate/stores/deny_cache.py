@@ -3,8 +3,9 @@
 That is until any number in it would change, and no longer than the staleness, for another process may have dropped the
 budget or raised the limit meanwhile. It is counted from before the store was asked, so nobody is refused too long; the
 waits that are told are counted from after, so nobody is told too short a one. A refusal speaks for the very same checks
-at the same costs: at another cost the wait is another.
-This module knows values and clocks, and of the store inside its five calls.
+at the same costs: at another cost the wait is another. A refusal for want of a place in flight holds for no time at
+all, for any request that ends makes room.
+This module knows values and clocks, and of the store inside its calls.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class _Refusals:
             with self._lock:
                 self._drop(plan.checks)
             return None
-        if not plan.charge:
+        if not plan.charge or plan.forced:
             return None
         gone = now - refusal.told_at  # less than any wait that is left: what is 0 or NEVER stays so
         return tuple(
@@ -65,6 +66,8 @@ class _Refusals:
         if not plan.charge or any([terms.count_denied for terms, _, _ in plan.checks]):
             return
         if any([outcome.source != "store" for outcome in outcomes]) or _are_strikes(plan.checks, outcomes):
+            return
+        if any([terms.held and not told.allowed for (terms, _, _), told in zip(plan.checks, outcomes, strict=True)]):
             return
         waits = [wait for each in outcomes for wait in (each.retry_after, each.reset_after, each.next_after) if wait]
         refusal = _Refusal(outcomes, self.now_us(), sent_at + min([self._staleness_us, *waits]))
@@ -121,6 +124,9 @@ class DenyCache:
                 return repeated
         drops, sent_at = refusals.drops, refusals.now_us()
         outcomes = self._store.run(plan)
+        if plan.forced:  # there is less now, and a longer wait
+            refusals.drop(*[check.identity for check in plan.checks])
+            return outcomes
         for outcome in outcomes:
             if not outcome.allowed:
                 refusals.keep(plan, outcomes, sent_at=sent_at, drops=drops)
@@ -131,6 +137,10 @@ class DenyCache:
         """Pass on, and forget what was refused to whom it concerns: there is more now."""
         self._store.refund(plan, outcomes)
         self._refusals.drop(*[check.identity for check in plan.checks])
+
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Pass on."""
+        return self._store.renew(plan, outcomes)
 
     def forget(self, rule_id: str, identity: str) -> None:
         """Drop a budget in the store inside, and what was refused for want of it."""
@@ -162,6 +172,9 @@ class AsyncDenyCache:
                 return repeated
         drops, sent_at = refusals.drops, refusals.now_us()
         outcomes = await self._store.run(plan)
+        if plan.forced:  # there is less now, and a longer wait
+            refusals.drop(*[check.identity for check in plan.checks])
+            return outcomes
         for outcome in outcomes:
             if not outcome.allowed:
                 refusals.keep(plan, outcomes, sent_at=sent_at, drops=drops)
@@ -172,6 +185,10 @@ class AsyncDenyCache:
         """Pass on, and forget what was refused to whom it concerns: there is more now."""
         await self._store.refund(plan, outcomes)
         self._refusals.drop(*[check.identity for check in plan.checks])
+
+    async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Pass on."""
+        return await self._store.renew(plan, outcomes)
 
     async def forget(self, rule_id: str, identity: str) -> None:
         """Drop a budget in the store inside, and what was refused for want of it."""

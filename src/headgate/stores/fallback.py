@@ -84,6 +84,18 @@ class Fallback(_Guarded):
             except StoreError as error:
                 self._failed(error, breaker, plan, closed=closed)
 
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Charge again as of now what a plan took, where it took it. What cannot be renewed now is as it was."""
+        outcomes = self._standin.renew(plan, outcomes)
+        breaker = self._breaker_of(plan)
+        closed = breaker.closed
+        if closed:
+            try:
+                return self._store.renew(plan, outcomes)
+            except StoreError as error:
+                self._failed(error, breaker, plan, closed=closed)
+        return outcomes
+
     def forget(self, rule_id: str, identity: str) -> None:
         """Drop a budget in both places. StoreError when the store does not answer: then it was not dropped there."""
         self._standin.forget(rule_id, identity)
@@ -161,6 +173,18 @@ class AsyncFallback(_Guarded):
                 await self._store.refund(plan, outcomes)
             except StoreError as error:
                 self._failed(error, breaker, plan, closed=closed)
+
+    async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Charge again as of now what a plan took, where it took it. What cannot be renewed now is as it was."""
+        outcomes = self._standin.renew(plan, outcomes)
+        breaker = self._breaker_of(plan)
+        closed = breaker.closed
+        if closed:
+            try:
+                return await self._store.renew(plan, outcomes)
+            except StoreError as error:
+                self._failed(error, breaker, plan, closed=closed)
+        return outcomes
 
     async def forget(self, rule_id: str, identity: str) -> None:
         """Drop a budget in both places. StoreError when the store does not answer: then it was not dropped there."""

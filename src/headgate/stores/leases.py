@@ -31,7 +31,7 @@ class Leases:
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Serve a permit, or ask the store inside."""
         for terms, _, _ in plan.checks:
-            if terms.lease == 1:
+            if terms.lease == 1 or plan.forced:
                 return self._store.run(plan)
         found = self._permits.held(plan)
         if found is not None:
@@ -41,6 +41,10 @@ class Leases:
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Pass on."""
         self._store.refund(plan, outcomes)
+
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Pass on."""
+        return self._store.renew(plan, outcomes)
 
     def forget(self, rule_id: str, identity: str) -> None:
         """Give back what is held under a budget, and drop it in the store inside."""
@@ -82,7 +86,7 @@ class AsyncLeases:
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Serve a permit, or ask the store inside."""
         for terms, _, _ in plan.checks:
-            if terms.lease == 1:
+            if terms.lease == 1 or plan.forced:
                 return await self._store.run(plan)
         found = self._permits.held(plan)
         if found is not None:
@@ -94,6 +98,10 @@ class AsyncLeases:
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Pass on."""
         await self._store.refund(plan, outcomes)
+
+    async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Pass on."""
+        return await self._store.renew(plan, outcomes)
 
     async def forget(self, rule_id: str, identity: str) -> None:
         """Give back what is held under a budget, and drop it in the store inside."""

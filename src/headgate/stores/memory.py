@@ -30,6 +30,7 @@ _SWEEP: Final = 2  # and while there is room: twice as fast as keys come, so tha
 _GONE: Final = -1  # the expiry of an entry that made room for another
 
 _Key = tuple[str, str]  # the rule's id, and the identity
+_Kind = tuple[str, tuple[int, ...], bool]  # what rules have in common whose newcomers share a budget
 
 
 class _Entry:
@@ -66,7 +67,7 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._entries: dict[_Key, _Entry] = {}
         self._hand: deque[_Key] = deque()  # every key once, in the order in which they are looked at
-        self._overflow: dict[tuple[str, tuple[int, ...]], _Entry] = {}
+        self._overflow: dict[_Kind, _Entry] = {}
 
     def __len__(self) -> int:
         """How many keys are held."""
@@ -77,7 +78,7 @@ class MemoryStore:
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none."""
-        checks, charging = plan
+        checks, charging, forced = plan
         with self._lock:
             now = self._now_us()
             if len(checks) == 1:  # as most plans are: what follows, for a key that is known
@@ -87,8 +88,8 @@ class MemoryStore:
                 if entry is not None:
                     algorithm, params = KEPT[terms.algorithm], terms.params
                     outcome = algorithm.check(entry.state, now, cost, params)
-                    if not charging or not outcome.allowed:
-                        outcome = self._stand(check, entry, outcome, now=now, charging=charging)
+                    if not charging or forced or not outcome.allowed:
+                        outcome = self._stand(check, entry, outcome, plan=plan, now=now)
                     elif cost:
                         entry.state = algorithm.charge(entry.state, now, cost, params)
                         entry.expires = now + outcome.reset_after
@@ -99,12 +100,12 @@ class MemoryStore:
             for check in checks:
                 entry = self._entry(check, now)
                 met.append((check, entry, _check(check, check.cost, entry, now)))
-            if charging and all([outcome.allowed for _, _, outcome in met]):
+            if charging and not forced and all([outcome.allowed for _, _, outcome in met]):
                 for check, entry, outcome in met:
                     if check.cost:
                         self._charge(check, entry, now).mark(outcome, now)
                 return tuple([outcome for _, _, outcome in met])
-            told = tuple([self._stand(*each, now=now, charging=charging) for each in met])
+            told = tuple([self._stand(*each, plan=plan, now=now) for each in met])
             if charging and met and checks[-1].terms.algorithm == BAN:
                 return self._struck(checks, told, now)
             return told
@@ -114,13 +115,22 @@ class MemoryStore:
         with self._lock:
             now = self._now_us()
             for check, outcome in charged(plan, outcomes):
-                terms, identity, cost = check
-                entry = self._entries.get((terms.rule_id, identity))
+                entry = self._taken_from(check)
                 if entry is not None:
-                    algorithm = KEPT[terms.algorithm]
-                    entry.state = algorithm.refund(entry.state, now, cost, terms.params, outcome.at)
-                    entry.refused_until = 0
-                    entry.mark(_check(check, 0, entry, now), now)
+                    entry.mark(_give_back(check, entry, outcome, now=now), now)
+
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Give back what the plan was charged, and charge it again as of now."""
+        with self._lock:
+            now = self._now_us()
+            pairs = charged(plan, outcomes)
+            for check, outcome in pairs:
+                entry = self._taken_from(check)
+                if entry is not None:
+                    _give_back(check, entry, outcome, now=now)
+                entry = self._charge(check, entry, now)
+                entry.mark(_check(check, 0, entry, now), now)
+        return tuple([outcome._replace(at=now) for outcome in outcomes]) if pairs else outcomes
 
     def forget(self, rule_id: str, identity: str) -> None:
         """Drop what is known of one identity under one rule."""
@@ -176,10 +186,10 @@ class MemoryStore:
         entry.state = KEPT[terms.algorithm].charge(entry.state, now, cost, terms.params)
         return entry
 
-    def _stand(self, check: Check, entry: _Entry | None, outcome: Outcome, *, now: int, charging: bool) -> Outcome:
-        """How a check stands after a plan that took nothing, save from rules that count refusals."""
-        allowed = outcome.allowed
-        if charging and check.terms.count_denied and check.cost and outcome.retry_after is not NEVER:
+    def _stand(self, check: Check, entry: _Entry | None, outcome: Outcome, *, plan: Plan, now: int) -> Outcome:
+        """How a check stands after a plan that took nothing, save what counts refusals, or was forced."""
+        allowed, counts = outcome.allowed, plan.charge and (check.terms.count_denied or plan.forced)
+        if counts and check.cost and outcome.retry_after is not NEVER:
             entry = self._charge(check, entry, now)
             outcome = _check(check, check.cost, entry, now)
             entry.mark(outcome, now)
@@ -188,6 +198,11 @@ class MemoryStore:
         if outcome.allowed:
             outcome = _check(check, 0, entry, now)
         return outcome if outcome.allowed is allowed else outcome._replace(allowed=allowed)
+
+    def _taken_from(self, check: Check) -> _Entry | None:
+        """What the check was charged to: what it shared with others, if it has nothing of its own."""
+        entry = self._entries.get((check.terms.rule_id, check.identity))
+        return self._overflow.get(_alike(check.terms)) if entry is None else entry
 
     def _admit(self, check: Check, now: int, *, state: Any) -> _Entry:
         """A new entry, and a look at two old ones."""
@@ -203,7 +218,7 @@ class MemoryStore:
 
     def _shared(self, check: Check) -> _Entry:
         """The one budget of all newcomers under rules of this algorithm, limit and period while the store is full."""
-        return self._overflow.setdefault((check.terms.algorithm, check.terms.params), _Entry())
+        return self._overflow.setdefault(_alike(check.terms), _Entry())
 
     def _sweep(self, now: int) -> None:
         """Take away what has expired among the next few keys."""
@@ -229,6 +244,18 @@ def _check(check: Check, cost: int, entry: _Entry | None, now: int) -> Outcome:
     """Ask the check's algorithm."""
     state = None if entry is None else entry.state
     return KEPT[check.terms.algorithm].check(state, now, cost, check.terms.params)
+
+
+def _alike(terms: Terms) -> _Kind:
+    return terms.algorithm, terms.params, terms.held
+
+
+def _give_back(check: Check, entry: _Entry, outcome: Outcome, *, now: int) -> Outcome:
+    """Undo a charge, as far as the window that it fell into is still there, and say how it stands then."""
+    terms, _, cost = check
+    entry.state = KEPT[terms.algorithm].refund(entry.state, now, cost, terms.params, outcome.at)
+    entry.refused_until = 0
+    return _check(check, 0, entry, now)
 
 
 class AsyncMemoryStore(Awaited):

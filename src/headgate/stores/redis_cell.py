@@ -9,7 +9,8 @@ second is added: no wait is ever too short. It also says how many whole units ar
 highest level of the bucket that both allow is taken for true, and `gcra` itself makes the outcome of it.
 
 One check is one CL.THROTTLE. Several are one script: it asks every bucket with a quantity of 0, and charges them only
-if all of them have room. So is one of a fast rule, for what a bucket says before it is charged is more exact.
+if all of them have room; when forced, as far as they have. So is one of a fast rule, for what a bucket says before it
+is charged is more exact.
 The server's clock is the only one, and there is no way to give anything back: a negative quantity is an error on
 Dragonfly, and on redis-cell can leave a key that never expires.
 """
@@ -38,16 +39,17 @@ _HOUR: Final = 3600 * MICROSECOND
 _ELSEWHERE: Final = "or keep it in a redis:// or memory:// store"
 
 _ALL_OR_NONE: Final = """\
-local free, told = ARGV[1] == '1', {}
+local free, told = ARGV[1] ~= '0', {}
 for n, key in ipairs(KEYS) do
   local at = 4 * n - 2
   told[n] = redis.call('CL.THROTTLE', key, ARGV[at], ARGV[at + 1], ARGV[at + 2], 0)
   free = free and told[n][3] >= tonumber(ARGV[at + 3])
 end
-if free then
+if free or ARGV[1] == '2' then
   for n, key in ipairs(KEYS) do
     local at = 4 * n - 2
-    told[n] = redis.call('CL.THROTTLE', key, ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
+    local cost = math.min(ARGV[at + 3], told[n][3])
+    told[n] = redis.call('CL.THROTTLE', key, ARGV[at], ARGV[at + 1], ARGV[at + 2], cost)
   end
 end
 return {free and 1 or 0, told}
@@ -71,6 +73,9 @@ def _meter(terms: Terms) -> _Meter:
     up, so that a limit is never exceeded for it.
     """
     what = f"rule {terms.name!r}: "
+    if terms.held:
+        problem, expected = "CL.THROTTLE gives nothing back", "keep it in a redis:// or memory:// store"
+        raise RuleError(f"{what}quota", f"{terms.params[0]} at once", problem=problem, expected=expected)
     if terms.algorithm != gcra.NAMES[0]:
         expected = f'use "gcra", "token-bucket" or "leaky-bucket", {_ELSEWHERE}'
         raise AlgorithmError(f"{what}algorithm", terms.algorithm, problem="not that of CL.THROTTLE", expected=expected)
@@ -122,7 +127,7 @@ class _Talk:
         keys = [self.key(check.terms.rule_id, check.identity) for check in checks]
         if _native(plan):
             return self._ask("CL.THROTTLE", keys[0], *_meter(checks[0].terms).words, checks[0].cost if charges else 0)
-        words: list[Any] = ["EVAL", _ALL_OR_NONE, len(keys), *keys, int(charges)]
+        words: list[Any] = ["EVAL", _ALL_OR_NONE, len(keys), *keys, charges + (charges and plan.forced)]
         for terms, _, cost in checks:
             words += (*_meter(terms).words, cost)
         return self._ask(*words)
@@ -160,7 +165,7 @@ class _Talk:
 
 def _native(plan: Plan) -> bool:
     """Whether the plan is one CL.THROTTLE."""
-    return len(plan.checks) == 1 and _meter(plan.checks[0].terms).interval > _COARSE
+    return len(plan.checks) == 1 and not plan.forced and _meter(plan.checks[0].terms).interval > _COARSE
 
 
 def _charges(plan: Plan) -> bool:
@@ -192,6 +197,10 @@ class RedisCellStore:
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Give nothing back: the command cannot."""
+
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Leave it as it is, for what cannot be given back is not held."""
+        return outcomes
 
     def forget(self, rule_id: str, identity: str) -> None:
         """Drop what is known of one identity under one rule."""
@@ -225,6 +234,10 @@ class AsyncRedisCellStore:
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Give nothing back: the command cannot."""
+
+    async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Leave it as it is, for what cannot be given back is not held."""
+        return outcomes
 
     async def forget(self, rule_id: str, identity: str) -> None:
         """Drop what is known of one identity under one rule."""

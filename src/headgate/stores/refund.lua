@@ -1,17 +1,19 @@
 -- What earlier runs charged, given back: each cost to the window that it was taken from, or to nobody.
 --
 -- KEYS  one for each check
--- ARGV  the time in microseconds, or '' for the server's own; a tag;
+-- ARGV  the time in microseconds, or '' for the server's own; how: '0' gives back, '1' charges it again as of now,
+--       whatever else there is; a tag;
 --       then for each check: algorithm, the time of the charge, cost, three parameters
--- reply the tag
+-- reply the tag, the time
 
 --@PROLOGUE
 
 for i, key in ipairs(KEYS) do
-  local first = 6 * i - 3
+  local first = 6 * i - 2
   local at, cost = ARGV[first + 1] + 0, ARGV[first + 2] + 0
   local a, b, c = ARGV[first + 3] + 0, ARGV[first + 4] + 0, ARGV[first + 5] + 0
-  --@SEVERAL local open, refund = algorithms[ARGV[first]]()
+  --@SEVERAL local open, charge, refund = algorithms[ARGV[first]]()
   refund(open(key, now, a, b, c), now, cost, at, a, b, c)
+  if ARGV[2] == '1' then charge(open(key, now, a, b, c), now, cost, a, b, c) end
 end
-return {ARGV[2] + 0}
+return {ARGV[3] + 0, now}

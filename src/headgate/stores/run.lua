@@ -2,7 +2,7 @@
 --
 -- KEYS  one for each check
 -- ARGV  the time in microseconds, or '' for the server's own; how: '1' charges, '0' only looks, '2' charges what
---       counts refusals, for the plan was refused elsewhere; a tag;
+--       counts refusals, for the plan was refused elsewhere, '3' all, as if all did; a tag;
 --       then for each check: algorithm, '1' if refusals count, cost, three parameters; bans last, see bans.lua
 -- reply the tag, the time, then for each check: allowed, remaining, retry_after (-1: never), reset_after, next_after
 
@@ -21,7 +21,7 @@ if not KEYS[2] and ARGV[2] == '1' then
 end
 --@ALONE
 
-local charging, allowed = ARGV[2] ~= '0', ARGV[2] ~= '2'
+local charging, forced, allowed = ARGV[2] ~= '0', ARGV[2] == '3', ARGV[2] < '2'
 local reply, states = {ARGV[3] + 0, now, 0, 0, 0, 0, 0}, {}
 local plain = #KEYS
 --@BANS
@@ -40,7 +40,7 @@ for i = 1, plain do
   local key, at, to = KEYS[i], 6 * i - 2, 5 * i - 2
   local cost, a, b, c = ARGV[at + 2] + 0, ARGV[at + 3] + 0, ARGV[at + 4] + 0, ARGV[at + 5] + 0
   --@SEVERAL local open, check, charge = algorithms[ARGV[at]]()
-  local counts = ARGV[at + 1] == '1' and reply[to + 2] ~= NEVER
+  local counts = (forced or ARGV[at + 1] == '1') and reply[to + 2] ~= NEVER
   local charged = charging and (allowed or counts) and cost > 0
   if charged then
     charge(states[key] or open(key, now, a, b, c), now, cost, a, b, c)

@@ -2,7 +2,8 @@
 
 "local" is the same algorithm in this process, with every limit divided by the number of processes, at least 1. Each
 answer of the store is noted, one for each identity, so that an outage is no refill: where a note is still true, an
-identity begins with its share of what the store had left it. Notes are dropped in the order in which they came.
+identity begins with its share of what the store had left it. Notes are dropped in the order in which they came. Of
+requests in flight they say nothing: most of those that the store counted have ended since.
 This module knows values, algorithms and the memory store; it asks no other.
 """
 
@@ -60,9 +61,9 @@ class Standin:
                 policies[place] = "local" if "local" in named else "allow"
         if "raise" in policies:
             raise error
-        refused = "deny" in policies
+        charge = plan.charge and (plan.forced or "deny" not in policies)
         counted = [check for check, policy in zip(plan.checks, policies, strict=True) if policy == "local"]
-        told = iter(self._count(counted, charge=plan.charge and not refused))
+        told = iter(self._count(Plan(tuple(counted), charge, plan.forced)))
         return tuple(
             [
                 next(told) if policy == "local" else _uncounted(check.terms, allowed=policy == "allow")
@@ -73,11 +74,18 @@ class Standin:
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Give back what was counted here."""
         if any([outcome.source == "local" for outcome in outcomes]):
-            shares = plan._replace(checks=tuple([self._share(check) for check in plan.checks]))
-            here = tuple([outcome._replace(source="store") for outcome in outcomes])  # as the memory store told it
             with self._lock:
                 self._moment.us = self._now_us()
-                self._memory.refund(shares, here)
+                self._memory.refund(self._shares(plan), _as_told(outcomes))
+
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Charge again as of now what was counted here."""
+        if not any([outcome.source == "local" for outcome in outcomes]):
+            return outcomes
+        with self._lock:
+            self._moment.us = self._now_us()
+            renewed = self._memory.renew(self._shares(plan), _as_told(outcomes))
+        return tuple([outcome._replace(at=new.at) for outcome, new in zip(outcomes, renewed, strict=True)])
 
     def forget(self, rule_id: str, identity: str) -> None:
         """Drop what is known of one identity: its budget here, and what the store said of it."""
@@ -90,15 +98,14 @@ class Standin:
         self._fresh, self._older = {}, {}
         self._memory.close()
 
-    def _count(self, checks: list[Check], *, charge: bool) -> list[Outcome]:
-        if not checks:
+    def _count(self, plan: Plan) -> list[Outcome]:
+        if not plan.checks:
             return []
-        shares = tuple([self._share(check) for check in checks])
         with self._lock:
             now = self._now_us()
-            for identity in {check.identity for check in checks}:
+            for identity in {check.identity for check in plan.checks}:
                 self._recall(identity, now)
-            outcomes = self._run(Plan(shares, charge), now)
+            outcomes = self._run(self._shares(plan), now)
         return [outcome._replace(source="local") for outcome in outcomes]
 
     def _recall(self, identity: str, now: int) -> None:
@@ -110,7 +117,7 @@ class Standin:
                 free_at = noted_at + outcome.reset_after
                 if check.terms.algorithm == BAN and not outcome.allowed:
                     self._ban(check, left=noted_at + outcome.next_after - now, now=now)
-                elif free_at > now:
+                elif free_at > now and not check.terms.held:
                     self._charge_used(self._share(check), outcome, now=now, free_at=free_at)
 
     def _ban(self, check: Check, *, left: int, now: int) -> None:
@@ -135,6 +142,9 @@ class Standin:
         self._moment.us = now
         return self._memory.run(plan)
 
+    def _shares(self, plan: Plan) -> Plan:
+        return plan._replace(checks=tuple([self._share(check) for check in plan.checks]))
+
     def _share(self, check: Check) -> Check:
         """The check against this process's share; what passes the whole limit only takes all of the share."""
         terms = check.terms
@@ -151,6 +161,11 @@ class _Moment:
 
     def now_us(self) -> int:
         return self.us
+
+
+def _as_told(outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+    """The outcomes of what was counted here as the memory store told them; the others were charged nowhere."""
+    return tuple([each._replace(source="store" if each.source == "local" else "policy") for each in outcomes])
 
 
 def _uncounted(terms: Terms, *, allowed: bool) -> Outcome:

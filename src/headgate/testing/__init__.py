@@ -34,7 +34,9 @@ _EXAMS: Final = {  # name → module
 }
 
 if "pytest" in sys.modules:
-    sys.modules["pytest"].register_assert_rewrite(*_EXAMS.values())  # so that a failed law shows its numbers
+    sys.modules["pytest"].register_assert_rewrite(
+        *_EXAMS.values(), "headgate.testing.held"
+    )  # so that a failed law shows its numbers
 
 __all__ = ["AdapterExam", "AlgorithmExam", "Awaited", "BrokenStore", "OpenStore", "ShutStore", "StoreExam"]
 

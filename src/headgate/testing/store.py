@@ -7,7 +7,7 @@ field, microsecond by microsecond. This module knows stores and algorithms, and 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import partial
@@ -27,6 +27,7 @@ from headgate.quota import Quota
 from headgate.stores import AsyncStore, Store
 from headgate.stores.memory import MemoryStore
 from headgate.terms import make_terms
+from headgate.testing.held import HeldLaws
 from headgate.testing.scenarios import COSTS, LATEST, LONGEST, MOMENTS, WAITS, Cost, Wait, examples, quotas, takes
 
 NAMES: Final = tuple(dict.fromkeys(module.NAMES[0] for module in ALGORITHMS.values()))
@@ -34,7 +35,7 @@ HOSTILE: Final = ("", "\0", "\n", "a:b", "a", "{a}", "}{", "ü", "\ud800", "\udf
 
 
 class Act(NamedTuple):
-    """Wait, then hit, peek, or hit after a budget was forgotten, a limit changed or the last hit refunded."""
+    """Wait, then hit, peek, force, or hit after a budget was forgotten, a limit changed or the last hit refunded."""
 
     wait: Wait
     costs: Sequence[Cost]
@@ -72,6 +73,11 @@ class Driver:
         """Give back what the plan was charged."""
         self._answer(self._store.refund, self._own(plan), outcomes)
 
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Give back what the plan was charged, and charge it again."""
+        renewed: tuple[Outcome, ...] = self._answer(self._store.renew, self._own(plan), outcomes)
+        return renewed
+
     def forget(self, rule_id: str, identity: str) -> None:
         """Drop a budget."""
         self._answer(self._store.forget, rule_id, self._tag + identity)
@@ -88,7 +94,7 @@ class Driver:
         return self._runner.run(call(*arguments)) if iscoroutinefunction(call) else call(*arguments)
 
 
-class StoreExam(ABC):
+class StoreExam(HeldLaws):
     """Subclass it and say how a store is made; pytest runs every law, for every algorithm.
 
         class TestMyStore(StoreExam):
@@ -227,7 +233,7 @@ def plays(draw: st.DrawFn, algorithm: str) -> Play:
         other = draw(others.filter(partial(takes, ALGORITHMS[name])))
         pair = [terms(name, each, scope=f"rule{number}", counted=counted) for each in (quota, other)]
         rules.append((pair[0], pair[1]))
-    kinds = st.sampled_from(["hit"] * 7 + ["peek", "forget", "change", "refund", "refund"])
+    kinds = st.sampled_from(["hit"] * 7 + ["peek", "forget", "change", "force", "refund", "refund"])
     acts = st.builds(Act, WAITS, st.lists(COSTS, min_size=1, max_size=3), kinds)
     return Play(rules, draw(MOMENTS), draw(st.lists(acts, max_size=LONGEST)))
 
@@ -254,7 +260,7 @@ def _perform(play: Play, store: Driver, reference: Driver, *, clock: ManualClock
             Check(rule, "somebody", cost.number(rule.params[0], seen))
             for (rule, _), cost, seen in zip(rules, cycle(act.costs), last, strict=False)
         )
-        plan = Plan(checks, charge=act.kind != "peek")
+        plan = Plan(checks, charge=act.kind != "peek", forced=act.kind == "force")
         told = store.run(plan)
         assert told == reference.run(plan)
         last = list(told)

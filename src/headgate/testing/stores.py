@@ -26,6 +26,10 @@ class OpenStore:
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Nothing was charged, so nothing is given back."""
 
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Nothing was charged, so nothing changes."""
+        return outcomes
+
     def forget(self, rule_id: str, identity: str) -> None:
         """Nothing is known, so nothing is forgotten."""
 
@@ -52,6 +56,10 @@ class ShutStore:
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Nothing was charged, so nothing is given back."""
 
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Nothing was charged, so nothing changes."""
+        return outcomes
+
     def forget(self, rule_id: str, identity: str) -> None:
         """Nothing is known, so nothing is forgotten."""
 
@@ -73,6 +81,10 @@ class BrokenStore:
         raise StoreError("broken", "it is down, as the test asked")
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Raise StoreError."""
+        raise StoreError("broken", "it is down, as the test asked")
+
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
         """Raise StoreError."""
         raise StoreError("broken", "it is down, as the test asked")
 

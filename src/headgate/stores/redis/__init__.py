@@ -89,6 +89,10 @@ class RedisStore:
         """Give back what was charged, to the windows that it was taken from."""
         self._links.drive(self._routes.refund(plan, outcomes), self._links.until())
 
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Give back what was charged, and charge it again as of now."""
+        return self._links.drive(self._routes.renew(plan, outcomes), self._links.until())
+
     def forget(self, rule_id: str, identity: str) -> None:
         """Drop what is known of one identity under one rule."""
         self._links.drive(self._routes.forget(rule_id, identity), self._links.until())
@@ -161,6 +165,10 @@ class AsyncRedisStore:
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Give back what was charged, to the windows that it was taken from."""
         await self._links.drive(self._routes.refund(plan, outcomes), self._links.until())
+
+    async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Give back what was charged, and charge it again as of now."""
+        return await self._links.drive(self._routes.renew(plan, outcomes), self._links.until())
 
     async def forget(self, rule_id: str, identity: str) -> None:
         """Drop what is known of one identity under one rule."""

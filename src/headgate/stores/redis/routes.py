@@ -17,7 +17,7 @@ from headgate.stores.redis.asks import Address, Ask, Leave, LinkError, Pause, St
 from headgate.stores.redis.commands import AnyCommand
 from headgate.stores.redis.topology import Topology, slot_of
 from headgate.stores.redis.walk import Walk, walk
-from headgate.stores.redis.wire import LOOK, REFUSED, Wire, outcomes
+from headgate.stores.redis.wire import GIVE_BACK, LOOK, REFUSED, RENEW, Wire, outcomes
 
 _TRIES: Final = 6  # a script that is not known, and a slot that moves while it is asked for
 _PAUSE: Final = 0.005  # seconds, while a slot's keys are on their way
@@ -55,12 +55,26 @@ class Routes:
 
     def refund(self, plan: Plan, told: tuple[Outcome, ...]) -> Steps[None]:
         """Give back what was charged."""
+        yield from self._undo(plan, told, GIVE_BACK)
+
+    def renew(self, plan: Plan, told: tuple[Outcome, ...]) -> Steps[tuple[Outcome, ...]]:
+        """Give back what was charged, and charge it again as of now."""
+        at = yield from self._undo(plan, told, RENEW)
+        pairs = zip(plan.checks, told, strict=True)
+        return tuple([outcome._replace(at=at.get(check, outcome.at)) for check, outcome in pairs])
+
+    def _undo(self, plan: Plan, told: tuple[Outcome, ...], mode: bytes) -> Steps[dict[Check, int]]:
+        """When each charge was undone, by its server's clock."""
+        at: dict[Check, int] = {}
         pairs = charged(plan, told)
         checks = tuple([check for check, _ in pairs])
         for group in _groups(checks) if self._topology.split else [tuple(range(len(checks)))]:
             part = tuple([checks[i] for i in group])
             if part:
-                yield from self._ask(part, self._wire.refund(Plan(part), [pairs[i][1] for i in group]))
+                command = self._wire.refund(Plan(part), [pairs[i][1] for i in group], mode)
+                _, now = yield from self._ask(part, command)
+                at |= dict.fromkeys(part, now)
+        return at
 
     def forget(self, rule_id: str, identity: str) -> Steps[None]:
         """Drop one budget."""
@@ -77,11 +91,11 @@ class Routes:
         refused = False
         try:
             for group in groups:
-                part = Plan(tuple([plan.checks[i] for i in group]), plan.charge)
+                part = plan._replace(checks=tuple([plan.checks[i] for i in group]))
                 mode = REFUSED if refused else None
                 found = outcomes(part, (yield from self._ask(part.checks, self._wire.run(part, mode))))
                 told.update(zip(group, found, strict=True))
-                if plan.charge and not refused:
+                if plan.charge and not plan.forced and not refused:
                     refused = not all([outcome.allowed for outcome in found])
                     paid += [] if refused else [group]
         except StoreError:

@@ -32,11 +32,17 @@ from headgate.stores.redis.commands import (
     pack,
 )
 
-LOOK: Final = b"0"  # the three ways to run a plan: charge nothing,
+LOOK: Final = b"0"  # the ways to run a plan: charge nothing,
 CHARGE: Final = b"1"  # charge everything or nothing,
-REFUSED: Final = b"2"  # charge only what counts refusals, for another server has refused a part of the plan
+REFUSED: Final = b"2"  # charge only what counts refusals, for another server has refused a part of the plan,
+FORCED: Final = b"3"  # charge everything
+GIVE_BACK: Final = b"0"  # the ways to undo it: for good,
+RENEW: Final = b"1"  # or to charge it again as of now
 
-_FUNCTIONS: Final = {"run": "open, check, charge", "refund": "open, refund"}  # what they use of several algorithms
+_FUNCTIONS: Final = {
+    "run": "open, check, charge",
+    "refund": "open, charge, refund",
+}  # what they use of several algorithms
 _REMEMBERED: Final = 4096  # combinations of rules, before all are forgotten: rules made per request have no end
 _TAGS: Final = 900_000
 _FIRST_TAG: Final = 100_000  # so that all tags have six digits
@@ -65,17 +71,18 @@ class Wire:
 
     def run(self, plan: Plan, mode: bytes | None = None) -> AnyCommand:
         """A plan as a command."""
-        checks = plan.checks
+        checks, charging, forced = plan
         if len(checks) == 1:
             terms, identity, cost = checks[0]
             shape = self._shapes.get(terms)
-            if shape is not None and cost == 1 and mode is None and plan.charge and self._clock is None:
+            usual = charging and not forced and mode is None and self._clock is None
+            if shape is not None and cost == 1 and usual:
                 return Lone(shape, packed_digest(identity), self._tag())
         shape = self._shape("run", checks, self._shapes)
         if mode is None:
-            mode = CHARGE if plan.charge else LOOK
+            mode = LOOK if not charging else FORCED if forced else CHARGE
         tag, parts = self._tag(), _addressed(shape, checks)
-        parts.append(b"%s$1\r\n%s\r\n$6\r\n%d\r\n" % (self._now(), mode, tag))
+        parts.append(self._how(mode, tag))
         for check, rule in zip(checks, shape.rules, strict=True):
             cost = check.cost
             if cost == 1:
@@ -85,11 +92,11 @@ class Wire:
                 parts += (rule.algorithm, counted, bulk(cost), rule.params)
         return Command(b"".join(parts), tag, shape)
 
-    def refund(self, plan: Plan, outcomes: Sequence[Outcome]) -> Command:
+    def refund(self, plan: Plan, outcomes: Sequence[Outcome], mode: bytes = GIVE_BACK) -> Command:
         """A command that gives back what these checks were charged."""
         shape = self._shape("refund", plan.checks, self._refunds)
         tag, parts = self._tag(), _addressed(shape, plan.checks)
-        parts.append(b"%s$6\r\n%d\r\n" % (self._now(), tag))
+        parts.append(self._how(mode, tag))
         for check, outcome, rule in zip(plan.checks, outcomes, shape.rules, strict=True):
             parts += (rule.algorithm, bulk(outcome.at), bulk(check.cost), rule.params)
         return Command(b"".join(parts), tag, shape)
@@ -115,8 +122,10 @@ class Wire:
     def _tag(self) -> int:
         return next(self._tags) % _TAGS + _FIRST_TAG
 
-    def _now(self) -> bytes:
-        return SERVER_S if self._clock is None else bulk(self._clock.now_us())
+    def _how(self, mode: bytes, tag: int) -> bytes:
+        """The arguments that every script begins with."""
+        now = SERVER_S if self._clock is None else bulk(self._clock.now_us())
+        return b"%s$1\r\n%s\r\n$6\r\n%d\r\n" % (now, mode, tag)
 
     def _shape(self, script: str, checks: tuple[Check, ...], known: dict[Hashable, Shape]) -> Shape:
         rules = checks[0].terms if len(checks) == 1 else tuple([check.terms for check in checks])
@@ -128,10 +137,9 @@ class Wire:
         return shape
 
     def _pack(self, name: str, checks: tuple[Check, ...]) -> Shape:
-        extra, words = (3, 6) if name == "run" else (2, 6)
         text = script(name, frozenset([check.terms.algorithm for check in checks]))
         known = sha1(text.encode(), usedforsecurity=False).hexdigest()
-        size = b"*%d\r\n" % (3 + len(checks) + extra + words * len(checks))
+        size = b"*%d\r\n" % (6 + 7 * len(checks))  # three of the command and three of all checks; a key and six of each
         number = bulk(len(checks))
         rules = tuple([self._rule(check.terms) for check in checks])
         first = checks[0].terms
