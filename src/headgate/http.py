@@ -183,15 +183,14 @@ def _draft_11(decision: Decision, epoch: float) -> Fields:
 
 
 def _of_one(write: Dialect) -> Dialect:
-    """A dialect with room for one answer, that of the binding rule: of those that were counted, and have a reset.
+    """A dialect with room for one answer, that of the binding rule. What a policy decided was counted nowhere.
 
-    Where a ban alone refuses there is none: what is left of a quota says nothing then.
+    Where a ban or the want of a place alone refuses there is none: what is left of a quota says nothing then.
     """
 
     def fields(decision: Decision, epoch: float) -> Fields:
-        both = zip(decision.checks, decision.results, strict=True)
-        pairs = [pair for pair in both if pair[1].source != "policy" and not pair[0].terms.held]
-        rules = [pair for pair in pairs if pair[0].terms.algorithm != BAN]
+        pairs = [pair for pair in zip(decision.checks, decision.results, strict=True) if pair[1].source != "policy"]
+        rules = [pair for pair in pairs if pair[0].terms.algorithm != BAN and not pair[0].terms.held]
         if len(rules) < len(pairs):
             pairs = rules if decision.allowed or not all([outcome.allowed for _, outcome in rules]) else []
         checks, outcomes = tuple([check for check, _ in pairs]), tuple([outcome for _, outcome in pairs])

@@ -124,6 +124,9 @@ class Model:
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         raise NotImplementedError
 
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        raise NotImplementedError
+
     def close(self) -> None:
         self._histories.clear()
 

@@ -73,7 +73,8 @@ class Routes:
             if part:
                 command = self._wire.refund(Plan(part), [pairs[i][1] for i in group], mode)
                 _, now = yield from self._ask(part, command)
-                at |= dict.fromkeys(part, now)
+                for check in part:
+                    at[check] = now
         return at
 
     def forget(self, rule_id: str, identity: str) -> Steps[None]:
