@@ -91,12 +91,12 @@ def test_bans_of_one_name_must_say_the_same() -> None:
 def test_a_plan_has_one_check_for_each_ban_and_identity() -> None:
     one, two = Ban(**OPTIONS), Ban(**OPTIONS, name="two")
 
-    def rule(scope: str, ban: Ban | None, identity: str, **more: Any) -> Check:
-        [terms] = make_terms(scope, (Quota(1, 1),), algorithm="gcra", ban=None if ban is None else ban.terms, **more)
+    def rule(scope: str, ban: Ban | None, identity: str) -> Check:
+        [terms] = make_terms(scope, (Quota(1, 1),), algorithm="gcra", ban=None if ban is None else ban.terms)
         return Check(terms, identity, 1)
 
     rules = [rule("a", one, "x"), rule("b", one, "x"), rule("c", one, "y"), rule("d", two, "x"), rule("e", None, "z")]
     assert with_bans([]) == ()
     assert with_bans(rules) == (*rules, Check(one.terms, "x", 0), Check(one.terms, "y", 0), Check(two.terms, "x", 0))
-    shadow = rule("f", one, "x", shadow=True)
+    shadow = rules[0]._replace(terms=rules[0].terms._replace(shadow=True))
     assert with_bans([shadow]) == (shadow,), "a rule that refuses nobody refuses nobody who is banned"

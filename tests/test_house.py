@@ -26,7 +26,8 @@ PACKAGE = ROOT / "src" / "headgate"
 VALUES = ("errors", "clock", "quota", "concurrency", "plan")
 # The packages themselves, not what is in them: the engine knows the registry, never one algorithm or store;
 # and the stack, which says what stands around any store.
-ENGINE = (*VALUES, "address", "algorithms", "hooks", "identity", "key", "rule", "stores", "stores.stack", "terms")
+ENGINE: tuple[str, ...] = (*VALUES, "address", "algorithms", "hooks", "identity", "key", "rule", "shadow")
+ENGINE = (*ENGINE, "stores", "stores.stack", "terms", "tiers")
 ADAPTER = (*ENGINE, "limiter", "http", "problem", "settings", "marks", "passage", "preflight", "gate")
 
 # Which of our own modules a module may import: the first row that fits. "" is `headgate/__init__.py`.
@@ -42,7 +43,9 @@ LAW: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("ban",), (*VALUES, "algorithms.ban", "terms")),
     (("lists",), (*VALUES, "address", "identity", "key")),
     (("banning",), (*VALUES, "ban", "identity", "stores")),  # ban and stores only for their types
-    (("rule",), (*VALUES, "algorithms", "ban", "identity", "key", "terms")),
+    (("shadow",), (*VALUES, "identity")),
+    (("tiers",), (*VALUES, "key", "terms")),
+    (("rule",), (*VALUES, "algorithms", "ban", "identity", "key", "shadow", "terms", "tiers")),
     (("stores", "stores.*"), (*VALUES, "algorithms", "algorithms.*", "identity", "stores", "stores.*")),
     (("marks",), (*ENGINE, "ban")),
     (("reservation",), (*VALUES, "stores", "terms")),

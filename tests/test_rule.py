@@ -17,6 +17,7 @@ from headgate.limiter import Limiter
 from headgate.quota import Quota
 from headgate.rule import Rule
 from headgate.terms import make_terms
+from headgate.tiers import Tiers
 
 MINUTE_US, DAY_US = 60_000_000, 86_400_000_000
 
@@ -26,7 +27,11 @@ def rule(**options: Any) -> Rule:
 
 
 NAMED: Final = "give 1 to 128 letters, digits or signs"
-UNITS: Final = "give an int, 0 or more, or a function"
+UNITS: Final = "give an int, 0 or more"
+BURST: Final = "algorithm 'fixed-window' with quota"
+PERCENT: Final = "rule 'login': enforce_percent"
+PLANS: Final = Tiers({"paid": "9/minute", "free": "9/minute; 5/day", "staff": None}, by=str)
+BUCKETS: Final = Tiers({"paid": "9/minute burst 5"}, by=str)
 METHODS: Final = 'give a list like ["POST", "PUT"]'
 ROUTES: Final = "give a name or a list of names"
 LOWER: Final = "lower the cost or raise the limit"
@@ -64,7 +69,20 @@ WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str, str, str]] = [
     ({"cost": 6}, RuleError, "rule 'login': cost", "more than 5, so it could never pass", LOWER),
     ({"cost": 6, "quota": "9/minute; 5/day"}, RuleError, "rule 'login': cost", "more than 5, so it could", LOWER),
     ({"cost": 4, "quota": "9/m burst 3"}, RuleError, "rule 'login': cost", "more than 3, so it could", LOWER),
-    ({"cost": 10**5000}, RuleError, "rule 'login': cost", "more than 5, so it could never pass", LOWER),
+    ({"cost": 10**5000}, RuleError, "rule 'login': cost", "above any limit", "give at most 999999999999999"),
+    ({"mode": "dry"}, RuleError, "rule 'login': mode", "not known", "use one of enforce, shadow"),
+    ({"mode": None}, RuleError, "rule 'login': mode", "not known", "use one of enforce, shadow"),
+    ({"enforce_percent": -1}, RuleError, PERCENT, "not a percentage", "give a number from 0 to 100"),
+    ({"enforce_percent": 100.1}, RuleError, PERCENT, "not a percentage", "give a number from 0 to 100"),
+    ({"enforce_percent": float("nan")}, RuleError, PERCENT, "not a percentage", "give a number from 0 to 100"),
+    ({"enforce_percent": "10"}, RuleError, PERCENT, "not a percentage", "give a number from 0 to 100"),
+    ({"enforce_percent": True}, RuleError, PERCENT, "not a percentage", "give a number from 0 to 100"),
+    ({"enforce_percent": 10, "mode": "shadow"}, RuleError, PERCENT, "given beside mode", "leave out the mode"),
+    ({"lease": 2, "mode": "shadow"}, RuleError, "rule 'login': lease", "what is in shadow", "leave out the lease"),
+    ({"lease": 2, "enforce_percent": 99}, RuleError, "rule 'login': lease", "what is in shadow", "leave out the lease"),
+    ({"quota": PLANS, "cost": 6}, RuleError, "rule 'login': cost", "more than 5, so it could never pass", LOWER),
+    ({"quota": PLANS, "lease": 6}, RuleError, "rule 'login': lease", "more than 5, all there is", "give a small part"),
+    ({"quota": BUCKETS, "algorithm": "fixed-window"}, AlgorithmError, BURST, "no burst", "leave the burst out"),
     ({"methods": ()}, RuleError, "rule 'login': methods", "not names of HTTP methods", METHODS),
     ({"methods": ""}, RuleError, "rule 'login': methods", "not names of HTTP methods", METHODS),
     ({"methods": "GET POST"}, RuleError, "rule 'login': methods", "not names of HTTP methods", METHODS),

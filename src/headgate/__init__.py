@@ -16,6 +16,7 @@ from headgate.quota import Quota
 if TYPE_CHECKING:
     from headgate.ban import Ban
     from headgate.rule import Rule
+    from headgate.tiers import Tiers
 
 __version__ = "0.1.0"
 
@@ -34,15 +35,17 @@ __all__ = [
     "RateLimitExceeded",
     "Rule",
     "StoreError",
+    "Tiers",
 ]
 
 
 def __getattr__(name: str) -> object:
     """Rule, when it is asked for: a plain limiter needs none of what it needs, a third of the time to import this."""
-    if name in ("Ban", "Rule"):
+    if name in ("Ban", "Rule", "Tiers"):
         from headgate.ban import Ban
         from headgate.rule import Rule
+        from headgate.tiers import Tiers
 
-        globals().update(Ban=Ban, Rule=Rule)
+        globals().update(Ban=Ban, Rule=Rule, Tiers=Tiers)
         return globals()[name]
     raise AttributeError(f"module 'headgate' has no attribute {name!r}")

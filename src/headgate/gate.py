@@ -26,7 +26,10 @@ from headgate.passage import Place, scope_of, short_name
 from headgate.plan import Check, Decision, Plan, Terms, new
 from headgate.rule import Rule
 from headgate.settings import Settings
+from headgate.shadow import EVERYBODY, picked, share
 from headgate.stores.stack import FAILURE_OPTIONS
+from headgate.terms import whole_cost
+from headgate.tiers import Tiers
 from headgate.workers import warn_of_memory
 
 Steps = Generator[Awaitable[Any] | Plan, Any, None]
@@ -43,6 +46,7 @@ class Bound:
     path: re.Pattern[str] | None
     terms: tuple[Terms, ...] | None  # None: the quota is a function of the request
     narrow: bool  # it holds only for some methods or paths
+    share: int  # of EVERYBODY, for whom it is enforced; the others are in its shadow
 
     def holds(self, caller: Caller) -> bool:
         """Whether method and path are those that the rule is for."""
@@ -114,20 +118,22 @@ class _Rules:
 
     def _ready(self, rule: Rule) -> Bound:
         key = self.settings.key if rule.key is None else rule.key
-        for option in (*(key if isinstance(key, tuple) else (key,)), rule.quota, rule.cost, rule.when):
+        quota = rule.quota.by if isinstance(rule.quota, Tiers) else rule.quota
+        for option in (*(key if isinstance(key, tuple) else (key,)), quota, rule.cost, rule.when):
             self._check_colour(f"rule {rule.name!r}", option)
         agree(self._bans, rule.name, rule.ban)
-        terms = None if callable(rule.quota) else rule.terms(self.settings.algorithm)
-        for each in terms or ():
-            self._accept(each)
+        for known in rule.known:
+            for each in rule.terms(self.settings.algorithm, known):
+                self._accept(each)
         return Bound(
             rule=rule,
             key=ready_key(key, self.settings.trust),
             methods=cast("frozenset[str] | None", rule.methods),
             routes=cast("frozenset[str] | None", rule.route),
             path=None if rule.path is None else re.compile(translate(rule.path)),
-            terms=terms,
+            terms=None if callable(rule.quota) else rule.terms(self.settings.algorithm),
             narrow=rule.methods is not None or rule.path is not None,
+            share=share("", rule.mode, rule.enforce_percent),
         )
 
     def _check_colour(self, what: str, option: object) -> None:
@@ -168,10 +174,11 @@ class _Rules:
                 if quota is None:
                     continue
                 terms = rule.terms(self.settings.algorithm, quota)
+            terms = terms if bound.share == EVERYBODY else picked(terms, text, bound.share)
             cost: Any = rule.cost
             if not isinstance(cost, int):
                 cost = cost(caller.native)
-                cost = _cost(rule, (yield cost) if waits(cost) else cost)
+                cost = whole_cost(f"rule {rule.name!r}: cost", (yield cost) if waits(cost) else cost)
             for each in terms:
                 check = new(Check, (each, text, cost))
                 if checks:
@@ -243,14 +250,6 @@ def _misplaced(awaitable: object) -> ColourError:
     return ColourError(
         "rule", awaitable, problem="an async function in a synchronous application", expected="give a plain function"
     )
-
-
-def _cost(rule: Rule, cost: object) -> int:
-    if not isinstance(cost, int) or cost < 0:
-        raise RuleError(
-            f"rule {rule.name!r}: cost", cost, problem="not a whole number of units", expected="return 0 or more"
-        )
-    return cost
 
 
 def _add(checks: list[Check], check: Check) -> None:

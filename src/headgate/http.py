@@ -173,7 +173,7 @@ def _draft_11(decision: Decision, epoch: float) -> Fields:
     allowed, checks, outcomes = decision
     for index, (terms, _, _) in enumerate(checks):
         passed, _, left, _, _, ahead, _, source = outcomes[index]
-        if source != "policy" and terms.algorithm != BAN:
+        if source != "policy" and terms.algorithm != BAN and not terms.shadow:
             policy, item = _written(terms)
             policies.append(policy)
             if allowed or not passed:  # a refusal names only what was violated
@@ -189,7 +189,8 @@ def _of_one(write: Dialect) -> Dialect:
     """
 
     def fields(decision: Decision, epoch: float) -> Fields:
-        pairs = [pair for pair in zip(decision.checks, decision.results, strict=True) if pair[1].source != "policy"]
+        both = zip(decision.checks, decision.results, strict=True)
+        pairs = [pair for pair in both if pair[1].source != "policy" and not pair[0].terms.shadow]
         rules = [pair for pair in pairs if pair[0].terms.algorithm != BAN and not pair[0].terms.held]
         if len(rules) < len(pairs):
             pairs = rules if decision.allowed or not all([outcome.allowed for _, outcome in rules]) else []

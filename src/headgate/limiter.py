@@ -17,11 +17,12 @@ from headgate.clock import Clock
 from headgate.errors import ColourError, ConfigurationError, QuotaError, RuleError, StoreURLError
 from headgate.identity import digest, identity_text
 from headgate.plan import Check, Decision, Outcome, Plan, Terms, new
-from headgate.quota import Quota
+from headgate.quota import MAX_LIMIT, Quota
 from headgate.reservation import AsyncReserving, Reserving
+from headgate.shadow import reported
 from headgate.stores import DEADLINE, AsyncStore, Store, StoreChange, open_async_store, open_store
 from headgate.stores.stack import STALENESS, Stack
-from headgate.terms import Quotas, QuotaSpec, make_terms, read
+from headgate.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
 
 PREFIX: Final = "headgate"
 _LONGEST_ACTION: Final = 128
@@ -29,10 +30,12 @@ _LONGEST_ACTION: Final = 128
 
 def conclude(plan: Plan, outcomes: tuple[Outcome, ...]) -> Decision:
     """The decision that the outcomes of a plan come to."""
-    allowed = True
+    allowed = smooth = True
     for outcome in outcomes:
         allowed = allowed and outcome.allowed
-    return new(Decision, (allowed, plan.checks, outcomes))
+        smooth = smooth and outcome.retry_after == 0
+    decision = new(Decision, (allowed, plan.checks, outcomes))
+    return decision if smooth or not plan.charge else reported(decision)
 
 
 class _Engine:
@@ -50,8 +53,8 @@ class _Engine:
     def _plan(
         self, quota: QuotaSpec, identity: Any, *, action: str, cost: int, algorithm: str | None, charge: bool = True
     ) -> Plan:
-        if type(cost) is not int or cost < 0:
-            raise RuleError("cost", cost, problem="not a whole number of units", expected="give an int, 0 or more")
+        if type(cost) is not int or not 0 <= cost <= MAX_LIMIT:
+            cost = whole_cost("cost", cost)
         text = identity_text(identity)
         spec = quota if type(quota) is str or isinstance(quota, Quota) else read(quota)
         scope = "" if action == "" else _short(action)

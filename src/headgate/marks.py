@@ -84,6 +84,8 @@ class RuleOptions(TypedDict, total=False):
     on_store_failure: str | None
     lease: int
     ban: Ban | None
+    mode: str
+    enforce_percent: float
 
 
 class MarkOptions(RuleOptions, total=False):

@@ -77,6 +77,7 @@ class Outcome(NamedTuple):
     """What one check came to. Times are microseconds from now.
 
     For 10 per second of which 6 are used, a check at cost 1 has `limit` 10 and leaves `remaining` 3.
+    A shadow check is always `allowed`; its `retry_after` is 0 if it would have passed, and else how long it would wait.
     """
 
     allowed: bool
@@ -93,7 +94,8 @@ class Decision(NamedTuple):
     """The answer to one request: whether it may pass, and what to tell the client. True when allowed.
 
     The numbers are those of the binding rule: among the rules that refused, the one that takes longest
-    to free, or a ban if one holds; when all allowed, the one with the smallest share left. Times are in seconds.
+    to free, or a ban if one holds; when all allowed, the one with the smallest share left. A shadow rule is never
+    binding. Times are in seconds.
     """
 
     allowed: bool
@@ -130,9 +132,15 @@ class Decision(NamedTuple):
         return {check.terms.name: outcome for check, outcome in zip(self.checks, self.results, strict=True)}
 
     @property
+    def would_refuse(self) -> tuple[str, ...]:
+        """The names of the shadow rules that would have refused this request."""
+        pairs = zip(self.checks, self.results, strict=True)
+        return tuple([check.terms.name for check, told in pairs if check.terms.shadow and told.retry_after != 0])
+
+    @property
     def binding(self) -> tuple[Check, Outcome] | None:
         """The check that decided, with its outcome; None when no rule applied."""
-        pairs = list(zip(self.checks, self.results, strict=True))
+        pairs = [pair for pair in zip(self.checks, self.results, strict=True) if not pair[0].terms.shadow]
         refused = [pair for pair in pairs if not pair[1].allowed]
         if refused:
             return max(refused, key=lambda pair: (pair[0].terms.algorithm == BAN, _wait(pair[1])))
@@ -160,7 +168,8 @@ class Decision(NamedTuple):
     @property
     def retry_after(self) -> float | None:
         """Seconds after which the same request passes if nobody else comes: 0.0 when allowed, None for never."""
-        waits = [outcome.retry_after for outcome in self.results]
+        pairs = zip(self.checks, self.results, strict=True)
+        waits = [outcome.retry_after for check, outcome in pairs if not check.terms.shadow]
         if any(wait is NEVER for wait in waits):
             return None
         return max((wait for wait in waits if wait is not None), default=0) / MICROSECOND
@@ -185,8 +194,16 @@ def charged(plan: Plan, outcomes: tuple[Outcome, ...]) -> list[tuple[Check, Outc
     """What a store charged for a plan, and can be refunded: nothing unless every check was allowed."""
     if not plan.charge or not all([outcome.allowed for outcome in outcomes]):
         return []
-    pairs = zip(plan.checks, outcomes, strict=True)
-    return [(check, outcome) for check, outcome in pairs if check.cost and outcome.source == "store"]
+    return [
+        (check, outcome)
+        for check, outcome in zip(plan.checks, outcomes, strict=True)
+        if check.cost and outcome.source == "store" and not (check.terms.shadow and outcome.retry_after != 0)
+    ]
+
+
+def in_shadow(outcome: Outcome, *, passed: bool) -> Outcome:
+    """The outcome of a shadow check, from how it stands and whether it would have passed: never a refusal."""
+    return outcome._replace(allowed=True, retry_after=0 if passed else outcome.retry_after)
 
 
 def _wait(outcome: Outcome) -> float:

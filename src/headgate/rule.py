@@ -8,18 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, cast
 
 from headgate.algorithms import find
 from headgate.ban import Ban
 from headgate.concurrency import Concurrency
 from headgate.errors import RuleError
+from headgate.key import KeySpec, validate_key
 from headgate.plan import FAILURE_POLICIES, Terms
 from headgate.quota import Quota
-from headgate.terms import Quotas, QuotaSpec, make_terms, read
-
-if TYPE_CHECKING:
-    from headgate.key import KeySpec
+from headgate.shadow import EVERYBODY, share
+from headgate.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
+from headgate.tiers import Tiers
 
 QuotaFunction = Callable[[Any], QuotaSpec | Awaitable[QuotaSpec | None] | None]
 CostFunction = Callable[[Any], int | Awaitable[int]]
@@ -46,6 +46,8 @@ class Rule:
       the rule applies; everywhere unless given. A rule for GET holds for HEAD.
     - `count_denied`: refused requests are charged as well, up to the limit.
     - `on_store_failure`: "local", "allow" or "deny" while the store does not answer; None means the application's own.
+    - `mode`: "shadow" counts and tells what would be refused, and refuses nobody.
+    - `enforce_percent`: the share of identities that it is enforced for; for the others it is in shadow.
     - `lease`: a process may take up to so many requests' worth in one trip to the store, and serve them by itself.
     - `ban`: a Ban for whoever is refused too often; rules share bans of one name.
 
@@ -67,6 +69,8 @@ class Rule:
     on_store_failure: str | None = None
     lease: int = 1
     ban: Ban | None = None
+    mode: str = "enforce"
+    enforce_percent: float = 100
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
@@ -75,8 +79,6 @@ class Rule:
         if self.algorithm is not None:
             find(self.algorithm)
         if self.key is not None:
-            from headgate.key import validate_key  # here: a limiter makes terms, and has no use for addresses
-
             validate_key(self.key)
         object.__setattr__(self, "methods", _methods(self))
         object.__setattr__(self, "route", _routes(self))
@@ -89,14 +91,25 @@ class Rule:
         if self.on_store_failure not in (None, *FAILURE_POLICIES):
             known = ", ".join(FAILURE_POLICIES)
             raise _error(self, "on_store_failure", self.on_store_failure, "not known", f"use one of {known}")
-        if not callable(self.quota):
-            object.__setattr__(self, "quota", self._read(self.quota))
-        _check_cost(self)
-        _check_lease(self)
+        enforced = share(f"rule {self.name!r}: ", self.mode, self.enforce_percent)
         if self.ban is not None and not isinstance(self.ban, Ban):
             raise _error(self, "ban", self.ban, "not a Ban", "give Ban(after=10, within=…, duration=…)")
-        if self.algorithm is not None and not callable(self.quota):
-            self.terms(self.algorithm)
+        if not callable(self.quota):
+            object.__setattr__(self, "quota", read(self.quota))
+        for quota in self.known:
+            self._read(quota)
+        _check_cost(self)
+        _check_lease(self, enforced)
+        if self.algorithm is not None:
+            for quota in self.known:
+                self.terms(self.algorithm, quota)
+
+    @property
+    def known(self) -> tuple[Quotas, ...]:
+        """The quotas that it may have, as far as they are known before a request comes."""
+        if isinstance(self.quota, Tiers):
+            return tuple([tier for tier in self.quota.table.values() if tier is not None])
+        return () if callable(self.quota) else (cast("Quotas", self.quota),)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -162,14 +175,12 @@ def _listed(given: object) -> list[object]:
     return list(given) if isinstance(given, Iterable) else []
 
 
-def _fixed(rule: Rule) -> tuple[Quota, ...]:
-    """The quotas that are known before a request comes."""
-    if isinstance(rule.quota, Concurrency):
-        return (rule.quota.quota,)
-    return rule.quota if isinstance(rule.quota, tuple) else ()
+def _fixed(rule: Rule) -> list[Quota]:
+    """Each quota that is known before a request comes."""
+    return [each for known in rule.known for each in ((known.quota,) if isinstance(known, Concurrency) else known)]
 
 
-def _check_lease(rule: Rule) -> None:
+def _check_lease(rule: Rule, enforced: int) -> None:
     lease = rule.lease
     if not isinstance(lease, int) or isinstance(lease, bool) or lease < 1:
         raise _error(rule, "lease", lease, "not a whole number above 0", "give 1 (no lease) or more")
@@ -177,6 +188,8 @@ def _check_lease(rule: Rule) -> None:
         raise _error(rule, "lease", lease, "refusals cannot be counted in a process alone", "leave out count_denied")
     if lease > 1 and rule.ban is not None:
         raise _error(rule, "lease", lease, "refusals cannot be counted in a process alone", "leave out ban")
+    if lease > 1 and enforced < EVERYBODY:
+        raise _error(rule, "lease", lease, "what is in shadow is counted one by one", "leave out the lease for now")
     for quota in _fixed(rule):
         if lease > _capacity(quota):
             raise _error(rule, "lease", lease, f"more than {_capacity(quota)}, all there is", "give a small part of it")
@@ -191,8 +204,7 @@ def _check_cost(rule: Rule) -> None:
     cost = rule.cost
     if callable(cost):
         return
-    if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
-        raise _error(rule, "cost", cost, "not a whole number of units", "give an int, 0 or more, or a function")
+    whole_cost(f"rule {rule.name!r}: cost", cost)
     for quota in _fixed(rule):
         if cost > _capacity(quota):
             problem = f"more than {_capacity(quota)}, so it could never pass"

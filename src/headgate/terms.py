@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from headgate.algorithms import DEFAULT, find
 from headgate.concurrency import Concurrency, concurrency
-from headgate.errors import QuotaError
+from headgate.errors import QuotaError, RuleError
 from headgate.identity import digest
 from headgate.plan import Terms
-from headgate.quota import Quota
+from headgate.quota import MAX_LIMIT, Quota
 
 QuotaSpec = Quota | Concurrency | str | Sequence[Quota]
 Quotas = tuple[Quota, ...] | Concurrency
@@ -34,7 +34,6 @@ def make_terms(
     counted: bool = False,
     on_store_failure: str | None = None,
     lease: int = 1,
-    shadow: bool = False,
     refund_when: Callable[..., bool] | None = None,
     ban: Terms | None = None,
 ) -> tuple[Terms, ...]:
@@ -62,7 +61,6 @@ def make_terms(
                 count_denied=counted,
                 on_store_failure=on_store_failure,
                 lease=min(lease, params[0]),
-                shadow=shadow,
                 refund_when=refund_when,
                 held=held,
                 ban=ban,
@@ -85,10 +83,13 @@ def quotas(given: Any) -> tuple[Quota, ...]:
         problem = "so many at once, where so many per time are meant"
         raise QuotaError("quota", given, problem=problem, expected="give it to a rule, to @limit or to hold")
     if isinstance(given, str):
-        return Quota.parse_all(given)
+        return _read(given)
     if isinstance(given, (tuple, list)) and given and all(isinstance(quota, Quota) for quota in given):
         return tuple(given)
     raise QuotaError("quota", given, problem="not a quota", expected='give a Quota or text like "10/minute"')
+
+
+_read: Final = lru_cache(maxsize=4096)(Quota.parse_all)  # a function of the request tells the same again and again
 
 
 def _check_apart(quotas: tuple[Quota, ...]) -> None:
@@ -96,6 +97,15 @@ def _check_apart(quotas: tuple[Quota, ...]) -> None:
         raise QuotaError(
             "quota", "; ".join(map(str, quotas)), problem="two quotas over the same period", expected="keep the smaller"
         )
+
+
+def whole_cost(what: str, cost: object) -> int:
+    """The cost itself; RuleError unless it is a whole number of units, 0 or more."""
+    if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
+        raise RuleError(what, cost, problem="not a whole number of units", expected="give an int, 0 or more")
+    if cost > MAX_LIMIT:
+        raise RuleError(what, cost, problem="above any limit", expected=f"give at most {MAX_LIMIT}")
+    return int(cost)
 
 
 def scope_text(scope: str) -> str:

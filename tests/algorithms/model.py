@@ -164,16 +164,19 @@ class ModelStore:
         budgets = [self._budget(check.terms, check.identity) for check in plan.checks]
         pairs = list(zip(budgets, plan.checks, strict=True))
         allowed = [check.cost == 0 or _fits(budget, check.cost, now, check.terms) for budget, check in pairs]
-        for budget, check in pairs:
+        passing = all(fits or check.terms.shadow for fits, (_, check) in zip(allowed, pairs, strict=True))
+        passing = passing and not (plan.charge and plan.forced)
+        outcomes = []
+        for (budget, check), fits in zip(pairs, allowed, strict=True):
+            taken = passing and fits
             counted = (check.terms.count_denied or plan.forced) and check.cost <= check.terms.params[0]
-            if plan.charge and check.cost and ((all(allowed) and not plan.forced) or counted):
+            if plan.charge and check.cost and (taken or counted):
                 budget.add(now, check.cost, check.terms)
-        taken = all(allowed) and not (plan.charge and plan.forced)
-        wanted = [0 if taken else check.cost for check in plan.checks]
-        outcomes = [
-            _outcome(budget, now, check.terms, cost) for (budget, check), cost in zip(pairs, wanted, strict=True)
-        ]
-        return tuple(outcome._replace(allowed=passed) for outcome, passed in zip(outcomes, allowed, strict=True))
+            outcome = _outcome(budget, now, check.terms, 0 if taken else check.cost)
+            if check.terms.shadow:
+                outcome = outcome._replace(retry_after=0 if fits else outcome.retry_after)
+            outcomes.append(outcome._replace(allowed=fits or check.terms.shadow))
+        return tuple(outcomes)
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         now = self._clock.now_us()

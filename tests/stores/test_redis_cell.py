@@ -190,7 +190,8 @@ def plays(draw: st.DrawFn, *, exact: bool) -> tuple[list[list[Terms]], list[Act]
     for number in range(draw(st.integers(1, 3))):
         interval = draw(intervals)
         bursts = draw(st.tuples(st.integers(1, 6), st.integers(1, 6)))
-        rules.append([terms("gcra", buckets(burst, interval), scope=f"rule{number}") for burst in bursts])
+        shadow = draw(st.sampled_from([False, False, True]))
+        rules.append([terms("gcra", buckets(each, interval), scope=f"rule{number}", shadow=shadow) for each in bursts])
     return rules, draw(st.lists(acts(exact=exact), min_size=1, max_size=16))
 
 

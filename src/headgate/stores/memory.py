@@ -19,18 +19,19 @@ from headgate.algorithms import KEPT
 from headgate.clock import Clock, SystemClock
 from headgate.errors import StoreURLError
 from headgate.identity import digest
-from headgate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, charged, strikers
+from headgate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, charged, in_shadow, strikers
 from headgate.stores import DEADLINE, shown_url
 from headgate.stores.awaited import Awaited
 
 MAX_KEYS: Final = 100_000  # about 40 MB of one-hit keys
 _COUNT: Final = "[0-9]{1,15}"
 _LOOKS: Final = 8  # keys looked at, at most, to make room for a new one
+_SHARED: Final = 1_000  # budgets of newcomers, when it is full
 _SWEEP: Final = 2  # and while there is room: twice as fast as keys come, so that what has expired goes
 _GONE: Final = -1  # the expiry of an entry that made room for another
 
 _Key = tuple[str, str]  # the rule's id, and the identity
-_Kind = tuple[str, tuple[int, ...], bool]  # what rules have in common whose newcomers share a budget
+_Kind = tuple[str, tuple[int, ...], bool, bool]  # what rules have in common whose newcomers share a budget
 
 
 class _Entry:
@@ -43,10 +44,10 @@ class _Entry:
         self.refused_until = 0
         self.state = state
 
-    def mark(self, outcome: Outcome, now: int) -> None:
+    def mark(self, check: Check, outcome: Outcome, now: int) -> None:
         """Note after a charge how long this is needed, and for how long it must not make room for others."""
         self.expires = now + outcome.reset_after
-        if outcome.remaining == 0:
+        if outcome.remaining == 0 and not check.terms.shadow:
             self.refused_until = now + outcome.next_after
 
 
@@ -93,22 +94,26 @@ class MemoryStore:
                     elif cost:
                         entry.state = algorithm.charge(entry.state, now, cost, params)
                         entry.expires = now + outcome.reset_after
-                        if outcome.remaining == 0:
+                        if outcome.remaining == 0 and not terms.shadow:
                             entry.refused_until = now + outcome.next_after
                     return (outcome,)
             met = []
             for check in checks:
                 entry = self._entry(check, now)
                 met.append((check, entry, _check(check, check.cost, entry, now)))
-            if charging and not forced and all([outcome.allowed for _, _, outcome in met]):
-                for check, entry, outcome in met:
-                    if check.cost:
-                        self._charge(check, entry, now).mark(outcome, now)
-                return tuple([outcome for _, _, outcome in met])
-            told = tuple([self._stand(*each, plan=plan, now=now) for each in met])
-            if charging and met and checks[-1].terms.algorithm == BAN:
+            taking = charging and not forced
+            taking = taking and all([outcome.allowed or check.terms.shadow for check, _, outcome in met])
+            told = []
+            for check, entry, outcome in met:
+                if not taking or not outcome.allowed:
+                    told.append(self._stand(check, entry, outcome, plan=plan, now=now))
+                    continue
+                if check.cost:
+                    self._charge(check, entry, now).mark(check, outcome, now)
+                told.append(outcome)
+            if charging and not taking and checks[-1].terms.algorithm == BAN:
                 return self._struck(checks, told, now)
-            return told
+            return tuple(told)
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Give back what the plan was charged, as far as the windows that it fell into are still there."""
@@ -117,7 +122,7 @@ class MemoryStore:
             for check, outcome in charged(plan, outcomes):
                 entry = self._taken_from(check)
                 if entry is not None:
-                    entry.mark(_give_back(check, entry, outcome, now=now), now)
+                    entry.mark(check, _give_back(check, entry, outcome, now=now), now)
 
     def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
         """Give back what the plan was charged, and charge it again as of now."""
@@ -129,7 +134,7 @@ class MemoryStore:
                 if entry is not None:
                     _give_back(check, entry, outcome, now=now)
                 entry = self._charge(check, entry, now)
-                entry.mark(_check(check, 0, entry, now), now)
+                entry.mark(check, _check(check, 0, entry, now), now)
         return tuple([outcome._replace(at=now) for outcome in outcomes]) if pairs else outcomes
 
     def forget(self, rule_id: str, identity: str) -> None:
@@ -162,7 +167,7 @@ class MemoryStore:
             return None if self._make_room(now) else self._shared(check)
         return entry
 
-    def _struck(self, checks: tuple[Check, ...], told: tuple[Outcome, ...], now: int) -> tuple[Outcome, ...]:
+    def _struck(self, checks: tuple[Check, ...], told: list[Outcome], now: int) -> tuple[Outcome, ...]:
         """The outcomes of a refused plan, when its refusals have been counted towards the bans that they name."""
         outcomes = list(told)
         for at, ban in enumerate(checks):
@@ -174,7 +179,7 @@ class MemoryStore:
             if waits and (entry is not None or len(self._entries) < self._max_keys or self._make_room(now)):
                 entry = self._charge(ban._replace(cost=1), entry, now)
                 outcomes[at] = _check(ban, 0, entry, now)
-                entry.mark(outcomes[at], now)
+                entry.mark(ban, outcomes[at], now)
                 entry.refused_until = max(entry.refused_until, now + max(waits))  # who is refused keeps its strikes
         return tuple(outcomes)
 
@@ -188,15 +193,18 @@ class MemoryStore:
 
     def _stand(self, check: Check, entry: _Entry | None, outcome: Outcome, *, plan: Plan, now: int) -> Outcome:
         """How a check stands after a plan that took nothing, save what counts refusals, or was forced."""
-        allowed, counts = outcome.allowed, plan.charge and (check.terms.count_denied or plan.forced)
+        allowed, terms = outcome.allowed, check.terms
+        counts = plan.charge and (terms.count_denied or plan.forced)
         if counts and check.cost and outcome.retry_after is not NEVER:
             entry = self._charge(check, entry, now)
             outcome = _check(check, check.cost, entry, now)
-            entry.mark(outcome, now)
-        elif entry is not None and not allowed and outcome.retry_after is not None:
+            entry.mark(check, outcome, now)
+        elif entry is not None and not (allowed or terms.shadow) and outcome.retry_after is not None:
             entry.refused_until = now + outcome.retry_after
         if outcome.allowed:
             outcome = _check(check, 0, entry, now)
+        if terms.shadow:
+            return in_shadow(outcome, passed=allowed)
         return outcome if outcome.allowed is allowed else outcome._replace(allowed=allowed)
 
     def _taken_from(self, check: Check) -> _Entry | None:
@@ -218,7 +226,13 @@ class MemoryStore:
 
     def _shared(self, check: Check) -> _Entry:
         """The one budget of all newcomers under rules of this algorithm, limit and period while the store is full."""
-        return self._overflow.setdefault(_alike(check.terms), _Entry())
+        key = _alike(check.terms)
+        shared = self._overflow.get(key)
+        if shared is None:
+            if len(self._overflow) >= _SHARED:  # quotas that are made for each request have no end
+                del self._overflow[next(iter(self._overflow))]
+            shared = self._overflow[key] = _Entry()
+        return shared
 
     def _sweep(self, now: int) -> None:
         """Take away what has expired among the next few keys."""
@@ -247,7 +261,7 @@ def _check(check: Check, cost: int, entry: _Entry | None, now: int) -> Outcome:
 
 
 def _alike(terms: Terms) -> _Kind:
-    return terms.algorithm, terms.params, terms.held
+    return terms.algorithm, terms.params, terms.held, terms.shadow
 
 
 def _give_back(check: Check, entry: _Entry, outcome: Outcome, *, now: int) -> Outcome:

@@ -9,8 +9,8 @@ second is added: no wait is ever too short. It also says how many whole units ar
 highest level of the bucket that both allow is taken for true, and `gcra` itself makes the outcome of it.
 
 One check is one CL.THROTTLE. Several are one script: it asks every bucket with a quantity of 0, and charges them only
-if all of them have room; when forced, as far as they have. So is one of a fast rule, for what a bucket says before it
-is charged is more exact.
+if all that can refuse have room; when forced, as far as they have. So is one of a fast rule, for what a bucket says
+before it is charged is more exact.
 The server's clock is the only one, and there is no way to give anything back: a negative quantity is an error on
 Dragonfly, and on redis-cell can leave a key that never expires.
 """
@@ -25,7 +25,7 @@ from headgate.algorithms import gcra
 from headgate.clock import MICROSECOND, Clock, SystemClock
 from headgate.errors import AlgorithmError, RuleError, StoreError, StoreURLError
 from headgate.identity import digest
-from headgate.plan import Outcome, Plan, Terms
+from headgate.plan import Check, Outcome, Plan, Terms, in_shadow
 from headgate.quota import MAX_PERIOD_US
 from headgate.stores import DEADLINE, shown_url, valid_prefix
 from headgate.stores.redis.asks import Ask, LinkError
@@ -41,14 +41,15 @@ _ELSEWHERE: Final = "or keep it in a redis:// or memory:// store"
 _ALL_OR_NONE: Final = """\
 local free, told = ARGV[1] ~= '0', {}
 for n, key in ipairs(KEYS) do
-  local at = 4 * n - 2
+  local at = 5 * n - 3
   told[n] = redis.call('CL.THROTTLE', key, ARGV[at], ARGV[at + 1], ARGV[at + 2], 0)
-  free = free and told[n][3] >= tonumber(ARGV[at + 3])
+  free = free and told[n][3] >= tonumber(ARGV[at + 4])
 end
 if free or ARGV[1] == '2' then
   for n, key in ipairs(KEYS) do
-    local at = 4 * n - 2
-    local cost = math.min(ARGV[at + 3], told[n][3])
+    local at = 5 * n - 3
+    local cost = ARGV[at + 3]
+    if ARGV[1] == '2' then cost = math.min(cost, told[n][3]) end
     told[n] = redis.call('CL.THROTTLE', key, ARGV[at], ARGV[at + 1], ARGV[at + 2], cost)
   end
 end
@@ -126,10 +127,10 @@ class _Talk:
         checks, charges = plan.checks, _charges(plan)
         keys = [self.key(check.terms.rule_id, check.identity) for check in checks]
         if _native(plan):
-            return self._ask("CL.THROTTLE", keys[0], *_meter(checks[0].terms).words, checks[0].cost if charges else 0)
+            return self._ask("CL.THROTTLE", keys[0], *_meter(checks[0].terms).words, _sent(checks[0]) if charges else 0)
         words: list[Any] = ["EVAL", _ALL_OR_NONE, len(keys), *keys, charges + (charges and plan.forced)]
-        for terms, _, cost in checks:
-            words += (*_meter(terms).words, cost)
+        for check in checks:
+            words += (*_meter(check.terms).words, _sent(check), 0 if check.terms.shadow else check.cost)
         return self._ask(*words)
 
     def outcomes(self, plan: Plan, reply: Any) -> tuple[Outcome, ...]:
@@ -142,8 +143,9 @@ class _Talk:
             level = (reset + 1) * MICROSECOND
             if free or not limited:  # else the limit may have been lowered, and the level be anywhere above it
                 level = min(level, max(0, burst - free) * interval)
-            passed = cost <= free or (charged and not limited)
+            passed = cost <= free or (charged and not limited and cost <= burst)
             outcome = gcra.check((level, 0), 0, 0 if passed else cost, (burst, interval, 1))
+            outcome = in_shadow(outcome, passed=passed) if terms.shadow else outcome
             outcomes.append(outcome._replace(at=now))
         return tuple(outcomes)
 
@@ -169,8 +171,13 @@ def _native(plan: Plan) -> bool:
 
 
 def _charges(plan: Plan) -> bool:
-    """Whether the server may charge. It multiplies a quantity unseen, so one that can never pass is not sent."""
-    return plan.charge and all([cost <= _meter(terms).burst for terms, _, cost in plan.checks])
+    """Whether the server may charge: not if one that can refuse can never pass."""
+    return plan.charge and all([terms.shadow or cost <= _meter(terms).burst for terms, _, cost in plan.checks])
+
+
+def _sent(check: Check) -> int:
+    """The quantity to charge. The server multiplies it unseen, so one that can never pass is not sent."""
+    return check.cost if check.cost <= _meter(check.terms).burst else 0
 
 
 class RedisCellStore:

@@ -3,13 +3,14 @@
 -- KEYS  one for each check
 -- ARGV  the time in microseconds, or '' for the server's own; how: '1' charges, '0' only looks, '2' charges what
 --       counts refusals, for the plan was refused elsewhere, '3' all, as if all did; a tag;
---       then for each check: algorithm, '1' if refusals count, cost, three parameters; bans last, see bans.lua
+--       then for each check: algorithm, how it counts, cost, three parameters; bans last, see bans.lua
+--       how a check counts: '1' also when it is refused, else '0'; 'S' and 's' the same in the shadow of the others
 -- reply the tag, the time, then for each check: allowed, remaining, retry_after (-1: never), reset_after, next_after
 
 --@PROLOGUE
 
 --@ALONE
--- Most plans are one check, and need none of the tables below, unless the check is refused and counts that.
+-- Most plans are one check, and need none of the tables below, unless the check is refused and is not an ordinary one.
 if not KEYS[2] and ARGV[2] == '1' then
   local cost, a, b, c = ARGV[6] + 0, ARGV[7] + 0, ARGV[8] + 0, ARGV[9] + 0
   local state = open(KEYS[1], now, a, b, c)
@@ -32,7 +33,8 @@ for i = 1, plain do
   --@SEVERAL local open, check = algorithms[ARGV[at]]()
   local state, passed = open(key, now, a, b, c), nil
   passed, reply[to + 1], reply[to + 2], reply[to + 3], reply[to + 4] = check(state, now, cost, a, b, c)
-  states[key], reply[to], allowed = state, passed and 1 or 0, allowed and passed
+  local shadow = ARGV[at + 1] == 's' or ARGV[at + 1] == 'S'
+  states[key], reply[to], allowed = state, passed and 1 or 0, allowed and (passed or shadow)
 end
 --@BANNED allowed = strike_bans() and allowed
 
@@ -40,13 +42,14 @@ for i = 1, plain do
   local key, at, to = KEYS[i], 6 * i - 2, 5 * i - 2
   local cost, a, b, c = ARGV[at + 2] + 0, ARGV[at + 3] + 0, ARGV[at + 4] + 0, ARGV[at + 5] + 0
   --@SEVERAL local open, check, charge = algorithms[ARGV[at]]()
-  local counts = (forced or ARGV[at + 1] == '1') and reply[to + 2] ~= NEVER
-  local charged = charging and (allowed or counts) and cost > 0
+  local how, took = ARGV[at + 1], charging and allowed and reply[to] == 1
+  local counts = charging and (forced or how == '1' or how == 'S') and reply[to + 2] ~= NEVER
+  local charged = (took or counts) and cost > 0
   if charged then
     charge(states[key] or open(key, now, a, b, c), now, cost, a, b, c)
     states[key] = nil -- used up; a plan should not, but may, name one budget twice
   end
-  if not (charging and allowed) then
+  if not took then
     -- Nothing was taken, or only by a rule that counts refusals: say how it stands now.
     local state, passed = states[key] or open(key, now, a, b, c), reply[to] == 1
     if charged then
@@ -55,6 +58,11 @@ for i = 1, plain do
     if passed then
       passed, reply[to + 1], reply[to + 2], reply[to + 3], reply[to + 4] = check(state, now, 0, a, b, c)
     end
+  end
+  if how == 's' or how == 'S' then
+    -- It refuses nothing; that it would have is told by its retry_after.
+    if reply[to] == 1 then reply[to + 2] = 0 end
+    reply[to] = 1
   end
 end
 return reply

@@ -52,9 +52,7 @@ class Standin:
     def answer(self, plan: Plan, error: StoreError) -> tuple[Outcome, ...]:
         """What the policies make of the plan; the error itself where one of them is "raise"."""
         default = self._policy
-        policies = [
-            default if terms.on_store_failure is None else terms.on_store_failure for terms, _, _ in plan.checks
-        ]
+        policies = [_policy(terms, default) for terms, _, _ in plan.checks]
         for place, check in enumerate(plan.checks):
             if check.terms.algorithm == BAN:  # goes with the rules that name it
                 named = {policies[i] for i, strikes in enumerate(strikers(plan.checks, check)) if strikes}
@@ -166,6 +164,12 @@ class _Moment:
 def _as_told(outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
     """The outcomes of what was counted here as the memory store told them; the others were charged nowhere."""
     return tuple([each._replace(source="store" if each.source == "local" else "policy") for each in outcomes])
+
+
+def _policy(terms: Terms, default: str) -> str:
+    """The policy of a rule; a shadow rule refuses nobody, and raises nothing."""
+    policy = default if terms.on_store_failure is None else terms.on_store_failure
+    return "allow" if terms.shadow and policy != "local" else policy
 
 
 def _uncounted(terms: Terms, *, allowed: bool) -> Outcome:

@@ -33,10 +33,11 @@ _EXAMS: Final = {  # name → module
     "StoreExam": "headgate.testing.store",
 }
 
+_PARTS: Final = ("headgate.testing.functions", "headgate.testing.held", "headgate.testing.shadow")  # of the exams
+
 if "pytest" in sys.modules:
-    sys.modules["pytest"].register_assert_rewrite(
-        *_EXAMS.values(), "headgate.testing.held"
-    )  # so that a failed law shows its numbers
+    # So that a failed law shows its numbers.
+    sys.modules["pytest"].register_assert_rewrite(*_EXAMS.values(), *_PARTS)
 
 __all__ = ["AdapterExam", "AlgorithmExam", "Awaited", "BrokenStore", "OpenStore", "ShutStore", "StoreExam"]
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from headgate.clock import ManualClock
+from headgate.testing.functions import FunctionLaws, plan_of
 
 Headers = Sequence[tuple[str, str]]
 
@@ -43,7 +44,7 @@ class AdapterClient(Protocol):
     ) -> Answer: ...
 
 
-class AdapterExam:
+class AdapterExam(FunctionLaws):
     """What every adapter must do. Subclass it in a test module and return from `client` this application:
 
     | path | view |
@@ -208,21 +209,6 @@ class AdapterExam:
         statuses = [client.request(method, "/open").status for method in ("GET", "POST", "GET", "POST")]
         assert statuses == [200, 200, 200, 429]
 
-    def test_functions_of_the_request(self) -> None:
-        rule = {
-            "name": "tier",
-            "key": "ip",
-            "quota": _quota,
-            "cost": _cost,
-            "when": _plan,
-        }
-        client = self.client(rules=[rule], clock=ManualClock())
-
-        def ask(plan: str) -> int:
-            return client.request("GET", "/open", headers=[("X-Plan", plan)] if plan else []).status
-
-        assert [ask("free"), ask("free"), ask("paid"), ask("")] == [200, 429, 200, 200]
-
     def test_a_ban_is_told_to_the_second(self) -> None:
         clock = ManualClock()
         ban = {"after": 2, "within": "10 minutes", "duration": "1 hour"}
@@ -278,21 +264,5 @@ def _nobody(request: Any) -> None:
     """A key that applies to no request."""
 
 
-def _quota(request: Any) -> str | None:
-    return "2/minute" if _plan(request) == "free" else None
-
-
-def _cost(request: Any) -> int:
-    return 2 if _plan(request) == "free" else 1
-
-
 def _is_denied(request: Any) -> bool:
-    return _plan(request) == "denied"
-
-
-def _plan(request: Any) -> str:
-    """A header of any framework's request."""
-    if isinstance(request, dict):  # a scope, or an environ
-        lines = [value.decode() for key, value in request.get("headers", ()) if key == b"x-plan"]
-        return lines[0] if lines else str(request.get("HTTP_X_PLAN", ""))
-    return str(request.headers.get("X-Plan", ""))
+    return plan_of(request) == "denied"

@@ -24,14 +24,19 @@ from headgate.algorithms import ALGORITHMS
 from headgate.clock import MICROSECOND, Clock, ManualClock
 from headgate.plan import NEVER, Check, Outcome, Plan, Terms
 from headgate.quota import Quota
+from headgate.shadow import shadows
 from headgate.stores import AsyncStore, Store
 from headgate.stores.memory import MemoryStore
 from headgate.terms import make_terms
 from headgate.testing.held import HeldLaws
 from headgate.testing.scenarios import COSTS, LATEST, LONGEST, MOMENTS, WAITS, Cost, Wait, examples, quotas, takes
+from headgate.testing.shadow import Stores, tell
 
 NAMES: Final = tuple(dict.fromkeys(module.NAMES[0] for module in ALGORITHMS.values()))
 HOSTILE: Final = ("", "\0", "\n", "a:b", "a", "{a}", "}{", "ü", "\ud800", "\udfff", "a\0b", "x" * 1_000_000, "*", "a b")
+
+
+SELDOM: Final = st.sampled_from([False, False, False, True])
 
 
 class Act(NamedTuple):
@@ -50,11 +55,13 @@ class Play(NamedTuple):
     acts: Sequence[Act]
 
 
-def terms(algorithm: str, quota: Quota | str, *, scope: str = "exam", counted: bool = False) -> Terms:
+def terms(
+    algorithm: str, quota: Quota | str, *, scope: str = "exam", counted: bool = False, shadow: bool = False
+) -> Terms:
     """Terms as a rule would make them."""
     quota = Quota.parse(quota) if isinstance(quota, str) else quota
-    (made,) = make_terms(scope, (quota,), algorithm=algorithm, counted=counted)
-    return made
+    made = make_terms(scope, (quota,), algorithm=algorithm, counted=counted)
+    return (shadows(made) if shadow else made)[0]
 
 
 class Driver:
@@ -153,6 +160,17 @@ class StoreExam(HeldLaws):
         tell()
 
     @pytest.mark.parametrize("algorithm", NAMES)
+    def test_shadow_rules_have_no_say_and_count_as_they_would(self, algorithm: str) -> None:
+        @examples(self.examples)
+        @given(plays(algorithm, shadow=st.sampled_from([True, True, False])))
+        def tell_thrice(play: Play) -> None:
+            clock = ManualClock(0)
+            alone = Driver(self.make_reference(clock), self.runner)
+            tell(play, Stores(self.drive(clock), self.drive(clock), alone), clock=clock)
+
+        tell_thrice()
+
+    @pytest.mark.parametrize("algorithm", NAMES)
     def test_it_admits_the_limit_and_answers_in_order(self, store: Driver, algorithm: str) -> None:
         plan = Plan((Check(terms(algorithm, "5/hour"), "a", 1), Check(terms(algorithm, "3/day", scope="b"), "a", 1)))
         told = [store.run(plan) for _ in range(5)]
@@ -219,19 +237,19 @@ class StoreExam(HeldLaws):
 
 
 @st.composite
-def plays(draw: st.DrawFn, algorithm: str) -> Play:
+def plays(draw: st.DrawFn, algorithm: str, shadow: st.SearchStrategy[bool] = SELDOM) -> Play:
     """Stories of one algorithm, alone or with others."""
     names = [algorithm, *draw(st.lists(st.sampled_from(NAMES), max_size=2))]
     rules = []
     for number, name in enumerate(names):
-        counted = draw(st.booleans())
+        make = partial(terms, name, scope=f"rule{number}", counted=draw(st.booleans()), shadow=draw(shadow))
         quota = draw(quotas(ALGORITHMS[name]))
         period = Fraction(quota.period_us, MICROSECOND)
         others = st.integers(1, quota.limit).map(partial(Quota, period=period))
         if quota.burst is not None:
             others = st.builds(Quota, st.just(quota.limit), st.just(period), burst=st.integers(1, quota.burst))
         other = draw(others.filter(partial(takes, ALGORITHMS[name])))
-        pair = [terms(name, each, scope=f"rule{number}", counted=counted) for each in (quota, other)]
+        pair = [make(each) for each in (quota, other)]
         rules.append((pair[0], pair[1]))
     kinds = st.sampled_from(["hit"] * 7 + ["peek", "forget", "change", "force", "refund", "refund"])
     acts = st.builds(Act, WAITS, st.lists(COSTS, min_size=1, max_size=3), kinds)
@@ -272,7 +290,7 @@ def _perform(play: Play, store: Driver, reference: Driver, *, clock: ManualClock
 
 def _examine_wait(plan: Plan, told: tuple[Outcome, ...], *, store: Driver, clock: ManualClock) -> None:
     """A plan that was refused passes after the longest `retry_after`, and not one microsecond earlier."""
-    waits = [outcome.retry_after for outcome in told]
+    waits = [outcome.retry_after for check, outcome in zip(plan.checks, told, strict=True) if not check.terms.shadow]
     longest = max((wait for wait in waits if wait is not None), default=0)
     if NEVER in waits or not longest:
         return

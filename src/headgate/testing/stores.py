@@ -49,9 +49,9 @@ class ShutStore:
         self._wait = None if retry_after is None else round(retry_after * MICROSECOND)
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Refuse every check."""
+        """Refuse every check that can refuse."""
         left = self._wait if self._wait is not None else 0
-        return tuple([Outcome(False, terms.params[0], 0, self._wait, left, left) for terms, _, _ in plan.checks])
+        return tuple([Outcome(terms.shadow, terms.params[0], 0, self._wait, left, left) for terms, _, _ in plan.checks])
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Nothing was charged, so nothing is given back."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from math import inf
 from typing import Any, Final
 
 from headgate.errors import StoreError
-from headgate.plan import Check, Outcome, Plan, Terms, charged
+from headgate.plan import Check, Outcome, Plan, Terms, charged, in_shadow
 from headgate.stores.redis.asks import Address, Ask, Leave, LinkError, Pause, Steps, Tried
 from headgate.stores.redis.commands import AnyCommand
 from headgate.stores.redis.topology import Topology, slot_of
@@ -115,7 +116,8 @@ class Routes:
                 yield from self.refund(Plan(kept), tuple([told[i] for i in group]))
                 reply = yield from self._ask(part.checks, self._wire.run(part, LOOK))
                 for i, outcome in zip(group, outcomes(part, reply), strict=True):
-                    told[i] = outcome._replace(allowed=True)
+                    stands = in_shadow(outcome, passed=told[i].retry_after == 0)
+                    told[i] = stands if plan.checks[i].terms.shadow else outcome._replace(allowed=True)
 
     def _ask(self, checks: tuple[Check, ...], command: AnyCommand, tried: Tried | None = None) -> Steps[Any]:
         """The answer to a command for keys of one slot."""
@@ -166,13 +168,14 @@ def _try(ask: Ask) -> Steps[Tried]:
 
 def _groups(checks: Sequence[Check]) -> list[tuple[int, ...]]:
     """The checks by slot. First the slot with the tightest rule: a subject's own budgets are smaller than those it
-    shares, and what is refused there has then touched nobody else's."""
+    shares, and what is refused there has then touched nobody else's. Last those that can refuse nothing."""
     slots: dict[int, list[int]] = {}
     for i, check in enumerate(checks):
         slots.setdefault(slot_of(check.identity), []).append(i)
 
     def rate(group: list[int]) -> float:
-        return min([checks[i].terms.params[0] / checks[i].terms.window_us for i in group])
+        enforced = [checks[i].terms for i in group if not checks[i].terms.shadow]
+        return min([terms.params[0] / terms.window_us for terms in enforced], default=inf)
 
     return [tuple(group) for group in sorted(slots.values(), key=rate)]
 

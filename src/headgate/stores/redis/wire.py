@@ -39,10 +39,11 @@ FORCED: Final = b"3"  # charge everything
 GIVE_BACK: Final = b"0"  # the ways to undo it: for good,
 RENEW: Final = b"1"  # or to charge it again as of now
 
-_FUNCTIONS: Final = {
+_COUNTED: Final = {(False, False): "0", (False, True): "1", (True, False): "s", (True, True): "S"}
+_FUNCTIONS: Final = {  # what they use of several algorithms
     "run": "open, check, charge",
     "refund": "open, charge, refund",
-}  # what they use of several algorithms
+}
 _REMEMBERED: Final = 4096  # combinations of rules, before all are forgotten: rules made per request have no end
 _TAGS: Final = 900_000
 _FIRST_TAG: Final = 100_000  # so that all tags have six digits
@@ -50,6 +51,7 @@ _FIRST_TAG: Final = 100_000  # so that all tags have six digits
 
 _LITERAL: Final = str.maketrans({sign: f"\\{sign}" for sign in "*?[]^-\\"})
 _ONE: Final = bulk(1)
+_PLAIN: Final = bulk(0)  # refusals are not counted, and are refusals
 
 
 @lru_cache(maxsize=4096)
@@ -152,13 +154,13 @@ class Wire:
             before=head + rules[0].before,
             between=rules[0].after + SERVER_S + bulk(CHARGE) + b"$6\r\n",
             after=b"\r\n" + rules[0].once,
-            many=_many(first.algorithm) if not (self._split or first.count_denied or first.algorithm == BAN) else None,
+            many=None if self._split or rules[0].counted != _PLAIN else _many(first.algorithm),
         )
 
     def _rule(self, terms: Terms) -> Packed:
         before, after = self.key(terms.rule_id, "").split(digest(""))
         length = len(before) + len(digest("")) + len(after.encode())
-        algorithm, counted = bulk(terms.algorithm), bulk(int(terms.count_denied))
+        algorithm, counted = bulk(terms.algorithm), bulk(_COUNTED[terms.shadow, terms.count_denied])
         words: list[str | int] = [*terms.params, *[0] * (PARAMS - len(terms.params))]
         if terms.algorithm == BAN:
             counted, words[2:] = b"", [" ".join(map(str, words[2:]))]

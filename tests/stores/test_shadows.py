@@ -1,0 +1,135 @@
+"""Shadow rules in what stands around a store, in stores for tests, and on the wire. The exam has the law itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from headgate import Limiter, ManualClock, Quota
+from headgate.plan import Check, Outcome, Plan, charged
+from headgate.shadow import shadows
+from headgate.stores import open_async_store
+from headgate.stores.deny_cache import AsyncDenyCache, DenyCache
+from headgate.stores.leases import AsyncLeases, Leases
+from headgate.stores.redis.wire import Wire
+from headgate.stores.standin import Standin
+from headgate.terms import make_terms
+from headgate.testing import BrokenStore, OpenStore, ShutStore
+from headgate.testing.store import terms
+from tests.servers import Server
+from tests.stores.breakable import Breakable, Colour
+from tests.stores.colours import PATIENCE
+from tests.stores.test_fallback import around
+
+REFUSED = Outcome(True, 1, 0, 5, 5, 5)
+PASSED = Outcome(True, 1, 0, 0, 5, 5)
+
+
+@pytest.mark.parametrize(("outcome", "expected"), [(PASSED, 2), (REFUSED, 1), (PASSED._replace(source="local"), 1)])
+def test_only_what_was_charged_is_refunded(outcome: Outcome, expected: int) -> None:
+    plan = Plan((Check(terms("gcra", "1/minute"), "a", 1), Check(terms("gcra", "1/minute", shadow=True), "a", 1)))
+    assert len(charged(plan, (PASSED, outcome))) == expected
+
+
+def pair(**options: Any) -> tuple[Check, Check]:
+    shadow, rule = (
+        make_terms(name, (Quota(limit, 60),), algorithm="sliding-window", **options)
+        for name, limit in (("shadow", 1), ("rule", 3))
+    )
+    return Check(shadows(shadow)[0], "a", 1), Check(rule[0], "a", 1)
+
+
+def say(outcomes: Iterable[Outcome]) -> list[tuple[bool, bool, str]]:
+    return [(outcome.allowed, outcome.retry_after == 0, outcome.source) for outcome in outcomes]
+
+
+def test_the_deny_cache_repeats_what_was_told(colour: Colour, clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    store = colour.around(inside, (DenyCache, AsyncDenyCache), staleness=9, clock=clock)
+    passing = [store.run(*pair()) for _ in range(3)]
+    assert [say(outcomes)[0][1] for outcomes in passing] == [True, False, False]
+    assert inside.calls == 3, "a refusal in shadow is not remembered: the request passes"
+    first = store.run(*pair())
+    clock.advance(1)
+    second = store.run(*pair())
+    assert inside.calls == 4
+    assert say(first) == say(second) == [(True, False, "store"), (False, False, "store")]
+    assert (second[0].retry_after, second[1].retry_after) == (59_000_000, 59_000_000)
+
+
+@pytest.mark.parametrize(
+    ("policy", "shadow"),
+    [("local", [True, False]), ("allow", [True, True]), ("deny", [True, True])],
+)
+@pytest.mark.parametrize("of_the_rule", ["local", "allow", "deny"])
+def test_without_the_store_it_refuses_nobody(
+    colour: Colour, clock: ManualClock, policy: str, shadow: list[bool], of_the_rule: str
+) -> None:
+    inside = Breakable(clock)
+    inside.down = True
+    store = around(inside, colour, clock)
+    checks = pair(on_store_failure=policy)[0], pair(on_store_failure=of_the_rule)[1]
+    answers = [store.run(*checks) for _ in range(2)]
+    assert [outcomes[1].allowed for outcomes in answers] == [of_the_rule != "deny"] * 2
+    assert [outcomes[0].allowed for outcomes in answers] == [True, True]
+    if of_the_rule != "deny":  # what is refused is charged nowhere
+        assert [outcomes[0].retry_after == 0 for outcomes in answers] == shadow
+
+
+def test_it_raises_nothing_in_place_of_a_store() -> None:
+    standin = Standin(policy="raise")
+    shadow, _ = pair()
+    [outcome] = standin.answer(Plan((shadow,)), error=None)  # type: ignore[arg-type]
+    assert (outcome.allowed, outcome.source) == (True, "policy")
+
+
+def test_beside_a_leased_rule_every_request_is_a_trip(colour: Colour, clock: ManualClock) -> None:
+    inside = Breakable(clock)
+    store = colour.around(inside, (Leases, AsyncLeases), clock=clock)
+    checks = pair()[0], pair(lease=3)[1]
+    assert [say(store.run(*checks)) for _ in range(4)] == [
+        [(True, True, "store"), (True, True, "store")],
+        [(True, False, "store"), (True, True, "store")],
+        [(True, False, "store"), (True, True, "store")],
+        [(True, False, "store"), (False, False, "store")],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("store", "would"),
+    [(OpenStore(), ()), (ShutStore(), ("exam",)), (ShutStore(retry_after=None), ("exam",)), (BrokenStore(), ())],
+)
+def test_stores_for_tests(store: Any, would: tuple[str, ...]) -> None:
+    limiter = Limiter(store, on_store_failure="deny")
+    decision = limiter.run(Plan((Check(terms("gcra", "1/minute", shadow=True), "a", 1),)))
+    assert (decision.allowed, decision.would_refuse) == (True, would)
+
+
+@pytest.mark.parametrize("shadow", [False, True])
+@pytest.mark.parametrize("counted", [False, True])
+def test_what_goes_over_the_wire(shadow: bool, counted: bool) -> None:
+    wire = Wire(prefix="t", clock=None, split=False)
+    frame = wire.run(Plan((Check(terms("gcra", "1/minute", shadow=shadow, counted=counted), "a", 1),))).frame
+    word = {(False, False): b"0", (False, True): b"1", (True, False): b"s", (True, True): b"S"}[shadow, counted]
+    assert b"$4\r\ngcra\r\n$1\r\n%s\r\n$1\r\n1\r\n" % word in frame
+
+
+def test_equal_plans_of_one_moment_are_each_told(valkey: Server) -> None:
+    """Those of rules that are enforced go together in one run of a script that knows no shadow."""
+    plan = Plan((Check(terms("gcra", "1/hour", scope=uuid4().hex, shadow=True), "a", 1),))
+
+    async def main() -> list[tuple[Outcome, ...]]:
+        store = open_async_store(valkey.url, prefix="exam", deadline=PATIENCE)
+        try:
+            first = await store.run(plan)
+            return [first, *await asyncio.gather(*[store.run(plan) for _ in range(40)])]
+        finally:
+            await store.close()
+
+    outcomes = [outcome for [outcome] in asyncio.run(main())]
+    assert [outcome.retry_after == 0 for outcome in outcomes] == [True] + [False] * 40
+    assert all(outcome.allowed for outcome in outcomes)
