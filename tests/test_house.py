@@ -28,16 +28,19 @@ VALUES = ("errors", "clock", "quota", "concurrency", "plan")
 # and the stack, which says what stands around any store.
 ENGINE: tuple[str, ...] = (*VALUES, "address", "algorithms", "hooks", "identity", "key", "rule", "shadow")
 ENGINE = (*ENGINE, "stores", "stores.stack", "terms", "tiers")
-ADAPTER = (*ENGINE, "limiter", "http", "problem", "settings", "marks", "passage", "preflight", "gate")
+AFTER = ("after", "ending")
+ADAPTER = (*ENGINE, *AFTER, "limiter", "http", "problem", "settings", "marks", "passage", "preflight", "gate")
 
 # Which of our own modules a module may import: the first row that fits. "" is `headgate/__init__.py`.
 LAW: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (VALUES, VALUES),
     (("algorithms", "algorithms.*"), (*VALUES, "algorithms", "algorithms.*")),
-    (("address", "identity", "preflight", "workers"), VALUES),
+    (("address", "after", "identity", "preflight", "workers"), VALUES),
+    (("ending",), (*VALUES, "after")),
     (("key",), (*VALUES, "address", "identity")),
     (("problem",), VALUES),
     (("http",), (*VALUES, "problem")),
+    (("messages",), (*VALUES, "after", "http")),
     (("hooks", "hooks.*"), (*VALUES, "hooks", "hooks.*")),
     (("terms",), (*VALUES, "algorithms", "identity")),
     (("ban",), (*VALUES, "algorithms.ban", "terms")),
@@ -45,15 +48,16 @@ LAW: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("banning",), (*VALUES, "ban", "identity", "stores")),  # ban and stores only for their types
     (("shadow",), (*VALUES, "identity")),
     (("tiers",), (*VALUES, "key", "terms")),
-    (("rule",), (*VALUES, "algorithms", "ban", "identity", "key", "shadow", "terms", "tiers")),
+    (("rule",), (*VALUES, "after", "algorithms", "ban", "identity", "key", "shadow", "terms", "tiers")),
     (("stores", "stores.*"), (*VALUES, "algorithms", "algorithms.*", "identity", "stores", "stores.*")),
     (("marks",), (*ENGINE, "ban")),
     (("reservation",), (*VALUES, "stores", "terms")),
     (("limiter",), (*ENGINE, "banning", "reservation")),
     (("settings",), (*ENGINE, "ban", "http", "lists")),
-    (("passage",), (*ENGINE, "marks", "gate")),  # the gate only for its type
-    (("gate",), (*ENGINE, "ban", "limiter", "lists", "settings", "marks", "passage", "workers")),
-    (("asgi", "wsgi"), ADAPTER),
+    (("passage",), (*ENGINE, "marks", "after", "gate", "ending")),  # the gate and the ending only for their types
+    (("gate",), (*ENGINE, "ban", "ending", "limiter", "lists", "settings", "marks", "passage", "workers")),
+    (("asgi",), (*ADAPTER, "messages")),
+    (("wsgi",), ADAPTER),
     (("starlette", "starlette.*"), (*ADAPTER, "asgi", "starlette", "starlette.*")),
     (("fastapi",), (*ADAPTER, "starlette", "starlette.*", "asgi")),
     (("flask", "flask.*"), (*ADAPTER, "wsgi", "flask", "flask.*")),
@@ -101,6 +105,7 @@ CATCHES_ALL: dict[str, str] = {
     "stores.redis.shared:SharedLinks._open": "whatever it was, the next caller tries again; it is raised again",
     "flask.refusal:_tell": "a listener that fails is logged, and must not change the answer",
     "stores.breaker:Breaker._tell": "a hook that fails is logged, and must not change an answer",
+    "after:_given_back": "a predicate that fails is logged, and must not change the answer",
     "starlette.places:_Known.take": "a convertor is the application's own: the router raises the same",
 }
 

@@ -224,6 +224,8 @@ def test_rules_from_mappings_have_every_option_of_a_rule() -> None:
         "ban": Ban(after=3, within=60, duration=60),
         "mode": "enforce",
         "enforce_percent": 12.5,
+        "charge_when": by_team,
+        "refund_when": None,  # its opposite
     }
     assert set(options) == {option.name for option in fields(Rule)}
     upper = {name.upper(): value for name, value in options.items()}

@@ -1,28 +1,31 @@
 """The adapter for any ASGI application, pure ASGI: the base that the Starlette adapter stands on.
 
 It turns a scope into a caller, asks the gate, and either passes the request on untouched, with fields added to the
-response's start, or answers it before its body is read. The application is called once, outside every try.
+response's start, or answers it before its body is read. The application is called once, and nothing that it raises is
+caught. What a response gives back is given back before it starts; what is held, when the application has returned or
+the last byte was sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterable, MutableMapping, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Hashable, MutableMapping, Sequence
 from contextvars import ContextVar
-from functools import lru_cache
 from inspect import isawaitable
 from typing import Any, Final, NoReturn, cast
 
 from headgate.clock import epoch_seconds
+from headgate.ending import AsyncEnding
 from headgate.errors import ConfigurationError, SettingsError
 from headgate.gate import AsyncGate, Bound
-from headgate.http import Field, Fields, denial, denial_fields, merge, response_fields
+from headgate.http import denial, denial_fields, response_fields
+from headgate.messages import HTTP, STARTS, WEBSOCKET, Message, encoded_name, is_last, kept, merged, response_of
 from headgate.passage import NOWHERE, Arrival, Passage, Place
 from headgate.plan import Decision
 from headgate.preflight import is_preflight
 from headgate.settings import Settings
 
 Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -33,9 +36,6 @@ SERVED: Final[ContextVar[Scope | None]] = ContextVar("headgate_served", default=
 REASON: Final = "rate limit exceeded"  # of a WebSocket that is closed
 DENIAL_EXTENSION: Final = "websocket.http.response"
 _STATE: Final = "headgate"
-_HTTP: Final = ("http.response.start", "http.response.body")
-_WEBSOCKET: Final = ("websocket.http.response.start", "websocket.http.response.body")
-_STARTS: Final = (_HTTP[0], _WEBSOCKET[0])
 
 
 class AsgiCaller:
@@ -66,7 +66,7 @@ class AsgiCaller:
 
     def header(self, name: str) -> Sequence[str]:
         """All lines of a header, in order."""
-        wanted = _encoded_name(name)
+        wanted = encoded_name(name)
         return [value.decode("latin-1") for key, value in self.scope["headers"] if key == wanted]
 
     def path_value(self, name: str) -> str | None:
@@ -119,15 +119,20 @@ class RateLimitMiddleware:
             if bounds and is_preflight(caller.method, caller.header):
                 bounds = ()
             if bounds or self.gate.denies:
-                decision = passage.decision = await self.gate.decide(caller, bounds)
+                decision = await self.gate.decide(caller, bounds)
+                passage.note(decision)
                 if decision is not None and not decision.allowed:
                     await self._deny(decision, caller, (scope, receive, send))
                     return
             send = self._telling(passage, send)
         before = SERVED.get()
         SERVED.set(scope)
-        await self.app(scope, receive, send)
-        SERVED.set(before)  # not in a `finally`: no try around the application, and after an error nobody asks
+        try:  # no `except`: whatever the application raises is its own
+            await self.app(scope, receive, send)
+        finally:
+            if passage.ending is not None:
+                await cast("AsyncEnding", passage.ending).over(sys.exception())
+        SERVED.set(before)  # not in the `finally`: after an error nobody asks
 
     def arrive(self, scope: Scope) -> tuple[AsgiCaller, Arrival]:
         """Who asks, and where the request will arrive; an unknown application has one place for all."""
@@ -181,33 +186,50 @@ class RateLimitMiddleware:
         """A send that adds the fields of the decision to the start of the response."""
 
         def tell(message: Message) -> Awaitable[None]:
+            if passage.ending is not None:
+                return self._attend(passage, message, send)
             decision = passage.decision
-            if decision is not None and message["type"] in _STARTS:
-                told = response_fields if decision.allowed else denial_fields
-                fields = told(decision, self.settings.headers, epoch=epoch_seconds(), status=message["status"])
-                if fields:
-                    message = {**message, "headers": _merged(message.get("headers", ()), fields)}
+            if decision is not None and message["type"] in STARTS:
+                message = self._told(decision, message)
             return send(message)
 
         return tell
 
+    def _told(self, decision: Decision, message: Message) -> Message:
+        told = response_fields if decision.allowed else denial_fields
+        fields = told(decision, self.settings.headers, epoch=epoch_seconds(), status=message["status"])
+        return {**message, "headers": merged(message.get("headers", ()), fields)} if fields else message
+
+    async def _attend(self, passage: Passage, message: Message, send: Send) -> None:
+        """Send a message of a request that owes something when it is answered, or until it is over."""
+        ending = cast("AsyncEnding", passage.ending)
+        response = None if ending.answered_once else response_of(message)
+        if response is None:
+            await ending.going_on()
+        else:
+            passage.regain(await ending.answered(response))
+        decision = passage.decision
+        await send(message if decision is None or message["type"] not in STARTS else self._told(decision, message))
+        if is_last(message):
+            await ending.ended()
+
     async def _deny(self, decision: Decision, caller: AsgiCaller, call: tuple[Scope, Receive, Send]) -> None:
         """Answer a refused request, without reading its body."""
         scope, receive, send = call
-        start, rest = _HTTP
+        start, rest = HTTP
         if scope["type"] == "websocket":
             await receive()  # the handshake has to be heard before it is answered
             if not can_deny(scope):
                 await send({"type": "websocket.close", "code": 1008, "reason": REASON})
                 return
-            start, rest = _WEBSOCKET
+            start, rest = WEBSOCKET
         own = await self.own_answer(decision, caller)
         if own is not None:
             await own(scope, receive, self._telling(scope["state"][_STATE], send))
             return
         accept = ",".join(caller.header("accept"))
         answer = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
-        await send({"type": start, "status": answer.status, "headers": list(_kept(answer.fields))})
+        await send({"type": start, "status": answer.status, "headers": list(kept(answer.fields))})
         await send({"type": rest, "body": b"" if caller.method == "HEAD" else answer.body, "more_body": False})
 
 
@@ -238,32 +260,3 @@ async def answer_of(settings: Settings, caller: AsgiCaller, decision: Decision) 
     own = settings.on_denied(caller.native, decision)
     answer: ASGIApp = await own if isawaitable(own) else own
     return answer
-
-
-@lru_cache(maxsize=64)
-def _encoded_name(name: str) -> bytes:
-    return name.lower().encode("latin-1")
-
-
-def _encoded(fields: Iterable[Field]) -> list[tuple[bytes, bytes]]:
-    return [(_encoded_name(name), value.encode("latin-1")) for name, value in fields]
-
-
-_kept = lru_cache(maxsize=1024)(_encoded)  # for denials, of which the same is given again and again
-
-
-def _merged(headers: Iterable[tuple[bytes, bytes]], fields: Fields) -> list[tuple[bytes, bytes]]:
-    """The response's own headers, untouched where they do not speak of rate limits, with the fields added."""
-    own, added, names = list(headers), [], set()
-    for name, value in fields:
-        encoded = _encoded_name(name)
-        names.add(encoded)
-        added.append((encoded, value.encode("latin-1")))
-    for encoded, _ in own:
-        if encoded.lower() in names:
-            break
-    else:
-        return own + added
-    clashes = [pair for pair in own if b"ratelimit" in pair[0].lower() or pair[0].lower() in names]
-    spoken = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in clashes]
-    return [pair for pair in own if pair not in clashes] + _encoded(merge(spoken, fields))

@@ -16,6 +16,8 @@ from inspect import iscoroutine, iscoroutinefunction
 from typing import Any, cast
 
 from headgate.ban import Ban, agree, with_bans
+from headgate.clock import SystemClock
+from headgate.ending import AsyncEnding, Ending, run_apart
 from headgate.errors import ColourError, RuleError
 from headgate.identity import Told, identity_text
 from headgate.key import Caller, ReadyKey, ready_key, waits
@@ -74,6 +76,9 @@ class _Rules:
         self.denies = bool(settings.deny)  # whether somebody is refused also where no rule holds
         for function in () if settings.lists is None else settings.lists.functions:
             self._check_colour("allow or deny", function)
+        clock = getattr(settings.store, "clock", None) if settings.clock is None else settings.clock
+        self._now_us = (SystemClock() if clock is None else clock).now_us
+        self._may_hold = False  # whether any rule's charge may be held until the response has ended
         self._bound: dict[Hashable, tuple[Bound, ...]] = {}
         default = settings.default_limits
         self._defaults = (self._ready(Rule(name="default", quota=tuple(default))),) if default else ()  # type: ignore[arg-type]
@@ -125,6 +130,8 @@ class _Rules:
         for known in rule.known:
             for each in rule.terms(self.settings.algorithm, known):
                 self._accept(each)
+                self._may_hold = self._may_hold or each.held
+        self._may_hold = self._may_hold or not rule.known
         return Bound(
             rule=rule,
             key=ready_key(key, self.settings.trust),
@@ -206,6 +213,10 @@ class Gate(_Rules):
             raise _misplaced(plan)
         return self.limiter.run(plan) if plan.checks else unasked(plan)
 
+    def ending(self) -> Ending:
+        """What will end a request that this gate has let in."""
+        return Ending(self.limiter.store, self._now_us)
+
     def close(self) -> None:
         """Close what the settings made this gate open."""
         self.limiter.close()
@@ -224,14 +235,20 @@ class AsyncGate(_Rules):
         """Charge all rules that apply, or none; None when none does."""
         steps = self.plan(caller, bounds)
         plan = next(steps)
-        if type(plan) is Plan and plan.checks:  # as nearly always
+        if type(plan) is Plan and plan.checks and not self._may_hold:  # as nearly always
             return self.limiter.run(plan)
         return self._decide_later(steps, plan)
 
     async def _decide_later(self, steps: Steps, plan: Awaitable[Any] | Plan) -> Decision | None:
         while type(plan) is not Plan:
             plan = steps.send(await cast("Awaitable[Any]", plan))
+        if any([check.terms.held for check in plan.checks]):
+            return await run_apart(self.limiter.run, plan, self.ending())
         return await self.limiter.run(plan) if plan.checks else unasked(plan)
+
+    def ending(self) -> AsyncEnding:
+        """What will end a request that this gate has let in."""
+        return AsyncEnding(self.limiter.store, self._now_us)
 
     async def close(self) -> None:
         """Close what the settings made this gate open."""

@@ -18,7 +18,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, 
 from headgate.ban import Ban
 from headgate.errors import RuleError
 from headgate.key import KeySpec
-from headgate.rule import Condition, CostFunction, QuotaFunction, Rule
+from headgate.rule import Condition, CostFunction, QuotaFunction, Rule, Verdict
 from headgate.terms import QuotaSpec
 
 P = ParamSpec("P")
@@ -86,6 +86,8 @@ class RuleOptions(TypedDict, total=False):
     ban: Ban | None
     mode: str
     enforce_percent: float
+    charge_when: Verdict | None
+    refund_when: Verdict | None
 
 
 class MarkOptions(RuleOptions, total=False):

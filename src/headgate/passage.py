@@ -11,11 +11,13 @@ import re
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from headgate.after import Charges, owed, regained
 from headgate.identity import digest
 from headgate.marks import Mark
 from headgate.plan import Check, Decision
 
 if TYPE_CHECKING:
+    from headgate.ending import AsyncEnding, Ending
     from headgate.gate import AsyncGate, Gate
 
 _UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e]")
@@ -45,17 +47,23 @@ NOWHERE: Final = Arrival(Place())
 class Passage:
     """What the gate has done about one request. Made for that request, and found on it by views and guards."""
 
-    __slots__ = ("decision", "enforced", "gate")
+    __slots__ = ("decision", "ending", "enforced", "gate")
 
     def __init__(self, gate: Gate | AsyncGate) -> None:
         self.gate = gate
         self.decision: Decision | None = None
+        self.ending: Ending | AsyncEnding | None = None  # only of a request that owes something when it is answered
         self.enforced: set[Mark] = set()
 
     def note(self, decision: Decision | None) -> None:
         """Add a decision to what was decided before: one answer about all the rules that the request has met."""
         if decision is None:
             return
+        charges = owed(decision)
+        if charges:
+            if self.ending is None:
+                self.ending = self.gate.ending()
+            self.ending.add(charges)
         first = self.decision
         self.decision = (
             decision
@@ -66,6 +74,11 @@ class Passage:
                 results=first.results + decision.results,
             )
         )
+
+    def regain(self, charges: Charges) -> None:
+        """Note that charges were given back: what was decided about this request tells of them no more."""
+        if charges and self.decision is not None:
+            self.decision = regained(self.decision, charges)
 
 
 def _unique(first: tuple[Check, ...], more: tuple[Check, ...]) -> tuple[Check, ...]:

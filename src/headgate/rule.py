@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from headgate.after import Response, when_to_refund
 from headgate.algorithms import find
 from headgate.ban import Ban
 from headgate.concurrency import Concurrency
@@ -24,10 +25,17 @@ from headgate.tiers import Tiers
 QuotaFunction = Callable[[Any], QuotaSpec | Awaitable[QuotaSpec | None] | None]
 CostFunction = Callable[[Any], int | Awaitable[int]]
 Condition = Callable[[Any], bool | Awaitable[bool]]
+Verdict = Callable[[Response], bool]
 
 _NAME: Final = re.compile(r"[\x20-\x7e]{1,128}")  # what a Structured Field String can carry (RFC 9651 §3.3.3)
 _METHOD: Final = re.compile(r"[A-Z][A-Z\-]*")
-_NOT_AT_ONCE: Final = ("algorithm", "count_denied", "lease")  # options that say nothing of a Concurrency
+_NOT_AT_ONCE: Final = (
+    "algorithm",
+    "count_denied",
+    "lease",
+    "charge_when",
+    "refund_when",
+)  # options that say nothing of a Concurrency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +56,8 @@ class Rule:
     - `on_store_failure`: "local", "allow" or "deny" while the store does not answer; None means the application's own.
     - `mode`: "shadow" counts and tells what would be refused, and refuses nobody.
     - `enforce_percent`: the share of identities that it is enforced for; for the others it is in shadow.
+    - `charge_when`, or its opposite `refund_when`: a function of the `headgate.after.Response`. The request is charged
+      before the view, and given its charge back before the response starts where this says so.
     - `lease`: a process may take up to so many requests' worth in one trip to the store, and serve them by itself.
     - `ban`: a Ban for whoever is refused too often; rules share bans of one name.
 
@@ -71,6 +81,8 @@ class Rule:
     ban: Ban | None = None
     mode: str = "enforce"
     enforce_percent: float = 100
+    charge_when: Verdict | None = None
+    refund_when: Verdict | None = None
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
@@ -91,6 +103,7 @@ class Rule:
         if self.on_store_failure not in (None, *FAILURE_POLICIES):
             known = ", ".join(FAILURE_POLICIES)
             raise _error(self, "on_store_failure", self.on_store_failure, "not known", f"use one of {known}")
+        when_to_refund(self.name, self.charge_when, self.refund_when)
         enforced = share(f"rule {self.name!r}: ", self.mode, self.enforce_percent)
         if self.ban is not None and not isinstance(self.ban, Ban):
             raise _error(self, "ban", self.ban, "not a Ban", "give Ban(after=10, within=…, duration=…)")
@@ -127,6 +140,7 @@ class Rule:
             on_store_failure=self.on_store_failure,
             lease=self.lease,
             ban=None if self.ban is None else self.ban.terms,
+            refund_when=when_to_refund(self.name, self.charge_when, self.refund_when),
         )
 
     def _read(self, quota: Any) -> Quotas:

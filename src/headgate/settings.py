@@ -30,7 +30,7 @@ from headgate.stores.stack import FAILURE_OPTIONS, STALENESS, Stack
 from headgate.terms import quotas
 
 _RULE_OPTIONS: Final = tuple(option.name for option in fields(Rule))
-_FUNCTIONS: Final = ("quota", "cost", "when")  # options of a rule that may be functions, so dotted names too
+_FUNCTIONS: Final = ("quota", "cost", "when", "charge_when", "refund_when")  # options that may be dotted names too
 _NONE: Final = ("headers", "trusted_proxies", "on_denied", "on_store_change")  # settings that may be None
 
 

@@ -1,17 +1,21 @@
 """The adapter for any WSGI application; what it reads from an environ, the Flask adapter reads as well.
 
 It asks the gate and either passes the request on, with fields added when the response starts, or answers it. The
-application is called once, outside every try, and its iterable is handed back as it is.
+application is called once, nothing that it raises is caught, and its iterable is handed back as it is, unless something
+is held until the last byte, or the application has still to say how it answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from headgate.after import Headers, Response
 from headgate.clock import epoch_seconds
+from headgate.ending import Ending
 from headgate.errors import RuleError, SettingsError
 from headgate.gate import Gate
 from headgate.http import Fields, denial, denial_fields, merge, response_fields
@@ -27,6 +31,7 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None,
 
 KEY: Final = "headgate.passage"
 _NOWHERE: Final = Place()
+_RAISED: Final[list[bytes]] = []  # stands for what an application would have returned
 _WITHOUT_HTTP: Final = ("CONTENT_TYPE", "CONTENT_LENGTH")  # the two headers that PEP 3333 names otherwise
 
 
@@ -104,7 +109,7 @@ class RateLimitMiddleware:
         passage.note(decision)
         tell = self._telling(passage, start_response)
         if decision is None or decision.allowed:
-            return self.app(environ, tell)
+            return self._pass(passage, environ, tell)
         if self.settings.on_denied is not None:
             own: WSGIApplication = self.settings.on_denied(environ, decision)
             return own(environ, tell)
@@ -117,10 +122,26 @@ class RateLimitMiddleware:
         """Close what the settings made this middleware open."""
         self.gate.close()
 
+    def _pass(self, passage: Passage, environ: WSGIEnvironment, tell: StartResponse) -> Iterable[bytes]:
+        """Call the application. Only a request that owes something is looked after until it is over."""
+        ending = cast("Ending | None", passage.ending)
+        if ending is None:
+            return self.app(environ, tell)
+        chunks: Iterable[bytes] = _RAISED
+        try:  # no `except`: whatever the application raises is its own
+            chunks = self.app(environ, tell)
+        finally:
+            if chunks is _RAISED:
+                ending.over(sys.exception())
+        return Attended(chunks, ending) if ending.holds or not ending.answered_once else chunks
+
     def _telling(self, passage: Passage, start_response: StartResponse) -> StartResponse:
         """A start_response that adds the fields of the decision, also to what `on_denied` answers."""
 
         def tell(status: str, headers: Fields, exc_info: ExcInfo = None) -> Callable[[bytes], object]:
+            if passage.ending is not None:  # also a second time, when an error takes the place of the first answer
+                answer = Response(int(status[:3]), Headers(headers))
+                passage.regain(cast("Ending", passage.ending).answered(answer))
             decision = passage.decision
             if decision is not None:
                 told = response_fields if decision.allowed else denial_fields
@@ -129,3 +150,28 @@ class RateLimitMiddleware:
             return start_response(status, headers, exc_info)
 
         return tell
+
+
+class Attended:
+    """The body of a request that owes something until it is over: what is held is renewed as it is sent."""
+
+    def __init__(self, chunks: Iterable[bytes], ending: Ending) -> None:
+        self._chunks = chunks
+        self._ending = ending
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            for chunk in self._chunks:
+                self._ending.going_on()
+                yield chunk
+        finally:
+            self._ending.over(sys.exception())
+
+    def close(self) -> None:
+        """Close the application's own iterable. The server calls this whether it has sent everything or not."""
+        try:
+            close = getattr(self._chunks, "close", None)
+            if close is not None:
+                close()
+        finally:
+            self._ending.ended()

@@ -45,6 +45,7 @@ from django.views.decorators.http import require_http_methods  # noqa: E402
 
 from headgate.django import exempt, limit  # noqa: E402
 from headgate.testing.adapter import Answer, Headers  # noqa: E402
+from headgate.testing.after import wrong  # noqa: E402
 
 MOUNT = "/app"  # so that prefix bugs cannot hide
 CALLS: list[str] = []
@@ -133,6 +134,25 @@ def stream(request: HttpRequest) -> StreamingHttpResponse:
     return StreamingHttpResponse(later() if hasattr(request, "scope") else now())
 
 
+def slow(request: HttpRequest) -> StreamingHttpResponse:
+    async def later() -> AsyncIterator[str]:
+        for chunk in now():
+            yield chunk
+
+    def now() -> Iterator[str]:
+        for chunk in ("one", "two", "three"):
+            note(chunk)
+            yield chunk
+
+    return StreamingHttpResponse(later() if hasattr(request, "scope") else now())
+
+
+@limit("2/minute", charge_when=wrong, scope="guess")
+def guess(request: HttpRequest, word: str) -> HttpResponse:
+    note(word)
+    return HttpResponse(word, status=200 if word == "right" else 401)
+
+
 def redirect(request: HttpRequest) -> HttpResponse:
     note("redirect")
     return HttpResponse(status=302, headers={"Location": f"{MOUNT}/open"})
@@ -159,6 +179,8 @@ urlpatterns = [
     path("shared/b", shared_b),
     path("exempt", exempted),
     path("stream", stream),
+    path("slow", slow),
+    path("guess/<str:word>", guess),
     path("redirect", redirect),
     path("boom", boom),
     path("items/<str:name>", items, name="item"),

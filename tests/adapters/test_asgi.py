@@ -13,6 +13,7 @@ from headgate.errors import SettingsError
 from headgate.identity import identity_text
 from headgate.testing import Awaited, BrokenStore
 from headgate.testing.adapter import AdapterClient, AdapterExam
+from headgate.testing.after import wrong
 from tests.adapters.asgi_client import MOUNT, AsgiClient, make_scope
 from tests.adapters.wsgi_client import Recorder, addresses, check_fields
 
@@ -25,6 +26,7 @@ RULES = (
     Rule(name="posted", quota="1/minute", path="/posted", methods=["POST"]),
     Rule(name="shared", quota="2/minute", path="/shared/*"),
     Rule(name="stream", quota="2/minute", path="/stream"),
+    Rule(name="guess", quota="2/minute", path="/guess/*", charge_when=wrong),
     Rule(name="items", quota="2/minute", path="/items/*", key=lambda scope: scope["path"]),
 )
 Send = Callable[[Any], Any]
@@ -34,11 +36,14 @@ def make_app(calls: list[str]) -> Any:
     """The exam's application, as plain as ASGI can be."""
 
     async def app(scope: Any, receive: Any, send: Send) -> None:
-        status, chunks, headers = respond(scope["method"], scope["path"].removeprefix(MOUNT), calls)
+        path = scope["path"].removeprefix(MOUNT)
+        status, chunks, headers = respond(scope["method"], path, calls)
         await send(
             {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain"), *headers]}
         )
         for chunk in chunks:
+            if path == "/slow":
+                calls.append(chunk.decode())
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -51,6 +56,12 @@ def respond(method: str, path: str, calls: list[str]) -> tuple[int, list[bytes],
             return 405, [b"no"], []
         calls.append("open")
         return 200, [b"open"], []
+    if path == "/slow":
+        return 200, [b"one", b"two", b"three"], []
+    if path.startswith("/guess/"):
+        word = path.removeprefix("/guess/")
+        calls.append(word)
+        return 200 if word == "right" else 401, [word.encode()], []
     if path == "/redirect":
         calls.append("redirect")
         return 302, [], [(b"location", b"/open")]
@@ -65,6 +76,7 @@ def respond(method: str, path: str, calls: list[str]) -> tuple[int, list[bytes],
 
 
 class TestASGI(AdapterExam):
+    later = True
     backend = "asyncio"
 
     def client(self, **options: Any) -> AdapterClient:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, HTTPException
 from fastapi.responses import PlainTextResponse, RedirectResponse, StreamingResponse
 
 from headgate.fastapi import RateLimitMiddleware, exempt, limit
 from headgate.testing.adapter import AdapterClient, AdapterExam
+from headgate.testing.after import wrong
 from tests.adapters.asgi_client import AsgiClient
 
 
@@ -68,6 +69,23 @@ def add_routes(routes: Any, calls: list[str]) -> None:
 
         return StreamingResponse(chunks())
 
+    @get("/slow")
+    def slow() -> StreamingResponse:
+        def chunks() -> Iterator[str]:
+            for chunk in ("one", "two", "three"):
+                calls.append(chunk)
+                yield chunk
+
+        return StreamingResponse(chunks())
+
+    @get("/guess/{word}")
+    @limit("2/minute", charge_when=wrong, scope="guess")
+    async def guess(word: str) -> str:
+        calls.append(word)
+        if word != "right":
+            raise HTTPException(401, word)
+        return word
+
     @get("/redirect")
     async def redirect() -> RedirectResponse:
         calls.append("redirect")
@@ -99,6 +117,7 @@ def nested(calls: list[str]) -> FastAPI:
 
 
 class TestFastAPI(AdapterExam):
+    later = True
     make_app = staticmethod(flat)
 
     def client(self, **options: Any) -> AdapterClient:

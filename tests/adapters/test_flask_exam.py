@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from flask import Flask, redirect
+from flask import Flask, abort, redirect
 from werkzeug.wrappers import Response
 
 from headgate.flask import RateLimiter, exempt, limit
 from headgate.testing.adapter import AdapterClient, AdapterExam
+from headgate.testing.after import wrong
 from tests.adapters.wsgi_client import WsgiClient
 
 
@@ -63,6 +64,20 @@ def make_app(calls: list[str]) -> Flask:
     @limit("2/minute")
     def stream() -> Iterator[str]:
         return iter(["one", "two"])
+
+    @app.get("/slow")
+    def slow() -> Iterator[str]:
+        for chunk in ("one", "two", "three"):
+            calls.append(chunk)
+            yield chunk
+
+    @app.get("/guess/<word>")
+    @limit("2/minute", charge_when=wrong, scope="guess")
+    def guess(word: str) -> str:
+        calls.append(word)
+        if word != "right":
+            abort(401)
+        return word
 
     @app.get("/redirect")
     def away() -> Response:

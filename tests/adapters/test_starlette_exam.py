@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.applications import Starlette
@@ -11,6 +12,7 @@ from starlette.routing import Route
 
 from headgate.starlette import RateLimitMiddleware, exempt, limit
 from headgate.testing.adapter import AdapterClient, AdapterExam
+from headgate.testing.after import wrong
 from tests.adapters.asgi_client import AsgiClient
 
 
@@ -52,6 +54,20 @@ def make_app(calls: list[str]) -> Starlette:
     async def stream(request: Request) -> Response:
         return StreamingResponse(iter(["one", "two"]))
 
+    async def slow(request: Request) -> Response:
+        async def chunks() -> AsyncIterator[str]:
+            for chunk in ("one", "two", "three"):
+                calls.append(chunk)
+                yield chunk
+
+        return StreamingResponse(chunks())
+
+    @limit("2/minute", charge_when=wrong, scope="guess")
+    def guess(request: Request) -> Response:
+        word = request.path_params["word"]
+        calls.append(word)
+        return PlainTextResponse(word, 200 if word == "right" else 401)
+
     async def redirect(request: Request) -> Response:
         calls.append("redirect")
         return RedirectResponse("/open", 302)
@@ -74,6 +90,8 @@ def make_app(calls: list[str]) -> Starlette:
         Route("/shared/b", b),
         Route("/exempt", exempted),
         Route("/stream", stream),
+        Route("/slow", slow),
+        Route("/guess/{word}", guess),
         Route("/redirect", redirect),
         Route("/boom", boom),
         Route("/items/{name}", item),
@@ -83,6 +101,7 @@ def make_app(calls: list[str]) -> Starlette:
 
 
 class TestStarlette(AdapterExam):
+    later = True
     backend = "asyncio"
 
     def client(self, **options: Any) -> AdapterClient:
@@ -100,6 +119,8 @@ class TestStarletteOnTrio(TestStarlette):
 
 class TestStarletteFromOutside(AdapterExam):
     """The middleware wrapped around the whole application."""
+
+    later = True
 
     def client(self, **options: Any) -> AdapterClient:
         calls: list[str] = []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from wsgiref.validate import validator
 
 from headgate import ManualClock, Rule
 from headgate.testing.adapter import AdapterClient, AdapterExam
+from headgate.testing.after import wrong
 from headgate.wsgi import RateLimitMiddleware
 from tests.adapters.wsgi_client import WsgiClient
 
@@ -36,6 +37,7 @@ RULES = (
     Rule(name="posted", quota="1/minute", path="/posted", methods=["POST"]),
     Rule(name="shared", quota="2/minute", path="/shared/*"),
     Rule(name="stream", quota="2/minute", path="/stream"),
+    Rule(name="guess", quota="2/minute", path="/guess/*", charge_when=wrong),
     Rule(name="items", quota="2/minute", path="/items/*", key=_item),
 )
 
@@ -47,9 +49,17 @@ def make_app(calls: list[str]) -> WSGIApplication:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         status, chunks, headers = _respond(method, path, calls)
         start_response(f"{status} {HTTPStatus(status).phrase}", [("Content-Type", "text/plain"), *headers])
+        if path == "/slow":
+            return noted(calls, ["one", "two", "three"])
         return [] if method == "HEAD" else chunks
 
     return validator(app)
+
+
+def noted(calls: list[str], chunks: Iterable[str]) -> Iterator[bytes]:
+    for chunk in chunks:
+        calls.append(chunk)
+        yield chunk.encode()
 
 
 def _respond(method: str, path: str, calls: list[str]) -> tuple[int, list[bytes], list[tuple[str, str]]]:
@@ -58,6 +68,10 @@ def _respond(method: str, path: str, calls: list[str]) -> tuple[int, list[bytes]
             return 405, [b"no"], []
         calls.append("open")
         return 200, [b"open"], []
+    if path.startswith("/guess/"):
+        word = path.removeprefix("/guess/")
+        calls.append(word)
+        return 200 if word == "right" else 401, [word.encode()], []
     if path == "/redirect":
         calls.append("redirect")
         return 302, [b""], [("Location", "/open")]
@@ -66,6 +80,8 @@ def _respond(method: str, path: str, calls: list[str]) -> tuple[int, list[bytes]
         raise RuntimeError("boom")
     if path == "/stream":
         return 200, [b"one", b"two"], []
+    if path == "/slow":
+        return 200, [], []
     if path.startswith("/items/"):
         return 200, [path.removeprefix("/items/").encode()], []
     return (200, [PAGES[path].encode()], []) if path in PAGES else (404, [b"nothing"], [])

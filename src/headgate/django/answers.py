@@ -15,6 +15,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from headgate.clock import epoch_seconds
+from headgate.django.endings import end_with
 from headgate.django.signals import rate_limited
 from headgate.django.visit import AsyncDjangoCaller, DjangoCaller, Visit
 from headgate.gate import AsyncGate, Bound, Gate
@@ -31,6 +32,7 @@ def enforce(request: HttpRequest, visit: Visit, bounds: Collection[Bound]) -> Ht
         return async_to_sync(enforce_later)(request, visit, bounds)
     decision = gate.decide(DjangoCaller(request), bounds)
     visit.note(decision)
+    end_with(request, visit)
     if decision is None or decision.allowed:
         return None
     rate_limited.send_robust(type(request), request=request, decision=decision)
@@ -45,6 +47,7 @@ async def enforce_later(request: HttpRequest, visit: Visit, bounds: Collection[B
         return await sync_to_async(enforce)(request, visit, bounds)
     decision = await gate.decide(AsyncDjangoCaller(request), bounds)
     visit.note(decision)
+    end_with(request, visit)
     if decision is None or decision.allowed:
         return None
     await rate_limited.asend_robust(type(request), request=request, decision=decision)

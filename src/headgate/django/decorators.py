@@ -7,6 +7,7 @@ the mark), the guard around the view enforces it, out of the same settings and t
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from inspect import iscoroutinefunction as is_async_def
 from typing import Any, NamedTuple, TypeVar, Unpack, cast
@@ -18,6 +19,7 @@ from django.http.response import HttpResponseBase
 
 from headgate.django import gates
 from headgate.django.answers import enforce, enforce_later, told
+from headgate.django.endings import answered, answered_later, left, left_later
 from headgate.django.places import arrival_by_call, arrival_of
 from headgate.django.visit import DjangoCaller, Visit, begin, visit_of
 from headgate.errors import NotEnforcedError
@@ -108,7 +110,18 @@ class _Guard:
         refusal = enforce(reached.request, reached.visit, reached.bounds)
         if not reached.leads:
             return refusal
-        return _leave(reached, _checked(view(*args, **kwargs), view) if refusal is None else refusal)
+        if refusal is not None:
+            return _leave(reached, refusal)
+        done: HttpResponseBase | None = None
+        try:
+            response = _checked(view(*args, **kwargs), view)
+            if reached.visit.ending is not None:
+                answered(response, reached.visit)
+            done = _leave(reached, response)
+            return done
+        finally:  # no `except`: whatever the view raises is its own
+            if done is None and reached.visit.ending is not None:
+                left(reached.visit, sys.exception())
 
     async def later(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same, awaited."""
@@ -126,7 +139,18 @@ async def _answer(reached: _Reached, call: functools.partial[Any], *, always: bo
     refusal = await enforce_later(reached.request, reached.visit, reached.bounds)
     if not reached.leads:
         return await call() if always and refusal is None else refusal
-    return _leave(reached, _checked(await call(), call.func) if refusal is None else refusal)
+    if refusal is not None:
+        return _leave(reached, refusal)
+    done: HttpResponseBase | None = None
+    try:
+        response = _checked(await call(), call.func)
+        if reached.visit.ending is not None:
+            await answered_later(response, reached.visit)
+        done = _leave(reached, response)
+        return done
+    finally:
+        if done is None and reached.visit.ending is not None:
+            await left_later(reached.visit, sys.exception())
 
 
 def _reach(mark: Mark, view: Any, args: tuple[Any, ...]) -> _Reached | None:

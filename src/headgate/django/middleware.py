@@ -8,8 +8,9 @@ Resolving ahead instead would do every request's routing twice, and get it wrong
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest
@@ -17,6 +18,7 @@ from django.http.response import HttpResponseBase
 
 from headgate.django import gates
 from headgate.django.answers import enforce, enforce_later, instead, told
+from headgate.django.endings import answered, answered_later, left, left_later
 from headgate.django.places import arrival_of
 from headgate.django.visit import Visit, begin, is_free, visit_of
 from headgate.gate import AsyncGate, Bound, Gate
@@ -47,23 +49,39 @@ class RateLimitMiddleware:
         if self._later:
             return self._respond_later(request)
         visit = self._begin(request)
-        response: HttpResponseBase = self.get_response(request)
         if visit is None:
-            return response
-        if not visit.charged:
-            refusal = enforce(request, visit, _arrive(request, visit))
-            response = response if refusal is None else instead(refusal, response)
-        return told(response, visit)
+            return cast("HttpResponseBase", self.get_response(request))
+        done: HttpResponseBase | None = None
+        try:
+            response: HttpResponseBase = self.get_response(request)
+            if not visit.charged:
+                refusal = enforce(request, visit, _arrive(request, visit))
+                response = response if refusal is None else instead(refusal, response)
+            if visit.ending is not None:
+                answered(response, visit)
+            done = told(response, visit)
+            return done
+        finally:  # no `except`: whatever was raised is not ours
+            if done is None and visit.ending is not None:
+                left(visit, sys.exception())
 
     async def _respond_later(self, request: HttpRequest) -> HttpResponseBase:
         visit = self._begin(request)
-        response: HttpResponseBase = await self.get_response(request)
         if visit is None:
-            return response
-        if not visit.charged:
-            refusal = await enforce_later(request, visit, _arrive(request, visit))
-            response = response if refusal is None else instead(refusal, response)
-        return told(response, visit)
+            return cast("HttpResponseBase", await self.get_response(request))
+        done: HttpResponseBase | None = None
+        try:
+            response: HttpResponseBase = await self.get_response(request)
+            if not visit.charged:
+                refusal = await enforce_later(request, visit, _arrive(request, visit))
+                response = response if refusal is None else instead(refusal, response)
+            if visit.ending is not None:
+                await answered_later(response, visit)
+            done = told(response, visit)
+            return done
+        finally:
+            if done is None and visit.ending is not None:
+                await left_later(visit, sys.exception())
 
     def _view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
         visit = visit_of(request)

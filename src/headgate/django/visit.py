@@ -23,11 +23,12 @@ _PLAIN_META = ("CONTENT_TYPE", "CONTENT_LENGTH")  # PEP 3333: the two headers wi
 class Visit(Passage):
     """What the gate has done about one request, found on it as `request.headgate`."""
 
-    __slots__ = ("charged", "open")
+    __slots__ = ("charged", "ends", "open")
 
     def __init__(self, gate: Gate | AsyncGate, *, charged: bool) -> None:
         super().__init__(gate)
         self.charged = charged  # the plan of the place where the request arrived has been decided
+        self.ends = False  # the end of the request releases what it holds
         self.open = True  # somebody outside will still add the fields to the response
 
 

@@ -1,17 +1,22 @@
 """The Flask extension: what it adds to an application, and what that does with each request.
 
 A `before_request` decides, also where no route matches; an `after_request` tells the client, whoever made the response.
+What is held until the last byte goes with the response, and with the request if no response came so far.
 Nothing about one request is kept here: a Passage is left on the request itself, because `flask.g` outlives a request
 that is made inside an application context.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, cast
 
 from flask import Flask, Request, Response, current_app, has_request_context, request
 
+from headgate.after import Headers
+from headgate.after import Response as Answer
 from headgate.clock import epoch_seconds
+from headgate.ending import Ending
 from headgate.errors import SettingsError
 from headgate.flask.caller import FlaskCaller
 from headgate.flask.refusal import refuse
@@ -23,6 +28,7 @@ from headgate.passage import Passage
 from headgate.plan import Decision
 from headgate.preflight import is_preflight
 from headgate.settings import Settings
+from headgate.wsgi import Attended
 
 _NAME: Final = "headgate"
 _ON_REQUEST: Final = "_headgate"
@@ -56,7 +62,9 @@ class RateLimiter:
             _check_apart(settings, other.settings)
         added = Installation(self, app, settings)
         app.before_request(added.before)
-        app.after_request(added.after)
+        # To be called after all others: what is sent is what counts.
+        app.after_request_funcs.setdefault(None, []).insert(len(installed), added.after)
+        app.teardown_request(added.over)
         installed.append(added)
 
     def _all_options(self, app: Flask) -> dict[str, Any]:
@@ -101,9 +109,11 @@ class Installation:
     def after(self, response: Response) -> Response:
         """Tell the client what was decided."""
         passage = _passages().get(self)
-        decision = None if passage is None else passage.decision
-        if decision is None:
+        if passage is None or passage.decision is None:
             return response
+        if passage.ending is not None:
+            self._attend(passage, response)
+        decision = passage.decision
         epoch, status = epoch_seconds(), response.status_code
         told = response_fields if decision.allowed else denial_fields
         fields = told(decision, self.settings.headers, epoch=epoch, status=status)
@@ -116,6 +126,23 @@ class Installation:
             for name, value in fields:
                 response.headers.add(name, value)
         return response
+
+    def _attend(self, passage: Passage, response: Response) -> None:
+        """Give back what this response gives back, and have it release what is held when it is closed."""
+        ending = cast("Ending", passage.ending)
+        passage.regain(ending.answered(Answer(response.status_code, Headers(response.headers))))
+        if ending.holds:
+            response.call_on_close(ending.ended)
+            response.direct_passthrough = False  # with it, werkzeug hands a file to the server and closes only that
+            if response.is_streamed:
+                response.response = Attended(cast("Iterable[bytes]", response.response), ending)
+
+    def over(self, error: BaseException | None) -> None:
+        """The request is over. Its response, if there is one that was not lost by an error, is still to be sent."""
+        passage = _passages().get(self)
+        ending = None if passage is None else cast("Ending | None", passage.ending)
+        if ending is not None and (error is not None or not ending.answered_once):
+            ending.over(error)
 
     def reach(self, mark: Mark, label: str) -> Response | None:
         """Enforce the mark of a view, unless it was: None to go on, or the response to give instead of calling it."""

@@ -88,6 +88,9 @@ def _meter(terms: Terms) -> _Meter:
     if terms.ban is not None:
         problem = "CL.THROTTLE does not count refusals"
         raise RuleError(f"{what}ban", terms.ban.name, problem=problem, expected=f"leave it out, {_ELSEWHERE}")
+    if terms.refund_when is not None:
+        problem, expected = "CL.THROTTLE cannot give a charge back", f"leave it out, {_ELSEWHERE}"
+        raise RuleError(f"{what}charge_when or refund_when", terms.refund_when, problem=problem, expected=expected)
     burst, unit, leak = terms.params
     interval = -(-unit // leak)
     if interval > _HOUR:

@@ -33,7 +33,7 @@ _EXAMS: Final = {  # name → module
     "StoreExam": "headgate.testing.store",
 }
 
-_PARTS: Final = ("headgate.testing.functions", "headgate.testing.held", "headgate.testing.shadow")  # of the exams
+_PARTS: Final = tuple(f"headgate.testing.{part}" for part in ("after", "functions", "held", "shadow"))  # of the exams
 
 if "pytest" in sys.modules:
     # So that a failed law shows its numbers.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from headgate.clock import ManualClock
+from headgate.testing.after import AfterLaws
 from headgate.testing.functions import FunctionLaws, plan_of
 
 Headers = Sequence[tuple[str, str]]
@@ -44,7 +45,7 @@ class AdapterClient(Protocol):
     ) -> Answer: ...
 
 
-class AdapterExam(FunctionLaws):
+class AdapterExam(AfterLaws, FunctionLaws):
     """What every adapter must do. Subclass it in a test module and return from `client` this application:
 
     | path | view |
@@ -57,16 +58,15 @@ class AdapterExam(FunctionLaws):
     | GET /shared/a, /shared/b | text "a", "b"; `@limit("2/minute", scope="shared")` on each |
     | GET /exempt | text "exempt"; `@exempt` |
     | GET /stream | the chunks "one", "two"; `@limit("2/minute")` |
+    | GET /slow | the chunks "one", "two", "three", each noted in `calls` when it is made |
+    | GET /guess/<word> | 200 if the word is "right", else 401; `@limit("2/minute", charge_when=wrong, scope="guess")` |
     | GET /redirect | 302 to /open |
     | GET /boom | raises RuntimeError("boom") after noting the call |
     | GET /items/<name> | text of the name; `@limit("2/minute", key="path:name", scope="items")` |
 
-    `client(**options)` applies the options to the adapter; exceptions of views must come back as a 500.
+    `client(**options)` applies the options to the adapter; exceptions of views must come back as a 500. The view of
+    /guess notes its word; `wrong` is `headgate.testing.after.wrong`. An asynchronous adapter says `later = True`.
     """
-
-    def client(self, **options: Any) -> AdapterClient:
-        """The application, limited by the adapter with these options."""
-        raise NotImplementedError
 
     def test_without_rules_everything_passes_untouched(self) -> None:
         client = self.client(enabled=True)

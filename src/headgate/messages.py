@@ -1,0 +1,66 @@
+"""The messages of ASGI: what they say of a response, and fields that are added to them.
+
+This module knows fields and the shapes of messages; no gate, no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+from functools import lru_cache
+from typing import Any, Final
+
+from headgate.after import Headers, Response
+from headgate.http import Field, Fields, merge
+
+Message = MutableMapping[str, Any]
+
+HTTP: Final = ("http.response.start", "http.response.body")
+WEBSOCKET: Final = ("websocket.http.response.start", "websocket.http.response.body")
+STARTS: Final = (HTTP[0], WEBSOCKET[0])
+_HANDSHAKES: Final = {"websocket.accept": 101, "websocket.close": 403}  # answered by no response: what servers send
+
+
+def response_of(message: Message) -> Response | None:
+    """The response that starts with this message; None if none does. A handshake is answered by 101, or by 403."""
+    kind = message["type"]
+    status = message["status"] if kind in STARTS else _HANDSHAKES.get(kind)
+    if status is None:
+        return None
+    lines = message.get("headers", ())
+    return Response(status, Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in lines]))
+
+
+def is_last(message: Message) -> bool:
+    """Whether nothing of the body comes after this message."""
+    return message["type"] == HTTP[1] and not message.get("more_body", False)
+
+
+@lru_cache(maxsize=64)
+def encoded_name(name: str) -> bytes:
+    """The name of a field as messages have it."""
+    return name.lower().encode("latin-1")
+
+
+def _encoded(fields: Iterable[Field]) -> list[tuple[bytes, bytes]]:
+    return [(encoded_name(name), value.encode("latin-1")) for name, value in fields]
+
+
+kept: Final = lru_cache(maxsize=1024)(_encoded)
+"""The fields of a denial, of which the same is given again and again."""
+
+
+def merged(headers: Iterable[tuple[bytes, bytes]], fields: Fields) -> list[tuple[bytes, bytes]]:
+    """The response's own headers, untouched where they do not speak of rate limits, with the fields added."""
+    own, added, names = list(headers), [], set()
+    for name, value in fields:
+        encoded = encoded_name(name)
+        names.add(encoded)
+        added.append((encoded, value.encode("latin-1")))
+    for encoded, _ in own:
+        if encoded.lower() in names:
+            break
+    else:
+        return own + added
+    clashes = [pair for pair in own if b"ratelimit" in pair[0].lower() or pair[0].lower() in names]
+    spoken = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in clashes]
+    return [pair for pair in own if pair not in clashes] + _encoded(merge(spoken, fields))
