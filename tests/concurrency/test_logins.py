@@ -1,0 +1,216 @@
+"""A login limited to 5 failures is 5 failures, however many try at once: in three frameworks, on two stores."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Lock
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+from fastapi import FastAPI, HTTPException
+from flask import Flask, request
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from headgate.django import gates
+from headgate.django import limit as django_limit
+from headgate.fastapi import limit as fastapi_limit
+from headgate.flask import RateLimiter
+from headgate.flask import limit as flask_limit
+from headgate.starlette import RateLimitMiddleware
+from headgate.starlette import limit as starlette_limit
+from headgate.testing.adapter import Answer
+from headgate.testing.after import wrong
+from tests.adapters.asgi_client import Server, make_scope
+from tests.adapters.django_app import by_wsgi, call_asgi, serving
+from tests.adapters.wsgi_client import WsgiClient
+
+MANY = 60
+PATIENCE = 10.0  # a deadline that no busy machine misses: what is counted in memory instead would be counted twice
+LIMIT: Any = {"quota": "5/minute", "key": "ip", "charge_when": wrong}
+
+
+class Tried:
+    """The passwords that reached a view, wherever it runs."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self._lock = Lock()
+
+    def status(self, password: str) -> int:
+        with self._lock:
+            self.seen.append(password)
+        return 200 if password == "right" else 401
+
+
+def header(password: str) -> list[tuple[str, str]]:
+    return [("X-Password", password)]
+
+
+# Each gives the answers to these passwords, tried all at once.
+
+
+def starlette_app(tried: Tried) -> Any:
+    @starlette_limit(**LIMIT)
+    async def login(request: Request) -> Response:
+        await asyncio.sleep(0)  # as where the password is looked up
+        return PlainTextResponse("", tried.status(request.headers["X-Password"]))
+
+    return Starlette(routes=[Route("/login", login, methods=["POST"])])
+
+
+def fastapi_app(tried: Tried) -> Any:
+    app = FastAPI()
+
+    @app.post("/login")
+    @fastapi_limit(**LIMIT)
+    async def login(request: Request) -> None:
+        await asyncio.sleep(0)
+        if tried.status(request.headers["X-Password"]) != 200:
+            raise HTTPException(401)
+
+    return app
+
+
+class ByASGI:
+    """Tasks on one loop. Its loop lasts, as the store's connections do."""
+
+    def __init__(self, app: Any, **options: Any) -> None:
+        self._app = RateLimitMiddleware(app, **options)
+        self._runner = asyncio.Runner()
+
+    def all(self, passwords: Iterable[str]) -> list[Answer]:
+        async def one(password: str) -> Answer:
+            server = Server(make_scope("POST", "/login", headers=header(password)))
+            await server.run(self._app, raising=True)
+            return server.answer
+
+        async def main() -> list[Answer]:
+            return await asyncio.gather(*[one(password) for password in passwords])
+
+        return self._runner.run(main())
+
+    def close(self) -> None:
+        self._runner.run(self._app.gate.close())
+        self._runner.close()
+
+
+def in_threads(ask: Any, passwords: Iterable[Any]) -> list[Answer]:
+    tried = list(passwords)
+    ready = Barrier(len(tried))
+
+    def one(password: Any) -> Answer:
+        ready.wait()
+        answer: Answer = ask(password)
+        return answer
+
+    with ThreadPoolExecutor(len(tried)) as pool:
+        return list(pool.map(one, tried))
+
+
+class ByFlask:
+    """Threads that share one application."""
+
+    def __init__(self, tried: Tried, **options: Any) -> None:
+        app = Flask("board")
+
+        @app.post("/login")
+        @flask_limit(**LIMIT)
+        def login() -> tuple[str, int]:
+            return "", tried.status(request.headers["X-Password"])
+
+        self._limiter = RateLimiter(app, **options)
+        self._client = WsgiClient(app)
+        self._app = app
+
+    def all(self, passwords: Iterable[str]) -> list[Answer]:
+        return in_threads(lambda tried: self._client.request("POST", "/login", headers=header(tried)), passwords)
+
+    def close(self) -> None:
+        for installed in self._app.extensions["headgate"]:
+            installed.close()
+
+
+class ByDjango:
+    """Threads under WSGI, tasks under ASGI."""
+
+    def __init__(self, tried: Tried, *, later: bool, **options: Any) -> None:
+        @django_limit(**LIMIT)
+        def login(request: HttpRequest) -> HttpResponse:
+            return HttpResponse(status=tried.status(request.headers["X-Password"]))
+
+        self._serving = serving(later=later, urls=[path("login", login)], **options)
+        self._app = self._serving.__enter__().app
+        self._runner = asyncio.Runner() if later else None
+
+    def all(self, passwords: Iterable[str]) -> list[Answer]:
+        common = {"method": "POST", "path": "/login", "peer": "198.51.100.9"}
+        asked = [{**common, "headers": header(password)} for password in passwords]
+        if self._runner is None:
+            return in_threads(lambda one: by_wsgi(self._app, one, b""), asked)
+
+        async def main() -> list[Answer]:
+            return await asyncio.gather(*[call_asgi(self._app, one) for one in asked])
+
+        return self._runner.run(main())
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._runner.run(gates.async_gate().close())
+            self._runner.close()
+        self._serving.__exit__(None, None, None)
+
+
+SITES: Any = {
+    "starlette": lambda tried, **options: ByASGI(starlette_app(tried), **options),
+    "fastapi": lambda tried, **options: ByASGI(fastapi_app(tried), **options),
+    "flask": ByFlask,
+    "django-wsgi": lambda tried, **options: ByDjango(tried, later=False, **options),
+    "django-asgi": lambda tried, **options: ByDjango(tried, later=True, **options),
+}
+
+
+@pytest.fixture(params=["memory", "valkey"])
+def store(request: pytest.FixtureRequest) -> str:
+    if request.param == "memory":
+        return "memory://"
+    server = request.getfixturevalue("valkey")
+    server.flush()
+    url: str = server.url
+    return url
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_of_60_wrong_logins_at_once_5_reach_the_view(name: str, store: str) -> None:
+    tried = Tried()
+    site = SITES[name](tried, store=store, deadline=PATIENCE)
+    try:
+        answers = site.all(["wrong"] * MANY)
+        assert sorted(answer.status for answer in answers) == [401] * 5 + [429] * (MANY - 5)
+        assert tried.seen == ["wrong"] * 5
+        assert {answer.one("retry-after") is None for answer in answers if answer.status == 401} == {True}
+        assert site.all(["right"])[0].status == 429  # the failures are five, whatever comes then
+    finally:
+        site.close()
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_right_logins_are_not_charged(name: str, store: str) -> None:
+    tried = Tried()
+    site = SITES[name](tried, store=store, deadline=PATIENCE)
+    try:
+        for _ in range(4):
+            assert [answer.status for answer in site.all(["right"] * 5)] == [200] * 5  # five at once, never refused
+        told = [site.all([password])[0].one("ratelimit") for password in ("right", "wrong", "right")]
+        assert [json.loads(line.partition(";r=")[2].partition(";")[0]) for line in told] == [5, 4, 4]
+        assert [site.all(["wrong"])[0].status for _ in range(5)] == [401] * 4 + [429]
+        assert tried.seen.count("wrong") == 5
+    finally:
+        site.close()
