@@ -10,17 +10,17 @@ from typing import Any
 import anyio
 import pytest
 
-from headgate import ManualClock, Quota, Rule
+from headgate import Concurrency, ManualClock, Rule
 from headgate.after import Response, owed
 from headgate.ending import AsyncEnding, Ending, run_apart
 from headgate.errors import StoreError
 from headgate.limiter import conclude
 from headgate.plan import Check, Outcome, Plan, Terms
-from headgate.testing.after import Held, Watched, wrong
+from headgate.testing.after import Watched, wrong
 
 COLOURS = pytest.mark.parametrize("later", [False, True], ids=["sync", "async"])
 LOGIN = Rule(name="login", quota="5/minute", charge_when=wrong).terms("sliding-window")[0]
-HELD = Held(name="held", quota="1/minute").terms("sliding-window")[0]
+HELD = Rule(name="held", quota="1 at once").terms("sliding-window")[0]
 
 
 class Case:
@@ -259,7 +259,7 @@ def test_in_an_anyio_scope_that_was_cancelled_too() -> None:
 
 def test_a_silent_application_keeps_what_it_holds() -> None:
     """By the loop's timer: the lease is 60 ms long, and nothing is sent meanwhile."""
-    brief = Held(name="brief", quota=Quota(1, 0.06)).terms("sliding-window")[0]
+    brief = Rule(name="brief", quota=Concurrency(1, lease=0.06)).terms("sliding-window")[0]
 
     async def main() -> None:
         case = Case(brief, later=True)

@@ -25,10 +25,10 @@ from headgate.plan import Check, Outcome, Plan
 from headgate.starlette import RateLimitMiddleware as StarletteMiddleware
 from headgate.starlette import limit
 from headgate.stores.memory import AsyncMemoryStore
-from headgate.testing.after import Held, Watched
+from headgate.testing.after import Watched
 from tests.adapters.asgi_client import AsgiClient, make_scope
 
-HELD = Held(name="held", quota="1/hour")
+HELD = Rule(name="held", quota="1 at once for 1 hour")
 UNLESS_FINE = Rule(name="fails", quota="1/hour", charge_when=lambda response: response.status_code >= 400)
 App = Callable[..., Any]
 
@@ -196,8 +196,8 @@ def test_fastapi_all_decisions_of_a_request_count() -> None:
     client = AsgiClient(app)
     answers = [client.get(f"/login/{status}", peer=f"198.51.100.{at}") for at, status in enumerate((401, 404))]
     assert [answer.one("ratelimit") for answer in answers] == [
-        '"held";r=0;t=3600, "fails";r=0;t=3600, "failures";r=1;t=3600',
-        '"held";r=0;t=3600, "fails";r=0;t=3600, "failures";r=2',
+        '"held";r=0, "fails";r=0;t=3600, "failures";r=1;t=3600',
+        '"held";r=0, "fails";r=0;t=3600, "failures";r=2',
     ]
     assert said(store).count("release") == 2
 
@@ -236,7 +236,7 @@ def test_100_000_requests_with_random_ends_leak_no_held_charge() -> None:
     """Errors at any moment, sends that fail, cancellations, one or several: all that was held is free at the end."""
     drawn, store = random.Random(4), Watched(ManualClock())
     log = store.log = Counting()
-    several = Held(name="several", quota="40/hour")
+    several = Rule(name="several", quota="40 at once for 1 hour")
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         how = scope["how"]

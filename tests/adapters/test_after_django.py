@@ -21,11 +21,11 @@ from headgate import ManualClock, Rule
 from headgate.django import limit
 from headgate.identity import identity_text
 from headgate.plan import Check, Plan
-from headgate.testing.after import Held, Watched
+from headgate.testing.after import Watched
 from tests.adapters.django_app import OURS, serving
 
 HERE = "tests.adapters.test_after_django"
-HELD = Held(name="held", quota="1/hour")
+HELD = Rule(name="held", quota="1 at once for 1 hour")
 UNLESS_FINE = Rule(name="fails", quota="1/hour", charge_when=lambda response: response.status_code >= 400)
 RULES: Any = (HELD, UNLESS_FINE)
 

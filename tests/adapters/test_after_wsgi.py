@@ -13,14 +13,14 @@ from flask.signals import request_finished
 
 from headgate import ManualClock, Rule
 from headgate.flask import RateLimiter, limit
-from headgate.testing.after import Held, Watched
+from headgate.testing.after import Watched
 from headgate.wsgi import RateLimitMiddleware
 from tests.adapters.wsgi_client import WsgiClient, make_environ
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-HELD = Held(name="held", quota="1/hour")
+HELD = Rule(name="held", quota="1 at once for 1 hour")
 UNLESS_FINE = Rule(name="fails", quota="1/hour", charge_when=lambda response: response.status_code >= 400)
 IF_FINE = Rule(name="works", quota="1/hour", refund_when=lambda response: response.status_code >= 400)
 

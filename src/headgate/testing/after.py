@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from headgate.after import Response
 from headgate.clock import MICROSECOND, ManualClock
-from headgate.plan import Outcome, Plan, Terms
+from headgate.plan import Outcome, Plan
 from headgate.rule import Rule
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
-from headgate.terms import QuotaSpec
 
 if TYPE_CHECKING:
     from headgate.testing.adapter import AdapterClient
@@ -65,7 +64,8 @@ class AfterLaws:
 
     def test_what_is_held_is_released_once_whatever_the_response(self) -> None:
         store = Watched(ManualClock())
-        client = self.client(rules=[Held(name="held", quota="1/hour")], store=store.of_colour(later=self.later))
+        held = Rule(name="held", quota="1 at once for 1 hour")
+        client = self.client(rules=[held], store=store.of_colour(later=self.later))
         asked = [("GET", "/open"), ("GET", "/redirect"), ("GET", "/boom"), ("GET", "/nowhere"), ("GET", "/stream")]
         asked += [("HEAD", "/limited"), ("GET", "/guess/wrong"), ("GET", "/open")]
         statuses = [client.request(method, path).status for method, path in asked]
@@ -75,7 +75,7 @@ class AfterLaws:
     def test_what_is_held_is_renewed_while_a_response_is_sent_and_released_after_it(self) -> None:
         clock = Progress()
         store = Watched(clock)
-        client = self.client(rules=[Held(name="held", quota="1/minute")], store=store.of_colour(later=self.later))
+        client = self.client(rules=[Rule(name="held", quota="1 at once")], store=store.of_colour(later=self.later))
         clock.calls = store.calls = client.calls
         assert client.request("GET", "/slow").body == b"onetwothree"
         assert store.log == [("run", 0), ("renew", 1), ("renew", 2), ("renew", 3), ("release", 3)]
@@ -97,14 +97,6 @@ def _with_status(status: int) -> Callable[[Response], bool]:
         return response.status_code == status
 
     return has
-
-
-class Held(Rule):
-    """A rule whose charge is held until the response has ended."""
-
-    def terms(self, algorithm: str, quota: QuotaSpec | None = None) -> tuple[Terms, ...]:
-        """The terms of the rule, held."""
-        return tuple([each._replace(held=True) for each in super().terms(algorithm, quota)])
 
 
 class Progress:
@@ -145,15 +137,10 @@ class Watched(MemoryStore):
     def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
         """Charge anew, and note it."""
         self.log.append(("renew", len(self.calls)))
-        super().refund(plan, outcomes)
-        return super().run(plan)
+        return super().renew(plan, outcomes)
 
 
 class _WatchedLater(AsyncMemoryStore):
     def __init__(self, store: Watched) -> None:
         super().__init__(store)
         self.clock = store.clock
-        self._watched = store
-
-    async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        return self._watched.renew(plan, outcomes)
