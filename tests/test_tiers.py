@@ -18,7 +18,8 @@ from headgate.passage import NOWHERE
 from headgate.plan import Check, Plan
 from headgate.quota import MAX_LIMIT
 from headgate.settings import Settings
-from headgate.stores.memory import _SHARED, MemoryStore
+from headgate.stores.entries import SHARED
+from headgate.stores.memory import MemoryStore
 from headgate.terms import _read, make_terms
 from tests import test_gate
 from tests.test_gate import Ask, Visitor, names, settings
@@ -196,11 +197,11 @@ def test_newcomers_to_a_full_store_share_no_more_than_so_many_budgets() -> None:
     one = make_terms("one", (Quota(1, 60),), algorithm="gcra")[0]
     for _ in range(2):  # refused, so it makes room for nobody
         store.run(Plan((Check(one, "a", 1),)))
-    for limit in range(1, 2 * _SHARED):
+    for limit in range(1, 2 * SHARED):
         terms = make_terms("more", (Quota(limit, 60),), algorithm="sliding-window")[0]
         for _ in range(2):
             store.run(Plan((Check(terms, str(limit), 1),)))
-    assert (len(store), len(store._overflow)) == (1, _SHARED)
+    assert (len(store), len(store._entries._shared)) == (1, SHARED)
 
 
 @pytest.mark.parametrize("length", [1_000, 1_001, 1_000_000])

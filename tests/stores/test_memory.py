@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from headgate import ConfigurationError, Limiter, ManualClock
 from headgate.errors import ColourError, StoreURLError
 from headgate.plan import Check, Plan
 from headgate.stores import open_async_store, open_store
-from headgate.stores.memory import MemoryStore
+from headgate.stores.entries import GUESTS
+from headgate.stores.memory import MAX_KEYS, MemoryStore
 from headgate.testing.store import NAMES, terms
 
 ALGORITHMS = pytest.mark.parametrize("algorithm", NAMES)
@@ -61,7 +63,116 @@ def test_the_shared_budgets_are_bounded_too(clock: ManualClock) -> None:
     limiter.hit("1/hour", "blocked")
     for number in range(1000):
         limiter.hit("1/hour", "newcomer", action=f"reply:{number}")
-    assert len(limiter.store._overflow) == 1  # type: ignore[attr-defined]
+    assert len(limiter.store._entries._shared) == 1  # type: ignore[attr-defined]
+
+
+@ALGORITHMS
+def test_a_guest_of_the_shared_budget_stays_one(clock: ManualClock, algorithm: str) -> None:
+    """Room that is found later would be a second budget for whoever was charged in the first."""
+    store = MemoryStore(max_keys=10, clock=clock)
+    hit = hitter(store, algorithm, "4/hour")
+    long = hitter(store, algorithm, "1/day")
+    for number in range(10):
+        assert [long(number), long(number)] == [True, False]
+    assert [hit("guest"), hit("guest"), hit("other")] == [True, True, True]
+    for number in range(10):
+        store.forget(terms(algorithm, "1/day").rule_id, f"{number}")  # now there is room
+    assert hit("newcomer", 4), "whoever was not charged there has a budget of his own"
+    assert [hit("guest"), hit("guest"), hit("other")] == [True, False, False]
+    clock.advance(7200)
+    assert hit("guest", 4)
+
+
+def test_guests_are_bounded(clock: ManualClock) -> None:
+    store = MemoryStore(max_keys=1, clock=clock)
+    hit = hitter(store, "fixed-window", "1000000/hour")
+    hitter(store, "fixed-window", "1/day")("blocked")
+    for number in range(GUESTS + 100):
+        assert hit(number)
+    [shared] = store._entries._shared.values()
+    assert len(shared.guests) == GUESTS
+
+
+@ALGORITHMS
+def test_a_flood_forgives_nobody_who_has_used_more(clock: ManualClock, algorithm: str) -> None:
+    """Four guesses of five, a flood of keys that may be invented, four guesses more: so a password was found."""
+    store = MemoryStore(max_keys=100, clock=clock)
+    login, api = hitter(store, algorithm, "5/hour"), hitter(store, algorithm, "1000/day")
+    assert [login("victim") for _ in range(4)] == [True] * 4
+    for number in range(10_000):
+        api(number)
+    assert [login("victim"), login("victim")] == [True, False]
+
+
+@ALGORITHMS
+def test_to_look_drives_nobody_out(clock: ManualClock, algorithm: str) -> None:
+    store = MemoryStore(max_keys=10, clock=clock)
+    rule = terms(algorithm, "2/hour")
+    hit = hitter(store, algorithm)
+    for number in range(10):
+        hit(number)
+    before = dict(store._known)
+    for number in range(1000):
+        look = Plan((Check(rule, f"stranger {number}", 1),), charge=False)
+        assert store.run(look)[0].remaining == 2
+        hit(f"stranger {number}", 0)
+        hit(f"stranger {number}", 3)
+    assert store._known == before
+
+
+class Counted(dict[Any, Any]):
+    """The entries of a store, and how often one was looked at."""
+
+    looks = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        self.looks += 1
+        return super().__getitem__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.looks += 1
+        return super().get(key, default)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        self.looks += 1
+        return super().pop(key, *default)
+
+
+@pytest.fixture
+def _no_collector() -> Iterator[None]:
+    """Nothing here is a cycle, and to look for some among a million tuples takes half the time."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collector")
+def test_a_million_identities(clock: ManualClock, capsys: Any) -> None:
+    """Keys that an attacker invents, under three rules in turn: bounded, flat, and whoever is refused stays refused."""
+    count, step = 1_000_000, 50_000
+    store = MemoryStore(clock=clock)
+    rules = [terms("sliding-window", quota, scope=quota) for quota in ("10/minute", "1000/day", "5/hour")]
+    refused = [hitter(store, quota=quota) for quota in ("2/hour", "1/day")]
+    assert [[hit("refused") for _ in range(3)] for hit in refused] == [[True, True, False], [True, False, False]]
+    looks: list[int] = []
+    begun = perf_counter()
+    for start in range(0, count, step):
+        counted = start in (3 * step, count - step)  # when it has just become full, and at the end
+        if counted:
+            store._known = store._entries.by_key = Counted(store._known)
+        for number in range(start, start + step):
+            store.run(Plan((Check(rules[number % 3], f"s{number}", 1),)))
+        if counted:
+            looks.append(store._known.looks)  # type: ignore[attr-defined]
+            store._known = store._entries.by_key = dict(store._known)
+        clock.advance(0.5)
+        assert len(store) == min(start + step + 2, MAX_KEYS)
+        assert not any(hit("refused") for hit in refused)
+    with capsys.disabled():
+        print(f"\nmemory: {count:,} identities, {(perf_counter() - begun) / count * 1e6:.1f} µs each")
+    first, last = [each / step for each in looks]
+    assert first == pytest.approx(last, rel=0.01)
+    assert last <= 16
 
 
 @ALGORITHMS
@@ -109,7 +220,7 @@ def test_forget_and_come_again_leaves_one_place_in_the_queue(clock: ManualClock)
         assert [hit("a"), hit("a"), hit("a")] == [True, True, False]
         store.forget(rule.rule_id, "a")
         store.forget(rule.rule_id, "nobody")
-    assert len(store._hand) == len(store) == 1
+    assert len(store._entries._hand) == len(store) == 1
 
 
 @ALGORITHMS
@@ -118,7 +229,7 @@ def test_a_refund_leaves_nothing_to_keep(clock: ManualClock, algorithm: str) -> 
     plan = Plan((Check(terms(algorithm, "1/hour"), "a", 1),))
     told = store.run(plan)
     store.refund(plan, told)
-    assert store._entries[next(iter(store._entries))].state is None
+    assert next(iter(store._known.values())).state is None
     store.refund(plan, told)
     for number in range(2):
         assert store.run(Plan((Check(plan.checks[0].terms, f"{number}", 1),)))[0].allowed

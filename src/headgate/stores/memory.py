@@ -1,19 +1,14 @@
 """The in-process store: a dictionary, one lock, no thread, no timer, no scan.
 
-Every check costs the same however many identities there are. The number of keys is bounded; room is made as
-requests come, by looking at a few keys for each new one. This module knows values and algorithms.
-
-When the store is full and no key that was looked at may go, because each of them is refused at present, the newcomer
-shares one budget with all others in that position: strict, bounded, and nobody who is refused or banned is freed.
-Strikes towards a ban are not shared, for all newcomers would be banned for one: they are not counted then.
+Every check costs the same however many identities there are. The number of keys is bounded; how room is made as
+requests come is told in `entries`. This module knows values and algorithms.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from collections import deque
-from typing import Any, Final
+from typing import Final
 
 from headgate.algorithms import KEPT
 from headgate.clock import Clock, SystemClock
@@ -22,33 +17,10 @@ from headgate.identity import digest
 from headgate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, charged, in_shadow, strikers
 from headgate.stores import DEADLINE, shown_url
 from headgate.stores.awaited import Awaited
+from headgate.stores.entries import WHOLE, Entries, Entry, Shared
 
 MAX_KEYS: Final = 100_000  # about 40 MB of one-hit keys
 _COUNT: Final = "[0-9]{1,15}"
-_LOOKS: Final = 8  # keys looked at, at most, to make room for a new one
-_SHARED: Final = 1_000  # budgets of newcomers, when it is full
-_SWEEP: Final = 2  # and while there is room: twice as fast as keys come, so that what has expired goes
-_GONE: Final = -1  # the expiry of an entry that made room for another
-
-_Key = tuple[str, str]  # the rule's id, and the identity
-_Kind = tuple[str, tuple[int, ...], bool, bool]  # what rules have in common whose newcomers share a budget
-
-
-class _Entry:
-    """The state of one identity under one rule."""
-
-    __slots__ = ("expires", "refused_until", "state")
-
-    def __init__(self, state: Any = None) -> None:
-        self.expires = 0
-        self.refused_until = 0
-        self.state = state
-
-    def mark(self, check: Check, outcome: Outcome, now: int) -> None:
-        """Note after a charge how long this is needed, and for how long it must not make room for others."""
-        self.expires = now + outcome.reset_after
-        if outcome.remaining == 0 and not check.terms.shadow:
-            self.refused_until = now + outcome.next_after
 
 
 class MemoryStore:
@@ -66,16 +38,21 @@ class MemoryStore:
         self._max_keys = max_keys
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._lock = threading.Lock()
-        self._entries: dict[_Key, _Entry] = {}
-        self._hand: deque[_Key] = deque()  # every key once, in the order in which they are looked at
-        self._overflow: dict[_Kind, _Entry] = {}
+        self._entries = Entries(max_keys)
+        self._known = self._entries.by_key
 
     def __len__(self) -> int:
         """How many keys are held."""
-        return len(self._entries)
+        return len(self._known)
 
     def __repr__(self) -> str:
         return f"MemoryStore(max_keys={self._max_keys})"
+
+    def caution(self, *, strict: bool) -> None:
+        """Warn (HG101) where this process is one of several workers, each with such a store of its own."""
+        from headgate.workers import warn_of_memory  # here: the stand-in of another store does not ask
+
+        warn_of_memory(strict=strict)
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none."""
@@ -85,7 +62,7 @@ class MemoryStore:
             if len(checks) == 1:  # as most plans are: what follows, for a key that is known
                 check = checks[0]
                 terms, identity, cost = check
-                entry = self._entries.get((terms.rule_id, identity))
+                entry = self._known.get((terms.rule_id, identity))
                 if entry is not None:
                     algorithm, params = KEPT[terms.algorithm], terms.params
                     outcome = algorithm.check(entry.state, now, cost, params)
@@ -94,12 +71,15 @@ class MemoryStore:
                     elif cost:
                         entry.state = algorithm.charge(entry.state, now, cost, params)
                         entry.expires = now + outcome.reset_after
-                        if outcome.remaining == 0 and not terms.shadow:
-                            entry.refused_until = now + outcome.next_after
+                        if not terms.shadow:  # as entry.mark does
+                            remaining = outcome.remaining
+                            entry.left = remaining * WHOLE // outcome.limit
+                            if remaining == 0:
+                                entry.refused_until = now + outcome.next_after
                     return (outcome,)
             met = []
             for check in checks:
-                entry = self._entry(check, now)
+                entry = self._entries.find(check, now)
                 met.append((check, entry, _check(check, check.cost, entry, now)))
             taking = charging and not forced
             taking = taking and all([outcome.allowed or check.terms.shadow for check, _, outcome in met])
@@ -120,7 +100,7 @@ class MemoryStore:
         with self._lock:
             now = self._now_us()
             for check, outcome in charged(plan, outcomes):
-                entry = self._taken_from(check)
+                entry = self._entries.of(check)
                 if entry is not None:
                     entry.mark(check, _give_back(check, entry, outcome, now=now), now)
 
@@ -130,7 +110,7 @@ class MemoryStore:
             now = self._now_us()
             pairs = charged(plan, outcomes)
             for check, outcome in pairs:
-                entry = self._taken_from(check)
+                entry = self._entries.of(check)
                 if entry is not None:
                     _give_back(check, entry, outcome, now=now)
                 entry = self._charge(check, entry, now)
@@ -140,32 +120,22 @@ class MemoryStore:
     def forget(self, rule_id: str, identity: str) -> None:
         """Drop what is known of one identity under one rule."""
         with self._lock:
-            entry = self._entries.get((rule_id, identity))
-            if entry is not None:  # the hand comes by and takes the key away
-                entry.expires = entry.refused_until = 0
-                entry.state = None
+            entry = self._known.get((rule_id, identity))
+            if entry is not None:
+                entry.forget()
 
     def close(self) -> None:
         """Forget everything."""
         with self._lock:
             self._entries.clear()
-            self._hand.clear()
-            self._overflow.clear()
 
     def bans(self, terms: Terms) -> dict[str, int]:
         """The digests of all whom this ban holds for, with the microseconds that are left of it."""
         with self._lock:
             now = self._now_us()
-            states = [(key[1], entry.state) for key, entry in self._entries.items() if key[0] == terms.rule_id]
+            states = [(key[1], entry.state) for key, entry in self._known.items() if key[0] == terms.rule_id]
         told = {identity: KEPT[BAN].check(state, now, 0, terms.params) for identity, state in states}
         return {digest(identity): outcome.next_after for identity, outcome in told.items() if not outcome.allowed}
-
-    def _entry(self, check: Check, now: int) -> _Entry | None:
-        """What the check reads; None when nothing is known and a key may still be added."""
-        entry = self._entries.get((check.terms.rule_id, check.identity))
-        if entry is None and len(self._entries) >= self._max_keys and check.terms.algorithm != BAN:
-            return None if self._make_room(now) else self._shared(check)
-        return entry
 
     def _struck(self, checks: tuple[Check, ...], told: list[Outcome], now: int) -> tuple[Outcome, ...]:
         """The outcomes of a refused plan, when its refusals have been counted towards the bans that they name."""
@@ -175,23 +145,25 @@ class MemoryStore:
             if ban.terms.algorithm == BAN and told[at].allowed:
                 pairs = zip(told, strikers(checks, ban), strict=True)
                 waits = [outcome.retry_after or 0 for outcome, strikes in pairs if strikes and not outcome.allowed]
-            entry = self._entries.get((ban.terms.rule_id, ban.identity))
-            if waits and (entry is not None or len(self._entries) < self._max_keys or self._make_room(now)):
+            entry = self._known.get((ban.terms.rule_id, ban.identity))
+            if waits and (entry is not None or self._entries.has_room(now)):
                 entry = self._charge(ban._replace(cost=1), entry, now)
                 outcomes[at] = _check(ban, 0, entry, now)
                 entry.mark(ban, outcomes[at], now)
                 entry.refused_until = max(entry.refused_until, now + max(waits))  # who is refused keeps its strikes
         return tuple(outcomes)
 
-    def _charge(self, check: Check, entry: _Entry | None, now: int) -> _Entry:
+    def _charge(self, check: Check, entry: Entry | None, now: int) -> Entry:
         """Add the cost to the entry; a new one if there is none, or if a check of the same plan took its place."""
-        if entry is None or entry.expires == _GONE:
-            entry = self._admit(check, now, state=None if entry is None else entry.state)
-        terms, _, cost = check
+        if entry is None or entry.gone:
+            entry = self._entries.admit(check, now, state=None if entry is None else entry.state)
+        terms, identity, cost = check
+        if isinstance(entry, Shared):
+            entry.welcome((terms.rule_id, identity), now)
         entry.state = KEPT[terms.algorithm].charge(entry.state, now, cost, terms.params)
         return entry
 
-    def _stand(self, check: Check, entry: _Entry | None, outcome: Outcome, *, plan: Plan, now: int) -> Outcome:
+    def _stand(self, check: Check, entry: Entry | None, outcome: Outcome, *, plan: Plan, now: int) -> Outcome:
         """How a check stands after a plan that took nothing, save what counts refusals, or was forced."""
         allowed, terms = outcome.allowed, check.terms
         counts = plan.charge and (terms.count_denied or plan.forced)
@@ -207,64 +179,14 @@ class MemoryStore:
             return in_shadow(outcome, passed=allowed)
         return outcome if outcome.allowed is allowed else outcome._replace(allowed=allowed)
 
-    def _taken_from(self, check: Check) -> _Entry | None:
-        """What the check was charged to: what it shared with others, if it has nothing of its own."""
-        entry = self._entries.get((check.terms.rule_id, check.identity))
-        return self._overflow.get(_alike(check.terms)) if entry is None else entry
 
-    def _admit(self, check: Check, now: int, *, state: Any) -> _Entry:
-        """A new entry, and a look at two old ones."""
-        if len(self._entries) >= self._max_keys and not self._make_room(now) and check.terms.algorithm != BAN:
-            return self._shared(check)
-        self._sweep(now)
-        key = (check.terms.rule_id, check.identity)
-        entry = self._entries.get(key)  # there already if a plan, which should not, names one budget twice
-        if entry is None:
-            entry = self._entries[key] = _Entry(state)
-            self._hand.append(key)
-        return entry
-
-    def _shared(self, check: Check) -> _Entry:
-        """The one budget of all newcomers under rules of this algorithm, limit and period while the store is full."""
-        key = _alike(check.terms)
-        shared = self._overflow.get(key)
-        if shared is None:
-            if len(self._overflow) >= _SHARED:  # quotas that are made for each request have no end
-                del self._overflow[next(iter(self._overflow))]
-            shared = self._overflow[key] = _Entry()
-        return shared
-
-    def _sweep(self, now: int) -> None:
-        """Take away what has expired among the next few keys."""
-        for _ in range(min(_SWEEP, len(self._hand))):
-            key = self._hand.popleft()
-            if self._entries[key].expires <= now:
-                self._entries.pop(key).expires = _GONE
-            else:
-                self._hand.append(key)
-
-    def _make_room(self, now: int) -> bool:
-        """Free the first of the next few keys that is not refused at present; False if all of them are."""
-        for _ in range(min(_LOOKS, len(self._hand))):
-            key = self._hand.popleft()
-            if self._entries[key].refused_until <= now:
-                self._entries.pop(key).expires = _GONE
-                return True
-            self._hand.append(key)
-        return False
-
-
-def _check(check: Check, cost: int, entry: _Entry | None, now: int) -> Outcome:
+def _check(check: Check, cost: int, entry: Entry | None, now: int) -> Outcome:
     """Ask the check's algorithm."""
     state = None if entry is None else entry.state
     return KEPT[check.terms.algorithm].check(state, now, cost, check.terms.params)
 
 
-def _alike(terms: Terms) -> _Kind:
-    return terms.algorithm, terms.params, terms.held, terms.shadow
-
-
-def _give_back(check: Check, entry: _Entry, outcome: Outcome, *, now: int) -> Outcome:
+def _give_back(check: Check, entry: Entry, outcome: Outcome, *, now: int) -> Outcome:
     """Undo a charge, as far as the window that it fell into is still there, and say how it stands then."""
     terms, _, cost = check
     entry.state = KEPT[terms.algorithm].refund(entry.state, now, cost, terms.params, outcome.at)
@@ -278,6 +200,7 @@ class AsyncMemoryStore(Awaited):
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
         self._memory = store
+        self.caution = store.caution
 
     async def bans(self, terms: Terms) -> dict[str, int]:
         """As of MemoryStore."""
