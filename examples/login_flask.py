@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import unicodedata
 from typing import Any
 
 from flask import Flask, Request, jsonify, request
@@ -11,6 +10,7 @@ from werkzeug.security import check_password_hash, generate_password_hash
 
 from headgate.after import Response
 from headgate.flask import RateLimiter, limit
+from headgate.identity import account
 
 # Costly to check, as it should be: another reason to let nobody try for ever.
 PASSWORDS = {"laoqian": generate_password_hash("correct horse"), "xiaoma": generate_password_hash("battery staple")}
@@ -21,11 +21,6 @@ app = Flask(__name__)
 app.config["HEADGATE_STORE"] = os.environ.get("HEADGATE_STORE", "memory://")
 app.config["HEADGATE_DEADLINE"] = 1.0
 limiter.init_app(app)
-
-
-def account(name: str) -> str:
-    """One account under every way to write its name."""
-    return unicodedata.normalize("NFKC", name).casefold().strip()[:128]
 
 
 def by_account(asked: Request) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headgate.address import NO_PEER, Trust, client_address, group, parse_address
+from headgate.address import NO_PEER, Trust, client_address, group, is_rewritten, parse_address
 from headgate.errors import SettingsError
 
 VECTORS: Final = json.loads((Path(__file__).parent / "vectors" / "addresses.json").read_text())
@@ -45,12 +45,15 @@ def test_no_two_rows_have_one_name() -> None:
         ("::FFFF:203.0.113.8", "203.0.113.8"),
         ("64:ff9b::203.0.113.7", "203.0.113.7"),
         ("64:ff9b::cb00:7107", "203.0.113.7"),
-        ("64:ff9b:1::203.0.113.7", "64:ff9b:1::/64"),  # RFC 8215: for local use, and no client's own address
+        ("64:ff9b:1::203.0.113.7", "64:ff9b:1::cb00:7107"),  # RFC 8215: a translator's clients do not share
+        ("64:ff9b:1:abcd::203.0.113.8", "64:ff9b:1:abcd::cb00:7108"),
+        ("64:ff9b:2::203.0.113.7", "64:ff9b:2::/64"),
         ("::203.0.113.7", "::/64"),  # IPv4-compatible: long deprecated, and not mapped
         ("::1", "::1"),
         ("::2", "::/64"),
         ("127.0.0.1", "127.0.0.1"),
         ("2001:0:4136:e378:8000:63bf:3fff:fdd2", "2001:0:4136:e378::/64"),  # Teredo
+        ("2002:cb00:7107:1::1", "2002:cb00:7107:1::/64"),  # 6to4
         ("fe80::1%eth0", "fe80::/64"),
         ("fe80::1%eth1", "fe80::/64"),
     ],
@@ -59,6 +62,46 @@ def test_grouping(address: str, budget: str) -> None:
     parsed = parse_address(address)
     assert parsed is not None
     assert group(parsed) == client_address(address, [], NOBODY) == budget
+
+
+@pytest.mark.parametrize(
+    ("prefix", "address", "budget"),
+    [
+        (56, "2001:db8:1:2ff::1", "2001:db8:1:200::/56"),
+        (48, "2001:db8:1:2ff::1", "2001:db8:1::/48"),
+        (128, "2001:db8::1", "2001:db8::1/128"),
+        (1, "ffff::1", "8000::/1"),
+        (48, "::1", "::1"),
+        (48, "203.0.113.7", "203.0.113.7"),
+        (48, "::ffff:203.0.113.7", "203.0.113.7"),
+        (48, "64:ff9b::203.0.113.7", "203.0.113.7"),
+        (48, "testclient", "peer testclient"),
+        (48, None, NO_PEER),
+    ],
+)
+def test_a_prefix_of_another_length(prefix: int, address: str | None, budget: str) -> None:
+    assert client_address(address, [], NOBODY, prefix=prefix) == budget
+    if address not in (None, "testclient"):
+        assert client_address("10.0.0.1", [str(address)], PROXY, prefix=prefix) == budget
+        assert client_address("10.0.0.1", [f'for="{address}"'], FORWARDED, prefix=prefix) == budget
+
+
+@pytest.mark.parametrize(
+    ("peer", "lines", "header", "rewritten"),
+    [  # whether the peer has been taken from the header
+        ("203.0.113.7", ["203.0.113.7"], "X-Forwarded-For", True),
+        ("203.0.113.7", ["6.6.6.6", "203.0.113.7, 10.0.0.2"], "X-Forwarded-For", True),
+        ("203.0.113.7", ["::ffff:203.0.113.7"], "X-Forwarded-For", True),
+        ("2001:db8::1", ['for="[2001:DB8::1]:443"'], "Forwarded", True),
+        ("10.0.0.1", ["203.0.113.7"], "X-Forwarded-For", False),
+        ("203.0.113.8", ["203.0.113.7"], "X-Forwarded-For", False),
+        (None, ["203.0.113.7"], "X-Forwarded-For", False),
+        ("testclient", ["testclient"], "X-Forwarded-For", False),
+        ("203.0.113.7", ["203.0.113.7" + ",6.6.6.6" * 50_000], "X-Forwarded-For", False),
+    ],
+)
+def test_a_peer_that_the_server_has_rewritten(peer: str | None, lines: list[str], header: str, rewritten: bool) -> None:
+    assert is_rewritten(peer, lines, header) is rewritten
 
 
 # Published advisories that concern addresses: peer, lines of the header, whom to trust → the budget

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+import unicodedata
+from time import perf_counter
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
+import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import ConfigurationError, Limiter
-from headgate.errors import IdentityError
-from headgate.identity import digest, identity_text
+from headgate import AsyncLimiter, ConfigurationError, Limiter, Rule
+from headgate.ban import Ban
+from headgate.errors import IdentityError, SettingsError
+from headgate.identity import Seal, account, digest, identity_text
+from headgate.settings import Settings
+from headgate.stores.memory import MemoryStore
+from headgate.wsgi import RateLimitMiddleware
+from tests.adapters.wsgi_client import WsgiClient
+from tests.servers import Server
 
 TEXTS = st.one_of(
     st.text(st.characters(exclude_categories=())),  # lone surrogates too
@@ -93,3 +104,206 @@ def test_the_deepest_tuple_is_an_error_of_ours_or_an_identity() -> None:
     for _ in range(50):
         nested = (nested,)
     assert len(identity_text(nested)) <= 128
+
+
+# ---- accounts ----------------------------------------------------------------------------------------------------
+
+SPELLINGS = [  # one account each
+    [
+        "laoqian",
+        " laoqian ",
+        "LaoQian",
+        "ＬＡＯＱＩＡＮ",
+        "\tlaoqian\n",
+        "\u3000laoqian\xa0",
+        "laoqian\u2028",
+    ],
+    ["straße", "STRASSE", "strasse", "STRAẞE"],
+    ["josé", "jose\u0301", "JOSÉ", "JOSE\u0301"],
+    ["ﬁnn", "finn", "FINN", "ﬁNN"],
+    ["σίσυφος", "ΣΊΣΥΦΟΣ", "σίσυφοσ"],
+    ["ᾳ", "αι", "ΑΙ", "ᾼ"],
+    ["①", "1", "¹"],
+    ["", "  ", "\u2003"],
+]
+APART = [  # looks alike, and is another
+    ("paypal", "раураl"),  # Cyrillic
+    ("lao\u200bqian", "laoqian"),  # a space of no width
+    ("lao qian", "laoqian"),
+    ("I", "ı"),  # the dotless i of Turkish
+    ("jose", "josé"),
+    ("x" * 513, "x" * 514),
+    ("o0", "oo"),
+]
+
+
+@pytest.mark.parametrize("names", SPELLINGS, ids=range(len(SPELLINGS)))
+def test_an_account_has_one_name(names: list[str]) -> None:
+    assert len({account(name) for name in names}) == 1
+
+
+@pytest.mark.parametrize(("one", "two"), APART, ids=range(len(APART)))
+def test_what_looks_alike_is_another_account(one: str, two: str) -> None:
+    assert account(one) != account(two)
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_twice_is_once(text: str) -> None:
+    once = account(text)
+    assert account(once) == once
+    assert account(text.strip()) == once
+    assert account(unicodedata.normalize("NFD", text)) == once
+    assert account(unicodedata.normalize("NFKC", text)) == once
+    assert len(once) <= 512
+
+
+def test_twice_is_once_for_every_character_there_is() -> None:
+    touched = [
+        each
+        for each in map(chr, range(sys.maxunicode + 1))
+        if unicodedata.normalize("NFKC", each) != each or each.casefold() != each or unicodedata.combining(each)
+    ]
+    assert len(touched) > 5_000
+    for each in touched:
+        for text in (each, f"a{each}\u0345b"):
+            once = account(text)
+            assert account(once) == once == account(unicodedata.normalize("NFKD", text)), ascii(text)
+
+
+@pytest.mark.parametrize("text", ["x" * 513, "\ufdfa" * 40, "\ufdfa" * 512, " " * 99 + "X" * 513, "e\u0301" * 400])
+def test_a_long_name_is_a_digest(text: str) -> None:
+    once = account(text)
+    assert account(once) == account(f"  {text} ") == once
+    assert len(once) <= 512
+
+
+def test_a_huge_name_costs_its_hash() -> None:
+    huge, least = "\ufdfa" * 1_000_000, 9.0
+    for _ in range(5):
+        begun = perf_counter()
+        assert len(account(huge)) == 65
+        least = min(least, perf_counter() - begun)
+    assert least < 0.1  # to normalise it takes a second
+
+
+# ---- a secret ----------------------------------------------------------------------------------------------------
+
+SECRET, OTHER = "correct horse battery staple", b"another secret, as good"
+WHO = ["laoqian", 42, ("ip", "203.0.113.7"), "x" * 1000]
+
+
+@pytest.mark.parametrize("who", WHO, ids=range(len(WHO)))
+def test_a_sealed_text_tells_nothing_and_is_always_the_same(who: Any) -> None:
+    text = identity_text(who)
+    sealed = Seal(SECRET).text(text)
+    assert sealed == Seal(SECRET.encode()).text(text) != Seal(OTHER).text(text)
+    assert len(sealed) == 33
+    assert sealed not in (text, f"k{digest(text)}")
+
+
+@given(TEXTS, TEXTS)
+def test_sealed_texts_are_as_different_as_what_they_hide(one: str, two: str) -> None:
+    seal = Seal(OTHER)
+    assert (seal.text(identity_text(one)) == seal.text(identity_text(two))) is (one == two)
+
+
+def page(environ: Any, start_response: Any) -> list[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [b"page"]
+
+
+def make_settings(**options: Any) -> object:
+    return Settings(**options)
+
+
+@pytest.mark.parametrize("make", [Limiter, AsyncLimiter, make_settings])
+@pytest.mark.parametrize(
+    ("secret", "problem"),
+    [
+        ("fifteen bytes..", "only 15 bytes long"),
+        (b"fifteen bytes..", "only 15 bytes long"),
+        ("", "only 0 bytes long"),
+        (1234567890123456, "a int is neither text nor bytes"),
+        (["correct horse battery staple"], "a list is neither text nor bytes"),
+    ],
+)
+def test_a_secret_that_is_none_is_refused_and_not_shown(make: Any, secret: Any, problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem) as caught:
+        make(secret=secret)
+    assert caught.value.what == "secret"
+    shown = f"{caught.value} {caught.value.given} {caught.value.args}"
+    assert "fifteen" not in shown
+    assert "1234" not in shown
+    assert "horse" not in shown
+
+
+def test_a_secret_is_never_shown() -> None:
+    settings = Settings(secret=SECRET)
+    for thing in (settings, Seal(SECRET), Limiter(secret=SECRET), RateLimitMiddleware(page, settings=settings)):
+        assert "horse" not in repr(thing)
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_environ({"HEADGATE_SECRET": SECRET, "HEADGATE_STRICT": "perhaps"})
+    assert "horse" not in str(caught.value)
+
+
+def test_with_a_secret_no_key_is_the_digest_of_anybody(valkey: Server) -> None:
+    prefix, who = f"secret-{uuid4().hex}", "203.0.113.7"
+    text = identity_text(("ip", who))
+    options: Any = {"store": valkey.url, "prefix": prefix, "secret": SECRET}
+    with redis.Redis.from_url(valkey.url, decode_responses=True) as wire, Limiter(**options) as limiter:
+        limiter.hit("5/minute", ("ip", who))
+        limiter.hit("5/minute; 9/hour", who, action="reply")
+        web = RateLimitMiddleware(page, default_limits=["5/day"], **options)
+        assert WsgiClient(web).request("GET", "/", peer=who).status == 200
+        web.close()
+        keys = list(wire.scan_iter(f"{prefix}:*"))
+        assert len(keys) == 4
+        named = {key.partition("{")[2].partition("}")[0] for key in keys}
+        for plain in (text, identity_text(who), who):
+            assert digest(plain) not in named
+        assert named == {digest(Seal(SECRET).text(each)) for each in (text, identity_text(who))}
+
+
+@pytest.mark.parametrize("url", ["memory", "redis"])
+def test_limiters_of_one_secret_share_budgets_and_another_begins_anew(url: str, valkey: Server) -> None:
+    store: Any = MemoryStore() if url == "memory" else valkey.url
+    who = uuid4()
+    options: Any = {"deny_cache": 0}
+    with Limiter(store, secret=SECRET, **options) as one, Limiter(store, secret=SECRET.encode(), **options) as same:
+        assert [one.hit("2/minute", who).allowed, same.hit("2/minute", who).allowed] == [True, True]
+        assert not one.hit("2/minute", who)
+        assert same.peek("2/minute", who).remaining == 0
+        for another in (None, OTHER):
+            with Limiter(store, secret=another) as anew:
+                assert anew.hit("2/minute", who).remaining == 1
+        same.reset("2/minute", who)
+        assert one.hit("2/minute", who).remaining == 1
+
+
+def test_the_asynchronous_limiter_has_the_same_keys(valkey: Server) -> None:
+    who = uuid4()
+
+    async def main() -> int | None:
+        async with AsyncLimiter(valkey.url, secret=SECRET) as limiter:
+            return (await limiter.hit("5/minute", who)).remaining
+
+    with Limiter(valkey.url, secret=SECRET) as limiter:
+        limiter.hit("5/minute", who)
+        assert asyncio.run(main()) == 3
+
+
+@pytest.mark.parametrize("url", ["memory", "redis"])
+def test_bans_by_hand_know_the_secret(url: str, valkey: Server) -> None:
+    where: Any = {"store": MemoryStore()} if url == "memory" else {"store": valkey.url, "prefix": f"ban-{uuid4()}"}
+    who, ban = f"{uuid4()}", Ban(after=1, within=60, duration=60)
+    rule = Rule(name="login", quota="1/minute", key=lambda environ: who, ban=ban)
+    with Limiter(secret=SECRET, deny_cache=0, **where) as limiter:
+        web = RateLimitMiddleware(page, rules=[rule], secret=SECRET, deny_cache=0, **where)
+        assert WsgiClient(web).statuses("/") == [200]
+        limiter.ban(who, ban)
+        assert digest(Seal(SECRET).text(identity_text(who))) in limiter.bans(ban)
+        assert digest(identity_text(who)) not in limiter.bans(ban)
+        assert WsgiClient(web).request("GET", "/").status == 429
+        limiter.unban(who, ban)
+        assert limiter.bans(ban) == {}
+        web.close()

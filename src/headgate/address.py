@@ -19,6 +19,9 @@ Network = IPv4Network | IPv6Network
 
 NO_PEER: Final = "no-peer"  # a unix socket: one budget for all who come that way, never an invented 127.0.0.1
 _NAT64: Final = IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are the client's IPv4 address
+_NAT64_LOCAL: Final = IPv6Network("64:ff9b:1::/48")  # RFC 8215: they are somewhere in it, as each network likes
+IPV6_PREFIX: Final = 64  # bits that one client's addresses have in common
+_WIDEST: Final = 7  # bits of the widest network that is anybody's own: fc00::/7
 TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _PAIR: Final = re.compile(r'\s*([^=;\s]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;"]*))\s*(?:;|\Z)')
 _BACKWARDS: Final = re.compile(r'(?:[^",]|"(?:"\\|[^"])*+")*+(?=,|\Z)')  # one element, read from its end
@@ -72,9 +75,14 @@ class Trust(NamedTuple):
             return self.unix
         return any(address in network for network in self.networks if network.version == address.version)
 
+    @property
+    def everybody(self) -> tuple[Network, ...]:
+        """Those of the networks that are no network of proxies, but a good part of the internet."""
+        return tuple([network for network in self.networks if network.prefixlen < _WIDEST])
 
-def client_address(peer: str | None, lines: Sequence[str], trust: Trust) -> str:
-    """The client's address as a budget sees it: an IPv4 address, or an IPv6 /64.
+
+def client_address(peer: str | None, lines: Sequence[str], trust: Trust, *, prefix: int = IPV6_PREFIX) -> str:
+    """The client's address as a budget sees it: an IPv4 address, or an IPv6 network of so many bits.
 
     `lines` are all lines of the trusted header, in order; they are read only where `trust` says so. What cannot be
     read ends the walk at the last hop that could.
@@ -85,7 +93,7 @@ def client_address(peer: str | None, lines: Sequence[str], trust: Trust) -> str:
     '198.51.100.9'
     """
     hop = _believed(peer, lines, trust)
-    return _group_of(peer) if hop is None else group(hop)
+    return _group_of(peer, prefix) if hop is None else group(hop, prefix)
 
 
 def exact_address(peer: str | None, lines: Sequence[str], trust: Trust) -> Address | None:
@@ -120,19 +128,33 @@ def _believed(peer: str | None, lines: Sequence[str], trust: Trust) -> Address |
     return hop
 
 
-def _group_of(peer: str | None) -> str:
+def is_rewritten(peer: str | None, lines: Sequence[str], header: str) -> bool:
+    """Whether somebody, such as the server, has taken the peer from this header already."""
+    address = parse_address(peer)
+    return address is not None and address in [parse_address(element) for element in _elements(lines, header)[-32:]]
+
+
+def _group_of(peer: str | None, prefix: int) -> str:
     """The budget of a peer that nothing else is known about."""
     if not peer:
         return NO_PEER
     address = parse_address(peer)
-    return f"peer {peer[:LONGEST]}" if address is None else group(address)
+    return f"peer {peer[:LONGEST]}" if address is None else group(address, prefix)
 
 
-def group(address: Address) -> str:
-    """One budget for all the addresses that one client can easily have: an IPv6 /64, else the address itself."""
-    if isinstance(address, IPv4Address) or address.is_loopback:
+def group(address: Address, prefix: int = IPV6_PREFIX) -> str:
+    """One budget for all the addresses that one client can easily have: an IPv6 network, else the address itself."""
+    if isinstance(address, IPv4Address) or address.is_loopback or address in _NAT64_LOCAL:
         return str(address)
-    return f"{IPv6Address(int(address) >> 64 << 64)}/64"
+    free = 128 - prefix
+    return f"{IPv6Address(int(address) >> free << free)}/{prefix}"
+
+
+def check_prefix(prefix: object) -> None:
+    """Refuse what is no length of an IPv6 prefix."""
+    if not isinstance(prefix, int) or isinstance(prefix, bool) or not 1 <= prefix <= 128:
+        expected = "give 64, or down to 48 for strangers with larger networks"
+        raise SettingsError("ipv6_prefix", prefix, problem="not a number of bits from 1 to 128", expected=expected)
 
 
 def parse_address(text: str | None) -> Address | None:

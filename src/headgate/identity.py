@@ -1,6 +1,7 @@
 """Who is asking: identities as text that cannot collide, and the address behind named proxies.
 
-Pure functions over strings. This module knows the error tree; it knows no framework, no store and no rule.
+Pure functions over strings, and the secret that may be mixed into them. This module knows the error tree; it knows no
+framework, no store and no rule.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 import sys
 from binascii import b2a_base64
 from collections.abc import Callable, Hashable
-from functools import cache
-from typing import Any, NamedTuple, cast
+from functools import cache, lru_cache
+from typing import Any, Final, NamedTuple, cast
 
-from headgate.errors import IdentityError
+from headgate.errors import IdentityError, SettingsError
 from headgate.plan import new
 
 Identity = Hashable
@@ -19,6 +20,8 @@ Identity = Hashable
 
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _LONGEST = 128  # characters kept as they are; what is longer is replaced by its digest
+_LONGEST_NAME: Final = 512  # characters of an account's name; an address of e-mail has 254 at most
+_SHORTEST_SECRET: Final = 16  # bytes
 
 
 def identity_text(identity: object) -> str:
@@ -85,6 +88,55 @@ def _told(identity: object) -> str:
         problem="not something that names a client",
         expected="return text, bytes, an int, a UUID, a tuple of these, or None for a rule that does not apply",
     )
+
+
+def account(text: str) -> str:
+    """The name of an account in the one form that all its spellings share, for keys that read what somebody typed.
+
+    Compatibility forms, letter case and blanks around it make no difference (NFKC and full case folding). Look-alikes
+    of other scripts and invisible characters inside do. A name of more than 512 characters is replaced by its digest,
+    so that a huge one costs no more than its hash. Twice is the same as once.
+
+    >>> account("  Ｌａｏｑｉａｎ ") == account("laoqian") == "laoqian"
+    True
+    >>> account("STRASSE") == account("straße")
+    True
+    """
+    from unicodedata import normalize  # here: who counts by number has no use for its tables
+
+    text = text.strip()
+    if len(text) <= _LONGEST_NAME:  # as Unicode's definition D146 says, which needs both rounds; a blank may come of it
+        folded = normalize("NFKC", normalize("NFD", text).casefold())
+        text = normalize("NFKC", folded.casefold()).strip()
+    return text if len(text) <= _LONGEST_NAME else f"~{_hashed(text, size=32).hex()}"
+
+
+class Seal:
+    """Replaces the texts of identities by digests under a secret, which nobody can check a guess against without it.
+
+    `secret` is text or bytes, 16 bytes at least; SettingsError otherwise. It is never shown.
+    """
+
+    def __init__(self, secret: str | bytes) -> None:
+        raw = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
+        expected = "give 16 bytes or more, as secrets.token_hex(32) makes them"
+        if not isinstance(raw, bytes):
+            raise SettingsError(
+                "secret", "…", problem=f"a {type(raw).__name__} is neither text nor bytes", expected=expected
+            )
+        if len(raw) < _SHORTEST_SECRET:
+            raise SettingsError("secret", "…", problem=f"only {len(raw)} bytes long", expected=expected)
+        key = _blake2b()(raw, digest_size=64, person=b"headgate").digest()  # of any length, to the one that fits
+
+        @lru_cache(maxsize=4096)
+        def sealed(text: str) -> str:
+            raw: bytes = _blake2b()(text.encode("utf-8", "surrogatepass"), digest_size=16, key=key).digest()
+            return f"k{raw.hex()}"
+
+        self.text: Final = sealed
+
+    def __repr__(self) -> str:
+        return "Seal(…)"
 
 
 def digest(text: str) -> str:
