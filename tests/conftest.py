@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from headgate import cautions
 from tests.cluster import Cluster
 from tests.sentinels import Sentinels
 from tests.servers import Server, redis_server, valkey_server
@@ -17,6 +18,12 @@ settings.load_profile("headgate")
 
 SERVERS = ("valkey", "redis6")  # the names of the fixtures, for indirect use and for `server`
 CLUSTERS = ("cluster", "redis6_cluster")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_told() -> None:
+    """Each test is told everything anew: what a process hears once, one test would hear in another's place."""
+    cautions.forget()
 
 
 @pytest.fixture(scope="session")

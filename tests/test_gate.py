@@ -255,6 +255,7 @@ def test_all_or_nothing_over_defaults_rules_and_marks(ask: Ask) -> None:
     assert [outcome.remaining for outcome in last.results] == [1, 7, 0]  # the refused ones took nothing
 
 
+@pytest.mark.filterwarnings("ignore:.*HG108")
 def test_names_are_unique_and_budgets_stay(ask: Ask) -> None:
     rules = [Rule(name="reply", quota="9/minute"), Rule(name="default-day", quota="9/hour")]
     marks = (make_mark("5/minute"), make_mark("5/hour"))

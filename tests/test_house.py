@@ -26,8 +26,8 @@ PACKAGE = ROOT / "src" / "headgate"
 VALUES = ("errors", "clock", "quota", "concurrency", "plan")
 # The packages themselves, not what is in them: the engine knows the registry, never one algorithm or store;
 # and the stack, which says what stands around any store.
-ENGINE: tuple[str, ...] = (*VALUES, "address", "algorithms", "hooks", "identity", "key", "rule", "shadow")
-ENGINE = (*ENGINE, "stores", "stores.stack", "terms", "tiers")
+READ = (*VALUES, "address", "algorithms", "cautions", "hooks", "identity", "key")
+ENGINE = (*READ, "rule", "shadow", "stores", "stores.stack", "terms", "tiers")
 AFTER = ("after", "ending")
 ADAPTER = (*ENGINE, *AFTER, "limiter", "http", "problem", "settings", "marks", "passage", "preflight", "gate")
 
@@ -35,9 +35,10 @@ ADAPTER = (*ENGINE, *AFTER, "limiter", "http", "problem", "settings", "marks", "
 LAW: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (VALUES, VALUES),
     (("algorithms", "algorithms.*"), (*VALUES, "algorithms", "algorithms.*")),
-    (("address", "after", "identity", "preflight", "workers"), VALUES),
+    (("address", "after", "cautions", "identity", "preflight"), VALUES),
+    (("workers",), (*VALUES, "cautions")),
     (("ending",), (*VALUES, "after")),
-    (("key",), (*VALUES, "address", "identity")),
+    (("key",), (*VALUES, "address", "cautions", "identity")),
     (("problem",), VALUES),
     (("http",), (*VALUES, "problem")),
     (("messages",), (*VALUES, "after", "http")),
@@ -45,17 +46,19 @@ LAW: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("terms",), (*VALUES, "algorithms", "identity")),
     (("ban",), (*VALUES, "algorithms.ban", "terms")),
     (("lists",), (*VALUES, "address", "identity", "key")),
-    (("banning",), (*VALUES, "ban", "identity", "stores")),  # ban and stores only for their types
+    (("banning",), (*VALUES, "ban", "stores")),  # ban and stores only for their types
     (("shadow",), (*VALUES, "identity")),
     (("tiers",), (*VALUES, "key", "terms")),
     (("rule",), (*VALUES, "after", "algorithms", "ban", "identity", "key", "shadow", "terms", "tiers")),
-    (("stores", "stores.*"), (*VALUES, "algorithms", "algorithms.*", "identity", "stores", "stores.*")),
+    (("stores.memory",), (*VALUES, "algorithms", "algorithms.*", "identity", "stores", "stores.*", "workers")),
+    (("stores", "stores.*"), (*VALUES, "cautions", "algorithms", "algorithms.*", "identity", "stores", "stores.*")),
     (("marks",), (*ENGINE, "ban")),
     (("reservation",), (*VALUES, "stores", "terms")),
     (("limiter",), (*ENGINE, "banning", "reservation")),
     (("settings",), (*ENGINE, "ban", "http", "lists")),
-    (("passage",), (*ENGINE, "marks", "after", "gate", "ending")),  # the gate and the ending only for their types
-    (("gate",), (*ENGINE, "ban", "ending", "limiter", "lists", "settings", "marks", "passage", "workers")),
+    (("passage",), (*ENGINE, "marks", "after", "gate", "ending", "settings")),  # the last three only for their types
+    (("naming",), (*VALUES, "cautions", "gate")),  # the gate only for its type
+    (("gate",), (*ENGINE, "ban", "ending", "limiter", "lists", "settings", "marks", "naming", "passage")),
     (("asgi",), (*ADAPTER, "messages")),
     (("wsgi",), ADAPTER),
     (("starlette", "starlette.*"), (*ADAPTER, "asgi", "starlette", "starlette.*")),

@@ -14,7 +14,7 @@ import pytest
 from headgate.address import Trust
 from headgate.errors import IdentityError
 from headgate.identity import identity_text
-from headgate.key import ready_key, validate_key
+from headgate.key import address_key, ready_key, validate_key
 
 
 @dataclass
@@ -47,7 +47,7 @@ async def later(value: Any) -> Any:
 
 def answer(spec: object, caller: FakeCaller, trust: Trust | None = None) -> str | None:
     """The identity's text, awaited where it has to be."""
-    found = ready_key(spec, Trust() if trust is None else trust)(caller)
+    found = ready_key(spec, address_key(Trust() if trust is None else trust))(caller)
     identity = asyncio.run(later_answer(found)) if isawaitable(found) else found
     return None if identity is None else identity_text(identity)
 
@@ -108,6 +108,7 @@ KEYS: dict[str, tuple[Any, FakeCaller, Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*HG102")
 @pytest.mark.parametrize(("spec", "caller", "identity"), KEYS.values(), ids=KEYS)
 def test_keys(spec: Any, caller: FakeCaller, identity: Any) -> None:
     validate_key(spec)
@@ -119,11 +120,20 @@ def test_whatever_is_missing_the_address_behind_the_proxies_stands_in(spec: str)
     assert answer(spec, FakeCaller(headers=BEHIND), PROXY) == identity_text(("ip", "203.0.113.7"))
 
 
-def test_the_header_is_looked_up_only_where_it_is_trusted() -> None:
-    for trust, asked in [(Trust(), []), (PROXY, ["X-Forwarded-For"]), (Trust.of(1, "X-Real-IP"), ["X-Real-IP"])]:
+def test_only_the_trusted_header_is_looked_up() -> None:
+    for trust, asked in [(PROXY, ["X-Forwarded-For"]), (Trust.of(1, "X-Real-IP"), ["X-Real-IP"])]:
         caller = FakeCaller()
         answer("ip", caller, trust)
         assert caller.asked == asked
+
+
+@pytest.mark.parametrize(("strict", "looks"), [(False, 1000 + 4), (True, 5000)])
+def test_where_nobody_is_trusted_the_first_requests_are_looked_at_and_then_few(strict: bool, looks: int) -> None:
+    caller = FakeCaller()
+    key = address_key(Trust(), strict=strict)
+    for _ in range(5000):
+        key(caller)
+    assert caller.asked == ["X-Forwarded-For", "Forwarded"] * looks
 
 
 def test_kinds_never_meet() -> None:
@@ -170,6 +180,7 @@ def test_what_is_no_key(spec: object, given: object, problem: str) -> None:
     assert (caught.value.what, caught.value.given, caught.value.problem) == ("key", given, problem)
 
 
+@pytest.mark.filterwarnings("ignore:.*HG102")
 @pytest.mark.parametrize("trust", [Trust(), PROXY, Trust.of(1)])
 def test_nothing_long_that_a_stranger_sends_is_remembered(trust: Trust) -> None:
     texts = [letter * (60_000 + trust.hops + 2 * len(trust.networks)) for letter in "6["]

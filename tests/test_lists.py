@@ -103,6 +103,7 @@ def test_networks_are_compared_on_the_bits(
     assert verdict(decision) == (told if meant else "ask")
 
 
+@pytest.mark.filterwarnings("ignore:.*HG102")
 def test_the_address_is_that_of_the_trusted_proxies(ask: Ask) -> None:
     spoofed = Visitor("198.51.100.9", forwarded="192.0.2.7")
     behind = Visitor("10.0.0.1", forwarded="203.0.113.7, 192.0.2.7")

@@ -26,6 +26,7 @@ from headgate.stores import StoreChange
 from headgate.testing import OpenStore
 
 CLOCK, STORE = ManualClock(), OpenStore()
+SECRET = "correct horse battery staple"
 
 
 def by_team(request: object) -> str:
@@ -77,6 +78,8 @@ OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
     "headers": ("draft-7", '"draft-7"', "draft-7", "draft-7"),
     "trusted_proxies": (["10.0.0.0/8", "unix"], '["10.0.0.0/8", "unix"]', "10.0.0.0/8, unix", ["10.0.0.0/8", "unix"]),
     "trusted_header": ("X-Real-IP", '"X-Real-IP"', "X-Real-IP", "X-Real-IP"),
+    "ipv6_prefix": (56, "56", "56", 56),
+    "secret": (SECRET, f'"{SECRET}"', SECRET, SECRET),
     "on_store_failure": ("deny", '"deny"', "deny", "deny"),
     "deadline": (0.05, "0.05", "0.05", 0.05),
     "replicas": (4, "4", "4", 4),
@@ -85,6 +88,7 @@ OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
     "enabled": (False, "false", "false", False),
     "prefix": ("shop", '"shop"', "shop", "shop"),
     "on_denied": (slow, '"shop.slow"', "shop.slow", slow),
+    "strict": (True, "true", "true", True),
     "clock": (CLOCK, None, None, CLOCK),
 }
 
@@ -290,6 +294,12 @@ def test_an_unknown_name_suggests_the_nearest(name: Any, near: str | None) -> No
         ({"trusted_proxies": 0}, SettingsError, "between 1 and 32"),
         ({"trusted_proxies": True}, SettingsError, "neither a number nor networks"),
         ({"trusted_header": "X Forwarded"}, SettingsError, "not the name of a header"),
+        ({"ipv6_prefix": 0}, SettingsError, "not a number of bits from 1 to 128"),
+        ({"ipv6_prefix": 129}, SettingsError, "not a number of bits from 1 to 128"),
+        ({"ipv6_prefix": True}, SettingsError, "not a number of bits from 1 to 128"),
+        ({"ipv6_prefix": "64"}, SettingsError, "not a number of bits from 1 to 128"),
+        ({"secret": "short"}, SettingsError, "only 5 bytes long"),
+        ({"strict": 1}, SettingsError, "neither True nor False"),
         ({"on_store_failure": "open"}, SettingsError, "local, allow, deny"),
         ({"on_store_failure": "raise"}, SettingsError, "use local, allow or deny"),
         ({"on_store_failure": None}, SettingsError, "not known"),

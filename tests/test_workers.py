@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable
 from multiprocessing import process
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from headgate import HeadgateWarning, workers
-from headgate.workers import count_workers, warn_of_memory
+from headgate import AsyncLimiter, HeadgateWarning, Limiter
+from headgate.stores.memory import AsyncMemoryStore, MemoryStore
+from headgate.testing import OpenStore
+from headgate.workers import count_workers
 
 GUNICORN = "/usr/local/bin/gunicorn"
 
@@ -80,30 +82,37 @@ def test_a_test_runner_is_one_process() -> None:
 
 
 @pytest.fixture
-def four(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def four(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is one of four workers."""
     monkeypatch.setattr(sys, "argv", [GUNICORN, "-w", "4"])
-    workers._warn.cache_clear()
-    yield
-    workers._warn.cache_clear()
 
 
-@pytest.mark.parametrize("store", ["memory://", "MEMORY://?max_keys=10"])
-def test_memory_in_several_workers_warns_once(four: None, store: str) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        Limiter,
+        lambda: Limiter("MEMORY://?max_keys=10"),
+        lambda: Limiter(MemoryStore()),
+        lambda: AsyncLimiter("memory://"),
+        lambda: AsyncLimiter(AsyncMemoryStore(MemoryStore())),
+    ],
+    ids=range(5),
+)
+def test_memory_in_several_workers_warns_once(four: None, make: Callable[[], object]) -> None:
     with pytest.warns(HeadgateWarning, match=r"one of 4 workers.+embedded://.+redis://.+\[HG101\]") as caught:
-        any(map(warn_of_memory, [store, store]))
-    assert len(caught) == 1
+        assert make() is not make()
+    assert [(warning.filename, len(caught)) for warning in caught] == [(__file__, 1)]
 
 
-@pytest.mark.parametrize("store", ["embedded://", "redis://localhost", object()])
-def test_a_store_that_is_shared_does_not(four: None, store: object) -> None:
-    warn_of_memory(store)
+@pytest.mark.parametrize("store", ["redis://localhost", OpenStore()])
+def test_a_store_that_is_shared_does_not(four: None, store: Any) -> None:
+    Limiter(store)
 
 
 def test_the_warning_can_be_silenced(four: None) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("ignore", message=r".*\[HG101\]")
-        warn_of_memory("memory://")
+        Limiter()
     assert not caught
 
 

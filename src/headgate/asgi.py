@@ -20,7 +20,7 @@ from headgate.errors import ConfigurationError, SettingsError
 from headgate.gate import AsyncGate, Bound
 from headgate.http import denial, denial_fields, response_fields
 from headgate.messages import HTTP, STARTS, WEBSOCKET, Message, encoded_name, is_last, kept, merged, response_of
-from headgate.passage import NOWHERE, Arrival, Passage, Place
+from headgate.passage import NOWHERE, Arrival, Passage, Place, warn_of_twice
 from headgate.plan import Decision
 from headgate.preflight import is_preflight
 from headgate.settings import Settings
@@ -121,6 +121,8 @@ class RateLimitMiddleware:
             if bounds or self.gate.denies:
                 decision = await self.gate.decide(caller, bounds)
                 passage.note(decision)
+                if outer is not None:
+                    warn_of_twice(outer, self.gate, decision)
                 if decision is not None and not decision.allowed:
                     await self._deny(decision, caller, (scope, receive, send))
                     return

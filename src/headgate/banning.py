@@ -6,11 +6,11 @@ is asked of the store itself. This module knows bans, values and the store proto
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from headgate.clock import MICROSECOND
 from headgate.errors import ConfigurationError, StoreError
-from headgate.identity import identity_text
 from headgate.plan import Check, Outcome, Plan
 
 if TYPE_CHECKING:  # a limiter without bans need not import what makes them
@@ -25,6 +25,7 @@ class Banning:
 
     store: Store
     _opened: Any
+    _text: Callable[[object], str]
 
     def ban(self, identity: object, ban: Ban, duration: float | str | timedelta | None = None) -> None:
         """Ban an identity from now on, whether it is banned already or not.
@@ -32,11 +33,11 @@ class Banning:
         For `duration` (seconds, a timedelta, or words like "1 day"), else for as long as its next ban would last.
         It counts as one of the bans that make the next one longer. StoreError when the store does not answer.
         """
-        _sure(self.store.run(_by_hand(identity, ban, duration)))
+        _sure(self.store.run(_by_hand(self._text(identity), ban, duration)))
 
     def unban(self, identity: object, ban: Ban) -> None:
         """End a ban, and forget the strikes and the bans before. Other processes may remember it for `deny_cache`."""
-        self.store.forget(ban.terms.rule_id, identity_text(identity))
+        self.store.forget(ban.terms.rule_id, self._text(identity))
 
     def bans(self, ban: Ban) -> dict[str, float]:
         """Whom the ban holds for, and the seconds left of it.
@@ -52,24 +53,25 @@ class AsyncBanning:
 
     store: AsyncStore
     _opened: Any
+    _text: Callable[[object], str]
 
     async def ban(self, identity: object, ban: Ban, duration: float | str | timedelta | None = None) -> None:
         """Ban an identity from now on, whether it is banned already or not."""
-        _sure(await self.store.run(_by_hand(identity, ban, duration)))
+        _sure(await self.store.run(_by_hand(self._text(identity), ban, duration)))
 
     async def unban(self, identity: object, ban: Ban) -> None:
         """End a ban, and forget the strikes and the bans before."""
-        await self.store.forget(ban.terms.rule_id, identity_text(identity))
+        await self.store.forget(ban.terms.rule_id, self._text(identity))
 
     async def bans(self, ban: Ban) -> dict[str, float]:
         """Whom the ban holds for, by digest, and the seconds left of it."""
         return _in_seconds(await _lister(self._opened)(ban.terms))
 
 
-def _by_hand(identity: object, ban: Ban, duration: float | str | timedelta | None) -> Plan:
+def _by_hand(text: str, ban: Ban, duration: float | str | timedelta | None) -> Plan:
     """As many strikes at once as begin a ban."""
     terms = ban.terms if duration is None else ban.lasting(duration)
-    return Plan((Check(terms, identity_text(identity), ban.after),))
+    return Plan((Check(terms, text, ban.after),))
 
 
 def _sure(outcomes: tuple[Outcome, ...]) -> None:

@@ -10,7 +10,8 @@
     │   ├── IdentityError             HG006  a key that is not understood, or an identity of a wrong type
     │   ├── MissingExtraError         HG007  an optional package is not installed (also an ImportError)
     │   ├── NotEnforcedError          HG008  a decorated view was reached without an adapter
-    │   └── ColourError               HG009  an async function where only sync ones can run
+    │   ├── ColourError               HG009  an async function where only sync ones can run
+    │   └── StrictError               HG011  a warning, under `strict=True`; its own code is that of the warning
     ├── StoreError                    HG020  the store did not answer, or not sensibly
     └── RateLimitExceeded             HG021  a request was refused; carries the decision
 
@@ -21,6 +22,7 @@ This module knows nothing of the rest of headgate. Codes are stable and explaine
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -117,6 +119,16 @@ class ColourError(ConfigurationError):
     code = "HG009"
 
 
+class StrictError(ConfigurationError):
+    """What is a HeadgateWarning otherwise. `code` is that of the warning."""
+
+    code = "HG011"
+
+    def __init__(self, code: str, what: str, given: object, *, problem: str, expected: str) -> None:
+        self.code = code  # type: ignore[misc]  # of a class everywhere else
+        super().__init__(what, given, problem=problem, expected=expected)
+
+
 class StoreError(HeadgateError):
     """The store did not answer in time, or not sensibly. `cause` is the client's own exception."""
 
@@ -159,7 +171,15 @@ class HeadgateWarning(UserWarning):
     @classmethod
     def warn(cls, code: str, text: str) -> None:
         """Warn, at the line outside headgate that led here."""
-        warnings.warn(cls(code, text), stacklevel=4)
+        warnings.warn(cls(code, text), stacklevel=_outside())
+
+
+def _outside() -> int:
+    """How far above `warn` the code of somebody else stands."""
+    frame, level = sys._getframe(1), 1  # pyright: ignore[reportPrivateUsage]  # inspect is slow to import
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "headgate":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _shown(given: object) -> str:

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Collection, Generator, Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import translate
 from inspect import iscoroutine, iscoroutinefunction
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from headgate.ban import Ban, agree, with_bans
 from headgate.clock import SystemClock
 from headgate.ending import AsyncEnding, Ending, run_apart
 from headgate.errors import ColourError, RuleError
-from headgate.identity import Told, identity_text
+from headgate.identity import Seal, Told, identity_text
 from headgate.key import Caller, ReadyKey, ready_key, waits
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.lists import unasked
 from headgate.marks import EXEMPT, Mark
+from headgate.naming import names_of, unique, warn_of_names
 from headgate.passage import Place, scope_of, short_name
 from headgate.plan import Check, Decision, Plan, Terms, new
 from headgate.rule import Rule
@@ -32,7 +33,8 @@ from headgate.shadow import EVERYBODY, picked, share
 from headgate.stores.stack import FAILURE_OPTIONS
 from headgate.terms import whole_cost
 from headgate.tiers import Tiers
-from headgate.workers import warn_of_memory
+
+_PASSED_ON: Final = ("prefix", "algorithm", "clock", "secret", "strict", *FAILURE_OPTIONS)
 
 Steps = Generator[Awaitable[Any] | Plan, Any, None]
 
@@ -69,7 +71,7 @@ class _Rules:
 
     def __init__(self, settings: Settings, *, accept: Callable[[Terms], object]) -> None:
         self.settings = settings
-        warn_of_memory(settings.store)
+        self._seal = None if settings.secret is None else Seal(settings.secret).text
         self._accept = accept
         self._bans: dict[str, Ban] = {}  # by name
         self._lists = settings.lists
@@ -83,6 +85,7 @@ class _Rules:
         default = settings.default_limits
         self._defaults = (self._ready(Rule(name="default", quota=tuple(default))),) if default else ()  # type: ignore[arg-type]
         self._rules = tuple(self._ready(rule) for rule in settings.rules if isinstance(rule, Rule))
+        self._named = {name for bound in (*self._defaults, *self._rules) for name in names_of(bound)}
         self.knows_routes = any(bound.routes is not None for bound in self._rules)
 
     def bind(self, place: Place, done: frozenset[Mark] = frozenset()) -> tuple[Bound, ...]:
@@ -98,7 +101,7 @@ class _Rules:
 
     def bind_own(self, place: Place, marks: Iterable[Mark]) -> tuple[Bound, ...]:
         """Only the rules of these marks: for a view that is reached without having been found ahead."""
-        return _unique(self._own(place, marks))
+        return unique(self._own(place, marks))
 
     def check_routes(self, names: Collection[str]) -> None:
         """Refuse a rule for a route that is not among these names of routes: it would hold nowhere."""
@@ -119,7 +122,9 @@ class _Rules:
         overridden = any(mark.override_defaults for mark in place.marks)
         matched = [bound for bound in self._rules if bound.routes is None or not bound.routes.isdisjoint(place.names)]
         own = self._own(place, [mark for mark in place.marks if mark not in done])
-        return _unique([*(() if overridden else self._defaults), *matched, *own])
+        bounds = [*(() if overridden else self._defaults), *matched, *own]
+        warn_of_names(bounds, self._named, strict=self.settings.strict)
+        return unique(bounds)
 
     def _ready(self, rule: Rule) -> Bound:
         key = self.settings.key if rule.key is None else rule.key
@@ -134,7 +139,7 @@ class _Rules:
         self._may_hold = self._may_hold or not rule.known
         return Bound(
             rule=rule,
-            key=ready_key(key, self.settings.trust),
+            key=ready_key(key, self.settings.address),
             methods=cast("frozenset[str] | None", rule.methods),
             routes=cast("frozenset[str] | None", rule.route),
             path=None if rule.path is None else re.compile(translate(rule.path)),
@@ -157,6 +162,7 @@ class _Rules:
         if self._lists is not None:
             yield from self._lists.plan(caller)
         checks: list[Check] = []
+        seal = self._seal
         for bound in bounds:
             if bound.narrow and not bound.holds(caller):
                 continue
@@ -169,15 +175,14 @@ class _Rules:
             if type(identity) is Told:  # as those of all named keys
                 text = identity.text
             else:
-                if waits(identity):
-                    identity = yield identity
+                identity = (yield identity) if waits(identity) else identity
                 if identity is None:
                     continue
                 text = identity_text(identity)
+            text = text if seal is None else seal(text)
             if terms is None:
                 quota: Any = rule.quota(caller.native)  # type: ignore[operator]
-                if waits(quota):
-                    quota = yield quota
+                quota = (yield quota) if waits(quota) else quota
                 if quota is None:
                     continue
                 terms = rule.terms(self.settings.algorithm, quota)
@@ -257,7 +262,7 @@ class AsyncGate(_Rules):
 
 def _options(settings: Settings) -> dict[str, Any]:
     """What the settings say to a limiter."""
-    return {name: getattr(settings, name) for name in ("prefix", "algorithm", "clock", *FAILURE_OPTIONS)}
+    return {name: getattr(settings, name) for name in _PASSED_ON}
 
 
 def _misplaced(awaitable: object) -> ColourError:
@@ -277,29 +282,3 @@ def _add(checks: list[Check], check: Check) -> None:
                 checks[at] = check
             return
     checks.append(check)
-
-
-def _unique(bounds: list[Bound]) -> tuple[Bound, ...]:
-    """The same rules with names that tell them apart in header fields."""
-    taken = {bound.rule.ban.name for bound in bounds if bound.rule.ban is not None}
-    unique = []
-    for bound in bounds:
-        other, number = bound, 2
-        while not taken.isdisjoint(_names(other)):
-            other, number = _renamed(bound, f"{bound.rule.name}-{number}"), number + 1
-        taken |= _names(other)
-        unique.append(other)
-    return tuple(unique)
-
-
-def _names(bound: Bound) -> set[str]:
-    """What its checks will be called; a rule of several quotas has several names."""
-    return {bound.rule.name} if bound.terms is None else {each.name for each in bound.terms}
-
-
-def _renamed(bound: Bound, name: str) -> Bound:
-    """The same rule, with the same budget, under another name."""
-    rule = bound.rule
-    scope = rule.name if rule.scope is None else rule.scope
-    terms = bound.terms and tuple(each._replace(name=each.name.replace(rule.name, name, 1)) for each in bound.terms)
-    return replace(bound, rule=replace(rule, name=name, scope=scope), terms=terms)

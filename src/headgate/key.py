@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import lru_cache
 from inspect import isawaitable
+from itertools import count
 from typing import Any, Final, Protocol, TypeGuard
 
-from headgate.address import LONGEST, TOKEN, Trust, client_address
+from headgate.address import IPV6_PREFIX, LONGEST, TOKEN, Trust, check_prefix, client_address, is_rewritten
+from headgate.cautions import caution
 from headgate.errors import IdentityError
 from headgate.identity import Told, teller
 
 KeyFunction = Callable[[Any], Hashable | Awaitable[Hashable | None] | None]
 KeySpec = str | KeyFunction | tuple["str | KeyFunction", ...]
 
+_FORWARDED: Final = ("X-Forwarded-For", "Forwarded")
+_LOOKS: Final = 1000  # requests of which each is looked at for a proxy's header; afterwards one in so many
 _EXPECTED: Final = 'use "user", "ip", "header:Name", "path:name", a tuple of these, or a function of the request'
 
 
@@ -69,55 +73,77 @@ def waits(answer: object) -> TypeGuard[Awaitable[Any]]:
 
 def validate_key(spec: object) -> None:
     """Refuse what is not a key."""
-    ready_key(spec, Trust())
+    ready_key(spec, address_key(Trust()))
 
 
-def ready_key(spec: object, trust: Trust) -> ReadyKey:
+def ready_key(spec: object, address: ReadyKey) -> ReadyKey:
     """A function of a Caller that returns its identity, None, or an awaitable of either. IdentityError for no key.
 
     A named key that finds nothing (no one is signed in, the header is missing) falls back to the address: a request
     never escapes its budget by leaving something out. Each identity is tagged with its kind, so that a user called
-    "203.0.113.7" is not that address.
+    "203.0.113.7" is not that address. `address` is the key of addresses.
     """
     if callable(spec):
         return lambda caller: spec(caller.native)
     if isinstance(spec, tuple) and spec:
-        return _joined(tuple(ready_key(part, trust) for part in spec))
+        return _joined(tuple(ready_key(part, address) for part in spec))
     if not isinstance(spec, str):
         raise IdentityError("key", spec, problem="not a key", expected=_EXPECTED)
     kind, colon, name = spec.partition(":")
     if spec == "ip":
-        return _address(trust)
+        return address
     if spec == "user":
-        return _user(_address(trust))
+        return _user(address)
     if kind == "header" and TOKEN.fullmatch(name):
-        return _header(name, _address(trust))
+        return _header(name, address)
     if kind == "path" and name.isidentifier():
-        return _path(name, _address(trust))
+        return _path(name, address)
     problem = "the name after the colon is missing or not one" if colon and kind in ("header", "path") else "not known"
     raise IdentityError("key", spec, problem=problem, expected=_EXPECTED)
 
 
-def _address(trust: Trust) -> ReadyKey:
-    """The client's address."""
+def address_key(trust: Trust, *, prefix: int = IPV6_PREFIX, strict: bool = False) -> ReadyKey:
+    """The key of addresses: what the trusted header says, or else the peer; of IPv6 so many bits.
+
+    To trust everybody is a caution (HG103); where nobody is trusted, so is a header that only a proxy should write
+    (HG102). The first requests are looked at for that, and then one in a thousand; under `strict` all of them.
+    """
+    check_prefix(prefix)
+    for network in trust.everybody:
+        caution("HG103", str(network), strict=strict)
 
     def of_proxies(caller: Caller) -> Told:
-        return _tell_address(client_address(caller.peer, caller.header(trust.header), trust))
+        return _tell_address(client_address(caller.peer, caller.header(trust.header), trust, prefix=prefix))
+
+    if trust.hops or trust.networks or trust.unix:
+        return of_proxies
+    ticks = count()
 
     def of_socket(caller: Caller) -> Told:
+        tick = next(ticks)
+        if tick < _LOOKS or strict or not tick % _LOOKS:
+            _look_for_proxies(caller, strict=strict)
         peer = caller.peer  # a server that believes headers may have put anything here: not all of it is remembered
-        return _of_peer(peer if peer is None else peer[: LONGEST + 1])
+        return _of_peer(peer if peer is None else peer[: LONGEST + 1], prefix)
 
-    return of_proxies if trust.hops or trust.networks or trust.unix else of_socket
+    return of_socket
 
 
 _tell_address: Final = teller("ip")
 
 
 @lru_cache(maxsize=4096)
-def _of_peer(peer: str | None) -> Told:
+def _of_peer(peer: str | None, prefix: int) -> Told:
     """The address of a peer that is believed about itself alone: always the same, so it is remembered."""
-    return _tell_address(client_address(peer, (), Trust()))
+    return _tell_address(client_address(peer, (), Trust(), prefix=prefix))
+
+
+def _look_for_proxies(caller: Caller, *, strict: bool) -> None:
+    """Warn of a header that a proxy has written, unless the server or a middleware has read it already."""
+    for name in _FORWARDED:
+        lines = caller.header(name)
+        if lines and not is_rewritten(caller.peer, lines, name):
+            caution("HG102", name, strict=strict)
 
 
 def _header(name: str, address: ReadyKey) -> ReadyKey:

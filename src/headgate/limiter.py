@@ -13,18 +13,18 @@ from typing import Any, Final, Self
 
 from headgate.algorithms import DEFAULT, find
 from headgate.banning import AsyncBanning, Banning
+from headgate.cautions import check_strict
 from headgate.clock import Clock
-from headgate.errors import ColourError, ConfigurationError, QuotaError, RuleError, StoreURLError
-from headgate.identity import digest, identity_text
+from headgate.errors import QuotaError, RuleError
+from headgate.identity import Seal, digest, identity_text
 from headgate.plan import Check, Decision, Outcome, Plan, Terms, new
 from headgate.quota import MAX_LIMIT, Quota
 from headgate.reservation import AsyncReserving, Reserving
 from headgate.shadow import reported
 from headgate.stores import DEADLINE, AsyncStore, Store, StoreChange, open_async_store, open_store
-from headgate.stores.stack import STALENESS, Stack
+from headgate.stores.stack import PREFIX, STALENESS, Stack, check_given
 from headgate.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
 
-PREFIX: Final = "headgate"
 _LONGEST_ACTION: Final = 128
 
 
@@ -46,16 +46,31 @@ class _Engine:
 
     accept: Callable[[Terms], object]
 
-    def __init__(self, *, algorithm: str) -> None:
+    def __init__(self, *, algorithm: str, secret: str | bytes | None, strict: bool) -> None:
         find(algorithm)
+        check_strict(strict)
         self._algorithm = algorithm
+        self._seal = None if secret is None else Seal(secret).text
+        self._strict = strict
+
+    def _text(self, identity: object) -> str:
+        """The text of an identity as stores are told it."""
+        text = identity_text(identity)
+        return text if self._seal is None else self._seal(text)
+
+    def _meet(self, store: object) -> None:
+        """Ask a store what it cannot keep and what is to be said of it, if it can be asked."""
+        self._opened = store
+        self.accept = getattr(store, "accept", _accept_all)
+        if (caution := getattr(store, "caution", None)) is not None:
+            caution(strict=self._strict)
 
     def _plan(
         self, quota: QuotaSpec, identity: Any, *, action: str, cost: int, algorithm: str | None, charge: bool = True
     ) -> Plan:
         if type(cost) is not int or not 0 <= cost <= MAX_LIMIT:
             cost = whole_cost("cost", cost)
-        text = identity_text(identity)
+        text = self._text(identity)
         spec = quota if type(quota) is str or isinstance(quota, Quota) else read(quota)
         scope = "" if action == "" else _short(action)
         terms = _terms(spec, scope, self._algorithm if algorithm is None else algorithm)
@@ -98,6 +113,9 @@ class Limiter(_Engine, Banning, Reserving):
     store may cost a call; `on_store_change` is told when it goes and when it is back. A refusal may be remembered for
     `deny_cache` seconds.
 
+    `secret`, 16 bytes at least, makes what is kept of identities a keyed digest: limiters that share budgets share it.
+    `strict` makes errors of what would be warnings.
+
     >>> limiter = Limiter()
     >>> limiter.is_action_allowed("laoqian", "reply", period=60, max_count=5)
     True
@@ -118,8 +136,10 @@ class Limiter(_Engine, Banning, Reserving):
         replicas: int = 1,
         deny_cache: float = STALENESS,
         on_store_change: Callable[[StoreChange], object] | None = None,
+        secret: str | bytes | None = None,
+        strict: bool = False,
     ) -> None:
-        super().__init__(algorithm=algorithm)
+        super().__init__(algorithm=algorithm, secret=secret, strict=strict)
         stack = Stack(
             on_store_failure=on_store_failure,
             deadline=deadline,
@@ -132,11 +152,10 @@ class Limiter(_Engine, Banning, Reserving):
             opened = open_store(store, prefix=prefix, clock=clock, deadline=deadline)
             self.store: Store = stack.around(opened, owned=True)
         else:
-            _check_given(store, clock, prefix=prefix, colour=Store)
+            check_given(store, clock, prefix=prefix, colour=Store)
             opened = store
             self.store = stack.around(store, owned=False)
-        self._opened = opened
-        self.accept = getattr(opened, "accept", _accept_all)
+        self._meet(opened)
         self._closes = self.store is not store  # what was opened here, and what was put around a store that was given
 
     def is_action_allowed(
@@ -207,8 +226,10 @@ class AsyncLimiter(_Engine, AsyncBanning, AsyncReserving):
         replicas: int = 1,
         deny_cache: float = STALENESS,
         on_store_change: Callable[[StoreChange], object] | None = None,
+        secret: str | bytes | None = None,
+        strict: bool = False,
     ) -> None:
-        super().__init__(algorithm=algorithm)
+        super().__init__(algorithm=algorithm, secret=secret, strict=strict)
         stack = Stack(
             on_store_failure=on_store_failure,
             deadline=deadline,
@@ -221,11 +242,10 @@ class AsyncLimiter(_Engine, AsyncBanning, AsyncReserving):
             opened = open_async_store(store, prefix=prefix, clock=clock, deadline=deadline)
             self.store: AsyncStore = stack.around_async(opened, owned=True)
         else:
-            _check_given(store, clock, prefix=prefix, colour=AsyncStore)
+            check_given(store, clock, prefix=prefix, colour=AsyncStore)
             opened = store
             self.store = stack.around_async(store, owned=False)
-        self._opened = opened
-        self.accept = getattr(opened, "accept", _accept_all)
+        self._meet(opened)
         self._closes = self.store is not store  # what was opened here, and what was put around a store that was given
 
     async def is_action_allowed(
@@ -274,30 +294,3 @@ class AsyncLimiter(_Engine, AsyncBanning, AsyncReserving):
 
 def _accept_all(terms: Terms) -> None:
     """What a store says of any terms when it has no `accept` of its own."""
-
-
-def _check_given(store: object, clock: Clock | None, *, prefix: str, colour: type) -> None:
-    """Refuse what is no store, a store of the other colour, and a clock or prefix that the store would not heed."""
-    if not isinstance(store, Store):
-        raise StoreURLError(
-            "store", store, problem="neither a URL nor a store", expected="give a URL such as memory://"
-        )
-    from inspect import iscoroutinefunction  # a quarter of the time to import headgate
-
-    if iscoroutinefunction(store.run) is not (colour is AsyncStore):
-        other = "AsyncLimiter" if colour is Store else "Limiter, or the async twin of the store"
-        raise ColourError("store", store, problem="its calls are of the other colour", expected=f"use {other}")
-    if clock is not None:
-        raise ConfigurationError(
-            "clock",
-            clock,
-            problem="a store that was made already keeps its own clock",
-            expected="give the clock to the store",
-        )
-    if prefix != PREFIX:
-        raise ConfigurationError(
-            "prefix",
-            prefix,
-            problem="a store that was made already keeps its own prefix",
-            expected="give the prefix to the store",
-        )

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from headgate.address import Network, Trust, exact_address, network_of
 from headgate.errors import SettingsError
 from headgate.identity import identity_text
-from headgate.key import Caller, KeySpec, ready_key, waits
+from headgate.key import Caller, KeySpec, ReadyKey, ready_key, waits
 from headgate.plan import FORBIDDEN, Decision, Plan
 
 _ADDRESS: Final = re.compile(r"(?=.*[.:])[0-9A-Fa-f.:%\[\]]+(?:/.*)?|[0-9]+/.*")  # meant for one, right or wrong
@@ -47,9 +47,11 @@ class Entries(NamedTuple):
 class Lists:
     """Both lists of an application. Who is on both is denied."""
 
-    def __init__(self, allow: Iterable[Any], deny: Iterable[Any], *, key: KeySpec, trust: Trust) -> None:
+    def __init__(
+        self, allow: Iterable[Any], deny: Iterable[Any], *, key: KeySpec, address: ReadyKey, trust: Trust
+    ) -> None:
         self._lists = ((Entries.of("deny", deny), False), (Entries.of("allow", allow), True))
-        self._key = ready_key(key, trust)
+        self._key = ready_key(key, address)
         self._trust = trust
 
     @property

@@ -12,6 +12,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headgate.after import Charges, owed, regained
+from headgate.cautions import caution
 from headgate.identity import digest
 from headgate.marks import Mark
 from headgate.plan import Check, Decision
@@ -19,6 +20,7 @@ from headgate.plan import Check, Decision
 if TYPE_CHECKING:
     from headgate.ending import AsyncEnding, Ending
     from headgate.gate import AsyncGate, Gate
+    from headgate.settings import Settings
 
 _UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e]")
 _LONGEST: Final = 128
@@ -79,6 +81,24 @@ class Passage:
         """Note that charges were given back: what was decided about this request tells of them no more."""
         if charges and self.decision is not None:
             self.decision = regained(self.decision, charges)
+
+
+def count_together(one: Settings, other: Settings) -> bool:
+    """Whether two limiters of these settings count in one place, so that equal rules are one budget."""
+    own_memory = isinstance(one.store, str) and one.store.lower().startswith("memory:")
+    return not own_memory and (one.store, one.prefix) == (other.store, other.prefix)
+
+
+def warn_of_twice(outer: Passage | None, gate: Gate | AsyncGate, decision: Decision | None) -> None:
+    """Warn (HG105) where a limiter further outside has charged one of these budgets for the same request."""
+    if outer is None or outer.decision is None or decision is None:
+        return
+    if not count_together(outer.gate.settings, gate.settings):
+        return
+    charged = {(check.terms.rule_id, check.identity) for check in outer.decision.checks}
+    for terms, identity, _ in decision.checks:
+        if (terms.rule_id, identity) in charged:
+            caution("HG105", terms.name, strict=gate.settings.strict)
 
 
 def _unique(first: tuple[Check, ...], more: tuple[Check, ...]) -> tuple[Check, ...]:

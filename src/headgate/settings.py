@@ -15,13 +15,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from headgate.address import Trust
+from headgate.address import IPV6_PREFIX, Trust
 from headgate.algorithms import DEFAULT, find
 from headgate.ban import Ban
+from headgate.cautions import check_strict
 from headgate.clock import Clock
 from headgate.errors import RuleError, SettingsError
 from headgate.http import check_dialect
-from headgate.key import KeySpec, validate_key
+from headgate.identity import Seal
+from headgate.key import KeySpec, ReadyKey, address_key, validate_key
 from headgate.lists import Lists, listed
 from headgate.quota import Quota
 from headgate.rule import Rule
@@ -48,6 +50,8 @@ class Settings:
     - `headers`: the dialect of the RateLimit fields, one of `headgate.http.DIALECTS`; None for no such fields.
     - `trusted_proxies`: None (only the socket's peer is believed), a number of hops, or networks; "unix" stands for a
       peer without an address. `trusted_header` is the one header that those proxies write.
+    - `ipv6_prefix`: how many bits of an IPv6 address are one client's.
+    - `secret`: 16 bytes at least; what is kept of identities is then a digest under this key.
     - `on_store_failure`: "local" (the same limits, in this process's memory), "allow", or "deny" (503).
     - `deadline`: seconds that the store may cost a request, all told.
     - `replicas`: how many processes share the work; "local" divides every limit by it.
@@ -57,6 +61,7 @@ class Settings:
     - `enabled`: False lets everything pass.
     - `prefix`: begins every key in a shared server.
     - `on_denied`: a function of (request, decision) that returns the response to a refused request.
+    - `strict`: True makes errors of what would be warnings.
     - `clock`: a ManualClock, for tests.
     """
 
@@ -70,6 +75,8 @@ class Settings:
     headers: str | None = "draft-11"
     trusted_proxies: int | str | Iterable[str] | None = None
     trusted_header: str = "X-Forwarded-For"
+    ipv6_prefix: int = IPV6_PREFIX
+    secret: str | bytes | None = field(default=None, repr=False)
     on_store_failure: str = "local"
     deadline: float = DEADLINE
     replicas: int = 1
@@ -78,8 +85,10 @@ class Settings:
     enabled: bool = True
     prefix: str = "headgate"
     on_denied: Callable[..., Any] | None = None
+    strict: bool = False
     clock: Clock | None = None
     trust: Trust = field(init=False)
+    address: ReadyKey = field(init=False, repr=False, compare=False)
     lists: Lists | None = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -87,12 +96,16 @@ class Settings:
             object.__setattr__(self, option, value)
 
         settle("trust", Trust.of(self.trusted_proxies, self.trusted_header))
+        if self.secret is not None:
+            Seal(self.secret)  # says what cannot work
+        check_strict(self.strict)
+        settle("address", address_key(self.trust, prefix=self.ipv6_prefix, strict=self.strict))
         settle("key", _key(self.key))
         validate_key(self.key)
         for option in ("allow", "deny"):
             entries = [_function(entry, option=option) for entry in listed(option, getattr(self, option))]
             settle(option, tuple(entries))
-        both = Lists(self.allow, self.deny, key=self.key, trust=self.trust)
+        both = Lists(self.allow, self.deny, key=self.key, address=self.address, trust=self.trust)
         settle("lists", both if self.allow or self.deny else None)
         find(self.algorithm)
         check_dialect(self.headers)
@@ -273,6 +286,8 @@ def _number(kind: type[int] | type[float]) -> Callable[[str], object]:
 
 _READERS: Final[dict[str, Callable[[str], object]]] = {
     "enabled": _flag,
+    "strict": _flag,
+    "ipv6_prefix": _number(int),
     "trusted_proxies": _proxies,
     "allow": _parts,
     "deny": _parts,

@@ -1,7 +1,7 @@
 """How many workers a server runs, of which this process is one, as far as a process can tell.
 
 Read from what the server itself reads or hands to its workers: its command line, its variables, its configuration.
-A server that says nothing runs one. This module knows servers by name and imports none; of headgate, only the warning.
+A server that says nothing runs one. This module knows servers by name and imports none; of headgate, only the caution.
 """
 
 from __future__ import annotations
@@ -10,22 +10,20 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import PurePath
 from types import ModuleType
 from typing import Any, Final
 
-from headgate.errors import HeadgateWarning
+from headgate.cautions import caution
 
 _TOLD_BY_ARGUMENTS: Final = ("gunicorn", "hypercorn", "granian")
 
 
-def warn_of_memory(store: object) -> None:
-    """Warn (HG101), once in a process, of a memory store in one of several workers: each counts for itself."""
-    if isinstance(store, str) and store.lower().startswith("memory:"):
-        count = count_workers(sys.argv, os.environ, sys.modules)
-        if count > 1:
-            _warn(count)
+def warn_of_memory(*, strict: bool) -> None:
+    """Warn (HG101) of a memory store in one of several workers: each counts for itself."""
+    count = count_workers(sys.argv, os.environ, sys.modules)
+    if count > 1:
+        caution("HG101", "memory://", strict=strict, count=count)
 
 
 def count_workers(argv: Sequence[str], environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> int:
@@ -38,15 +36,6 @@ def count_workers(argv: Sequence[str], environ: Mapping[str, str], modules: Mapp
         if found is not None:
             return found
     return 1
-
-
-@cache
-def _warn(count: int) -> None:
-    HeadgateWarning.warn(
-        "HG101",
-        f"this is one of {count} workers, and memory:// counts in each of them for itself, so that a client may get "
-        f'{count} times its limit; use "embedded://" on one machine, or "redis://…"',
-    )
 
 
 def _uwsgi(modules: Mapping[str, Any]) -> int | None:

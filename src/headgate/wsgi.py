@@ -19,7 +19,7 @@ from headgate.ending import Ending
 from headgate.errors import RuleError, SettingsError
 from headgate.gate import Gate
 from headgate.http import Fields, denial, denial_fields, merge, response_fields
-from headgate.passage import Passage, Place
+from headgate.passage import Passage, Place, warn_of_twice
 from headgate.preflight import is_preflight
 from headgate.rule import Rule
 from headgate.settings import Settings
@@ -105,6 +105,7 @@ class RateLimitMiddleware:
         if not self.settings.enabled or not (bounds or self.gate.denies):
             return self.app(environ, start_response)
         decision = self.gate.decide(caller, bounds)
+        warn_of_twice(environ.get(KEY), self.gate, decision)
         passage = environ[KEY] = Passage(self.gate)
         passage.note(decision)
         tell = self._telling(passage, start_response)

@@ -124,6 +124,7 @@ def test_every_response_is_judged_and_releases_once(name: str, status: int, asgi
     assert left(store, UNLESS_FINE) == (1 if status == 200 else 0)
 
 
+@pytest.mark.filterwarnings("ignore:.*HG104")
 @MIXED
 @CASES
 def test_a_guard_without_the_middleware_does_as_much(name: str, status: int, asgi: bool) -> None:

@@ -250,6 +250,7 @@ def test_st05_a_connection_is_counted_once_and_an_allowed_one_is_not_touched() -
 # ---- who is asking -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*HG102")
 @pytest.mark.parametrize("row", addresses())
 def test_c07_the_table_of_addresses(row: dict[str, Any]) -> None:
     recorder = Recorder()

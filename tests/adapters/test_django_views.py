@@ -21,6 +21,7 @@ from headgate.errors import NotEnforcedError
 from tests.adapters.django_app import OURS, serving
 
 MIDDLEWARE = [OURS]
+pytestmark = pytest.mark.filterwarnings("ignore:.*HG104")  # by a decorator alone, as every view here is too
 two = limit("2/minute")
 
 

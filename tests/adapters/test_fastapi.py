@@ -419,6 +419,7 @@ def test_endpoints_that_yield() -> None:
     assert client.get("/later").status == 429
 
 
+@pytest.mark.filterwarnings("ignore:.*HG102")
 @pytest.mark.parametrize("row", addresses())
 def test_c07_the_table_of_addresses(row: dict[str, Any]) -> None:
     app = FastAPI()

@@ -442,6 +442,7 @@ def test_fl06_behind_proxy_fix_one_of_both_reads_the_header(trusted: Any, expect
     assert store.identity == identity_text(("ip", expected))
 
 
+@pytest.mark.filterwarnings("ignore:.*HG102")
 @pytest.mark.parametrize("row", addresses())
 def test_c07_c08_the_address_table(row: dict[str, Any]) -> None:
     store = Recorder()

@@ -167,6 +167,7 @@ def test_st09_any_peer_is_accepted(peer: str | None, expect: str) -> None:
     assert plans[0].checks[0].identity == identity_text(("ip", expect))
 
 
+@pytest.mark.filterwarnings("ignore:.*HG102")
 @pytest.mark.parametrize("row", addresses())
 def test_c07_the_table_of_addresses(row: dict[str, Any]) -> None:
     options = {option: row[option] for option in ("trusted_proxies", "trusted_header")}

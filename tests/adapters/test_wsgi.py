@@ -133,6 +133,7 @@ def test_c06_fields_join_those_that_are_there(status: str, own: Fields, expected
     assert answer.one("retry-after") == dict(own).get("Retry-After")
 
 
+@pytest.mark.filterwarnings("ignore:.*HG102")
 @pytest.mark.parametrize("row", addresses())
 def test_c07_c08_the_address_table(row: dict[str, Any]) -> None:
     store = Recorder()

@@ -279,6 +279,7 @@ def test_fastapi_limiter_all_clients_share_one_budget() -> None:
     assert [client.get("/login", peer=f"203.0.113.{number}").status for number in (1, 1, 2, 2)] == [200, 429, 200, 429]
 
 
+@pytest.mark.filterwarnings("ignore:.*HG102")
 @pytest.mark.parametrize("forwarded", ["6.6.6.{}", "2001:db8::{}", "6.6.6.6, 7.7.7.{}", "x{}"])
 def test_seven_libraries_believe_what_a_client_forwards(forwarded: str) -> None:
     """fastapi-limiter, django-smart-ratelimit, REST framework, Ninja, quart-rate-limiter, fastlimit, waygate."""

@@ -240,7 +240,13 @@ def test_every_scheme(server: Server, colour: Any, who: str) -> None:
     ({"retry": Retry(NoBackoff(), 0), "socket_timeout": None}, ["HG107"]),
     ({"retry": Retry(NoBackoff(), 3), "socket_timeout": None}, ["HG106", "HG107"]),
 ])  # fmt: skip
-@pytest.mark.parametrize(("make", "wrap"), [(redis.Redis, RedisStore), (redis.asyncio.Redis, AsyncRedisStore)])
+@pytest.mark.parametrize(
+    ("make", "wrap"),
+    [
+        (redis.Redis, lambda client: Limiter(RedisStore(client))),
+        (redis.asyncio.Redis, lambda client: AsyncLimiter(AsyncRedisStore(client))),
+    ],
+)
 def test_clients_that_retry_or_wait_for_ever_are_warned_about(
     options: dict[str, Any], codes: list[str], make: Any, wrap: Any
 ) -> None:

@@ -17,9 +17,10 @@ from django.http.response import HttpResponseBase
 from headgate.clock import epoch_seconds
 from headgate.django.endings import end_with
 from headgate.django.signals import rate_limited
-from headgate.django.visit import AsyncDjangoCaller, DjangoCaller, Visit
+from headgate.django.visit import AsyncDjangoCaller, DjangoCaller, Visit, outer_of
 from headgate.gate import AsyncGate, Bound, Gate
 from headgate.http import Denial, Fields, denial, denial_fields, merge, response_fields
+from headgate.passage import warn_of_twice
 from headgate.plan import Decision
 
 Response = TypeVar("Response", bound=HttpResponseBase)
@@ -31,6 +32,7 @@ def enforce(request: HttpRequest, visit: Visit, bounds: Collection[Bound]) -> Ht
     if isinstance(gate, AsyncGate):  # a sync view under ASGI: the gate's connections belong to the server's loop
         return async_to_sync(enforce_later)(request, visit, bounds)
     decision = gate.decide(DjangoCaller(request), bounds)
+    warn_of_twice(outer_of(request), gate, decision)
     visit.note(decision)
     end_with(request, visit)
     if decision is None or decision.allowed:
@@ -46,6 +48,7 @@ async def enforce_later(request: HttpRequest, visit: Visit, bounds: Collection[B
     if isinstance(gate, Gate):  # an async view under WSGI: its loop is for this call only, and the user is read by I/O
         return await sync_to_async(enforce)(request, visit, bounds)
     decision = await gate.decide(AsyncDjangoCaller(request), bounds)
+    warn_of_twice(outer_of(request), gate, decision)
     visit.note(decision)
     end_with(request, visit)
     if decision is None or decision.allowed:

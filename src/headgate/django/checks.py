@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as Caution
-from django.utils.module_loading import import_string
 
 from headgate.django import gates
 from headgate.django.places import names_of_routes
@@ -34,7 +33,7 @@ class Facts(NamedTuple):
     @property
     def installed(self) -> int:
         """How many times our middleware is."""
-        return self.middleware.count(_OURS)
+        return self.middleware.count(gates.OURS)
 
 
 class Row(NamedTuple):
@@ -47,7 +46,6 @@ class Row(NamedTuple):
     hint: str
 
 
-_OURS: Final = "headgate.django.middleware.RateLimitMiddleware"
 _AUTH: Final = "django.contrib.auth.middleware.AuthenticationMiddleware"
 
 
@@ -148,7 +146,13 @@ def _facts() -> Facts:
         unreadable = str(error)
     if read is not None:
         unusable = _why_unusable(read)
-    return Facts(gates.given(), read, unreadable, unusable=unusable, middleware=tuple(_middleware()))
+    return Facts(
+        gates.given(),
+        read,
+        unreadable,
+        unusable=unusable,
+        middleware=tuple(gates.ancestors(django_settings.MIDDLEWARE)),
+    )
 
 
 def _why_unusable(settings: Settings) -> str:
@@ -172,15 +176,3 @@ def _why_unusable(settings: Settings) -> str:
     except ConfigurationError as error:
         return str(error)
     return ""
-
-
-def _middleware() -> list[str]:
-    """The names of the installed middleware and their ancestors."""
-    names = []
-    for path in django_settings.MIDDLEWARE:
-        try:
-            found = import_string(path)
-        except ImportError:  # Django says so itself, when the server starts
-            continue
-        names += [f"{cls.__module__}.{cls.__qualname__}" for cls in getattr(found, "__mro__", ())]
-    return names

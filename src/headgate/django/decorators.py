@@ -13,10 +13,12 @@ from inspect import iscoroutinefunction as is_async_def
 from typing import Any, NamedTuple, TypeVar, Unpack, cast
 
 from asgiref.sync import iscoroutinefunction
+from django.conf import settings as django_settings
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
+from headgate.cautions import caution
 from headgate.django import gates
 from headgate.django.answers import enforce, enforce_later, told
 from headgate.django.endings import answered, answered_later, left, left_later
@@ -167,6 +169,8 @@ def _reach(mark: Mark, view: Any, args: tuple[Any, ...]) -> _Reached | None:
         gate = gates.async_gate() if isinstance(request, ASGIRequest) else gates.sync_gate()
         if not gate.settings.enabled:
             return None
+        if visit is None and not gates.has_middleware(tuple(django_settings.MIDDLEWARE)):
+            caution("HG104", label_of(view), strict=gate.settings.strict)
         visit = begin(request, gate)
     elif mark in visit.enforced:
         return None

@@ -7,7 +7,8 @@ closed, and the next request makes new ones. This module knows Django's settings
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from inspect import iscoroutinefunction
 from threading import RLock
 from typing import Any, Final
@@ -15,12 +16,14 @@ from typing import Any, Final
 from asgiref.sync import async_to_sync
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
 
 from headgate.errors import ColourError, SettingsError
 from headgate.gate import AsyncGate, Gate
 from headgate.settings import Settings
 
 SETTING: Final = "HEADGATE"
+OURS: Final = "headgate.django.middleware.RateLimitMiddleware"
 
 _lock: Final = RLock()  # the settings may import modules that ask for a gate themselves
 _closing: Final[set[asyncio.Task[None]]] = set()  # a loop keeps only weak references to its tasks
@@ -73,6 +76,24 @@ def make_sync(settings: Settings) -> Gate:
         problem = "an async function, but this application is called synchronously"
         raise ColourError("on_denied", settings.on_denied, problem=problem, expected="give a plain function")
     return Gate(settings)
+
+
+@lru_cache(maxsize=16)
+def has_middleware(paths: tuple[str, ...]) -> bool:
+    """Whether our middleware, or one that is made of it, is among these."""
+    return OURS in ancestors(paths)
+
+
+def ancestors(paths: Iterable[str]) -> list[str]:
+    """The names of middleware and their ancestors, "module.Class" each."""
+    names = []
+    for path in paths:
+        try:
+            found = import_string(path)
+        except ImportError:  # Django says so itself, when the server starts
+            continue
+        names += [f"{cls.__module__}.{cls.__qualname__}" for cls in getattr(found, "__mro__", ())]
+    return names
 
 
 def reload(*, setting: str, **_: Any) -> None:

@@ -6,7 +6,7 @@ This module knows Django's request; no response, no settings.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Hashable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
@@ -102,6 +102,12 @@ def visit_of(request: Any) -> Visit | None:
     """What headgate has done about this request; None where it has not seen it. Takes wrapped requests as well."""
     found = getattr(getattr(request, "_request", request), "headgate", None)
     return found if isinstance(found, Visit) else None
+
+
+def outer_of(request: HttpRequest) -> Passage | None:
+    """What a limiter around the whole project, for WSGI or for ASGI, has done about this request."""
+    state = getattr(request, "scope", {}).get("state", {})
+    return cast("Passage | None", state.get("headgate") or request.META.get("headgate.passage"))
 
 
 def decision(request: Any) -> Decision | None:

@@ -24,11 +24,11 @@ from headgate.flask.sites import Sites
 from headgate.gate import Bound, Gate
 from headgate.http import denial_fields, merge, response_fields
 from headgate.marks import Mark
-from headgate.passage import Passage
+from headgate.passage import Passage, count_together, warn_of_twice
 from headgate.plan import Decision
 from headgate.preflight import is_preflight
 from headgate.settings import Settings
-from headgate.wsgi import Attended
+from headgate.wsgi import KEY, Attended
 
 _NAME: Final = "headgate"
 _ON_REQUEST: Final = "_headgate"
@@ -162,6 +162,7 @@ class Installation:
         if is_preflight(native.method, caller.header):
             bounds = ()
         decision = self.gate.decide(caller, bounds)
+        warn_of_twice(native.environ.get(KEY), self.gate, decision)
         passage.note(decision)
         if decision is None or decision.allowed:
             return None
@@ -199,7 +200,6 @@ def _native() -> Request:
 
 def _check_apart(settings: Settings, other: Settings) -> None:
     """Refuse two limiters of one application that would count the same budgets twice."""
-    own_memory = isinstance(settings.store, str) and settings.store.startswith("memory:")
-    if not own_memory and (settings.store, settings.prefix) == (other.store, other.prefix):
+    if count_together(settings, other):
         problem = "another RateLimiter of this application counts under it in the same store"
         raise SettingsError("prefix", settings.prefix, problem=problem, expected="give each a prefix of its own")

@@ -19,6 +19,8 @@ A store turns a plan into outcomes: it is the only place where headgate does I/O
 - `close()` gives back what the store itself opened.
 - `accept(terms)`, which a store may have, raises a ConfigurationError for terms that it cannot keep. It is asked when
   rules are made, and does no I/O.
+- `caution(strict=…)`, which a store may have, warns of what is risky about it, and under `strict` raises. It is called
+  when a limiter is made with the store, and does no I/O; what is found later is told from `run`.
 - `bans(terms)`, which a store may have, tells whom a ban holds for: microseconds by the digests of identities. It takes
   as many steps as there are keys.
 
@@ -28,8 +30,8 @@ a rule is a strike, counted in the same step.
 A store owns its clock: the server's `TIME`, the process's monotonic clock, or a ManualClock handed in. Stores compose:
 one that wraps another (a deadline, a fallback, a cache) is a store. The async twin awaits the same five calls.
 
-A module of this package imports values, algorithms and the digest of `headgate.identity`: never rules, HTTP or
-frameworks. To add a store: one module with `open_sync` and `open_async`, and its schemes in the table below.
+A module of this package imports values, cautions, algorithms and the digest of `headgate.identity`: never rules, HTTP
+or frameworks. To add a store: one module with `open_sync` and `open_async`, and its schemes in the table below.
 """
 
 from __future__ import annotations

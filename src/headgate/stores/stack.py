@@ -13,7 +13,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 from headgate.clock import Clock
-from headgate.errors import SettingsError
+from headgate.errors import ColourError, ConfigurationError, SettingsError, StoreURLError
 from headgate.plan import FAILURE_POLICIES
 from headgate.stores import DEADLINE, AsyncStore, Store, StoreChange
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # a memory store needs nothing of this, nor asyncio, which th
     from headgate.stores.breaker import Breakers
     from headgate.stores.standin import Standin
 
+PREFIX: Final = "headgate"
 STALENESS: Final = 1.0  # seconds for which a refusal may be remembered
 FAILURE_OPTIONS: Final = ("on_store_failure", "deadline", "replicas", "deny_cache", "on_store_change")
 
@@ -103,6 +104,33 @@ class Stack:
     def _clock_of(self, store: object) -> Clock | None:
         """The clock to go by: one that was given, to the store if not here, for what is put around it must agree."""
         return getattr(store, "clock", None) if self.clock is None else self.clock
+
+
+def check_given(store: object, clock: Clock | None, *, prefix: str, colour: type) -> None:
+    """Refuse what is no store, a store of the other colour, and a clock or prefix that the store would not heed."""
+    if not isinstance(store, Store):
+        raise StoreURLError(
+            "store", store, problem="neither a URL nor a store", expected="give a URL such as memory://"
+        )
+    from inspect import iscoroutinefunction  # a quarter of the time to import headgate
+
+    if iscoroutinefunction(store.run) is not (colour is AsyncStore):
+        other = "AsyncLimiter" if colour is Store else "Limiter, or the async twin of the store"
+        raise ColourError("store", store, problem="its calls are of the other colour", expected=f"use {other}")
+    if clock is not None:
+        raise ConfigurationError(
+            "clock",
+            clock,
+            problem="a store that was made already keeps its own clock",
+            expected="give the clock to the store",
+        )
+    if prefix != PREFIX:
+        raise ConfigurationError(
+            "prefix",
+            prefix,
+            problem="a store that was made already keeps its own prefix",
+            expected="give the prefix to the store",
+        )
 
 
 def _seconds(given: object) -> bool:

@@ -44,9 +44,9 @@ class FunctionLaws:
         assert asked == [200, 200, 429, 429, 429, 429, 200]
 
     def test_a_rule_in_shadow_refuses_nobody_and_is_not_told(self) -> None:
-        strict = {"name": "strict", "quota": "1/minute", "mode": "shadow"}
+        trial = {"name": "trial", "quota": "1/minute", "mode": "shadow"}
         told = []
-        for rules in ([], [strict]):
+        for rules in ([], [trial]):
             client = self.client(default_limits=["2/minute"], rules=rules, clock=ManualClock())
             answers = [client.request("GET", "/open") for _ in range(3)]
             assert [answer.status for answer in answers] == [200, 200, 429]

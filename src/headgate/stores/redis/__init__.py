@@ -11,12 +11,15 @@ Keys are `prefix:{digest}:rule_id`; the digest of the identity is the one hash t
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from headgate.clock import Clock
+from headgate.errors import HeadgateWarning, StoreError, StrictError
 from headgate.plan import Outcome, Plan, Terms
 from headgate.stores import DEADLINE, shown_url
 from headgate.stores.redis.asks import Tried
+from headgate.stores.redis.eviction import warn_of_eviction
 from headgate.stores.redis.given import GivenLinks, GivenSharedLinks, GivenTopology, address_of, warn_about
 from headgate.stores.redis.links import Links
 from headgate.stores.redis.routes import Routes
@@ -39,11 +42,12 @@ class RedisStore:
     """
 
     parts: Callable[..., tuple[str, ...]] | None = None  # of a cluster: which nodes answer for whom
+    _strict = False
+    _unread = False  # a limiter wants to know how the server forgets
 
     def __init__(
         self, client: redis.Redis | redis.RedisCluster, *, prefix: str = "headgate", clock: Clock | None = None
     ) -> None:
-        warn_about(client)
         self._links: Links | GivenLinks = GivenLinks(client)
         self._routes = Routes(where := GivenTopology(client), Wire(prefix=prefix, clock=clock, split=where.split))
         self.clock = clock
@@ -74,6 +78,12 @@ class RedisStore:
     def __repr__(self) -> str:
         return f"RedisStore({self._shown})"
 
+    def caution(self, *, strict: bool) -> None:
+        """Warn of a client that retries (HG106) or may wait for ever (HG107), and later of the server (HG109)."""
+        if isinstance(self._links, GivenLinks):
+            warn_about(self._links.client, strict=strict)
+        self._strict, self._unread = strict, True
+
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none. StoreError when a server does not answer in time."""
         links, quick, tried = self._links, self._routes.quick(plan), None
@@ -81,9 +91,14 @@ class RedisStore:
         if quick is not None:
             reply = links.ask(quick, until)
             if type(reply) is list:
+                if self._unread:
+                    self._read(until)
                 return outcomes(plan, reply)
             tried = Tried(quick, reply)
-        return links.drive(self._routes.run(plan, tried), until)
+        told = links.drive(self._routes.run(plan, tried), until)
+        if self._unread:
+            self._read(until)
+        return told
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Give back what was charged, to the windows that it was taken from."""
@@ -105,6 +120,17 @@ class RedisStore:
         """Close the connections that this store has opened."""
         self._links.close()
 
+    def _read(self, until: float) -> None:
+        """Learn how the server forgets, once, in what is left of a request's time. Where it is an error, each time."""
+        self._unread = False
+        with suppress(StoreError):  # it may not be our business
+            reply = self._links.drive(self._routes.memory(), until)
+            try:
+                warn_of_eviction(self._shown, reply, strict=self._strict)
+            except (StrictError, HeadgateWarning):
+                self._unread = True
+                raise
+
 
 class AsyncRedisStore:
     """A store over a `redis.asyncio.Redis` or `RedisCluster` client that you made; for a URL, hand it to AsyncLimiter.
@@ -114,6 +140,8 @@ class AsyncRedisStore:
     """
 
     parts: Callable[..., tuple[str, ...]] | None = None
+    _strict = False
+    _unread = False
 
     def __init__(
         self,
@@ -123,7 +151,6 @@ class AsyncRedisStore:
         clock: Clock | None = None,
         deadline: float = DEADLINE,
     ) -> None:
-        warn_about(client)
         self._links: SharedLinks | GivenSharedLinks = GivenSharedLinks(client, deadline=deadline)
         self._routes = Routes(where := GivenTopology(client), Wire(prefix=prefix, clock=clock, split=where.split))
         self.clock = clock
@@ -151,6 +178,12 @@ class AsyncRedisStore:
     def __repr__(self) -> str:
         return f"AsyncRedisStore({self._shown})"
 
+    def caution(self, *, strict: bool) -> None:
+        """Warn of a client that retries (HG106) or may wait for ever (HG107), and later of the server (HG109)."""
+        if isinstance(self._links, GivenSharedLinks):
+            warn_about(self._links.client, strict=strict)
+        self._strict, self._unread = strict, True
+
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none. StoreError when a server does not answer in time."""
         links, quick, tried = self._links, self._routes.quick(plan), None
@@ -158,9 +191,14 @@ class AsyncRedisStore:
         if quick is not None:
             reply = await links.ask(quick, until)
             if type(reply) is list:
+                if self._unread:
+                    await self._read(until)
                 return outcomes(plan, reply)
             tried = Tried(quick, reply)
-        return await links.drive(self._routes.run(plan, tried), until)
+        told = await links.drive(self._routes.run(plan, tried), until)
+        if self._unread:
+            await self._read(until)
+        return told
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Give back what was charged, to the windows that it was taken from."""
@@ -181,6 +219,17 @@ class AsyncRedisStore:
     async def close(self) -> None:
         """Close the running loop's connections, if this store has opened them."""
         await self._links.close()
+
+    async def _read(self, until: float) -> None:
+        """Learn how the server forgets, once, in what is left of a request's time. Where it is an error, each time."""
+        self._unread = False
+        with suppress(StoreError):  # it may not be our business
+            reply = await self._links.drive(self._routes.memory(), until)
+            try:
+                warn_of_eviction(self._shown, reply, strict=self._strict)
+            except (StrictError, HeadgateWarning):
+                self._unread = True
+                raise
 
 
 def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> RedisStore:

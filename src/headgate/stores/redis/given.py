@@ -11,7 +11,8 @@ from typing import Any, Final
 import hiredis
 from redis.exceptions import NoScriptError, RedisError
 
-from headgate.errors import ConfigurationError, HeadgateWarning
+from headgate.cautions import caution
+from headgate.errors import ConfigurationError
 from headgate.stores.redis.asks import Address, Ask, LinkError, Steps
 from headgate.stores.redis.drivers import AsyncDriver, Driver
 from headgate.stores.redis.topology import Single
@@ -38,7 +39,7 @@ class GivenLinks(Driver):
     """A client for threads. Its own timeouts hold, for nobody else can interrupt it."""
 
     def __init__(self, client: Any) -> None:
-        self._client = client
+        self.client = client
 
     def until(self) -> float:
         """Nobody can interrupt a call of the client's."""
@@ -47,7 +48,7 @@ class GivenLinks(Driver):
     def ask(self, ask: Ask, until: float) -> Any:
         """The reply, or the LinkError there is instead."""
         try:
-            return self._client.execute_command(*_words(ask))
+            return self.client.execute_command(*_words(ask))
         except NoScriptError:
             return _NO_SCRIPT
         except (RedisError, OSError) as error:
@@ -64,7 +65,7 @@ class GivenSharedLinks(AsyncDriver):
     """A client for asyncio."""
 
     def __init__(self, client: Any, *, deadline: float) -> None:
-        self._client = client
+        self.client = client
         self._deadline = deadline
 
     def until(self) -> float:
@@ -75,7 +76,7 @@ class GivenSharedLinks(AsyncDriver):
         """The reply, or the LinkError there is instead."""
         try:
             async with asyncio.timeout_at(until):
-                return await self._client.execute_command(*_words(ask))
+                return await self.client.execute_command(*_words(ask))
         except NoScriptError:
             return _NO_SCRIPT
         except (RedisError, OSError) as error:
@@ -98,19 +99,16 @@ def address_of(client: Any) -> Address:
     return Address(str(options.get("host", "localhost")), int(options.get("port", 6379)))
 
 
-def warn_about(client: Any) -> None:
-    """Warn of a client that can charge twice, or hang."""
+def warn_about(client: Any, *, strict: bool) -> None:
+    """Warn of a client that can charge twice (HG106), or hang (HG107)."""
+    shown = f"{type(client).__module__.partition('.')[0]}.{type(client).__name__}({address_of(client)})"
     retry = client.get_retry() if hasattr(client, "get_retry") else getattr(client, "retry", None)
     retries = getattr(retry, "_retries", 0)
     if retries:
-        HeadgateWarning.warn(
-            "HG106",
-            f"this client retries {retries} times: a reply that is lost charges a request again; "
-            "give the client retry=Retry(NoBackoff(), 0)",
-        )
+        caution("HG106", shown, strict=strict, count=retries)
     pool = getattr(client, "connection_pool", getattr(client, "nodes_manager", None))
     if pool is not None and pool.connection_kwargs.get("socket_timeout") is None:
-        HeadgateWarning.warn("HG107", "this client has no socket_timeout: when its server hangs, so does every request")
+        caution("HG107", shown, strict=strict)
 
 
 def _words(ask: Ask) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from headgate.errors import StoreError
 from headgate.plan import Check, Outcome, Plan, Terms, charged, in_shadow
 from headgate.stores.redis.asks import Address, Ask, Leave, LinkError, Pause, Steps, Tried
-from headgate.stores.redis.commands import AnyCommand
+from headgate.stores.redis.commands import AnyCommand, Command, pack
 from headgate.stores.redis.topology import Topology, slot_of
 from headgate.stores.redis.walk import Walk, walk
 from headgate.stores.redis.wire import GIVE_BACK, LOOK, REFUSED, RENEW, Wire, outcomes
@@ -81,6 +81,10 @@ class Routes:
     def forget(self, rule_id: str, identity: str) -> Steps[None]:
         """Drop one budget."""
         yield from self._ask_slot(slot_of(identity), self._wire.forget(rule_id, identity))
+
+    def memory(self) -> Steps[Any]:
+        """What a server says of its memory."""
+        return self._ask_slot(0, Command(pack("INFO", "memory")))
 
     def bans(self, terms: Terms) -> Walk[dict[str, int]]:
         """Whom a ban holds for, by their digests, and how long."""
