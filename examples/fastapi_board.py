@@ -50,5 +50,6 @@ app.include_router(router)
 app.add_middleware(
     RateLimitMiddleware,
     store=os.environ.get("HEADGATE_STORE", "memory://"),
+    deadline=float(os.environ.get("HEADGATE_DEADLINE", "0.1")),
     default_limits=["20/second", "1000/day"],
 )

@@ -55,6 +55,7 @@ def create_app() -> Flask:
     """The application; its store comes from the environment."""
     app = Flask(__name__)
     app.config["HEADGATE_STORE"] = os.environ.get("HEADGATE_STORE", "memory://")
+    app.config["HEADGATE_DEADLINE"] = float(os.environ.get("HEADGATE_DEADLINE", "0.1"))
     limiter.init_app(app)
     app.register_blueprint(board)
     app.register_error_handler(429, too_many)

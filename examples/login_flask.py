@@ -19,7 +19,7 @@ NOBODY = generate_password_hash("nobody knows this one")
 limiter = RateLimiter()
 app = Flask(__name__)
 app.config["HEADGATE_STORE"] = os.environ.get("HEADGATE_STORE", "memory://")
-app.config["HEADGATE_DEADLINE"] = 1.0
+app.config["HEADGATE_DEADLINE"] = float(os.environ.get("HEADGATE_DEADLINE", "0.1"))
 limiter.init_app(app)
 
 

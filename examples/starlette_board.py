@@ -72,6 +72,7 @@ app = Starlette(
         Middleware(
             RateLimitMiddleware,
             store=os.environ.get("HEADGATE_STORE", "memory://"),
+            deadline=float(os.environ.get("HEADGATE_DEADLINE", "0.1")),
             default_limits=["20/second", "1000/day"],
         ),
     ],

@@ -75,7 +75,7 @@ def start(store: str, request: pytest.FixtureRequest) -> Iterator[object]:
         port = free_port()
         example = EXAMPLES[name]
         workers = 1 if store == "memory://" else 2
-        env = {"HEADGATE_STORE": store}
+        env = {"HEADGATE_STORE": store, "HEADGATE_DEADLINE": "5"}  # machines may be busy
         if name.startswith("django"):
             env["BOARD_DATABASE"] = request.getfixturevalue("database")
         words = example.command.format(port=port, workers=workers).split()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import cache
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -120,6 +121,7 @@ class Colour:
         return Called(store, self._runner)
 
 
+@cache  # the same rule always has the same terms, however many others were made meanwhile
 def check(
     quota: str = "5/minute",
     identity: str = "a",
@@ -129,7 +131,7 @@ def check(
     algorithm: str = "sliding-window",
     **more: Any,
 ) -> Check:
-    """A check of a rule, whose options are `more`. The same rule always has the same terms."""
+    """A check of a rule, whose options are `more`."""
     [terms] = make_terms(scope, Quota.parse_all(quota), algorithm=algorithm, **more)
     return Check(terms, identity, cost)
 

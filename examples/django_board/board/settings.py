@@ -42,6 +42,7 @@ USE_TZ = True
 
 HEADGATE = {
     "STORE": os.environ.get("HEADGATE_STORE", "memory://"),
+    "DEADLINE": float(os.environ.get("HEADGATE_DEADLINE", "0.1")),
     "DEFAULT_LIMITS": ["20/second", "1000/day"],
     "RULES": [{"name": "login", "quota": "5/minute", "key": "ip", "route": "login", "methods": ["POST"]}],
 }

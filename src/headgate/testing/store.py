@@ -34,8 +34,6 @@ from headgate.testing.shadow import Stores, tell
 
 NAMES: Final = tuple(dict.fromkeys(module.NAMES[0] for module in ALGORITHMS.values()))
 HOSTILE: Final = ("", "\0", "\n", "a:b", "a", "{a}", "}{", "ü", "\ud800", "\udfff", "a\0b", "x" * 1_000_000, "*", "a b")
-
-
 SELDOM: Final = st.sampled_from([False, False, False, True])
 
 
