@@ -91,7 +91,7 @@ class MemoryStore:
                 if check.cost:
                     self._charge(check, entry, now).mark(check, outcome, now)
                 told.append(outcome)
-            if charging and not taking and checks[-1].terms.algorithm == BAN:
+            if charging and not taking and checks and checks[-1].terms.algorithm == BAN:
                 return self._struck(checks, told, now)
             return tuple(told)
 

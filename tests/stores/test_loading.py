@@ -1,0 +1,63 @@
+"""A server that loads its data answers nobody: an error in time, no charge, and all is well once it has loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+import redis
+
+from headgate import Limiter, StoreError
+from tests.servers import Server, redis_server, valkey_server, wait_until
+from tests.stores.colours import COLOURS
+
+KEYS = 300  # loaded one every five milliseconds
+SLOWLY = ("--key-load-delay", "5000", "--loading-process-events-interval-bytes", "1024")
+
+
+@pytest.fixture(params=[valkey_server, redis_server], ids=["valkey", "redis6"])
+def loaded(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of the test's own, with data to load."""
+    with request.param() as server:
+        with closing(redis.Redis(port=server.port)) as client:
+            for number in range(KEYS):
+                client.set(f"other:{number}", "x" * 100)
+        yield server
+
+
+def begin_to_load(server: Server) -> None:
+    server.command("SAVE")
+    server.kill()
+    server.arguments = SLOWLY
+    server.start()
+
+
+def has_loaded(server: Server) -> bool:
+    try:
+        return server.command("PING") == "PONG"
+    except ValueError:  # "LOADING …"
+        return False
+
+
+@pytest.mark.parametrize("colour", COLOURS.values(), ids=COLOURS)
+def test_it_is_an_error_that_charges_nobody(loaded: Server, colour: Callable[..., Any]) -> None:
+    with colour(loaded.url) as limiter:
+        assert [limiter.hit("5/day", "laoqian").remaining for _ in range(2)] == [4, 3]
+        begin_to_load(loaded)
+        with pytest.raises(StoreError, match=r"(?i)loading"):
+            limiter.hit("5/day", "laoqian")
+        wait_until("the data is loaded", has_loaded, loaded)
+        assert limiter.hit("5/day", "laoqian").remaining == 2
+
+
+def test_a_limiter_counts_by_itself_until_it_has_loaded(loaded: Server) -> None:
+    with Limiter(loaded.url, deadline=1.0) as limiter:
+        limiter.hit("5/day", "laoqian")
+        begin_to_load(loaded)
+        decision = limiter.hit("5/day", "laoqian")
+        assert (decision.allowed, decision.degraded, decision.remaining) == (True, True, 3)
+        wait_until("the data is loaded", has_loaded, loaded)
+        wait_until("the limiter has noticed", lambda: not limiter.hit("5/day", "laoqian", cost=0).degraded)
+        assert limiter.peek("5/day", "laoqian", cost=0).remaining == 4
