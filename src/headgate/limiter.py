@@ -30,12 +30,12 @@ _LONGEST_ACTION: Final = 128
 
 def conclude(plan: Plan, outcomes: tuple[Outcome, ...]) -> Decision:
     """The decision that the outcomes of a plan come to."""
-    allowed = smooth = True
+    allowed, waits = True, False
     for outcome in outcomes:
-        allowed = allowed and outcome.allowed
-        smooth = smooth and outcome.retry_after == 0
+        if not outcome.allowed or outcome.retry_after != 0:  # a refusal, or what would have been one
+            allowed, waits = allowed and outcome.allowed, True
     decision = new(Decision, (allowed, plan.checks, outcomes))
-    return decision if smooth or not plan.charge else reported(decision)
+    return reported(decision) if waits and plan.charge else decision
 
 
 class _Engine:
@@ -70,7 +70,7 @@ class _Engine:
     ) -> Plan:
         if type(cost) is not int or not 0 <= cost <= MAX_LIMIT:
             cost = whole_cost("cost", cost)
-        text = self._text(identity)
+        text = identity_text(identity) if self._seal is None else self._text(identity)
         spec = quota if type(quota) is str or isinstance(quota, Quota) else read(quota)
         scope = "" if action == "" else _short(action)
         terms = _terms(spec, scope, self._algorithm if algorithm is None else algorithm)

@@ -31,17 +31,13 @@ class Command(NamedTuple):
         return self._replace(frame=_ASKING + self.frame, replies=2)
 
 
-class Lone:
+class Lone(NamedTuple):
     """The command of a plan of one check at cost 1. Packed when it leaves: alone, or together with others."""
 
-    __slots__ = ("digest", "shape", "tag")
-
-    replies = 1
-
-    def __init__(self, shape: Shape, digest: bytes, tag: int) -> None:
-        self.shape = shape
-        self.digest = digest
-        self.tag = tag
+    shape: Shape
+    digest: bytes
+    tag: int
+    replies: int = 1
 
     @property
     def frame(self) -> bytes:

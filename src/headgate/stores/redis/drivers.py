@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable
 from time import sleep
 from typing import Any, TypeVar
 
@@ -67,7 +68,7 @@ class AsyncDriver(ABC):
         """When a call that begins now must be over, by the running loop's time."""
 
     @abstractmethod
-    async def ask(self, ask: Ask, until: float) -> Any:
+    def ask(self, ask: Ask, until: float) -> Awaitable[Any]:
         """The reply, or the LinkError there is instead."""
 
     @abstractmethod

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any, Final
 
 from headgate.errors import StoreError
-from headgate.plan import Check, Outcome, Plan, Terms, charged, in_shadow
+from headgate.plan import Check, Outcome, Plan, Terms, charged, in_shadow, new
 from headgate.stores.redis.asks import Address, Ask, Leave, LinkError, Pause, Steps, Tried
 from headgate.stores.redis.commands import AnyCommand, Command, pack
 from headgate.stores.redis.topology import Topology, slot_of
@@ -40,7 +40,7 @@ class Routes:
                 return None
             slot = slot_of(checks[0].identity)
         address = self._topology.known(slot)
-        return None if address is None or not checks else Ask(address, self._wire.run(plan))
+        return None if address is None or not checks else new(Ask, (address, self._wire.run(plan), 1.0, False))
 
     def run(self, plan: Plan, tried: Tried | None = None) -> Steps[tuple[Outcome, ...]]:
         """Charge every check of the plan, or none. `tried`: the quick way failed, and how."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable
 from typing import Any, Final, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -58,23 +59,19 @@ class SharedLink(asyncio.Protocol):
         self._open = True
         self._retired = False
 
-    @property
-    def _pending(self) -> bool:
-        return bool(self._waiting or self._unsent)
-
     def there(self) -> bool:
         """Whether it is open, also as far as the loop has not looked yet since nothing was to come.
 
         What a server says unasked can only be a farewell, or TLS's own: then it costs a new connection, no more.
         """
-        if self._open and not self._pending and self._loop.time() - self._heard > BUSY:
+        if self._open and not self._waiting and not self._unsent and self._loop.time() - self._heard > BUSY:
             self._heard = self._loop.time()
             if self._watch():
                 self.fail(ConnectionError("the server closed the connection"))
         return self._open
 
     def ask(self, command: AnyCommand, until: float) -> asyncio.Future[Any]:
-        """The answer to come."""
+        """The answer to come, or the LinkError there is instead."""
         answer = self._loop.create_future()
         unsent = self._unsent
         if not unsent:
@@ -123,7 +120,7 @@ class SharedLink(asyncio.Protocol):
                         answer.set_result(told)
         except (hiredis.HiredisError, ConnectionError, IndexError) as error:
             self.fail(error)
-        if self._retired and not self._pending:
+        if self._retired and not waiting and not self._unsent:
             self.fail(ConnectionError("left"))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -136,7 +133,7 @@ class SharedLink(asyncio.Protocol):
     def retire(self) -> None:
         """Close it once everybody who waits is answered."""
         self._retired = True
-        if not self._pending:
+        if not self._waiting and not self._unsent:
             self.fail(ConnectionError("left"))
 
     def fail(self, error: BaseException) -> None:
@@ -149,7 +146,7 @@ class SharedLink(asyncio.Protocol):
         self._waiting, self._unsent = deque(), []
         for sent, group in ((True, waiting), (False, unsent)):
             for answer in [answer for each in group for answer in each.answers if not answer.done()]:
-                answer.set_exception(LinkError(self._address, error, sent=sent))
+                answer.set_result(LinkError(self._address, error, sent=sent))
 
     def _look(self) -> None:
         """When the oldest command is out of time, so is the connection; else look again when it will be."""
@@ -167,8 +164,12 @@ def _grouped(unsent: list[_Waiting]) -> list[_Waiting]:
     """The same with those of one shape together, as far as they can be."""
     groups: dict[int, list[_Waiting]] = {}
     for each in unsent:
-        shape = each.command.shape if type(each.command) is Lone else None
-        groups.setdefault(id(each) if shape is None or shape.many is None else id(shape), []).append(each)
+        command = each.command
+        kind = id(each) if type(command) is not Lone or command.shape.many is None else id(command.shape)
+        if kind in groups:
+            groups[kind].append(each)
+        else:
+            groups[kind] = [each]
     return [group[0] if len(group) == 1 else _together(group) for group in groups.values()]
 
 
@@ -190,16 +191,20 @@ class SharedLinks(AsyncDriver):
         """When a call that begins now must be over."""
         return asyncio.get_running_loop().time() + self._deadline
 
-    async def ask(self, ask: Ask, until: float) -> Any:
+    def ask(self, ask: Ask, until: float) -> Awaitable[Any]:
         """The reply, or the LinkError there is instead."""
-        links = self._links()
+        links = self._loops.get(asyncio.get_running_loop())
+        link = None if links is None else links.get(ask.address)
+        if type(link) is SharedLink and link.there():
+            return link.ask(ask.command, until)
+        return self._ask_anew(ask, until)
+
+    async def _ask_anew(self, ask: Ask, until: float) -> Any:
         try:
-            link = links.get(ask.address)
-            if type(link) is not SharedLink or not link.there():
-                link = await self._link(links, ask, until=until)
-            return await link.ask(ask.command, until)
+            link = await self._link(self._links(), ask, until=until)
         except LinkError as error:
             return error
+        return await link.ask(ask.command, until)
 
     def _links(self) -> _Links:
         loop = asyncio.get_running_loop()

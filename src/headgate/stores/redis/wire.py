@@ -16,7 +16,7 @@ from typing import Final
 
 from headgate.clock import Clock
 from headgate.identity import digest
-from headgate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, strikers
+from headgate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, new, strikers
 from headgate.stores import valid_prefix
 from headgate.stores.redis.commands import (
     FIELDS,
@@ -79,7 +79,7 @@ class Wire:
             shape = self._shapes.get(terms)
             usual = charging and not forced and mode is None and self._clock is None
             if shape is not None and cost == 1 and usual:
-                return Lone(shape, packed_digest(identity), self._tag())
+                return new(Lone, (shape, packed_digest(identity), self._tag(), 1))
         shape = self._shape("run", checks, self._shapes)
         if mode is None:
             mode = LOOK if not charging else FORCED if forced else CHARGE
@@ -201,7 +201,8 @@ def outcomes(plan: Plan, reply: Sequence[int]) -> tuple[Outcome, ...]:
     if len(reply) == 2 + FIELDS:
         _, _, allowed, remaining, retry, reset, following = reply
         limit = plan.checks[0].terms.params[0]
-        return (Outcome(allowed == 1, limit, remaining, NEVER if retry < 0 else retry, reset, following, at),)
+        wait = NEVER if retry < 0 else retry
+        return (new(Outcome, (allowed == 1, limit, remaining, wait, reset, following, at, "store")),)
     return tuple(
         [
             Outcome(
