@@ -13,17 +13,18 @@ from headgate import Limiter, StoreError
 from tests.servers import Server, redis_server, valkey_server, wait_until
 from tests.stores.colours import COLOURS
 
-KEYS = 300  # loaded one every five milliseconds
-SLOWLY = ("--key-load-delay", "5000", "--loading-process-events-interval-bytes", "1024")
+KEYS = 200  # loaded one every ten milliseconds
+SLOWLY = ("--key-load-delay", "10000")
+SIZE = 100_000  # bytes of each: while it loads, a server hears its clients once in two megabytes
 
 
 @pytest.fixture(params=[valkey_server, redis_server], ids=["valkey", "redis6"])
 def loaded(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server of the test's own, with data to load."""
-    with request.param() as server:
+    with request.param("--rdbcompression", "no") as server:
         with closing(redis.Redis(port=server.port)) as client:
             for number in range(KEYS):
-                client.set(f"other:{number}", "x" * 100)
+                client.set(f"other:{number}", "x" * SIZE)
         yield server
 
 
