@@ -48,8 +48,7 @@ async def later(value: Any) -> Any:
 def answer(spec: object, caller: FakeCaller, trust: Trust | None = None) -> str | None:
     """The identity's text, awaited where it has to be."""
     found = ready_key(spec, address_key(Trust() if trust is None else trust))(caller)
-    identity = asyncio.run(later_answer(found)) if isawaitable(found) else found
-    return None if identity is None else identity_text(identity)
+    return asyncio.run(later_answer(found)) if isawaitable(found) else found
 
 
 async def later_answer(found: Awaitable[Any]) -> Any:

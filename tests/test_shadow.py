@@ -114,7 +114,8 @@ def test_nothing_of_it_is_told_to_clients(dialect: str, count: int) -> None:
         assert decision is not None
         tell = response_fields if decision.allowed else denial_fields
         fields = tell(decision, dialect, epoch=1e9, status=200 if decision.allowed else 429)
-        answers.append((fields, None if decision.allowed else denial(decision, dialect, epoch=1e9)))
+        answer = None if decision.allowed else denial(decision, dialect, epoch=1e9)
+        answers.append((fields, answer and (answer.status, answer.fields, answer.body)))
     assert answers[0] == answers[1] == answers[2]
     alone = Gate(settings(rules=[STRICT]))
     shadow = alone.decide(Visitor(), alone.bind(NOWHERE.place))

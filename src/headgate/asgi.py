@@ -19,7 +19,7 @@ from headgate.ending import AsyncEnding
 from headgate.errors import ConfigurationError, SettingsError
 from headgate.gate import AsyncGate, Bound
 from headgate.http import denial, denial_fields, response_fields
-from headgate.messages import HTTP, STARTS, WEBSOCKET, Message, encoded_name, is_last, kept, merged, response_of
+from headgate.messages import HTTP, STARTS, WEBSOCKET, Message, denied, encoded_name, is_last, merged, response_of
 from headgate.passage import NOWHERE, Arrival, Passage, Place, warn_of_twice
 from headgate.plan import Decision
 from headgate.preflight import is_preflight
@@ -66,8 +66,11 @@ class AsgiCaller:
 
     def header(self, name: str) -> Sequence[str]:
         """All lines of a header, in order."""
-        wanted = encoded_name(name)
-        return [value.decode("latin-1") for key, value in self.scope["headers"] if key == wanted]
+        wanted, lines = encoded_name(name), []
+        for key, value in self.scope["headers"]:
+            if key == wanted:
+                lines.append(value.decode("latin-1"))
+        return lines
 
     def path_value(self, name: str) -> str | None:
         """A parameter of the matched path."""
@@ -231,7 +234,7 @@ class RateLimitMiddleware:
             return
         accept = ",".join(caller.header("accept"))
         answer = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
-        await send({"type": start, "status": answer.status, "headers": list(kept(answer.fields))})
+        await send({"type": start, "status": answer.status, "headers": [*denied(answer)]})
         await send({"type": rest, "body": b"" if caller.method == "HEAD" else answer.body, "more_body": False})
 
 

@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Collection, Generator, Hashable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import translate
-from inspect import iscoroutine, iscoroutinefunction
+from inspect import iscoroutinefunction
 from typing import Any, Final, cast
 
 from headgate.ban import Ban, agree, with_bans
 from headgate.clock import SystemClock
 from headgate.ending import AsyncEnding, Ending, run_apart
 from headgate.errors import ColourError, RuleError
-from headgate.identity import Seal, Told, identity_text
+from headgate.identity import Seal
 from headgate.key import Caller, ReadyKey, ready_key, waits
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.lists import unasked
@@ -51,6 +51,7 @@ class Bound:
     terms: tuple[Terms, ...] | None  # None: the quota is a function of the request
     narrow: bool  # it holds only for some methods or paths
     share: int  # of EVERYBODY, for whom it is enforced; the others are in its shadow
+    plain: bool  # nothing of it but its key depends on the request, and that needs no waiting
 
     def holds(self, caller: Caller) -> bool:
         """Whether method and path are those that the rule is for."""
@@ -137,15 +138,20 @@ class _Rules:
                 self._accept(each)
                 self._may_hold = self._may_hold or each.held
         self._may_hold = self._may_hold or not rule.known
+        narrow, shared = rule.methods is not None or rule.path is not None, share("", rule.mode, rule.enforce_percent)
+        terms = None if callable(rule.quota) else rule.terms(self.settings.algorithm)
+        constant = rule.when is None and terms is not None and isinstance(rule.cost, int)
+        named = isinstance(key, str) and (self._sync or key != "user")  # Django's user may be a coroutine
         return Bound(
             rule=rule,
             key=ready_key(key, self.settings.address),
             methods=cast("frozenset[str] | None", rule.methods),
             routes=cast("frozenset[str] | None", rule.route),
             path=None if rule.path is None else re.compile(translate(rule.path)),
-            terms=None if callable(rule.quota) else rule.terms(self.settings.algorithm),
-            narrow=rule.methods is not None or rule.path is not None,
-            share=share("", rule.mode, rule.enforce_percent),
+            terms=terms,
+            narrow=narrow,
+            share=shared,
+            plain=named and constant and not narrow and shared == EVERYBODY,
         )
 
     def _check_colour(self, what: str, option: object) -> None:
@@ -156,6 +162,17 @@ class _Rules:
                 problem="an async function, but this application is called synchronously",
                 expected="give a plain function",
             )
+
+    def plan_at_once(self, caller: Caller, bounds: Collection[Bound]) -> Plan | None:
+        """The plan of one request under one plain rule, as most are; None for all others."""
+        if len(bounds) != 1 or self._bans or self._lists is not None:
+            return None
+        (bound,) = bounds
+        if not bound.plain or bound.terms is None:
+            return None
+        text = bound.key(caller) if self._seal is None else self._seal(bound.key(caller))
+        checks = [new(Check, (terms, text, bound.rule.cost)) for terms in bound.terms]
+        return new(Plan, (tuple(checks), True, False))
 
     def plan(self, caller: Caller, bounds: Iterable[Bound]) -> Steps:
         """Build the plan of one request, and yield it, after whatever a user's function leaves to be awaited."""
@@ -171,14 +188,11 @@ class _Rules:
                 wanted: Any = rule.when(caller.native)
                 if not ((yield wanted) if waits(wanted) else wanted):
                     continue
-            identity = bound.key(caller)
-            if type(identity) is Told:  # as those of all named keys
-                text = identity.text
-            else:
-                identity = (yield identity) if waits(identity) else identity
-                if identity is None:
+            text: Any = bound.key(caller)
+            if type(text) is not str:  # as it nearly always is
+                text = (yield text) if text is not None else text
+                if text is None:
                     continue
-                text = identity_text(identity)
             text = text if seal is None else seal(text)
             if terms is None:
                 quota: Any = rule.quota(caller.native)  # type: ignore[operator]
@@ -213,7 +227,9 @@ class Gate(_Rules):
         """Charge all rules that apply, or none; None when none does."""
         if not bounds and not self.denies:
             return None
-        plan = next(self.plan(caller, bounds))
+        plan: Any = self.plan_at_once(caller, bounds)
+        if plan is None:
+            plan = next(self.plan(caller, bounds))
         if type(plan) is not Plan:
             raise _misplaced(plan)
         return self.limiter.run(plan) if plan.checks else unasked(plan)
@@ -238,11 +254,11 @@ class AsyncGate(_Rules):
 
     def decide(self, caller: Caller, bounds: Collection[Bound]) -> Awaitable[Decision | None]:
         """Charge all rules that apply, or none; None when none does."""
-        steps = self.plan(caller, bounds)
-        plan = next(steps)
-        if type(plan) is Plan and plan.checks and not self._may_hold:  # as nearly always
+        plan = None if self._may_hold else self.plan_at_once(caller, bounds)
+        if plan is not None:
             return self.limiter.run(plan)
-        return self._decide_later(steps, plan)
+        steps = self.plan(caller, bounds)
+        return self._decide_later(steps, next(steps))
 
     async def _decide_later(self, steps: Steps, plan: Awaitable[Any] | Plan) -> Decision | None:
         while type(plan) is not Plan:
@@ -267,8 +283,8 @@ def _options(settings: Settings) -> dict[str, Any]:
 
 def _misplaced(awaitable: object) -> ColourError:
     """What is wrong where a user's function has left something to be awaited, and nobody can."""
-    if iscoroutine(awaitable):
-        awaitable.close()
+    if (close := getattr(awaitable, "close", None)) is not None:
+        close()
     return ColourError(
         "rule", awaitable, problem="an async function in a synchronous application", expected="give a plain function"
     )

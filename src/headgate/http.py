@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 from headgate.clock import MICROSECOND
 from headgate.errors import RuleError, SettingsError
@@ -23,8 +24,13 @@ Field = tuple[str, str]
 Fields = list[Field]
 Dialect = Callable[[Decision, float], Fields]
 
+_TRIO: Final = ("Limit", "Remaining", "Reset")
+
 EXPOSED: Final = ("RateLimit", "RateLimit-Policy", "Retry-After")
 """What a CORS layer outside the limiter should list in Access-Control-Expose-Headers."""
+
+TOLD: Final = ("RateLimit", "RateLimit-Policy", *[f"{x}RateLimit-{name}" for x in ("", "X-") for name in _TRIO])
+"""The fields of all dialects."""
 
 _PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")
 _STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -33,8 +39,9 @@ _SINGLE: Final = re.compile("limit=([0-9]{1,15}), remaining=([0-9]{1,15})")  # d
 _DELAY: Final = re.compile("[0-9]{1,15}")
 
 
-class Denial(NamedTuple):
-    """A whole answer to a request that was refused."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Denial:
+    """A whole answer to a request that was refused. Compared by identity: the same is given again and again."""
 
     status: int
     fields: tuple[Field, ...]
@@ -79,9 +86,14 @@ def denial(decision: Decision, dialect: str | None, *, epoch: float, accept: str
     """The answer to a refused request: 429, or 503 when it was the store that failed. The body suits `accept`."""
     # In whole seconds a flood gets the same answer again and again: it is remembered. Only a moment is told finer.
     unit, moment = (1, epoch) if dialect == "x-ratelimit" else (MICROSECOND, 0.0)
-    checks = tuple([new(Check, (check.terms, "", 1)) for check in decision.checks])
-    outcomes = tuple([_rounded(outcome, unit) for outcome in decision.results])
-    return _denial(new(Decision, (False, checks, outcomes)), dialect, moment, text=wants_text(accept))
+    checks, outcomes = [], []
+    for terms, _, _ in decision.checks:
+        checks.append(new(Check, (terms, "", 1)))
+    for allowed, limit, left, retry, reset, ahead, _, source in decision.results:
+        wait = retry and -(-retry // unit) * unit
+        told = (allowed, limit, left, wait, -(-reset // unit) * unit, -(-ahead // unit) * unit, 0, source)
+        outcomes.append(new(Outcome, told))
+    return _denial(new(Decision, (False, tuple(checks), tuple(outcomes))), dialect, moment, text=wants_text(accept))
 
 
 @lru_cache(maxsize=1024)
@@ -93,13 +105,6 @@ def _denial(decision: Decision, dialect: str | None, epoch: float, *, text: bool
         body, media = json.dumps(problem(decision, wait)).encode(), PROBLEM
     fields = denial_fields(decision, dialect, epoch=epoch, status=status)
     return Denial(status, (("Content-Type", media), ("Content-Length", str(len(body))), *fields), body)
-
-
-def _rounded(outcome: Outcome, unit: int) -> Outcome:
-    """The same in whole units, and without when it was."""
-    allowed, limit, left, retry, reset, ahead, _, source = outcome
-    retry = retry and -(-retry // unit) * unit
-    return new(Outcome, (allowed, limit, left, retry, -(-reset // unit) * unit, -(-ahead // unit) * unit, 0, source))
 
 
 def denial_fields(decision: Decision, dialect: str | None, *, epoch: float, status: int) -> Fields:
@@ -161,23 +166,25 @@ def quoted(name: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _written(terms: Terms) -> tuple[str, str]:
-    """What is always the same in draft 11: a policy, and how an item about it begins."""
+def _written(terms: Terms) -> tuple[str, str, bool] | None:
+    """What draft 11 always says of a rule: a policy, how an item about it begins, and whether the item tells a time."""
+    if terms.algorithm == BAN or terms.shadow:
+        return None
     name, unit = quoted(terms.name), 'qu="concurrent-requests"' if terms.held else f"w={seconds(terms.window_us)}"
-    return f"{name};q={terms.params[0]};{unit}", f"{name};r="
+    return f"{name};q={terms.params[0]};{unit}", f"{name};r=", not terms.held
 
 
 def _draft_11(decision: Decision, epoch: float) -> Fields:
     """Draft 11: lists of named items. `t`: no more than `r` can be used within so many seconds."""
     policies, items = [], []
     allowed, checks, outcomes = decision
-    for index, (terms, _, _) in enumerate(checks):
-        passed, _, left, _, _, ahead, _, source = outcomes[index]
-        if source != "policy" and terms.algorithm != BAN and not terms.shadow:
-            policy, item = _written(terms)
+    for (terms, _, _), (passed, _, left, _, _, ahead, _, source) in zip(checks, outcomes, strict=True):
+        written = _written(terms)
+        if written is not None and source != "policy":
+            policy, item, timed = written
             policies.append(policy)
             if allowed or not passed:  # a refusal names only what was violated
-                items.append(f"{item}{left}" if terms.held or not ahead else f"{item}{left};t={seconds(ahead)}")
+                items.append(f"{item}{left};t={-(-ahead // MICROSECOND)}" if ahead and timed else f"{item}{left}")
     fields = [("RateLimit-Policy", ", ".join(policies))] if policies else []
     return [*fields, ("RateLimit", ", ".join(items))] if items else fields  # no items: refused by a ban alone
 
@@ -235,8 +242,7 @@ def _x_ratelimit_delta(decision: Decision, epoch: float) -> Fields:
 
 
 def _trio(limit: int, remaining: int, reset: int, *, prefix: str = "X-RateLimit") -> Fields:
-    values = {"Limit": limit, "Remaining": remaining, "Reset": reset}
-    return [(f"{prefix}-{name}", str(value)) for name, value in values.items()]
+    return [(f"{prefix}-{name}", str(value)) for name, value in zip(_TRIO, (limit, remaining, reset), strict=True)]
 
 
 DIALECTS: Final[dict[str, Dialect]] = {

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import sys
 from binascii import b2a_base64
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from functools import cache, lru_cache
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 from headgate.errors import IdentityError, SettingsError
-from headgate.plan import new
 
 Identity = Hashable
 """What a key function may return: text, bytes, an int, a UUID, or a tuple of these. None: the rule does not apply."""
@@ -36,27 +35,30 @@ def identity_text(identity: object) -> str:
     """
     if type(identity) is str and len(identity) < _LONGEST:  # as most are
         return f"s{identity}"
-    return identity.text if type(identity) is Told else _short(_told(identity))
+    return _short(_told(identity))
 
 
-class Told(NamedTuple):
-    """An identity whose text is known already."""
+def joined(texts: Iterable[str]) -> str:
+    """The text of a tuple, from the texts of its parts.
 
-    text: str
-
-
-def teller(kind: str) -> Callable[[object], Told]:
-    """What tells `(kind, identity)`: the same text, with the part of it that is always the same made once.
-
-    >>> identity_text(teller("user")(42)) == identity_text(("user", 42))
+    >>> joined(map(identity_text, ("user", 42))) == identity_text(("user", 42))
     True
     """
-    first = identity_text(kind)
-    start = f"t{len(first)}:{first}"
+    return _short("t" + "".join([f"{len(text)}:{text}" for text in texts]))
 
-    def tell(identity: object) -> Told:
+
+def teller(kind: str) -> Callable[[object], str]:
+    """What tells the text of `(kind, identity)`, with the part of it that is always the same made once.
+
+    >>> teller("user")(42) == identity_text(("user", 42))
+    True
+    """
+    start = joined([identity_text(kind)])
+
+    def tell(identity: object) -> str:
         text = identity_text(identity)
-        return new(Told, (_short(f"{start}{len(text)}:{text}"),))
+        told = f"{start}{len(text)}:{text}"
+        return told if len(told) <= _LONGEST else _short(told)
 
     return tell
 
@@ -77,8 +79,7 @@ def _told(identity: object) -> str:
         case bytes():
             return f"b{identity.hex()}"
         case tuple() | list():
-            parts = [identity_text(part) for part in identity]
-            return "t" + "".join(f"{len(part)}:{part}" for part in parts)
+            return joined([identity_text(part) for part in identity])
     uuid = sys.modules.get("uuid")  # whoever has a UUID has imported it, and nobody else need wait for that
     if uuid is not None and isinstance(identity, uuid.UUID):
         return f"u{cast(Any, identity).hex}"

@@ -1,4 +1,4 @@
-"""Keys: from what a rule says ("user", "ip", a function, …) to the identity of one request.
+"""Keys: from what a rule says ("user", "ip", a function, …) to the identity of one request, as text.
 
 A key is digested once, at start-up, into a function of a Caller: what an adapter tells about who is asking. This
 module knows identities and addresses; no framework, no store, no quota.
@@ -6,16 +6,16 @@ module knows identities and addresses; no framework, no store, no quota.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
 from functools import lru_cache
-from inspect import isawaitable
+from inspect import isawaitable, iscoroutine
 from itertools import count
 from typing import Any, Final, Protocol, TypeGuard
 
 from headgate.address import IPV6_PREFIX, LONGEST, TOKEN, Trust, check_prefix, client_address, is_rewritten
 from headgate.cautions import caution
 from headgate.errors import IdentityError
-from headgate.identity import Told, teller
+from headgate.identity import identity_text, joined, teller
 
 KeyFunction = Callable[[Any], Hashable | Awaitable[Hashable | None] | None]
 KeySpec = str | KeyFunction | tuple["str | KeyFunction", ...]
@@ -63,7 +63,7 @@ class Caller(Protocol):
 
 ReadyKey = Callable[[Caller], Any]
 
-_READY: Final = frozenset({Told, str, tuple, int, bytes, bool, type(None)})  # the types of nearly every answer
+_READY: Final = frozenset({str, tuple, int, bytes, bool, type(None)})  # the types of nearly every answer
 
 
 def waits(answer: object) -> TypeGuard[Awaitable[Any]]:
@@ -77,14 +77,16 @@ def validate_key(spec: object) -> None:
 
 
 def ready_key(spec: object, address: ReadyKey) -> ReadyKey:
-    """A function of a Caller that returns its identity, None, or an awaitable of either. IdentityError for no key.
+    """A function of a Caller that returns the text of its identity, None, or an awaitable of either.
+
+    IdentityError for what is no key.
 
     A named key that finds nothing (no one is signed in, the header is missing) falls back to the address: a request
     never escapes its budget by leaving something out. Each identity is tagged with its kind, so that a user called
     "203.0.113.7" is not that address. `address` is the key of addresses.
     """
     if callable(spec):
-        return lambda caller: spec(caller.native)
+        return _own(spec)
     if isinstance(spec, tuple) and spec:
         return _joined(tuple(ready_key(part, address) for part in spec))
     if not isinstance(spec, str):
@@ -112,18 +114,19 @@ def address_key(trust: Trust, *, prefix: int = IPV6_PREFIX, strict: bool = False
     for network in trust.everybody:
         caution("HG103", str(network), strict=strict)
 
-    def of_proxies(caller: Caller) -> Told:
+    def of_proxies(caller: Caller) -> str:
         return _tell_address(client_address(caller.peer, caller.header(trust.header), trust, prefix=prefix))
 
     if trust.hops or trust.networks or trust.unix:
         return of_proxies
     ticks = count()
 
-    def of_socket(caller: Caller) -> Told:
+    def of_socket(caller: Caller) -> str:
         tick = next(ticks)
         if tick < _LOOKS or strict or not tick % _LOOKS:
             _look_for_proxies(caller, strict=strict)
-        peer = caller.peer  # a server that believes headers may have put anything here: not all of it is remembered
+        peer: str | None = caller.peer
+        # A server that believes headers may have put anything there: not all of it is remembered.
         return _of_peer(peer if peer is None else peer[: LONGEST + 1], prefix)
 
     return of_socket
@@ -133,7 +136,7 @@ _tell_address: Final = teller("ip")
 
 
 @lru_cache(maxsize=4096)
-def _of_peer(peer: str | None, prefix: int) -> Told:
+def _of_peer(peer: str | None, prefix: int) -> str:
     """The address of a peer that is believed about itself alone: always the same, so it is remembered."""
     return _tell_address(client_address(peer, (), Trust(), prefix=prefix))
 
@@ -162,30 +165,56 @@ def _user(address: ReadyKey) -> ReadyKey:
     """The signed-in user, else the address."""
     tell = teller("user")
 
-    async def later(waiting: Awaitable[Hashable | None], caller: Caller) -> Hashable:
-        user = await waiting
-        return address(caller) if user is None else tell(user)
-
     def key(caller: Caller) -> Any:
         user = caller.user()
-        if user is None:
-            return address(caller)
-        return later(user, caller) if waits(user) else tell(user)
+        if waits(user):
+            return _Later(user, lambda found: address(caller) if found is None else tell(found))
+        return address(caller) if user is None else tell(user)
 
     return key
+
+
+def _own(function: KeyFunction) -> ReadyKey:
+    """What a user's function answers."""
+
+    def tell(identity: Hashable | None) -> str | None:
+        return None if identity is None else identity_text(identity)
+
+    def key(caller: Caller) -> Any:
+        identity: Any = function(caller.native)
+        return _Later(identity, tell) if waits(identity) else tell(identity)
+
+    return key
+
+
+class _Later:
+    """The text of an identity that is still to be awaited; or closed, where nobody can."""
+
+    def __init__(self, identity: Awaitable[Any], tell: Callable[[Any], Any]) -> None:
+        self._identity = identity
+        self._tell = tell
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._tell((yield from self._identity.__await__()))
+
+    def close(self) -> None:
+        """Give it up."""
+        if iscoroutine(self._identity):
+            self._identity.close()
 
 
 def _joined(parts: tuple[ReadyKey, ...]) -> ReadyKey:
     """All parts together; None if one of them is."""
 
-    def together(values: Sequence[Hashable | None]) -> Hashable | None:
-        return None if any(value is None for value in values) else tuple(values)
+    def together(texts: Sequence[str | None]) -> str | None:
+        found = [text for text in texts if text is not None]
+        return joined(found) if len(found) == len(texts) else None
 
-    async def later(values: Sequence[Any]) -> Hashable | None:
-        return together([await value if waits(value) else value for value in values])
+    async def later(texts: Sequence[Any]) -> str | None:
+        return together([await text if waits(text) else text for text in texts])
 
     def key(caller: Caller) -> Any:
-        values = [part(caller) for part in parts]
-        return later(values) if any(map(waits, values)) else together(values)
+        texts = [part(caller) for part in parts]
+        return later(texts) if any(map(waits, texts)) else together(texts)
 
     return key

@@ -20,7 +20,7 @@ from headgate.identity import Seal, digest, identity_text
 from headgate.plan import Check, Decision, Outcome, Plan, Terms, new
 from headgate.quota import MAX_LIMIT, Quota
 from headgate.reservation import AsyncReserving, Reserving
-from headgate.shadow import reported
+from headgate.shadow import report
 from headgate.stores import DEADLINE, AsyncStore, Store, StoreChange, open_async_store, open_store
 from headgate.stores.stack import PREFIX, STALENESS, Stack, check_given
 from headgate.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
@@ -30,12 +30,16 @@ _LONGEST_ACTION: Final = 128
 
 def conclude(plan: Plan, outcomes: tuple[Outcome, ...]) -> Decision:
     """The decision that the outcomes of a plan come to."""
-    allowed, waits = True, False
+    allowed, shadowed = True, False
     for outcome in outcomes:
-        if not outcome.allowed or outcome.retry_after != 0:  # a refusal, or what would have been one
-            allowed, waits = allowed and outcome.allowed, True
+        if not outcome.allowed:
+            allowed = False
+        elif outcome.retry_after != 0:  # in shadow: what would have been a refusal
+            shadowed = True
     decision = new(Decision, (allowed, plan.checks, outcomes))
-    return reported(decision) if waits and plan.charge else decision
+    if shadowed and allowed and plan.charge:
+        report(decision)
+    return decision
 
 
 class _Engine:

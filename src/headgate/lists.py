@@ -78,9 +78,9 @@ class Lists:
                     return verdict
             if identities:
                 if text is None:
-                    identity = self._key(caller)
-                    identity = (yield identity) if waits(identity) else identity
-                    text = "" if identity is None else identity_text(identity)  # no identity has an empty text
+                    found = self._key(caller)
+                    found = (yield found) if waits(found) else found
+                    text = "" if found is None else found  # no identity has an empty text
                 if text in identities:
                     return verdict
             for function in functions:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from headgate.after import Headers, Response
-from headgate.http import Field, Fields, merge
+from headgate.http import TOLD, Denial, Field, Fields, merge
 
 Message = MutableMapping[str, Any]
 
@@ -42,25 +42,32 @@ def encoded_name(name: str) -> bytes:
 
 
 def _encoded(fields: Iterable[Field]) -> list[tuple[bytes, bytes]]:
-    return [(encoded_name(name), value.encode("latin-1")) for name, value in fields]
+    encoded = []
+    for name, value in fields:
+        encoded.append((encoded_name(name), value.encode("latin-1")))
+    return encoded
 
 
-kept: Final = lru_cache(maxsize=1024)(_encoded)
-"""The fields of a denial, of which the same is given again and again."""
+@lru_cache(maxsize=1024)
+def denied(answer: Denial) -> list[tuple[bytes, bytes]]:
+    """The fields of an answer that is given again and again; to be copied."""
+    return _encoded(answer.fields)
 
 
 def merged(headers: Iterable[tuple[bytes, bytes]], fields: Fields) -> list[tuple[bytes, bytes]]:
     """The response's own headers, untouched where they do not speak of rate limits, with the fields added."""
-    own, added, names = list(headers), [], set()
-    for name, value in fields:
-        encoded = encoded_name(name)
-        names.add(encoded)
-        added.append((encoded, value.encode("latin-1")))
-    for encoded, _ in own:
-        if encoded.lower() in names:
+    own, added = list(headers), _encoded(fields)
+    ours = _DENIED if added[0][0] == b"cache-control" else _TOLD  # which only a denial begins with
+    for name, _ in own:
+        if name.lower() in ours:
             break
     else:
         return own + added
+    names = {name for name, _ in added}
     clashes = [pair for pair in own if b"ratelimit" in pair[0].lower() or pair[0].lower() in names]
     spoken = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in clashes]
     return [pair for pair in own if pair not in clashes] + _encoded(merge(spoken, fields))
+
+
+_TOLD: Final = frozenset([encoded_name(name) for name in TOLD])
+_DENIED: Final = _TOLD | {b"cache-control", b"retry-after"}

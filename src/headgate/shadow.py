@@ -60,12 +60,9 @@ def picked(terms: tuple[Terms, ...], identity: str, share: int) -> tuple[Terms, 
     return terms if place(identity) < share else shadows(terms)
 
 
-def reported(decision: Decision) -> Decision:
+def report(decision: Decision) -> None:
     """Log the shadow rules that would have refused a request that passed: their names, and nothing of who it was."""
-    names = decision.would_refuse
-    if names and decision.allowed:
-        from logging import getLogger  # a tenth of the time to import headgate, and seldom needed
+    from logging import getLogger  # a tenth of the time to import headgate, and seldom needed
 
-        for name in names:
-            getLogger("headgate.shadow").info("rule %r would have refused a request that passed", name)
-    return decision
+    for name in decision.would_refuse:
+        getLogger("headgate.shadow").info("rule %r would have refused a request that passed", name)

@@ -129,7 +129,7 @@ def asgi_request(vector: dict[str, Any]) -> HttpRequest:
 @pytest.mark.parametrize("vector", VECTORS, ids=[vector["name"] for vector in VECTORS])
 def test_c07_c08_the_address_table(vector: dict[str, Any], make: Any) -> None:
     key = address_key(Trust.of(vector["trusted_proxies"], vector["trusted_header"]))
-    assert identity_text(key(DjangoCaller(make(vector)))) == identity_text(("ip", vector["expect"]))
+    assert key(DjangoCaller(make(vector))) == identity_text(("ip", vector["expect"]))
 
 
 def test_callers_tell_what_the_application_would_read() -> None:
