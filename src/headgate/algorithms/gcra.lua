@@ -1,12 +1,34 @@
--- gcra.py over a string "level:time". A state is the level now, and by how much it is ahead of the clock.
+-- gcra.py over a string of 11 bytes: the time in seven and the level in four, each the lowest first. A level of 2^32 or
+-- more has its three other bytes at the end. A state is the level now, and by how much it is ahead of the clock.
+-- What else a string may be is taken for none: text would be a time centuries ahead.
 
 local function open(key, now, burst, unit, leak)
-  local level, time = string.match(redis.call('GET', key) or '', '^(%d+):(%d+)$')
-  if not level then return {key = key, level = 0, lag = 0} end
-  local lag = time - now
+  local t0, t1, t2, t3, t4, t5, t6, a, b, c, d, e, f, g = string.byte(redis.call('GET', key) or '', 1, 14)
+  if not d then return {key = key, level = 0, lag = 0} end
+  local lag = (((((t6 * 256 + t5) * 256 + t4) * 256 + t3) * 256 + t2) * 256 + t1) * 256 + t0 - now
+  local level = ((d * 256 + c) * 256 + b) * 256 + a
+  if g then level = level + ((g * 256 + f) * 256 + e) * 2^32 end
   if lag <= 0 then return {key = key, level = math.max(0, level + lag * leak), lag = 0} end
   if lag > math.ceil(burst * unit / leak) then return {key = key, level = 0, lag = 0} end
-  return {key = key, level = level + 0, lag = lag}
+  return {key = key, level = level, lag = lag}
+end
+
+-- The four lowest bytes of a number, the lowest first, and what is above them.
+local function bytes(number)
+  local a, b, c, d = number % 2^8, number % 2^16, number % 2^24, number % 2^32
+  return a, (b - a) / 2^8, (c - b) / 2^16, (d - c) / 2^24, (number - d) / 2^32
+end
+
+local function keep(state, now, level, leak)
+  local t0, t1, t2, t3, above = bytes(now + state.lag)
+  local t4, t5, t6 = bytes(above)
+  local a, b, c, d, more = bytes(level)
+  local value = string.char(t0, t1, t2, t3, t4, t5, t6, a, b, c, d)
+  if more > 0 then
+    local e, f, g = bytes(more)
+    value = value .. string.char(e, f, g)
+  end
+  redis.call('SET', state.key, value, 'PX', expiry(state.lag + math.ceil(level / leak)))
 end
 
 local function check(state, now, cost, burst, unit, leak)
@@ -25,19 +47,15 @@ local function check(state, now, cost, burst, unit, leak)
 end
 
 local function charge(state, now, cost, burst, unit, leak)
-  local level, lag = state.level, state.lag
-  level = math.min(level + cost * unit, math.max(level, burst * unit))
-  local value = string.format('%.0f:%.0f', level, now + lag)
-  redis.call('SET', state.key, value, 'PX', expiry(lag + math.ceil(level / leak)))
+  local level = state.level
+  keep(state, now, math.min(level + cost * unit, math.max(level, burst * unit)), leak)
 end
 
 --@REFUND
 
 local function refund(state, now, cost, at, burst, unit, leak)
-  local level, lag = state.level, state.lag
   local left = cost * unit - math.max(0, now - at) * leak
-  if level == 0 or left <= 0 then return end
-  if level <= left then return redis.call('DEL', state.key) end
-  local value = string.format('%.0f:%.0f', level - left, now + lag)
-  redis.call('SET', state.key, value, 'PX', expiry(lag + math.ceil((level - left) / leak)))
+  if state.level == 0 or left <= 0 then return end
+  if state.level <= left then return redis.call('DEL', state.key) end
+  keep(state, now, state.level - left, leak)
 end
