@@ -9,15 +9,14 @@ from hypothesis import settings
 
 from headgate import cautions
 from tests.cluster import Cluster
-from tests.sentinels import Sentinels
-from tests.servers import Server, redis_server, valkey_server
+from tests.sentinels import SENTINELS, Sentinels
+from tests.servers import MAKERS, Server, named_server, redis_server, valkey_server
 
 # A real server may be slow once; that is no error. (In CI the parent is Hypothesis's own "ci" profile.)
 settings.register_profile("headgate", settings(), deadline=None)
 settings.load_profile("headgate")
 
-SERVERS = ("valkey", "redis6")  # the names of the fixtures, for indirect use and for `server`
-CLUSTERS = ("cluster", "redis6_cluster")
+CLUSTERS = {"valkey": "cluster", "redis6": "redis6_cluster", "named": "named_cluster"}  # by their servers
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +39,14 @@ def redis6() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(scope="session", params=SERVERS)
+@pytest.fixture(scope="session")
+def named() -> Iterator[Server]:
+    """The one that HEADGATE_REDIS_SERVER names, shared as they are; it is among `server` where it is named."""
+    with named_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session", params=MAKERS)
 def server(request: pytest.FixtureRequest) -> Server:
     """Each of the real servers in turn."""
     found: Server = request.getfixturevalue(request.param)
@@ -61,7 +67,14 @@ def redis6_cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture(scope="session", params=CLUSTERS)
+@pytest.fixture(scope="session")
+def named_cluster() -> Iterator[Cluster]:
+    """Three masters of what HEADGATE_REDIS_SERVER names."""
+    with Cluster(named_server) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session", params=[CLUSTERS[name] for name in MAKERS])
 def each_cluster(request: pytest.FixtureRequest) -> Cluster:
     """Each of the clusters in turn."""
     found: Cluster = request.getfixturevalue(request.param)
@@ -79,4 +92,11 @@ def moving_cluster(each_cluster: Cluster) -> Iterator[Cluster]:
 def sentinels() -> Iterator[Sentinels]:
     """A master with a replica under three Sentinels, for one test."""
     with Sentinels() as sentinels:
+        yield sentinels
+
+
+@pytest.fixture(params=SENTINELS)
+def each_sentinels(request: pytest.FixtureRequest) -> Iterator[Sentinels]:
+    """The same for each kind of server."""
+    with Sentinels(request.param) as sentinels:
         yield sentinels

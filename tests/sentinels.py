@@ -6,13 +6,15 @@ started them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from secrets import token_hex
 from typing import Self
 
-from tests.servers import HOST, Server, ask, is_master, valkey_server, wait_until
+from tests.servers import HOST, MAKERS, Server, ask, is_master, valkey_server, wait_until
 
 SERVICE = "front"  # the name that the Sentinels know their master by
+SENTINELS = [make for name, make in MAKERS.items() if name != "redis6"]  # which cannot be hastened
 
 
 class Sentinels:
@@ -23,12 +25,12 @@ class Sentinels:
     accord in a row it would wait four seconds.
     """
 
-    def __init__(self, *, replicas: int = 1) -> None:
+    def __init__(self, make: Callable[..., Server] = valkey_server, *, replicas: int = 1) -> None:
         # So a replica has synchronised at once, and gets what is written at once: else either takes up to a second.
         flags = ["--repl-diskless-sync", "no", "--repl-diskless-load", "swapdb"]
         flags += ["--shutdown-timeout", "0"]  # else a master that stops waits for its replicas
-        self.servers = [valkey_server(*flags) for _ in range(1 + replicas)]
-        self.sentinels = [valkey_server("--sentinel") for _ in range(3)]
+        self.servers = [make(*flags) for _ in range(1 + replicas)]
+        self.sentinels = [make("--sentinel") for _ in range(3)]
         self._running = ExitStack()
 
     def __repr__(self) -> str:

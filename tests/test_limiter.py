@@ -17,9 +17,10 @@ from headgate.plan import Check, Plan
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
 from headgate.testing import Awaited, BrokenStore, OpenStore, ShutStore
 from headgate.testing.store import terms
+from tests.servers import MAKERS
 from tests.stores.colours import COLOURS
 
-EVERY_STORE = ("memory", "valkey", "redis6")
+EVERY_STORE = ("memory", *MAKERS)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from headgate import AsyncLimiter, Concurrency, Limiter, ManualClock, StoreError
 from headgate.errors import QuotaError, RuleError
 from headgate.testing import Awaited
 from headgate.testing.store import NAMES
+from tests.servers import MAKERS
 from tests.stores.breakable import Breakable
 from tests.stores.places import PATIENCE, url
 
@@ -58,7 +59,7 @@ def colour(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["memory", "valkey", "redis6"])
+@pytest.fixture(params=["memory", *MAKERS])
 def where(request: pytest.FixtureRequest) -> str:
     if request.param == "memory":
         return "memory://"

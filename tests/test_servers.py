@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import Server, ask, free_port, is_master, redis_server, valkey_server, wait_until
+from tests.servers import MAKERS, Server, ask, free_port, is_master, valkey_server, wait_until
 
 ROOT = Path(__file__).parent.parent
-MAKERS = pytest.mark.parametrize("make", [valkey_server, redis_server])
+EACH = pytest.mark.parametrize("make", MAKERS.values(), ids=list(MAKERS))
 
 
 def gone(pid: int) -> bool:
@@ -55,7 +55,7 @@ def test_an_error_reply_raises(server: Server) -> None:
         server.command("NO-SUCH")
 
 
-@MAKERS
+@EACH
 def test_a_stopped_server_is_gone(make: Callable[[], Server]) -> None:
     with make() as server:
         assert server.process is not None
@@ -68,7 +68,7 @@ def test_a_stopped_server_is_gone(make: Callable[[], Server]) -> None:
     server.stop()  # once more is nothing
 
 
-@MAKERS
+@EACH
 def test_a_failing_test_still_stops_its_server(make: Callable[[], Server]) -> None:
     def failing() -> None:
         with make() as server:
@@ -137,14 +137,14 @@ def test_more_flags_reach_the_server() -> None:
         assert "maxmemory:5242880" in server.command("INFO memory")
 
 
-@MAKERS
+@EACH
 def test_the_same_executable_is_a_sentinel(make: Callable[..., Server], server: Server) -> None:
     config = f"sentinel monitor front 127.0.0.1 {server.port} 1\n"
     with make("--sentinel", config=config) as sentinel:
         assert "name=front" in sentinel.command("INFO sentinel")
 
 
-@MAKERS
+@EACH
 def test_the_same_executable_is_a_cluster_node(make: Callable[..., Server]) -> None:
     with make("--cluster-enabled", "yes") as node:
         assert "cluster_enabled:1" in node.command("INFO cluster")

@@ -151,36 +151,36 @@ def client_of(sentinels: Sentinels) -> redis.Redis:
     return found.master_for(sentinels.service, socket_timeout=5, retry=Retry(NoBackoff(), 0))
 
 
-def test_sentinels_know_the_master(sentinels: Sentinels) -> None:
-    with client_of(sentinels) as client:
+def test_sentinels_know_the_master(each_sentinels: Sentinels) -> None:
+    with client_of(each_sentinels) as client:
         assert client.set("key", 1)
-    assert sentinels.master().command("GET key") == "1"
-    ports = [sentinel.port for sentinel in sentinels.sentinels]
-    assert sentinels.url == "redis+sentinel://{}/front/0".format(",".join(f"127.0.0.1:{port}" for port in ports))
+    assert each_sentinels.master().command("GET key") == "1"
+    ports = [sentinel.port for sentinel in each_sentinels.sentinels]
+    assert each_sentinels.url == "redis+sentinel://{}/front/0".format(",".join(f"127.0.0.1:{port}" for port in ports))
 
 
-def test_sentinels_fail_over_on_request(sentinels: Sentinels) -> None:
-    old = sentinels.master()
-    with client_of(sentinels) as client:
+def test_sentinels_fail_over_on_request(each_sentinels: Sentinels) -> None:
+    old = each_sentinels.master()
+    with client_of(each_sentinels) as client:
         client.set("key", 1)
         assert client.wait(1, 5000) == 1
-        new = sentinels.failover()
-        assert new is sentinels.master() is not old
+        new = each_sentinels.failover()
+        assert new is each_sentinels.master() is not old
         assert client.incr("key") == 2
     assert new.command("GET key") == "2"
     with pytest.raises(ReadOnlyError):
         ask(old, "SET", "key", 3)
 
 
-def test_sentinels_promote_after_a_crash(sentinels: Sentinels) -> None:
-    old = sentinels.master()
-    with client_of(sentinels) as client:
+def test_sentinels_promote_after_a_crash(each_sentinels: Sentinels) -> None:
+    old = each_sentinels.master()
+    with client_of(each_sentinels) as client:
         client.set("key", 1)
         assert client.wait(1, 5000) == 1
-        new = sentinels.crash()
+        new = each_sentinels.crash()
         assert new is not old
         assert client.incr("key") == 2
-    sentinels.revive()
+    each_sentinels.revive()
     assert ask(old, "GET", "key") == "2"
 
 

@@ -1,4 +1,4 @@
-"""Where budgets can live, each in both colours: memory, fakeredis, Valkey 9, Redis 6.2."""
+"""Where budgets can live, each in both colours: memory, fakeredis, every real server."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from redis.retry import Retry
 from headgate.clock import Clock
 from headgate.stores import AsyncStore, Store, open_async_store, open_store
 from headgate.stores.redis import AsyncRedisStore, RedisStore
+from tests.servers import MAKERS
 
 PATIENCE = 10.0  # seconds: CI machines may be busy
 
@@ -89,6 +90,6 @@ PLACES = [
     pytest.param(place, id=place.__name__)
     for place in (
         memory, memory_async, fake, fake_async,
-        real("valkey"), real_async("valkey"), real("redis6"), real_async("redis6"),
+        *[kind(name) for name in MAKERS for kind in (real, real_async)],
     )
 ]  # fmt: skip

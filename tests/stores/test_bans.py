@@ -35,7 +35,7 @@ from headgate.testing.scenarios import examples
 from headgate.testing.store import Driver
 from tests.algorithms.model import ModelStore
 from tests.cluster import Cluster
-from tests.servers import Server
+from tests.servers import MAKERS, Server
 from tests.stores.breakable import Breakable, Called, Colour
 from tests.stores.breakable import check as plain
 from tests.stores.colours import COLOURS, PATIENCE
@@ -410,7 +410,7 @@ def test_no_rule_can_choose_it() -> None:
 # By hand.
 
 
-@pytest.fixture(params=["memory", "valkey", "redis6", "cluster", "sentinels"])
+@pytest.fixture(params=["memory", *MAKERS, "cluster", "sentinels"])
 def where(request: pytest.FixtureRequest) -> str:
     return "memory://" if request.param == "memory" else str(request.getfixturevalue(request.param).url)
 

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from headgate import Limiter, StoreError
-from tests.servers import Server, redis_server, valkey_server, wait_until
+from tests.servers import MAKERS, Server, wait_until
 from tests.stores.colours import COLOURS
 
 KEYS = 200  # loaded one every ten milliseconds
@@ -18,7 +18,7 @@ SLOWLY = ("--key-load-delay", "10000")
 SIZE = 100_000  # bytes of each: while it loads, a server hears its clients once in two megabytes
 
 
-@pytest.fixture(params=[valkey_server, redis_server], ids=["valkey", "redis6"])
+@pytest.fixture(params=MAKERS.values(), ids=list(MAKERS))
 def loaded(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server of the test's own, with data to load."""
     with request.param("--rdbcompression", "no") as server:

@@ -179,7 +179,7 @@ def test_a_million_per_minute_takes_at_most_2_kb(server: Server, wire: Any, who:
 
 def test_gcra_takes_at_most_110_bytes(server: Server, wire: Any, who: str, capsys: Any) -> None:
     with sync_limiter(url(server), algorithm="gcra") as limiter:
-        limiter.hit("100/minute", who, action="reply", cost=50)
+        limiter.hit("100/minute", who, cost=50)
     (key,) = keys_of(wire, who)
     size = wire.memory_usage(key)
     with capsys.disabled():

@@ -16,16 +16,16 @@ from headgate.plan import Check, Decision, Plan
 from headgate.stores import AsyncStore, Store, StoreChange, open_async_store, open_store
 from headgate.testing import StoreExam
 from headgate.testing.store import Driver, terms
-from tests.sentinels import Sentinels
+from tests.sentinels import SENTINELS, Sentinels
 from tests.stores.colours import PATIENCE
 
 OPENERS: dict[str, Any] = {"sync": open_store, "async": open_async_store}
 
 
-@pytest.fixture(scope="module")
-def calm() -> Iterator[Sentinels]:
+@pytest.fixture(scope="module", params=SENTINELS)
+def calm(request: pytest.FixtureRequest) -> Iterator[Sentinels]:
     """Sentinels with nothing to do."""
-    with Sentinels() as sentinels:
+    with Sentinels(request.param) as sentinels:
         yield sentinels
 
 
@@ -45,19 +45,19 @@ class TestUnderSentinels(StoreExam):
 
 
 @pytest.mark.parametrize("how", OPENERS)
-def test_a_planned_failover_is_followed_without_an_error(sentinels: Sentinels, how: str) -> None:
+def test_a_planned_failover_is_followed_without_an_error(each_sentinels: Sentinels, how: str) -> None:
     """The old master is alive and says READONLY; a Sentinel may be gone; budgets are where they were."""
     with asyncio.Runner() as runner:
-        store = Driver(OPENERS[how](sentinels.url, prefix="exam", deadline=PATIENCE), runner)
+        store = Driver(OPENERS[how](each_sentinels.url, prefix="exam", deadline=PATIENCE), runner)
         plan = Plan((Check(terms("sliding-window", "100/day"), "a", 1),))
         assert store.run(plan)[0].remaining == 99
-        sentinels.failover()
-        sentinels.sentinels[0].kill()
+        each_sentinels.failover()
+        each_sentinels.sentinels[0].kill()
         assert store.run(plan)[0].remaining == 98
         store.close()
 
 
-def test_a_crash_costs_no_request_an_error_and_admits_one_more_limit_at_most(sentinels: Sentinels) -> None:
+def test_a_crash_costs_no_request_an_error_and_admits_one_more_limit_at_most(each_sentinels: Sentinels) -> None:
     """Four threads go on asking while the master dies and a replica takes its place."""
     changes: list[bool] = []
     told: list[Decision] = []
@@ -69,19 +69,19 @@ def test_a_crash_costs_no_request_an_error_and_admits_one_more_limit_at_most(sen
             back.set()
 
     who = uuid4().hex
-    with Limiter(sentinels.url, on_store_change=note) as limiter:
+    with Limiter(each_sentinels.url, on_store_change=note) as limiter:
 
         def ask() -> None:
             while not stop.wait(0.002):  # 2,000 requests a second, and not as many as a core can make
                 told.append(limiter.hit("50/day", who))
 
         assert all(limiter.hit("50/day", who) for _ in range(50))
-        sentinels.servers[0].command("WAIT 1 1000")  # what is replicated is not lost
+        each_sentinels.servers[0].command("WAIT 1 1000")  # what is replicated is not lost
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:
             thread.start()
         try:
-            sentinels.crash()
+            each_sentinels.crash()
             assert back.wait(10)
         finally:
             stop.set()
