@@ -39,8 +39,9 @@ def no_burst(quota: Quota, algorithm: str) -> None:
 def told(microseconds: int) -> str:
     """A length of time in few characters: every key of every identity carries it.
 
-    >>> told(60_000_000), told(1_500)
-    ('60', '1500u')
+    >>> told(60_000_000), told(600_000), told(1_500)
+    ('60', '600m', '1500u')
     """
-    seconds, rest = divmod(microseconds, MICROSECOND)
-    return f"{microseconds}u" if rest else str(seconds)
+    if microseconds % 1000:
+        return f"{microseconds}u"
+    return f"{microseconds // 1000}m" if microseconds % MICROSECOND else str(microseconds // MICROSECOND)
