@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from wsgiref.types import StartResponse, WSGIEnvironment
 
 VARIABLE = "FAULTS_OPTIONS"
@@ -76,18 +76,22 @@ def flask() -> Any:
     return app
 
 
-def django_wsgi() -> Any:
-    _configure_django()
-    from django.core.wsgi import get_wsgi_application
+def django_pair(configure: Callable[[], None]) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """The application that Django makes of its settings, for either kind of server."""
 
-    return get_wsgi_application()
+    def wsgi() -> Any:
+        configure()
+        from django.core.wsgi import get_wsgi_application
 
+        return get_wsgi_application()
 
-def django_asgi() -> Any:
-    _configure_django()
-    from django.core.asgi import get_asgi_application
+    def asgi() -> Any:
+        configure()
+        from django.core.asgi import get_asgi_application
 
-    return get_asgi_application()
+        return get_asgi_application()
+
+    return wsgi, asgi
 
 
 def _configure_django() -> None:
@@ -107,3 +111,6 @@ def _configure_django() -> None:
         SECRET_KEY="only for tests",
     )
     django.setup()
+
+
+django_wsgi, django_asgi = django_pair(_configure_django)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.faults.apps import options
+from tests.faults.apps import django_pair, options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -151,20 +151,6 @@ def flask() -> Any:
     return app
 
 
-def django_wsgi() -> Any:
-    _configure_django()
-    from django.core.wsgi import get_wsgi_application
-
-    return get_wsgi_application()
-
-
-def django_asgi() -> Any:
-    _configure_django()
-    from django.core.asgi import get_asgi_application
-
-    return get_asgi_application()
-
-
 def _configure_django() -> None:
     import logging
 
@@ -205,3 +191,6 @@ def _configure_django() -> None:
     )
     logging.getLogger("django.security.DisallowedHost").disabled = True  # a 400 of Django's own, with its traceback
     django.setup()
+
+
+django_wsgi, django_asgi = django_pair(_configure_django)

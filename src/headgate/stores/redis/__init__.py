@@ -12,20 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from headgate.clock import Clock
 from headgate.errors import HeadgateWarning, StoreError, StrictError
 from headgate.plan import Outcome, Plan, Terms
 from headgate.stores import DEADLINE, shown_url
-from headgate.stores.redis.asks import Tried
 from headgate.stores.redis.eviction import warn_of_eviction
 from headgate.stores.redis.given import GivenLinks, GivenSharedLinks, GivenTopology, address_of, warn_about
 from headgate.stores.redis.links import Links
 from headgate.stores.redis.routes import Routes
 from headgate.stores.redis.servers import servers
 from headgate.stores.redis.shared import SharedLinks
-from headgate.stores.redis.topology import Cluster, topology
+from headgate.stores.redis.topology import Cluster, Topology, topology
 from headgate.stores.redis.wire import Wire, outcomes
 
 if TYPE_CHECKING:
@@ -33,25 +32,15 @@ if TYPE_CHECKING:
     import redis.asyncio
 
 
-class RedisStore:
-    """A store over a `redis.Redis` or `redis.RedisCluster` client that you made; for a URL, hand the URL to Limiter.
-
-    The client is used as it is and never closed. Give it timeouts and `Retry(NoBackoff(), 0)`: a client that
-    retries can charge one request several times, and one without a timeout hangs with its server.
-    `prefix` begins every key; `clock` is for tests, and replaces the server's.
-    """
+class _Over:
+    """What both colours share: everything but the asking."""
 
     parts: Callable[..., tuple[str, ...]] | None = None  # of a cluster: which nodes answer for whom
+    clock: Clock | None
+    _own: Callable[..., Any]  # makes links of our own
+    _links: Any
     _strict = False
     _unread = False  # a limiter wants to know how the server forgets
-
-    def __init__(
-        self, client: redis.Redis | redis.RedisCluster, *, prefix: str = "headgate", clock: Clock | None = None
-    ) -> None:
-        self._links: Links | GivenLinks = GivenLinks(client)
-        self._routes = Routes(where := GivenTopology(client), Wire(prefix=prefix, clock=clock, split=where.split))
-        self.clock = clock
-        self._shown = str(address_of(client))
 
     @classmethod
     def from_url(
@@ -69,33 +58,61 @@ class RedisStore:
         """
         found = servers(url, prepare=prepare)
         store, where = cls.__new__(cls), topology(found)
-        store._links = Links(found, deadline=deadline)
-        store._routes = Routes(where, Wire(prefix=prefix, clock=clock, split=where.split))
-        store.clock, store.parts = clock, where.parts if isinstance(where, Cluster) else None
-        store._shown = shown_url(url)
+        store._settle(cls._own(found, deadline=deadline), where, prefix=prefix, clock=clock, shown=shown_url(url))
+        if isinstance(where, Cluster):
+            store.parts = where.parts
         return store
 
     def __repr__(self) -> str:
-        return f"RedisStore({self._shown})"
+        return f"{type(self).__name__}({self._shown})"
 
     def caution(self, *, strict: bool) -> None:
         """Warn of a client that retries (HG106) or may wait for ever (HG107), and later of the server (HG109)."""
-        if isinstance(self._links, GivenLinks):
+        if isinstance(self._links, (GivenLinks, GivenSharedLinks)):
             warn_about(self._links.client, strict=strict)
         self._strict, self._unread = strict, True
 
+    def _settle(self, links: Any, where: Topology, *, prefix: str, clock: Clock | None, shown: str) -> None:
+        self._links = links
+        self._routes = Routes(where, Wire(prefix=prefix, clock=clock, split=where.split))
+        self.clock = clock
+        self._shown = shown
+
+    def _heard(self, reply: Any) -> None:
+        """Warn of how the server forgets: once, or where that is an error, each time."""
+        try:
+            warn_of_eviction(self._shown, reply, strict=self._strict)
+        except (StrictError, HeadgateWarning):
+            self._unread = True
+            raise
+
+
+class RedisStore(_Over):
+    """A store over a `redis.Redis` or `redis.RedisCluster` client that you made; for a URL, hand the URL to Limiter.
+
+    The client is used as it is and never closed. Give it timeouts and `Retry(NoBackoff(), 0)`: a client that
+    retries can charge one request several times, and one without a timeout hangs with its server.
+    `prefix` begins every key; `clock` is for tests, and replaces the server's.
+    """
+
+    _own = Links
+    _links: Links | GivenLinks
+
+    def __init__(
+        self, client: redis.Redis | redis.RedisCluster, *, prefix: str = "headgate", clock: Clock | None = None
+    ) -> None:
+        shown = str(address_of(client))
+        self._settle(GivenLinks(client), GivenTopology(client), prefix=prefix, clock=clock, shown=shown)
+
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none. StoreError when a server does not answer in time."""
-        links, quick, tried = self._links, self._routes.quick(plan), None
+        links, quick = self._links, self._routes.quick(plan)
         until = links.until()
-        if quick is not None:
-            reply = links.ask(quick, until)
-            if type(reply) is list:
-                if self._unread:
-                    self._read(until)
-                return outcomes(plan, reply)
-            tried = Tried(quick, reply)
-        told = links.drive(self._routes.run(plan, tried), until)
+        reply = None if quick is None else links.ask(quick, until)
+        if type(reply) is list:
+            told = outcomes(plan, reply)
+        else:
+            told = links.drive(self._routes.run(plan, quick, reply), until)
         if self._unread:
             self._read(until)
         return told
@@ -121,27 +138,22 @@ class RedisStore:
         self._links.close()
 
     def _read(self, until: float) -> None:
-        """Learn how the server forgets, once, in what is left of a request's time. Where it is an error, each time."""
+        """Learn how the server forgets, in what is left of a request's time."""
         self._unread = False
         with suppress(StoreError):  # it may not be our business
-            reply = self._links.drive(self._routes.memory(), until)
-            try:
-                warn_of_eviction(self._shown, reply, strict=self._strict)
-            except (StrictError, HeadgateWarning):
-                self._unread = True
-                raise
+            self._heard(self._links.drive(self._routes.memory(), until))
 
 
-class AsyncRedisStore:
+class AsyncRedisStore(_Over):
     """A store over a `redis.asyncio.Redis` or `RedisCluster` client that you made; for a URL, hand it to AsyncLimiter.
 
     As RedisStore, awaited. A client that was handed in belongs to one event loop, as all asyncio clients do; a
-    store made from a URL has connections for each loop that uses it, one to each server.
+    store made from a URL has connections for each loop that uses it, one to each server, and `close` closes those of
+    the running loop.
     """
 
-    parts: Callable[..., tuple[str, ...]] | None = None
-    _strict = False
-    _unread = False
+    _own = SharedLinks
+    _links: SharedLinks | GivenSharedLinks
 
     def __init__(
         self,
@@ -151,51 +163,18 @@ class AsyncRedisStore:
         clock: Clock | None = None,
         deadline: float = DEADLINE,
     ) -> None:
-        self._links: SharedLinks | GivenSharedLinks = GivenSharedLinks(client, deadline=deadline)
-        self._routes = Routes(where := GivenTopology(client), Wire(prefix=prefix, clock=clock, split=where.split))
-        self.clock = clock
-        self._shown = str(address_of(client))
-
-    @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        prefix: str = "headgate",
-        clock: Clock | None = None,
-        deadline: float = DEADLINE,
-        prepare: Callable[[], None] | None = None,
-    ) -> Self:
-        """A store with connections of its own; `close` closes those of the running loop."""
-        found = servers(url, prepare=prepare)
-        store, where = cls.__new__(cls), topology(found)
-        store._links = SharedLinks(found, deadline=deadline)
-        store._routes = Routes(where, Wire(prefix=prefix, clock=clock, split=where.split))
-        store.clock, store.parts = clock, where.parts if isinstance(where, Cluster) else None
-        store._shown = shown_url(url)
-        return store
-
-    def __repr__(self) -> str:
-        return f"AsyncRedisStore({self._shown})"
-
-    def caution(self, *, strict: bool) -> None:
-        """Warn of a client that retries (HG106) or may wait for ever (HG107), and later of the server (HG109)."""
-        if isinstance(self._links, GivenSharedLinks):
-            warn_about(self._links.client, strict=strict)
-        self._strict, self._unread = strict, True
+        links, shown = GivenSharedLinks(client, deadline=deadline), str(address_of(client))
+        self._settle(links, GivenTopology(client), prefix=prefix, clock=clock, shown=shown)
 
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none. StoreError when a server does not answer in time."""
-        links, quick, tried = self._links, self._routes.quick(plan), None
+        links, quick = self._links, self._routes.quick(plan)
         until = links.until()
-        if quick is not None:
-            reply = await links.ask(quick, until)
-            if type(reply) is list:
-                if self._unread:
-                    await self._read(until)
-                return outcomes(plan, reply)
-            tried = Tried(quick, reply)
-        told = await links.drive(self._routes.run(plan, tried), until)
+        reply = None if quick is None else await links.ask(quick, until)
+        if type(reply) is list:
+            told = outcomes(plan, reply)
+        else:
+            told = await links.drive(self._routes.run(plan, quick, reply), until)
         if self._unread:
             await self._read(until)
         return told
@@ -221,15 +200,10 @@ class AsyncRedisStore:
         await self._links.close()
 
     async def _read(self, until: float) -> None:
-        """Learn how the server forgets, once, in what is left of a request's time. Where it is an error, each time."""
+        """Learn how the server forgets, in what is left of a request's time."""
         self._unread = False
         with suppress(StoreError):  # it may not be our business
-            reply = await self._links.drive(self._routes.memory(), until)
-            try:
-                warn_of_eviction(self._shown, reply, strict=self._strict)
-            except (StrictError, HeadgateWarning):
-                self._unread = True
-                raise
+            self._heard(await self._links.drive(self._routes.memory(), until))
 
 
 def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> RedisStore:

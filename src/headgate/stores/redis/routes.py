@@ -42,9 +42,9 @@ class Routes:
         address = self._topology.known(slot)
         return None if address is None or not checks else new(Ask, (address, self._wire.run(plan), 1.0, False))
 
-    def run(self, plan: Plan, tried: Tried | None = None) -> Steps[tuple[Outcome, ...]]:
-        """Charge every check of the plan, or none. `tried`: the quick way failed, and how."""
-        checks = plan.checks
+    def run(self, plan: Plan, quick: Ask | None = None, reply: Any = None) -> Steps[tuple[Outcome, ...]]:
+        """Charge every check of the plan, or none. `quick`: it was asked already, and what came of it."""
+        checks, tried = plan.checks, None if quick is None else Tried(quick, reply)
         if not checks:
             return ()
         if self._topology.split and tried is None and len(checks) > 1:

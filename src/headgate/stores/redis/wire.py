@@ -65,7 +65,7 @@ class Wire:
 
     def __init__(self, *, prefix: str, clock: Clock | None, split: bool) -> None:
         self._prefix = valid_prefix(prefix)
-        self._clock = clock
+        self.clock = clock  # of tests; None where the server's is the one
         self._split = split
         self._shapes: dict[Hashable, Shape] = {}
         self._refunds: dict[Hashable, Shape] = {}
@@ -77,7 +77,7 @@ class Wire:
         if len(checks) == 1:
             terms, identity, cost = checks[0]
             shape = self._shapes.get(terms)
-            usual = charging and not forced and mode is None and self._clock is None
+            usual = charging and not forced and mode is None and self.clock is None
             if shape is not None and cost == 1 and usual:
                 return new(Lone, (shape, packed_digest(identity), self._tag(), 1))
         shape = self._shape("run", checks, self._shapes)
@@ -111,11 +111,6 @@ class Wire:
         """Where the budget of one identity under one rule is kept."""
         return f"{self._prefix}:{{{digest(identity)}}}:{rule_id}"
 
-    @property
-    def clock(self) -> Clock | None:
-        """The clock of tests; None where the server's is the one."""
-        return self._clock
-
     def pattern(self, rule_id: str) -> str:
         """What SCAN finds all keys of one rule by."""
         before, after = self.key(rule_id, "").split(digest(""))
@@ -126,7 +121,7 @@ class Wire:
 
     def _how(self, mode: bytes, tag: int) -> bytes:
         """The arguments that every script begins with."""
-        now = SERVER_S if self._clock is None else bulk(self._clock.now_us())
+        now = SERVER_S if self.clock is None else bulk(self.clock.now_us())
         return b"%s$1\r\n%s\r\n$6\r\n%d\r\n" % (now, mode, tag)
 
     def _shape(self, script: str, checks: tuple[Check, ...], known: dict[Hashable, Shape]) -> Shape:
