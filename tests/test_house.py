@@ -103,7 +103,7 @@ POSITIONAL = 3
 
 # module:function → why it may catch everything.
 CATCHES_ALL: dict[str, str] = {
-    "stores.redis.links:Links._call": "whatever it was, also an interrupt, the link is spoiled; it is raised again",
+    "stores.redis.links:Links.ask": "whatever it was, also an interrupt, the link is spoiled; it is raised again",
     "stores.redis.links:Links._link": "whatever it was, its place in the pool is given back; it is raised again",
     "stores.redis.shared:SharedLinks._open": "whatever it was, the next caller tries again; it is raised again",
     "flask.refusal:_tell": "a listener that fails is logged, and must not change the answer",

@@ -37,7 +37,7 @@ BUSY: Final = 0.001  # seconds: a link that was used so lately is not looked at 
 class Link:
     """One open connection. Where the kernel can keep the deadline, a command and its answer are two calls to it."""
 
-    __slots__ = ("_by_kernel", "_connection", "_limited", "_reader", "_recv", "_send", "_sock", "_watch", "given")
+    __slots__ = ("_by_kernel", "_connection", "_limited", "_reader", "_recv", "_send", "_sock", "_used", "_watch")
 
     def __init__(self, connection: Any) -> None:
         connection.connect()
@@ -47,14 +47,14 @@ class Link:
         self._reader = hiredis.Reader()
         self._watch = watcher(self._sock)
         self._limited = 0.0  # seconds that a call to the kernel may take at present
-        self.given = 0.0  # when it was last given back
+        self._used = 0.0  # when it was last written to, or read from
         self._by_kernel = type(self._sock) is socket.socket and os.name == "posix"  # not TLS, nor a greenlet's
         if self._by_kernel:
             self._sock.settimeout(None)
 
     def there(self) -> bool:
         """Whether the server still holds its end. What it says unasked can only be a farewell."""
-        if monotonic() - self.given < BUSY or not self._watch():
+        if monotonic() - self._used < BUSY or not self._watch():
             return True
         return isinstance(self._sock, ssl.SSLSocket) and _only_tls(self._sock)
 
@@ -86,7 +86,8 @@ class Link:
 
     def _limit(self, until: float) -> None:
         """Wait no longer than until then. The kernel is told anew only when it would be off by a tenth."""
-        left = until - monotonic()
+        self._used = now = monotonic()
+        left = until - now
         if left <= 0:
             raise TimeoutError("the deadline has passed")
         if 0.9 * left <= self._limited <= 1.1 * left:
@@ -140,15 +141,14 @@ class _Pool:
         self._waiting = 0
         self._freed = Condition()
 
-    def take(self, until: float) -> Link | None:
-        """An idle link whose server is there; None when the caller may open one. TimeoutError when all stay busy."""
-        link = self._top()
-        if link is not None or self._reserve():
-            return link
+    def wait(self, until: float) -> Link | None:
+        """A link that is given back; None when the caller may open one. TimeoutError when all stay busy."""
+        if self._reserve():
+            return None
         with self._freed:
             self._waiting += 1
             try:
-                while (link := self._top()) is None and not self._reserve():
+                while (link := self.idle()) is None and not self._reserve():
                     if not self._freed.wait(until - monotonic()):
                         raise TimeoutError(f"all {self._most} connections are busy")
                 return link
@@ -157,7 +157,6 @@ class _Pool:
 
     def give(self, link: Link) -> None:
         """Put a link back on top."""
-        link.given = monotonic()
         self._idle.append(link)  # before the look at who waits: whoever comes to wait after it finds the link
         if self._waiting:
             with self._freed:
@@ -175,7 +174,8 @@ class _Pool:
             self._idle.pop().close()
             self.lose()
 
-    def _top(self) -> Link | None:
+    def idle(self) -> Link | None:
+        """An idle link whose server is there, if there is one."""
         while True:
             try:
                 link = self._idle.pop()
@@ -209,10 +209,25 @@ class Links(Driver):
 
     def ask(self, ask: Ask, until: float) -> Any:
         """The reply, or the LinkError there is instead."""
+        pool = self._pools.get(ask.address)
+        if pool is None:
+            pool = self._pools.setdefault(ask.address, _Pool(self._servers.connections))
+        link = pool.idle()
+        if link is None:
+            try:
+                link = self._link(ask, pool, until=until)
+            except LinkError as error:
+                return error
         try:
-            return self._call(ask, until)
-        except LinkError as error:
-            return error
+            reply = link.call(ask.command, until)
+        except BaseException as error:
+            link.close()
+            pool.lose()
+            if isinstance(error, (OSError, hiredis.HiredisError)):
+                return LinkError(ask.address, error, sent=True)
+            raise  # an interrupt, or a greenlet's timeout
+        pool.give(link)
+        return reply
 
     def leave(self, address: Address) -> None:
         """Close what is not in use."""
@@ -227,25 +242,9 @@ class Links(Driver):
         """Forget all links without a word to their servers: after a fork they are the parent's."""
         self._pools = {}
 
-    def _call(self, ask: Ask, until: float) -> Any:
-        pool = self._pools.get(ask.address)
-        if pool is None:
-            pool = self._pools.setdefault(ask.address, _Pool(self._servers.connections))
-        link = self._link(ask, pool, until=until)
-        try:
-            reply = link.call(ask.command, until)
-        except BaseException as error:
-            link.close()
-            pool.lose()
-            if isinstance(error, (OSError, hiredis.HiredisError)):
-                raise LinkError(ask.address, error, sent=True) from error
-            raise  # an interrupt, or a greenlet's timeout
-        pool.give(link)
-        return reply
-
     def _link(self, ask: Ask, pool: _Pool, *, until: float) -> Link:
         try:
-            link = pool.take(until)
+            link = pool.wait(until)
         except TimeoutError as error:
             raise LinkError(ask.address, error, sent=False) from error
         if link is not None:

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 from functools import cache, lru_cache
 from hashlib import sha1
 from importlib.resources import files
-from itertools import count
+from itertools import chain, repeat
 from typing import Final
 
 from headgate.clock import Clock
@@ -45,8 +45,7 @@ _FUNCTIONS: Final = {  # what they use of several algorithms
     "refund": "open, charge, refund",
 }
 _REMEMBERED: Final = 4096  # combinations of rules, before all are forgotten: rules made per request have no end
-_TAGS: Final = 900_000
-_FIRST_TAG: Final = 100_000  # so that all tags have six digits
+_TAGS: Final = range(100_000, 1_000_000)  # all of six digits
 
 
 _LITERAL: Final = str.maketrans({sign: f"\\{sign}" for sign in "*?[]^-\\"})
@@ -69,7 +68,7 @@ class Wire:
         self._split = split
         self._shapes: dict[Hashable, Shape] = {}
         self._refunds: dict[Hashable, Shape] = {}
-        self._tags = count()
+        self._tags = chain.from_iterable(repeat(_TAGS))
 
     def run(self, plan: Plan, mode: bytes | None = None) -> AnyCommand:
         """A plan as a command."""
@@ -79,11 +78,11 @@ class Wire:
             shape = self._shapes.get(terms)
             usual = charging and not forced and mode is None and self.clock is None
             if shape is not None and cost == 1 and usual:
-                return new(Lone, (shape, packed_digest(identity), self._tag(), 1))
+                return new(Lone, (shape, packed_digest(identity), next(self._tags), 1))
         shape = self._shape("run", checks, self._shapes)
         if mode is None:
             mode = LOOK if not charging else FORCED if forced else CHARGE
-        tag, parts = self._tag(), _addressed(shape, checks)
+        tag, parts = next(self._tags), _addressed(shape, checks)
         parts.append(self._how(mode, tag))
         for check, rule in zip(checks, shape.rules, strict=True):
             cost = check.cost
@@ -97,7 +96,7 @@ class Wire:
     def refund(self, plan: Plan, outcomes: Sequence[Outcome], mode: bytes = GIVE_BACK) -> Command:
         """A command that gives back what these checks were charged."""
         shape = self._shape("refund", plan.checks, self._refunds)
-        tag, parts = self._tag(), _addressed(shape, plan.checks)
+        tag, parts = next(self._tags), _addressed(shape, plan.checks)
         parts.append(self._how(mode, tag))
         for check, outcome, rule in zip(plan.checks, outcomes, shape.rules, strict=True):
             parts += (rule.algorithm, bulk(outcome.at), bulk(check.cost), rule.params)
@@ -115,9 +114,6 @@ class Wire:
         """What SCAN finds all keys of one rule by."""
         before, after = self.key(rule_id, "").split(digest(""))
         return f"{before.translate(_LITERAL)}*{after.translate(_LITERAL)}"
-
-    def _tag(self) -> int:
-        return next(self._tags) % _TAGS + _FIRST_TAG
 
     def _how(self, mode: bytes, tag: int) -> bytes:
         """The arguments that every script begins with."""
