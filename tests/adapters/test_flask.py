@@ -584,6 +584,24 @@ def test_fl11_fields_of_the_application_are_kept() -> None:
     assert answer.one("retry-after") == "7"
 
 
+@pytest.mark.parametrize(("status", "wait", "left"), [(429, "60", True), (420, "60", True), (302, None, False)])
+def test_fl11_what_hooks_make_of_a_refusal_is_told_as_what_it_has_become(
+    status: int, wait: str | None, left: bool
+) -> None:
+    app = make_app([])
+    RateLimiter(app, **ONE, clock=ManualClock())
+
+    @app.after_request
+    def changed(response: Response) -> Response:
+        if response.status_code == 429:
+            response.status_code, response.headers["Cache-Control"] = status, "public"
+        return response
+
+    answer = [WsgiClient(app).request("GET", "/open") for _ in range(2)][1]
+    assert (answer.status, answer.one("retry-after"), answer.one("cache-control")) == (status, wait, "no-store")
+    assert answer.one("ratelimit") == ('"default";r=0;t=60' if left else None)
+
+
 # FL12: nothing early
 
 

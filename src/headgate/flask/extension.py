@@ -8,10 +8,12 @@ that is made inside an application context.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any, Final, cast
 
-from flask import Flask, Request, Response, current_app, has_request_context, request
+from flask import Flask, Request, Response, current_app, has_request_context, request, request_tearing_down
+from werkzeug.datastructures import Headers as ResponseHeaders
 
 from headgate.after import Headers
 from headgate.after import Response as Answer
@@ -19,10 +21,10 @@ from headgate.clock import epoch_seconds
 from headgate.ending import Ending
 from headgate.errors import SettingsError
 from headgate.flask.caller import FlaskCaller
-from headgate.flask.refusal import refuse
+from headgate.flask.refusal import handled, refuse
 from headgate.flask.sites import Sites
 from headgate.gate import Bound, Gate
-from headgate.http import denial_fields, merge, response_fields
+from headgate.http import Denial, Field, denial, denial_fields, merge, response_fields
 from headgate.marks import Mark
 from headgate.passage import Passage, count_together, warn_of_twice
 from headgate.plan import Decision
@@ -32,6 +34,9 @@ from headgate.wsgi import KEY, Attended
 
 _NAME: Final = "headgate"
 _ON_REQUEST: Final = "_headgate"
+
+_native: Final[Callable[[], Request]] = cast(Any, request)._get_current_object
+"""The request itself, not the proxy for it."""
 
 
 class RateLimiter:
@@ -64,7 +69,6 @@ class RateLimiter:
         app.before_request(added.before)
         # To be called after all others: what is sent is what counts.
         app.after_request_funcs.setdefault(None, []).insert(len(installed), added.after)
-        app.teardown_request(added.over)
         installed.append(added)
 
     def _all_options(self, app: Flask) -> dict[str, Any]:
@@ -80,6 +84,15 @@ class RateLimiter:
         return options
 
 
+class _Visit(Passage):
+    """A passage, and of one that was refused the answer."""
+
+    __slots__ = ("denial", "denied")
+
+    denial: Denial
+    denied: Decision  # what it answers; more may have been decided since
+
+
 class Installation:
     """One RateLimiter on one application: its settings, and its gate."""
 
@@ -91,6 +104,11 @@ class Installation:
         self._sites = Sites(self.gate, owns_marks=not app.extensions[_NAME])
         self._on_denied = None if settings.on_denied is None else app.ensure_sync(settings.on_denied)
 
+    @cached_property
+    def _handled(self) -> frozenset[int]:
+        """The statuses of refusals that may be answered by others. Asked once: Flask takes handlers until it serves."""
+        return handled(self._app)
+
     def close(self) -> None:
         """Close the connections that the settings made this limiter open; the end of the process does as much."""
         self.gate.close()
@@ -99,62 +117,57 @@ class Installation:
         """Decide about a request, before its view or its error page."""
         if not self.settings.enabled:
             return None
-        self._sites.prepare(self._app)
         native = _native()
         site = self._sites.find(self._app, native.url_rule, native.method)
-        passage = vars(native).setdefault(_ON_REQUEST, {})[self] = Passage(self.gate)
-        passage.enforced.update(site.marks)
-        return self._enforce(native, passage, site.bounds, ahead=True)
+        visit = vars(native).setdefault(_ON_REQUEST, {})[self] = _Visit(self.gate)
+        visit.enforced.update(site.marks)
+        return self._enforce(native, visit, site.bounds, ahead=True)
 
     def after(self, response: Response) -> Response:
         """Tell the client what was decided."""
-        passage = _passages().get(self)
-        if passage is None or passage.decision is None:
+        visit = _visits().get(self)
+        if visit is None or visit.decision is None:
             return response
-        if passage.ending is not None:
-            self._attend(passage, response)
-        decision = passage.decision
-        epoch, status = epoch_seconds(), response.status_code
-        told = response_fields if decision.allowed else denial_fields
-        fields = told(decision, self.settings.headers, epoch=epoch, status=status)
-        names = {name.lower() for name, _ in fields}
-        existing = [field for field in response.headers if field[0].lower() in names]
-        if existing:
-            for name, value in merge(existing, fields):
-                response.headers[name] = value
+        if visit.ending is not None:
+            self._attend(visit, response)
+        decision, dialect, status = visit.decision, self.settings.headers, response.status_code
+        fields: Sequence[Field]
+        if decision.allowed:
+            fields = response_fields(decision, dialect, epoch=epoch_seconds(), status=status)
+        elif decision is visit.denied and status == visit.denial.status:
+            fields = visit.denial.fields[2:]  # as in our own answer, after what is about its body
         else:
-            for name, value in fields:
-                response.headers.add(name, value)
+            fields = denial_fields(decision, dialect, epoch=epoch_seconds(), status=status)
+        _add(fields, response.headers)
         return response
 
-    def _attend(self, passage: Passage, response: Response) -> None:
+    def _attend(self, visit: _Visit, response: Response) -> None:
         """Give back what this response gives back, and have it release what is held when it is closed."""
-        ending = cast("Ending", passage.ending)
-        passage.regain(ending.answered(Answer(response.status_code, Headers(response.headers))))
+        ending = cast("Ending", visit.ending)
+        visit.regain(ending.answered(Answer(response.status_code, Headers(response.headers))))
         if ending.holds:
             response.call_on_close(ending.ended)
             response.direct_passthrough = False  # with it, werkzeug hands a file to the server and closes only that
             if response.is_streamed:
                 response.response = Attended(cast("Iterable[bytes]", response.response), ending)
 
-    def over(self, error: BaseException | None) -> None:
+    def over(self, app: Flask, exc: BaseException | None) -> None:
         """The request is over. Its response, if there is one that was not lost by an error, is still to be sent."""
-        passage = _passages().get(self)
-        ending = None if passage is None else cast("Ending | None", passage.ending)
-        if ending is not None and (error is not None or not ending.answered_once):
-            ending.over(error)
+        visit = _visits().get(self)
+        ending = None if visit is None else cast("Ending | None", visit.ending)
+        if ending is not None and (exc is not None or not ending.answered_once):
+            ending.over(exc)
 
     def reach(self, mark: Mark, label: str) -> Response | None:
         """Enforce the mark of a view, unless it was: None to go on, or the response to give instead of calling it."""
         native = _native()
-        passage = vars(native).setdefault(_ON_REQUEST, {}).setdefault(self, Passage(self.gate))
-        if not self.settings.enabled or mark in passage.enforced:
+        visit = vars(native).setdefault(_ON_REQUEST, {}).setdefault(self, _Visit(self.gate))
+        if not self.settings.enabled or mark in visit.enforced:
             return None
-        passage.enforced.add(mark)
-        self._sites.prepare(self._app)
-        return self._enforce(native, passage, self._sites.own(mark, label), ahead=False)
+        visit.enforced.add(mark)
+        return self._enforce(native, visit, self._sites.own(self._app, mark, label=label), ahead=False)
 
-    def _enforce(self, native: Request, passage: Passage, bounds: tuple[Bound, ...], *, ahead: bool) -> Response | None:
+    def _enforce(self, native: Request, visit: _Visit, bounds: tuple[Bound, ...], *, ahead: bool) -> Response | None:
         """None to go on, or the response to give; a refusal raises unless `on_denied` answers, or nobody handles it."""
         if not bounds and not self.gate.denies:
             return None
@@ -163,20 +176,26 @@ class Installation:
             bounds = ()
         decision = self.gate.decide(caller, bounds)
         warn_of_twice(native.environ.get(KEY), self.gate, decision)
-        passage.note(decision)
+        visit.note(decision)
+        if visit.ending is not None:
+            request_tearing_down.connect(self.over, self._app)  # to do so again is harmless; most never have to
         if decision is None or decision.allowed:
             return None
-        whole = passage.decision if decision.results else decision  # under the names that the fields will have
-        return refuse(self._app, native, whole or decision, on_denied=self._on_denied, ahead=ahead)
+        whole = visit.decision if decision.results else decision  # under the names that the fields will have
+        visit.denied = decision = whole or decision
+        accept = native.environ.get("HTTP_ACCEPT", "")
+        visit.denial = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
+        raises = not ahead or visit.denial.status in self._handled
+        return refuse(self._app, native, decision, answer=visit.denial, on_denied=self._on_denied, raises=raises)
 
 
 def decision() -> Decision | None:
     """What was decided about this request; None where no rule applied."""
     together = None
-    for passage in _passages().values():
+    for visit in _visits().values():
         if together is None:
-            together = Passage(passage.gate)
-        together.note(passage.decision)
+            together = Passage(visit.gate)
+        together.note(visit.decision)
     return None if together is None else together.decision
 
 
@@ -188,14 +207,22 @@ def first_on_app() -> Installation | None:
     return installed[0] if installed else None
 
 
-def _passages() -> dict[Installation, Passage]:
+def _visits() -> dict[Installation, _Visit]:
     """What each limiter has done about this request."""
-    return cast("dict[Installation, Passage]", vars(_native()).get(_ON_REQUEST, {}))
+    found: dict[Installation, _Visit] = vars(_native()).get(_ON_REQUEST, {})
+    return found
 
 
-def _native() -> Request:
-    """The request itself, not the proxy for it."""
-    return cast(Any, request)._get_current_object()  # type: ignore[no-any-return]
+def _add(fields: Sequence[Field], headers: ResponseHeaders) -> None:
+    """Add fields to those of a response, which may speak of rate limits itself."""
+    names = {name.lower() for name, _ in fields}
+    existing = [field for field in headers if field[0].lower() in names]
+    if existing:
+        for name, value in merge(existing, fields):
+            headers[name] = value
+    else:
+        for name, value in fields:
+            headers.add(name, value)
 
 
 def _check_apart(settings: Settings, other: Settings) -> None:

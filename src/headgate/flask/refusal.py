@@ -15,7 +15,7 @@ from blinker import Namespace
 from flask import Flask, Request, Response
 from werkzeug.exceptions import Forbidden, HTTPException, ServiceUnavailable, TooManyRequests
 
-from headgate.http import Denial, denial, retry_after
+from headgate.http import Denial, retry_after
 from headgate.plan import Decision
 from headgate.problem import detail
 
@@ -46,7 +46,7 @@ class _Refusal(HTTPException):
 
     def get_headers(self, environ: Any = None, scope: Any = None) -> list[tuple[str, str]]:
         """Content-Type, Cache-Control and Retry-After."""
-        return [field for field in self._answer.fields if field[0] != "Content-Length"]
+        return [field for field in self._answer.fields if field[0] in _OWN_FIELDS]
 
     def __call__(self, environ: Any, start_response: Any) -> Iterable[bytes]:
         """The answer where no handler gives another; the extension adds what every refusal carries."""
@@ -68,6 +68,7 @@ class Denied(_Refusal, Forbidden):
     """403: the client is on the list of those who are denied."""
 
 
+_OWN_FIELDS: Final = ("Content-Type", "Cache-Control", "Retry-After")
 _ERRORS: Final[dict[int, type[_Refusal]]] = {429: RateLimited, 503: StoreUnavailable, 403: Denied}
 OnDenied = Callable[[Request, Decision], Any]
 
@@ -75,31 +76,36 @@ OnDenied = Callable[[Request, Decision], Any]
 _STEPS: Final = ("handle_user_exception", "handle_http_exception", "trap_http_exception")
 
 
-def refuse(app: Flask, request: Request, decision: Decision, *, on_denied: OnDenied | None, ahead: bool) -> Response:
-    """The response of `on_denied`; without one, or if it returns None, the error is raised for whoever handles it.
+def refuse(
+    app: Flask, request: Request, decision: Decision, *, answer: Denial, on_denied: OnDenied | None, raises: bool
+) -> Response:
+    """The response of `on_denied`; without one, or if it returns None, the error for whoever handles it.
 
-    `ahead` of every view, where nobody handles it, there is a response as well: the same, at a third of the cost.
+    Where nobody does, it need not be raised: there is a response as well, the same at a third of the cost.
     """
-    _tell(app, decision)
-    answer = denial(decision, None, epoch=0, accept=request.environ.get("HTTP_ACCEPT", ""))
+    if rate_limited.receivers:
+        _tell(app, decision)
     value = None if on_denied is None else on_denied(request, decision)
     if value is None:
-        if ahead and not _handles(app, answer.status):
-            return app.response_class(answer.body, answer.status, content_type=answer.fields[0][1])
-        raise _ERRORS[answer.status].of(decision, answer)
+        if raises:
+            raise _ERRORS[answer.status].of(decision, answer)
+        return app.response_class(answer.body, answer.status, content_type=answer.fields[0][1])
     response = app.make_response(value)
     if not _says_status(value):
         response.status_code = answer.status
     return response
 
 
-def _handles(app: Flask, status: int) -> bool:
-    """Whether the application may have something to say of an error of this status: a handler, or ways of its own."""
-    if app.config["TRAP_HTTP_EXCEPTIONS"]:
-        return True
-    if any([handlers.get(status) or handlers.get(None) for handlers in app.error_handler_spec.values()]):
-        return True
-    return any([getattr(getattr(app, step), "__func__", None) is not getattr(Flask, step) for step in _STEPS])
+def handled(app: Flask) -> frozenset[int]:
+    """Those of our errors that the application may have something to say of: by a handler, or by ways of its own."""
+    if app.config["TRAP_HTTP_EXCEPTIONS"] or any([_is_own(app, step) for step in _STEPS]):
+        return frozenset(_ERRORS)
+    handlers = app.error_handler_spec.values()
+    return frozenset([status for status in _ERRORS if any([by.get(status) or by.get(None) for by in handlers])])
+
+
+def _is_own(app: Flask, step: str) -> bool:
+    return getattr(getattr(app, step), "__func__", None) is not getattr(Flask, step)
 
 
 def _says_status(value: Any) -> bool:

@@ -47,10 +47,8 @@ class Sites:
         self._lock = threading.Lock()
         self._ready = False
 
-    def prepare(self, app: Flask) -> None:
+    def _prepare(self, app: Flask) -> None:
         """Bind every route, once."""
-        if self._ready:
-            return
         with self._lock:
             if self._ready:
                 return
@@ -63,13 +61,17 @@ class Sites:
 
     def find(self, app: Flask, rule: UrlRule | None, method: str) -> Site:
         """Where a request has arrived; `nowhere` if it matched no route."""
+        if not self._ready:
+            self._prepare(app)
         if rule is None:
             return self.nowhere
         found = self._sites.get(_key(rule, method))
         return self._bind(app, rule, method) if found is None else found
 
-    def own(self, mark: Mark, label: str) -> tuple[Bound, ...]:
+    def own(self, app: Flask, mark: Mark, *, label: str) -> tuple[Bound, ...]:
         """The rule of one mark, for a view that is reached without its route: out of the same budget, if it has one."""
+        if not self._ready:
+            self._prepare(app)
         found = self._own.get((mark, label)) or self._own.get((mark, ""))
         if found is None:
             found = self._own[mark, label] = self._gate.bind_own(Place(marks=(mark,), label=label), [mark])
