@@ -167,6 +167,21 @@ def test_on_denied_may_redirect(asgi: bool) -> None:
     assert (answer.status, answer.one("retry-after"), answer.one("cache-control")) == (302, None, "no-store")
 
 
+def test_a_refusal_that_more_is_decided_after_tells_of_that_too() -> None:
+    view = limit("1/minute", name="first")(lambda request: HttpResponse("first"))
+    more = limit("9/minute", name="more")(lambda request: HttpResponse("more"))
+
+    def both(request: HttpRequest) -> Any:
+        answer = view(request)
+        more(request)
+        return answer
+
+    with serving(later=False, urls=[path("x", both)], clock=ManualClock()) as site:
+        answers = [site.request("GET", "/x") for _ in range(2)]
+    assert [answer.status for answer in answers] == [200, 429]
+    assert answers[1].one("ratelimit-policy") == '"first";q=1;w=60, "more";q=9;w=60'
+
+
 @pytest.mark.parametrize("on_denied", [None, f"{HERE}.denied"])
 def test_a_flood_of_refusals_does_not_fill_the_log(
     asgi: bool, on_denied: str | None, caplog: pytest.LogCaptureFixture

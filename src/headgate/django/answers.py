@@ -7,21 +7,24 @@ This module calls no view.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 from inspect import isawaitable
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpRequest, HttpResponse
-from django.http.response import HttpResponseBase
+from django.http.response import HttpResponseBase, ResponseHeaders
 
 from headgate.clock import epoch_seconds
 from headgate.django.endings import end_with
 from headgate.django.signals import rate_limited
 from headgate.django.visit import AsyncDjangoCaller, DjangoCaller, Visit, outer_of
 from headgate.gate import AsyncGate, Bound, Gate
-from headgate.http import Denial, Fields, denial, denial_fields, merge, response_fields
+from headgate.http import Denial, Field, Fields, denial, denial_fields, merge, response_fields
 from headgate.passage import warn_of_twice
 from headgate.plan import Decision
+
+_TELLS: Final = "_headgate"  # on our own answer: the decision whose RateLimit fields it has
 
 Response = TypeVar("Response", bound=HttpResponseBase)
 
@@ -39,7 +42,7 @@ def enforce(request: HttpRequest, visit: Visit, bounds: Collection[Bound]) -> Ht
         return None
     rate_limited.send_robust(type(request), request=request, decision=decision)
     own = gate.settings.on_denied
-    return _refusal(request, decision, None if own is None else _rendered(own(request, decision)))
+    return _refusal(request, visit, decision, own=None if own is None else _rendered(own(request, decision)))
 
 
 async def enforce_later(request: HttpRequest, visit: Visit, bounds: Collection[Bound]) -> HttpResponseBase | None:
@@ -59,16 +62,21 @@ async def enforce_later(request: HttpRequest, visit: Visit, bounds: Collection[B
     response = await response if isawaitable(response) else response
     if _is_unrendered(response):
         response = await sync_to_async(_rendered)(response)
-    return _refusal(request, decision, response)
+    return _refusal(request, visit, decision, own=response)
 
 
 def told(response: Response, visit: Visit) -> Response:
     """The response with the fields of what was decided. Its body is not touched."""
     visit.open = False
-    decision = visit.decision
-    if decision is not None:
+    decision, known = visit.decision, getattr(response, _TELLS, None)
+    if decision is not None and decision is not known:
         dialect = visit.gate.settings.headers
-        add(response, response_fields(decision, dialect, epoch=epoch_seconds(), status=response.status_code))
+        fields = response_fields(decision, dialect, epoch=epoch_seconds(), status=response.status_code)
+        if known is None:
+            add(response, fields)
+        else:  # it was refused inside a view, which went on
+            for name, value in fields:
+                response.headers[name] = value
     return response
 
 
@@ -83,16 +91,25 @@ def instead(answer: HttpResponseBase, response: HttpResponseBase) -> HttpRespons
 def add(response: HttpResponseBase, fields: Fields) -> None:
     """Add fields to those of the response: lists grow, other fields of the response stay."""
     headers = response.headers
-    own = [(name, headers[name]) for name, _ in fields if name in headers]
-    for name, value in merge(own, fields):
+    names = {name.lower() for name in headers}
+    own = [(name, headers[name]) for name, _ in fields if name.lower() in names]
+    for name, value in merge(own, fields) if own else fields:
         headers[name] = value
 
 
-def _refusal(request: HttpRequest, decision: Decision, own: HttpResponseBase | None) -> HttpResponseBase:
-    """The answer to a refused request. The RateLimit fields are not in it: whoever is outside adds them."""
+def _refusal(
+    request: HttpRequest, visit: Visit, decision: Decision, *, own: HttpResponseBase | None
+) -> HttpResponseBase:
+    """The answer to a refused request. The RateLimit fields are in it where they tell of no other decision.
+
+    Else whoever is outside adds them, as to an answer that is not ours.
+    """
     if own is None:
-        answer = denial(decision, None, epoch=0, accept=request.META.get("HTTP_ACCEPT", ""))
+        dialect = visit.gate.settings.headers if decision is visit.decision else None
+        answer = denial(decision, dialect, epoch=epoch_seconds(), accept=request.META.get("HTTP_ACCEPT", ""))
         own = _response(answer, empty=request.method == "HEAD")
+        if dialect is not None:
+            setattr(own, _TELLS, decision)
     else:
         add(own, denial_fields(decision, None, epoch=0, status=own.status_code))
     own._has_been_logged = True  # type: ignore[attr-defined]  # Django's own mark: a flood is not to fill the log
@@ -100,7 +117,17 @@ def _refusal(request: HttpRequest, decision: Decision, own: HttpResponseBase | N
 
 
 def _response(answer: Denial, *, empty: bool) -> HttpResponse:
-    return HttpResponse(b"" if empty else answer.body, status=answer.status, headers=dict(answer.fields))
+    response = HttpResponse(b"" if empty else answer.body, content_type=answer.fields[0][1], status=answer.status)
+    headers: Any = response.headers
+    headers._store.update(_checked(answer.fields))
+    return response
+
+
+@lru_cache(maxsize=1024)
+def _checked(fields: tuple[Field, ...]) -> dict[str, Field]:
+    """The fields as Django stores them when it has checked each: a flood is sent the same again and again."""
+    headers: Any = ResponseHeaders(dict(fields))
+    return cast("dict[str, Field]", headers._store)
 
 
 def _is_unrendered(response: Any) -> bool:
