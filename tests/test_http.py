@@ -348,6 +348,16 @@ def test_text_for_those_who_read(decision: Decision) -> None:
     assert answer.body.decode().endswith(".\n")
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+@given(wait=st.integers(1, 10**10), epoch=st.integers(10**15, 2 * 10**15))
+def test_what_is_remembered_tells_the_same(dialect: str, wait: int, epoch: int) -> None:
+    outcome = Outcome(False, 10, 0, wait, wait + 300_000, wait)
+    decision, now = made(("a", outcome)), epoch / SECOND
+    assert denial(decision, dialect, epoch=now).fields[2:] == tuple(
+        denial_fields(decision, dialect, epoch=now, status=429)
+    )
+
+
 @pytest.mark.parametrize(("status", "tells"), [(200, False), (303, False), (420, True), (503, True)])
 def test_a_redirect_after_a_refusal_has_no_retry_after(status: int, tells: bool) -> None:
     fields = dict(denial_fields(REFUSED, DRAFT, epoch=0, status=status))

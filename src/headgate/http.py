@@ -84,16 +84,16 @@ def response_fields(decision: Decision, dialect: str | None, *, epoch: float, st
 
 def denial(decision: Decision, dialect: str | None, *, epoch: float, accept: str = "") -> Denial:
     """The answer to a refused request: 429, or 503 when it was the store that failed. The body suits `accept`."""
-    # In whole seconds a flood gets the same answer again and again: it is remembered. Only a moment is told finer.
-    unit, moment = (1, epoch) if dialect == "x-ratelimit" else (MICROSECOND, 0.0)
+    # In whole seconds a flood gets the same answer again and again: it is remembered.
+    second, rest = divmod(epoch, 1) if dialect == "x-ratelimit" else (0.0, 0.0)  # the others tell no moment
+    since = round(rest * MICROSECOND)
     checks, outcomes = [], []
     for terms, _, _ in decision.checks:
         checks.append(new(Check, (terms, "", 1)))
     for allowed, limit, left, retry, reset, ahead, _, source in decision.results:
-        wait = retry and -(-retry // unit) * unit
-        told = (allowed, limit, left, wait, -(-reset // unit) * unit, -(-ahead // unit) * unit, 0, source)
+        told = (allowed, limit, left, retry and _whole(retry), _whole(reset + since), _whole(ahead), 0, source)
         outcomes.append(new(Outcome, told))
-    return _denial(new(Decision, (False, tuple(checks), tuple(outcomes))), dialect, moment, text=wants_text(accept))
+    return _denial(new(Decision, (False, tuple(checks), tuple(outcomes))), dialect, second, text=wants_text(accept))
 
 
 @lru_cache(maxsize=1024)
@@ -105,6 +105,10 @@ def _denial(decision: Decision, dialect: str | None, epoch: float, *, text: bool
         body, media = json.dumps(problem(decision, wait)).encode(), PROBLEM
     fields = denial_fields(decision, dialect, epoch=epoch, status=status)
     return Denial(status, (("Content-Type", media), ("Content-Length", str(len(body))), *fields), body)
+
+
+def _whole(microseconds: int) -> int:
+    return seconds(microseconds) * MICROSECOND
 
 
 def denial_fields(decision: Decision, dialect: str | None, *, epoch: float, status: int) -> Fields:
