@@ -7,20 +7,19 @@ This module calls no view.
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import lru_cache
 from inspect import isawaitable
 from typing import Any, Final, TypeVar, cast
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpRequest, HttpResponse
-from django.http.response import HttpResponseBase, ResponseHeaders
+from django.http.response import HttpResponseBase
 
 from headgate.clock import epoch_seconds
 from headgate.django.endings import end_with
 from headgate.django.signals import rate_limited
 from headgate.django.visit import AsyncDjangoCaller, DjangoCaller, Visit, outer_of
 from headgate.gate import AsyncGate, Bound, Gate
-from headgate.http import Denial, Field, Fields, denial, denial_fields, merge, response_fields
+from headgate.http import Denial, Fields, denial, denial_fields, merge, response_fields
 from headgate.passage import warn_of_twice
 from headgate.plan import Decision
 
@@ -117,17 +116,7 @@ def _refusal(
 
 
 def _response(answer: Denial, *, empty: bool) -> HttpResponse:
-    response = HttpResponse(b"" if empty else answer.body, content_type=answer.fields[0][1], status=answer.status)
-    headers: Any = response.headers
-    headers._store.update(_checked(answer.fields))
-    return response
-
-
-@lru_cache(maxsize=1024)
-def _checked(fields: tuple[Field, ...]) -> dict[str, Field]:
-    """The fields as Django stores them when it has checked each: a flood is sent the same again and again."""
-    headers: Any = ResponseHeaders(dict(fields))
-    return cast("dict[str, Field]", headers._store)
+    return HttpResponse(b"" if empty else answer.body, status=answer.status, headers=dict(answer.fields))
 
 
 def _is_unrendered(response: Any) -> bool:
