@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count
 from typing import Final, cast
 
 from headgate.clock import MICROSECOND
@@ -268,11 +267,13 @@ def _renamed(added: Fields, existing: Fields) -> Fields:
     names: dict[str, str] = {}
 
     def fresh(match: re.Match[str]) -> str:
-        old = match[1]
+        old, number = match[1], 2
         if old not in names:
-            numbered = (f"{old}-{number}" for number in count(2))
-            names[old] = old if old not in taken else next(name for name in numbered if name not in taken)
-            taken.add(names[old])
+            name = old
+            while name in taken:
+                name, number = f"{old}-{number}", number + 1
+            names[old] = name
+            taken.add(name)
         return f'"{names[old]}"'
 
     return [(name, _STRING.sub(fresh, value) if name.lower() in _LISTS else value) for name, value in added]
