@@ -6,8 +6,6 @@ A store turns a plan into outcomes: it is the only place where headgate does I/O
   save those whose terms count refusals. One atomic step, whoever else runs at the same time. A forced plan is charged
   in any case, as one that was refused elsewhere and all of whose checks count that. It answers one Outcome for each
   check, in order. Trouble is a StoreError, and then nothing is known of the charge.
-  save those whose terms count refusals. One atomic step, whoever else runs at the same time.
-  It answers one Outcome for each check, in order. Trouble is a StoreError, and then nothing is known of the charge.
 - Checks whose terms say `shadow` are told, and refuse nothing: the others are charged as if these were not there. A
   shadow check is charged when the others were and it would itself have passed. Its outcome is always allowed, with a
   `retry_after` of 0 if it would have passed, and else that of the refusal.
