@@ -81,7 +81,7 @@ class _Rules:
             self._check_colour("allow or deny", function)
         clock = getattr(settings.store, "clock", None) if settings.clock is None else settings.clock
         self._now_us = (SystemClock() if clock is None else clock).now_us
-        self._may_hold = False  # whether any rule's charge may be held until the response has ended
+        self.may_owe = False  # whether any charge may be given back when the response is known, or has ended
         self._bound: dict[Hashable, tuple[Bound, ...]] = {}
         default = settings.default_limits
         self._defaults = (self._ready(Rule(name="default", quota=tuple(default))),) if default else ()  # type: ignore[arg-type]
@@ -136,8 +136,8 @@ class _Rules:
         for known in rule.known:
             for each in rule.terms(self.settings.algorithm, known):
                 self._accept(each)
-                self._may_hold = self._may_hold or each.held
-        self._may_hold = self._may_hold or not rule.known
+                self.may_owe = self.may_owe or each.held or each.refund_when is not None
+        self.may_owe = self.may_owe or not rule.known
         narrow, shared = rule.methods is not None or rule.path is not None, share("", rule.mode, rule.enforce_percent)
         terms = None if callable(rule.quota) else rule.terms(self.settings.algorithm)
         constant = rule.when is None and terms is not None and isinstance(rule.cost, int)
@@ -254,7 +254,7 @@ class AsyncGate(_Rules):
 
     def decide(self, caller: Caller, bounds: Collection[Bound]) -> Awaitable[Decision | None]:
         """Charge all rules that apply, or none; None when none does."""
-        plan = None if self._may_hold else self.plan_at_once(caller, bounds)
+        plan = None if self.may_owe else self.plan_at_once(caller, bounds)
         if plan is not None:
             return self.limiter.run(plan)
         steps = self.plan(caller, bounds)

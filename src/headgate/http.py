@@ -23,13 +23,11 @@ Field = tuple[str, str]
 Fields = list[Field]
 Dialect = Callable[[Decision, float], Fields]
 
-_TRIO: Final = ("Limit", "Remaining", "Reset")
-
 EXPOSED: Final = ("RateLimit", "RateLimit-Policy", "Retry-After")
 """What a CORS layer outside the limiter should list in Access-Control-Expose-Headers."""
 
+_TRIO: Final = ("Limit", "Remaining", "Reset")  # below: the fields of all dialects
 TOLD: Final = ("RateLimit", "RateLimit-Policy", *[f"{x}RateLimit-{name}" for x in ("", "X-") for name in _TRIO])
-"""The fields of all dialects."""
 
 _PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")
 _STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -76,9 +74,8 @@ def response_fields(decision: Decision, dialect: str | None, *, epoch: float, st
     if dialect is None or status < 200 or 300 <= status < 400:
         return []
     fields = DIALECTS[dialect](decision, epoch)
-    if status == 429 and decision.allowed:  # somebody else's refusal: what is left here says nothing about it
-        return [field for field in fields if field[0] != "RateLimit"]
-    return fields
+    foreign = status == 429 and decision.allowed  # somebody else's refusal: what is left here says nothing about it
+    return [field for field in fields if field[0] != "RateLimit"] if foreign else fields
 
 
 def denial(decision: Decision, dialect: str | None, *, epoch: float, accept: str = "") -> Denial:
@@ -95,6 +92,10 @@ def denial(decision: Decision, dialect: str | None, *, epoch: float, accept: str
     return _denial(new(Decision, (False, tuple(checks), tuple(outcomes))), dialect, second, text=wants_text(accept))
 
 
+def _whole(microseconds: int) -> int:
+    return seconds(microseconds) * MICROSECOND
+
+
 @lru_cache(maxsize=1024)
 def _denial(decision: Decision, dialect: str | None, epoch: float, *, text: bool) -> Denial:
     status, wait = status_of(decision), retry_after(decision)
@@ -104,10 +105,6 @@ def _denial(decision: Decision, dialect: str | None, epoch: float, *, text: bool
         body, media = json.dumps(problem(decision, wait)).encode(), PROBLEM
     fields = denial_fields(decision, dialect, epoch=epoch, status=status)
     return Denial(status, (("Content-Type", media), ("Content-Length", str(len(body))), *fields), body)
-
-
-def _whole(microseconds: int) -> int:
-    return seconds(microseconds) * MICROSECOND
 
 
 def denial_fields(decision: Decision, dialect: str | None, *, epoch: float, status: int) -> Fields:
@@ -179,17 +176,19 @@ def _written(terms: Terms) -> tuple[str, str, bool] | None:
 
 def _draft_11(decision: Decision, epoch: float) -> Fields:
     """Draft 11: lists of named items. `t`: no more than `r` can be used within so many seconds."""
-    policies, items = [], []
+    policies = items = ""
     allowed, checks, outcomes = decision
     for (terms, _, _), (passed, _, left, _, _, ahead, _, source) in zip(checks, outcomes, strict=True):
         written = _written(terms)
-        if written is not None and source != "policy":
-            policy, item, timed = written
-            policies.append(policy)
-            if allowed or not passed:  # a refusal names only what was violated
-                items.append(f"{item}{left};t={-(-ahead // MICROSECOND)}" if ahead and timed else f"{item}{left}")
-    fields = [("RateLimit-Policy", ", ".join(policies))] if policies else []
-    return [*fields, ("RateLimit", ", ".join(items))] if items else fields  # no items: refused by a ban alone
+        if written is None or source == "policy":
+            continue
+        policy, item, timed = written
+        policies = f"{policies}, {policy}" if policies else policy
+        if allowed or not passed:  # a refusal names only what was violated
+            told = f"{item}{left};t={-(-ahead // MICROSECOND)}" if ahead and timed else f"{item}{left}"
+            items = f"{items}, {told}" if items else told
+    fields = [("RateLimit-Policy", policies)] if policies else []
+    return [*fields, ("RateLimit", items)] if items else fields  # no items: refused by a ban alone
 
 
 def _of_one(write: Dialect) -> Dialect:

@@ -61,8 +61,7 @@ class Passage:
         """Add a decision to what was decided before: one answer about all the rules that the request has met."""
         if decision is None:
             return
-        charges = owed(decision)
-        if charges:
+        if self.gate.may_owe and (charges := owed(decision)):
             if self.ending is None:
                 self.ending = self.gate.ending()
             self.ending.add(charges)
