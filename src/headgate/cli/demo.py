@@ -59,12 +59,8 @@ def run_demo(store: str, *, port: int, once: bool) -> None:
         if statuses != EXPECTED:
             raise HeadgateError(f"the demo got {statuses} where {EXPECTED} was expected")
         console.print("\nRefused requests cost nothing, and waiting for Retry-After is enough.")
-        if once:
-            return
-        console.print(f"\nThe application stays up at http://{HOST}:{bound}; try it, and stop it with Ctrl-C:\n")
-        for user in ("laoqian", "you"):
-            console.print(f"  curl -i -X POST -H 'X-User: {user}' http://{HOST}:{bound}/reply")
-        _wait_for_interrupt()
+        if not once:
+            _stay_up(console, bound)
 
 
 @contextmanager
@@ -96,8 +92,12 @@ def _visit(console: Console, port: int, user: str) -> int:
     return response.status
 
 
-def _wait_for_interrupt() -> None:
+def _stay_up(console: Console, port: int) -> None:
+    """Say how to try it, and wait for Ctrl-C, which may come as soon as it is spoken of."""
     try:
+        console.print(f"\nThe application stays up at http://{HOST}:{port}; try it, and stop it with Ctrl-C:\n")
+        for user in ("laoqian", "you"):
+            console.print(f"  curl -i -X POST -H 'X-User: {user}' http://{HOST}:{port}/reply")
         threading.Event().wait()
     except KeyboardInterrupt:
         sys.stdout.write("\n")
