@@ -119,7 +119,7 @@ class RateLimitMiddleware:
             caller, arrival = self.arrive(scope)
             is_plain = arrival is NOWHERE and outer is None
             bounds = self._everywhere if is_plain else self._bounds(passage, outer, arrival)
-            if bounds and caller.method == "OPTIONS" and is_preflight(caller.method, caller.header):
+            if bounds and is_preflight(caller.method, caller.header):
                 bounds = ()
             if bounds or self.gate.denies:
                 decision = await self.gate.decide(caller, bounds)

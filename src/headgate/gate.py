@@ -188,11 +188,11 @@ class _Rules:
                 wanted: Any = rule.when(caller.native)
                 if not ((yield wanted) if waits(wanted) else wanted):
                     continue
-            text: Any = bound.key(caller)
-            if type(text) is not str:  # as it nearly always is
-                text = (yield text) if text is not None else text
-                if text is None:
-                    continue
+            text = bound.key(caller)
+            if type(text) is not str and text is not None:  # nearly always it is a text
+                text = yield text
+            if text is None:
+                continue
             text = text if seal is None else seal(text)
             if terms is None:
                 quota: Any = rule.quota(caller.native)  # type: ignore[operator]
@@ -227,9 +227,7 @@ class Gate(_Rules):
         """Charge all rules that apply, or none; None when none does."""
         if not bounds and not self.denies:
             return None
-        plan: Any = self.plan_at_once(caller, bounds)
-        if plan is None:
-            plan = next(self.plan(caller, bounds))
+        plan: Any = self.plan_at_once(caller, bounds) or next(self.plan(caller, bounds))
         if type(plan) is not Plan:
             raise _misplaced(plan)
         return self.limiter.run(plan) if plan.checks else unasked(plan)
@@ -254,11 +252,13 @@ class AsyncGate(_Rules):
 
     def decide(self, caller: Caller, bounds: Collection[Bound]) -> Awaitable[Decision | None]:
         """Charge all rules that apply, or none; None when none does."""
-        plan = None if self.may_owe else self.plan_at_once(caller, bounds)
-        if plan is not None:
-            return self.limiter.run(plan)
-        steps = self.plan(caller, bounds)
-        return self._decide_later(steps, next(steps))
+        plan: Any = None if self.may_owe else self.plan_at_once(caller, bounds)
+        if plan is None:
+            steps = self.plan(caller, bounds)
+            plan = next(steps)
+            if self.may_owe or type(plan) is not Plan or not plan.checks:  # which is rare
+                return self._decide_later(steps, plan)
+        return self.limiter.run(plan)
 
     async def _decide_later(self, steps: Steps, plan: Awaitable[Any] | Plan) -> Decision | None:
         while type(plan) is not Plan:

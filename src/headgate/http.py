@@ -26,9 +26,6 @@ Dialect = Callable[[Decision, float], Fields]
 EXPOSED: Final = ("RateLimit", "RateLimit-Policy", "Retry-After")
 """What a CORS layer outside the limiter should list in Access-Control-Expose-Headers."""
 
-_TRIO: Final = ("Limit", "Remaining", "Reset")  # below: the fields of all dialects
-TOLD: Final = ("RateLimit", "RateLimit-Policy", *[f"{x}RateLimit-{name}" for x in ("", "X-") for name in _TRIO])
-
 _PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")
 _STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _LISTS: Final = ("ratelimit", "ratelimit-policy")
@@ -185,7 +182,7 @@ def _draft_11(decision: Decision, epoch: float) -> Fields:
         policy, item, timed = written
         policies = f"{policies}, {policy}" if policies else policy
         if allowed or not passed:  # a refusal names only what was violated
-            told = f"{item}{left};t={-(-ahead // MICROSECOND)}" if ahead and timed else f"{item}{left}"
+            told = f"{item}{left};t={seconds(ahead)}" if ahead and timed else f"{item}{left}"
             items = f"{items}, {told}" if items else told
     fields = [("RateLimit-Policy", policies)] if policies else []
     return [*fields, ("RateLimit", items)] if items else fields  # no items: refused by a ban alone
@@ -244,7 +241,8 @@ def _x_ratelimit_delta(decision: Decision, epoch: float) -> Fields:
 
 
 def _trio(limit: int, remaining: int, reset: int, *, prefix: str = "X-RateLimit") -> Fields:
-    return [(f"{prefix}-{name}", str(value)) for name, value in zip(_TRIO, (limit, remaining, reset), strict=True)]
+    values = {"Limit": limit, "Remaining": remaining, "Reset": reset}
+    return [(f"{prefix}-{name}", str(value)) for name, value in values.items()]
 
 
 DIALECTS: Final[dict[str, Dialect]] = {

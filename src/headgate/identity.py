@@ -57,8 +57,7 @@ def teller(kind: str) -> Callable[[object], str]:
 
     def tell(identity: object) -> str:
         text = identity_text(identity)
-        told = f"{start}{len(text)}:{text}"
-        return told if len(told) <= _LONGEST else _short(told)
+        return _short(f"{start}{len(text)}:{text}")
 
     return tell
 

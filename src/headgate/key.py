@@ -125,8 +125,7 @@ def address_key(trust: Trust, *, prefix: int = IPV6_PREFIX, strict: bool = False
         tick = next(ticks)
         if tick < _LOOKS or strict or not tick % _LOOKS:
             _look_for_proxies(caller, strict=strict)
-        peer: str | None = caller.peer
-        # A server that believes headers may have put anything there: not all of it is remembered.
+        peer = caller.peer  # a server that believes headers may have put anything here: not all of it is remembered
         return _of_peer(peer if peer is None else peer[: LONGEST + 1], prefix)
 
     return of_socket

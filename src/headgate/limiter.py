@@ -74,7 +74,7 @@ class _Engine:
     ) -> Plan:
         if type(cost) is not int or not 0 <= cost <= MAX_LIMIT:
             cost = whole_cost("cost", cost)
-        text = identity_text(identity) if self._seal is None else self._text(identity)
+        text = self._text(identity)
         spec = quota if type(quota) is str or isinstance(quota, Quota) else read(quota)
         scope = "" if action == "" else _short(action)
         terms = _terms(spec, scope, self._algorithm if algorithm is None else algorithm)

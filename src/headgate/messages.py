@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from headgate.after import Headers, Response
-from headgate.http import TOLD, Denial, Field, Fields, merge
+from headgate.http import Denial, Field, Fields, merge
 
 Message = MutableMapping[str, Any]
 
@@ -57,17 +57,9 @@ def denied(answer: Denial) -> list[tuple[bytes, bytes]]:
 def merged(headers: Iterable[tuple[bytes, bytes]], fields: Fields) -> list[tuple[bytes, bytes]]:
     """The response's own headers, untouched where they do not speak of rate limits, with the fields added."""
     own, added = list(headers), _encoded(fields)
-    ours = _DENIED if added[0][0] == b"cache-control" else _TOLD  # which only a denial begins with
-    for name, _ in own:
-        if name.lower() in ours:
-            break
-    else:
-        return own + added
     names = {name for name, _ in added}
+    if names.isdisjoint([name.lower() for name, _ in own]):
+        return own + added
     clashes = [pair for pair in own if b"ratelimit" in pair[0].lower() or pair[0].lower() in names]
     spoken = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in clashes]
     return [pair for pair in own if pair not in clashes] + _encoded(merge(spoken, fields))
-
-
-_TOLD: Final = frozenset([encoded_name(name) for name in TOLD])
-_DENIED: Final = _TOLD | {b"cache-control", b"retry-after"}
