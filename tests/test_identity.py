@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import sys
 import unicodedata
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from fractions import Fraction
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 import pytest
 import redis
+from django.utils.functional import SimpleLazyObject
 from hypothesis import given
 from hypothesis import strategies as st
+from werkzeug.local import LocalProxy
 
 from headgate import AsyncLimiter, ConfigurationError, Limiter, Rule
 from headgate.ban import Ban
@@ -29,7 +36,7 @@ TEXTS = st.one_of(
     st.text("sibut0123:h{}\0\n\\'\"", max_size=8),
     st.sampled_from(["", "\ud800", "\udfff", "é", "e\u0301", "ß", "SS", "x" * 1_000_000, "x" * 127, "x" * 128]),
 )
-LEAVES = st.one_of(TEXTS, st.integers(), st.binary(max_size=200), st.uuids())
+LEAVES = st.one_of(TEXTS, st.integers(), st.booleans(), st.binary(max_size=200), st.uuids())
 IDENTITIES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5)
 
 
@@ -66,6 +73,7 @@ PAIRS = [
     ("", ()), ((), ((),)),
     ("a\0", "a"), ("é", "e\u0301"), ("ß", "ss"), ("A", "a"), (" a", "a"), ("\ud800", "\udfff"), ("\ud800", "?"),
     (UUID(int=1), UUID(int=1).hex), (UUID(int=1), 1), (-1, 1), (0, ""),
+    (True, 1), (False, 0), (True, False), (True, "True"), (("a", True), ("a", 1)), (((False,),), ((0,),)),
     (("ip", "203.0.113.7"), ("user", "203.0.113.7")),
     ("x" * 1_000_000, "x" * 999_999), (10**5000, 10**5000 + 1), (b"\xff", "\xff"),
 ]  # fmt: skip
@@ -82,21 +90,90 @@ def test_a_long_text_is_not_its_own_digest_s_text() -> None:
     assert identity_text(long) != identity_text(identity_text(long)) != identity_text(identity_text(long)[1:])
 
 
-def test_equal_values_are_one() -> None:
-    class Name(str):
-        __slots__ = ()
+class Name(str):
+    """Text that likes to be shown in another way."""
 
-    assert identity_text(Name("a")) == identity_text("a")
-    assert identity_text(["a", 1]) == identity_text(("a", 1))
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "somebody"
+
+    def __format__(self, spec: str) -> str:
+        return "somebody"
 
 
-@pytest.mark.parametrize("given", [None, 1.5, object(), {"a": 1}, {1, 2}, ("a", None), ("a", 1.5), [["a", {}]], type])
+class Number(int):
+    def __format__(self, spec: str) -> str:
+        return "0"
+
+
+class Token(bytes):
+    def hex(self, *arguments: Any) -> str:
+        return "00"
+
+
+class Pair(NamedTuple):
+    kind: str
+    number: int
+
+
+class Plan(StrEnum):
+    FREE = "free"
+
+
+class OldPlan(str, Enum):
+    FREE = "free"
+
+
+class Level(IntEnum):
+    ONE = 1
+
+
+class OldLevel(int, Enum):
+    ONE = 1
+
+
+ONE = [  # two spellings of one identity: a subclass stands for its value, and a list for a tuple
+    (Name("a"), "a"), (Number(7), 7), (Token(b"a"), b"a"), (Pair("user", 7), ("user", 7)), (["a", 1], ("a", 1)),
+    (Plan.FREE, "free"), (OldPlan.FREE, "free"), (Level.ONE, 1), (OldLevel.ONE, 1),
+    (SimpleLazyObject(lambda: "a"), "a"), (LocalProxy(lambda: 7), 7),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "same"), ONE, ids=range(len(ONE)))
+def test_a_subclass_stands_for_its_value_however_it_is_shown(one: Any, same: Any) -> None:
+    assert identity_text(one) == identity_text(same)
+    assert identity_text((one, "x")) == identity_text((same, "x"))
+
+
+class Colour(Enum):
+    RED = 1
+
+
+@dataclass(frozen=True)
+class Client:
+    name: str
+
+
+OTHERS = [
+    None, 1.5, 1.0, Decimal(1), Fraction(1), 1j, object(), {"a": 1}, {1, 2}, frozenset({1}), ("a", None), ("a", 1.5),
+    [["a", {}]], type, Colour.RED, Client("a"), bytearray(b"a"), memoryview(b"a"), range(3), datetime.min,
+    SimpleLazyObject(lambda: 7),  # which has no way to its number
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", OTHERS, ids=range(len(OTHERS)))
 def test_other_types_are_an_error_that_does_not_show_the_value(given: Any) -> None:
     with pytest.raises(IdentityError, match="HG006") as caught:
         identity_text(given)
     assert isinstance(caught.value, ConfigurationError)
     with pytest.raises(IdentityError):
         Limiter().hit("1/minute", given)
+
+
+def test_true_and_one_have_budgets_of_their_own() -> None:
+    limiter = Limiter()
+    assert [limiter.hit("1/minute", who).allowed for who in (True, 1, False, 0, ("a", True), ("a", 1))] == [True] * 6
 
 
 def test_the_deepest_tuple_is_an_error_of_ours_or_an_identity() -> None:

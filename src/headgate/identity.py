@@ -10,12 +10,14 @@ import sys
 from binascii import b2a_base64
 from collections.abc import Callable, Hashable, Iterable
 from functools import cache, lru_cache
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from headgate.errors import IdentityError, SettingsError
 
 Identity = Hashable
 """What a key function may return: text, bytes, an int, a UUID, or a tuple of these. None: the rule does not apply."""
+
+Value = TypeVar("Value", str, int, bytes)
 
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _LONGEST = 128  # characters kept as they are; what is longer is replaced by its digest
@@ -26,8 +28,9 @@ _SHORTEST_SECRET: Final = 16  # bytes
 def identity_text(identity: object) -> str:
     """One identity as text: different identities always give different texts, none longer than a line.
 
-    The type is part of it ("42" and 42 are two), tuples are told by the lengths of their parts, and nothing is
-    normalised, so no separator, brace, control character or lone surrogate makes two identities one.
+    The type is part of it ("42" and 42 are two, and so are True and 1), tuples are told by the lengths of their parts,
+    and nothing is normalised, so no separator, brace, control character or lone surrogate makes two identities one.
+    A subclass stands for its value, so a member of a StrEnum or IntEnum is its text or number. A list is a tuple.
     IdentityError for other types.
 
     >>> identity_text("laoqian"), identity_text(("user", 42))
@@ -71,18 +74,39 @@ def _short(text: str) -> str:
 
 def _told(identity: object) -> str:
     match identity:
+        case bool():  # before the int that it is too: True is not user 1
+            return f"o{int(identity)}"
         case str():
-            return f"s{identity}"
+            return f"s{_value_of(identity, str)}"
         case int():
-            return f"i{identity:x}"  # hexadecimal: decimal conversion is refused above 4,300 digits
+            return f"i{_value_of(identity, int):x}"  # hexadecimal: decimal conversion is refused above 4,300 digits
         case bytes():
-            return f"b{identity.hex()}"
+            return f"b{_value_of(identity, bytes).hex()}"
         case tuple() | list():
             return joined([identity_text(part) for part in identity])
     uuid = sys.modules.get("uuid")  # whoever has a UUID has imported it, and nobody else need wait for that
     if uuid is not None and isinstance(identity, uuid.UUID):
         return f"u{cast(Any, identity).hex}"
-    raise IdentityError(
+    raise _no_client(identity)
+
+
+def _value_of(identity: object, kind: type[Value]) -> Value:
+    """The plain value of a subclass, which may show itself in another way; or of a proxy, such as a lazy object."""
+    if type(identity) is kind:
+        return identity
+    if issubclass(type(identity), kind):
+        return cast("Value", _PLAIN[kind](identity))
+    try:
+        return cast(Any, kind)(identity)  # type: ignore[no-any-return]
+    except TypeError:
+        raise _no_client(identity) from None
+
+
+_PLAIN: Final[dict[type, Callable[[Any], Any]]] = {str: str.__str__, int: int.__int__, bytes: bytes.__bytes__}
+
+
+def _no_client(identity: object) -> IdentityError:
+    return IdentityError(
         "identity",
         type(identity).__name__,
         problem="not something that names a client",
