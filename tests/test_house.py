@@ -119,6 +119,7 @@ MANY_ARGUMENTS = {
     "error": "what is wrong with an option: (option, given, problem, expected), in the order of the message",
     "builds": "hypothesis builds from the fields in their order",
     "one_of": "hypothesis takes the alternatives",
+    "TypeVar": "typing takes the name and the types",
     "pack": "struct.pack takes what it packs",
     "join": "os.path.join takes the parts",
     "select": "select.select takes three lists and a timeout",

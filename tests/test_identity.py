@@ -6,7 +6,7 @@ import asyncio
 import sys
 import unicodedata
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
 from fractions import Fraction
@@ -121,7 +121,7 @@ class Plan(StrEnum):
     FREE = "free"
 
 
-class OldPlan(str, Enum):
+class OldPlan(str, Enum):  # noqa: UP042 - as many still have it
     FREE = "free"
 
 
@@ -157,7 +157,7 @@ class Client:
 
 OTHERS = [
     None, 1.5, 1.0, Decimal(1), Fraction(1), 1j, object(), {"a": 1}, {1, 2}, frozenset({1}), ("a", None), ("a", 1.5),
-    [["a", {}]], type, Colour.RED, Client("a"), bytearray(b"a"), memoryview(b"a"), range(3), datetime.min,
+    [["a", {}]], type, Colour.RED, Client("a"), bytearray(b"a"), memoryview(b"a"), range(3), date.min,
     SimpleLazyObject(lambda: 7),  # which has no way to its number
 ]  # fmt: skip
 

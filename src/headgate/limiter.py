@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
 from headgate.algorithms import DEFAULT, find
 from headgate.banning import AsyncBanning, Banning
@@ -56,6 +56,10 @@ class _Engine:
         self._algorithm = algorithm
         self._seal = None if secret is None else Seal(secret).text
         self._strict = strict
+
+    def __reduce__(self) -> NoReturn:
+        name = type(self).__name__
+        raise TypeError(f"{name} holds connections and cannot be copied or pickled; make one in each process")
 
     def _text(self, identity: object) -> str:
         """The text of an identity as stores are told it."""

@@ -46,6 +46,10 @@ class Terms(NamedTuple):
     held: bool = False  # the charge is released when the response has ended
     ban: Terms | None = None  # of the ban that a refusal counts towards
 
+    def __deepcopy__(self, memo: object) -> Terms:
+        """The same object, for another would be compared as another."""
+        return self
+
 
 Terms.__eq__ = object.__eq__  # type: ignore[method-assign]
 Terms.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -8,8 +8,8 @@ This module knows rules and addresses; no framework and no concrete store.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -89,12 +89,14 @@ class Settings:
     clock: Clock | None = None
     trust: Trust = field(init=False)
     address: ReadyKey = field(init=False, repr=False, compare=False)
-    lists: Lists | None = field(init=False, compare=False)
+    lists: Lists | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         def settle(option: str, value: object) -> None:
             object.__setattr__(self, option, value)
 
+        if isinstance(self.trusted_proxies, Iterator):
+            settle("trusted_proxies", tuple(self.trusted_proxies))  # it can be read once
         settle("trust", Trust.of(self.trusted_proxies, self.trusted_header))
         if self.secret is not None:
             Seal(self.secret)  # says what cannot work
@@ -127,6 +129,18 @@ class Settings:
             raise _error("clock", self.clock, "not a clock", "give a ManualClock, or leave it out")
         settle("default_limits", _default_limits(self.default_limits))
         settle("rules", _rules(self.rules))
+
+    def __copy__(self) -> Settings:
+        return replace(self)
+
+    def __deepcopy__(self, memo: object) -> Settings:
+        return replace(self)  # with the same store and the same clock: a copy of these would count by itself
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not isinstance(self.store, str):
+            problem = f"settings with a {type(self.store).__name__} cannot be pickled"
+            raise TypeError(f"{problem}: it holds connections or budgets; give the URL of a store")
+        return (_remade, ({option.name: getattr(self, option.name) for option in fields(self) if option.init},))
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any], *, source: str = "settings") -> Settings:
@@ -171,6 +185,10 @@ class Settings:
                 raise _error(variable, text, "cannot be told in a variable", "use from_toml or code for it")
             found[option] = None if _is_none(option, text) else _READERS.get(option, str)(text)
         return cls.from_mapping(found, source=f"environment {prefix}*")
+
+
+def _remade(options: dict[str, Any]) -> Settings:
+    return Settings(**options)
 
 
 def _error(option: str, given: object, problem: str, expected: str) -> SettingsError:

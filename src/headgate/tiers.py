@@ -62,6 +62,19 @@ class Tiers:
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"tiers cannot be changed; {name!r} is what they were made with")
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tiers) and self._facts() == other._facts()
+
+    def __hash__(self) -> int:
+        return hash((Tiers, frozenset(self.table), self.default))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        table, by, default = self._facts()
+        return (_remade, (dict(table), by, default))
+
+    def _facts(self) -> tuple[Mapping[Hashable, Tier], TierFunction, Hashable | None]:
+        return self.table, self.by, self.default
+
     def __repr__(self) -> str:
         return f"Tiers({', '.join(map(repr, self.table))})"
 
@@ -80,6 +93,10 @@ class Tiers:
             expected = f"return one of {', '.join(map(str, self.table))}, or name who has none with default="
             raise RuleError("tiers: by", tier, problem="returned a tier that is not in the table", expected=expected)
         return self.table[self.default]
+
+
+def _remade(table: Mapping[Any, Tier], by: TierFunction, default: Hashable | None) -> Tiers:
+    return Tiers(table, by=by, default=default)
 
 
 def _among(table: Mapping[Hashable, Tier], tier: object) -> bool:
