@@ -28,7 +28,7 @@ def rule(**options: Any) -> Rule:
 
 NAMED: Final = "give 1 to 128 letters, digits or signs"
 UNITS: Final = "give an int, 0 or more"
-BURST: Final = "algorithm 'fixed-window' with quota"
+BURST: Final = "rule 'login': algorithm 'fixed-window' with quota"
 PERCENT: Final = "rule 'login': enforce_percent"
 PLANS: Final = Tiers({"paid": "9/minute", "free": "9/minute; 5/day", "staff": None}, by=str)
 BUCKETS: Final = Tiers({"paid": "9/minute burst 5"}, by=str)
@@ -45,22 +45,40 @@ WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str, str, str]] = [
     ({"name": "a\n"}, RuleError, "name", "not a name of printable ASCII", NAMED),
     ({"name": None}, RuleError, "name", "not a name of printable ASCII", NAMED),
     ({"name": 5}, RuleError, "name", "not a name of printable ASCII", NAMED),
-    ({"scope": ""}, RuleError, "scope", "not a name of printable ASCII", NAMED),
-    ({"scope": "für"}, RuleError, "scope", "not a name of printable ASCII", NAMED),
-    ({"scope": 5}, RuleError, "scope", "not a name of printable ASCII", NAMED),
-    ({"quota": "5/fortnight"}, QuotaError, "quota", 'unknown unit "fortnight"', "use second, minute"),
-    ({"quota": None}, QuotaError, "quota", "not a quota", 'give a Quota or text like "10/minute"'),
-    ({"quota": 5}, QuotaError, "quota", "not a quota", 'give a Quota or text like "10/minute"'),
-    ({"quota": ()}, QuotaError, "quota", "not a quota", 'give a Quota or text like "10/minute"'),
-    ({"quota": ["5/minute"]}, QuotaError, "quota", "not a quota", 'give a Quota or text like "10/minute"'),
-    ({"quota": "5/m; 6/60s", "algorithm": "gcra"}, QuotaError, "quota", "two quotas over the same", "keep the smaller"),
-    ({"key": "adress"}, IdentityError, "key", "not known", 'use "user", "ip"'),
-    ({"key": ()}, IdentityError, "key", "not a key", 'use "user", "ip"'),
-    ({"key": 5}, IdentityError, "key", "not a key", 'use "user", "ip"'),
-    ({"algorithm": "leaky"}, AlgorithmError, "algorithm", "not known", f"use one of: {', '.join(ALGORITHMS)}"),
-    ({"algorithm": "GCRA"}, AlgorithmError, "algorithm", "not known", "use one of: sliding-window"),
-    ({"algorithm": ""}, AlgorithmError, "algorithm", "not known", "use one of: sliding-window"),
-    ({"algorithm": ["gcra"]}, AlgorithmError, "algorithm", "not known", "use one of: sliding-window"),
+    ({"scope": ""}, RuleError, "rule 'login': scope", "not a name of printable ASCII", NAMED),
+    ({"scope": "für"}, RuleError, "rule 'login': scope", "not a name of printable ASCII", NAMED),
+    ({"scope": 5}, RuleError, "rule 'login': scope", "not a name of printable ASCII", NAMED),
+    ({"quota": "5/fortnight"}, QuotaError, "rule 'login': quota", 'unknown unit "fortnight"', "use second, minute"),
+    ({"quota": None}, QuotaError, "rule 'login': quota", "not a quota", 'give a Quota or text like "10/minute"'),
+    ({"quota": 5}, QuotaError, "rule 'login': quota", "not a quota", 'give a Quota or text like "10/minute"'),
+    ({"quota": ()}, QuotaError, "rule 'login': quota", "not a quota", 'give a Quota or text like "10/minute"'),
+    (
+        {"quota": ["5/minute"]},
+        QuotaError,
+        "rule 'login': quota",
+        "not a quota",
+        'give a Quota or text like "10/minute"',
+    ),
+    (
+        {"quota": "5/m; 6/60s", "algorithm": "gcra"},
+        QuotaError,
+        "rule 'login': quota",
+        "two quotas over the same",
+        "keep the smaller",
+    ),
+    ({"key": "adress"}, IdentityError, "rule 'login': key", "not known", 'use "user", "ip"'),
+    ({"key": ()}, IdentityError, "rule 'login': key", "not a key", 'use "user", "ip"'),
+    ({"key": 5}, IdentityError, "rule 'login': key", "not a key", 'use "user", "ip"'),
+    (
+        {"algorithm": "leaky"},
+        AlgorithmError,
+        "rule 'login': algorithm",
+        "not known",
+        f"use one of: {', '.join(ALGORITHMS)}",
+    ),
+    ({"algorithm": "GCRA"}, AlgorithmError, "rule 'login': algorithm", "not known", "use one of: sliding-window"),
+    ({"algorithm": ""}, AlgorithmError, "rule 'login': algorithm", "not known", "use one of: sliding-window"),
+    ({"algorithm": ["gcra"]}, AlgorithmError, "rule 'login': algorithm", "not known", "use one of: sliding-window"),
     ({"cost": -1}, RuleError, "rule 'login': cost", "not a whole number of units", UNITS),
     ({"cost": 1.0}, RuleError, "rule 'login': cost", "not a whole number of units", UNITS),
     ({"cost": True}, RuleError, "rule 'login': cost", "not a whole number of units", UNITS),

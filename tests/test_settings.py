@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -384,3 +386,102 @@ def test_settings_are_frozen() -> None:
     with pytest.raises(AttributeError):
         Settings().enabled = False  # type: ignore[misc]
     assert Settings(store=STORE).store is STORE
+
+
+# where an error comes from
+
+
+LIMITS = """\
+[headgate]
+{settings}
+
+[[headgate.rules]]
+name = "first"
+quota = "1/minute"
+
+[[headgate.rules]]
+{rule}
+"""
+
+# a line of TOML → how the message begins after the name of the file
+WRONG_LINES: list[tuple[str, str, str]] = [
+    ("settings", 'default_limits = ["10/fortnight"]', "default_limits: quota '10/fortnight': unknown unit"),
+    ("settings", 'key = "users"', "key 'users': not known"),
+    ("settings", 'key = "shop.nobody"', "key 'shop.nobody': cannot be imported"),
+    ("settings", 'algorithm = "leaky"', "algorithm 'leaky': not known"),
+    ("settings", 'trusted_proxies = ["10.0.0.1/8"]', "trusted_proxies '10.0.0.1/8': "),
+    ("settings", "trusted_proxies = 99", "trusted_proxies 99: "),
+    ("settings", 'deny = ["10.0.0.300"]', "deny '10.0.0.300': "),
+    ("settings", "deny = [1.5]", "deny: identity 'float': "),
+    ("settings", "deadline = 0", "deadline 0: "),
+    ("settings", 'stor = "memory://"', "'stor': no such setting"),
+    ("settings", 'secret = "short"', "secret '…': only 5 bytes long"),
+    ("settings", 'prefix = "a b"', "prefix 'a b': "),
+    ("settings", 'default_limits = ["9/minute burst 20"]', "default_limits: algorithm 'sliding-window' with quota"),
+    ("settings", 'strict = true\ntrusted_proxies = ["0.0.0.0/0"]', "trusted_proxies '0.0.0.0/0': this is everybody"),
+    ("rule", 'name = "login"\nquota = "5/fortnight"', "rule 'login': quota '5/fortnight': unknown unit"),
+    ("rule", 'name = "login"\nquota = "9/m burst 20"', "rule 'login': algorithm 'sliding-window' with quota"),
+    ("rule", 'name = "login"\nquota = "5/m; 6/m"', "rule 'login': quota '5/minute; 6/minute': two quotas"),
+    ("rule", 'name = "login"\nquota = "5/m"\nkey = "users"', "rule 'login': key 'users': not known"),
+    ("rule", 'name = "login"\nquota = "5/m"\nwhen = "shop.nobody"', "rule 'login': when 'shop.nobody': cannot be"),
+    ("rule", 'name = "login"\nquota = "5/m"\nalgorithm = "x"', "rule 'login': algorithm 'x': not known"),
+    ("rule", 'name = "login"\nquota = "5/m"\ncost = 6', "rule 'login': cost 6: more than 5"),
+    ("rule", 'name = "login"\nquota = "5/m"\nscope = ""', "rule 'login': scope '': "),
+    ("rule", 'name = "login"\nquota = "5/m"\npth = "/"', "rule 'login' 'pth': no such option"),
+    ("rule", 'name = "login"\nquota = "5/m"\nban = {after = 3}', "rule 'login': ban {'after': 3}: has no \"within\""),
+    ("rule", 'name = "login"\nquota = "5/m"\nban = {afte = 3}', "rule 'login': ban 'afte': no such option"),
+    ("rule", 'name = "login"', "rule 'login' {'name': 'login'}: has no \"quota\""),
+    ("rule", 'quota = "5/minute"', "rule 2 {'quota': '5/minute'}: has no \"name\""),
+    ("rule", 'name = ""\nquota = "5/minute"', "rule 2: name '': "),
+    ("rule", 'name = "first"\nquota = "5/minute"', "rules 'first': two rules of this name"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("place", "line", "message"), WRONG_LINES)
+def test_an_error_names_the_file_and_the_rule(place: str, line: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "shop.toml"
+    other = {"settings": "", "rule": 'name = "last"\nquota = "1/minute"'}
+    path.write_text(LIMITS.format(**{**other, place: line}))
+    with pytest.raises(ConfigurationError) as caught:
+        Settings.from_toml(path)
+    start = f"{path} [headgate]" + ("" if message.startswith("'") else ":")
+    assert str(caught.value).startswith(f"{start} {message}")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@pytest.mark.parametrize(("place", "line", "message"), WRONG_LINES)
+def test_an_error_names_the_mapping_and_the_rule(place: str, line: str, message: str) -> None:
+    other = {"settings": "", "rule": 'name = "last"\nquota = "1/minute"'}
+    options = tomllib.loads(LIMITS.format(**{**other, place: line}))["headgate"]
+    start = "settings.HEADGATE" + ("" if message.startswith("'") else ":")
+    with pytest.raises(ConfigurationError) as caught:
+        Settings.from_mapping({name.upper(): value for name, value in options.items()}, source="settings.HEADGATE")
+    found = str(caught.value)
+    assert found.lower().startswith(f"{start} {message}".lower())
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        ("HEADGATE_DEFAULT_LIMITS", "10/fortnight", "default_limits: quota '10/fortnight': unknown unit"),
+        ("HEADGATE_KEY", "users", "key 'users': not known"),
+        ("HEADGATE_DEADLINE", "fast", "deadline 'fast': "),
+        ("HEADGATE_DENY", "10.0.0.300", "deny '10.0.0.300': "),
+        ("HEADGATE_SECRET", "short", "secret '…': "),
+        ("HEADGATE_TRUSTED_PROXIES", "99", "trusted_proxies 99: "),
+        ("HEADGATE_ON_DENIED", "shop.nobody", "on_denied 'shop.nobody': "),
+        ("HEADGATE_STRICT", "perhaps", "strict 'perhaps': "),
+    ],
+)
+def test_an_error_names_the_variable(variable: str, text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Settings.from_environ({variable: text, "HEADGATE_PREFIX": "shop"})
+    assert str(caught.value).startswith(f"environment {variable}: {message}")
+
+
+def test_a_rule_in_code_names_itself_in_every_error() -> None:
+    for options in ({"quota": "5/fortnight"}, {"quota": "5/m", "key": "x"}, {"quota": "5/m", "algorithm": "x"}):
+        with pytest.raises(ConfigurationError, match=r"^rule 'login': "):
+            Rule(**{"name": "login", **options})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"^rule 'login': quota 5: not a quota"):
+        Rule(name="login", quota=lambda request: None).terms("gcra", cast("Any", 5))

@@ -24,7 +24,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 if TYPE_CHECKING:
     from headgate.plan import Decision
@@ -43,17 +45,37 @@ class ConfigurationError(HeadgateError, ValueError):
     """Something a person wrote cannot work.
 
     The message says what was given, what is wrong with it and what to do; the same facts are
-    attributes: `what`, `given`, `problem`, `expected`.
+    attributes: `what`, `given`, `problem`, `expected`. `source` is the file, the mapping or the variable that it was
+    given in; empty where it was given in code.
     """
 
     code = "HG010"
+    source = ""
 
     def __init__(self, what: str, given: object, *, problem: str, expected: str) -> None:
         self.what = what
         self.given = given
         self.problem = problem
         self.expected = expected
-        super().__init__(f"{what} {_shown(given)}: {problem}; {expected} [{self.code}]")
+        super().__init__(self._message())
+
+    def within(self, part: str) -> Self:
+        """The same error, whose `what` begins with the part of the configuration that it is about."""
+        if self.what != part and not self.what.startswith((f"{part}:", f"{part} ")):
+            self.what = f"{part}: {self.what}"
+            self.args = (self._message(),)
+        return self
+
+    def found_in(self, source: str) -> Self:
+        """The same error, which says where the wrong thing stands."""
+        if self.what != source:  # it is the source itself that is wrong
+            self.source = source
+            self.args = (self._message(),)
+        return self
+
+    def _message(self) -> str:
+        start = f"{self.source}: " if self.source else ""
+        return f"{start}{self.what} {_shown(self.given)}: {self.problem}; {self.expected} [{self.code}]"
 
 
 class QuotaError(ConfigurationError):
@@ -151,6 +173,16 @@ class RateLimitExceeded(HeadgateError):
         wait = decision.retry_after
         when = "it can never pass: its cost is above the limit" if wait is None else f"retry after {wait:.16g} seconds"
         super().__init__(f"rate limit {decision.rule!r} exceeded; {when} [{self.code}]")
+
+
+@contextmanager
+def within(part: str) -> Iterator[None]:
+    """Have every ConfigurationError from the block begin with this part of the configuration."""
+    try:
+        yield
+    except ConfigurationError as error:
+        error.within(part)
+        raise
 
 
 def _revived(kind: type[HeadgateError], args: tuple[Any, ...], facts: dict[str, Any]) -> HeadgateError:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, NamedTuple
 
 from headgate.address import Network, Trust, exact_address, network_of
-from headgate.errors import SettingsError
+from headgate.errors import SettingsError, within
 from headgate.identity import identity_text
 from headgate.key import Caller, KeySpec, ReadyKey, ready_key, waits
 from headgate.plan import FORBIDDEN, Decision, Plan
@@ -40,7 +40,8 @@ class Entries(NamedTuple):
             elif isinstance(entry, str) and _ADDRESS.fullmatch(entry):
                 networks.append(network_of(entry, option, _EXPECTED))
             else:
-                identities.append(identity_text(entry))
+                with within(option):
+                    identities.append(identity_text(entry))
         return cls(tuple(networks), frozenset(identities), tuple(functions))
 
 

@@ -116,7 +116,7 @@ def make_mark(
     if not isinstance(override_defaults, bool):
         raise RuleError("override_defaults", override_defaults, problem="neither True nor False", expected="give one")
     label = name if name is not None else scope
-    rule = Rule(name="limit" if label is None else label, quota=quota, scope=scope, **options)
+    rule = Rule(name="@limit" if label is None else label, quota=quota, scope=scope, **options)
     if rule.algorithm is None and not callable(quota):  # a typo shows here, not at the first request
         bursts = isinstance(rule.quota, tuple) and any(each.burst for each in rule.quota)
         rule.terms("gcra" if bursts else "sliding-window")

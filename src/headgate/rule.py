@@ -14,7 +14,7 @@ from headgate.after import Response, when_to_refund
 from headgate.algorithms import find
 from headgate.ban import Ban
 from headgate.concurrency import Concurrency
-from headgate.errors import RuleError
+from headgate.errors import ConfigurationError, RuleError, within
 from headgate.key import KeySpec, validate_key
 from headgate.plan import FAILURE_POLICIES, Terms
 from headgate.quota import Quota
@@ -86,6 +86,11 @@ class Rule:
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
+        with within(self._label):
+            self._settle()
+
+    def _settle(self) -> None:
+        """Check every option, and put it into the form in which it is kept."""
         if self.scope is not None:
             _check_name("scope", self.scope)
         if self.algorithm is not None:
@@ -131,17 +136,26 @@ class Rule:
 
     def terms(self, algorithm: str, quota: QuotaSpec | None = None) -> tuple[Terms, ...]:
         """The constant part of this rule's checks, one for each quota. `algorithm` is used if the rule names none."""
-        return make_terms(
-            self.name,
-            self._read(self.quota if quota is None else quota),
-            algorithm=self.algorithm or algorithm,
-            scope=self.scope,
-            counted=self.count_denied,
-            on_store_failure=self.on_store_failure,
-            lease=self.lease,
-            ban=None if self.ban is None else self.ban.terms,
-            refund_when=when_to_refund(self.name, self.charge_when, self.refund_when),
-        )
+        try:
+            return make_terms(
+                self.name,
+                self._read(self.quota if quota is None else quota),
+                algorithm=self.algorithm or algorithm,
+                scope=self.scope,
+                counted=self.count_denied,
+                on_store_failure=self.on_store_failure,
+                lease=self.lease,
+                ban=None if self.ban is None else self.ban.terms,
+                refund_when=when_to_refund(self.name, self.charge_when, self.refund_when),
+            )
+        except ConfigurationError as error:
+            error.within(self._label)
+            raise
+
+    @property
+    def _label(self) -> str:
+        """How errors call it."""
+        return f"rule {self.name!r}"
 
     def _read(self, quota: Any) -> Quotas:
         """A quota that this rule can have."""

@@ -13,23 +13,23 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from headgate.address import IPV6_PREFIX, Trust
 from headgate.algorithms import DEFAULT, find
 from headgate.ban import Ban
 from headgate.cautions import check_strict
 from headgate.clock import Clock
-from headgate.errors import RuleError, SettingsError
+from headgate.errors import ConfigurationError, RuleError, SettingsError, within
 from headgate.http import check_dialect
 from headgate.identity import Seal
 from headgate.key import KeySpec, ReadyKey, address_key, validate_key
 from headgate.lists import Lists, listed
 from headgate.quota import Quota
 from headgate.rule import Rule
-from headgate.stores import DEADLINE, AsyncStore, Store, StoreChange
+from headgate.stores import DEADLINE, AsyncStore, Store, StoreChange, valid_prefix
 from headgate.stores.stack import FAILURE_OPTIONS, STALENESS, Stack
-from headgate.terms import quotas
+from headgate.terms import Quotas, make_terms, quotas
 
 _RULE_OPTIONS: Final = tuple(option.name for option in fields(Rule))
 _FUNCTIONS: Final = ("quota", "cost", "when", "charge_when", "refund_when")  # options that may be dotted names too
@@ -102,8 +102,9 @@ class Settings:
             Seal(self.secret)  # says what cannot work
         check_strict(self.strict)
         settle("address", address_key(self.trust, prefix=self.ipv6_prefix, strict=self.strict))
-        settle("key", _key(self.key))
-        validate_key(self.key)
+        with within("key"):
+            settle("key", _key(self.key))
+            validate_key(self.key)
         for option in ("allow", "deny"):
             entries = [_function(entry, option=option) for entry in listed(option, getattr(self, option))]
             settle(option, tuple(entries))
@@ -111,6 +112,7 @@ class Settings:
         settle("lists", both if self.allow or self.deny else None)
         find(self.algorithm)
         check_dialect(self.headers)
+        valid_prefix(self.prefix)
         settle("on_store_change", _function(self.on_store_change, option="on_store_change"))
         if self.on_store_failure == "raise":
             raise _error("on_store_failure", "raise", "an adapter has no one to raise to", "use local, allow or deny")
@@ -127,8 +129,14 @@ class Settings:
             )
         if self.clock is not None and not callable(getattr(self.clock, "now_us", None)):
             raise _error("clock", self.clock, "not a clock", "give a ManualClock, or leave it out")
-        settle("default_limits", _default_limits(self.default_limits))
+        with within("default_limits"):
+            settle("default_limits", _default_limits(self.default_limits))
+            if self.default_limits:
+                make_terms("default", cast("Quotas", self.default_limits), algorithm=self.algorithm)
         settle("rules", _rules(self.rules))
+        for rule in cast("tuple[Rule, ...]", self.rules):
+            for quota in rule.known:
+                rule.terms(self.algorithm, quota)  # says what the algorithm cannot carry
 
     def __copy__(self) -> Settings:
         return replace(self)
@@ -149,16 +157,7 @@ class Settings:
         >>> Settings.from_mapping({"DEFAULT_LIMITS": ["1000/day"]}).default_limits
         (Quota('1000/day'),)
         """
-        known = [option.name for option in fields(cls) if option.init]
-        found = {}
-        for given, value in options.items():
-            name = given.lower() if isinstance(given, str) else ""
-            if name not in known:
-                raise _unknown(source, given, known)
-            if name in found:
-                raise _error(source, given, f'"{name}" is given twice', "keep one of them")
-            found[name] = value
-        return cls(**found)
+        return cls._found(options, source, lambda _: source)
 
     @classmethod
     def from_toml(cls, path: str | Path, *, table: str = "headgate") -> Settings:
@@ -184,7 +183,25 @@ class Settings:
             if option in ("rules", "clock"):
                 raise _error(variable, text, "cannot be told in a variable", "use from_toml or code for it")
             found[option] = None if _is_none(option, text) else _READERS.get(option, str)(text)
-        return cls.from_mapping(found, source=f"environment {prefix}*")
+        return cls._found(found, f"environment {prefix}*", lambda option: f"environment {prefix}{option.upper()}")
+
+    @classmethod
+    def _found(cls, options: Mapping[str, Any], source: str, source_of: Callable[[str], str]) -> Settings:
+        """From a mapping that was found somewhere. Every error says where, by the option that it begins with."""
+        known = [option.name for option in fields(cls) if option.init]
+        found = {}
+        for given, value in options.items():
+            name = given.lower() if isinstance(given, str) else ""
+            if name not in known:
+                raise _unknown(source, given, known)
+            if name in found:
+                raise _error(source, given, f'"{name}" is given twice', "keep one of them")
+            found[name] = value
+        try:
+            return cls(**found)
+        except ConfigurationError as error:
+            error.found_in(source_of(error.what.partition(":")[0]))
+            raise
 
 
 def _remade(options: dict[str, Any]) -> Settings:
@@ -195,10 +212,10 @@ def _error(option: str, given: object, problem: str, expected: str) -> SettingsE
     return SettingsError(option, given, problem=problem, expected=expected)
 
 
-def _unknown(source: str, given: object, known: Iterable[str]) -> SettingsError:
+def _unknown(what: str, given: object, known: Iterable[str], *, kind: str = "setting") -> SettingsError:
     near = get_close_matches(str(given).lower(), list(known), n=1)
     expected = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}"
-    return _error(source, given, "no such setting", expected)
+    return _error(what, given, f"no such {kind}", expected)
 
 
 def _default_limits(given: object) -> tuple[Quota, ...]:
@@ -212,7 +229,7 @@ def _default_limits(given: object) -> tuple[Quota, ...]:
 def _rules(given: object) -> tuple[Rule, ...]:
     if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
         raise _error("rules", given, "not a list of rules", 'give a list like [{"name": "login", "quota": "5/minute"}]')
-    rules = tuple(rule if isinstance(rule, Rule) else _rule(rule) for rule in given)
+    rules = tuple([rule if isinstance(rule, Rule) else _rule(rule, place) for place, rule in enumerate(given, 1)])
     names = [rule.name for rule in rules]
     for name in names:
         if names.count(name) > 1:
@@ -220,23 +237,25 @@ def _rules(given: object) -> tuple[Rule, ...]:
     return rules
 
 
-def _rule(given: object) -> Rule:
-    """A rule from a mapping; its functions may be given by dotted names."""
+def _rule(given: object, place: int) -> Rule:
+    """A rule from a mapping; its functions may be given by dotted names. Errors call it by its name or its place."""
     if not isinstance(given, Mapping):
-        raise _error("rules", given, "neither a Rule nor a mapping", 'give {"name": …, "quota": …}')
+        raise _error(f"rule {place}", given, "neither a Rule nor a mapping", 'give {"name": …, "quota": …}')
     options = {str(name).lower(): value for name, value in given.items()}
+    label = f"rule {options['name']!r}" if options.get("name") else f"rule {place}"
     for name in options:
         if name not in _RULE_OPTIONS:
-            raise _unknown(f"rule {options.get('name')!r}", name, _RULE_OPTIONS)
+            raise _unknown(label, name, _RULE_OPTIONS, kind="option")
     for name in ("name", "quota"):
         if name not in options:
-            raise RuleError("rule", dict(given), problem=f'has no "{name}"', expected=f'add "{name}"')
-    options["key"] = _key(options.get("key"))
-    if isinstance(options.get("ban"), Mapping):
-        options["ban"] = _ban(options["ban"])
-    for name in _FUNCTIONS:
-        options[name] = _function(options.get(name), option=name)
-    return Rule(**{name: value for name, value in options.items() if value is not None})
+            raise RuleError(label, dict(given), problem=f'has no "{name}"', expected=f'add "{name}"')
+    with within(label):
+        options["key"] = _key(options.get("key"))
+        if isinstance(options.get("ban"), Mapping):
+            options["ban"] = _ban(options["ban"])
+        for name in _FUNCTIONS:
+            options[name] = _function(options.get(name), option=name)
+        return Rule(**{name: value for name, value in options.items() if value is not None})
 
 
 def _ban(given: Mapping[str, Any]) -> Ban:
@@ -244,7 +263,7 @@ def _ban(given: Mapping[str, Any]) -> Ban:
     options, known = {str(name).lower(): value for name, value in given.items()}, [each.name for each in fields(Ban)]
     for name in options:
         if name not in known:
-            raise _unknown("ban", name, known)
+            raise _unknown("ban", name, known, kind="option")
     for name in ("after", "within", "duration"):
         if name not in options:
             raise RuleError("ban", dict(given), problem=f'has no "{name}"', expected=f'add "{name}"')

@@ -41,10 +41,10 @@ TABLE: list[tuple[str, Any, list[str], dict[str, Any], list[str]]] = [
     ("no dict", "1/minute", [OURS], {}, ["headgate.E001"]),
     ("a quota", {"DEFAULT_LIMITS": ["1/fortnight"]}, [OURS], {}, ["headgate.E001"]),
     ("a scheme", {"STORE": "mysql://"}, [OURS], {}, ["headgate.E002"]),
-    ("an algorithm", {"DEFAULT_LIMITS": ["1/s burst 5"]}, [OURS], {}, ["headgate.E002"]),
+    ("an algorithm", {"DEFAULT_LIMITS": ["1/s burst 5"]}, [OURS], {}, ["headgate.E001"]),
     (
-        "async store and algorithm",
-        {**FINE, "STORE": Awaited(OpenStore()), "DEFAULT_LIMITS": ["1/s burst 5"]},
+        "async store and route",
+        {**FINE, "STORE": Awaited(OpenStore()), "RULES": [{"name": "a", "quota": "1/s", "route": "itme"}]},
         [OURS],
         {},
         ["headgate.E002"],
