@@ -8,13 +8,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
+import redis.asyncio
 
+import headgate.stores.memory
 from headgate import AsyncLimiter, ConfigurationError, Decision, Limiter, ManualClock, Quota, StoreError
 from headgate.algorithms import ALGORITHMS
 from headgate.errors import AlgorithmError, ColourError, QuotaError, RuleError, SettingsError, StoreURLError
+from headgate.gate import Gate
 from headgate.identity import identity_text
 from headgate.plan import Check, Plan
+from headgate.settings import Settings
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
+from headgate.stores.redis import RedisStore
 from headgate.testing import Awaited, BrokenStore, OpenStore, ShutStore
 from headgate.testing.store import terms
 from tests.servers import MAKERS
@@ -226,6 +232,34 @@ WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str]] = [
 def test_a_wrong_limiter_cannot_be_made(kind: Any, options: dict[str, Any], error: type, text: str) -> None:
     with pytest.raises(error, match=text):
         kind(**options)
+
+
+CLIENT, ASYNC_CLIENT = redis.Redis(password="pass4word"), redis.asyncio.Redis(password="pass4word")
+NO_STORES: list[tuple[Any, str, str]] = [  # what was given, the problem, what to do
+    (MemoryStore, "a class, not a store made of it", "give MemoryStore(…), or a URL"),
+    (AsyncMemoryStore, "a class, not a store made of it", "give AsyncMemoryStore(…), or a URL"),
+    (RedisStore, "a class, not a store made of it", "give RedisStore(…), or a URL"),
+    (redis.Redis, "a class, not a store made of it", "give a URL such as"),
+    (headgate.stores.memory, "a module, not a store", "give a URL such as memory://"),
+    (None, "neither a URL nor a store", "give a URL such as memory://"),
+    (b"memory://", "neither a URL nor a store", "give a URL such as memory://, as text"),
+    (["redis://:pass4word@localhost"], "neither a URL nor a store", "give a URL such as memory://"),
+    ({"url": "redis://:pass4word@localhost"}, "neither a URL nor a store", "give a URL such as memory://"),
+    (CLIENT, "a client, not a store", "give RedisStore(client), from headgate.stores.redis"),
+    (ASYNC_CLIENT, "a client, not a store", "give AsyncRedisStore(client), from headgate.stores.redis"),
+]
+
+
+@pytest.mark.parametrize(("given", "problem", "expected"), NO_STORES, ids=range(len(NO_STORES)))
+@pytest.mark.parametrize("make", [Limiter, AsyncLimiter, lambda store: Gate(Settings(store=store))])
+def test_what_is_no_store_is_refused_when_the_limiter_is_made(
+    make: Any, given: Any, problem: str, expected: str
+) -> None:
+    with pytest.raises(StoreURLError, match="HG004") as caught:
+        make(given)
+    assert caught.value.problem == problem
+    assert caught.value.expected.startswith(expected)
+    assert "pass4word" not in f"{caught.value} {caught.value.given!r}"
 
 
 def test_a_store_of_the_other_colour_is_refused() -> None:

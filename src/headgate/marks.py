@@ -9,9 +9,12 @@ This module knows rules; no framework. Each adapter makes its `limit` from `make
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from inspect import iscoroutinefunction
 from typing import Any, Final, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast
 
@@ -24,6 +27,7 @@ from headgate.terms import QuotaSpec
 P = ParamSpec("P")
 R = TypeVar("R")
 View = TypeVar("View")
+Decorator = TypeVar("Decorator", bound=Callable[..., Any])
 
 _ATTRIBUTE: Final = "__headgate__"
 
@@ -72,6 +76,81 @@ def declare_within(view: View, mark: Mark) -> View:
     return declare(view, mark)
 
 
+_NO_PARENTHESES: Final = 'write it with a quota in parentheses: @limit("5/minute")'
+
+
+def takes_quota(limit: Decorator) -> Decorator:
+    """An adapter's `@limit`: arguments that it cannot have are a RuleError, where Python would raise a TypeError."""
+
+    @functools.wraps(limit)
+    def checked(*quotas: Any, **options: Any) -> Any:
+        if not quotas and "quota" not in options:
+            raise RuleError("@limit", quotas, problem="no quota", expected=_NO_PARENTHESES)
+        if quotas and "quota" in options:
+            problem = f"given twice, beside {quotas[0]!r}"
+            raise RuleError("@limit", options["quota"], problem=problem, expected="keep one of them")
+        if len(quotas) > 1:
+            expected = 'give the others by name, as scope="…"; several quotas are one text: "5/minute; 100/day"'
+            raise RuleError("@limit", quotas[1], problem="only the quota is given by position", expected=expected)
+        return limit(*quotas, **options)
+
+    return cast("Decorator", checked)
+
+
+def takes_view(exempt: Decorator) -> Decorator:
+    """An adapter's `@exempt`: without parentheses, and on a view."""
+
+    @functools.wraps(exempt)
+    def checked(*views: Any, **options: Any) -> Any:
+        if len(views) + len(options) != 1 or not options.keys() <= {"view"}:
+            given = (*views, *options)
+            raise RuleError("@exempt", given, problem="not one view", expected="write @exempt, without parentheses")
+        (view,) = (*views, *options.values())
+        try:
+            return exempt(view)
+        except (AttributeError, TypeError):
+            raise not_a_view("@exempt on", view, expected="write @exempt above a view") from None
+
+    return cast("Decorator", checked)
+
+
+def not_a_view(what: str, given: object, *, problem: str = "not a view", expected: str) -> RuleError:
+    """The error of a decorator that met something else; for `@limit` perhaps because it has no parentheses."""
+    if what == "@limit on" and not callable(given):
+        expected = f"{expected}; or {_NO_PARENTHESES}"
+    return RuleError(what, given, problem=problem, expected=expected)
+
+
+def _is_bare(quota: object) -> bool:
+    """Whether `@limit` stands without parentheses, on a class or on a function.
+
+    A function may also be a quota function. But one that is being decorated is defined by the code that calls, and
+    has no name there yet.
+    """
+    if isinstance(quota, type):
+        return True
+    code = getattr(inspect.unwrap(quota), "__code__", None) if callable(quota) else None
+    if code is None or code.co_name == "<lambda>":
+        return False
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "headgate":
+        frame = frame.f_back
+    defined = any(code is constant for constant in frame.f_code.co_consts)
+    return defined and all(quota is not value for value in frame.f_locals.values())
+
+
+def _check_options(given: Iterable[str]) -> None:
+    """Refuse options that `@limit` does not have."""
+    known = list(MarkOptions.__annotations__)
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            expected = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}"
+            if name in ("path", "route"):
+                expected = "a view has its own; give it to a Rule of the settings"
+            raise RuleError("@limit", name, problem="no such option", expected=expected)
+
+
 class RuleOptions(TypedDict, total=False):
     """The options of `headgate.Rule` that every way to declare one takes as they are."""
 
@@ -113,6 +192,9 @@ def make_mark(
     - `override_defaults` drops the application's default limits for this view.
     - The others are those of `headgate.Rule`.
     """
+    _check_options(options)
+    if _is_bare(quota):
+        raise RuleError("@limit", quota, problem="a view, where a quota should be", expected=_NO_PARENTHESES)
     if not isinstance(override_defaults, bool):
         raise RuleError("override_defaults", override_defaults, problem="neither True nor False", expected="give one")
     label = name if name is not None else scope

@@ -26,7 +26,18 @@ from headgate.django.places import arrival_by_call, arrival_of
 from headgate.django.visit import DjangoCaller, Visit, begin, visit_of
 from headgate.errors import NotEnforcedError
 from headgate.gate import AsyncGate, Bound, Gate
-from headgate.marks import EXEMPT, Mark, MarkOptions, declare, guarded, make_mark, marks_of
+from headgate.marks import (
+    EXEMPT,
+    Mark,
+    MarkOptions,
+    declare,
+    guarded,
+    make_mark,
+    marks_of,
+    not_a_view,
+    takes_quota,
+    takes_view,
+)
 from headgate.passage import Place, label_of
 from headgate.preflight import is_preflight
 from headgate.rule import QuotaFunction
@@ -35,6 +46,7 @@ from headgate.terms import QuotaSpec
 View = TypeVar("View", bound=Callable[..., Any])
 
 
+@takes_quota
 def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> Callable[[View], View]:
     """Give a view a budget of its own, beside the application's defaults.
 
@@ -52,11 +64,14 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
             cls: Any = view
             cls.dispatch = guarded(declare(_dispatch_of(cls), mark), mark, _GUARD)
             return cast("View", view)
+        if not callable(view):
+            raise not_a_view("@limit on", view, expected="decorate a view")
         return cast("View", guarded(_awaitable(declare(view, mark)), mark, _GUARD))
 
     return decorate
 
 
+@takes_view
 def exempt(view: View) -> View:
     """Free a view, or a whole class of views, from every limit."""
     return declare(view, EXEMPT)

@@ -13,9 +13,20 @@ from typing import Any, Final, TypeVar, Unpack, cast
 from flask import Blueprint
 from flask.views import View
 
-from headgate.errors import NotEnforcedError, RuleError
+from headgate.errors import NotEnforcedError
 from headgate.flask.extension import first_on_app
-from headgate.marks import EXEMPT, Mark, MarkOptions, declare, declare_within, guarded, make_mark
+from headgate.marks import (
+    EXEMPT,
+    Mark,
+    MarkOptions,
+    declare,
+    declare_within,
+    guarded,
+    make_mark,
+    not_a_view,
+    takes_quota,
+    takes_view,
+)
 from headgate.passage import label_of
 from headgate.rule import QuotaFunction
 from headgate.terms import QuotaSpec
@@ -23,6 +34,7 @@ from headgate.terms import QuotaSpec
 Decorated = TypeVar("Decorated", bound=Callable[..., Any] | Blueprint)
 
 
+@takes_quota
 def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> Callable[[Decorated], Decorated]:
     """Give a view a budget of its own, beside the application's defaults. Wrong arguments raise here.
 
@@ -44,12 +56,13 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
         elif callable(given) and not isinstance(given, type):
             return cast("Decorated", guarded(declare_within(given, own), own, _GUARD))
         elif not isinstance(given, Blueprint):
-            raise RuleError("@limit", view, problem="neither a view nor a blueprint", expected="give one of them")
+            raise not_a_view("@limit on", view, problem="neither a view nor a blueprint", expected="give one of them")
         return declare(view, own)
 
     return decorate
 
 
+@takes_view
 def exempt(view: Decorated) -> Decorated:
     """Free a view, a View class or a blueprint from every limit. A nearer `@limit` inside an exempt blueprint holds."""
     return declare_within(view, EXEMPT)

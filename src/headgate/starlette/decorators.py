@@ -18,9 +18,20 @@ from starlette.requests import HTTPConnection, Request
 from starlette.websockets import WebSocket
 
 from headgate.asgi import SERVED, Scope
-from headgate.errors import NotEnforcedError, RuleError
+from headgate.errors import NotEnforcedError
 from headgate.gate import AsyncGate, Bound, Gate
-from headgate.marks import EXEMPT, Mark, MarkOptions, declare, declare_within, guarded, make_mark
+from headgate.marks import (
+    EXEMPT,
+    Mark,
+    MarkOptions,
+    declare,
+    declare_within,
+    guarded,
+    make_mark,
+    not_a_view,
+    takes_quota,
+    takes_view,
+)
 from headgate.passage import Arrival, Passage, Place, label_of
 from headgate.rule import QuotaFunction
 from headgate.starlette.answers import refusal, response_of, shut
@@ -31,6 +42,7 @@ from headgate.terms import QuotaSpec
 View = TypeVar("View", bound=Callable[..., Any])
 
 
+@takes_quota
 def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> Callable[[View], View]:
     """Give an endpoint a budget of its own, beside the application's defaults.
 
@@ -50,12 +62,13 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
             return cast("View", _guarded_class(declare(view, own), own))
         if not isfunction(view) and not ismethod(view) and not isinstance(view, partial):
             expected = "decorate a function, a method, a partial, or a class of Starlette's endpoints"
-            raise RuleError("@limit on", view, problem="not something that can be guarded", expected=expected)
+            raise not_a_view("@limit on", view, problem="not something that can be guarded", expected=expected)
         return cast("View", guarded(declare_within(view, own), own, _GUARD))
 
     return decorate
 
 
+@takes_view
 def exempt(view: View) -> View:
     """Free an endpoint, or a whole class of them, from every limit."""
     return declare_within(view, EXEMPT)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import isfinite
+from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 from headgate.clock import Clock
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # a memory store needs nothing of this, nor asyncio, which th
     from headgate.stores.standin import Standin
 
 PREFIX: Final = "headgate"
+_URL: Final = "give a URL such as memory://, as text"
 STALENESS: Final = 1.0  # seconds for which a refusal may be remembered
 FAILURE_OPTIONS: Final = ("on_store_failure", "deadline", "replicas", "deny_cache", "on_store_change")
 
@@ -108,10 +110,8 @@ class Stack:
 
 def check_given(store: object, clock: Clock | None, *, prefix: str, colour: type) -> None:
     """Refuse what is no store, a store of the other colour, and a clock or prefix that the store would not heed."""
-    if not isinstance(store, Store):
-        raise StoreURLError(
-            "store", store, problem="neither a URL nor a store", expected="give a URL such as memory://"
-        )
+    if isinstance(store, type) or not isinstance(store, Store):
+        raise _no_store(store)
     from inspect import iscoroutinefunction  # a quarter of the time to import headgate
 
     if iscoroutinefunction(store.run) is not (colour is AsyncStore):
@@ -131,6 +131,21 @@ def check_given(store: object, clock: Clock | None, *, prefix: str, colour: type
             problem="a store that was made already keeps its own prefix",
             expected="give the prefix to the store",
         )
+
+
+def _no_store(given: object) -> StoreURLError:
+    """What is wrong with something that is no store. It is told by its type: its repr may show a password."""
+    kind = type(given)
+    shown, problem, expected = f"{kind.__module__}.{kind.__qualname__}", "neither a URL nor a store", _URL
+    if isinstance(given, type):
+        shown, problem = f"{given.__module__}.{given.__qualname__}", "a class, not a store made of it"
+        expected = f"give {given.__name__}(…), or a URL" if hasattr(given, "forget") else _URL
+    elif isinstance(given, ModuleType):
+        shown, problem = given.__name__, "a module, not a store"
+    elif hasattr(given, "execute_command"):
+        problem, wrapper = "a client, not a store", "AsyncRedisStore" if "asyncio" in kind.__module__ else "RedisStore"
+        expected = f"give {wrapper}(client), from headgate.stores.redis"
+    return StoreURLError("store", shown, problem=problem, expected=expected)
 
 
 def _seconds(given: object) -> bool:

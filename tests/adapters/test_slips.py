@@ -1,0 +1,238 @@
+"""Slips with `@limit` and `@exempt`, the same for every adapter: an error with a code, at the decorator."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import django.views
+import flask.views
+import pytest
+from django.utils.decorators import method_decorator
+from starlette.endpoints import HTTPEndpoint
+from starlette.requests import HTTPConnection
+
+import headgate.django
+import headgate.fastapi
+import headgate.flask
+import headgate.starlette
+from headgate import Quota, Tiers
+from headgate.errors import ConfigurationError, QuotaError, RuleError
+from headgate.marks import MarkOptions, make_mark, marks_of
+
+ADAPTERS = [headgate.starlette, headgate.fastapi, headgate.flask, headgate.django]
+adapters = pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.__name__)
+PARENTHESES = '@limit("5/minute")'
+
+
+def by_plan(request: Any) -> str:
+    return "5/minute"
+
+
+async def by_plan_later(request: Any) -> str:
+    return "5/minute"
+
+
+def make_quota() -> Callable[[Any], str]:
+    def by_plan(request: Any) -> str:
+        return "5/minute"
+
+    return by_plan
+
+
+def wrapping(view: Any) -> Any:
+    @functools.wraps(view)
+    def wrapper(*args: Any) -> Any:
+        return view(*args)
+
+    return wrapper
+
+
+def sync_view(limit: Any) -> None:
+    @limit
+    def view(request: Any) -> None: ...
+
+
+def async_view(limit: Any) -> None:
+    @limit
+    async def view(request: Any) -> None: ...
+
+
+def wrapped_view(limit: Any) -> None:
+    @limit
+    @wrapping
+    @functools.cache
+    def view(request: Any) -> None: ...
+
+
+def a_method(limit: Any) -> None:
+    class Page:
+        @limit
+        def get(self, request: Any) -> None: ...
+
+
+def a_static_method(limit: Any) -> None:
+    class Page:
+        @limit
+        @staticmethod
+        def get(request: Any) -> None: ...
+
+
+def a_class(limit: Any) -> None:
+    @limit
+    class Page:
+        def get(self, request: Any) -> None: ...
+
+
+def a_flask_view(limit: Any) -> None:
+    limit(flask.views.MethodView)
+
+
+def an_endpoint(limit: Any) -> None:
+    limit(HTTPEndpoint)
+
+
+def a_django_method(limit: Any) -> None:
+    class Page(django.views.View):
+        @method_decorator(limit)
+        def get(self, request: Any) -> None: ...
+
+
+BARE = [
+    sync_view, async_view, wrapped_view, a_method, a_static_method, a_class, a_flask_view, an_endpoint, a_django_method
+]  # fmt: skip
+
+
+@adapters
+@pytest.mark.parametrize("decorate", BARE)
+def test_limit_without_parentheses(adapter: Any, decorate: Any) -> None:
+    with pytest.raises(RuleError, match="HG002") as caught:
+        decorate(adapter.limit)
+    assert caught.value.what == "@limit"
+    assert PARENTHESES in caught.value.expected
+
+
+def local_function(limit: Any) -> Any:
+    def quota(request: Any) -> str:
+        return "5/minute"
+
+    return limit(quota)
+
+
+def local_async_function(limit: Any) -> Any:
+    async def quota(request: Any) -> str:
+        return "5/minute"
+
+    return limit(quota)
+
+
+def named_twice(limit: Any) -> Any:
+    def quota(request: Any) -> str:
+        return "5/minute"
+
+    other = wrapping(quota)
+    return limit(other)
+
+
+FUNCTIONS: list[Callable[[Any], Any]] = [
+    lambda limit: limit(by_plan),
+    lambda limit: limit(by_plan_later),
+    lambda limit: limit(make_quota()),
+    lambda limit: limit(lambda request: "5/minute"),
+    lambda limit: limit(functools.partial(by_plan)),
+    lambda limit: limit(functools.cache(by_plan)),
+    lambda limit: limit(Tiers({"a": "5/minute"}, by=by_plan)),
+    lambda limit: limit(quota=by_plan),
+    local_function,
+    local_async_function,
+    named_twice,
+]
+
+
+@adapters
+@pytest.mark.parametrize("make", FUNCTIONS, ids=range(len(FUNCTIONS)))
+def test_a_function_of_the_request_is_still_a_quota(adapter: Any, make: Any) -> None:
+    @make(adapter.limit)
+    def view(request: Any) -> None: ...
+
+    assert len(marks_of(view)) == 1
+
+
+# the call of limit → what it says was given, the problem, what to do
+WRONG: list[tuple[tuple[Any, ...], dict[str, Any], object, str, str]] = [
+    ((), {}, (), "no quota", PARENTHESES),
+    ((), {"scope": "s"}, (), "no quota", PARENTHESES),
+    (("5/minute", "s"), {}, "s", "only the quota is given by position", "as scope="),
+    (("5/minute", "s", "n"), {}, "s", "only the quota is given by position", "as scope="),
+    (("5/minute", "9/hour"), {}, "9/hour", "only the quota is given by position", '"5/minute; 100/day"'),
+    (("5/minute",), {"quota": "6/minute"}, "6/minute", "given twice", "keep one of them"),
+    (("5/minute",), {"kei": "ip"}, "kei", "no such option", 'did you mean "key"?'),
+    (("5/minute",), {"method": ["POST"]}, "method", "no such option", 'did you mean "methods"?'),
+    (("5/minute",), {"override_default": True}, "override_default", "no such option", '"override_defaults"?'),
+    (("5/minute",), {"zzz": 1}, "zzz", "no such option", f"known are {', '.join(MarkOptions.__annotations__)}"),
+    (("5/minute",), {"path": "/x"}, "path", "no such option", "give it to a Rule of the settings"),
+    (("5/minute",), {"route": "x"}, "route", "no such option", "give it to a Rule of the settings"),
+]  # fmt: skip
+
+
+@adapters
+@pytest.mark.parametrize("row", WRONG, ids=range(len(WRONG)))
+def test_wrong_arguments(adapter: Any, row: tuple[Any, ...]) -> None:
+    quotas, options, given, problem, expected = row
+    with pytest.raises(RuleError) as caught:
+        adapter.limit(*quotas, **options)
+    assert (caught.value.what, caught.value.given) == ("@limit", given)
+    assert problem in caught.value.problem
+    assert expected in caught.value.expected
+
+
+def test_a_mark_refuses_unknown_options_by_itself() -> None:
+    """It is what `RateLimit` of FastAPI is made with."""
+    with pytest.raises(RuleError, match='did you mean "key"'):
+        make_mark("5/minute", kei="ip")  # type: ignore[arg-type]
+    with pytest.raises(RuleError, match='did you mean "key"'):
+        headgate.fastapi.RateLimit("5/minute", kei="ip")  # type: ignore[arg-type]
+
+
+@adapters
+def test_a_wrong_quota_names_the_decorator(adapter: Any) -> None:
+    for quota in ("5/fortnight", None, 5, [Quota(5, 60), "5/minute"]):
+        with pytest.raises(QuotaError, match=r"rule '@limit': quota"):
+            adapter.limit(quota)
+
+
+@adapters
+@pytest.mark.parametrize("call", [lambda exempt: exempt(), lambda exempt: exempt("x"), lambda exempt: exempt(None),
+                                  lambda exempt: exempt(len), lambda exempt: exempt(by_plan, by_plan),
+                                  lambda exempt: exempt(view=by_plan, other=1)], ids=range(6))  # fmt: skip
+def test_exempt_on_what_is_no_view(adapter: Any, call: Any) -> None:
+    with pytest.raises(RuleError, match="HG002") as caught:
+        call(adapter.exempt)
+    assert caught.value.what.startswith("@exempt")
+    assert "@exempt" in caught.value.expected
+
+
+@adapters
+def test_exempt_takes_its_view_by_name_as_well(adapter: Any) -> None:
+    def view(request: Any) -> None: ...
+
+    assert adapter.exempt(view=view) is view
+    assert len(marks_of(view)) == 1
+
+
+@adapters
+@pytest.mark.parametrize("view", [None, "view", 5, HTTPConnection({"type": "http"})], ids=type)
+def test_limit_on_what_is_no_view(adapter: Any, view: Any) -> None:
+    """A request comes here where `@limit` stands without parentheses and could not see that."""
+    with pytest.raises(ConfigurationError, match="HG002") as caught:
+        adapter.limit("5/minute")(view)
+    assert PARENTHESES in caught.value.expected
+
+
+@adapters
+def test_the_decorators_look_like_what_they_are(adapter: ModuleType) -> None:
+    assert (adapter.limit.__name__, adapter.exempt.__name__) == ("limit", "exempt")
+    assert adapter.limit.__doc__ is not None
+    assert "budget of its own" in adapter.limit.__doc__
