@@ -191,9 +191,9 @@ def test_wrong_arguments(adapter: Any, row: tuple[Any, ...]) -> None:
 def test_a_mark_refuses_unknown_options_by_itself() -> None:
     """It is what `RateLimit` of FastAPI is made with."""
     with pytest.raises(RuleError, match='did you mean "key"'):
-        make_mark("5/minute", kei="ip")  # type: ignore[arg-type]
+        make_mark("5/minute", kei="ip")  # type: ignore[call-arg]
     with pytest.raises(RuleError, match='did you mean "key"'):
-        headgate.fastapi.RateLimit("5/minute", kei="ip")  # type: ignore[arg-type]
+        headgate.fastapi.RateLimit("5/minute", kei="ip")  # type: ignore[call-arg]
 
 
 @adapters
