@@ -26,7 +26,7 @@ PACKAGE = ROOT / "src" / "headgate"
 VALUES = ("errors", "clock", "quota", "concurrency", "plan")
 # The packages themselves, not what is in them: the engine knows the registry, never one algorithm or store;
 # and the stack, which says what stands around any store.
-READ = (*VALUES, "address", "algorithms", "cautions", "hooks", "identity", "key")
+READ = (*VALUES, "address", "algorithms", "awaiting", "cautions", "hooks", "identity", "key")
 ENGINE = (*READ, "rule", "shadow", "stores", "stores.stack", "terms", "tiers")
 AFTER = ("after", "ending")
 ADAPTER = (*ENGINE, *AFTER, "limiter", "http", "problem", "settings", "marks", "passage", "preflight", "gate")
@@ -35,22 +35,24 @@ ADAPTER = (*ENGINE, *AFTER, "limiter", "http", "problem", "settings", "marks", "
 LAW: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (VALUES, VALUES),
     (("algorithms", "algorithms.*"), (*VALUES, "algorithms", "algorithms.*")),
-    (("address", "after", "cautions", "identity", "preflight"), VALUES),
+    (("address", "awaiting", "cautions", "identity", "preflight"), VALUES),
+    (("after",), (*VALUES, "awaiting")),
     (("workers",), (*VALUES, "cautions")),
     (("ending",), (*VALUES, "after")),
-    (("key",), (*VALUES, "address", "cautions", "identity")),
+    (("key",), (*VALUES, "address", "awaiting", "cautions", "identity")),
     (("problem",), VALUES),
     (("http",), (*VALUES, "problem")),
     (("messages",), (*VALUES, "after", "http")),
     (("hooks", "hooks.*"), (*VALUES, "hooks", "hooks.*")),
     (("terms",), (*VALUES, "algorithms", "identity")),
     (("ban",), (*VALUES, "algorithms.ban", "terms")),
-    (("lists",), (*VALUES, "address", "identity", "key")),
+    (("lists",), (*VALUES, "address", "awaiting", "identity", "key")),
     (("banning",), (*VALUES, "ban", "stores")),  # ban and stores only for their types
     (("shadow",), (*VALUES, "identity")),
-    (("tiers",), (*VALUES, "key", "terms")),
+    (("tiers",), (*VALUES, "awaiting", "terms")),
     (("rule",), (*VALUES, "after", "algorithms", "ban", "identity", "key", "shadow", "terms", "tiers")),
     (("stores.memory",), (*VALUES, "algorithms", "algorithms.*", "identity", "stores", "stores.*", "workers")),
+    (("stores.stack",), (*VALUES, "awaiting", "stores", "stores.*")),
     (("stores", "stores.*"), (*VALUES, "cautions", "algorithms", "algorithms.*", "identity", "stores", "stores.*")),
     (("marks",), (*ENGINE, "ban")),
     (("reservation",), (*VALUES, "stores", "terms")),
@@ -115,6 +117,7 @@ MANY_ARGUMENTS = {
     "check": "the contract of an algorithm: (state, now, cost, params)",
     "charge": "the contract of an algorithm: (state, now, cost, params)",
     "refund": "the contract of an algorithm: (state, now, cost, params)",
+    "Waiting": "a tuple: an answer and what it is the answer of",
     "Outcome": "made on every check, and a tuple: names would be paid on the hot path",
     "error": "what is wrong with an option: (option, given, problem, expected), in the order of the message",
     "builds": "hypothesis builds from the fields in their order",

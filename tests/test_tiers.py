@@ -165,7 +165,7 @@ async def _cost_later(visitor: Visitor) -> int:
 def test_what_cannot_be_seen_at_start_up_is_an_error_at_once() -> None:
     made = settings(rules=[Rule(name="r", quota=Tiers(TABLE, by=lambda visitor: Later()))])
     gate = Gate(made)
-    with pytest.raises(ColourError, match="synchronous application"):
+    with pytest.raises(ColourError, match="called synchronously"):
         gate.decide(Visitor(path="free"), gate.bind(NOWHERE.place))
 
 

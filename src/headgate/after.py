@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from inspect import iscoroutinefunction
 from typing import Any, Final, NamedTuple
 
+from headgate.awaiting import answers_later, give_up, name_of, waits
 from headgate.errors import ColourError, RuleError
 from headgate.plan import Check, Decision, Outcome, Plan
 
@@ -72,7 +72,7 @@ class Unless(NamedTuple):
 
     def __call__(self, response: Response) -> bool:
         """Whether the charge is given back."""
-        return not self.predicate(response)
+        return not _asked(self.predicate, response)
 
 
 def when_to_refund(rule: str, charge_when: Any, refund_when: Any) -> Any:
@@ -86,9 +86,8 @@ def when_to_refund(rule: str, charge_when: Any, refund_when: Any) -> Any:
     if not callable(given) or type(given).__hash__ is None:  # terms are remembered by what they are made from
         expected = "give a plain function of the response, as lambda response: response.status_code == 401"
         raise RuleError(what, given, problem="not a function", expected=expected)
-    if iscoroutinefunction(given) or iscoroutinefunction(getattr(given, "__call__", None)):  # noqa: B004
-        expected = "give a plain function: it is asked while the response waits to be sent"
-        raise ColourError(what, given, problem="an async function", expected=expected)
+    if answers_later(given):
+        raise _late(what, given)
     return refund_when if charge_when is None else Unless(charge_when)
 
 
@@ -153,9 +152,24 @@ def _given_back(check: Check, response: Response) -> bool:
     if terms.refund_when is None:
         return False
     try:
-        return bool(terms.refund_when(response))
+        refund_when = terms.refund_when
+        return refund_when(response) if isinstance(refund_when, Unless) else _asked(refund_when, response)
     except Exception:
         if terms.rule_id not in _failed:
             _failed.add(terms.rule_id)
             log.exception("headgate: the predicate of rule %r failed, so the charge stays", terms.name)
         return False
+
+
+def _asked(predicate: Callable[[Response], object], response: Response) -> bool:
+    """What a predicate says. ColourError if that would have to be awaited."""
+    answer = predicate(response)
+    if waits(answer):
+        give_up(answer)
+        raise _late("predicate", predicate)
+    return bool(answer)
+
+
+def _late(what: str, function: object) -> ColourError:
+    expected = "give a plain function: it is asked while the response waits to be sent"
+    return ColourError(what, name_of(function), problem="an async function", expected=expected)

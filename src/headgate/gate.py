@@ -12,15 +12,15 @@ from collections.abc import Awaitable, Callable, Collection, Generator, Hashable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import translate
-from inspect import iscoroutinefunction
 from typing import Any, Final, cast
 
+from headgate.awaiting import Waiting, answers_later, called_at_once, waits
 from headgate.ban import Ban, agree, with_bans
 from headgate.clock import SystemClock
 from headgate.ending import AsyncEnding, Ending, run_apart
-from headgate.errors import ColourError, RuleError
+from headgate.errors import RuleError
 from headgate.identity import Seal
-from headgate.key import Caller, ReadyKey, ready_key, waits
+from headgate.key import Caller, KeySpec, ReadyKey, ready_key
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.lists import unasked
 from headgate.marks import EXEMPT, Mark
@@ -36,7 +36,7 @@ from headgate.tiers import Tiers
 
 _PASSED_ON: Final = ("prefix", "algorithm", "clock", "secret", "strict", *FAILURE_OPTIONS)
 
-Steps = Generator[Awaitable[Any] | Plan, Any, None]
+Steps = Generator[Waiting | Plan, Any, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +77,11 @@ class _Rules:
         self._bans: dict[str, Ban] = {}  # by name
         self._lists = settings.lists
         self.denies = bool(settings.deny)  # whether somebody is refused also where no rule holds
-        for function in () if settings.lists is None else settings.lists.functions:
-            self._check_colour("allow or deny", function)
+        if settings.lists is not None:
+            for option, function in settings.lists.functions:
+                self._check_colour(option, function)
+            for part in _parts_of(settings.key) if settings.lists.asks_the_key else ():
+                self._check_colour("key", part)
         clock = getattr(settings.store, "clock", None) if settings.clock is None else settings.clock
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self.may_owe = False  # whether any charge may be given back when the response is known, or has ended
@@ -129,9 +132,9 @@ class _Rules:
 
     def _ready(self, rule: Rule) -> Bound:
         key = self.settings.key if rule.key is None else rule.key
-        quota = rule.quota.by if isinstance(rule.quota, Tiers) else rule.quota
-        for option in (*(key if isinstance(key, tuple) else (key,)), quota, rule.cost, rule.when):
-            self._check_colour(f"rule {rule.name!r}", option)
+        functions = [("key", part) for part in _parts_of(key)]
+        for option, function in (*functions, _quota_of(rule), ("cost", rule.cost), ("when", rule.when)):
+            self._check_colour(f"rule {rule.name!r}: {option}", function)
         agree(self._bans, rule.name, rule.ban)
         for known in rule.known:
             for each in rule.terms(self.settings.algorithm, known):
@@ -154,14 +157,9 @@ class _Rules:
             plain=named and constant and not narrow and shared == EVERYBODY,
         )
 
-    def _check_colour(self, what: str, option: object) -> None:
-        if self._sync and iscoroutinefunction(option):
-            raise ColourError(
-                what,
-                option,
-                problem="an async function, but this application is called synchronously",
-                expected="give a plain function",
-            )
+    def _check_colour(self, what: str, function: object) -> None:
+        if self._sync and answers_later(function):
+            raise called_at_once(what, function)
 
     def plan_at_once(self, caller: Caller, bounds: Collection[Bound]) -> Plan | None:
         """The plan of one request under one plain rule, as most are; None for all others."""
@@ -186,17 +184,17 @@ class _Rules:
             rule, terms = bound.rule, bound.terms
             if rule.when is not None:
                 wanted: Any = rule.when(caller.native)
-                if not ((yield wanted) if waits(wanted) else wanted):
+                if not ((yield Waiting(wanted, rule.name, "when", rule.when)) if waits(wanted) else wanted):
                     continue
             text = bound.key(caller)
             if type(text) is not str and text is not None:  # nearly always it is a text
-                text = yield text
+                text = yield Waiting(text, rule.name, "key", text.function)
             if text is None:
                 continue
             text = text if seal is None else seal(text)
             if terms is None:
                 quota: Any = rule.quota(caller.native)  # type: ignore[operator]
-                quota = (yield quota) if waits(quota) else quota
+                quota = (yield Waiting(quota, rule.name, *_quota_of(rule))) if waits(quota) else quota
                 if quota is None:
                     continue
                 terms = rule.terms(self.settings.algorithm, quota)
@@ -204,7 +202,8 @@ class _Rules:
             cost: Any = rule.cost
             if not isinstance(cost, int):
                 cost = cost(caller.native)
-                cost = whole_cost(f"rule {rule.name!r}: cost", (yield cost) if waits(cost) else cost)
+                cost = (yield Waiting(cost, rule.name, "cost", rule.cost)) if waits(cost) else cost
+                cost = whole_cost(f"rule {rule.name!r}: cost", cost)
             for each in terms:
                 check = new(Check, (each, text, cost))
                 if checks:
@@ -229,7 +228,7 @@ class Gate(_Rules):
             return None
         plan: Any = self.plan_at_once(caller, bounds) or next(self.plan(caller, bounds))
         if type(plan) is not Plan:
-            raise _misplaced(plan)
+            raise plan.refused()
         return self.limiter.run(plan) if plan.checks else unasked(plan)
 
     def ending(self) -> Ending:
@@ -260,9 +259,9 @@ class AsyncGate(_Rules):
                 return self._decide_later(steps, plan)
         return self.limiter.run(plan)
 
-    async def _decide_later(self, steps: Steps, plan: Awaitable[Any] | Plan) -> Decision | None:
-        while type(plan) is not Plan:
-            plan = steps.send(await cast("Awaitable[Any]", plan))
+    async def _decide_later(self, steps: Steps, plan: Waiting | Plan) -> Decision | None:
+        while isinstance(plan, Waiting):
+            plan = steps.send(await plan.answer)
         if any([check.terms.held for check in plan.checks]):
             return await run_apart(self.limiter.run, plan, self.ending())
         return await self.limiter.run(plan) if plan.checks else unasked(plan)
@@ -281,13 +280,14 @@ def _options(settings: Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in _PASSED_ON}
 
 
-def _misplaced(awaitable: object) -> ColourError:
-    """What is wrong where a user's function has left something to be awaited, and nobody can."""
-    if (close := getattr(awaitable, "close", None)) is not None:
-        close()
-    return ColourError(
-        "rule", awaitable, problem="an async function in a synchronous application", expected="give a plain function"
-    )
+def _parts_of(key: KeySpec) -> tuple[object, ...]:
+    """What a key is made of."""
+    return key if isinstance(key, tuple) else (key,)
+
+
+def _quota_of(rule: Rule) -> tuple[str, object]:
+    """The option that says a rule's quota, and what it is."""
+    return ("Tiers.by", rule.quota.by) if isinstance(rule.quota, Tiers) else ("quota", rule.quota)
 
 
 def _add(checks: list[Check], check: Check) -> None:

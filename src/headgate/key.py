@@ -6,13 +6,13 @@ module knows identities and addresses; no framework, no store, no quota.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import lru_cache
-from inspect import isawaitable, iscoroutine
 from itertools import count
-from typing import Any, Final, Protocol, TypeGuard
+from typing import Any, Final, Protocol
 
 from headgate.address import IPV6_PREFIX, LONGEST, TOKEN, Trust, check_prefix, client_address, is_rewritten
+from headgate.awaiting import Later, waits
 from headgate.cautions import caution
 from headgate.errors import IdentityError
 from headgate.identity import identity_text, joined, teller
@@ -62,13 +62,6 @@ class Caller(Protocol):
 
 
 ReadyKey = Callable[[Caller], Any]
-
-_READY: Final = frozenset({str, tuple, int, bytes, bool, type(None)})  # the types of nearly every answer
-
-
-def waits(answer: object) -> TypeGuard[Awaitable[Any]]:
-    """Whether what a user's function has answered is still to be awaited."""
-    return type(answer) not in _READY and isawaitable(answer)
 
 
 def validate_key(spec: object) -> None:
@@ -167,7 +160,7 @@ def _user(address: ReadyKey) -> ReadyKey:
     def key(caller: Caller) -> Any:
         user = caller.user()
         if waits(user):
-            return _Later(user, lambda found: address(caller) if found is None else tell(found))
+            return Later((user,), lambda found: address(caller) if found is None else tell(found), function="user")
         return address(caller) if user is None else tell(user)
 
     return key
@@ -181,39 +174,23 @@ def _own(function: KeyFunction) -> ReadyKey:
 
     def key(caller: Caller) -> Any:
         identity: Any = function(caller.native)
-        return _Later(identity, tell) if waits(identity) else tell(identity)
+        return Later((identity,), tell, function=function) if waits(identity) else tell(identity)
 
     return key
-
-
-class _Later:
-    """The text of an identity that is still to be awaited; or closed, where nobody can."""
-
-    def __init__(self, identity: Awaitable[Any], tell: Callable[[Any], Any]) -> None:
-        self._identity = identity
-        self._tell = tell
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return self._tell((yield from self._identity.__await__()))
-
-    def close(self) -> None:
-        """Give it up."""
-        if iscoroutine(self._identity):
-            self._identity.close()
 
 
 def _joined(parts: tuple[ReadyKey, ...]) -> ReadyKey:
     """All parts together; None if one of them is."""
 
-    def together(texts: Sequence[str | None]) -> str | None:
+    def together(*texts: str | None) -> str | None:
         found = [text for text in texts if text is not None]
         return joined(found) if len(found) == len(texts) else None
 
-    async def later(texts: Sequence[Any]) -> str | None:
-        return together([await text if waits(text) else text for text in texts])
-
     def key(caller: Caller) -> Any:
         texts = [part(caller) for part in parts]
-        return later(texts) if any(map(waits, texts)) else together(texts)
+        for text in texts:
+            if type(text) is Later:
+                return Later(texts, together, function=text.function)
+        return together(*texts)
 
     return key

@@ -11,9 +11,10 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, NamedTuple
 
 from headgate.address import Network, Trust, exact_address, network_of
+from headgate.awaiting import Waiting, waits
 from headgate.errors import SettingsError, within
 from headgate.identity import identity_text
-from headgate.key import Caller, KeySpec, ReadyKey, ready_key, waits
+from headgate.key import Caller, KeySpec, ReadyKey, ready_key
 from headgate.plan import FORBIDDEN, Decision, Plan
 
 _ADDRESS: Final = re.compile(r"(?=.*[.:])[0-9A-Fa-f.:%\[\]]+(?:/.*)?|[0-9]+/.*")  # meant for one, right or wrong
@@ -56,9 +57,15 @@ class Lists:
         self._trust = trust
 
     @property
-    def functions(self) -> list[Callable[[Any], Any]]:
-        """The users' functions among the entries."""
-        return [function for entries, _ in self._lists for function in entries.functions]
+    def functions(self) -> list[tuple[str, Callable[[Any], Any]]]:
+        """The users' functions among the entries, each with its option."""
+        lists = [("allow" if verdict else "deny", entries) for entries, verdict in self._lists]
+        return [(option, function) for option, entries in lists for function in entries.functions]
+
+    @property
+    def asks_the_key(self) -> bool:
+        """Whether an entry is an identity."""
+        return any(entries.identities for entries, _ in self._lists)
 
     def plan(self, caller: Caller) -> Generator[Any, Any, None]:
         """Yield the plan of somebody whom the lists know, after what is to be awaited; of everybody else nothing."""
@@ -80,13 +87,15 @@ class Lists:
             if identities:
                 if text is None:
                     found = self._key(caller)
-                    found = (yield found) if waits(found) else found
+                    found = (yield Waiting(found, None, "key", found.function)) if waits(found) else found  # type: ignore[attr-defined]
                     text = "" if found is None else found  # no identity has an empty text
                 if text in identities:
                     return verdict
             for function in functions:
                 answer = function(caller.native)
-                if (yield answer) if waits(answer) else answer:
+                if waits(answer):
+                    answer = yield Waiting(answer, None, "allow" if verdict else "deny", function)
+                if answer:
                     return verdict
         return None
 

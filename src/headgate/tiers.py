@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
+from headgate.awaiting import Later, waits
 from headgate.errors import RuleError
-from headgate.key import waits
 from headgate.terms import Quotas, QuotaSpec, read
 
 Tier = Quotas | None
@@ -81,10 +81,7 @@ class Tiers:
     def __call__(self, request: Any) -> Tier | Awaitable[Tier]:
         """The quotas of a request's tier; None for a tier without a limit."""
         tier = self.by(request)
-        return self._later(tier) if waits(tier) else self._quotas(tier)
-
-    async def _later(self, tier: Awaitable[Hashable]) -> Tier:
-        return self._quotas(await tier)
+        return Later((tier,), self._quotas, function=self.by) if waits(tier) else self._quotas(tier)
 
     def _quotas(self, tier: object) -> Tier:
         if _among(self.table, tier):

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from headgate.after import Headers, Response
+from headgate.awaiting import answers_later, called_at_once, give_up, waits
 from headgate.clock import epoch_seconds
 from headgate.ending import Ending
 from headgate.errors import RuleError, SettingsError
@@ -96,6 +97,8 @@ class RateLimitMiddleware:
             if isinstance(rule, Rule) and rule.route is not None:
                 problem, expected = "a bare WSGI application has no named routes", 'give a path such as "/api/*"'
                 raise RuleError(f"rule {rule.name!r}: route", rule.route, problem=problem, expected=expected)
+        if answers_later(self.settings.on_denied):
+            raise called_at_once("on_denied", self.settings.on_denied)
         self.gate = Gate(self.settings)
         self._bounds = self.gate.bind(_NOWHERE)
 
@@ -113,6 +116,9 @@ class RateLimitMiddleware:
             return self._pass(passage, environ, tell)
         if self.settings.on_denied is not None:
             own: WSGIApplication = self.settings.on_denied(environ, decision)
+            if waits(own):
+                give_up(own)
+                raise called_at_once("on_denied", self.settings.on_denied)
             return own(environ, tell)
         accept = ",".join(caller.header("accept"))
         answer = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)

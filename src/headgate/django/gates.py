@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from inspect import iscoroutinefunction
 from threading import RLock
 from typing import Any, Final
 
@@ -18,7 +17,8 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from headgate.errors import ColourError, SettingsError
+from headgate.awaiting import answers_later, called_at_once
+from headgate.errors import SettingsError
 from headgate.gate import AsyncGate, Gate
 from headgate.settings import Settings
 
@@ -72,9 +72,8 @@ def async_gate() -> AsyncGate:
 
 def make_sync(settings: Settings) -> Gate:
     """A gate for WSGI, where nobody could await what `on_denied` leaves."""
-    if iscoroutinefunction(settings.on_denied):
-        problem = "an async function, but this application is called synchronously"
-        raise ColourError("on_denied", settings.on_denied, problem=problem, expected="give a plain function")
+    if answers_later(settings.on_denied):
+        raise called_at_once("on_denied", settings.on_denied)
     return Gate(settings)
 
 

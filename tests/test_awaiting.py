@@ -1,0 +1,256 @@
+"""Async functions in a synchronous application: seen at start-up where they can be, and said by the same words."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync, markcoroutinefunction
+
+from headgate import Rule, Tiers
+from headgate.awaiting import answers_later, name_of
+from headgate.errors import ColourError, ConfigurationError
+from headgate.gate import AsyncGate, Gate
+from headgate.passage import Place
+from headgate.settings import Settings
+from headgate.wsgi import RateLimitMiddleware
+from tests.adapters.wsgi_client import WsgiClient
+from tests.test_gate import Visitor
+
+WORDS = "an async function, but this application is called synchronously; give a plain function"
+
+
+async def later(*given: Any) -> Any:
+    return None
+
+
+def hidden(*given: Any) -> Any:
+    """A plain function that answers with a coroutine."""
+    return later()
+
+
+class Called:
+    async def __call__(self, *given: Any) -> Any:
+        return None
+
+    async def method(self, *given: Any) -> Any:
+        return None
+
+    @classmethod
+    async def of_class(cls, *given: Any) -> Any:
+        return None
+
+    @staticmethod
+    async def static(*given: Any) -> Any:
+        return None
+
+
+def annotated(*given: Any) -> Awaitable[str | None]:
+    return later()
+
+
+def annotated_coroutine(*given: Any) -> Coroutine[Any, Any, str]:
+    return later()
+
+
+def annotated_for_good(*given: Any) -> Any:
+    return later()
+
+
+annotated_for_good.__annotations__["return"] = Awaitable[str]  # as without `from __future__ import annotations`
+
+
+def marked(*given: Any) -> Any:
+    return later()
+
+
+markcoroutinefunction(marked)
+
+
+class Annotated:
+    def __call__(self, *given: Any) -> Awaitable[str]:
+        return later()
+
+
+HERE = __name__
+SEEN: dict[str, tuple[Any, str]] = {  # what start-up can see, and its name
+    "async def": (later, f"{HERE}.later"),
+    "partial": (functools.partial(later, 1), f"{HERE}.later"),
+    "partial of a partial": (functools.partial(functools.partial(Called().method), 1), f"{HERE}.Called.method"),
+    "method": (Called().method, f"{HERE}.Called.method"),
+    "class method": (Called.of_class, f"{HERE}.Called.of_class"),
+    "static method": (Called.static, f"{HERE}.Called.static"),
+    "object": (Called(), f"{HERE}.Called"),
+    "cached": (functools.lru_cache(later), f"{HERE}.later"),
+    "annotated": (annotated, f"{HERE}.annotated"),
+    "annotated as a coroutine": (annotated_coroutine, f"{HERE}.annotated_coroutine"),
+    "annotated by a type": (annotated_for_good, f"{HERE}.annotated_for_good"),
+    "annotated object": (Annotated(), f"{HERE}.Annotated"),
+    "marked": (marked, f"{HERE}.marked"),
+}
+
+
+@functools.wraps(later)
+def wrapped(*given: Any) -> Any:
+    return later(*given)
+
+
+@functools.wraps(later)
+def bridged(*given: Any) -> Any:
+    return asyncio.run(later(*given))
+
+
+def perhaps(*given: Any) -> str | Awaitable[str]:
+    return "alice"
+
+
+def ill_annotated(*given: Any) -> Nowhere[str]:  # type: ignore[name-defined]  # noqa: F821
+    return None
+
+
+UNSEEN: dict[str, tuple[Any, str]] = {  # what only shows in the answer
+    "plain": (hidden, f"{HERE}.hidden"),
+    "lambda": (lambda *given: later(), f"{HERE}.<lambda>"),
+    "wrapped": (wrapped, f"{HERE}.later"),
+}
+PLAIN: dict[str, Any] = {  # what answers at once: to refuse it would be wrong
+    "plain": print,
+    "class": str,
+    "partial": functools.partial(str),
+    "method": "".join,
+    "bridge of asgiref": async_to_sync(later),
+    "bridge by hand": bridged,
+    "perhaps": perhaps,
+    "not to be evaluated": ill_annotated,
+    "a text": "ip",
+    "nothing": None,
+    "tiers": Tiers({"a": "1/minute"}, by=str),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_what_start_up_can_see(name: str) -> None:
+    function, called = SEEN[name]
+    assert answers_later(function)
+    assert name_of(function) == called
+
+
+@pytest.mark.parametrize("function", [*PLAIN.values(), *[row[0] for row in UNSEEN.values()]], ids=[*PLAIN, *UNSEEN])
+def test_what_it_cannot_see_and_must_not_refuse(function: Any) -> None:
+    assert not answers_later(function)
+
+
+# where a function may stand: what the error names, and the settings with it
+OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "rule 'r': key": lambda function: {"rules": [Rule(name="r", quota="5/minute", key=function)]},
+    "rule 'default': key": lambda function: {"default_limits": ["5/minute"], "key": ("ip", function)},
+    "rule 'r': cost": lambda function: {"rules": [Rule(name="r", quota="5/minute", cost=function)]},
+    "rule 'r': quota": lambda function: {"rules": [Rule(name="r", quota=function)]},
+    "rule 'r': Tiers.by": lambda function: {"rules": [Rule(name="r", quota=Tiers({"a": "5/minute"}, by=function))]},
+    "rule 'r': when": lambda function: {"rules": [Rule(name="r", quota="5/minute", when=function)]},
+    "allow": lambda function: {"allow": [function], "default_limits": ["5/minute"]},
+    "deny": lambda function: {"deny": [function]},
+    "key": lambda function: {"deny": [("alice",)], "key": (function,)},
+}
+
+
+def page(environ: Any, start_response: Any) -> list[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [b"page"]
+
+
+@pytest.mark.parametrize("option", [*OPTIONS])
+@pytest.mark.parametrize("name", SEEN)
+def test_start_up_names_the_rule_the_option_and_the_function(option: str, name: str) -> None:
+    function, called = SEEN[name]
+    with pytest.raises(ColourError) as caught:
+        Gate(Settings(**OPTIONS[option](function)))
+    assert str(caught.value) == f"{option} '{called}': {WORDS} [HG009]"
+    AsyncGate(Settings(**OPTIONS[option](function)))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("name", UNSEEN)
+def test_a_request_says_the_same_and_nothing_is_left_to_be_awaited(option: str, name: str) -> None:
+    function, called = UNSEEN[name]
+    gate = Gate(Settings(**OPTIONS[option](function)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # "coroutine … was never awaited"
+        with pytest.raises(ColourError) as caught:
+            gate.decide(Visitor(), gate.bind(Place()))
+        assert str(caught.value) == f"{option} '{called}': {WORDS} [HG009]"
+        del caught
+        gc.collect()
+
+
+def test_a_user_who_is_known_later_is_told_as_the_key_user() -> None:
+    gate = Gate(Settings(default_limits=["5/minute"], key=("user", "ip")))
+    with pytest.raises(ColourError, match="rule 'default': key 'user': an async function"):
+        gate.decide(Visitor(user=later()), gate.bind(Place()))
+
+
+@pytest.mark.parametrize("option", ["charge_when", "refund_when"])
+@pytest.mark.parametrize("name", SEEN)
+def test_a_predicate_of_the_response_is_seen_when_the_rule_is_made(option: str, name: str) -> None:
+    function, called = SEEN[name]
+    with pytest.raises(ColourError) as caught:
+        Rule(name="r", quota="5/minute", **{option: function})
+    assert str(caught.value).startswith(f"rule 'r': {option} '{called}': an async function; give a plain function")
+
+
+@pytest.mark.parametrize("option", ["charge_when", "refund_when"])
+@pytest.mark.parametrize("name", UNSEEN)
+def test_a_predicate_that_hides_it_is_logged_and_the_charge_stays(
+    option: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    function, called = UNSEEN[name]
+    rule = Rule(name=f"{option} {name}", quota="1/minute", **{option: function})
+    client = WsgiClient(RateLimitMiddleware(page, rules=[rule]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [client.request("GET", "/").status for _ in range(2)] == [200, 429]
+        gc.collect()
+    assert f"'{called}': an async function; give a plain function" in caplog.text
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_on_denied_and_on_store_change_are_seen_at_start_up(name: str) -> None:
+    function, called = SEEN[name]
+    with pytest.raises(ColourError) as caught:
+        RateLimitMiddleware(page, default_limits=["1/minute"], on_denied=function)
+    assert str(caught.value) == f"on_denied '{called}': {WORDS} [HG009]"
+    with pytest.raises(ConfigurationError, match=r"on_store_change .*: not a plain function"):
+        Settings(on_store_change=function)
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_on_denied_that_hides_it_says_the_same_with_the_refusal(name: str) -> None:
+    function, called = UNSEEN[name]
+    client = WsgiClient(RateLimitMiddleware(page, default_limits=["1/minute"], on_denied=function))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert client.request("GET", "/").status == 200
+        with pytest.raises(ColourError) as caught:
+            client.request("GET", "/")
+        assert str(caught.value) == f"on_denied '{called}': {WORDS} [HG009]"
+        del caught
+        gc.collect()
+
+
+@pytest.mark.parametrize("name", [*SEEN, *UNSEEN])
+@pytest.mark.parametrize("option", ["rule 'r': key", "rule 'r': when", "allow", "key"])
+def test_an_asynchronous_application_awaits_them_all(option: str, name: str) -> None:
+    function = ({**SEEN, **UNSEEN}[name])[0]
+
+    async def decide() -> Any:
+        gate = AsyncGate(Settings(**OPTIONS[option](function)))
+        return await gate.decide(Visitor(), gate.bind(Place()))
+
+    if name != "cached":  # a coroutine can be awaited once
+        decided = asyncio.run(decide())
+        assert decided is None or decided.allowed
