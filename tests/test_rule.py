@@ -102,9 +102,9 @@ WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str, str, str]] = [
     ({"quota": PLANS, "lease": 6}, RuleError, "rule 'login': lease", "more than 5, all there is", "give a small part"),
     ({"quota": BUCKETS, "algorithm": "fixed-window"}, AlgorithmError, BURST, "no burst", "leave the burst out"),
     ({"methods": ()}, RuleError, "rule 'login': methods", "not names of HTTP methods", METHODS),
-    ({"methods": ""}, RuleError, "rule 'login': methods", "not names of HTTP methods", METHODS),
-    ({"methods": "GET POST"}, RuleError, "rule 'login': methods", "not names of HTTP methods", METHODS),
-    ({"methods": ["GET", ""]}, RuleError, "rule 'login': methods", "not names of HTTP methods", METHODS),
+    ({"methods": ""}, RuleError, "rule 'login': methods", "no such method", METHODS),
+    ({"methods": "GET POST"}, RuleError, "rule 'login': methods", "no such method", ""),
+    ({"methods": ["GET", ""]}, RuleError, "rule 'login': methods", "no such method", METHODS),
     ({"methods": ["GET", 5]}, RuleError, "rule 'login': methods", "not names of HTTP methods", METHODS),
     ({"methods": 5}, RuleError, "rule 'login': methods", "not names of HTTP methods", METHODS),
     ({"path": "api/*"}, RuleError, "rule 'login': path", "does not begin with a slash", 'write it like "/api/*"'),
@@ -312,7 +312,9 @@ def test_which_rules_share_a_budget(one: dict[str, Any], two: dict[str, Any], sh
     assert (rule_id(**one) == rule_id(**two)) is shared
 
 
-PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=128)
+PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=128).filter(
+    lambda text: text == text.strip()
+)
 
 
 @given(PRINTABLE, PRINTABLE)

@@ -74,7 +74,7 @@ OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
         (Rule(name="login", quota="5/minute", key="ip"),),
     ),
     "key": ("header:X-Key", '"header:X-Key"', "header:X-Key", "header:X-Key"),
-    "allow": (["10.0.0.0/8", "team 7"], '["10.0.0.0/8", "team 7"]', "10.0.0.0/8, team 7", ("10.0.0.0/8", "team 7")),
+    "allow": (["10.0.0.0/8", slow], '["10.0.0.0/8", "shop.slow"]', "10.0.0.0/8, shop.slow", ("10.0.0.0/8", slow)),
     "deny": (["192.0.2.7", slow], '["192.0.2.7", "shop.slow"]', "192.0.2.7, shop.slow", ("192.0.2.7", slow)),
     "algorithm": ("gcra", '"gcra"', "gcra", "gcra"),
     "headers": ("draft-7", '"draft-7"', "draft-7", "draft-7"),

@@ -48,6 +48,8 @@ class Ban:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 0 < len(self.name) <= _LONGEST_NAME or not self.name.isprintable():
             raise RuleError("ban", self.name, problem="not a name", expected="give 1 to 128 letters, digits or signs")
+        if self.name != self.name.strip():
+            raise RuleError("ban", self.name, problem="has blanks around it", expected="leave them out")
         for option in ("after", "factor"):
             number = getattr(self, option)
             if not isinstance(number, int) or isinstance(number, bool) or not 0 < number <= MAX_LIMIT:
@@ -60,7 +62,10 @@ class Ban:
             if option != "longest" or given is not None:
                 object.__setattr__(self, option, _quota(self, option, given).period)
         if self.longest is not None and _us(self, "longest") < _us(self, "duration"):
-            raise _error(self, "longest", self.longest, "shorter than the first ban", "give at least the duration")
+            raise _error(self, "longest", self.longest, "shorter than the first ban", "give more than the duration")
+        if self.longest is not None and _us(self, "longest") == _us(self, "duration"):
+            problem = "no longer than the first ban, so the factor does nothing"
+            raise _error(self, "longest", self.longest, problem, "give more than the duration, or leave out both")
 
     @property
     def terms(self) -> Terms:

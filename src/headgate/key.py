@@ -97,6 +97,18 @@ def ready_key(spec: object, address: ReadyKey) -> ReadyKey:
     raise IdentityError("key", spec, problem=problem, expected=_EXPECTED)
 
 
+def can_be(spec: object, identity: object) -> bool:
+    """Whether a key could ever give this identity. Nobody knows what a function gives."""
+    if callable(spec):
+        return True
+    if isinstance(spec, tuple):
+        parts: Sequence[object] = identity if isinstance(identity, (tuple, list)) else ()
+        return len(parts) == len(spec) and all(map(can_be, spec, parts))
+    kind, _, name = str(spec).partition(":")
+    kinds = ("ip", f"{kind}:{name.lower()}" if kind == "header" else spec)  # the address is what each falls back to
+    return isinstance(identity, (tuple, list)) and len(identity) == 2 and identity[0] in kinds
+
+
 def address_key(trust: Trust, *, prefix: int = IPV6_PREFIX, strict: bool = False) -> ReadyKey:
     """The key of addresses: what the trusted header says, or else the peer; of IPv6 so many bits.
 

@@ -14,7 +14,7 @@ from headgate.address import Network, Trust, exact_address, network_of
 from headgate.awaiting import Waiting, waits
 from headgate.errors import SettingsError, within
 from headgate.identity import identity_text
-from headgate.key import Caller, KeySpec, ReadyKey, ready_key
+from headgate.key import Caller, KeySpec, ReadyKey, can_be, ready_key
 from headgate.plan import FORBIDDEN, Decision, Plan
 
 _ADDRESS: Final = re.compile(r"(?=.*[.:])[0-9A-Fa-f.:%\[\]]+(?:/.*)?|[0-9]+/.*")  # meant for one, right or wrong
@@ -32,8 +32,10 @@ class Entries(NamedTuple):
     functions: tuple[Callable[[Any], Any], ...]
 
     @classmethod
-    def of(cls, option: str, given: Iterable[Any]) -> Entries:
-        """SettingsError for what looks like an address and is none; IdentityError for what nobody can be."""
+    def of(cls, option: str, given: Iterable[Any], key: KeySpec) -> Entries:
+        """SettingsError for what looks like an address and is none, and for what the key cannot give; IdentityError for
+        what nobody can be.
+        """
         networks, identities, functions = [], [], []
         for entry in given:
             if callable(entry):
@@ -43,6 +45,9 @@ class Entries(NamedTuple):
             else:
                 with within(option):
                     identities.append(identity_text(entry))
+                if entry == "" or not can_be(key, entry) or _is_padded_address(entry):
+                    problem = "names nobody: the key never gives this identity"
+                    raise SettingsError(option, entry, problem=problem, expected=_as_the_key_gives(key))
         return cls(tuple(networks), frozenset(identities), tuple(functions))
 
 
@@ -52,7 +57,7 @@ class Lists:
     def __init__(
         self, allow: Iterable[Any], deny: Iterable[Any], *, key: KeySpec, address: ReadyKey, trust: Trust
     ) -> None:
-        self._lists = ((Entries.of("deny", deny), False), (Entries.of("allow", allow), True))
+        self._lists = ((Entries.of("deny", deny, key), False), (Entries.of("allow", allow, key), True))
         self._key = ready_key(key, address)
         self._trust = trust
 
@@ -98,6 +103,26 @@ class Lists:
                 if answer:
                     return verdict
         return None
+
+
+def _is_padded_address(entry: object) -> bool:
+    return isinstance(entry, str) and _ADDRESS.fullmatch(entry.strip()) is not None
+
+
+def _as_the_key_gives(key: KeySpec) -> str:
+    """How an identity is written."""
+    if callable(key):
+        return "give what your key returns"
+    if not isinstance(key, tuple):
+        return f"write it as the key gives it: {_shape(key)}"
+    return f"write it as the key gives it: [{', '.join(map(_shape, key))}]"
+
+
+def _shape(part: object) -> str:
+    """What a part of a key gives."""
+    if not isinstance(part, str):
+        return '"…"'
+    return f'["{part.lower() if part.startswith("header:") else part}", "…"]'
 
 
 def unasked(plan: Plan) -> Decision | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final, cast
 
 from headgate.after import Response, when_to_refund
@@ -28,7 +29,29 @@ Condition = Callable[[Any], bool | Awaitable[bool]]
 Verdict = Callable[[Response], bool]
 
 _NAME: Final = re.compile(r"[\x20-\x7e]{1,128}")  # what a Structured Field String can carry (RFC 9651 §3.3.3)
-_METHOD: Final = re.compile(r"[A-Z][A-Z\-]*")
+_REGISTERED: Final = """
+ACL BASELINE-CONTROL BIND CHECKIN CHECKOUT CONNECT COPY DELETE GET HEAD LABEL LINK LOCK MERGE MKACTIVITY MKCALENDAR
+MKCOL MKREDIRECTREF MKWORKSPACE MOVE OPTIONS ORDERPATCH PATCH POST PROPFIND PROPPATCH PUT QUERY REBIND REPORT SEARCH
+TRACE UNBIND UNCHECKOUT UNLINK UNLOCK UPDATE UPDATEREDIRECTREF VERSION-CONTROL
+"""  # IANA's registry of methods, but for PRI, which no request can have
+_OTHERS: Final = "BAN M-SEARCH NOTIFY PURGE SUBSCRIBE UNSUBSCRIBE"  # of caches and of UPnP
+METHODS: Final = frozenset([*_REGISTERED.split(), *_OTHERS.split()])
+_NOT_IN_A_PATH: Final = (  # what a pattern can hold that no path has, and what to write instead
+    (
+        r"//.*",
+        "begins with two slashes, and a path that does is read as if it began with one",
+        'write it like "/api/*"',
+    ),
+    (r".*\?.*", "has a query, which is no part of a path", "leave it out, or look at the query in when="),
+    (r".*#.*", "has a fragment, which no browser sends", "leave it out"),
+    (r".*%[0-9A-Fa-f]{2}.*", "is percent-encoded, and paths are compared decoded", 'write it plainly, as "/café"'),
+    (
+        r".*(\{\w+(:[^{}]*)?\}|<(\w+:)?\w+>).*",
+        "is the template of a route",
+        "give it as route=, or write * for the part",
+    ),
+    (r".*\s", "has blanks around it", "leave them out"),
+)
 _NOT_AT_ONCE: Final = (
     "algorithm",
     "count_denied",
@@ -99,8 +122,7 @@ class Rule:
             validate_key(self.key)
         object.__setattr__(self, "methods", _methods(self))
         object.__setattr__(self, "route", _routes(self))
-        if self.path is not None and (not isinstance(self.path, str) or not self.path.startswith("/")):
-            raise _error(self, "path", self.path, "does not begin with a slash", 'write it like "/api/*"')
+        _check_path(self)
         if self.when is not None and not callable(self.when):
             raise _error(self, "when", self.when, "not a function", "give a function of the request, or leave it out")
         if not isinstance(self.count_denied, bool):
@@ -175,15 +197,40 @@ def _check_name(option: str, name: object) -> None:
         raise RuleError(
             option, name, problem="not a name of printable ASCII", expected="give 1 to 128 letters, digits or signs"
         )
+    if name != name.strip():
+        raise RuleError(option, name, problem="has blanks around it", expected="leave them out")
+
+
+def _check_path(rule: Rule) -> None:
+    path = rule.path
+    if path is None:
+        return
+    if not isinstance(path, str) or not path.startswith("/"):
+        raise _error(rule, "path", path, "does not begin with a slash", 'write it like "/api/*"')
+    for pattern, problem, expected in _NOT_IN_A_PATH:
+        if re.fullmatch(pattern, path, re.DOTALL):
+            raise _error(rule, "path", path, problem, expected)
 
 
 def _methods(rule: Rule) -> frozenset[str] | None:
     if rule.methods is None:
         return None
-    methods = frozenset(method.upper() if isinstance(method, str) else "" for method in _listed(rule.methods))
-    if not methods or not all(_METHOD.fullmatch(method) for method in methods):
+    given = _listed(rule.methods)
+    methods = frozenset([method.upper() for method in given if isinstance(method, str)])
+    if not given or not all(isinstance(method, str) for method in given):
         raise _error(rule, "methods", rule.methods, "not names of HTTP methods", 'give a list like ["POST", "PUT"]')
+    for method in sorted(methods - METHODS):
+        raise _error(rule, "methods", method, "no such method", _instead_of(method))
     return methods | {"HEAD"} if "GET" in methods else methods
+
+
+def _instead_of(method: str) -> str:
+    """What to write instead of a method that nobody has registered."""
+    near = get_close_matches(method.strip(), METHODS, n=1)
+    known = f'did you mean "{near[0]}"?' if near else 'give a list like ["POST", "PUT"]'
+    if not re.fullmatch("[A-Z-]+", method):
+        return known
+    return f'{known}; for one of your own leave methods out, and give when=lambda request: request.method == "{method}"'
 
 
 def _routes(rule: Rule) -> frozenset[str] | None:
@@ -193,6 +240,9 @@ def _routes(rule: Rule) -> frozenset[str] | None:
     routes = [route for route in given if isinstance(route, str) and route]
     if not given or routes != given:
         raise _error(rule, "route", rule.route, "not the name of a route", "give a name or a list of names")
+    for route in routes:
+        if route != route.strip():
+            raise _error(rule, "route", route, "has blanks around it", "leave them out")
     return frozenset(routes)
 
 
@@ -233,6 +283,11 @@ def _check_cost(rule: Rule) -> None:
     if callable(cost):
         return
     whole_cost(f"rule {rule.name!r}: cost", cost)
+    if cost == 0:
+        for option in ("ban", "count_denied", "lease", "charge_when", "refund_when"):
+            if (given := getattr(rule, option)) != Rule.__dataclass_fields__[option].default:
+                problem = "a cost of 0 charges nothing and never refuses"
+                raise _error(rule, option, given, problem, "leave it out, or give a cost")
     for quota in _fixed(rule):
         if cost > _capacity(quota):
             problem = f"more than {_capacity(quota)}, so it could never pass"

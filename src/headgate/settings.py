@@ -285,11 +285,15 @@ def _function(given: object, *, option: str) -> Any:
     if not dot:
         return given
     try:
-        return getattr(import_module(module), name)
+        found = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise _error(
             option, given, f"cannot be imported ({error})", 'give a dotted name like "shop.limits.by_team"'
         ) from error
+    if not callable(found):
+        problem = f"leads to a {type(found).__name__}, not to a function"
+        raise _error(option, given, problem, "give the dotted name of a function")
+    return found
 
 
 def _is_none(option: str, value: object) -> bool:

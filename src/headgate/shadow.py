@@ -40,7 +40,15 @@ def share(what: str, mode: object, percent: object) -> int:
             problem='given beside mode="shadow", which enforces for nobody',
             expected="leave out the mode",
         )
-    return 0 if mode == "shadow" else round(percent * EVERYBODY / 100)
+    enforced = 0 if mode == "shadow" else round(percent * EVERYBODY / 100)
+    if percent > 0 and mode != "shadow" and enforced == 0:
+        raise RuleError(
+            f"{what}enforce_percent",
+            percent,
+            problem="so small that it enforces for nobody",
+            expected="give more, or 0",
+        )
+    return enforced
 
 
 @lru_cache(maxsize=4096)

@@ -52,6 +52,9 @@ class Tiers:
         if not callable(by):
             raise RuleError("tiers: by", by, problem="not a function", expected="give a function of the request")
         found = {tier: None if quota is None else read(quota) for tier, quota in table.items()}
+        if not any(found.values()):
+            expected = "give a quota to one of them, or leave out the rule"
+            raise RuleError("tiers", list(found), problem="no tier has a quota", expected=expected)
         if default is not None and not _among(found, default):
             known = ", ".join(map(str, found))
             raise RuleError("tiers: default", default, problem="no such tier", expected=f"use one of {known}")

@@ -99,6 +99,11 @@ class RateLimitMiddleware:
                 raise RuleError(f"rule {rule.name!r}: route", rule.route, problem=problem, expected=expected)
         if answers_later(self.settings.on_denied):
             raise called_at_once("on_denied", self.settings.on_denied)
+        for key in (self.settings.key, *[getattr(rule, "key", None) for rule in self.settings.rules]):
+            for part in key if isinstance(key, tuple) else (key,):
+                if isinstance(part, str) and part.startswith("path:"):
+                    problem, expected = "a bare WSGI application has no named parts of a path", 'use "ip" or a function'
+                    raise RuleError("key", part, problem=problem, expected=expected)
         self.gate = Gate(self.settings)
         self._bounds = self.gate.bind(_NOWHERE)
 
