@@ -20,7 +20,7 @@ from headgate.identity import identity_text
 from headgate.plan import Check, Plan
 from headgate.settings import Settings
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
-from headgate.stores.redis import RedisStore
+from headgate.stores.redis import AsyncRedisStore, RedisStore
 from headgate.testing import Awaited, BrokenStore, OpenStore, ShutStore
 from headgate.testing.store import terms
 from tests.servers import MAKERS
@@ -260,6 +260,21 @@ def test_what_is_no_store_is_refused_when_the_limiter_is_made(
     assert caught.value.problem == problem
     assert caught.value.expected.startswith(expected)
     assert "pass4word" not in f"{caught.value} {caught.value.given!r}"
+
+
+NO_CLIENTS: list[tuple[Any, Any, str]] = [  # a store over a client, what was given, the problem
+    *[(RedisStore, each, "not a client of redis-py") for each in ("redis://localhost", None, redis.Redis, object())],
+    *[(AsyncRedisStore, each, "not a client of redis-py") for each in ("redis://localhost", None, redis.asyncio.Redis)],
+    (RedisStore, ASYNC_CLIENT, "of the other colour"),
+    (AsyncRedisStore, CLIENT, "of the other colour"),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "problem"), NO_CLIENTS, ids=range(len(NO_CLIENTS)))
+def test_what_is_no_client_is_refused_when_the_store_is_made(kind: Any, given: Any, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem) as caught:
+        kind(given)
+    assert "pass4word" not in str(caught.value)
 
 
 def test_a_store_of_the_other_colour_is_refused() -> None:

@@ -23,7 +23,7 @@ from headgate.messages import HTTP, STARTS, WEBSOCKET, Message, denied, encoded_
 from headgate.passage import NOWHERE, Arrival, Passage, Place, warn_of_twice
 from headgate.plan import Decision
 from headgate.preflight import is_preflight
-from headgate.settings import Settings
+from headgate.settings import Settings, hide
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -96,6 +96,7 @@ class RateLimitMiddleware:
     """
 
     def __init__(self, app: ASGIApp, /, *, settings: Settings | None = None, **options: Any) -> None:
+        options = hide(options)
         self.app = app
         self._checked = False
         self._everywhere: tuple[Bound, ...] = ()

@@ -62,10 +62,7 @@ class Ban:
             if option != "longest" or given is not None:
                 object.__setattr__(self, option, _quota(self, option, given).period)
         if self.longest is not None and _us(self, "longest") < _us(self, "duration"):
-            raise _error(self, "longest", self.longest, "shorter than the first ban", "give more than the duration")
-        if self.longest is not None and _us(self, "longest") == _us(self, "duration"):
-            problem = "no longer than the first ban, so the factor does nothing"
-            raise _error(self, "longest", self.longest, problem, "give more than the duration, or leave out both")
+            raise _error(self, "longest", self.longest, "shorter than the first ban", "give at least the duration")
 
     @property
     def terms(self) -> Terms:

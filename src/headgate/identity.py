@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 from typing import Any, Final, TypeVar, cast
 
 from headgate.errors import IdentityError, SettingsError
+from headgate.hidden import Concealed, hide_secret
 
 Identity = Hashable
 """What a key function may return: text, bytes, an int, a UUID, or a tuple of these. None: the rule does not apply."""
@@ -142,15 +143,10 @@ class Seal:
     """
 
     def __init__(self, secret: str | bytes) -> None:
-        raw = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
-        expected = "give 16 bytes or more, as secrets.token_hex(32) makes them"
-        if not isinstance(raw, bytes):
-            raise SettingsError(
-                "secret", "…", problem=f"a {type(raw).__name__} is neither text nor bytes", expected=expected
-            )
-        if len(raw) < _SHORTEST_SECRET:
-            raise SettingsError("secret", "…", problem=f"only {len(raw)} bytes long", expected=expected)
-        key = _blake2b()(raw, digest_size=64, person=b"headgate").digest()  # of any length, to the one that fits
+        secret = hide_secret(secret)
+        key = _key_of(secret)
+        if isinstance(key, SettingsError):
+            raise key
 
         @lru_cache(maxsize=4096)
         def sealed(text: str) -> str:
@@ -161,6 +157,19 @@ class Seal:
 
     def __repr__(self) -> str:
         return "Seal(…)"
+
+
+def _key_of(secret: str | bytes | Concealed) -> bytes | SettingsError:
+    """A key of the one length that fits. An error is returned: where it is raised, no variable holds the secret."""
+    raw = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
+    expected = "give 16 bytes or more, as secrets.token_hex(32) makes them"
+    if not isinstance(raw, bytes):
+        problem = f"a {type(raw.value).__name__} is neither text nor bytes"
+        return SettingsError("secret", "…", problem=problem, expected=expected)
+    if len(raw) < _SHORTEST_SECRET:
+        return SettingsError("secret", "…", problem=f"only {len(raw)} bytes long", expected=expected)
+    key: bytes = _blake2b()(raw, digest_size=64, person=b"headgate").digest()
+    return key
 
 
 def digest(text: str) -> str:

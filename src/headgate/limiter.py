@@ -16,6 +16,7 @@ from headgate.banning import AsyncBanning, Banning
 from headgate.cautions import check_strict
 from headgate.clock import Clock
 from headgate.errors import QuotaError, RuleError
+from headgate.hidden import hide_secret, hide_store
 from headgate.identity import Seal, digest, identity_text
 from headgate.plan import Check, Decision, Outcome, Plan, Terms, new
 from headgate.quota import MAX_LIMIT, Quota
@@ -147,6 +148,7 @@ class Limiter(_Engine, Banning, Reserving):
         secret: str | bytes | None = None,
         strict: bool = False,
     ) -> None:
+        store, secret = hide_store(store), hide_secret(secret)
         super().__init__(algorithm=algorithm, secret=secret, strict=strict)
         stack = Stack(
             on_store_failure=on_store_failure,
@@ -237,6 +239,7 @@ class AsyncLimiter(_Engine, AsyncBanning, AsyncReserving):
         secret: str | bytes | None = None,
         strict: bool = False,
     ) -> None:
+        store, secret = hide_store(store), hide_secret(secret)
         super().__init__(algorithm=algorithm, secret=secret, strict=strict)
         stack = Stack(
             on_store_failure=on_store_failure,

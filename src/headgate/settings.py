@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, cast
@@ -21,6 +22,7 @@ from headgate.ban import Ban
 from headgate.cautions import check_strict
 from headgate.clock import Clock
 from headgate.errors import ConfigurationError, RuleError, SettingsError, within
+from headgate.hidden import hide_options
 from headgate.http import check_dialect
 from headgate.identity import Seal
 from headgate.key import KeySpec, ReadyKey, address_key, validate_key
@@ -116,7 +118,9 @@ class Settings:
         settle("on_store_change", _function(self.on_store_change, option="on_store_change"))
         if self.on_store_failure == "raise":
             raise _error("on_store_failure", "raise", "an adapter has no one to raise to", "use local, allow or deny")
-        Stack(**{option: getattr(self, option) for option in FAILURE_OPTIONS})  # says what cannot work
+        Stack(
+            **{option: getattr(self, option) for option in FAILURE_OPTIONS}, clock=self.clock
+        )  # says what cannot work
         if not isinstance(self.enabled, bool):
             raise _error("enabled", self.enabled, "neither True nor False", "give one of them")
         settle("on_denied", _function(self.on_denied, option="on_denied"))
@@ -127,8 +131,6 @@ class Settings:
                 "not a function",
                 "give a function of (request, decision), or its dotted name",
             )
-        if self.clock is not None and not callable(getattr(self.clock, "now_us", None)):
-            raise _error("clock", self.clock, "not a clock", "give a ManualClock, or leave it out")
         with within("default_limits"):
             settle("default_limits", _default_limits(self.default_limits))
             if self.default_limits:
@@ -157,32 +159,24 @@ class Settings:
         >>> Settings.from_mapping({"DEFAULT_LIMITS": ["1000/day"]}).default_limits
         (Quota('1000/day'),)
         """
+        options = hide(options)
         return cls._found(options, source, lambda _: source)
 
     @classmethod
     def from_toml(cls, path: str | Path, *, table: str = "headgate") -> Settings:
         """From one table of a TOML file; functions are given by their dotted names, "none" stands for None."""
-        try:
-            document = tomllib.loads(Path(path).read_text("utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise _error("settings file", str(path), str(error), "give a readable TOML file") from error
-        options = document.get(table)
-        if not isinstance(options, dict):
-            raise _error("settings file", str(path), f"has no table [{table}]", f"put the settings under [{table}]")
-        found = {option: None if _is_none(option, value) else value for option, value in options.items()}
+        found = _read_table(path, table)
+        if isinstance(found, SettingsError):
+            raise found
         return cls.from_mapping(found, source=f"{path} [{table}]")
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], *, prefix: str = "HEADGATE_") -> Settings:
         """From variables such as HEADGATE_STORE and HEADGATE_DEFAULT_LIMITS. Rules are too much for a variable."""
-        found: dict[str, Any] = {}
-        for variable, text in environ.items():
-            if not variable.startswith(prefix):
-                continue
-            option = variable.removeprefix(prefix).lower()
-            if option in ("rules", "clock"):
-                raise _error(variable, text, "cannot be told in a variable", "use from_toml or code for it")
-            found[option] = None if _is_none(option, text) else _READERS.get(option, str)(text)
+        found = _read_variables(environ, prefix)
+        del environ  # a traceback would show every variable of it
+        if isinstance(found, SettingsError):
+            raise found
         return cls._found(found, f"environment {prefix}*", lambda option: f"environment {prefix}{option.upper()}")
 
     @classmethod
@@ -202,6 +196,54 @@ class Settings:
         except ConfigurationError as error:
             error.found_in(source_of(error.what.partition(":")[0]))
             raise
+
+
+_KNOWN: Final = frozenset(option.name for option in fields(Settings) if option.init)
+
+
+def hide(options: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A copy of settings as they were given, of which a traceback shows neither password nor secret."""
+    return hide_options(options, _KNOWN)
+
+
+def _hide_arguments() -> None:
+    """Have the arguments of Settings hidden before its `__init__`, which is made by `dataclasses`, can be seen."""
+    made = Settings.__init__
+
+    @wraps(made)
+    def hiding(self: Settings, **options: Any) -> None:
+        options = hide(options)
+        made(self, **options)
+
+    Settings.__init__ = hiding  # type: ignore[method-assign]
+
+
+_hide_arguments()
+
+
+def _read_table(path: str | Path, table: str) -> dict[str, Any] | SettingsError:
+    """One table of a file. An error is returned: where it is raised, no variable holds the text of the file."""
+    try:
+        document = tomllib.loads(Path(path).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return _error("settings file", str(path), str(error), "give a readable TOML file")
+    options = document.get(table)
+    if not isinstance(options, dict):
+        return _error("settings file", str(path), f"has no table [{table}]", f"put the settings under [{table}]")
+    return {option: None if _is_none(option, value) else value for option, value in hide(options).items()}
+
+
+def _read_variables(environ: Mapping[str, str], prefix: str) -> dict[str, Any] | SettingsError:
+    """The settings among the variables. An error is returned: where it is raised, no variable holds them."""
+    found: dict[str, Any] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(prefix):
+            continue
+        option = variable.removeprefix(prefix).lower()
+        if option in ("rules", "clock"):
+            return _error(variable, "…", "cannot be told in a variable", "use from_toml or code for it")
+        found[option] = None if _is_none(option, text) else _READERS.get(option, str)(text)
+    return hide(found)
 
 
 def _remade(options: dict[str, Any]) -> Settings:

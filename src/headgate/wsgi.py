@@ -23,7 +23,7 @@ from headgate.http import Fields, denial, denial_fields, merge, response_fields
 from headgate.passage import Passage, Place, warn_of_twice
 from headgate.preflight import is_preflight
 from headgate.rule import Rule
-from headgate.settings import Settings
+from headgate.settings import Settings, hide
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -88,6 +88,7 @@ class RateLimitMiddleware:
     """
 
     def __init__(self, app: WSGIApplication, *, settings: Settings | None = None, **options: Any) -> None:
+        options = hide(options)
         self.app = app
         if settings is not None and options:
             problem, expected = "given beside settings=", "put it into the settings, or leave those out"

@@ -20,7 +20,7 @@ from django.utils.module_loading import import_string
 from headgate.awaiting import answers_later, called_at_once
 from headgate.errors import SettingsError
 from headgate.gate import AsyncGate, Gate
-from headgate.settings import Settings
+from headgate.settings import Settings, hide
 
 SETTING: Final = "HEADGATE"
 OURS: Final = "headgate.django.middleware.RateLimitMiddleware"
@@ -38,7 +38,8 @@ class _Opened:
 
 def given() -> Any:
     """What the project's settings say; None if they say nothing."""
-    return getattr(django_settings, SETTING, None)
+    found = getattr(django_settings, SETTING, None)
+    return hide(found) if isinstance(found, Mapping) else found
 
 
 def read_settings() -> Settings:

@@ -29,7 +29,7 @@ from headgate.marks import Mark
 from headgate.passage import Passage, count_together, warn_of_twice
 from headgate.plan import Decision
 from headgate.preflight import is_preflight
-from headgate.settings import Settings
+from headgate.settings import Settings, hide
 from headgate.wsgi import KEY, Attended
 
 _NAME: Final = "headgate"
@@ -52,7 +52,7 @@ class RateLimiter:
 
     def __init__(self, app: Flask | None = None, *, config_prefix: str | None = "HEADGATE_", **options: Any) -> None:
         self._prefix = config_prefix
-        self._options = options
+        options = self._options = hide(options)
         if app is not None:
             self.init_app(app)
 
@@ -80,7 +80,7 @@ class RateLimiter:
             if option in options:
                 problem = f"given as {option}= and as app.config[{name!r}]"  # the values may hold a password
                 raise SettingsError("setting", option, problem=problem, expected="keep one of them")
-            options[option] = app.config[name]
+            options |= hide({option: app.config[name]})
         return options
 
 

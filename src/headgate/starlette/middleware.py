@@ -17,7 +17,7 @@ from headgate.gate import AsyncGate, Bound
 from headgate.passage import NOWHERE, Arrival, Passage, Place, label_of
 from headgate.plan import Decision
 from headgate.preflight import is_preflight
-from headgate.settings import Settings
+from headgate.settings import Settings, hide
 from headgate.starlette.answers import own_answer
 from headgate.starlette.places import Ahead, is_built_late
 
@@ -70,6 +70,7 @@ class RateLimitMiddleware(AsgiMiddleware):
     """
 
     def __init__(self, app: ASGIApp, /, *, settings: Settings | None = None, **options: Any) -> None:
+        options = hide(options)
         self._error: ConfigurationError | None = None
         try:
             super().__init__(app, settings=settings, **options)

@@ -40,6 +40,7 @@ from typing import Final, NamedTuple, Protocol, cast, runtime_checkable
 
 from headgate.clock import Clock
 from headgate.errors import StoreError, StoreURLError
+from headgate.hidden import hide_store, shown_url
 from headgate.plan import Outcome, Plan
 
 
@@ -112,10 +113,6 @@ SCHEMES: Final = {
 
 
 _PREFIX: Final = r"[!-z|~]+"  # printable ASCII but space and braces
-_HOST: Final = r"(?:[A-Za-z0-9.\-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?"
-_URL: Final = (  # a password that was not percent-encoded may hold any of @ / ? #
-    rf"([A-Za-z][A-Za-z0-9+.\-]*://)(?:[!-\"$-.0->A-~]*@)?({_HOST}(?:,{_HOST})*)(/[^@?#]*|)(?:\?[^@#]*)?"
-)
 
 
 def open_store(url: str, *, prefix: str, clock: Clock | None = None, deadline: float = DEADLINE) -> Store:
@@ -123,11 +120,13 @@ def open_store(url: str, *, prefix: str, clock: Clock | None = None, deadline: f
 
     `prefix` begins every key in a shared server; `deadline` bounds, in seconds, all that a request waits for it.
     """
+    url = hide_store(url)
     return _opener(url).open_sync(url, prefix=valid_prefix(prefix), clock=clock, deadline=deadline)
 
 
 def open_async_store(url: str, *, prefix: str, clock: Clock | None = None, deadline: float = DEADLINE) -> AsyncStore:
     """The same for an AsyncLimiter."""
+    url = hide_store(url)
     return _opener(url).open_async(url, prefix=valid_prefix(prefix), clock=clock, deadline=deadline)
 
 
@@ -154,12 +153,3 @@ def valid_prefix(prefix: str) -> str:
             expected='use a word, as "headgate"',
         )
     return prefix
-
-
-def shown_url(url: str) -> str:
-    """A URL as an error may show it: scheme, host, port and path, and "…" unless it is certain which part is which."""
-    match = re.fullmatch(_URL, url)
-    if match is not None:
-        return "".join(match.groups())
-    scheme, colon, rest = url.partition(":")
-    return scheme + (colon and (":…" if not rest.startswith("//") else "://…"))

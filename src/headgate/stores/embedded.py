@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from headgate.clock import Clock
 from headgate.errors import MissingExtraError, StoreURLError
-from headgate.stores import shown_url
+from headgate.hidden import shown_url
 from headgate.stores.redis import AsyncRedisStore, RedisStore
 from headgate.stores.resident import Resident
 
@@ -46,17 +46,25 @@ class Place(NamedTuple):
 
 def place_of(url: str) -> Place:
     """The directory, memory and patience that a URL names. StoreURLError for one that cannot be read."""
+    found = _read(url)
+    if isinstance(found, str):
+        raise _error(url, found)
+    return found
+
+
+def _read(url: str) -> Place | str:
+    """What a URL names, or what is wrong with it: where that is raised, no variable holds a part of the URL."""
     match = _URL.fullmatch(url)
     if match is None or (match["name"] and match["path"]):
-        raise _error(url, "not understood after embedded://")
+        return "not understood after embedded://"
     options = dict(parse_qsl(match["query"] or "", keep_blank_values=True))
     maxmemory, linger = options.pop("maxmemory", MAXMEMORY), options.pop("linger", str(LINGER))
     if options:
-        raise _error(url, f"unknown option {', '.join(options)}")
+        return f"unknown option {', '.join(options)}"
     if not _AMOUNT.fullmatch(maxmemory):
-        raise _error(url, "maxmemory is not a number of mb or gb")
+        return "maxmemory is not a number of mb or gb"
     if not _SECONDS.fullmatch(linger):
-        raise _error(url, "linger is not a number of seconds, 0 to 9999")
+        return "linger is not a number of seconds, 0 to 9999"
     if match["path"]:
         return Place(Path(unquote(match["path"])), maxmemory, int(linger))
     # Not XDG_RUNTIME_DIR: a service has none where a shell of the same user has one, and so they would not meet;

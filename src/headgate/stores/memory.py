@@ -13,9 +13,10 @@ from typing import Final
 from headgate.algorithms import KEPT
 from headgate.clock import Clock, SystemClock
 from headgate.errors import StoreURLError
+from headgate.hidden import shown_url
 from headgate.identity import digest
 from headgate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, charged, in_shadow, strikers
-from headgate.stores import DEADLINE, shown_url
+from headgate.stores import DEADLINE
 from headgate.stores.awaited import Awaited
 from headgate.stores.entries import WHOLE, Entries, Entry, Shared
 
@@ -212,19 +213,28 @@ class AsyncMemoryStore(Awaited):
 
 def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float = DEADLINE) -> MemoryStore:
     """A store for `memory://` or `memory://?max_keys=100000`. It has no use for prefix and deadline."""
+    found = _max_keys(url)
+    if isinstance(found, str):
+        expected = "use memory:// or memory://?max_keys=100000"
+        raise StoreURLError("store", shown_url(url), problem=found, expected=expected)
+    return MemoryStore(max_keys=found, clock=clock)
+
+
+def _max_keys(url: str) -> int | str:
+    """What a URL says, or what is wrong with it: where that is raised, no variable holds a part of the URL."""
     from urllib.parse import parse_qsl, urlsplit
 
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "not understood after memory://"
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     keys = options.pop("max_keys", str(MAX_KEYS))
-    if options or parts.netloc or parts.path.strip("/") or not re.fullmatch(_COUNT, keys):
-        raise StoreURLError(
-            "store",
-            shown_url(url),
-            problem=f"unknown option {', '.join(options)}" if options else "not understood after memory://",
-            expected="use memory:// or memory://?max_keys=100000",
-        )
-    return MemoryStore(max_keys=int(keys), clock=clock)
+    if options:
+        return f"unknown option {', '.join(options)}"
+    if parts.netloc or parts.path.strip("/") or not re.fullmatch(_COUNT, keys):
+        return "not understood after memory://"
+    return int(keys)
 
 
 def open_async(url: str, *, prefix: str, clock: Clock | None, deadline: float = DEADLINE) -> AsyncMemoryStore:

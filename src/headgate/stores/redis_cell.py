@@ -24,10 +24,11 @@ from typing import Any, Final, NamedTuple
 from headgate.algorithms import gcra
 from headgate.clock import MICROSECOND, Clock, SystemClock
 from headgate.errors import AlgorithmError, RuleError, StoreError, StoreURLError
+from headgate.hidden import hide_store, shown_url
 from headgate.identity import digest
 from headgate.plan import Check, Outcome, Plan, Terms, in_shadow
 from headgate.quota import MAX_PERIOD_US
-from headgate.stores import DEADLINE, shown_url, valid_prefix
+from headgate.stores import DEADLINE, valid_prefix
 from headgate.stores.redis.asks import Ask, LinkError
 from headgate.stores.redis.commands import Command, pack
 from headgate.stores.redis.links import Links
@@ -191,6 +192,7 @@ class RedisCellStore:
     """
 
     def __init__(self, url: str, *, prefix: str = "headgate", deadline: float = DEADLINE) -> None:
+        url = hide_store(url)
         self._talk = _Talk(url, prefix=prefix)
         self._links = Links(self._talk.servers, deadline=deadline)
 
@@ -228,6 +230,7 @@ class AsyncRedisCellStore:
     """RedisCellStore, awaited. It has a connection for each loop that uses it; `close` closes that of its own."""
 
     def __init__(self, url: str, *, prefix: str = "headgate", deadline: float = DEADLINE) -> None:
+        url = hide_store(url)
         self._talk = _Talk(url, prefix=prefix)
         self._links = SharedLinks(self._talk.servers, deadline=deadline)
 

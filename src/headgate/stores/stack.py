@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from headgate.clock import Clock
 from headgate.errors import ColourError, ConfigurationError, SettingsError, StoreURLError
+from headgate.hidden import Concealed
 from headgate.plan import FAILURE_POLICIES
 from headgate.stores import DEADLINE, AsyncStore, Store, StoreChange
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
@@ -60,6 +61,8 @@ class Stack:
             raise _error("replicas", self.replicas, "not a whole number above 0", "give the number of processes")
         if not _seconds(self.deny_cache) or self.deny_cache < 0:
             raise _error("deny_cache", self.deny_cache, "not a number of seconds", "give seconds, or 0 for none")
+        if self.clock is not None and not callable(getattr(self.clock, "now_us", None)):
+            raise _error("clock", self.clock, "not a clock", "give a ManualClock, or leave it out")
         hook = self.on_store_change
         if hook is None:
             return
@@ -135,6 +138,7 @@ def check_given(store: object, clock: Clock | None, *, prefix: str, colour: type
 
 def _no_store(given: object) -> StoreURLError:
     """What is wrong with something that is no store. It is told by its type: its repr may show a password."""
+    given = given.value if isinstance(given, Concealed) else given
     kind = type(given)
     shown, problem, expected = f"{kind.__module__}.{kind.__qualname__}", "neither a URL nor a store", _URL
     if isinstance(given, type):

@@ -16,10 +16,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 from headgate.clock import Clock
 from headgate.errors import HeadgateWarning, StoreError, StrictError
+from headgate.hidden import hide_store, shown_url
 from headgate.plan import Outcome, Plan, Terms
-from headgate.stores import DEADLINE, shown_url
+from headgate.stores import DEADLINE
 from headgate.stores.redis.eviction import warn_of_eviction
-from headgate.stores.redis.given import GivenLinks, GivenSharedLinks, GivenTopology, address_of, warn_about
+from headgate.stores.redis.given import (
+    GivenLinks,
+    GivenSharedLinks,
+    GivenTopology,
+    address_of,
+    check_client,
+    warn_about,
+)
 from headgate.stores.redis.links import Links
 from headgate.stores.redis.routes import Routes
 from headgate.stores.redis.servers import servers
@@ -56,6 +64,7 @@ class _Over:
 
         `deadline` is the time in seconds that a call may take in all; `prepare` is called before a connection opens.
         """
+        url = hide_store(url)
         found = servers(url, prepare=prepare)
         store, where = cls.__new__(cls), topology(found)
         store._settle(cls._own(found, deadline=deadline), where, prefix=prefix, clock=clock, shown=shown_url(url))
@@ -101,6 +110,9 @@ class RedisStore(_Over):
     def __init__(
         self, client: redis.Redis | redis.RedisCluster, *, prefix: str = "headgate", clock: Clock | None = None
     ) -> None:
+        if isinstance(client, str):
+            client = hide_store(client)
+        check_client(client, later=False)
         shown = str(address_of(client))
         self._settle(GivenLinks(client), GivenTopology(client), prefix=prefix, clock=clock, shown=shown)
 
@@ -163,6 +175,9 @@ class AsyncRedisStore(_Over):
         clock: Clock | None = None,
         deadline: float = DEADLINE,
     ) -> None:
+        if isinstance(client, str):
+            client = hide_store(client)
+        check_client(client, later=True)
         links, shown = GivenSharedLinks(client, deadline=deadline), str(address_of(client))
         self._settle(links, GivenTopology(client), prefix=prefix, clock=clock, shown=shown)
 

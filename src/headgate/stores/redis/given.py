@@ -6,13 +6,14 @@ Such a client is used as it is and never closed. This module knows packed comman
 from __future__ import annotations
 
 import asyncio
+from inspect import iscoroutinefunction
 from typing import Any, Final
 
 import hiredis
 from redis.exceptions import NoScriptError, RedisError
 
 from headgate.cautions import caution
-from headgate.errors import ConfigurationError
+from headgate.errors import ColourError, ConfigurationError, StoreURLError
 from headgate.stores.redis.asks import Address, Ask, LinkError, Steps
 from headgate.stores.redis.drivers import AsyncDriver, Driver
 from headgate.stores.redis.topology import Single
@@ -87,6 +88,18 @@ class GivenSharedLinks(AsyncDriver):
 
     async def close(self) -> None:
         """The client belongs to whoever made it."""
+
+
+def check_client(client: Any, *, later: bool) -> None:
+    """Refuse what is no client, and a client of the other kind."""
+    call = None if isinstance(client, type) else getattr(client, "execute_command", None)
+    shown = client if isinstance(client, type) else f"{type(client).__module__}.{type(client).__qualname__}"
+    if not callable(call):
+        problem, expected = "not a client of redis-py", "give one, or hand a URL to Limiter or AsyncLimiter"
+        raise StoreURLError("store", shown, problem=problem, expected=expected)
+    if iscoroutinefunction(call) is not later:
+        expected = "give it to RedisStore" if later else "give it to AsyncRedisStore"
+        raise ColourError("store", shown, problem="its calls are of the other colour", expected=expected)
 
 
 def address_of(client: Any) -> Address:

@@ -258,9 +258,10 @@ class Links(Driver):
             return Link(self._servers.connection(ask.address, timeout=timeout, later=False, sentinel=ask.sentinel))
         except BaseException as error:
             pool.lose()
-            if isinstance(error, (RedisError, OSError)):
-                raise LinkError(ask.address, error, sent=False) from error
-            raise
+            if not isinstance(error, (RedisError, OSError)):
+                raise
+            failed = self._servers.shown(error)
+        raise LinkError(ask.address, failed, sent=False) from failed
 
 
 _ALL: Final[WeakSet[Links]] = WeakSet()

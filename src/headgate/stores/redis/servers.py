@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from headgate.errors import MissingExtraError, StoreURLError
-from headgate.stores import shown_url
+from headgate.hidden import Hidden, shown_url
 from headgate.stores.redis.asks import Address
 
 try:
@@ -64,22 +65,37 @@ class Servers:
             retry=(AsyncRetry if later else Retry)(NoBackoff(), 0),
         )
 
+    def shown(self, error: Exception) -> Exception:
+        """What went wrong when a connection was opened, as it may be shown.
+
+        redis-py's variables hold the password as it is sent, and a server may repeat a command that it does not know.
+        """
+        text = whole = str(error)
+        for name, value in (*self.options.items(), *self.sentinel_options.items()):
+            if "password" in name and value:
+                text = text.replace(value, "…")
+        if text != whole:
+            return type(error)(text)
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
+
 
 def servers(url: str, *, prepare: Callable[[], None] | None = None) -> Servers:
     """The servers of a URL. StoreURLError for one that cannot work: nobody is asked."""
-    kind = url.partition("://")[0].lower().partition("+")[2]
+    kind, shown = url.partition("://")[0].lower().partition("+")[2], shown_url(url)
     try:
         found = _read(url, kind, prepare)
         for later in (False, True):  # an option that redis-py does not know shows here, not with the first request
-            found.connection(found.seeds[0], timeout=1, later=later)
-            found.connection(found.seeds[0], timeout=1, later=later, sentinel=True)
-    except (ValueError, TypeError, RedisError) as error:
-        shown = shown_url(url)
+            for sentinel in (False, True):
+                made = found.connection(found.seeds[0], timeout=1, later=later, sentinel=sentinel)
+                made.pack_command("PING")
+    except (ValueError, TypeError, LookupError, AttributeError, RedisError) as error:
         problem = "a part of it cannot be read" if shown.endswith("…") else str(error)
-        raise StoreURLError(
-            "store", shown, problem=problem, expected=f"use {_EXAMPLES.get(kind, _EXAMPLES[''])}, percent-encoded"
-        ) from None  # what was caught can show a part of the password
-    return found
+    else:
+        return found
+    # Not where it was caught: that error, and its variables, can show a part of the password.
+    expected = f"use {_EXAMPLES.get(kind, _EXAMPLES[''])}, percent-encoded"
+    raise StoreURLError("store", shown, problem=problem, expected=expected)
 
 
 def _read(url: str, kind: str, prepare: Callable[[], None] | None) -> Servers:
@@ -121,12 +137,16 @@ def _read(url: str, kind: str, prepare: Callable[[], None] | None) -> Servers:
 def _options(url: str) -> dict[str, Any]:
     """What redis-py reads from a URL, its class by name, for both colours have one of each."""
     options = redis.connection.parse_url(url)
+    parts = urlsplit(url)
+    database = parts.path.strip("/")
+    if parts.scheme != "unix" and database and not (database.isascii() and database.isdecimal()):
+        raise ValueError("its path is not the number of a database")  # redis-py would take database 0
     for name in _DEADLINE:
         if name in options:
             raise ValueError(f"{name} is not read from a URL: the option `deadline` holds for all that a store does")
     if "connection_class" in options:
         options["connection_class"] = options["connection_class"].__name__
-    return dict(options)
+    return {name: Hidden(value) if "password" in name else value for name, value in options.items()}
 
 
 def _address(options: dict[str, Any], port: int) -> Address:

@@ -237,7 +237,8 @@ class SharedLinks(AsyncDriver):
             async with asyncio.timeout_at(until):
                 return await asyncio.shield(opening)
         except (RedisError, OSError) as error:
-            raise LinkError(ask.address, error, sent=False) from error
+            failed = self._servers.shown(error)
+        raise LinkError(ask.address, failed, sent=False) from failed
 
     async def _open(self, links: _Links, ask: Ask) -> SharedLink:
         try:

@@ -1,0 +1,101 @@
+"""Values that are not shown: the password in a store's URL, and the secret. A traceback may print every local variable.
+
+They are text and bytes as any other, but for their repr, which is what a traceback with local variables, an error
+tracker or a debugger prints. So each way in puts them on first, before anything can fail. This module knows the
+standard library.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+_HOST: Final = r"(?:[A-Za-z0-9.\-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?"
+_URL: Final = (  # a password that was not percent-encoded may hold any of @ / ? #
+    rf"([A-Za-z][A-Za-z0-9+.\-]*://)(?:[!-\"$-.0->A-~]*@)?({_HOST}(?:,{_HOST})*)(/[^@?#]*|)(?:\?[^@#]*)?"
+)
+
+
+class Hidden(str):
+    """Text that is not shown."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'…'"
+
+
+class HiddenURL(Hidden):
+    """A URL that is shown without what may be a password."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(shown_url(self))
+
+
+class HiddenBytes(bytes):
+    """Bytes that are not shown."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "b'…'"
+
+
+class Concealed:
+    """Something of a wrong type, which may hold what must not be shown."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"<{type(self.value).__name__}>"
+
+
+def hide_store(store: Any) -> Any:
+    """What was given as a store: a URL is shown without its password, and what is no store not at all."""
+    if isinstance(store, str):
+        return HiddenURL(store)
+    plain = store is None or isinstance(store, (type, Concealed)) or hasattr(store, "run")
+    return store if plain else Concealed(store)
+
+
+def hide_secret(secret: Any) -> Any:
+    """What was given as a secret."""
+    match secret:
+        case Hidden() | HiddenBytes() | Concealed() | None:
+            return secret
+        case str():
+            return Hidden(secret)
+        case bytes():
+            return HiddenBytes(secret)
+    return Concealed(secret)
+
+
+def hide_options(options: Mapping[Any, Any], known: frozenset[str]) -> dict[Any, Any]:
+    """A copy of settings as they were given."""
+    return {name: _hide_option(name, value, known) for name, value in options.items()}
+
+
+def _hide_option(name: object, value: Any, known: frozenset[str]) -> Any:
+    """The value of one setting. A text under a name that is not known may be a secret, ill spelt."""
+    option = name.lower() if isinstance(name, str) else ""
+    if option == "store":
+        return hide_store(value)
+    if isinstance(value, str) and "://" in value:
+        return HiddenURL(value)
+    is_text = isinstance(value, (str, bytes)) and option not in known
+    return hide_secret(value) if is_text or option == "secret" else value
+
+
+def shown_url(url: str) -> str:
+    """A URL as an error may show it: scheme, host, port and path, and "…" unless it is certain which part is which."""
+    match = re.fullmatch(_URL, url)
+    if match is not None:
+        return "".join(match.groups())
+    scheme, colon, rest = url.partition(":")
+    return scheme + (colon and (":…" if not rest.startswith("//") else "://…"))

@@ -1,0 +1,424 @@
+"""No password and no secret is shown: not in a repr, an error, a log line, a warning, or a traceback with variables.
+
+A traceback with local variables is what error trackers send, Django's debug page shows and `pytest -l` prints.
+The frames of this file stand for the user's own: what they hold cannot be helped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import pprint
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pytest
+import redis
+import redis.asyncio
+from asgiref.sync import async_to_sync
+from django.test import override_settings
+from flask import Flask
+from starlette.applications import Starlette
+
+import headgate.asgi
+import headgate.flask
+import headgate.starlette
+import headgate.wsgi
+import tests.adapters.django_app  # noqa: F401 - configures Django
+from headgate import AsyncLimiter, HeadgateError, Limiter, Rule
+from headgate.django import gates
+from headgate.hidden import HiddenURL, hide_secret, hide_store
+from headgate.identity import Seal
+from headgate.settings import Settings
+from headgate.stores import open_async_store, open_store
+from headgate.stores.redis import AsyncRedisStore, RedisStore
+from headgate.stores.redis_cell import RedisCellStore
+
+PASSWORD: Final = "hunter2"
+SECRET: Final = "correct horse battery staple"
+SHORT: Final = "hunter2secret"  # too short to be one
+
+URLS: dict[str, str] = {
+    "password": "redis://:hunter2@127.0.0.1:1/0",
+    "user and password": "redis://alice:hunter2@127.0.0.1:1/0",
+    "TLS": "rediss://:hunter2@127.0.0.1:1/0",
+    "a socket": "unix://:hunter2@/tmp/there-is-no-such-socket",
+    "in the query": "redis://127.0.0.1:1/0?password=hunter2",
+    "percent-encoded": "redis://:p%40ss%2Fhunter2%3A@127.0.0.1:1/0",
+    "not encoded": "redis://:p@ss@hunter2@127.0.0.1:1/0",
+    "RESP3": "redis://:hunter2@127.0.0.1:1/0?protocol=3",
+    "Valkey": "valkey://:hunter2@127.0.0.1:1/0",
+    "Sentinel": "redis+sentinel://:hunter2@127.0.0.1:1,127.0.0.1:2/main/0",
+    "Sentinel's own": "redis+sentinel://127.0.0.1:1/main/0?sentinel_password=hunter2&sentinel_username=alice",
+    "cluster": "redis+cluster://:hunter2@127.0.0.1:1,127.0.0.1:2",
+    "cell": "redis+cell://:hunter2@127.0.0.1:1/0",
+}
+BROKEN: dict[str, str] = {  # no store can be made of these
+    "no port": "redis://:hunter2@127.0.0.1:port/0",
+    "no database": "redis://:hunter2@127.0.0.1:1/first",
+    "a slash in the password": "redis://:hunter2/x@127.0.0.1:1/0",
+    "a hash in the password": "redis://:x#hunter2@127.0.0.1:1/0",
+    "an unknown option": "redis://:hunter2@127.0.0.1:1/0?no_such_option=1",
+    "a wrong option": "redis://:hunter2@127.0.0.1:1/0?max_connections=many",
+    "no connection": "redis://:hunter2@127.0.0.1:1/0?max_connections=0",
+    "a protocol": "redis://:hunter2@127.0.0.1:1/0?protocol=9",
+    "a timeout": "redis://:hunter2@127.0.0.1:1/0?socket_timeout=1",
+    "as an option": "redis://127.0.0.1:1/0?hunter2=1&db=x",
+    "an open bracket": "redis://:hunter2@[::1/0",
+    "no service": "redis+sentinel://:hunter2@127.0.0.1:1",
+    "a database of a cluster": "redis+cluster://:hunter2@127.0.0.1:1/5",
+    "an unknown scheme": "redi://:hunter2@127.0.0.1:1/0",
+    "no scheme": "alice:hunter2@127.0.0.1:1",
+    "memory": "memory://:hunter2@here",
+    "memory's query": "memory://?password=hunter2",
+    "embedded": "embedded://:hunter2@here",
+    "embedded's query": "embedded://here?password=hunter2",
+    "cell's query": "redis+cell://:hunter2@127.0.0.1:1/0?x=1",
+}
+
+
+def told(error: BaseException, *others: str) -> str:
+    """All that anybody could see of an error: its message, its facts, its causes, and the variables of every frame."""
+    seen, texts, left = set(), list(others), [error]
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        texts += [str(each), repr(each), repr(each.args), repr(vars(each))]
+        with suppress(TypeError, AttributeError, pickle.PicklingError):
+            texts.append(repr(pickle.dumps(each)))
+        for frame, _ in traceback.walk_tb(each.__traceback__):
+            if frame.f_code.co_filename != __file__:
+                texts += [
+                    f"{frame.f_code.co_qualname} {name} = {shown(value)}" for name, value in frame.f_locals.items()
+                ]
+        left += [other for other in (each.__cause__, each.__context__, getattr(each, "cause", None))
+                 if isinstance(other, BaseException)]  # fmt: skip
+    return "\n".join(texts)
+
+
+def shown(value: object) -> str:
+    """A variable as error trackers and debug pages show it."""
+    texts = []
+    for show in (repr, pprint.pformat):
+        try:
+            texts.append(show(value))
+        except Exception as error:  # noqa: BLE001 - as a tracker does, for a half-made object has no repr
+            texts.append(f"<{error!r}>")
+    return " ".join(texts)
+
+
+@contextmanager
+def kept(caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder) -> Iterator[Callable[[], str]]:
+    """The log and the warnings of a block."""
+    caplog.set_level(logging.DEBUG)
+    yield lambda: f"{caplog.text} {[str(each.message) for each in recwarn]}"
+
+
+def find_hidden(text: str) -> list[str]:
+    return [line for line in text.splitlines() if "hunter2" in line or "horse" in line]
+
+
+def from_file(url: str, more: str, path: Path) -> Settings:
+    path.write_text(f"[headgate]\nstore = '{url}'\nsecret = '{SECRET}'\n{more}\n")
+    return Settings.from_toml(path)
+
+
+def flask_app(url: str, **options: Any) -> None:
+    app = Flask("shop")
+    app.config.update(HEADGATE_STORE=url, HEADGATE_SECRET=SECRET, **options)
+    headgate.flask.RateLimiter(app)
+
+
+def flask_keywords(url: str, **options: Any) -> None:
+    headgate.flask.RateLimiter(Flask("shop"), store=url, secret=SECRET, **options)
+
+
+def django_settings(url: str, **options: Any) -> None:
+    with override_settings(HEADGATE={"STORE": url, "SECRET": SECRET, **options}):
+        gates.make_sync(gates.read_settings())
+
+
+def starlette_app(url: str, **options: Any) -> None:
+    """Starlette makes its middleware when the lifespan begins; its own frames have the keywords that it was given."""
+    headgate.starlette.RateLimitMiddleware(Starlette(), store=url, secret=SECRET, **options)
+
+
+def page(*given: Any) -> Any:
+    return None
+
+
+WRONG: Final[dict[str, Any]] = {"deadline": 0}
+NOT_KNOWN: Final[dict[str, Any]] = {"stroe": "redis://:hunter2@there", "secrte": SECRET}
+
+
+def no_table(url: str, path: Path) -> Settings:
+    from_file(url, "", path)
+    return Settings.from_toml(path, table="shop")
+
+
+# Ways to start with a URL that is right, and something else that is wrong.
+STARTS: dict[str, Callable[[str, Path], object]] = {
+    "Limiter, deadline": lambda url, path: Limiter(url, secret=SECRET, **WRONG),
+    "Limiter, prefix": lambda url, path: Limiter(url, secret=SECRET, prefix="a b"),
+    "Limiter, algorithm": lambda url, path: Limiter(url, secret=SECRET, algorithm="x"),
+    "Limiter, secret": lambda url, path: Limiter(url, secret=SHORT),
+    "Limiter, clock": lambda url, path: Limiter(url, secret=SECRET, clock=cast(Any, 5)),
+    "AsyncLimiter, deadline": lambda url, path: AsyncLimiter(url, secret=SECRET, **WRONG),
+    "AsyncLimiter, secret": lambda url, path: AsyncLimiter(url, secret=SHORT.encode()),
+    "Limiter, a list": lambda url, path: Limiter(cast(Any, [url])),
+    "Limiter, a dict": lambda url, path: Limiter(cast(Any, {"url": url})),
+    "Limiter, bytes": lambda url, path: Limiter(cast(Any, url.encode())),
+    "Limiter, a client": lambda url, path: Limiter(cast(Any, redis.Redis(password=PASSWORD))),
+    "AsyncLimiter, a client": lambda url, path: AsyncLimiter(cast(Any, redis.asyncio.Redis(password=PASSWORD))),
+    "Limiter, a secret of a wrong type": lambda url, path: Limiter(url, secret=cast(Any, [SECRET])),
+    "Seal": lambda url, path: Seal(SHORT),
+    "Seal of bytes": lambda url, path: Seal(SHORT.encode()),
+    "RedisStore": lambda url, path: RedisStore(cast(Any, url)),
+    "AsyncRedisStore": lambda url, path: AsyncRedisStore(cast(Any, url)),
+    "Settings, deadline": lambda url, path: Settings(store=url, secret=SECRET, **WRONG),
+    "Settings, rules": lambda url, path: Settings(store=url, secret=SECRET, rules=[{"name": "r", "quota": "x"}]),
+    "Settings, trusted_proxies": lambda url, path: Settings(store=url, secret=SECRET, trusted_proxies=99),
+    "Settings, strict": lambda url, path: Settings(store=url, strict=True, trusted_proxies=["0.0.0.0/0"]),
+    "Settings, secret": lambda url, path: Settings(store=url, secret=SHORT),
+    "from_mapping, wrong": lambda url, path: Settings.from_mapping({"STORE": url, "SECRET": SECRET, **WRONG}),
+    "from_mapping, unknown": lambda url, path: Settings.from_mapping({"STORE": url, "SECRET": SECRET, **NOT_KNOWN}),
+    "from_mapping, twice": lambda url, path: Settings.from_mapping({"STORE": url, "store": url, "secret": SECRET}),
+    "from_toml, wrong": lambda url, path: from_file(url, "deadline = 0", path),
+    "from_toml, unknown": lambda url, path: from_file(url, f"stroe = '{url}'", path),
+    "from_toml, not TOML": lambda url, path: from_file(url, "= =", path),
+    "from_toml, no table": no_table,
+    "from_environ, wrong": lambda url, path: Settings.from_environ(
+        {"HEADGATE_STORE": url, "HEADGATE_SECRET": SECRET, "HEADGATE_DEADLINE": "0"}
+    ),
+    "from_environ, unknown": lambda url, path: Settings.from_environ(
+        {"HEADGATE_STORE": url, "HEADGATE_SECRTE": SECRET}
+    ),
+    "from_environ, rules": lambda url, path: Settings.from_environ({"HEADGATE_STORE": url, "HEADGATE_RULES": url}),
+    "WSGI, wrong": lambda url, path: headgate.wsgi.RateLimitMiddleware(page, store=url, secret=SECRET, **WRONG),
+    "WSGI, unknown": lambda url, path: headgate.wsgi.RateLimitMiddleware(page, store=url, **NOT_KNOWN),
+    "WSGI, both": lambda url, path: headgate.wsgi.RateLimitMiddleware(
+        page, store=url, settings=Settings(store=url, secret=SECRET)
+    ),
+    "WSGI, route": lambda url, path: headgate.wsgi.RateLimitMiddleware(
+        page, store=url, rules=[Rule(name="r", quota="5/m", route="x")]
+    ),
+    "ASGI, wrong": lambda url, path: headgate.asgi.RateLimitMiddleware(page, store=url, secret=SECRET, **WRONG),
+    "ASGI, unknown": lambda url, path: headgate.asgi.RateLimitMiddleware(page, store=url, **NOT_KNOWN),
+    "ASGI, both": lambda url, path: headgate.asgi.RateLimitMiddleware(
+        page, store=url, settings=Settings(store=url, secret=SECRET)
+    ),
+    "Starlette, wrong": lambda url, path: headgate.starlette.RateLimitMiddleware(
+        page, store=url, secret=SECRET, **WRONG
+    ),
+    "Starlette, unknown": lambda url, path: headgate.starlette.RateLimitMiddleware(page, store=url, **NOT_KNOWN),
+    "Flask, wrong": lambda url, path: flask_app(url, HEADGATE_DEADLINE=0),
+    "Flask, unknown": lambda url, path: flask_app(url, HEADGATE_STROE=url, HEADGATE_SECRTE=SECRET),
+    "Flask, keywords": lambda url, path: flask_keywords(url, **WRONG),
+    "Flask, unknown keywords": lambda url, path: flask_keywords(url, **NOT_KNOWN),
+    "Flask, both": lambda url, path: headgate.flask.RateLimiter(*[_configured(url)], store=url, secret=SECRET),
+    "Django, wrong": lambda url, path: django_settings(url, DEADLINE=0),
+    "Django, unknown": lambda url, path: django_settings(url, **NOT_KNOWN),
+}
+
+
+def _configured(url: str) -> Flask:
+    app = Flask("shop")
+    app.config.update(HEADGATE_STORE=url)
+    return app
+
+
+@pytest.mark.parametrize("kind", ["password", "in the query", "percent-encoded", "Sentinel's own", "cluster"])
+@pytest.mark.parametrize("start", STARTS)
+def test_a_failing_start(start: str, kind: str, tmp_path: Path, caplog: Any, recwarn: Any) -> None:
+    with kept(caplog, recwarn) as others:
+        with pytest.raises(HeadgateError) as caught:
+            STARTS[start](URLS[kind], tmp_path / "shop.toml")
+        assert not find_hidden(told(caught.value, others()))
+
+
+# Ways to start with a URL that is wrong.
+OPENS: dict[str, Callable[[str], object]] = {
+    "Limiter": Limiter,
+    "AsyncLimiter": AsyncLimiter,
+    "open_store": lambda url: open_store(url, prefix="shop"),
+    "open_async_store": lambda url: open_async_store(url, prefix="shop"),
+    "WSGI": lambda url: headgate.wsgi.RateLimitMiddleware(page, store=url),
+    "ASGI": lambda url: headgate.asgi.RateLimitMiddleware(page, store=url),
+    "Starlette": lambda url: headgate.starlette.RateLimitMiddleware(page, store=url),
+    "Flask": flask_app,
+    "Django": django_settings,
+}
+STORES: dict[str, Callable[[str], object]] = {
+    "RedisStore": RedisStore.from_url,
+    "AsyncRedisStore": AsyncRedisStore.from_url,
+    "RedisCellStore": RedisCellStore,
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("how", OPENS)
+def test_a_url_that_cannot_be_opened(how: str, kind: str, caplog: Any, recwarn: Any) -> None:
+    with kept(caplog, recwarn) as others:
+        with pytest.raises(HeadgateError) as caught:
+            OPENS[how](BROKEN[kind])
+        assert not find_hidden(told(caught.value, others()))
+
+
+@pytest.mark.parametrize("kind", [kind for kind, url in BROKEN.items() if url.startswith("redis:")])
+@pytest.mark.parametrize("how", STORES)
+def test_a_store_that_cannot_be_made(how: str, kind: str) -> None:
+    with pytest.raises(HeadgateError) as caught:
+        STORES[how](BROKEN[kind])
+    assert not find_hidden(told(caught.value))
+
+
+# Requests
+
+
+def echoing(connection: socket.socket) -> None:
+    """A server that does not know AUTH, and repeats what it was sent: Redis does so, and proxies before it."""
+    with connection:
+        while data := connection.recv(4096):
+            words = " ".join(f"'{word}'" for word in data.decode("latin-1").split("\r\n") if word.isprintable())
+            connection.sendall(
+                f"-ERR unknown command, with args beginning with: {words}\r\n".encode() * data.count(b"*")
+            )
+
+
+def refusing(connection: socket.socket) -> None:
+    with connection:
+        while data := connection.recv(4096):
+            connection.sendall(b"-WRONGPASS invalid username-password pair\r\n" * data.count(b"*"))
+
+
+def leaving(connection: socket.socket) -> None:
+    connection.close()
+
+
+def babbling(connection: socket.socket) -> None:
+    with connection:
+        while connection.recv(4096):
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def silent(connection: socket.socket) -> None:
+    with connection:
+        while connection.recv(4096):
+            pass
+
+
+SERVERS: dict[str, Callable[[socket.socket], None]] = {
+    server.__name__: server for server in (echoing, refusing, leaving, babbling, silent)
+}
+
+
+@contextmanager
+def serving(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A server of this process, on a free port."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    threading.Thread(target=_serve, args=(serve, listening.accept()[0]), daemon=True).start()
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def _serve(serve: Callable[[socket.socket], None], connection: socket.socket) -> None:
+    with suppress(OSError):
+        serve(connection)
+
+
+def ask(url: str) -> Any:
+    with Limiter(url, on_store_failure="raise", algorithm="gcra", deadline=0.5) as limiter:
+        return limiter.hit("5/minute", "alice")
+
+
+def ask_later(url: str) -> Any:
+    async def main() -> Any:
+        async with AsyncLimiter(url, on_store_failure="raise", algorithm="gcra", deadline=0.5) as limiter:
+            return await limiter.hit("5/minute", "alice")
+
+    return asyncio.run(main())
+
+
+def ask_locally(url: str) -> Any:
+    """The failure is logged and told to a hook; then it is raised here."""
+    told: list[Any] = []
+    with Limiter(url, on_store_change=told.append, algorithm="gcra", deadline=0.5) as limiter:
+        limiter.hit("5/minute", "alice")
+    (change,) = told
+    assert not find_hidden(repr(change))
+    raise change.error
+
+
+ASKS = [ask, ask_later, ask_locally]
+
+
+@pytest.mark.parametrize("kind", URLS)
+@pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ask.__name__)
+def test_a_failing_request_without_a_server(ask: Any, kind: str, caplog: Any, recwarn: Any) -> None:
+    with kept(caplog, recwarn) as others:
+        with pytest.raises(HeadgateError) as caught:
+            ask(URLS[kind])
+        assert not find_hidden(told(caught.value, others()))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in URLS if kind != "a socket"])
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ask.__name__)
+def test_a_failing_request(ask: Any, server: str, kind: str, caplog: Any, recwarn: Any) -> None:
+    with serving(SERVERS[server]) as port, kept(caplog, recwarn) as others:
+        with pytest.raises(HeadgateError) as caught:
+            ask(URLS[kind].replace(":1,127.0.0.1:2", ":1").replace("127.0.0.1:1", f"127.0.0.1:{port}"))
+        assert not find_hidden(told(caught.value, others()))
+
+
+# What is right
+
+
+@pytest.mark.parametrize("kind", URLS)
+def test_no_repr_shows_it(kind: str) -> None:
+    url = URLS[kind]
+    settings = Settings(store=url, secret=SECRET)
+    limiters: list[Any] = [
+        Limiter(url, secret=SECRET, algorithm="gcra"),
+        AsyncLimiter(url, secret=SECRET, algorithm="gcra"),
+    ]
+    things = [settings, *limiters, *[limiter.store for limiter in limiters], *[vars(limiter) for limiter in limiters]]
+    servers = [vars(limiter._opened) for limiter in limiters]
+    assert not find_hidden(shown([*things, *servers, headgate.wsgi.RateLimitMiddleware(page, settings=settings).gate]))
+    assert settings.store == url, "it is still the URL that was given"
+    assert settings.secret == SECRET
+    for limiter in limiters:
+        close = limiter.close
+        async_to_sync(close)() if asyncio.iscoroutinefunction(close) else close()
+
+
+def test_what_is_hidden_is_the_text_that_it_was() -> None:
+    url = URLS["user and password"]
+    hidden = hide_store(url)
+    assert (hidden, str(hidden), f"{hidden}", hash(hidden)) == (url, url, url, hash(url))
+    assert repr(hidden) == "'redis://127.0.0.1:1/0'"
+    for secret in (SECRET, SECRET.encode()):
+        assert hide_secret(secret) == secret
+        assert "…" in repr(hide_secret(secret))
+        assert pickle.loads(pickle.dumps(hide_secret(secret))) == secret
+        assert "horse" not in repr(pickle.loads(pickle.dumps(hide_secret(secret))))
+    assert isinstance(pickle.loads(pickle.dumps(hidden)), HiddenURL)
+    assert (hide_store(None), hide_secret(None)) == (None, None)
