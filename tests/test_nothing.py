@@ -99,6 +99,7 @@ RULE: list[Row] = [
     ({"path": "//example.org/x"}, RuleError, "begins with two slashes"),
     ({"path": "/x?y=1"}, RuleError, "has a query"),
     ({"path": "/x?"}, RuleError, "has a query"),
+    ({"path": "/x?page=*"}, RuleError, "has a query"),
     ({"path": "/a#b"}, RuleError, "has a fragment"),
     ({"path": "/x "}, RuleError, "blanks around it"),
     ({"path": "/x\n"}, RuleError, "blanks around it"),
@@ -178,6 +179,8 @@ KEPT: list[dict[str, Any]] = [  # what looks like a slip and is none
     {"path": "/a b"},
     {"path": "/100%"},
     {"path": "/users/[0-9]*"},
+    {"path": "/v?/users"},  # one character
+    {"path": "/a?b*"},
     {"path": "/a{b"},
     {"path": "/café"},
     {"route": "a b"},

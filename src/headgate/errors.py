@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -176,7 +176,7 @@ class RateLimitExceeded(HeadgateError):
 
 
 @contextmanager
-def within(part: str) -> Iterator[None]:
+def within(part: str) -> Generator[None, None, None]:
     """Have every ConfigurationError from the block begin with this part of the configuration."""
     try:
         yield

@@ -172,7 +172,11 @@ def _user(address: ReadyKey) -> ReadyKey:
     def key(caller: Caller) -> Any:
         user = caller.user()
         if waits(user):
-            return Later((user,), lambda found: address(caller) if found is None else tell(found), function="user")
+
+            def told(found: Hashable | None) -> Any:
+                return address(caller) if found is None else tell(found)
+
+            return Later((user,), told, function="user")
         return address(caller) if user is None else tell(user)
 
     return key

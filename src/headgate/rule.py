@@ -42,7 +42,7 @@ _NOT_IN_A_PATH: Final = (  # what a pattern can hold that no path has, and what 
         "begins with two slashes, and a path that does is read as if it began with one",
         'write it like "/api/*"',
     ),
-    (r".*\?.*", "has a query, which is no part of a path", "leave it out, or look at the query in when="),
+    (r".*\?([^/]*=.*)?", "has a query, which is no part of a path", "leave it out, or look at the query in when="),
     (r".*#.*", "has a fragment, which no browser sends", "leave it out"),
     (r".*%[0-9A-Fa-f]{2}.*", "is percent-encoded, and paths are compared decoded", 'write it plainly, as "/café"'),
     (
