@@ -23,7 +23,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "headgate"
 
-VALUES = ("errors", "clock", "quota", "concurrency", "plan")
+VALUES = ("errors", "extras", "clock", "quota", "concurrency", "plan")
 # The packages themselves, not what is in them: the engine knows the registry, never one algorithm or store;
 # and the stack, which says what stands around any store.
 READ = (*VALUES, "address", "algorithms", "cautions", "hooks", "identity", "key")

@@ -11,7 +11,7 @@ through the middleware's gate. This module knows FastAPI and Starlette; no store
 from functools import lru_cache
 from typing import Any, Final, Unpack
 
-from headgate.errors import MissingExtraError
+from headgate.extras import needs
 from headgate.marks import EXEMPT, Mark, RuleOptions, make_mark
 from headgate.passage import Place, label_of, scope_of, short_name
 from headgate.plan import Decision
@@ -19,18 +19,15 @@ from headgate.problem import PROBLEM, TYPES
 from headgate.rule import QuotaFunction
 from headgate.terms import QuotaSpec
 
-try:
+with needs("fastapi"):
     import fastapi as _fastapi  # noqa: F401  # pyright: ignore[reportUnusedImport]  (is it there?)
-except ModuleNotFoundError as error:
-    raise MissingExtraError("fastapi", "fastapi") from error
+    from starlette.requests import HTTPConnection
 
-from starlette.requests import HTTPConnection
-
-from headgate.starlette import RateLimitMiddleware, Refused, decision, exempt, limit
-from headgate.starlette.answers import refusal
-from headgate.starlette.decorators import bounds_of
-from headgate.starlette.middleware import charge, passage_at
-from headgate.starlette.places import template_of
+    from headgate.starlette import RateLimitMiddleware, Refused, decision, exempt, limit
+    from headgate.starlette.answers import refusal
+    from headgate.starlette.decorators import bounds_of
+    from headgate.starlette.middleware import charge, passage_at
+    from headgate.starlette.places import template_of
 
 __all__ = ["RESPONSES", "RateLimit", "RateLimitMiddleware", "Refused", "decision", "exempt", "limit"]
 

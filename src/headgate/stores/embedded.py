@@ -21,9 +21,12 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from headgate.clock import Clock
 from headgate.errors import MissingExtraError, StoreURLError
+from headgate.extras import needs
 from headgate.stores import shown_url
-from headgate.stores.redis import AsyncRedisStore, RedisStore
 from headgate.stores.resident import Resident
+
+with needs("embedded"):
+    from headgate.stores.redis import AsyncRedisStore, RedisStore
 
 MAXMEMORY: Final = "128mb"  # some 500,000 clients under a rule of 10 a minute
 LINGER: Final = 10  # seconds that a worker may take to come after the last one has left
