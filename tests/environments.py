@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-PATIENCE = 60.0  # seconds for one program on a busy machine
+PATIENCE = 110.0  # seconds for one program on a busy machine
 
 
 class Environments:

@@ -48,11 +48,6 @@ NEEDS = {
 ELSEWHERE = {"import stores.embedded"}  # its import needs less than its extra has
 
 
-@pytest.fixture(scope="session")
-def environments(tmp_path_factory: pytest.TempPathFactory) -> Environments:
-    return Environments(tmp_path_factory.mktemp("environments"))
-
-
 @pytest.fixture
 def short() -> Iterator[Path]:
     """A directory whose path a socket's may begin with."""

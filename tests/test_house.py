@@ -66,6 +66,7 @@ LAW: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("flask", "flask.*"), (*ADAPTER, "wsgi", "flask", "flask.*")),
     (("django", "django.*"), (*ADAPTER, "django", "django.*")),
     (("",), (*ENGINE, "ban", "limiter")),
+    (("_pyinstaller", "_pyinstaller.*"), ("", "stores")),  # the hooks; `stores` for its table of schemes
     (("testing", "testing.*"), ("*", "!cli", "!cli.*")),
     (("cli", "cli.*", "__main__"), ("*",)),
 )

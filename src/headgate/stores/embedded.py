@@ -69,12 +69,16 @@ def place_of(url: str) -> Place:
 
 
 def _own_name(url: str) -> str:
-    """A name for the application that is run here: by its environment and its working directory."""
+    """A name for the application that is run here: by its environment and its working directory.
+
+    A packed program is known by its file. What it unpacks, and calls its environment, has a new name at every start.
+    """
+    environment = sys.executable if getattr(sys, "frozen", False) else sys.prefix
     try:
         here = Path.cwd()
     except OSError as error:
         raise _error(url, f"there is no working directory to tell the application by ({error.strerror})") from error
-    return sha256(f"{sys.prefix}\0{here}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return sha256(f"{environment}\0{here}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def _resident(url: str) -> Resident:
