@@ -84,7 +84,7 @@ def packages_of(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("extra", ["", *EXTRAS])
-def test_an_extra_alone(extra: str, environments: Environments, tmp_path: Path) -> None:
+def test_pk02_an_extra_alone(extra: str, environments: Environments, tmp_path: Path) -> None:
     """What it brings is enough for its own starts, and every other start names its own extra."""
     has = environments.requires(f"headgate[{extra}]" if extra else "headgate")
     expected = {}

@@ -269,13 +269,6 @@ print([Client().get("/").status_code for _ in range(2)], run_checks())
     assert run(script) == "[404, 429] []"
 
 
-def test_a_missing_extra_is_named() -> None:
-    script = (
-        "import sys; sys.modules['django'] = None\ntry:\n import headgate.django\nexcept ImportError as e: print(e)"
-    )
-    assert "pip install 'headgate[django]'" in run(script)
-
-
 # ---- types -------------------------------------------------------------------------------------------------------
 
 
