@@ -23,12 +23,11 @@ from headgate.django import gates
 from headgate.django.answers import enforce, enforce_later, told
 from headgate.django.endings import answered, answered_later, left, left_later
 from headgate.django.places import arrival_by_call, arrival_of
-from headgate.django.visit import DjangoCaller, Visit, begin, visit_of
+from headgate.django.visit import Visit, begin, visit_of
 from headgate.errors import NotEnforcedError
 from headgate.gate import AsyncGate, Bound, Gate
 from headgate.marks import EXEMPT, Mark, MarkOptions, declare, guarded, make_mark, marks_of
 from headgate.passage import Place, label_of
-from headgate.preflight import is_preflight
 from headgate.rule import QuotaFunction
 from headgate.terms import QuotaSpec
 
@@ -161,8 +160,6 @@ def _reach(mark: Mark, view: Any, args: tuple[Any, ...]) -> _Reached | None:
     if request is None:
         expected = "decorate a view, whose first argument is the request"
         raise NotEnforcedError("limit on", view, problem="it was called without a request", expected=expected)
-    if is_preflight(request.method or "", DjangoCaller(request).header):
-        return None
     visit = visit_of(request)
     leads = visit is None or not visit.open
     if visit is None or not visit.open:

@@ -25,9 +25,9 @@ class Visit(Passage):
 
     __slots__ = ("charged", "ends", "open")
 
-    def __init__(self, gate: Gate | AsyncGate, *, charged: bool) -> None:
+    def __init__(self, gate: Gate | AsyncGate) -> None:
         super().__init__(gate)
-        self.charged = charged  # the plan of the place where the request arrived has been decided
+        self.charged = False  # the plan of the place where the request arrived has been decided
         self.ends = False  # the end of the request releases what it holds
         self.open = True  # somebody outside will still add the fields to the response
 
@@ -119,14 +119,14 @@ def decision(request: Any) -> Decision | None:
     return None if visit is None else visit.decision
 
 
-def is_free(request: HttpRequest) -> bool:
-    """Whether this is a CORS preflight, which costs nothing."""
-    return is_preflight(request.method or "GET", DjangoCaller(request).header)
+def is_preflight_of(request: HttpRequest) -> bool:
+    """Whether this is a CORS preflight as browsers send it."""
+    return request.method == "OPTIONS" and is_preflight("OPTIONS", DjangoCaller(request).header)
 
 
 def begin(request: HttpRequest, gate: Gate | AsyncGate) -> Visit:
-    """Leave a new visit on the request. A CORS preflight counts as charged already, unless it may be denied."""
-    visit = Visit(gate, charged=is_free(request) and not gate.denies)
+    """Leave a new visit on the request."""
+    visit = Visit(gate)
     setattr(request, "headgate", visit)  # noqa: B010  # HttpRequest does not declare it
     return visit
 
