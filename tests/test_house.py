@@ -106,6 +106,8 @@ CATCHES_ALL: dict[str, str] = {
     "stores.redis.links:Links._link": "whatever it was, its place in the pool is given back; it is raised again",
     "stores.redis.shared:SharedLinks._open": "whatever it was, the next caller tries again; it is raised again",
     "flask.refusal:answered": "Flask's own handlers answer it, and what nobody handles is raised again",
+    "django.users:Look.now": "session and user back ends may raise anything; the failure policy decides",
+    "django.users:Look.later": "session and user back ends may raise anything; the failure policy decides",
     "flask.refusal:_tell": "a listener that fails is logged, and must not change the answer",
     "stores.breaker:Breaker._tell": "a hook that fails is logged, and must not change an answer",
     "after:_given_back": "a predicate that fails is logged, and must not change the answer",

@@ -157,7 +157,7 @@ class Cors:
         return sync_to_async(lambda: response)() if self.later else response
 
 
-PREFLIGHT = {"headers": [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]}
+PREFLIGHT: Any = {"headers": [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]}
 
 
 class Answers(View):

@@ -27,7 +27,6 @@ class DjangoExam(AdapterExam):
         self.stack.close()  # one HEADGATE holds at a time
         return self.stack.enter_context(serving(later=self.later, **options))
 
-
     def test_preflights_are_not_counted_and_a_bare_options_is(self) -> None:
         """Django's views answer every method themselves, so a preflight that reaches one is charged: test_django.py."""
         client = self.client(default_limits=["1/minute"], clock=ManualClock())

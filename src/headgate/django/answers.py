@@ -17,6 +17,7 @@ from django.http.response import HttpResponseBase
 from headgate.clock import epoch_seconds
 from headgate.django.endings import end_with
 from headgate.django.signals import rate_limited
+from headgate.django.users import UserUnknownError
 from headgate.django.visit import AsyncDjangoCaller, DjangoCaller, Visit, outer_of
 from headgate.gate import AsyncGate, Bound, Gate
 from headgate.http import Denial, Fields, denial, denial_fields, merge, response_fields
@@ -33,7 +34,10 @@ def enforce(request: HttpRequest, visit: Visit, bounds: Collection[Bound]) -> Ht
     gate = visit.gate
     if isinstance(gate, AsyncGate):  # a sync view under ASGI: the gate's connections belong to the server's loop
         return async_to_sync(enforce_later)(request, visit, bounds)
-    decision = gate.decide(DjangoCaller(request), bounds)
+    try:
+        decision = gate.decide(DjangoCaller(request, gate, bounds), bounds)
+    except UserUnknownError as error:
+        decision = error.decision
     warn_of_twice(outer_of(request), gate, decision)
     visit.note(decision)
     end_with(request, visit)
@@ -49,7 +53,10 @@ async def enforce_later(request: HttpRequest, visit: Visit, bounds: Collection[B
     gate = visit.gate
     if isinstance(gate, Gate):  # an async view under WSGI: its loop is for this call only, and the user is read by I/O
         return await sync_to_async(enforce)(request, visit, bounds)
-    decision = await gate.decide(AsyncDjangoCaller(request), bounds)
+    try:
+        decision = await gate.decide(AsyncDjangoCaller(request, gate, bounds), bounds)
+    except UserUnknownError as error:
+        decision = error.decision
     warn_of_twice(outer_of(request), gate, decision)
     visit.note(decision)
     end_with(request, visit)

@@ -14,9 +14,9 @@ from django.core.checks import Warning as Caution
 
 from headgate.django import gates
 from headgate.django.places import names_of_routes
+from headgate.django.users import asks_for_user
 from headgate.errors import ColourError, ConfigurationError
 from headgate.gate import AsyncGate, Gate
-from headgate.key import KeySpec
 from headgate.rule import Rule
 from headgate.settings import Settings
 
@@ -67,11 +67,7 @@ def _has_no_users(facts: Facts) -> bool:
         return False
     written = facts.read.key if any(str(option).lower() == "key" for option in facts.given) else None
     rules = [rule for rule in facts.read.rules if isinstance(rule, Rule)]
-    return any(_is_user(key) for key in (written, *(rule.key for rule in rules)))
-
-
-def _is_user(key: KeySpec | None) -> bool:
-    return "user" in key if isinstance(key, tuple) else key == "user"
+    return any(key is not None and asks_for_user(key) for key in (written, *(rule.key for rule in rules)))
 
 
 def _stands_twice(facts: Facts) -> bool:

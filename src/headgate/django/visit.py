@@ -5,14 +5,13 @@ This module knows Django's request; no response, no settings.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Hashable, Sequence
+from collections.abc import Awaitable, Collection, Hashable, Sequence
 from typing import Any, cast
 
-from asgiref.sync import sync_to_async
 from django.http import HttpRequest
-from django.utils.functional import LazyObject
 
-from headgate.gate import AsyncGate, Gate
+from headgate.django.users import UNKNOWN, Look, known_user
+from headgate.gate import AsyncGate, Bound, Gate
 from headgate.passage import Passage
 from headgate.plan import Decision
 from headgate.preflight import is_preflight
@@ -33,12 +32,14 @@ class Visit(Passage):
 
 
 class DjangoCaller:
-    """What a request tells about who is asking, where nothing has to be awaited."""
+    """What a request tells about who is asking, where nothing has to be awaited. `bounds` are the rules that ask."""
 
-    __slots__ = ("request",)
+    __slots__ = ("bounds", "gate", "request")
 
-    def __init__(self, request: HttpRequest) -> None:
+    def __init__(self, request: HttpRequest, gate: Gate | AsyncGate, bounds: Collection[Bound] = ()) -> None:
         self.request = request
+        self.gate = gate
+        self.bounds = bounds
 
     @property
     def native(self) -> HttpRequest:
@@ -63,9 +64,7 @@ class DjangoCaller:
 
     def header(self, name: str) -> Sequence[str]:
         """A header. Its lines have been joined by the server or by Django."""
-        key = name.upper().replace("-", "_")
-        value = self.request.META.get(key if key in _PLAIN_META else f"HTTP_{key}")
-        return () if value is None else (value,)
+        return _header(self.request, name)
 
     def path_value(self, name: str) -> str | None:
         """A parameter of the matched path."""
@@ -75,7 +74,8 @@ class DjangoCaller:
 
     def user(self) -> Hashable | Awaitable[Hashable | None] | None:
         """The primary key of the signed-in user."""
-        return _name(getattr(self.request, "user", None))
+        name = known_user(self.request, later=False)
+        return Look(self, self.gate, self.bounds).now() if name is UNKNOWN else cast("Hashable | None", name)
 
 
 class AsyncDjangoCaller(DjangoCaller):
@@ -94,8 +94,8 @@ class AsyncDjangoCaller(DjangoCaller):
 
     def user(self) -> Hashable | Awaitable[Hashable | None] | None:
         """The primary key of the signed-in user, or an awaitable of it where that takes a look into the session."""
-        user = getattr(self.request, "user", None)
-        return _name_later(self.request, user) if isinstance(user, LazyObject) else _name(user)
+        name = known_user(self.request, later=True)
+        return Look(self, self.gate, self.bounds).later() if name is UNKNOWN else cast("Hashable | None", name)
 
 
 def visit_of(request: Any) -> Visit | None:
@@ -121,7 +121,7 @@ def decision(request: Any) -> Decision | None:
 
 def is_preflight_of(request: HttpRequest) -> bool:
     """Whether this is a CORS preflight as browsers send it."""
-    return request.method == "OPTIONS" and is_preflight("OPTIONS", DjangoCaller(request).header)
+    return request.method == "OPTIONS" and is_preflight("OPTIONS", lambda name: _header(request, name))
 
 
 def begin(request: HttpRequest, gate: Gate | AsyncGate) -> Visit:
@@ -131,16 +131,8 @@ def begin(request: HttpRequest, gate: Gate | AsyncGate) -> Visit:
     return visit
 
 
-def _name(user: Any) -> Hashable | None:
-    """What names a signed-in user. Text, because a primary key may be of any type."""
-    if user is None or not user.is_authenticated or user.pk is None:
-        return None
-    return str(user.pk)
-
-
-async def _name_later(request: HttpRequest, user: Any) -> Hashable | None:
-    """The name of a user who is not known yet. Looking at `request.user` here would be I/O on the event loop."""
-    auser = getattr(request, "auser", None)
-    if auser is not None:
-        return _name(await auser())
-    return await sync_to_async(_name)(user)  # a lazy user of some other authentication
+def _header(request: HttpRequest, name: str) -> tuple[str, ...]:
+    """A header. Its lines have been joined by the server or by Django."""
+    key = name.upper().replace("-", "_")
+    value = request.META.get(key if key in _PLAIN_META else f"HTTP_{key}")
+    return () if value is None else (value,)
