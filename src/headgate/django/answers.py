@@ -19,6 +19,7 @@ from headgate.django.endings import end_with
 from headgate.django.signals import rate_limited
 from headgate.django.users import UserUnknownError
 from headgate.django.visit import AsyncDjangoCaller, DjangoCaller, Visit, outer_of
+from headgate.errors import RateLimitExceeded
 from headgate.gate import AsyncGate, Bound, Gate
 from headgate.http import Denial, Fields, denial, denial_fields, merge, response_fields
 from headgate.passage import warn_of_twice
@@ -41,11 +42,7 @@ def enforce(request: HttpRequest, visit: Visit, bounds: Collection[Bound]) -> Ht
     warn_of_twice(outer_of(request), gate, decision)
     visit.note(decision)
     end_with(request, visit)
-    if decision is None or decision.allowed:
-        return None
-    rate_limited.send_robust(type(request), request=request, decision=decision)
-    own = gate.settings.on_denied
-    return _refusal(request, visit, decision, own=None if own is None else _rendered(own(request, decision)))
+    return None if decision is None or decision.allowed else refuse(request, visit, decision)
 
 
 async def enforce_later(request: HttpRequest, visit: Visit, bounds: Collection[Bound]) -> HttpResponseBase | None:
@@ -60,8 +57,24 @@ async def enforce_later(request: HttpRequest, visit: Visit, bounds: Collection[B
     warn_of_twice(outer_of(request), gate, decision)
     visit.note(decision)
     end_with(request, visit)
-    if decision is None or decision.allowed:
-        return None
+    return None if decision is None or decision.allowed else await refuse_later(request, visit, decision)
+
+
+def refuse(request: HttpRequest, visit: Visit, decision: Decision) -> HttpResponseBase:
+    """The answer to a refused request, after the listeners have heard of it."""
+    gate = visit.gate
+    if isinstance(gate, AsyncGate):
+        return async_to_sync(refuse_later)(request, visit, decision)
+    rate_limited.send_robust(type(request), request=request, decision=decision)
+    own = gate.settings.on_denied
+    return _refusal(request, visit, decision, own=None if own is None else _rendered(own(request, decision)))
+
+
+async def refuse_later(request: HttpRequest, visit: Visit, decision: Decision) -> HttpResponseBase:
+    """The answer to a refused request, after the listeners have heard of it."""
+    gate = visit.gate
+    if isinstance(gate, Gate):
+        return await sync_to_async(refuse)(request, visit, decision)
     await rate_limited.asend_robust(type(request), request=request, decision=decision)
     own = gate.settings.on_denied
     response = None if own is None else own(request, decision)
@@ -69,6 +82,19 @@ async def enforce_later(request: HttpRequest, visit: Visit, bounds: Collection[B
     if _is_unrendered(response):
         response = await sync_to_async(_rendered)(response)
     return _refusal(request, visit, decision, own=response)
+
+
+def raised(visit: Visit, error: RateLimitExceeded) -> Decision:
+    """The refusal that a view has raised, as part of what was decided about its request.
+
+    The decision may be of any limiter. One that allowed refuses nevertheless: the view says so.
+    """
+    refusal = error.decision._replace(allowed=False) if error.decision.allowed else error.decision
+    if error.decision is visit.decision:
+        visit.decision = refusal
+    else:
+        visit.note(refusal)
+    return refusal
 
 
 def told(response: Response, visit: Visit) -> Response:

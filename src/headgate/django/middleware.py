@@ -17,10 +17,11 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from headgate.django import gates
-from headgate.django.answers import enforce, enforce_later, instead, told
+from headgate.django.answers import enforce, enforce_later, instead, raised, refuse, told
 from headgate.django.endings import answered, answered_later, left, left_later
 from headgate.django.places import arrival_of
 from headgate.django.visit import Visit, begin, is_preflight_of, visit_of
+from headgate.errors import RateLimitExceeded
 from headgate.gate import AsyncGate, Bound, Gate
 
 
@@ -94,6 +95,16 @@ class RateLimitMiddleware:
         if visit is None or visit.charged:
             return None
         return await enforce_later(request, visit, _arrive(request, visit))
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponseBase | None:
+        """Answer a view that raised RateLimitExceeded. Django calls this in a thread where the view was async."""
+        if not isinstance(error, RateLimitExceeded):
+            return None
+        visit = visit_of(request)
+        if visit is not None and visit.open:
+            return refuse(request, visit, raised(visit, error))
+        visit = begin(request, self._gate())  # limits are off, but the view asks for an answer
+        return told(refuse(request, visit, raised(visit, error)), visit)
 
     def _begin(self, request: HttpRequest) -> Visit | None:
         """A visit for this middleware to lead; None where limits are off, or another one outside leads already."""
