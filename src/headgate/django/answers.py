@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar, cast
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpRequest, HttpResponse
-from django.http.response import HttpResponseBase
+from django.http.response import HttpResponseBase, ResponseHeaders
 
 from headgate.clock import epoch_seconds
 from headgate.django.endings import end_with
@@ -104,12 +104,28 @@ def told(response: Response, visit: Visit) -> Response:
     if decision is not None and decision is not known:
         dialect = visit.gate.settings.headers
         fields = response_fields(decision, dialect, epoch=epoch_seconds(), status=response.status_code)
+        if fields:
+            response.headers = _Told(response.headers, fields)
         if known is None:
             add(response, fields)
         else:  # it was refused inside a view, which went on
             for name, value in fields:
                 response.headers[name] = value
     return response
+
+
+class _Told(ResponseHeaders):
+    """Headers with the fields of one client. A cache keeps pickles of responses: there they are without them."""
+
+    def __init__(self, headers: ResponseHeaders, fields: Fields) -> None:
+        super().__init__(headers)
+        self.before: dict[str, str | None] = {name: headers.get(name) for name, _ in fields}  # None: it was not there
+        if isinstance(headers, _Told):
+            self.before.update(headers.before)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rest = {name: value for name, value in self.items() if name not in self.before}
+        return ResponseHeaders, ({**rest, **{name: value for name, value in self.before.items() if value is not None}},)
 
 
 def instead(answer: HttpResponseBase, response: HttpResponseBase) -> HttpResponseBase:
