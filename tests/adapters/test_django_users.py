@@ -252,6 +252,17 @@ def test_two_decisions_about_one_request_look_once(asgi: bool) -> None:
         assert (answers[0].one("ratelimit") or "").count("r=8") == 2
 
 
+@pytest.mark.parametrize("who", ["made up", "a cart", "alice"])
+def test_all_rules_of_a_request_look_once(who: str, asgi: bool) -> None:
+    inner = limit("9/minute")(lambda request: HttpResponse("inner"))
+    urls = [path("x", limit("9/minute")(lambda request: inner(request)))]  # noqa: PLW0108  # it hides the mark
+    rules = [{"name": name, "quota": "9/minute", "key": key} for name, key in (("a", "user"), ("b", ("user", "ip")))]
+    options: dict[str, Any] = {"default_limits": ["9/minute"], "rules": rules, "allow": [("user", "99")]}
+    with serving(later=asgi, middleware=[SESSIONS, AUTH, OURS], urls=urls, django_settings=DATABASE, **options) as site:
+        session = WHO[who]()
+        assert queries(lambda: ask(site, "/x", session)) == (2 if who == "alice" else 1)
+
+
 # ---- the per-site cache ------------------------------------------------------------------------------------------
 
 PER_SITE = [
@@ -518,6 +529,21 @@ def test_a_look_that_fails_is_covered_by_the_failure_policy(
         assert heard == [True, True]
         assert (answers[0].one("retry-after"), answers[0].one("ratelimit")) == ("1", None)
         assert b"Temporary Reduced Capacity" in answers[0].body
+
+
+def test_a_look_that_failed_is_not_tried_again_for_the_next_rule(asgi: bool, outage: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def load(*_: Any) -> Any:
+        tried.append(1)
+        raise RuntimeError
+
+    outage.setattr(SessionStore, "load", load)
+    outage.setattr(SessionStore, "aload", load)
+    rules = [{"name": name, "quota": "9/minute"} for name in "abc"]
+    with serving(later=asgi, middleware=[SESSIONS, AUTH, OURS], django_settings=DATABASE, rules=rules) as site:
+        assert ask(site, "/open", MADE_UP).status == 200
+    assert tried == [1]
 
 
 def test_a_view_that_looks_itself_fails_as_without_us(asgi: bool, outage: Any) -> None:

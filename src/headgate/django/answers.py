@@ -36,7 +36,7 @@ def enforce(request: HttpRequest, visit: Visit, bounds: Collection[Bound]) -> Ht
     if isinstance(gate, AsyncGate):  # a sync view under ASGI: the gate's connections belong to the server's loop
         return async_to_sync(enforce_later)(request, visit, bounds)
     try:
-        decision = gate.decide(DjangoCaller(request, gate, bounds), bounds)
+        decision = gate.decide(DjangoCaller(request, visit, bounds), bounds)
     except UserUnknownError as error:
         decision = error.decision
     warn_of_twice(outer_of(request), gate, decision)
@@ -51,7 +51,7 @@ async def enforce_later(request: HttpRequest, visit: Visit, bounds: Collection[B
     if isinstance(gate, Gate):  # an async view under WSGI: its loop is for this call only, and the user is read by I/O
         return await sync_to_async(enforce)(request, visit, bounds)
     try:
-        decision = await gate.decide(AsyncDjangoCaller(request, gate, bounds), bounds)
+        decision = await gate.decide(AsyncDjangoCaller(request, visit, bounds), bounds)
     except UserUnknownError as error:
         decision = error.decision
     warn_of_twice(outer_of(request), gate, decision)

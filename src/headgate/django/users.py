@@ -171,7 +171,7 @@ class Look:
         return self._reads and not self._looks.allow(self._address)
 
     def _other(self, name: Hashable | None) -> Hashable | None:
-        """The name as another authentication says it. What it did to the session is its own affair."""
+        """The name as another authentication says it. What it did to the session stays."""
         self._looks.succeeded()
         if name is None and self._reads and vars(self._session).get("_session_cache") == {}:
             self._looks.count(self._address)

@@ -22,11 +22,12 @@ _PLAIN_META = ("CONTENT_TYPE", "CONTENT_LENGTH")  # PEP 3333: the two headers wi
 class Visit(Passage):
     """What the gate has done about one request, found on it as `request.headgate`."""
 
-    __slots__ = ("charged", "ends", "open")
+    __slots__ = ("charged", "ends", "looked", "open")
 
     def __init__(self, gate: Gate | AsyncGate) -> None:
         super().__init__(gate)
         self.charged = False  # the plan of the place where the request arrived has been decided
+        self.looked: Any = UNKNOWN  # whom a look has found: one request looks once
         self.ends = False  # the end of the request releases what it holds
         self.open = True  # somebody outside will still add the fields to the response
 
@@ -34,11 +35,11 @@ class Visit(Passage):
 class DjangoCaller:
     """What a request tells about who is asking, where nothing has to be awaited. `bounds` are the rules that ask."""
 
-    __slots__ = ("bounds", "gate", "request")
+    __slots__ = ("bounds", "request", "visit")
 
-    def __init__(self, request: HttpRequest, gate: Gate | AsyncGate, bounds: Collection[Bound] = ()) -> None:
+    def __init__(self, request: HttpRequest, visit: Visit, bounds: Collection[Bound] = ()) -> None:
         self.request = request
-        self.gate = gate
+        self.visit = visit
         self.bounds = bounds
 
     @property
@@ -75,7 +76,11 @@ class DjangoCaller:
     def user(self) -> Hashable | Awaitable[Hashable | None] | None:
         """The primary key of the signed-in user."""
         name = known_user(self.request, later=False)
-        return Look(self, self.gate, self.bounds).now() if name is UNKNOWN else cast("Hashable | None", name)
+        if name is UNKNOWN:
+            name = self.visit.looked
+        if name is UNKNOWN:
+            name = self.visit.looked = Look(self, self.visit.gate, self.bounds).now()
+        return cast("Hashable | None", name)
 
 
 class AsyncDjangoCaller(DjangoCaller):
@@ -95,7 +100,13 @@ class AsyncDjangoCaller(DjangoCaller):
     def user(self) -> Hashable | Awaitable[Hashable | None] | None:
         """The primary key of the signed-in user, or an awaitable of it where that takes a look into the session."""
         name = known_user(self.request, later=True)
-        return Look(self, self.gate, self.bounds).later() if name is UNKNOWN else cast("Hashable | None", name)
+        if name is UNKNOWN:
+            name = self.visit.looked
+        return self._look() if name is UNKNOWN else cast("Hashable | None", name)
+
+    async def _look(self) -> Hashable | None:
+        name = self.visit.looked = await Look(self, self.visit.gate, self.bounds).later()
+        return name
 
 
 def visit_of(request: Any) -> Visit | None:
