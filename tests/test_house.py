@@ -111,7 +111,7 @@ CATCHES_ALL: dict[str, str] = {
     "flask.refusal:_tell": "a listener that fails is logged, and must not change the answer",
     "stores.breaker:Breaker._tell": "a hook that fails is logged, and must not change an answer",
     "after:_given_back": "a predicate that fails is logged, and must not change the answer",
-    "starlette.places:_Known.take": "a convertor is the application's own: the router raises the same",
+    "starlette.places:_match": "a convertor is the application's own: the router raises the same",
 }
 
 # What may have more than three positional arguments, and booleans among them (with or without a leading "_").
