@@ -8,7 +8,7 @@ import pytest
 
 from headgate import Concurrency, ManualClock, StoreError
 from headgate.plan import Check, Plan
-from headgate.stores.deny_cache import AsyncDenyCache, DenyCache
+from headgate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
 from headgate.stores.fallback import AsyncFallback, Fallback
 from headgate.stores.leases import AsyncLeases, Leases
 from headgate.stores.memory import MemoryStore
@@ -36,7 +36,7 @@ def fallback(inside: Breakable, colour: Colour, clock: ManualClock, **options: A
 
 
 def cached(inside: Breakable, colour: Colour, clock: ManualClock) -> Called:
-    return colour.around(inside, (DenyCache, AsyncDenyCache), staleness=1, clock=clock)
+    return colour.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=1, clock=clock))
 
 
 def test_a_refusal_for_want_of_a_place_is_asked_again(colour: Colour, clock: ManualClock) -> None:
