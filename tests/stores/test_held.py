@@ -174,7 +174,7 @@ def test_newcomers_to_a_full_store_share_places_and_give_them_back(clock: Manual
     store = MemoryStore(max_keys=2, clock=clock)
     full = [place(1, who, scope="full") for who in "ab"]
     assert all(allowed(store.run(Plan((one,)))) for one in full)
-    newcomers = [Plan((place(2, who),)) for who in "cdefgh"]
+    newcomers = [Plan((place(2, who),), network=lambda: "203.0.113.0") for who in "cdefgh"]
     for first, second, third in zip(newcomers, newcomers[1:], newcomers[2:], strict=False):
         taken = [store.run(first), store.run(second)]
         clock.advance(1)

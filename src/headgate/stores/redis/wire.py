@@ -72,7 +72,7 @@ class Wire:
 
     def run(self, plan: Plan, mode: bytes | None = None) -> AnyCommand:
         """A plan as a command."""
-        checks, charging, forced = plan
+        checks, charging, forced, _ = plan
         if len(checks) == 1:
             terms, identity, cost = checks[0]
             shape = self._shapes.get(terms)
