@@ -11,7 +11,7 @@ import threading
 from typing import Final
 
 from headgate.algorithms import KEPT
-from headgate.clock import Clock, SystemClock
+from headgate.clock import Clock, SystemClock, read_us
 from headgate.errors import StoreURLError
 from headgate.identity import digest
 from headgate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, charged, in_shadow, strikers
@@ -35,6 +35,8 @@ class MemoryStore:
     def __init__(self, *, max_keys: int = MAX_KEYS, clock: Clock | None = None) -> None:
         if not isinstance(max_keys, int) or isinstance(max_keys, bool) or max_keys < 1:
             raise StoreURLError("max_keys", max_keys, problem="not a whole number above 0", expected="give 1 or more")
+        if clock is not None:
+            read_us(clock)  # says what cannot work
         self._max_keys = max_keys
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._lock = threading.Lock()
