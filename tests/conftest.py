@@ -9,6 +9,7 @@ from hypothesis import settings
 
 from headgate import cautions
 from tests.cluster import Cluster
+from tests.environments import Environments
 from tests.sentinels import SENTINELS, Sentinels
 from tests.servers import MAKERS, Server, named_server, redis_server, valkey_server
 
@@ -51,6 +52,12 @@ def server(request: pytest.FixtureRequest) -> Server:
     """Each of the real servers in turn."""
     found: Server = request.getfixturevalue(request.param)
     return found
+
+
+@pytest.fixture(scope="session")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Environments:
+    """Python with the wheel of headgate and chosen packages, made when a test first asks for them."""
+    return Environments(tmp_path_factory.mktemp("environments"))
 
 
 @pytest.fixture(scope="session")

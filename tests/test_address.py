@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headgate.address import NO_PEER, Trust, client_address, group, is_rewritten, parse_address
+from headgate.address import NO_PEER, Trust, client_address, client_network, group, is_rewritten, parse_address
 from headgate.errors import SettingsError
 
 VECTORS: Final = json.loads((Path(__file__).parent / "vectors" / "addresses.json").read_text())
@@ -298,3 +298,29 @@ def test_a_group_is_told_by_bits_and_not_by_spelling(address: Any) -> None:
     budget = client_address(str(address), [], NOBODY)
     assert client_address(address.exploded.upper(), [], NOBODY) == budget
     assert client_address(f"[{address}]:443" if address.version == 6 else f"{address}:443", [], NOBODY) == budget
+
+
+@pytest.mark.parametrize(
+    ("peer", "lines", "network"),
+    [
+        ("198.51.100.9", [], "198.51.100.0"),
+        ("198.51.100.255", ["6.6.6.6"], "198.51.100.0"),
+        ("::ffff:198.51.100.9", [], "198.51.100.0"),
+        ("64:ff9b::198.51.100.9", [], "198.51.100.0"),
+        ("2001:db8:1:2::3", [], "2001:db8:1::"),
+        ("2001:db8:1:ffff:ffff:ffff:ffff:ffff", [], "2001:db8:1::"),
+        ("10.0.0.1", ["203.0.113.7"], "203.0.113.0"),
+        ("10.0.0.1", ["6.6.6.6, 203.0.113.7"], "203.0.113.0"),
+        ("10.0.0.1", ["2001:db8:1:2::3"], "2001:db8:1::"),
+        ("10.0.0.1", ["nonsense"], "10.0.0.0"),
+        (None, [], NO_PEER),
+        ("a socket", [], "peer a socket"),
+    ],
+)
+def test_the_network_of_a_client(peer: str | None, lines: list[str], network: str) -> None:
+    assert client_network(peer, lines, Trust.of("10.0.0.0/8")) == network
+
+
+def test_a_network_is_at_least_as_wide_as_an_identity() -> None:
+    assert client_network("2001:db8:1:2::3", [], Trust(), prefix=32) == "2001:db8::"
+    assert client_network("2001:db8:1:2::3", [], Trust(), prefix=128) == "2001:db8:1::"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
-from headgate import ManualClock
-from headgate.clock import MICROSECOND, SystemClock, epoch_seconds
+from headgate import ConfigurationError, Limiter, ManualClock
+from headgate.clock import LATEST_US, MICROSECOND, SystemClock, epoch_seconds
+from headgate.stores import open_async_store, open_store
 
 
 def test_a_manual_clock_stands_still_until_it_is_moved() -> None:
@@ -30,6 +32,64 @@ def test_it_never_goes_back(back: float) -> None:
     with pytest.raises(ValueError, match="cannot go back"):
         clock.advance(back)
     assert clock.now_us() == 10**15
+
+
+WRONG = [-1, -1e-6, float("nan"), float("inf"), -float("inf"), 1e18, 10**400, LATEST_US / MICROSECOND + 1, "0", None]
+
+
+@pytest.mark.parametrize("start", WRONG)
+def test_it_begins_at_a_moment_that_every_store_can_count_with(start: Any) -> None:
+    """Before 1970 a Redis store let everything pass."""
+    with pytest.raises(ConfigurationError, match="HG010"):
+        ManualClock(start)
+
+
+@pytest.mark.parametrize("seconds", WRONG)
+def test_it_stays_at_such_a_moment(seconds: Any) -> None:
+    clock = ManualClock(5)
+    with pytest.raises(ConfigurationError, match="HG010"):
+        clock.advance(seconds)
+    assert clock.now_us() == 5 * MICROSECOND
+    with pytest.raises(ConfigurationError, match="HG010"):
+        clock.advance_us(LATEST_US)
+
+
+@pytest.mark.parametrize("moment", [0, LATEST_US])
+def test_the_first_and_the_last_moment(moment: int) -> None:
+    clock = ManualClock(0)
+    clock.advance_us(moment)
+    limiter = Limiter(clock=clock)
+    assert [limiter.hit("1/minute", "alice").retry_after for _ in "ab"] == [0, 60]
+
+
+class Said:
+    """A user's own clock, which says one moment after the other."""
+
+    def __init__(self, *moments: Any) -> None:
+        self.moments = list(moments)
+
+    def now_us(self) -> Any:
+        return self.moments.pop(0) if len(self.moments) > 1 else self.moments[0]
+
+
+MISTAKES = [-1, -(10**9), 1.5, 1e15, float("nan"), "1", None, True, LATEST_US + 1, 2**70]
+URLS = ["memory://", "redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/main"]
+
+
+@pytest.mark.parametrize("moment", MISTAKES)
+@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize("opens", [open_store, open_async_store])
+def test_no_store_is_made_with_a_clock_that_it_cannot_count_with(opens: Any, url: str, moment: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"clock .*HG010"):
+        opens(url, prefix="p", clock=Said(moment))
+
+
+@pytest.mark.parametrize("moment", MISTAKES)
+def test_a_clock_that_goes_wrong_later_lets_nobody_pass(moment: Any) -> None:
+    """The store that does not answer is not even asked, and no policy of an outage takes its place."""
+    limiter = Limiter("redis://127.0.0.1:1", clock=Said(1, moment), deny_cache=0, on_store_failure="allow")
+    with pytest.raises(ConfigurationError, match=r"clock .*HG010"):
+        limiter.hit("1/minute", "alice")
 
 
 def test_threads_may_move_it() -> None:

@@ -332,3 +332,36 @@ def test_without_a_rule_the_store_is_not_asked(ask: Ask, request: pytest.Fixture
     later = request.node.callspec.params["ask"] == "async"
     given = Settings(store=Awaited(BrokenStore()) if later else BrokenStore())
     assert ask(given, place(), Visitor()) == [None]
+
+
+PATH_RULE = Rule(name="all", quota="10/hour", path="/*")
+INVENTED = {
+    "API keys": {"key": "header:X-API-Key"},
+    "sealed API keys": {"key": "header:X-API-Key", "secret": "0123456789abcdef"},
+    "behind a proxy": {"key": "header:X-API-Key", "trusted_proxies": ["192.0.2.0/24"]},
+    "under a rule for a path": {"key": "header:X-API-Key", "default_limits": (), "rules": [PATH_RULE]},
+}
+
+
+@pytest.mark.parametrize("options", INVENTED.values(), ids=INVENTED.keys())
+def test_one_client_drains_a_full_store_for_few_others(ask: Ask, options: dict[str, Any]) -> None:
+    """The store is full of keys that are refused. One client invents 1,000 more, and 200 others come with theirs.
+
+    A client uses up one of 1,024 shared budgets: more than 6 of the others meet it in one of twenty million runs.
+    """
+    behind = "trusted_proxies" in options
+    given = settings(store="memory://?max_keys=10", **{"default_limits": ["10/hour"], **options})
+
+    def visitor(address: str, key: str) -> Visitor:
+        found = Visitor(**{"X-API-Key": key, "X-Forwarded-For": f"6.6.6.6, {address}"})
+        found.peer = "192.0.2.1" if behind else address
+        return found
+
+    blocked = [visitor("203.0.113.1", f"blocked {number % 10}") for number in range(110)]
+    invented = [visitor(f"198.51.100.{number % 256}", f"invented {number}") for number in range(1_000)]
+    others = [visitor(f"10.{number}.{number}.7", f"{number}") for number in range(200)]
+    passed = [bool(decision) for decision in ask(given, place(), *blocked, *invented, *others, *blocked[:10])]
+    assert sum(passed[:110]) == 100
+    assert sum(passed[110:1_110]) == 10
+    assert sum(passed[1_110:1_310]) >= 194
+    assert not any(passed[1_310:]), "somebody who was refused was freed"

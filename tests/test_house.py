@@ -23,7 +23,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "headgate"
 
-VALUES = ("errors", "clock", "hidden", "quota", "concurrency", "plan")
+VALUES = ("errors", "extras", "clock", "hidden", "quota", "concurrency", "plan")
 # The packages themselves, not what is in them: the engine knows the registry, never one algorithm or store;
 # and the stack, which says what stands around any store.
 READ = (*VALUES, "address", "algorithms", "awaiting", "cautions", "hooks", "identity", "key")
@@ -68,6 +68,7 @@ LAW: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("flask", "flask.*"), (*ADAPTER, "wsgi", "flask", "flask.*")),
     (("django", "django.*"), (*ADAPTER, "django", "django.*")),
     (("",), (*ENGINE, "ban", "limiter")),
+    (("_pyinstaller", "_pyinstaller.*"), ("", "stores")),  # the hooks; `stores` for its table of schemes
     (("testing", "testing.*"), ("*", "!cli", "!cli.*")),
     (("cli", "cli.*", "__main__"), ("*",)),
 )
@@ -106,10 +107,13 @@ CATCHES_ALL: dict[str, str] = {
     "stores.redis.links:Links.ask": "whatever it was, also an interrupt, the link is spoiled; it is raised again",
     "stores.redis.links:Links._link": "whatever it was, its place in the pool is given back; it is raised again",
     "stores.redis.shared:SharedLinks._open": "whatever it was, the next caller tries again; it is raised again",
+    "flask.refusal:answered": "Flask's own handlers answer it, and what nobody handles is raised again",
+    "django.users:Look.now": "session and user back ends may raise anything; the failure policy decides",
+    "django.users:Look.later": "session and user back ends may raise anything; the failure policy decides",
     "flask.refusal:_tell": "a listener that fails is logged, and must not change the answer",
     "stores.breaker:Breaker._tell": "a hook that fails is logged, and must not change an answer",
     "after:_given_back": "a predicate that fails is logged, and must not change the answer",
-    "starlette.places:_Known.take": "a convertor is the application's own: the router raises the same",
+    "starlette.places:_match": "a convertor is the application's own: the router raises the same",
 }
 
 # What may have more than three positional arguments, and booleans among them (with or without a leading "_").

@@ -471,6 +471,51 @@ def test_merge_leaves_everything_else_alone_and_in_order() -> None:
     assert merge(own, [("Retry-After", "9")]) == [*own[:3], ("Retry-After", "9")]
 
 
+DATES = ("Sun, 06 Nov 1994 08:49:37 GMT", "Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994")
+MOMENT = 784111777
+
+
+@pytest.mark.parametrize("date", DATES)
+@pytest.mark.parametrize(
+    ("ahead", "wins"), [(3600, True), (60.5, True), (60, False), (59, False), (0, False), (-3600, False)]
+)
+def test_the_later_retry_after_wins_also_if_it_is_a_date(date: str, ahead: float, wins: bool) -> None:
+    for lines in ([date], ["7", date, "soon"]):
+        own = [("retry-after", line) for line in lines]
+        merged = merge(own, [("Retry-After", "60")], epoch=lambda: MOMENT - ahead)
+        assert merged == [("Retry-After", date if wins else "60")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["", "soon", "-1", "1.5", "+90", "9" * 16, " 90", "90, 91", "٩٠"],
+        "Sun, 31 Feb 2094 08:49:37 GMT",
+        "Sun, 06 Nov 2094 24:00:00 GMT",
+        "Sun, 06 Nov 2094 23:59:60 GMT",
+        "Sun, 06 Xyz 2094 08:49:37 GMT",
+        "Sun, 06 Nov 0094 08:49:37 GMT",
+        "Sun, 06 Nov 2094 08:49:37 +0000",
+        "Sun, 06 Nov 2094 08:49:37 GMT ",
+        "Sun, 6 Nov 2094 08:49:37 GMT",
+        "2094-11-06T08:49:37Z",
+        "Sun, 06 Nov " + "2" * 100_000 + " 08:49:37 GMT",
+        "Sun," * 25_000,
+        " " * 100_000 + "GMT",
+    ],
+)
+def test_a_retry_after_that_says_nothing_gives_way(text: str) -> None:
+    assert merge([("Retry-After", text)], [("Retry-After", "60")], epoch=lambda: 0) == [("Retry-After", "60")]
+
+
+def test_the_time_of_day_is_read_only_for_a_date() -> None:
+    def unread() -> float:
+        raise AssertionError("the clock was read")
+
+    for text in ("7", "soon", "90"):
+        merge([("Retry-After", text), ("RateLimit", '"a";r=1')], [("Retry-After", "60")], epoch=unread)
+
+
 @pytest.mark.parametrize("dialect", list(DIALECTS))
 def test_two_limiters_of_one_dialect_make_one_valid_answer(dialect: str) -> None:
     limiter = Limiter(clock=ManualClock())

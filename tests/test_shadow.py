@@ -181,7 +181,7 @@ def test_a_full_memory_keeps_them_apart_and_forgets_them_first() -> None:
     shadow, rule = terms("fixed-window", "1/minute", shadow=True), terms("fixed-window", "1/minute")
 
     def run(which: Terms, identity: str) -> tuple[bool, bool]:
-        [outcome] = store.run(Plan((Check(which, identity, 1),)))
+        [outcome] = store.run(Plan((Check(which, identity, 1),), network=lambda: "203.0.113.0"))
         return outcome.allowed, outcome.retry_after == 0
 
     assert [run(shadow, "a"), run(shadow, "a")] == [(True, True), (True, False)]

@@ -18,7 +18,7 @@ from headgate.passage import NOWHERE
 from headgate.plan import Check, Plan
 from headgate.quota import MAX_LIMIT
 from headgate.settings import Settings
-from headgate.stores.entries import SHARED
+from headgate.stores.entries import KINDS, SHARED
 from headgate.stores.memory import MemoryStore
 from headgate.terms import _read, make_terms
 from tests import test_gate
@@ -201,7 +201,8 @@ def test_newcomers_to_a_full_store_share_no_more_than_so_many_budgets() -> None:
         terms = make_terms("more", (Quota(limit, 60),), algorithm="sliding-window")[0]
         for _ in range(2):
             store.run(Plan((Check(terms, str(limit), 1),)))
-    assert (len(store), len(store._entries._shared)) == (1, SHARED)
+    entries = store._entries
+    assert (len(store), len(entries._shared), len(entries._common)) == (1, SHARED, KINDS)
 
 
 @pytest.mark.parametrize("length", [1_000, 1_001, 1_000_000])

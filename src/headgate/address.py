@@ -21,6 +21,7 @@ NO_PEER: Final = "no-peer"  # a unix socket: one budget for all who come that wa
 _NAT64: Final = IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are the client's IPv4 address
 _NAT64_LOCAL: Final = IPv6Network("64:ff9b:1::/48")  # RFC 8215: they are somewhere in it, as each network likes
 IPV6_PREFIX: Final = 64  # bits that one client's addresses have in common
+IPV6_NETWORK: Final = 48  # bits that the addresses of one site have in common
 _WIDEST: Final = 7  # bits of the widest network that is anybody's own: fc00::/7
 TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _PAIR: Final = re.compile(r'\s*([^=;\s]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;"]*))\s*(?:;|\Z)')
@@ -94,6 +95,21 @@ def client_address(peer: str | None, lines: Sequence[str], trust: Trust, *, pref
     """
     hop = _believed(peer, lines, trust)
     return _group_of(peer, prefix) if hop is None else group(hop, prefix)
+
+
+def client_network(peer: str | None, lines: Sequence[str], trust: Trust, *, prefix: int = IPV6_NETWORK) -> str:
+    """The network that a client's address is in: 24 bits of an IPv4 address, 48 or fewer of an IPv6 address.
+
+    >>> client_network("10.0.0.1", ["2001:db8:1:2::3"], Trust.of("10.0.0.0/8"))
+    '2001:db8:1::'
+    >>> client_network("198.51.100.9", [], Trust())
+    '198.51.100.0'
+    """
+    address = exact_address(peer, lines, trust)
+    if address is None:
+        return _group_of(peer, prefix)
+    free = 8 if isinstance(address, IPv4Address) else 128 - min(prefix, IPV6_NETWORK)
+    return str(type(address)(int(address) >> free << free))
 
 
 def exact_address(peer: str | None, lines: Sequence[str], trust: Trust) -> Address | None:

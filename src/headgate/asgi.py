@@ -1,25 +1,39 @@
 """The adapter for any ASGI application, pure ASGI: the base that the Starlette adapter stands on.
 
 It turns a scope into a caller, asks the gate, and either passes the request on untouched, with fields added to the
-response's start, or answers it before its body is read. The application is called once, and nothing that it raises is
-caught. What a response gives back is given back before it starts; what is held, when the application has returned or
-the last byte was sent.
+response's start, or answers it before its body is read. The application is called once. What it raises is its own, with
+one exception: a RateLimitExceeded that leaves the application before a response has started is answered as a refusal of
+this limiter. What a response gives back is given back before it starts; what is held, when the application has returned
+or the last byte was sent.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Hashable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, MutableMapping, Sequence
 from contextvars import ContextVar
 from inspect import isawaitable
 from typing import Any, Final, NoReturn, cast
 
 from headgate.clock import epoch_seconds
 from headgate.ending import AsyncEnding
-from headgate.errors import ConfigurationError, SettingsError
+from headgate.errors import ConfigurationError, RateLimitExceeded, SettingsError
 from headgate.gate import AsyncGate, Bound
 from headgate.http import denial, denial_fields, response_fields
-from headgate.messages import HTTP, STARTS, WEBSOCKET, Message, denied, encoded_name, is_last, merged, response_of
+from headgate.messages import (
+    ACCEPT,
+    BEGINNINGS,
+    HTTP,
+    STARTS,
+    WEBSOCKET,
+    Message,
+    denied,
+    encoded_name,
+    is_last,
+    listed,
+    merged,
+    response_of,
+)
 from headgate.passage import NOWHERE, Arrival, Passage, Place, warn_of_twice
 from headgate.plan import Decision
 from headgate.preflight import is_preflight
@@ -67,7 +81,7 @@ class AsgiCaller:
     def header(self, name: str) -> Sequence[str]:
         """All lines of a header, in order."""
         wanted, lines = encoded_name(name), []
-        for key, value in self.scope["headers"]:
+        for key, value in header_lines(self.scope):
             if key == wanted:
                 lines.append(value.decode("latin-1"))
         return lines
@@ -86,6 +100,44 @@ class AsgiCaller:
             return str(user.identity)
         except (AttributeError, NotImplementedError):  # Starlette's SimpleUser has only a display name
             return str(user.display_name)
+
+
+class Exchange(Passage):
+    """The passage of one request, and how far its response has come."""
+
+    __slots__ = ("begun", "covered", "refused")
+
+    def __init__(self, gate: AsyncGate) -> None:
+        self.gate, self.decision, self.ending, self.enforced = gate, None, None, set()  # made for every request
+        self.begun = ""  # the type of the message that began the response, or of a later one that closed the socket
+        self.covered = False  # another limiter inside this one answers what the application raises
+        self.refused: Decision | None = None  # by the application, and still to be answered
+
+    def takes(self, error: RateLimitExceeded | RuntimeError) -> bool:
+        """Whether an error of the application is a refusal that can be answered: no response has started.
+
+        A RuntimeError is one where Starlette made it from a refusal because of a response that was held back.
+        """
+        if isinstance(error, RateLimitExceeded):
+            if self.refused is None and self.begun in ("", ACCEPT):
+                self.refused = self.refuse(error.decision)
+        elif not isinstance(error.__cause__, RateLimitExceeded):
+            return False
+        return self.refused is not None
+
+    def holds_back(self, message: Message) -> bool:
+        """Whether the start of a response is a framework's 500 for a RateLimitExceeded: that is answered by us.
+
+        Any other response that is made while a RateLimitExceeded is handled is the application's own answer to it, and
+        gets the fields of that refusal.
+        """
+        error = sys.exception()
+        if not isinstance(error, RateLimitExceeded) or self.covered or self.begun:
+            return False
+        refused = self.refuse(error.decision)
+        if message.get("status") == 500:
+            self.refused = refused
+        return self.refused is not None
 
 
 class RateLimitMiddleware:
@@ -114,13 +166,15 @@ class RateLimitMiddleware:
         if not self._checked:
             self._check(scope)
         state = scope.setdefault("state", {})
-        outer, passage = state.get(_STATE), Passage(self.gate)
+        outer, passage = state.get(_STATE), Exchange(self.gate)
+        if outer is not None and not isinstance(outer, Exchange):
+            raise _taken()
         state[_STATE] = passage
         if self.settings.enabled:
             caller, arrival = self.arrive(scope)
             is_plain = arrival is NOWHERE and outer is None
             bounds = self._everywhere if is_plain else self._bounds(passage, outer, arrival)
-            if bounds and is_preflight(caller.method, caller.header):
+            if caller.method == "OPTIONS" and self._is_free(scope, caller):
                 bounds = ()
             if bounds or self.gate.denies:
                 decision = await self.gate.decide(caller, bounds)
@@ -128,13 +182,23 @@ class RateLimitMiddleware:
                 if outer is not None:
                     warn_of_twice(outer, self.gate, decision)
                 if decision is not None and not decision.allowed:
-                    await self._deny(decision, caller, (scope, receive, send))
+                    if kind == "websocket":
+                        await receive()  # the handshake has to be heard before it is answered
+                    await self._deny(decision, caller, (scope, receive, send), passage=passage)
                     return
-            send = self._telling(passage, send)
+        if outer is not None:
+            outer.covered = True
         before = SERVED.get()
         SERVED.set(scope)
-        try:  # no `except`: whatever the application raises is its own
-            await self.app(scope, receive, send)
+        try:
+            try:  # every other error of the application is its own
+                await self.app(scope, receive, self._telling(passage, send))
+            except (RateLimitExceeded, RuntimeError) as error:
+                if not passage.takes(error):
+                    raise
+            if passage.refused is not None:
+                refused, passage.refused = passage.refused, None
+                await self._deny(refused, self.caller(scope), (scope, receive, send), passage=passage)
         finally:
             if passage.ending is not None:
                 await cast("AsyncEnding", passage.ending).over(sys.exception())
@@ -148,9 +212,21 @@ class RateLimitMiddleware:
         """Every place that can be seen ahead."""
         return [NOWHERE.place]
 
+    def caller(self, scope: Scope) -> AsgiCaller:
+        """Who asks, of a scope that the application has seen already."""
+        return AsgiCaller(scope)
+
+    def answers_preflight(self, scope: Scope) -> bool:
+        """Whether something other than a view answers a CORS preflight: here, a CORS layer that can be seen ahead."""
+        return any([is_cors(type(each)) for each in chain(self.app)])
+
     def own_answer(self, decision: Decision, caller: AsgiCaller) -> Awaitable[ASGIApp | None]:
         """The user's own answer to a refused request, if there is one."""
         return answer_of(self.settings, caller, decision)
+
+    def _is_free(self, scope: Scope, caller: AsgiCaller) -> bool:
+        """Whether this is a preflight that runs no view. By the method as sent: a CORS layer answers no "options"."""
+        return is_preflight(scope["method"], caller.header) and self.answers_preflight(scope)
 
     def _bounds(self, passage: Passage, outer: Passage | None, arrival: Arrival) -> tuple[Bound, ...]:
         """The rules that hold here; what a limiter further outside has charged already is not charged again."""
@@ -176,27 +252,34 @@ class RateLimitMiddleware:
             self._check(scope)
         except ConfigurationError as error:
             await refuse_to_start(error, receive, send)
-        await self.app(scope, receive, self._closing(send))
+        await self.app(scope, receive, self._closing(scope, send))
 
-    def _closing(self, send: Send) -> Send:
-        """A send that closes the gate when the application has shut down."""
+    def _closing(self, scope: Scope, send: Send) -> Send:
+        """A send that looks at the state of an application that has started, and closes the gate when it has ended."""
 
         async def close(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete" and _STATE in (scope.get("state") or ()):
+                raise _taken()
             if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
                 await self.gate.close()
             await send(message)
 
         return close
 
-    def _telling(self, passage: Passage, send: Send) -> Send:
+    def _telling(self, passage: Exchange, send: Send) -> Send:
         """A send that adds the fields of the decision to the start of the response."""
 
         def tell(message: Message) -> Awaitable[None]:
-            if passage.ending is not None:
+            if passage.ending is not None or passage.refused is not None:
                 return self._attend(passage, message, send)
-            decision = passage.decision
-            if decision is not None and message["type"] in STARTS:
-                message = self._told(decision, message)
+            kind = message["type"]
+            if kind in BEGINNINGS:
+                if sys.exception() is not None and passage.holds_back(message):
+                    return _nothing()
+                passage.begun = kind
+                decision = passage.decision
+                if decision is not None and kind in STARTS:
+                    message = self._told(decision, message)
             return send(message)
 
         return tell
@@ -206,8 +289,14 @@ class RateLimitMiddleware:
         fields = told(decision, self.settings.headers, epoch=epoch_seconds(), status=message["status"])
         return {**message, "headers": merged(message.get("headers", ()), fields)} if fields else message
 
-    async def _attend(self, passage: Passage, message: Message, send: Send) -> None:
+    async def _attend(self, passage: Exchange, message: Message, send: Send) -> None:
         """Send a message of a request that owes something when it is answered, or until it is over."""
+        if passage.refused is not None:
+            return  # it belongs to a response that was held back
+        if message["type"] in BEGINNINGS:
+            if passage.holds_back(message):
+                return
+            passage.begun, message = message["type"], listed(message)
         ending = cast("AsyncEnding", passage.ending)
         response = None if ending.answered_once else response_of(message)
         if response is None:
@@ -219,24 +308,65 @@ class RateLimitMiddleware:
         if is_last(message):
             await ending.ended()
 
-    async def _deny(self, decision: Decision, caller: AsgiCaller, call: tuple[Scope, Receive, Send]) -> None:
-        """Answer a refused request, without reading its body."""
+    async def _deny(
+        self, decision: Decision, caller: AsgiCaller, call: tuple[Scope, Receive, Send], *, passage: Exchange
+    ) -> None:
+        """Answer a refused request: one of our own before its body is read, one that the application raised after."""
         scope, receive, send = call
+        telling = self._telling(passage, send)
         start, rest = HTTP
         if scope["type"] == "websocket":
-            await receive()  # the handshake has to be heard before it is answered
-            if not can_deny(scope):
-                await send({"type": "websocket.close", "code": 1008, "reason": REASON})
+            if passage.begun or not can_deny(scope):
+                await telling({"type": "websocket.close", "code": 1008, "reason": REASON})
                 return
             start, rest = WEBSOCKET
         own = await self.own_answer(decision, caller)
         if own is not None:
-            await own(scope, receive, self._telling(scope["state"][_STATE], send))
+            await own(scope, receive, telling)
             return
+        dialect = self.settings.headers
+        if passage.decision is not decision:  # the fields are those of everything that was decided
+            send, dialect = telling, None
         accept = ",".join(caller.header("accept"))
-        answer = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
+        answer = denial(decision, dialect, epoch=epoch_seconds(), accept=accept)
         await send({"type": start, "status": answer.status, "headers": [*denied(answer)]})
         await send({"type": rest, "body": b"" if caller.method == "HEAD" else answer.body, "more_body": False})
+
+
+def _taken() -> SettingsError:
+    """What is wrong where the application keeps something of its own under our name."""
+    problem = "each request's decision is kept under this name"
+    return SettingsError("state", _STATE, problem=problem, expected="give what the lifespan yields another name")
+
+
+async def _nothing() -> None:
+    """What becomes of a message that is held back."""
+
+
+def header_lines(scope: Scope) -> Sequence[tuple[bytes, bytes]]:
+    """The header lines of a request; none where the scope has none. What can be read only once is kept in a list."""
+    lines = scope.get("headers", ())
+    if not isinstance(lines, (list, tuple)):
+        lines = scope["headers"] = list(lines)
+    return cast("Sequence[tuple[bytes, bytes]]", lines)
+
+
+def chain(app: Any) -> Iterator[Any]:
+    """An application, and what it wraps, as far as the custom of calling it `app` holds."""
+    seen: set[int] = set()
+    while app is not None:
+        app = getattr(app, "__self__", app)  # a router gives its middleware a method of its own
+        if id(app) in seen:
+            return
+        seen.add(id(app))
+        yield app
+        app = getattr(app, "middleware_stack", None) or getattr(app, "app", None)
+
+
+def is_cors(kind: object) -> bool:
+    """Whether this class is Starlette's CORS layer, which answers every preflight, or inherits how that is called."""
+    cors = getattr(sys.modules.get("starlette.middleware.cors"), "CORSMiddleware", None)
+    return cors is not None and isinstance(kind, type) and issubclass(kind, cors) and kind.__call__ is cors.__call__
 
 
 def passage_of(scope: Scope) -> Passage | None:

@@ -115,16 +115,20 @@ class IdentityError(ConfigurationError):
 
 
 class MissingExtraError(ConfigurationError, ImportError):
-    """An optional package is not installed; the message names the extra that brings it."""
+    """An optional package is not installed, or cannot be imported; the message names the extra that brings it.
+
+    `broken` is the import's own error where the package is installed.
+    """
 
     code = "HG007"
 
-    def __init__(self, extra: str, package: str) -> None:
+    def __init__(self, extra: str, package: str, *, broken: str = "") -> None:
+        install = "pip install --force-reinstall" if broken else "pip install"
         super().__init__(
             f"headgate[{extra}]",
             package,
-            problem="this package is not installed",
-            expected=f"install it with: pip install 'headgate[{extra}]'",
+            problem=f"this package cannot be imported ({broken})" if broken else "this package is not installed",
+            expected=f"install it with: {install} 'headgate[{extra}]'",
         )
         self.extra = extra
 

@@ -9,9 +9,10 @@ through the middleware's gate. This module knows FastAPI and Starlette; no store
 # resolve text on an instance.
 
 from functools import lru_cache
-from typing import Any, Final, Unpack
+from typing import Any, Final, NoReturn, Unpack
 
-from headgate.errors import MissingExtraError
+from headgate.errors import RuleError
+from headgate.extras import needs
 from headgate.marks import EXEMPT, Mark, RuleOptions, make_mark
 from headgate.passage import Place, label_of, scope_of, short_name
 from headgate.plan import Decision
@@ -19,26 +20,37 @@ from headgate.problem import PROBLEM, TYPES
 from headgate.rule import QuotaFunction
 from headgate.terms import QuotaSpec
 
-try:
+with needs("fastapi"):
     import fastapi as _fastapi  # noqa: F401  # pyright: ignore[reportUnusedImport]  (is it there?)
-except ModuleNotFoundError as error:
-    raise MissingExtraError("fastapi", "fastapi") from error
+    from fastapi.params import Depends
+    from starlette.requests import HTTPConnection
 
-from starlette.requests import HTTPConnection
-
-from headgate.starlette import RateLimitMiddleware, Refused, decision, exempt, limit
-from headgate.starlette.answers import refusal
-from headgate.starlette.decorators import bounds_of
-from headgate.starlette.middleware import charge, passage_at
-from headgate.starlette.places import template_of
+    from headgate.starlette import RateLimitMiddleware, Refused, decision, exempt, limit
+    from headgate.starlette.answers import refusal
+    from headgate.starlette.decorators import bounds_of
+    from headgate.starlette.middleware import charge, passage_at
+    from headgate.starlette.places import template_of
 
 __all__ = ["RESPONSES", "RateLimit", "RateLimitMiddleware", "Refused", "decision", "exempt", "limit"]
 
 
-class RateLimit:
+class _OfInstances:
+    """An attribute that FastAPI looks for on what it was given, and that only an instance of RateLimit can have."""
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        if instance is not None:  # an instance has its own, or none
+            raise AttributeError
+        expected = f'give {owner.__name__}("10/minute"), or Depends({owner.__name__}("10/minute"))'
+        raise RuleError("dependency", owner, problem="the class itself, without a quota", expected=expected)
+
+
+class RateLimit(Depends):
     """A dependency that limits each route it stands on: of a route, a router or the whole application.
 
         @app.get("/export", dependencies=[Depends(RateLimit("10/minute"))])
+
+    It is a `Depends` itself, so that it limits also where `Depends` around it was forgotten. The class in the place of
+    an instance is a RuleError where the route is declared.
 
     It needs the middleware, whose gate and settings it uses, and returns the Decision (None where it does not apply).
     A refusal is raised as `Refused`, an HTTPException with the status 429 that is a RateLimitExceeded as well: a
@@ -46,6 +58,10 @@ class RateLimit:
     `app.dependency_overrides[RateLimit("10/minute")]` finds them. Options are those of `@limit`; without `scope` each
     route has a budget of its own.
     """
+
+    dependency: Any = _OfInstances()
+    __signature__: Any = _OfInstances()
+    __get_pydantic_core_schema__: Any = _OfInstances()
 
     def __init__(
         self,
@@ -55,6 +71,7 @@ class RateLimit:
         name: str | None = None,
         **options: Unpack[RuleOptions],
     ) -> None:
+        super().__init__(self)
         # By the time that a dependency runs, the defaults have been charged.
         self.mark = make_mark(quota, scope=scope, name=name, override_defaults=False, **options)
 
@@ -63,6 +80,9 @@ class RateLimit:
 
     def __hash__(self) -> int:
         return hash((self.mark.rule, self.mark.named))
+
+    def __repr__(self) -> str:
+        return f"RateLimit({self.mark.rule.quota!r})"
 
     async def __call__(self, connection: HTTPConnection) -> Decision | None:
         """Charge this request, once."""

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Generator, Hashable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import translate
+from functools import partial
 from typing import Any, Final, cast
 
 from headgate.awaiting import Waiting, answers_later, called_at_once, waits
@@ -20,7 +21,7 @@ from headgate.clock import SystemClock
 from headgate.ending import AsyncEnding, Ending, run_apart
 from headgate.errors import RuleError
 from headgate.identity import Seal
-from headgate.key import Caller, KeySpec, ReadyKey, ready_key
+from headgate.key import Caller, KeySpec, ReadyKey, network_key, ready_key
 from headgate.limiter import AsyncLimiter, Limiter
 from headgate.lists import unasked
 from headgate.marks import EXEMPT, Mark
@@ -73,6 +74,7 @@ class _Rules:
     def __init__(self, settings: Settings, *, accept: Callable[[Terms], object]) -> None:
         self.settings = settings
         self._seal = None if settings.secret is None else Seal(settings.secret).text
+        self._network = network_key(settings.trust, prefix=settings.ipv6_prefix)
         self._accept = accept
         self._bans: dict[str, Ban] = {}  # by name
         self._lists = settings.lists
@@ -170,7 +172,7 @@ class _Rules:
             return None
         text = bound.key(caller) if self._seal is None else self._seal(bound.key(caller))
         checks = [new(Check, (terms, text, bound.rule.cost)) for terms in bound.terms]
-        return new(Plan, (tuple(checks), True, False))
+        return new(Plan, (tuple(checks), True, False, partial(self._network, caller)))
 
     def plan(self, caller: Caller, bounds: Iterable[Bound]) -> Steps:
         """Build the plan of one request, and yield it, after whatever a user's function leaves to be awaited."""
@@ -210,7 +212,8 @@ class _Rules:
                     _add(checks, check)
                 else:
                     checks.append(check)
-        yield new(Plan, (with_bans(checks) if self._bans else tuple(checks), True, False))
+        found = with_bans(checks) if self._bans else tuple(checks)
+        yield new(Plan, (found, True, False, partial(self._network, caller)))
 
 
 class Gate(_Rules):

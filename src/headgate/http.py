@@ -11,10 +11,11 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC
 from functools import lru_cache
 from typing import Final, cast
 
-from headgate.clock import MICROSECOND
+from headgate.clock import MICROSECOND, epoch_seconds
 from headgate.errors import RuleError, SettingsError
 from headgate.plan import BAN, Check, Decision, Outcome, Terms, new
 from headgate.problem import PROBLEM, detail, problem, status_of, title
@@ -31,6 +32,11 @@ _STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _LISTS: Final = ("ratelimit", "ratelimit-policy")
 _SINGLE: Final = re.compile("limit=([0-9]{1,15}), remaining=([0-9]{1,15})")  # draft 7
 _DELAY: Final = re.compile("[0-9]{1,15}")
+_DATE: Final = re.compile(  # the three forms of RFC 9110 §5.6.7, the last two of which are obsolete
+    "[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [1-9][0-9]{3} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT"
+    "|[A-Z][a-z]{5,8}, [0-9]{2}-[A-Z][a-z]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT"
+    "|[A-Z][a-z]{2} [A-Z][a-z]{2} [ 0-9][0-9] [0-9]{2}:[0-9]{2}:[0-9]{2} [1-9][0-9]{3}"
+)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -126,11 +132,12 @@ def wants_text(accept: str) -> bool:
     return text
 
 
-def merge(existing: Iterable[Field], fields: Iterable[Field]) -> Fields:
+def merge(existing: Iterable[Field], fields: Iterable[Field], *, epoch: Callable[[], float] = epoch_seconds) -> Fields:
     """Add fields to those that a response has, perhaps from another limiter.
 
     Lists of draft 11 grow and the names in them stay unique; a dialect with room for one answer tells the tighter one;
-    the later `Retry-After` wins; `no-store` is never lost.
+    the later `Retry-After` wins; `no-store` is never lost. `epoch` reads the time of day in seconds since 1970. It is
+    called only if the response has a `Retry-After` with a date.
 
     >>> merge([("RateLimit", '"a";r=1')], [("RateLimit", '"a";r=5')])
     [('RateLimit', '"a";r=1, "a-2";r=5')]
@@ -141,10 +148,14 @@ def merge(existing: Iterable[Field], fields: Iterable[Field]) -> Fields:
         return merged + added
     left, left_too = _share(merged), _share(added)
     tighter = left is not None and left_too is not None and left <= left_too
-    for name, value in _renamed(added, merged):
+    for name, new_value in _renamed(added, merged):
         lines = [line for other, line in merged if other.lower() == name.lower()]
         merged = [field for field in merged if field[0].lower() != name.lower()]
-        merged.append((name, _together(name.lower(), [*lines, value], keep=tighter)))
+        if name.lower() == "retry-after":
+            value = max([new_value, *lines], key=lambda line: _wait(line, epoch))
+        else:
+            value = _together(name.lower(), [*lines, new_value], keep=tighter)
+        merged.append((name, value))
     return merged
 
 
@@ -283,11 +294,24 @@ def _together(name: str, lines: list[str], *, keep: bool) -> str:
         return new
     if name == "cache-control":
         return ", ".join(old) if "no-store" in ", ".join(old).lower() else new
-    if name == "retry-after":  # a date cannot be compared without a clock; it gives way
-        return max([new, *(line for line in old if _DELAY.fullmatch(line))], key=int)
     if name in _LISTS and not any(_SINGLE.match(line) for line in lines):
         return ", ".join(lines)
     return old[-1] if keep else new
+
+
+def _wait(line: str, epoch: Callable[[], float]) -> float:
+    """The seconds that a `Retry-After` asks for; less than any wait of ours if it is neither a number nor a date."""
+    if _DELAY.fullmatch(line):
+        return int(line)
+    if not _DATE.fullmatch(line):
+        return 0
+    from email.utils import parsedate_to_datetime  # slow to import, and hardly ever needed
+
+    try:
+        moment = parsedate_to_datetime(line)
+    except ValueError:  # the 31st of February
+        return 0
+    return moment.replace(tzinfo=UTC).timestamp() - epoch()
 
 
 def _share(fields: Fields) -> float | None:

@@ -11,7 +11,16 @@ from functools import lru_cache
 from itertools import count
 from typing import Any, Final, Protocol
 
-from headgate.address import IPV6_PREFIX, LONGEST, TOKEN, Trust, check_prefix, client_address, is_rewritten
+from headgate.address import (
+    IPV6_PREFIX,
+    LONGEST,
+    TOKEN,
+    Trust,
+    check_prefix,
+    client_address,
+    client_network,
+    is_rewritten,
+)
 from headgate.awaiting import Later, waits
 from headgate.cautions import caution
 from headgate.errors import IdentityError
@@ -134,6 +143,11 @@ def address_key(trust: Trust, *, prefix: int = IPV6_PREFIX, strict: bool = False
         return _of_peer(peer if peer is None else peer[: LONGEST + 1], prefix)
 
     return of_socket
+
+
+def network_key(trust: Trust, *, prefix: int = IPV6_PREFIX) -> Callable[[Caller], str]:
+    """The network that a caller comes from, as far as the trusted proxies say; at most `prefix` bits of IPv6."""
+    return lambda caller: client_network(caller.peer, caller.header(trust.header), trust, prefix=prefix)
 
 
 _tell_address: Final = teller("ip")

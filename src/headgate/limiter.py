@@ -86,7 +86,7 @@ class _Engine:
         if len(terms) == 1:
             if terms[0].held and charge and cost:
                 raise QuotaError("quota", quota, problem="its place has to be released", expected="use hold")
-            return new(Plan, ((new(Check, (terms[0], text, cost)),), charge, False))
+            return new(Plan, ((new(Check, (terms[0], text, cost)),), charge, False, None))
         return Plan(tuple([new(Check, (each, text, cost)) for each in terms]), charge)
 
 

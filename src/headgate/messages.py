@@ -17,7 +17,10 @@ Message = MutableMapping[str, Any]
 HTTP: Final = ("http.response.start", "http.response.body")
 WEBSOCKET: Final = ("websocket.http.response.start", "websocket.http.response.body")
 STARTS: Final = (HTTP[0], WEBSOCKET[0])
-_HANDSHAKES: Final = {"websocket.accept": 101, "websocket.close": 403}  # answered by no response: what servers send
+ACCEPT: Final = "websocket.accept"
+BEGINNINGS: Final = frozenset({*STARTS, ACCEPT, "websocket.close"})
+"""The messages after which a request has its answer; an accepted socket can still be closed."""
+_HANDSHAKES: Final = {ACCEPT: 101, "websocket.close": 403}  # answered by no response: what servers send
 
 
 def response_of(message: Message) -> Response | None:
@@ -28,6 +31,12 @@ def response_of(message: Message) -> Response | None:
         return None
     lines = message.get("headers", ())
     return Response(status, Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in lines]))
+
+
+def listed(message: Message) -> Message:
+    """The message with headers that can be read more than once."""
+    lines = message.get("headers", ())
+    return message if isinstance(lines, (list, tuple)) else {**message, "headers": list(lines)}
 
 
 def is_last(message: Message) -> bool:

@@ -76,6 +76,19 @@ class Passage:
             )
         )
 
+    def refuse(self, decision: Decision) -> Decision:
+        """Note a decision that the application has raised as a refusal, unless it was noted here; what to answer by.
+
+        A decision that allowed refuses too: the application has said so. Its names may be any text of a Limiter's.
+        """
+        refused = decision._replace(allowed=False, checks=tuple(map(_printable, decision.checks)))
+        known = () if self.decision is None else self.decision.results
+        if not all(any(outcome is each for each in known) for outcome in decision.results):
+            self.note(refused)
+        elif self.decision is not None and decision.results:
+            self.decision = self.decision._replace(allowed=False)
+        return refused
+
     def regain(self, charges: Charges) -> None:
         """Note that charges were given back: what was decided about this request tells of them no more."""
         if charges and self.decision is not None:
@@ -110,6 +123,13 @@ def _unique(first: tuple[Check, ...], more: tuple[Check, ...]) -> tuple[Check, .
             name, number = f"{check.terms.name}-{number}", number + 1
         checks.append(check if name == check.terms.name else check._replace(terms=check.terms._replace(name=name)))
     return tuple(checks)
+
+
+def _printable(check: Check) -> Check:
+    """The check under a name that header fields can show."""
+    name = check.terms.name
+    shown = _UNPRINTABLE.sub("?", name)[:_LONGEST]
+    return check if shown == name else check._replace(terms=check.terms._replace(name=shown))
 
 
 def short_name(place: Place) -> str:

@@ -70,11 +70,13 @@ class Plan(NamedTuple):
     """The checks of one request, no two of one budget: all are charged, or none. With `charge=False` none ever is.
 
     With `forced=True` each is charged, allowed or not, as far as its limit goes: what has been used already is owed.
+    `network` says which network the request came from. A store calls it only when it has no room for an identity.
     """
 
     checks: tuple[Check, ...]
     charge: bool = True
     forced: bool = False
+    network: Callable[[], str] | None = None
 
 
 class Outcome(NamedTuple):

@@ -1,6 +1,7 @@
-"""Preflights: which requests a browser sends ahead of its own, so that nobody is charged for them.
+"""Preflights: which requests a browser sends ahead of its own. They are free where no view runs for them.
 
-This module reads a method and header lines, and knows nothing else.
+Each adapter decides that by what it can see ahead: a CORS layer or the router answers, or a view runs. This module
+reads a method and header lines, and knows nothing else.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ _CARRYING: Final = ("transfer-encoding", "authorization", "cookie")
 def is_preflight(method: str, lines: Callable[[str], Sequence[str]]) -> bool:
     """Whether this is a CORS preflight as browsers send it: a bare OPTIONS is a request like any other.
 
-    So is one with a body or with credentials (the Fetch standard sends neither): it is not counted, and the
-    application might read them. `lines` gives all lines of a header.
+    So is one with a body or with credentials: the Fetch standard sends neither, and the application might read them.
+    `lines` gives all lines of a header.
     """
     return (
         method == "OPTIONS"

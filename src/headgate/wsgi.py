@@ -1,14 +1,16 @@
 """The adapter for any WSGI application; what it reads from an environ, the Flask adapter reads as well.
 
 It asks the gate and either passes the request on, with fields added when the response starts, or answers it. The
-application is called once, nothing that it raises is caught, and its iterable is handed back as it is, unless something
-is held until the last byte, or the application has still to say how it answers.
+application is called once, and its iterable is handed back as it is, unless something is held until the last byte, or
+the application has still to say how it answers. Nothing that it raises is caught, with one exception: a
+`RateLimitExceeded` that comes before its response has started is answered like a refusal of ours.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -17,11 +19,11 @@ from headgate.after import Headers, Response
 from headgate.awaiting import answers_later, called_at_once, give_up, waits
 from headgate.clock import epoch_seconds
 from headgate.ending import Ending
-from headgate.errors import RuleError, SettingsError
+from headgate.errors import RateLimitExceeded, RuleError, SettingsError
 from headgate.gate import Gate
 from headgate.http import Fields, denial, denial_fields, merge, response_fields
 from headgate.passage import Passage, Place, warn_of_twice
-from headgate.preflight import is_preflight
+from headgate.plan import Decision
 from headgate.rule import Rule
 from headgate.settings import Settings, hide
 
@@ -79,6 +81,16 @@ class WsgiCaller:
         return self.environ.get("REMOTE_USER") or None
 
 
+class _Served(Passage):
+    """A passage, and whether the response has started."""
+
+    __slots__ = ("started",)
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__(gate)
+        self.started = False
+
+
 class RateLimitMiddleware:
     """Limits every request of a WSGI application.
 
@@ -109,49 +121,84 @@ class RateLimitMiddleware:
         self._bounds = self.gate.bind(_NOWHERE)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        caller = WsgiCaller(environ)
-        bounds = () if is_preflight(caller.method, caller.header) else self._bounds
-        if not self.settings.enabled or not (bounds or self.gate.denies):
-            return self.app(environ, start_response)
-        decision = self.gate.decide(caller, bounds)
-        warn_of_twice(environ.get(KEY), self.gate, decision)
-        passage = environ[KEY] = Passage(self.gate)
-        passage.note(decision)
+        passage = _Served(self.gate)
         tell = self._telling(passage, start_response)
-        if decision is None or decision.allowed:
-            return self._pass(passage, environ, tell)
+        if self.settings.enabled and (self._bounds or self.gate.denies):
+            decision = self.gate.decide(WsgiCaller(environ), self._bounds)
+            warn_of_twice(environ.get(KEY), self.gate, decision)
+            environ[KEY] = passage
+            passage.note(decision)
+            if decision is not None and not decision.allowed:
+                return self._refuse(environ, decision, tell=tell, start=start_response)
+        return self._pass(passage, environ, tell)
+
+    def close(self) -> None:
+        """Close what the settings made this middleware open."""
+        self.gate.close()
+
+    def _refuse(
+        self, environ: WSGIEnvironment, decision: Decision, *, tell: StartResponse, start: StartResponse | None = None
+    ) -> Iterable[bytes]:
+        """Answer with what `on_denied` gives, or with our own answer. Through `start` it goes out as it is."""
         if self.settings.on_denied is not None:
             own: WSGIApplication = self.settings.on_denied(environ, decision)
             if waits(own):
                 give_up(own)
                 raise called_at_once("on_denied", self.settings.on_denied)
             return own(environ, tell)
+        caller = WsgiCaller(environ)
         accept = ",".join(caller.header("accept"))
         answer = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
-        start_response(f"{answer.status} {HTTPStatus(answer.status).phrase}", list(answer.fields))
+        status = f"{answer.status} {HTTPStatus(answer.status).phrase}"
+        if start is None:
+            tell(status, list(answer.fields[:2]))  # those about the body; it adds the others
+        else:
+            start(status, list(answer.fields))
         return [b"" if caller.method == "HEAD" else answer.body]
 
-    def close(self) -> None:
-        """Close what the settings made this middleware open."""
-        self.gate.close()
-
-    def _pass(self, passage: Passage, environ: WSGIEnvironment, tell: StartResponse) -> Iterable[bytes]:
+    def _pass(self, passage: _Served, environ: WSGIEnvironment, tell: StartResponse) -> Iterable[bytes]:
         """Call the application. Only a request that owes something is looked after until it is over."""
         ending = cast("Ending | None", passage.ending)
         if ending is None:
-            return self.app(environ, tell)
+            return self._call(passage, environ, tell)
         chunks: Iterable[bytes] = _RAISED
         try:  # no `except`: whatever the application raises is its own
-            chunks = self.app(environ, tell)
+            chunks = self._call(passage, environ, tell)
         finally:
             if chunks is _RAISED:
                 ending.over(sys.exception())
         return Attended(chunks, ending) if ending.holds or not ending.answered_once else chunks
 
-    def _telling(self, passage: Passage, start_response: StartResponse) -> StartResponse:
+    def _call(self, passage: _Served, environ: WSGIEnvironment, tell: StartResponse) -> Iterable[bytes]:
+        """Call the application, and answer the refusal that it may raise instead of starting a response."""
+        try:
+            chunks = self.app(environ, tell)
+        except RateLimitExceeded as error:
+            if passage.started:
+                raise
+            raised = error.decision
+        else:
+            if passage.started:
+                return chunks
+            return _Unstarted(chunks, passage, partial(self._exceeded, passage, environ, tell=tell))
+        return self._exceeded(passage, environ, raised, tell=tell)
+
+    def _exceeded(
+        self, passage: _Served, environ: WSGIEnvironment, raised: Decision, *, tell: StartResponse
+    ) -> Iterable[bytes]:
+        """Answer a refusal that the application has raised, together with what was decided before."""
+        decision = raised._replace(allowed=False) if raised else raised  # what is raised is a refusal
+        if raised is passage.decision or decision.forbidden:
+            passage.decision = decision
+        else:
+            passage.note(decision)
+        return self._refuse(environ, cast("Decision", passage.decision), tell=tell)
+
+    def _telling(self, passage: _Served, start_response: StartResponse) -> StartResponse:
         """A start_response that adds the fields of the decision, also to what `on_denied` answers."""
 
         def tell(status: str, headers: Fields, exc_info: ExcInfo = None) -> Callable[[bytes], object]:
+            passage.started = True
             if passage.ending is not None:  # also a second time, when an error takes the place of the first answer
                 answer = Response(int(status[:3]), Headers(headers))
                 passage.regain(cast("Ending", passage.ending).answered(answer))
@@ -188,3 +235,32 @@ class Attended:
                 close()
         finally:
             self._ending.ended()
+
+
+class _Unstarted:
+    """The body of an application that has not called start_response yet, as a generator does with its first step."""
+
+    def __init__(
+        self, chunks: Iterable[bytes], passage: _Served, refuse: Callable[[Decision], Iterable[bytes]]
+    ) -> None:
+        self._chunks = chunks
+        self._passage = passage
+        self._refuse = refuse
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._chunks
+            return
+        except RateLimitExceeded as error:
+            if self._passage.started:
+                raise
+            raised = error.decision
+        self.close()
+        self._chunks = self._refuse(raised)
+        yield from self._chunks
+
+    def close(self) -> None:
+        """Close the application's own iterable, or that of the refusal."""
+        close = getattr(self._chunks, "close", None)
+        if close is not None:
+            close()

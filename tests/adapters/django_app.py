@@ -23,7 +23,8 @@ if not settings.configured:
     settings.configure(
         ALLOWED_HOSTS=["*"],
         AUTHENTICATION_BACKENDS=["tests.adapters.django_app.Backend"],
-        INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth"],
+        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+        INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django.contrib.sessions"],
         LOGGING_CONFIG=None,
         MIDDLEWARE=[OURS],
         ROOT_URLCONF="tests.adapters.django_app",

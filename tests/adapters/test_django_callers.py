@@ -17,7 +17,8 @@ from django.utils.functional import SimpleLazyObject
 
 from headgate import ManualClock
 from headgate.address import Trust
-from headgate.django.visit import AsyncDjangoCaller, DjangoCaller
+from headgate.django import gates
+from headgate.django.visit import AsyncDjangoCaller, DjangoCaller, Visit
 from headgate.identity import identity_text
 from headgate.key import address_key
 from tests.adapters.django_app import AUTH, OURS, SESSIONS, User, serving
@@ -84,10 +85,11 @@ USERS: list[tuple[str, Any, Any]] = [
 def test_dj02_users_of_other_authentications(user: Any, expect: Any) -> None:
     request: Any = HttpRequest()
     request.user = user()
-    assert DjangoCaller(request).user() == expect
+    assert DjangoCaller(request, Visit(gates.sync_gate())).user() == expect
+    request.user = user()  # nobody has looked at this one
 
     async def ask() -> Any:
-        found = AsyncDjangoCaller(request).user()
+        found = AsyncDjangoCaller(request, Visit(gates.async_gate())).user()
         return await found if asyncio.iscoroutine(found) else found
 
     assert asyncio.run(ask()) == expect
@@ -129,13 +131,15 @@ def asgi_request(vector: dict[str, Any]) -> HttpRequest:
 @pytest.mark.parametrize("vector", VECTORS, ids=[vector["name"] for vector in VECTORS])
 def test_c07_c08_the_address_table(vector: dict[str, Any], make: Any) -> None:
     key = address_key(Trust.of(vector["trusted_proxies"], vector["trusted_header"]))
-    assert key(DjangoCaller(make(vector))) == identity_text(("ip", vector["expect"]))
+    assert key(DjangoCaller(make(vector), Visit(gates.sync_gate()))) == identity_text(("ip", vector["expect"]))
 
 
 def test_callers_tell_what_the_application_would_read() -> None:
     environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/ü".encode().decode("latin-1"), "wsgi.input": io.BytesIO()}
-    caller = DjangoCaller(WSGIRequest({**environ, "CONTENT_TYPE": "text/plain", "HTTP_X_A": "1"}))
+    caller = DjangoCaller(
+        WSGIRequest({**environ, "CONTENT_TYPE": "text/plain", "HTTP_X_A": "1"}), Visit(gates.sync_gate())
+    )
     assert (caller.method, caller.path, caller.peer) == ("POST", "/ü", None)
     assert [caller.header(name) for name in ("Content-Type", "x-a", "X-B")] == [("text/plain",), ("1",), ()]
     assert caller.path_value("name") is None
-    assert DjangoCaller(HttpRequest()).method == "GET"
+    assert DjangoCaller(HttpRequest(), Visit(gates.sync_gate())).method == "GET"

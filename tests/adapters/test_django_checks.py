@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.core.checks import run_checks
 from django.core.checks.registry import registry
+from django.middleware.cache import CacheMiddleware
 from django.test import override_settings
 
 from headgate import Rule
@@ -28,6 +29,12 @@ async def key_later(request: Any) -> str:
     return "somebody"
 
 
+class Cache(CacheMiddleware):
+    """A project's own, both halves in one."""
+
+
+CACHE = "django.middleware.cache.UpdateCacheMiddleware"
+FETCH = "django.middleware.cache.FetchFromCacheMiddleware"
 CHILD = f"{__name__}.Child"
 FINE: dict[str, Any] = {"DEFAULT_LIMITS": ["1/minute"], "STORE": NOWHERE}
 
@@ -64,6 +71,11 @@ TABLE: list[tuple[str, Any, list[str], dict[str, Any], list[str]]] = [
     ("a proxy", FINE, [OURS], {"SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}, ["headgate.W004"]),
     ("a proxy's host", FINE, [OURS], {"USE_X_FORWARDED_HOST": True}, ["headgate.W004"]),
     ("a named proxy", {**FINE, "TRUSTED_PROXIES": 1}, [OURS], {"USE_X_FORWARDED_HOST": True}, []),
+    ("a cache outside", FINE, [CACHE, OURS, FETCH], {}, ["headgate.W005"]),
+    ("a cache outside, ours a project's own", FINE, [CACHE, CHILD], {}, ["headgate.W005"]),
+    ("a cache of a project's own", FINE, [f"{__name__}.Cache", SESSIONS, OURS], {}, ["headgate.W005"]),
+    ("a cache inside", FINE, [OURS, CACHE, FETCH], {}, []),
+    ("a cache alone", FINE, [CACHE, FETCH], {}, []),
     ("another's mistake", FINE, [OURS, "no.such.Middleware"], {}, []),
 ]
 
@@ -78,7 +90,15 @@ def test_dj06_dj10_checks(given: Any, middleware: list[str], others: dict[str, A
 
 def test_dj06_ids_are_stable_and_unique() -> None:
     ids = [row.id for row in CHECKS]
-    assert ids == ["headgate.E001", "headgate.E002", "headgate.W001", "headgate.W002", "headgate.W003", "headgate.W004"]
+    assert ids == [
+        "headgate.E001",
+        "headgate.E002",
+        "headgate.W001",
+        "headgate.W002",
+        "headgate.W003",
+        "headgate.W004",
+        "headgate.W005",
+    ]
     assert len(set(ids)) == len(ids)
     assert all(re.fullmatch(r"headgate\.[EW][0-9]{3}", each) for each in ids)
     assert {row.id for row in CHECKS} == {each for row in TABLE for each in row[4]}  # each is provoked above

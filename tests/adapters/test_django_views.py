@@ -282,11 +282,13 @@ def test_dj11_a_decorated_class_can_be_called_by_hand(kind: str) -> None:
     assert [view(RequestFactory().get("/")).status_code for _ in range(3)] == [200, 200, 429]
 
 
-def test_dj11_preflights_cost_nothing(asgi: bool) -> None:
+@pytest.mark.parametrize("installed", [MIDDLEWARE, []], ids=["middleware", "alone"])
+@pytest.mark.parametrize("kind", ["function", "async function", "class", "async class", "hidden by a wrapper"])
+def test_dj11_a_preflight_that_a_view_answers_is_charged(kind: str, installed: list[str], asgi: bool) -> None:
     preflight = {"headers": [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]}
-    with serving(later=asgi, middleware=[], urls=[path("x", two(copy_of(plain)))], clock=ManualClock()) as site:
-        assert site.statuses("OPTIONS /x", "OPTIONS /x", "OPTIONS /x", **preflight) == [200, 200, 200]
-        assert site.statuses("/x", "OPTIONS /x", "OPTIONS /x") == [200, 200, 429]  # a bare one is a request
+    with serving(later=asgi, middleware=installed, urls=[path("x", VIEWS[kind]())], clock=ManualClock()) as site:
+        assert site.statuses("OPTIONS /x", "OPTIONS /x", "OPTIONS /x", **preflight) == [200, 200, 429]
+        assert site.statuses("/x", "OPTIONS /x") == [429, 429]
 
 
 @pytest.mark.parametrize("installed", [MIDDLEWARE, []], ids=["middleware", "alone"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
 import fastapi.routing
 import pytest
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response, WebSocket
 from fastapi.openapi.models import OpenAPI
+from fastapi.params import Depends as DependsMarker
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -437,3 +438,92 @@ def test_a_dependency_takes_the_options_of_limit_but_one() -> None:
         RateLimit("5/minute", override_defaults=True)  # type: ignore[call-arg]
     with pytest.raises(RuleError):
         RateLimit("5/minute", cost=-1)
+
+
+# ---- slips: without `Depends`, or without a quota ----------------------------------------------------------------
+
+
+def with_dependencies(*given: Any) -> dict[str, Any]:
+    """The places that take a list of dependencies: each makes an application of them."""
+
+    def on_route() -> FastAPI:
+        app = FastAPI()
+        app.get("/", dependencies=list(given))(lambda: "x")
+        return app
+
+    def on_application() -> FastAPI:
+        app = FastAPI(dependencies=list(given))
+        app.get("/")(lambda: "x")
+        return app
+
+    def on_router() -> FastAPI:
+        app, router = FastAPI(), APIRouter(dependencies=list(given))
+        router.get("/")(lambda: "x")
+        app.include_router(router)
+        return app
+
+    def on_including() -> FastAPI:
+        app, router = FastAPI(), APIRouter()
+        router.get("/")(lambda: "x")
+        app.include_router(router, dependencies=list(given))
+        return app
+
+    def on_socket() -> FastAPI:
+        app = FastAPI()
+        app.websocket("/socket", dependencies=list(given))(rare_socket)
+        app.get("/", dependencies=list(given))(lambda: "x")
+        return app
+
+    makers = (on_route, on_application, on_router, on_including, on_socket)
+    return {maker.__name__: maker for maker in makers}
+
+
+def as_parameter(annotation: Any, default: Any = ...) -> Callable[[], FastAPI]:
+    def make() -> FastAPI:
+        def view(found):
+            return None if found is None else found.remaining
+
+        view.__annotations__ = {"found": annotation}
+        view.__defaults__ = None if default is ... else (default,)
+        app = FastAPI()
+        app.get("/")(view)
+        return app
+
+    return make
+
+
+ONCE = RateLimit("1/minute")
+WORKS = {
+    **with_dependencies(ONCE),
+    "annotated": as_parameter(Annotated[Decision | None, ONCE]),
+    "by default": as_parameter(Decision | None, ONCE),
+    "with Depends": as_parameter(Annotated[Decision | None, Depends(ONCE)]),
+}
+FAILS = {
+    **with_dependencies(RateLimit),
+    **{f"{name}, in Depends": make for name, make in with_dependencies(Depends(RateLimit)).items()},
+    "annotated": as_parameter(Annotated[Any, RateLimit]),
+    "annotated, in Depends": as_parameter(Annotated[Any, Depends(RateLimit)]),
+    "by default, in Depends": as_parameter(Any, Depends(RateLimit)),
+    "Depends of the annotation": as_parameter(RateLimit, Depends()),
+    "as the annotation": as_parameter(RateLimit),
+}
+
+
+@pytest.mark.parametrize("make", WORKS.values(), ids=WORKS)
+def test_a_dependency_limits_also_without_depends(make: Callable[[], FastAPI]) -> None:
+    client = limited(make())
+    assert client.statuses("/", "/") == [200, 429]
+    assert client.get("/openapi.json").body.count(b"quota") == 0
+
+
+@pytest.mark.parametrize("make", FAILS.values(), ids=FAILS)
+def test_the_class_in_place_of_a_dependency_is_an_error_at_the_start(make: Callable[[], FastAPI]) -> None:
+    expect = r"the class itself, without a quota; give RateLimit\(\"10/minute\"\), or Depends.* \[HG002\]"
+    with pytest.raises(RuleError, match=expect):
+        limited(make()).live("startup")
+
+
+def test_a_dependency_says_what_it_is() -> None:
+    assert repr(RateLimit("5/minute")) == "RateLimit((Quota('5/minute'),))"
+    assert isinstance(RateLimit("5/minute"), DependsMarker)

@@ -696,13 +696,6 @@ def test_refusals_before_the_body_is_read() -> None:
     assert body.tell() == 0
 
 
-def test_a_missing_flask_is_named() -> None:
-    script = (
-        "import sys; sys.modules['flask'] = None\ntry: import headgate.flask\nexcept ImportError as error: print(error)"
-    )
-    assert "pip install 'headgate[flask]'" in _python(script)
-
-
 def test_the_oldest_flask_is_tested_too() -> None:
     """scripts/test-oldest runs this very file on the version that pyproject.toml promises."""
     assert tuple(map(int, version("flask").split(".")[:2])) >= (3, 0)

@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocket
 
 from headgate import ManualClock, RateLimitExceeded, Rule
-from headgate.errors import AlgorithmError, ConfigurationError
+from headgate.errors import AlgorithmError, ConfigurationError, SettingsError
 from headgate.http import EXPOSED
 from headgate.identity import identity_text
 from headgate.plan import Plan
@@ -82,6 +82,19 @@ def test_st01_lifespan_and_its_state_reach_the_application() -> None:
     with TestClient(app) as client:
         assert [client.get("/").text for _ in range(1)] == ["open"]
         assert client.get("/").status_code == 429
+
+
+def test_st01_a_lifespan_that_takes_our_name_stops_the_start() -> None:
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[dict[str, str]]:
+        yield {"headgate": "a limiter of the application's own"}
+
+    app = Starlette(routes=[Route("/", page)], lifespan=lifespan, middleware=[limiter(default_limits="1/minute")])
+    with pytest.raises(SettingsError, match=r"state .headgate.: .* another name \[HG003\]"), TestClient(app):
+        pass
+    scope = make_scope(path="/", state={"headgate": "of a server that keeps the state without us"})
+    with pytest.raises(SettingsError, match="HG003"):
+        AsgiClient(app_of(Route("/", page))).serve(scope, raising=True)
 
 
 def test_st03_a_refusal_is_429_and_not_500() -> None:

@@ -24,7 +24,8 @@ from starlette.routing import Mount, Route
 import tests.adapters.django_app  # noqa: F401  # configures Django
 from headgate import Limiter, ManualClock
 from headgate.address import Trust, client_address
-from headgate.django.visit import AsyncDjangoCaller
+from headgate.django import gates
+from headgate.django.visit import AsyncDjangoCaller, Visit
 from headgate.identity import digest, identity_text
 from headgate.starlette import RateLimitMiddleware, limit
 from headgate.stores.memory import AsyncMemoryStore, MemoryStore
@@ -239,7 +240,7 @@ def test_cve_2026_3902_an_underscore_stands_for_a_hyphen() -> None:
     scope = make_scope(headers=[("X-Forwarded-For", "203.0.113.7"), ("X_Forwarded_For", "6.6.6.6")])
     request = ASGIRequest(scope, io.BytesIO())
     request.META["HTTP_X_FORWARDED_FOR"] = "203.0.113.7,6.6.6.6"  # as that Django makes it
-    caller = AsyncDjangoCaller(request)
+    caller = AsyncDjangoCaller(request, Visit(gates.async_gate()))
     assert caller.header("X-Forwarded-For") == ("203.0.113.7",)
     assert caller.header("X-Real-IP") == ()
 

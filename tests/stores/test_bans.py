@@ -24,7 +24,7 @@ from headgate.errors import AlgorithmError, RuleError
 from headgate.identity import digest, identity_text
 from headgate.plan import BAN, Check, Outcome, Plan, Terms
 from headgate.stores import Store
-from headgate.stores.deny_cache import AsyncDenyCache, DenyCache
+from headgate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
 from headgate.stores.memory import MemoryStore
 from headgate.stores.redis import RedisStore
 from headgate.stores.redis.wire import script
@@ -508,7 +508,7 @@ def stacked(colour: Colour, inside: Any, **options: Any) -> Called:
 
 def test_refusals_that_are_strikes_are_asked_and_a_ban_is_remembered(colour: Colour, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = colour.around(inside, (DenyCache, AsyncDenyCache), staleness=1, clock=clock)
+    store = colour.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=1, clock=clock))
     asked = checks(check())
     for number in range(4):  # one passes, and three are strikes
         store.run(*asked)
@@ -527,7 +527,7 @@ def test_refusals_that_are_strikes_are_asked_and_a_ban_is_remembered(colour: Col
 
 def test_unban_ends_what_is_remembered(colour: Colour, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = colour.around(inside, (DenyCache, AsyncDenyCache), staleness=100, clock=clock)
+    store = colour.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=100, clock=clock))
     for _ in range(5):
         store.run(*checks(check()))
     clock.advance(90)

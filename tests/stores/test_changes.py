@@ -11,7 +11,7 @@ import pytest
 from headgate import ManualClock
 from headgate.clock import MICROSECOND
 from headgate.plan import Check, Plan
-from headgate.stores.deny_cache import AsyncDenyCache, DenyCache
+from headgate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
 from headgate.testing.store import Driver, terms
 from tests.stores.breakable import Breakable, Colour
 from tests.stores.places import memory, memory_async, real, real_async
@@ -96,6 +96,6 @@ def test_there_and_back(store: Driver, clock: ManualClock, algorithm: str) -> No
 
 def test_a_refusal_that_is_remembered_does_not_outlive_its_limit(colour: Colour, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = colour.around(inside, (DenyCache, AsyncDenyCache), staleness=60, clock=clock)
+    store = colour.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=60, clock=clock))
     low, high = (Check(terms("sliding-window", quota), "a", 1) for quota in ("1/minute", "2/minute"))
     assert [store.run(check)[0].allowed for check in (low, low, low, high, high)] == [True, False, False, True, False]

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from headgate import ManualClock
+from headgate import Ban, Concurrency, ManualClock, StoreError
+from headgate.ban import with_bans
 from headgate.clock import MICROSECOND, Clock
 from headgate.plan import NEVER, Check, Outcome, Plan
+from headgate.shadow import shadows
 from headgate.stores import AsyncStore, Store
-from headgate.stores.deny_cache import AsyncDenyCache, DenyCache
+from headgate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
+from headgate.stores.leases import AsyncLeases, Leases
 from headgate.stores.memory import MemoryStore
+from headgate.terms import make_terms
 from headgate.testing import Awaited, StoreExam
 from headgate.testing.store import NAMES
 from tests.stores.breakable import Breakable, Called, Colour, allowed, check
@@ -28,19 +34,20 @@ class TestExam(StoreExam):
     examples = 60
 
     def make_store(self, clock: Clock | None) -> Store | AsyncStore:
-        return DenyCache(MemoryStore(clock=clock), staleness=10**9, clock=clock)
+        return DenyCache(MemoryStore(clock=clock), Refusals(staleness=10**9, clock=clock))
 
 
 class TestExamAsync(StoreExam):
     examples = 20
 
     def make_store(self, clock: Clock | None) -> Store | AsyncStore:
-        return AsyncDenyCache(Awaited(MemoryStore(clock=clock)), staleness=1, clock=clock)
+        return AsyncDenyCache(Awaited(MemoryStore(clock=clock)), Refusals(staleness=1, clock=clock))
 
 
 def cached(colour: Colour, clock: ManualClock, **options: Any) -> tuple[Called, Breakable]:
     inside = Breakable(clock)
-    return colour.around(inside, KINDS, **{"staleness": 1, "clock": clock, **options}), inside
+    refusals = Refusals(**{"staleness": 1, "clock": clock, **options})
+    return colour.around(inside, KINDS, refusals=refusals), inside
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
@@ -168,7 +175,7 @@ def test_what_the_store_did_not_say_is_not_remembered(colour: Colour, clock: Man
             return tuple(outcome._replace(source=source) for outcome in super().run(plan))
 
     inside = Degraded(clock)
-    store = colour.around(inside, KINDS, staleness=1, clock=clock)
+    store = colour.around(inside, KINDS, refusals=Refusals(staleness=1, clock=clock))
     for _ in range(9):
         store.run(check())
     assert inside.calls == 9
@@ -190,13 +197,201 @@ def test_what_gives_back_ends_the_refusal(colour: Colour, clock: ManualClock, wh
     assert inside.calls == calls + 1
 
 
+def test_a_smaller_charge_that_passes_ends_a_larger_refusal(colour: Colour, clock: ManualClock) -> None:
+    """The answer was 10 seconds and 2 left; the truth is 50 seconds and 0."""
+    store, _ = cached(colour, clock, staleness=100)
+    one, two, three = (check("3/minute", cost=cost, algorithm="gcra") for cost in (1, 2, 3))
+    assert allowed(store.run(one))
+    clock.advance(10)
+    assert shown(store.run(three)) == (2, 10 * SECOND)
+    assert allowed(store.run(two))
+    assert shown(store.run(three)) == (0, 50 * SECOND)
+    assert shown(store.run(three)) == (0, 50 * SECOND)
+
+
+def shown(outcomes: tuple[Outcome, ...]) -> tuple[int, int | None]:
+    [outcome] = outcomes
+    assert not outcome.allowed
+    return outcome.remaining, outcome.retry_after
+
+
+SHADOW = check("5/minute", scope="shadow")._replace(terms=shadows((check("5/minute", scope="shadow").terms,))[0])
+STRIKER = check("1/hour", scope="striker", ban=Ban(after=9, within=60, duration=60).terms)
+REMEMBERED = (check(cost=4), check(scope="other"), check(identity="b"), SHADOW, *with_bans([STRIKER])[1:])
+CHANGES: list[tuple[str, tuple[Check, ...], bool, bool]] = [
+    ("the same budget", (check(),), False, True),
+    ("a raised limit on it", (check("9/minute"),), False, True),
+    ("a budget of another rule", (check(scope="other"),), False, True),
+    ("a budget of another identity", (check(identity="b"),), False, True),
+    ("one of several", (check(scope="third"), check(identity="b")), False, True),
+    ("the budget of a shadow rule", (SHADOW,), False, True),
+    ("forced", (check(scope="other", cost=5),), True, True),
+    ("a refusal that is counted", (check("1/minute", scope="other", counted=True),), False, True),
+    ("a strike towards its ban", with_bans([STRIKER]), False, True),
+    ("another rule", (check(scope="third"),), False, False),
+    ("another identity", (check(identity="c"),), False, False),
+    ("nothing", (check(cost=0), check(scope="other", cost=0)), False, False),
+    ("a refusal", (check(cost=5),), False, False),
+]
+
+
+@pytest.mark.parametrize(("checks", "forced", "ends"), [row[1:] for row in CHANGES], ids=[row[0] for row in CHANGES])
+def test_whatever_changes_one_of_its_budgets_ends_a_refusal(
+    colour: Colour, clock: ManualClock, checks: tuple[Check, ...], forced: bool, ends: bool
+) -> None:
+    store, inside = cached(colour, clock, staleness=100)
+    inside.run(Plan((check(cost=2), check("1/minute", scope="other"), STRIKER)))
+    store.run(*REMEMBERED)
+    store.answer(store.store.run, Plan(checks, forced=forced))
+    calls = inside.calls
+    told = store.run(*REMEMBERED)
+    assert (inside.calls > calls) is ends
+    assert told == inside.run(Plan(REMEMBERED))
+
+
+@pytest.mark.parametrize("how", ["refund", "renew", "forget"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_may_have_changed_a_budget_ends_a_refusal(
+    colour: Colour, clock: ManualClock, how: str, fails: bool
+) -> None:
+    """Also where the store gave no answer: it may have done it all the same."""
+    store, inside = cached(colour, clock, staleness=100)
+    held = Plan((make_held(),))
+    taken = store.answer(store.store.run, held)
+    refused = (check(cost=6), *held.checks)
+    store.run(*refused)
+    clock.advance(1)
+    inside.down = fails
+    with pytest.raises(StoreError) if fails else nullcontext():
+        if how == "forget":
+            store.forget(held.checks[0].terms.rule_id, held.checks[0].identity)
+        else:
+            store.answer(getattr(store.store, how), held, taken)
+    inside.down = False
+    calls = inside.calls
+    assert store.run(*refused) == inside.run(Plan(refused))
+    assert inside.calls == calls + 2
+
+
+def make_held() -> Check:
+    [terms] = make_terms("held", Concurrency(3, lease=60), algorithm="sliding-window")
+    return Check(terms, "a", 1)
+
+
+@pytest.mark.parametrize("error", [StoreError("breakable", "no answer"), KeyboardInterrupt()])
+def test_a_charge_without_an_answer_ends_a_refusal(colour: Colour, clock: ManualClock, error: BaseException) -> None:
+    store, inside = cached(colour, clock, staleness=100)
+    store.run(check(cost=3))
+    store.run(check(cost=4))
+
+    def fail() -> None:
+        inside.before = lambda: None
+        inside.run(Plan((check(),)))
+        raise error
+
+    inside.before = fail
+    with pytest.raises(type(error)):
+        store.run(check())
+    assert store.run(check(cost=4))[0].remaining == 1
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "remembered"),
+    [
+        (check(), False),
+        (check(scope="other"), False),
+        (check(identity="b"), False),
+        (check(identity="c"), True),
+    ],
+)
+def test_an_answer_from_before_a_charge_is_not_remembered(
+    clock: ManualClock, meanwhile: Check, remembered: bool
+) -> None:
+    """A passing charge of somebody else does not matter: a busy process would remember nothing."""
+    inside = Breakable(clock)
+    refusals = Refusals(staleness=1, clock=clock)
+    store = DenyCache(Answered(inside, lambda: store.run(Plan((meanwhile,)))), refusals)
+    store.run(Plan((check(cost=6), check(identity="b"))))
+    assert bool(refusals.kept) is remembered
+
+
+class Answered:
+    """A store whose first answer takes its time: meanwhile something happens."""
+
+    def __init__(self, store: Breakable, meanwhile: Callable[[], object]) -> None:
+        self.refund, self.renew, self.forget, self.close = store.refund, store.renew, store.forget, store.close
+        self._store, self._meanwhile = store, [meanwhile]
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        outcomes = self._store.run(plan)
+        if self._meanwhile:
+            self._meanwhile.pop()()
+        return outcomes
+
+
+def test_permits_that_go_back_end_the_refusals_on_their_budgets(colour: Colour, clock: ManualClock) -> None:
+    """They go back with a trip for somebody else, who needs the place."""
+    inside = Breakable(clock)
+    refusals = Refusals(staleness=100, clock=clock)
+    leases = colour.around(inside, (Leases, AsyncLeases), clock=clock, size=1, on_return=refusals.changed)
+    store = colour.called((AsyncDenyCache if colour.later else DenyCache)(leases.store, refusals))
+    plain = check("8/minute", cost=8)
+    for _ in range(2):
+        store.run(check("8/minute", lease=4))
+    before = store.run(plain)[0].remaining
+    store.run(check("8/minute", identity="b", lease=4))
+    assert [refund[0] for refund in inside.refunds] == ["a"]
+    assert store.run(plain)[0].remaining == before + inside.refunds[0][1]
+
+
+def test_under_load_refusals_are_remembered() -> None:
+    """Threads whose requests pass, all at once, and one that is refused: nearly every time without the store."""
+    inside = Breakable()
+    refusals = Refusals(staleness=60)
+    store, together = DenyCache(inside, refusals), threading.Barrier(5)
+
+    def busy(number: int) -> int:
+        together.wait()
+        return sum([allowed(store.run(Plan((check("1000/hour", f"{number} {n % 100}"),)))) for n in range(2000)])
+
+    def flood() -> None:
+        together.wait()
+        for _ in range(2000):
+            assert not allowed(store.run(Plan((check("1/hour", "flood", cost=2),))))
+
+    with ThreadPoolExecutor(5) as pool:
+        flooded, running = pool.submit(flood), [pool.submit(busy, number) for number in range(4)]
+        assert [each.result() for each in running] == [2000] * 4
+        flooded.result()
+    assert inside.calls < 8000 + 200
+
+
+def test_threads_never_hear_what_was_true_before_a_charge(clock: ManualClock) -> None:
+    """When a charge has been answered, no refusal from before it is told to anybody."""
+    inside = MemoryStore(clock=clock)
+    store = DenyCache(inside, Refusals(staleness=100, clock=clock))
+    together, size = threading.Barrier(4), 2000
+
+    def spend(number: int) -> None:
+        """One at a time for an identity of its own; larger refusals of the same budget come from all threads."""
+        together.wait()
+        for turn in range(size):
+            mine = f"{turn % 7}"
+            told = store.run(Plan((check("100000/hour", mine),)))[0]
+            later = store.run(Plan((check("100000/hour", mine, cost=100_001),)))[0]
+            assert later.remaining <= told.remaining
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(spend, range(4)))
+
+
 def test_an_answer_from_before_a_reset_is_not_remembered(colour: Colour, clock: ManualClock) -> None:
     store, inside = cached(colour, clock)
     store.run(check(cost=5))
 
     def reset() -> None:
         inside.before = lambda: None
-        store.store._refusals.drop("a")  # as forget does, when the store has dropped the budget
+        store.store._refusals.drop(check().terms.rule_id, "a")  # as forget does, when the store has dropped the budget
 
     inside.before = reset
     store.run(check())
@@ -210,7 +405,7 @@ def test_it_is_bounded_and_the_oldest_goes_first(colour: Colour, clock: ManualCl
     calls = inside.calls
     refusals = store.store._refusals
     assert len(refusals.kept) == 3
-    assert set(refusals._of) == {*"bcd", "z"}
+    assert {identity for _, identity in refusals._of} == {*"bcd", "z"}
     for identity in "dcb":
         store.run(check(identity=identity, cost=6), check(identity="z", scope="other"))
     assert inside.calls == calls
@@ -225,7 +420,7 @@ def test_it_is_bounded_and_the_oldest_goes_first(colour: Colour, clock: ManualCl
 
 def test_threads(clock: ManualClock) -> None:
     inside = MemoryStore(clock=clock)
-    store = DenyCache(inside, staleness=100, clock=clock, size=5)
+    store = DenyCache(inside, Refusals(staleness=100, clock=clock, size=5))
     together = threading.Barrier(8)
 
     def flood(number: int) -> int:
@@ -242,7 +437,7 @@ def test_threads(clock: ManualClock) -> None:
         assert sum(pool.map(flood, range(8))) == 50
     kept = store._refusals.kept
     assert len(kept) <= 5
-    assert set(store._refusals._of) == {checks[0].identity for checks in kept}
+    assert set(store._refusals._of) == {(checks[0].terms.rule_id, checks[0].identity) for checks in kept}
 
 
 def test_it_closes_the_store_inside(colour: Colour, clock: ManualClock) -> None:
@@ -254,7 +449,7 @@ def test_it_closes_the_store_inside(colour: Colour, clock: ManualClock) -> None:
 
 def test_the_systems_clock_is_the_default() -> None:
     inside = Breakable()
-    store = DenyCache(inside, staleness=60)
+    store = DenyCache(inside, Refusals(staleness=60))
     for _ in range(9):
         store.run(Plan((check(),)))
     assert inside.calls == 6

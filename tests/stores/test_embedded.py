@@ -293,6 +293,16 @@ def test_without_a_name_it_is_told_by_environment_and_directory(
     assert place_of("embedded://") != here
 
 
+def test_a_packed_program_is_known_by_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It unpacks itself to another directory at every start, and its workers must meet."""
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    here = place_of("embedded://")
+    monkeypatch.setattr(sys, "prefix", "/tmp/_MEIanother")
+    assert place_of("embedded://") == here
+    monkeypatch.setattr(sys, "executable", "/another/program")
+    assert place_of("embedded://") != here
+
+
 def test_a_working_directory_that_is_gone_cannot_tell_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")

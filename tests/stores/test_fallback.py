@@ -687,3 +687,18 @@ def test_a_probe_that_another_server_answers_closes_the_breaker_of_the_one_that_
     [probe] = work
     probe()
     assert [(change.store, change.available) for change in told] == [("node 2", False), ("node 2", True)]
+
+
+def test_one_network_uses_up_one_shared_budget_of_the_stand_in(clock: ManualClock) -> None:
+    """As of a memory store that is full: also what the store said of somebody before the outage goes there."""
+    standin = Standin(policy="local", replicas=1, clock=clock)
+    standin._memory = MemoryStore(max_keys=1, clock=standin._moment)
+    used = Plan((check("9/hour", "noted"),), network=lambda: "203.0.113.0")
+    standin.note(used, MemoryStore(clock=clock).run(Plan((check("9/hour", "noted", cost=4),))))
+    for _ in range(2):
+        standin.answer(Plan((check("1/day", "blocked"),)), DOWN)
+    assert standin.answer(used, DOWN)[0].remaining == 4
+    for number in range(1_000):
+        standin.answer(used._replace(checks=(check("9/hour", f"{number}"),)), DOWN)
+    shared = standin._memory._entries._shared.values()
+    assert [(each.state is not None, len(each.guests)) for each in shared] == [(True, 5)]

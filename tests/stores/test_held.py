@@ -8,7 +8,7 @@ import pytest
 
 from headgate import Concurrency, ManualClock, StoreError
 from headgate.plan import Check, Plan
-from headgate.stores.deny_cache import AsyncDenyCache, DenyCache
+from headgate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
 from headgate.stores.fallback import AsyncFallback, Fallback
 from headgate.stores.leases import AsyncLeases, Leases
 from headgate.stores.memory import MemoryStore
@@ -36,7 +36,7 @@ def fallback(inside: Breakable, colour: Colour, clock: ManualClock, **options: A
 
 
 def cached(inside: Breakable, colour: Colour, clock: ManualClock) -> Called:
-    return colour.around(inside, (DenyCache, AsyncDenyCache), staleness=1, clock=clock)
+    return colour.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=1, clock=clock))
 
 
 def test_a_refusal_for_want_of_a_place_is_asked_again(colour: Colour, clock: ManualClock) -> None:
@@ -174,7 +174,7 @@ def test_newcomers_to_a_full_store_share_places_and_give_them_back(clock: Manual
     store = MemoryStore(max_keys=2, clock=clock)
     full = [place(1, who, scope="full") for who in "ab"]
     assert all(allowed(store.run(Plan((one,)))) for one in full)
-    newcomers = [Plan((place(2, who),)) for who in "cdefgh"]
+    newcomers = [Plan((place(2, who),), network=lambda: "203.0.113.0") for who in "cdefgh"]
     for first, second, third in zip(newcomers, newcomers[1:], newcomers[2:], strict=False):
         taken = [store.run(first), store.run(second)]
         clock.advance(1)

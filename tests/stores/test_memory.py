@@ -15,7 +15,7 @@ from headgate import ConfigurationError, Limiter, ManualClock
 from headgate.errors import ColourError, StoreURLError
 from headgate.plan import Check, Plan
 from headgate.stores import open_async_store, open_store
-from headgate.stores.entries import GUESTS
+from headgate.stores.entries import GUESTS, HOSTED, KINDS, PLACES, SHARED
 from headgate.stores.memory import MAX_KEYS, MemoryStore
 from headgate.testing.store import NAMES, terms
 
@@ -27,9 +27,14 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-def hitter(store: MemoryStore, algorithm: str = "sliding-window", quota: str = "2/hour") -> Callable[..., bool]:
+def hitter(
+    store: MemoryStore, algorithm: str = "sliding-window", quota: str = "2/hour", *, network: str = "203.0.113.0"
+) -> Callable[..., bool]:
+    """Hits by anybody from one network."""
     rule = terms(algorithm, quota)
-    return lambda who, cost=1: store.run(Plan((Check(rule, str(who), cost),)))[0].allowed
+    return lambda who, cost=1, network=network: (
+        store.run(Plan((Check(rule, str(who), cost),), network=lambda: network))[0].allowed
+    )
 
 
 @ALGORITHMS
@@ -45,7 +50,7 @@ def test_ten_times_as_many_identities_as_it_holds(clock: ManualClock, algorithm:
 
 
 @ALGORITHMS
-def test_when_all_are_refused_newcomers_share_one_budget(clock: ManualClock, algorithm: str) -> None:
+def test_when_all_are_refused_newcomers_from_one_network_share_one_budget(clock: ManualClock, algorithm: str) -> None:
     store = MemoryStore(max_keys=10, clock=clock)
     hit = hitter(store, algorithm)
     for number in range(10):
@@ -90,7 +95,95 @@ def test_guests_are_bounded(clock: ManualClock) -> None:
     for number in range(GUESTS + 100):
         assert hit(number)
     [shared] = store._entries._shared.values()
-    assert len(shared.guests) == GUESTS
+    assert len(shared.guests) == len(store._entries._hosts) == GUESTS
+    for number in range(2 * HOSTED):
+        hit(number, network=f"10.{number >> 8}.{number & 255}.0")
+    assert len(store._entries._hosts) == HOSTED
+    assert store._entries._hosts == {key: host for host in store._entries._shared.values() for key in host.guests}
+    clock.advance(7200)
+    store.forget(terms("fixed-window", "1/day").rule_id, "blocked")
+    clock.advance(86_400)
+    for number in range(PLACES):
+        hit(number)  # there is room for one at a time
+    assert not store._entries._hosts
+
+
+def test_one_network_uses_up_one_shared_budget(clock: ManualClock) -> None:
+    """It invents 10,000 identities, and newcomers from 200 other networks have at most one chance in 1,024 to meet it.
+
+    That would be 0.2 of them; more than 6 in one of twenty million runs.
+    """
+    store = MemoryStore(max_keys=100, clock=clock)
+    full, hit = hitter(store, quota="1/day"), hitter(store, quota="10/minute")
+    for number in range(100):
+        assert [full(number), full(number)] == [True, False]
+    assert sum([hit(f"invented {number}") for number in range(10_000)]) == 10
+    affected = sum([not hit(f"newcomer {number}", network=f"198.51.{number}.0") for number in range(200)])
+    assert affected <= 6
+    assert not any([full(number) for number in range(100)]), "somebody who was refused was freed"
+    assert not hit("invented 0")
+    clock.advance(60)
+    assert hit("invented 0")
+
+
+def test_without_a_network_identities_are_spread_by_themselves(clock: ManualClock) -> None:
+    limiter = Limiter(MemoryStore(max_keys=1, clock=clock))
+    assert [limiter.hit("1/day", "blocked").allowed for _ in range(2)] == [True, False]
+    assert sum([limiter.hit("1/hour", f"newcomer {number}").allowed for number in range(100)]) >= 80
+    assert sum([limiter.hit("1/hour", f"newcomer {number}").allowed for number in range(100_000)]) <= PLACES
+
+
+def test_each_store_spreads_by_a_secret_of_its_own(clock: ManualClock) -> None:
+    stores = [MemoryStore(clock=clock) for _ in range(20)]
+    assert len({store._entries._place("203.0.113.0") for store in stores}) > 10
+
+
+def test_a_network_is_asked_for_only_when_there_is_no_room(clock: ManualClock) -> None:
+    store, rule, asked = MemoryStore(max_keys=1, clock=clock), terms("gcra", "1/hour"), list[str]()
+
+    def network(name: str) -> Callable[[], str]:
+        return lambda: asked.append(name) or name  # type: ignore[func-returns-value]
+
+    for who in ("known", "known", "newcomer"):
+        store.run(Plan((Check(rule, who, 1),), network=network(who)))
+    assert set(asked) == {"newcomer"}
+
+
+def test_kinds_of_rules_without_end_share_bounded_budgets(clock: ManualClock) -> None:
+    """When no place is free, newcomers of further kinds share one budget for each kind, and nobody loses a place."""
+    store = MemoryStore(max_keys=1, clock=clock)
+    assert [hitter(store, quota="1/day")("blocked") for _ in range(2)] == [True, False]
+    first = hitter(store, "gcra", "1/hour")
+    assert [first("newcomer"), first("newcomer")] == [True, False]
+    for limit in range(2, SHARED + 2 * KINDS):
+        hit = hitter(store, "gcra", f"{limit}/hour")
+        assert hit("newcomer", limit)
+        assert not hit("other")
+    entries = store._entries
+    assert (len(entries._shared), len(entries._common)) == (SHARED, KINDS)
+    assert not first("newcomer")
+    assert not hit("one more", network="198.51.100.0"), "all networks share it"
+    clock.advance(7200)
+    for limit in range(2, 1000):
+        assert hitter(store, "gcra", f"{limit}/second")("newcomer", limit)
+        clock.advance(2)
+    assert hitter(store, "gcra", "5000/second")("somebody", 5000, "198.51.100.0")
+    assert hitter(store, "gcra", "5000/second")("newcomer", 5000) or store._entries._place("198.51.100.0") == (
+        store._entries._place("203.0.113.0")
+    ), "networks have budgets of their own again"
+    assert len(entries._shared) < SHARED - 900
+
+
+def test_the_guests_of_one_plan_are_charged_where_they_stay(clock: ManualClock) -> None:
+    """Of two rules of one plan, the budget of the second takes the place of the first's, which is not in use yet."""
+    store = MemoryStore(max_keys=1, clock=clock)
+    assert [hitter(store, quota="1/day")("blocked") for _ in range(2)] == [True, False]
+    rules = [terms("gcra", f"{limit}/hour", scope=f"{limit}") for limit in range(1, 9)]
+    plan = Plan(tuple(Check(rule, "newcomer", 1) for rule in rules), network=lambda: "203.0.113.0")
+    assert all([outcome.allowed for outcome in store.run(plan)])
+    told = store.run(plan._replace(charge=False))
+    assert [outcome.allowed for outcome in told] == [False] + [True] * 7
+    assert [outcome.remaining for outcome in told] == list(range(8))
 
 
 @ALGORITHMS

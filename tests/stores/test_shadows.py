@@ -13,7 +13,7 @@ from headgate import Limiter, ManualClock, Quota
 from headgate.plan import Check, Outcome, Plan, charged
 from headgate.shadow import shadows
 from headgate.stores import open_async_store
-from headgate.stores.deny_cache import AsyncDenyCache, DenyCache
+from headgate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
 from headgate.stores.leases import AsyncLeases, Leases
 from headgate.stores.redis.wire import Wire
 from headgate.stores.standin import Standin
@@ -49,7 +49,7 @@ def say(outcomes: Iterable[Outcome]) -> list[tuple[bool, bool, str]]:
 
 def test_the_deny_cache_repeats_what_was_told(colour: Colour, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = colour.around(inside, (DenyCache, AsyncDenyCache), staleness=9, clock=clock)
+    store = colour.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=9, clock=clock))
     passing = [store.run(*pair()) for _ in range(3)]
     assert [say(outcomes)[0][1] for outcomes in passing] == [True, False, False]
     assert inside.calls == 3, "a refusal in shadow is not remembered: the request passes"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from headgate import __version__
-from headgate.errors import MissingExtraError
+from headgate.extras import needs
 
-try:
+with needs("cli"):
     import click
-except ImportError as error:
-    raise MissingExtraError("cli", "click") from error
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -14,19 +14,19 @@ from collections.abc import Generator
 from contextlib import closing, contextmanager
 from typing import Final
 
-from headgate.errors import HeadgateError, MissingExtraError
-from headgate.starlette import RateLimitMiddleware, limit
+from headgate.errors import HeadgateError
+from headgate.extras import needs
 from headgate.stores import open_store
 
-try:
+with needs("cli"):
     import uvicorn
     from rich.console import Console
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import PlainTextResponse
     from starlette.routing import Route
-except ImportError as error:
-    raise MissingExtraError("cli", str(error.name)) from error
+
+    from headgate.starlette import RateLimitMiddleware, limit
 
 HOST: Final = "127.0.0.1"
 SHOWN: Final = ("RateLimit", "Retry-After")
@@ -66,8 +66,11 @@ def run_demo(store: str, *, port: int, once: bool) -> None:
 @contextmanager
 def serving(app: Starlette, port: int) -> Generator[int]:
     """The application on uvicorn in a thread of its own, on loopback; gives the port, stops it at the end."""
+    config = uvicorn.Config(app, log_level="warning")
+    with needs("cli"):
+        config.load()  # imports the packages that uvicorn reads HTTP with; in the thread, nobody would hear an error
     listener = socket.create_server((HOST, port))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -7,17 +7,13 @@
 Importing this package imports no models and reads no settings.
 """
 
-from headgate.errors import MissingExtraError
+from headgate.extras import needs
 
-try:
-    import django as _django  # noqa: F401  # pyright: ignore[reportUnusedImport]  (is it there?)
-except ModuleNotFoundError as error:
-    raise MissingExtraError("django", "django") from error
-
-from headgate.django import checks as _checks  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
-from headgate.django.decorators import exempt, limit
-from headgate.django.middleware import RateLimitMiddleware
-from headgate.django.signals import rate_limited
-from headgate.django.visit import decision
+with needs("django"):
+    from headgate.django import checks as _checks  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers them)
+    from headgate.django.decorators import exempt, limit
+    from headgate.django.middleware import RateLimitMiddleware
+    from headgate.django.signals import rate_limited
+    from headgate.django.visit import decision
 
 __all__ = ["RateLimitMiddleware", "decision", "exempt", "limit", "rate_limited"]

@@ -12,12 +12,14 @@ from typing import Any, Final, TypeVar, cast
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpRequest, HttpResponse
-from django.http.response import HttpResponseBase
+from django.http.response import HttpResponseBase, ResponseHeaders
 
 from headgate.clock import epoch_seconds
 from headgate.django.endings import end_with
 from headgate.django.signals import rate_limited
+from headgate.django.users import UserUnknownError
 from headgate.django.visit import AsyncDjangoCaller, DjangoCaller, Visit, outer_of
+from headgate.errors import RateLimitExceeded
 from headgate.gate import AsyncGate, Bound, Gate
 from headgate.http import Denial, Fields, denial, denial_fields, merge, response_fields
 from headgate.passage import warn_of_twice
@@ -33,15 +35,14 @@ def enforce(request: HttpRequest, visit: Visit, bounds: Collection[Bound]) -> Ht
     gate = visit.gate
     if isinstance(gate, AsyncGate):  # a sync view under ASGI: the gate's connections belong to the server's loop
         return async_to_sync(enforce_later)(request, visit, bounds)
-    decision = gate.decide(DjangoCaller(request), bounds)
+    try:
+        decision = gate.decide(DjangoCaller(request, visit, bounds), bounds)
+    except UserUnknownError as error:
+        decision = error.decision
     warn_of_twice(outer_of(request), gate, decision)
     visit.note(decision)
     end_with(request, visit)
-    if decision is None or decision.allowed:
-        return None
-    rate_limited.send_robust(type(request), request=request, decision=decision)
-    own = gate.settings.on_denied
-    return _refusal(request, visit, decision, own=None if own is None else _rendered(own(request, decision)))
+    return None if decision is None or decision.allowed else refuse(request, visit, decision)
 
 
 async def enforce_later(request: HttpRequest, visit: Visit, bounds: Collection[Bound]) -> HttpResponseBase | None:
@@ -49,12 +50,31 @@ async def enforce_later(request: HttpRequest, visit: Visit, bounds: Collection[B
     gate = visit.gate
     if isinstance(gate, Gate):  # an async view under WSGI: its loop is for this call only, and the user is read by I/O
         return await sync_to_async(enforce)(request, visit, bounds)
-    decision = await gate.decide(AsyncDjangoCaller(request), bounds)
+    try:
+        decision = await gate.decide(AsyncDjangoCaller(request, visit, bounds), bounds)
+    except UserUnknownError as error:
+        decision = error.decision
     warn_of_twice(outer_of(request), gate, decision)
     visit.note(decision)
     end_with(request, visit)
-    if decision is None or decision.allowed:
-        return None
+    return None if decision is None or decision.allowed else await refuse_later(request, visit, decision)
+
+
+def refuse(request: HttpRequest, visit: Visit, decision: Decision) -> HttpResponseBase:
+    """The answer to a refused request, after the listeners have heard of it."""
+    gate = visit.gate
+    if isinstance(gate, AsyncGate):
+        return async_to_sync(refuse_later)(request, visit, decision)
+    rate_limited.send_robust(type(request), request=request, decision=decision)
+    own = gate.settings.on_denied
+    return _refusal(request, visit, decision, own=None if own is None else _rendered(own(request, decision)))
+
+
+async def refuse_later(request: HttpRequest, visit: Visit, decision: Decision) -> HttpResponseBase:
+    """The answer to a refused request, after the listeners have heard of it."""
+    gate = visit.gate
+    if isinstance(gate, Gate):
+        return await sync_to_async(refuse)(request, visit, decision)
     await rate_limited.asend_robust(type(request), request=request, decision=decision)
     own = gate.settings.on_denied
     response = None if own is None else own(request, decision)
@@ -64,6 +84,19 @@ async def enforce_later(request: HttpRequest, visit: Visit, bounds: Collection[B
     return _refusal(request, visit, decision, own=response)
 
 
+def raised(visit: Visit, error: RateLimitExceeded) -> Decision:
+    """The refusal that a view has raised, as part of what was decided about its request.
+
+    The decision may be of any limiter. One that allowed refuses nevertheless: the view says so.
+    """
+    refusal = error.decision._replace(allowed=False) if error.decision.allowed else error.decision
+    if error.decision is visit.decision:
+        visit.decision = refusal
+    else:
+        visit.note(refusal)
+    return refusal
+
+
 def told(response: Response, visit: Visit) -> Response:
     """The response with the fields of what was decided. Its body is not touched."""
     visit.open = False
@@ -71,12 +104,28 @@ def told(response: Response, visit: Visit) -> Response:
     if decision is not None and decision is not known:
         dialect = visit.gate.settings.headers
         fields = response_fields(decision, dialect, epoch=epoch_seconds(), status=response.status_code)
+        if fields:
+            response.headers = _Told(response.headers, fields)
         if known is None:
             add(response, fields)
         else:  # it was refused inside a view, which went on
             for name, value in fields:
                 response.headers[name] = value
     return response
+
+
+class _Told(ResponseHeaders):
+    """Headers with the fields of one client. A cache keeps pickles of responses: there they are without them."""
+
+    def __init__(self, headers: ResponseHeaders, fields: Fields) -> None:
+        super().__init__(headers)
+        self.before: dict[str, str | None] = {name: headers.get(name) for name, _ in fields}  # None: it was not there
+        if isinstance(headers, _Told):
+            self.before.update(headers.before)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rest = {name: value for name, value in self.items() if name not in self.before}
+        return ResponseHeaders, ({**rest, **{name: value for name, value in self.before.items() if value is not None}},)
 
 
 def instead(answer: HttpResponseBase, response: HttpResponseBase) -> HttpResponseBase:

@@ -14,9 +14,9 @@ from django.core.checks import Warning as Caution
 
 from headgate.django import gates
 from headgate.django.places import names_of_routes
+from headgate.django.users import asks_for_user
 from headgate.errors import ColourError, ConfigurationError
 from headgate.gate import AsyncGate, Gate
-from headgate.key import KeySpec
 from headgate.rule import Rule
 from headgate.settings import Settings
 
@@ -47,6 +47,7 @@ class Row(NamedTuple):
 
 
 _AUTH: Final = "django.contrib.auth.middleware.AuthenticationMiddleware"
+_CACHE: Final = "django.middleware.cache.UpdateCacheMiddleware"
 
 
 def _is_unreadable(facts: Facts) -> bool:
@@ -67,11 +68,7 @@ def _has_no_users(facts: Facts) -> bool:
         return False
     written = facts.read.key if any(str(option).lower() == "key" for option in facts.given) else None
     rules = [rule for rule in facts.read.rules if isinstance(rule, Rule)]
-    return any(_is_user(key) for key in (written, *(rule.key for rule in rules)))
-
-
-def _is_user(key: KeySpec | None) -> bool:
-    return "user" in key if isinstance(key, tuple) else key == "user"
+    return any(key is not None and asks_for_user(key) for key in (written, *(rule.key for rule in rules)))
 
 
 def _stands_twice(facts: Facts) -> bool:
@@ -82,6 +79,12 @@ def _trusts_no_proxy(facts: Facts) -> bool:
     """Whether the project trusts a proxy in other matters, but not about addresses."""
     trusting = django_settings.USE_X_FORWARDED_HOST or django_settings.SECURE_PROXY_SSL_HEADER is not None
     return facts.installed > 0 and bool(trusting) and facts.read is not None and facts.read.trusted_proxies is None
+
+
+def _stands_inside_a_cache(facts: Facts) -> bool:
+    """Whether Django's per-site cache, or one made of it, gets the responses that the limiter has worked on."""
+    outside = facts.middleware[: facts.middleware.index(gates.OURS)] if facts.installed else ()
+    return _CACHE in outside
 
 
 CHECKS: Final = (
@@ -126,6 +129,14 @@ CHECKS: Final = (
         applies=_trusts_no_proxy,
         message="The project is behind a proxy that settings.HEADGATE does not name: all strangers share one budget.",
         hint='Set HEADGATE["TRUSTED_PROXIES"] to its network or to the number of proxies.',
+    ),
+    Row(
+        id="headgate.W005",
+        kind=Caution,
+        applies=_stands_inside_a_cache,
+        message="UpdateCacheMiddleware stands before RateLimitMiddleware: the cache gets each page after the limiter, "
+        "and a page that is answered before the limiter is not counted.",
+        hint="Put RateLimitMiddleware before it, or silence this check if pages from the cache may be free.",
     ),
 )
 

@@ -20,11 +20,11 @@ from django.http.response import HttpResponseBase
 
 from headgate.cautions import caution
 from headgate.django import gates
-from headgate.django.answers import enforce, enforce_later, told
+from headgate.django.answers import enforce, enforce_later, raised, refuse, refuse_later, told
 from headgate.django.endings import answered, answered_later, left, left_later
 from headgate.django.places import arrival_by_call, arrival_of
-from headgate.django.visit import DjangoCaller, Visit, begin, visit_of
-from headgate.errors import NotEnforcedError
+from headgate.django.visit import Visit, begin, visit_of
+from headgate.errors import NotEnforcedError, RateLimitExceeded
 from headgate.gate import AsyncGate, Bound, Gate
 from headgate.marks import (
     EXEMPT,
@@ -39,7 +39,6 @@ from headgate.marks import (
     takes_view,
 )
 from headgate.passage import Place, label_of
-from headgate.preflight import is_preflight
 from headgate.rule import QuotaFunction
 from headgate.terms import QuotaSpec
 
@@ -131,12 +130,15 @@ class _Guard:
             return _leave(reached, refusal)
         done: HttpResponseBase | None = None
         try:
-            response = _checked(view(*args, **kwargs), view)
+            try:
+                response = _checked(view(*args, **kwargs), view)
+            except RateLimitExceeded as error:
+                response = refuse(reached.request, reached.visit, raised(reached.visit, error))
             if reached.visit.ending is not None:
                 answered(response, reached.visit)
             done = _leave(reached, response)
             return done
-        finally:  # no `except`: whatever the view raises is its own
+        finally:  # what else the view raises is its own
             if done is None and reached.visit.ending is not None:
                 left(reached.visit, sys.exception())
 
@@ -160,7 +162,10 @@ async def _answer(reached: _Reached, call: functools.partial[Any], *, always: bo
         return _leave(reached, refusal)
     done: HttpResponseBase | None = None
     try:
-        response = _checked(await call(), call.func)
+        try:
+            response = _checked(await call(), call.func)
+        except RateLimitExceeded as error:
+            response = await refuse_later(reached.request, reached.visit, raised(reached.visit, error))
         if reached.visit.ending is not None:
             await answered_later(response, reached.visit)
         done = _leave(reached, response)
@@ -176,8 +181,6 @@ def _reach(mark: Mark, view: Any, args: tuple[Any, ...]) -> _Reached | None:
     if request is None:
         expected = "decorate a view, whose first argument is the request"
         raise NotEnforcedError("limit on", view, problem="it was called without a request", expected=expected)
-    if is_preflight(request.method or "", DjangoCaller(request).header):
-        return None
     visit = visit_of(request)
     leads = visit is None or not visit.open
     if visit is None or not visit.open:

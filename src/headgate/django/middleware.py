@@ -17,10 +17,11 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from headgate.django import gates
-from headgate.django.answers import enforce, enforce_later, instead, told
+from headgate.django.answers import enforce, enforce_later, instead, raised, refuse, told
 from headgate.django.endings import answered, answered_later, left, left_later
 from headgate.django.places import arrival_of
-from headgate.django.visit import Visit, begin, is_free, visit_of
+from headgate.django.visit import Visit, begin, is_preflight_of, visit_of
+from headgate.errors import RateLimitExceeded
 from headgate.gate import AsyncGate, Bound, Gate
 
 
@@ -55,7 +56,7 @@ class RateLimitMiddleware:
         try:
             response: HttpResponseBase = self.get_response(request)
             if not visit.charged:
-                refusal = enforce(request, visit, _arrive(request, visit))
+                refusal = enforce(request, visit, _arrive_without_view(request, visit))
                 response = response if refusal is None else instead(refusal, response)
             if visit.ending is not None:
                 answered(response, visit)
@@ -73,7 +74,7 @@ class RateLimitMiddleware:
         try:
             response: HttpResponseBase = await self.get_response(request)
             if not visit.charged:
-                refusal = await enforce_later(request, visit, _arrive(request, visit))
+                refusal = await enforce_later(request, visit, _arrive_without_view(request, visit))
                 response = response if refusal is None else instead(refusal, response)
             if visit.ending is not None:
                 await answered_later(response, visit)
@@ -95,6 +96,16 @@ class RateLimitMiddleware:
             return None
         return await enforce_later(request, visit, _arrive(request, visit))
 
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponseBase | None:
+        """Answer a view that raised RateLimitExceeded. Django calls this in a thread where the view was async."""
+        if not isinstance(error, RateLimitExceeded):
+            return None
+        visit = visit_of(request)
+        if visit is not None and visit.open:
+            return refuse(request, visit, raised(visit, error))
+        visit = begin(request, self._gate())  # limits are off, but the view asks for an answer
+        return told(refuse(request, visit, raised(visit, error)), visit)
+
     def _begin(self, request: HttpRequest) -> Visit | None:
         """A visit for this middleware to lead; None where limits are off, or another one outside leads already."""
         gate = self._gate()
@@ -106,4 +117,10 @@ def _arrive(request: HttpRequest, visit: Visit) -> tuple[Bound, ...]:
     arrival = arrival_of(request)
     visit.charged = True
     visit.enforced.update(arrival.marks)
-    return () if visit.gate.denies and is_free(request) else visit.gate.bind(arrival.place)
+    return visit.gate.bind(arrival.place)
+
+
+def _arrive_without_view(request: HttpRequest, visit: Visit) -> tuple[Bound, ...]:
+    """The same for a request that reached no view. A CORS preflight that was answered so is free; it may be denied."""
+    bounds = _arrive(request, visit)
+    return () if is_preflight_of(request) else bounds

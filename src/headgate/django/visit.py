@@ -5,14 +5,13 @@ This module knows Django's request; no response, no settings.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Hashable, Sequence
+from collections.abc import Awaitable, Collection, Hashable, Sequence
 from typing import Any, cast
 
-from asgiref.sync import sync_to_async
 from django.http import HttpRequest
-from django.utils.functional import LazyObject
 
-from headgate.gate import AsyncGate, Gate
+from headgate.django.users import UNKNOWN, Look, known_user
+from headgate.gate import AsyncGate, Bound, Gate
 from headgate.passage import Passage
 from headgate.plan import Decision
 from headgate.preflight import is_preflight
@@ -23,22 +22,25 @@ _PLAIN_META = ("CONTENT_TYPE", "CONTENT_LENGTH")  # PEP 3333: the two headers wi
 class Visit(Passage):
     """What the gate has done about one request, found on it as `request.headgate`."""
 
-    __slots__ = ("charged", "ends", "open")
+    __slots__ = ("charged", "ends", "looked", "open")
 
-    def __init__(self, gate: Gate | AsyncGate, *, charged: bool) -> None:
+    def __init__(self, gate: Gate | AsyncGate) -> None:
         super().__init__(gate)
-        self.charged = charged  # the plan of the place where the request arrived has been decided
+        self.charged = False  # the plan of the place where the request arrived has been decided
+        self.looked: Any = UNKNOWN  # whom a look has found: one request looks once
         self.ends = False  # the end of the request releases what it holds
         self.open = True  # somebody outside will still add the fields to the response
 
 
 class DjangoCaller:
-    """What a request tells about who is asking, where nothing has to be awaited."""
+    """What a request tells about who is asking, where nothing has to be awaited. `bounds` are the rules that ask."""
 
-    __slots__ = ("request",)
+    __slots__ = ("bounds", "request", "visit")
 
-    def __init__(self, request: HttpRequest) -> None:
+    def __init__(self, request: HttpRequest, visit: Visit, bounds: Collection[Bound] = ()) -> None:
         self.request = request
+        self.visit = visit
+        self.bounds = bounds
 
     @property
     def native(self) -> HttpRequest:
@@ -63,9 +65,7 @@ class DjangoCaller:
 
     def header(self, name: str) -> Sequence[str]:
         """A header. Its lines have been joined by the server or by Django."""
-        key = name.upper().replace("-", "_")
-        value = self.request.META.get(key if key in _PLAIN_META else f"HTTP_{key}")
-        return () if value is None else (value,)
+        return _header(self.request, name)
 
     def path_value(self, name: str) -> str | None:
         """A parameter of the matched path."""
@@ -75,7 +75,12 @@ class DjangoCaller:
 
     def user(self) -> Hashable | Awaitable[Hashable | None] | None:
         """The primary key of the signed-in user."""
-        return _name(getattr(self.request, "user", None))
+        name = known_user(self.request, later=False)
+        if name is UNKNOWN:
+            name = self.visit.looked
+        if name is UNKNOWN:
+            name = self.visit.looked = Look(self, self.visit.gate, self.bounds).now()
+        return cast("Hashable | None", name)
 
 
 class AsyncDjangoCaller(DjangoCaller):
@@ -94,8 +99,14 @@ class AsyncDjangoCaller(DjangoCaller):
 
     def user(self) -> Hashable | Awaitable[Hashable | None] | None:
         """The primary key of the signed-in user, or an awaitable of it where that takes a look into the session."""
-        user = getattr(self.request, "user", None)
-        return _name_later(self.request, user) if isinstance(user, LazyObject) else _name(user)
+        name = known_user(self.request, later=True)
+        if name is UNKNOWN:
+            name = self.visit.looked
+        return self._look() if name is UNKNOWN else cast("Hashable | None", name)
+
+    async def _look(self) -> Hashable | None:
+        name = self.visit.looked = await Look(self, self.visit.gate, self.bounds).later()
+        return name
 
 
 def visit_of(request: Any) -> Visit | None:
@@ -119,28 +130,20 @@ def decision(request: Any) -> Decision | None:
     return None if visit is None else visit.decision
 
 
-def is_free(request: HttpRequest) -> bool:
-    """Whether this is a CORS preflight, which costs nothing."""
-    return is_preflight(request.method or "GET", DjangoCaller(request).header)
+def is_preflight_of(request: HttpRequest) -> bool:
+    """Whether this is a CORS preflight as browsers send it."""
+    return request.method == "OPTIONS" and is_preflight("OPTIONS", lambda name: _header(request, name))
 
 
 def begin(request: HttpRequest, gate: Gate | AsyncGate) -> Visit:
-    """Leave a new visit on the request. A CORS preflight counts as charged already, unless it may be denied."""
-    visit = Visit(gate, charged=is_free(request) and not gate.denies)
+    """Leave a new visit on the request."""
+    visit = Visit(gate)
     setattr(request, "headgate", visit)  # noqa: B010  # HttpRequest does not declare it
     return visit
 
 
-def _name(user: Any) -> Hashable | None:
-    """What names a signed-in user. Text, because a primary key may be of any type."""
-    if user is None or not user.is_authenticated or user.pk is None:
-        return None
-    return str(user.pk)
-
-
-async def _name_later(request: HttpRequest, user: Any) -> Hashable | None:
-    """The name of a user who is not known yet. Looking at `request.user` here would be I/O on the event loop."""
-    auser = getattr(request, "auser", None)
-    if auser is not None:
-        return _name(await auser())
-    return await sync_to_async(_name)(user)  # a lazy user of some other authentication
+def _header(request: HttpRequest, name: str) -> tuple[str, ...]:
+    """A header. Its lines have been joined by the server or by Django."""
+    key = name.upper().replace("-", "_")
+    value = request.META.get(key if key in _PLAIN_META else f"HTTP_{key}")
+    return () if value is None else (value,)

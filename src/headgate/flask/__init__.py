@@ -13,14 +13,12 @@ The package knows Flask, werkzeug and what every adapter knows. The store is alw
 too: Flask runs each of those in an event loop of its own.
 """
 
-from headgate.errors import MissingExtraError
+from headgate.extras import needs
 
-try:
+with needs("flask"):
     from headgate.flask.decorators import exempt, limit
     from headgate.flask.extension import Installation, RateLimiter, decision
     from headgate.flask.refusal import Denied, RateLimited, StoreUnavailable, rate_limited
-except ModuleNotFoundError as error:
-    raise MissingExtraError("flask", str(error.name)) from error
 
 __all__ = [
     "Denied",

@@ -1,27 +1,32 @@
 """The Flask extension: what it adds to an application, and what that does with each request.
 
 A `before_request` decides, also where no route matches; an `after_request` tells the client, whoever made the response.
+A `before_request` function that was registered earlier may answer instead. The `after_request` decides then, and puts
+the refusal in the place of that answer.
 What is held until the last byte goes with the response, and with the request if no response came so far.
 Nothing about one request is kept here: a Passage is left on the request itself, because `flask.g` outlives a request
-that is made inside an application context.
+that is made inside an application context. Nothing here refers to the application but by a weak reference: `del app`
+frees it.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, Final, cast
 
-from flask import Flask, Request, Response, current_app, has_request_context, request, request_tearing_down
+from flask import Flask, Request, Response, current_app, has_request_context, request
+from flask.signals import got_request_exception, request_tearing_down
 from werkzeug.datastructures import Headers as ResponseHeaders
 
 from headgate.after import Headers
 from headgate.after import Response as Answer
 from headgate.clock import epoch_seconds
 from headgate.ending import Ending
-from headgate.errors import SettingsError
+from headgate.errors import HeadgateError, RateLimitExceeded, SettingsError
 from headgate.flask.caller import FlaskCaller
-from headgate.flask.refusal import handled, refuse
+from headgate.flask.refusal import OnDenied, answered, handled, refuse
 from headgate.flask.sites import Sites
 from headgate.gate import Bound, Gate
 from headgate.http import Denial, Field, denial, denial_fields, merge, response_fields
@@ -30,10 +35,11 @@ from headgate.passage import Passage, count_together, warn_of_twice
 from headgate.plan import Decision
 from headgate.preflight import is_preflight
 from headgate.settings import Settings, hide
-from headgate.wsgi import KEY, Attended
+from headgate.wsgi import KEY, Attended, WsgiCaller
 
 _NAME: Final = "headgate"
 _ON_REQUEST: Final = "_headgate"
+_CORS: Final = ("access-control-", "vary")
 
 _native: Final[Callable[[], Request]] = cast(Any, request)._get_current_object
 """The request itself, not the proxy for it."""
@@ -69,6 +75,8 @@ class RateLimiter:
         app.before_request(added.before)
         # To be called after all others: what is sent is what counts.
         app.after_request_funcs.setdefault(None, []).insert(len(installed), added.after)
+        app.error_handler_spec[None][None].setdefault(RateLimitExceeded, added.exceeded)
+        got_request_exception.connect(added.failed, app)
         installed.append(added)
 
     def _all_options(self, app: Flask) -> dict[str, Any]:
@@ -87,10 +95,18 @@ class RateLimiter:
 class _Visit(Passage):
     """A passage, and of one that was refused the answer."""
 
-    __slots__ = ("denial", "denied")
+    __slots__ = ("arrived", "denial", "denied", "failed")
 
     denial: Denial
-    denied: Decision  # what it answers; more may have been decided since
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__(gate)
+        self.arrived = False  # the rules of the place where the request arrived have been decided
+        self.denied: Decision | None = None  # what `denial` answers; more may have been decided since
+        self.failed = False  # an error that nobody handled came before they were
+
+
+Visits = dict["Installation", _Visit]
 
 
 class Installation:
@@ -99,10 +115,14 @@ class Installation:
     def __init__(self, extension: RateLimiter, app: Flask, settings: Settings) -> None:
         self.extension = extension
         self.settings = settings
-        self._app = app
+        self._app_ref = weakref.ref(app)
         self.gate = Gate(settings)
         self._sites = Sites(self.gate, owns_marks=not app.extensions[_NAME])
-        self._on_denied = None if settings.on_denied is None else app.ensure_sync(settings.on_denied)
+
+    @property
+    def _app(self) -> Flask:
+        """The application. It is there: nobody else calls what stands on it."""
+        return cast("Flask", self._app_ref())
 
     @cached_property
     def _handled(self) -> frozenset[int]:
@@ -118,14 +138,21 @@ class Installation:
         if not self.settings.enabled:
             return None
         native = _native()
-        site = self._sites.find(self._app, native.url_rule, native.method)
-        visit = vars(native).setdefault(_ON_REQUEST, {})[self] = _Visit(self.gate)
-        visit.enforced.update(site.marks)
-        return self._enforce(native, visit, site.bounds, ahead=True)
+        visits = _visits(native)
+        visit = visits.get(self)
+        if visit is None or visit.arrived:
+            visit = visits[self] = _Visit(self.gate)
+        if native.method == "OPTIONS" and not _reaches_a_view(native) and _is_preflight(native):
+            return self._enforce(native, visit, (), ahead=True)  # whether it is charged depends on its answer
+        return self._arrive(native, visit)
 
     def after(self, response: Response) -> Response:
         """Tell the client what was decided."""
-        visit = _visits().get(self)
+        native = _native()
+        visit = _visits(native).get(self)
+        if visit is None or not visit.arrived:
+            response = _decided_late(self._app, native, response)
+            visit = _visits(native).get(self)
         if visit is None or visit.decision is None:
             return response
         if visit.ending is not None:
@@ -141,6 +168,51 @@ class Installation:
         _add(fields, response.headers)
         return response
 
+    def late(self, native: Request, response: Response) -> Response:
+        """Decide about a request that was answered before it came so far: its response, or the refusal instead."""
+        visit = _visits(native).setdefault(self, _Visit(self.gate))
+        if visit.arrived or not self.settings.enabled:
+            return response
+
+        def refusal() -> Response | None:
+            if not _is_free(native, response.status_code):
+                return self._arrive(native, visit)
+            visit.arrived = True
+            return self._enforce(native, visit, (), ahead=True)
+
+        refused = answered(self._app, refusal)
+        return response if refused is None else _instead(refused, response)
+
+    def failed(self, app: Flask, exception: Exception) -> None:
+        """Note an error that nobody handles. If `after` is not called for its response either, `over` charges it."""
+        visit = _visits(_native()).setdefault(self, _Visit(self.gate))
+        if not visit.arrived and self.settings.enabled:
+            visit.failed = True
+            request_tearing_down.connect(self.over, app)
+
+    def exceeded(self, error: RateLimitExceeded) -> Any:
+        """Answer a refusal that a view has raised, as if it was ours. The application's own handlers go first."""
+        app, native = self._app, _native()
+        own = app.error_handler_spec[None][None].get(HeadgateError)
+        if own is not None:
+            return app.ensure_sync(own)(error)
+        visit = _visits(native).setdefault(self, _Visit(self.gate))
+        raised, ours = error.decision, error.decision is visit.denied
+        decision = raised._replace(allowed=False) if raised else raised  # what is raised is a refusal
+        if raised is visit.decision or decision.forbidden:
+            visit.decision = decision
+        else:
+            visit.note(decision)
+        on_denied = None if ours else self.settings.on_denied  # it is `on_denied` that raises our own decision
+        return answered(app, lambda: self._refuse(native, visit, decision, on_denied=on_denied))
+
+    def _arrive(self, native: Request, visit: _Visit) -> Response | None:
+        """Enforce the rules of the place where the request has arrived."""
+        visit.arrived = True
+        site = self._sites.find(self._app, native.url_rule, native.method)
+        visit.enforced.update(site.marks)
+        return self._enforce(native, visit, site.bounds, ahead=True)
+
     def _attend(self, visit: _Visit, response: Response) -> None:
         """Give back what this response gives back, and have it release what is held when it is closed."""
         ending = cast("Ending", visit.ending)
@@ -153,15 +225,21 @@ class Installation:
 
     def over(self, app: Flask, exc: BaseException | None) -> None:
         """The request is over. Its response, if there is one that was not lost by an error, is still to be sent."""
-        visit = _visits().get(self)
-        ending = None if visit is None else cast("Ending | None", visit.ending)
+        native = _native()
+        visit = _visits(native).get(self)
+        if visit is None:
+            return
+        if visit.failed and not visit.arrived:
+            visit.arrived = True
+            self._decide(native, visit, self._sites.find(app, native.url_rule, native.method).bounds)
+        ending = cast("Ending | None", visit.ending)
         if ending is not None and (exc is not None or not ending.answered_once):
             ending.over(exc)
 
     def reach(self, mark: Mark, label: str) -> Response | None:
         """Enforce the mark of a view, unless it was: None to go on, or the response to give instead of calling it."""
         native = _native()
-        visit = vars(native).setdefault(_ON_REQUEST, {}).setdefault(self, _Visit(self.gate))
+        visit = _visits(native).setdefault(self, _Visit(self.gate))
         if not self.settings.enabled or mark in visit.enforced:
             return None
         visit.enforced.add(mark)
@@ -169,30 +247,45 @@ class Installation:
 
     def _enforce(self, native: Request, visit: _Visit, bounds: tuple[Bound, ...], *, ahead: bool) -> Response | None:
         """None to go on, or the response to give; a refusal raises unless `on_denied` answers, or nobody handles it."""
+        decision = self._decide(native, visit, bounds)
+        if decision is None or decision.allowed:
+            return None
+        return self._refuse(native, visit, decision, on_denied=self.settings.on_denied, ahead=ahead)
+
+    def _decide(self, native: Request, visit: _Visit, bounds: tuple[Bound, ...]) -> Decision | None:
+        """Charge these rules."""
         if not bounds and not self.gate.denies:
             return None
         caller = FlaskCaller(self._app, native, parses=self.settings.trusted_proxies is not None)
-        if is_preflight(native.method, caller.header):
-            bounds = ()
         decision = self.gate.decide(caller, bounds)
         warn_of_twice(native.environ.get(KEY), self.gate, decision)
         visit.note(decision)
         if visit.ending is not None:
             request_tearing_down.connect(self.over, self._app)  # to do so again is harmless; most never have to
-        if decision is None or decision.allowed:
-            return None
-        whole = visit.decision if decision.results else decision  # under the names that the fields will have
-        visit.denied = decision = whole or decision
+        return decision
+
+    def _refuse(
+        self,
+        native: Request,
+        visit: _Visit,
+        decision: Decision,
+        *,
+        on_denied: OnDenied | None,
+        ahead: bool = True,
+    ) -> Response:
+        if decision.results and visit.decision is not None:
+            decision = visit.decision  # under the names that the fields will have
+        visit.denied = decision
         accept = native.environ.get("HTTP_ACCEPT", "")
         visit.denial = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
         raises = not ahead or visit.denial.status in self._handled
-        return refuse(self._app, native, decision, answer=visit.denial, on_denied=self._on_denied, raises=raises)
+        return refuse(self._app, native, decision, answer=visit.denial, on_denied=on_denied, raises=raises)
 
 
 def decision() -> Decision | None:
     """What was decided about this request; None where no rule applied."""
     together = None
-    for visit in _visits().values():
+    for visit in _visits(_native()).values():
         if together is None:
             together = Passage(visit.gate)
         together.note(visit.decision)
@@ -207,10 +300,48 @@ def first_on_app() -> Installation | None:
     return installed[0] if installed else None
 
 
-def _visits() -> dict[Installation, _Visit]:
+def _visits(native: Request) -> Visits:
     """What each limiter has done about this request."""
-    found: dict[Installation, _Visit] = vars(_native()).get(_ON_REQUEST, {})
-    return found
+    visits: Visits = vars(native).setdefault(_ON_REQUEST, {})
+    return visits
+
+
+def _decided_late(app: Flask, native: Request, response: Response) -> Response:
+    """Have all limiters decide that have not, in their order. What one refuses, those after it do not charge."""
+    visits = _visits(native)
+    for limiter in app.extensions[_NAME]:
+        if all([visit.denied is None for visit in visits.values()]):
+            response = limiter.late(native, response)
+    return response
+
+
+def _instead(refusal: Response, response: Response) -> Response:
+    """The refusal in the place of a response that nobody will read."""
+    own = {name.lower() for name, _ in refusal.headers}
+    for name, value in response.headers:  # `after_request` functions have seen only that one: scripts may read both
+        if name.lower().startswith(_CORS) and name.lower() not in own:
+            refusal.headers.add(name, value)
+    refusal.call_on_close(response.close)
+    return refusal
+
+
+def _reaches_a_view(native: Request) -> bool:
+    """Whether a view runs on this OPTIONS: neither Flask's automatic answer nor an error of the router."""
+    rule = native.url_rule
+    return rule is not None and not getattr(rule, "provide_automatic_options", False)
+
+
+def _is_preflight(native: Request) -> bool:
+    return is_preflight(native.method, WsgiCaller(native.environ).header)
+
+
+def _is_free(native: Request, status: int) -> bool:
+    """Whether this is a preflight that no view has answered. Errors are charged, but for those of the router.
+
+    Else a check of keys that answers 401 could be asked for ever, by requests that look like preflights.
+    """
+    routed = native.routing_exception
+    return (status < 400 or (routed is not None and routed.code == status)) and _is_preflight(native)
 
 
 def _add(fields: Sequence[Field], headers: ResponseHeaders) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from blinker import Namespace
 from flask import Flask, Request, Response
@@ -68,6 +68,8 @@ class Denied(_Refusal, Forbidden):
     """403: the client is on the list of those who are denied."""
 
 
+Answered = TypeVar("Answered")
+
 _OWN_FIELDS: Final = ("Content-Type", "Cache-Control", "Retry-After")
 _ERRORS: Final[dict[int, type[_Refusal]]] = {429: RateLimited, 503: StoreUnavailable, 403: Denied}
 OnDenied = Callable[[Request, Decision], Any]
@@ -85,7 +87,7 @@ def refuse(
     """
     if rate_limited.receivers:
         _tell(app, decision)
-    value = None if on_denied is None else on_denied(request, decision)
+    value = None if on_denied is None else app.ensure_sync(on_denied)(request, decision)
     if value is None:
         if raises:
             raise _ERRORS[answer.status].of(decision, answer)
@@ -101,7 +103,21 @@ def handled(app: Flask) -> frozenset[int]:
     if app.config["TRAP_HTTP_EXCEPTIONS"] or any([_is_own(app, step) for step in _STEPS]):
         return frozenset(_ERRORS)
     handlers = app.error_handler_spec.values()
-    return frozenset([status for status in _ERRORS if any([by.get(status) or by.get(None) for by in handlers])])
+    return frozenset(
+        [
+            status
+            for status, error in _ERRORS.items()
+            if any([by.get(status) or any([issubclass(error, each) for each in by.get(None, ())]) for by in handlers])
+        ]
+    )
+
+
+def answered(app: Flask, answer: Callable[[], Answered]) -> Answered | Response:
+    """What this returns, or what Flask makes of its error: as if a `before_request` function had raised it."""
+    try:
+        return answer()
+    except Exception as error:  # noqa: BLE001  # what nobody handles is raised again
+        return app.make_response(app.handle_user_exception(error))
 
 
 def _is_own(app: Flask, step: str) -> bool:

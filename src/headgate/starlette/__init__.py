@@ -5,15 +5,11 @@ the settings' rules and the view's own. A view that cannot be seen ahead is char
 (`decorators`). This package knows Starlette and `headgate.asgi`; no store.
 """
 
-from headgate.errors import MissingExtraError
+from headgate.extras import needs
 
-try:
-    import starlette as _starlette  # noqa: F401  # pyright: ignore[reportUnusedImport]  (is it there?)
-except ModuleNotFoundError as error:
-    raise MissingExtraError("starlette", "starlette") from error
-
-from headgate.starlette.answers import Refused
-from headgate.starlette.decorators import exempt, limit
-from headgate.starlette.middleware import RateLimitMiddleware, decision
+with needs("starlette"):
+    from headgate.starlette.answers import Refused
+    from headgate.starlette.decorators import exempt, limit
+    from headgate.starlette.middleware import RateLimitMiddleware, decision
 
 __all__ = ["RateLimitMiddleware", "Refused", "decision", "exempt", "limit"]

@@ -43,15 +43,20 @@ def refusal(scope: Scope, decision: Decision) -> Exception:
     return Refused(decision)
 
 
-async def own_answer(settings: Settings, caller: AsgiCaller, decision: Decision) -> ASGIApp | None:
-    """The answer of `on_denied`; else of the application's handler for the status, or RateLimitExceeded; or None."""
+async def own_answer(
+    settings: Settings, caller: AsgiCaller, decision: Decision, *, outer: object = None
+) -> ASGIApp | None:
+    """The answer of `on_denied`; else of the application's handler for the status, or RateLimitExceeded; or None.
+
+    After a mounted application has raised, the scope names that one; `outer` is the one that the limiter stands in.
+    """
     own = None if settings.on_denied is None else await answer_of(settings, caller, decision)
-    handlers = getattr(caller.scope.get("app"), "exception_handlers", None)
-    if own is not None or not handlers:
+    if own is not None:
         return own
     status = status_of(decision)
     kinds = (403,) if status == 403 else (status, Refused, RateLimitExceeded, HeadgateError)
-    handler = next((handlers[kind] for kind in kinds if kind in handlers), None)
+    tables = [getattr(app, "exception_handlers", None) or {} for app in (caller.scope.get("app"), outer)]
+    handler = next((table[kind] for table in tables for kind in kinds if kind in table), None)
     if handler is None:
         return None
     refused = Refused(decision)

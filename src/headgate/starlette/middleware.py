@@ -10,13 +10,12 @@ from typing import Any, cast
 
 from starlette.requests import HTTPConnection, Request
 
-from headgate.asgi import ASGIApp, AsgiCaller, Scope, passage_of
+from headgate.asgi import ASGIApp, AsgiCaller, Scope, header_lines, passage_of
 from headgate.asgi import RateLimitMiddleware as AsgiMiddleware
 from headgate.errors import ConfigurationError, NotEnforcedError
 from headgate.gate import AsyncGate, Bound
 from headgate.passage import NOWHERE, Arrival, Passage, Place, label_of
 from headgate.plan import Decision
-from headgate.preflight import is_preflight
 from headgate.settings import Settings, hide
 from headgate.starlette.answers import own_answer
 from headgate.starlette.places import Ahead, is_built_late
@@ -41,7 +40,7 @@ class StarletteCaller(AsgiCaller):
     @property
     def native(self) -> HTTPConnection:
         """A `Request`, or an `HTTPConnection` for a WebSocket handshake; it knows the path parameters already."""
-        scope = {**self.scope, "path_params": self._params()}
+        scope = {**self.scope, "headers": header_lines(self.scope), "path_params": self._params()}
         return Request(scope) if scope["type"] == "http" else HTTPConnection(scope)
 
     def path_value(self, name: str) -> str | None:
@@ -79,6 +78,7 @@ class RateLimitMiddleware(AsgiMiddleware):
                 raise
             self._error = error
         self._ahead = Ahead(app)
+        self._application: Any = None
 
     def arrive(self, scope: Scope) -> tuple[AsgiCaller, Arrival]:
         """Who asks, and where the router will take the request, if that makes any difference."""
@@ -91,9 +91,17 @@ class RateLimitMiddleware(AsgiMiddleware):
         """Every place that can be seen ahead."""
         return self._ahead.places(scope)
 
+    def caller(self, scope: Scope) -> AsgiCaller:
+        """Who asks, of a scope that the router has seen already."""
+        return StarletteCaller(scope)
+
+    def answers_preflight(self, scope: Scope) -> bool:
+        """Whether something other than a view answers a CORS preflight: a CORS layer, or the router."""
+        return self._ahead.answers_preflight(scope)
+
     def own_answer(self, decision: Decision, caller: AsgiCaller) -> Awaitable[ASGIApp | None]:
         """The answer of `on_denied`, or of the application's exception handler."""
-        return own_answer(self.settings, caller, decision)
+        return own_answer(self.settings, caller, decision, outer=self._application)
 
     def _check(self, scope: Scope) -> None:
         """Bind all places that can be seen; or refuse to serve, where `add_middleware` was given what cannot work.
@@ -103,6 +111,7 @@ class RateLimitMiddleware(AsgiMiddleware):
         """
         if self._error is not None:
             raise self._error
+        self._application = scope.get("app")
         super()._check(scope)
 
 
@@ -123,9 +132,6 @@ def passage_at(scope: Scope, what: str, limited: Any) -> Passage:
 
 async def charge(passage: Passage, scope: Scope, bounds: tuple[Bound, ...]) -> Decision | None:
     """Charge rules that could not be seen ahead; None if none applies."""
-    caller = StarletteCaller(scope)
-    if is_preflight(caller.method, caller.header):
-        return None
-    decided = await cast("AsyncGate", passage.gate).decide(caller, bounds)
+    decided = await cast("AsyncGate", passage.gate).decide(StarletteCaller(scope), bounds)
     passage.note(decided)
     return decided

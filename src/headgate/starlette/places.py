@@ -13,10 +13,11 @@ from functools import lru_cache, partial
 from inspect import unwrap
 from typing import Any, Final, NamedTuple
 
+from starlette.endpoints import HTTPEndpoint
 from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.routing import Match
+from starlette.routing import Match, Router
 
-from headgate.asgi import RateLimitMiddleware
+from headgate.asgi import RateLimitMiddleware, chain, is_cors
 from headgate.marks import Mark, marks_of
 from headgate.passage import NOWHERE, Arrival, Place, label_of, scope_of, short_name
 
@@ -44,7 +45,7 @@ class Targets(NamedTuple):
 
     def handler(self, scope: Scope) -> str:
         """The name of the method that answers; a class without `head` answers HEAD by `get`."""
-        handler = "on_connect" if scope["type"] == "websocket" else str(scope["method"]).lower()
+        handler = "on_connect" if scope["type"] == "websocket" else str(scope.get("method", "GET")).lower()
         return "get" if handler == "head" and handler not in self.methods else handler
 
 
@@ -57,10 +58,10 @@ class _Known(NamedTuple):
 
     def take(self, scope: Scope) -> tuple[Arrival, Scope] | None:
         """Where this route takes a scope, and what it adds to it; None if it leaves the scope to another."""
-        try:
-            match, child = self.matches(scope)
-        except Exception:  # noqa: BLE001  # the router will raise the same, where the application's handlers see it
+        matched = _match(self.matches, scope)
+        if matched is None:
             return NOWHERE, {}
+        match, child = matched
         if match is not Match.FULL:
             return None
         if self.below is None:
@@ -144,6 +145,7 @@ class Ahead:
 
     def __init__(self, app: Any) -> None:
         owner = _owner_of(app)
+        self._app = app
         self.routes = None if owner is None else Routes(owner)
         self._others: dict[int, tuple[Any, Routes]] = {}  # by owner
         self._targets: dict[int, tuple[Any, Targets]] = {}  # by endpoint
@@ -161,6 +163,13 @@ class Ahead:
             known = self._targets[id(endpoint)] = endpoint, targets_of(endpoint, template_of(scope))
         return known[1].of(scope), scope
 
+    def answers_preflight(self, scope: Scope) -> bool:
+        """Whether something other than a view answers this preflight."""
+        if answers_preflight(self._app, scope):
+            return True
+        hidden = None if self.routes is not None else _around(scope)
+        return hidden is not None and answers_preflight(hidden, scope)
+
     def places(self, scope: Scope) -> list[Place]:
         """Every place that can be seen, and the one of requests that match nothing."""
         routes = self._routes_for(scope)
@@ -171,8 +180,8 @@ class Ahead:
         if self.routes is not None:
             return self.routes
         # The middleware of one route, or around something that hides what it wraps.
-        owner = scope.get("endpoint", scope.get("app"))
-        if not isinstance(getattr(owner, "routes", None), list):
+        owner = _around(scope)
+        if owner is None:
             return None
         known = self._others.get(id(owner))
         if known is None:
@@ -200,15 +209,21 @@ def targets_of(endpoint: Any, template: str, *, names: tuple[str, ...] = ()) -> 
 
 def is_built_late(app: Any) -> bool:
     """Whether a middleware around this is made by Starlette's own stack, when the server first calls it."""
-    return any(isinstance(each, ExceptionMiddleware) for each in _chain(app))
+    return any(isinstance(each, ExceptionMiddleware) for each in chain(app))
 
 
 def _owner_of(app: Any) -> Any:
     """The application or router that a chain of middleware leads to; None where the chain cannot be followed."""
-    for each in _chain(app):
+    for each in chain(app):
         if isinstance(getattr(each, "routes", None), list):
             return each
     return None
+
+
+def _around(scope: Scope) -> Any:
+    """The routes that a request has reached already: of a mount, else of the application; None where there are none."""
+    owner = scope.get("endpoint", scope.get("app"))
+    return owner if isinstance(getattr(owner, "routes", None), list) else None
 
 
 def template_of(scope: Scope) -> str:
@@ -225,7 +240,7 @@ def serves(endpoint: Any, view: Any) -> bool:
 
 def _has_limiter(app: Any) -> bool:
     """Whether a mounted application has a limiter of its own: it knows its own store and rules."""
-    for each in _chain(app):
+    for each in chain(app):
         if isinstance(each, RateLimitMiddleware):
             return True
         for middleware in getattr(each, "user_middleware", ()):
@@ -234,16 +249,52 @@ def _has_limiter(app: Any) -> bool:
     return False
 
 
-def _chain(app: Any) -> Iterator[Any]:
-    """An application, and what it wraps, as far as the custom of calling it `app` holds."""
-    seen: set[int] = set()
-    while app is not None:
-        app = getattr(app, "__self__", app)  # a router gives its middleware a method of its own
-        if id(app) in seen:
-            return
-        seen.add(id(app))
-        yield app
-        app = getattr(app, "middleware_stack", None) or getattr(app, "app", None)
+def _match(matches: Any, scope: Scope) -> tuple[Match, Scope] | None:
+    """What a route says of a scope; None where it raises."""
+    try:
+        found: tuple[Match, Scope] = matches(scope)
+    except Exception:  # noqa: BLE001  # the router will raise the same, where the application's handlers see it
+        return None
+    return found
+
+
+def answers_preflight(app: Any, scope: Scope) -> bool:
+    """Whether an application answers this preflight without running a view: by a CORS layer, or by 404 or 405.
+
+    False where that cannot be seen. Asked for preflights alone, so nothing of it is remembered.
+    """
+    owner = None
+    for each in chain(app):
+        if is_cors(type(each)) or any(is_cors(one.cls) for one in getattr(each, "user_middleware", ())):
+            return True
+        if isinstance(each, type):
+            return _forbids_options(each)
+        if owner is None and isinstance(getattr(each, "routes", None), list):
+            owner = each
+    return owner is not None and _serves_no_view(owner, scope)
+
+
+def _serves_no_view(owner: Any, scope: Scope) -> bool:
+    """Whether no route of an application or router takes this preflight to a view."""
+    refused = False
+    for route in _flat(owner.routes):
+        matched = _match(route.matches, dict(scope)) if hasattr(route, "matches") else (Match.NONE, {})
+        if matched is None:
+            return True
+        match, child = matched
+        if match is Match.FULL:
+            return answers_preflight(getattr(route, "app", None), {**scope, **child})
+        refused = refused or match is Match.PARTIAL
+    default = getattr(getattr(owner, "router", owner), "default", None)
+    return refused or getattr(default, "__func__", None) is Router.not_found
+
+
+def _forbids_options(endpoint: type) -> bool:
+    """Whether this is a class of Starlette's that answers OPTIONS by its own 405, before anything of the user's."""
+    if not issubclass(endpoint, HTTPEndpoint) or hasattr(endpoint, "options"):
+        return False
+    own = endpoint.method_not_allowed is not HTTPEndpoint.method_not_allowed
+    return not own and unwrap(endpoint.dispatch) is HTTPEndpoint.dispatch
 
 
 def _flat(routes: Any) -> Any:

@@ -140,7 +140,14 @@ def _opener(url: str) -> _Opener:
         raise StoreURLError(
             "store", shown_url(url), problem=f'unknown scheme "{scheme}"', expected=f"use one of: {known}"
         )
-    return cast(_Opener, import_module(SCHEMES[scheme]))
+    try:
+        return cast(_Opener, import_module(SCHEMES[scheme]))
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "headgate":
+            raise
+        problem = f"this program was packed without {error.name}"
+        expected = "name that module to the tool that packs it"
+        raise StoreURLError("store", shown_url(url), problem=problem, expected=expected) from error
 
 
 def valid_prefix(prefix: str) -> str:

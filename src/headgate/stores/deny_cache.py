@@ -5,6 +5,10 @@ budget or raised the limit meanwhile. It is counted from before the store was as
 waits that are told are counted from after, so nobody is told too short a one. A refusal speaks for the very same checks
 at the same costs: at another cost the wait is another. A refusal for want of a place in flight holds for no time at
 all, for any request that ends makes room.
+
+Whatever this process does to a budget ends every remembered refusal that has a check on that budget: a charge that
+passes, a forced one, a counted refusal, a refund, a renewal, a reset. Other costs and other rules of the same request
+change the numbers too. An answer is not remembered if one of its budgets was changed while it was under way.
 This module knows values and clocks, and of the store inside its calls.
 """
 
@@ -15,12 +19,14 @@ from collections import OrderedDict
 from typing import Final, NamedTuple
 
 from headgate.clock import MICROSECOND, Clock, SystemClock
-from headgate.plan import Check, Outcome, Plan
+from headgate.plan import BAN, Check, Outcome, Plan
 from headgate.stores import AsyncStore, Store
 
 SIZE: Final = 10_000  # refusals that are remembered; the oldest goes first
+_MASK: Final = 1023  # of the hash of an identity: which of so many marks it has
 
 Checks = tuple[Check, ...]
+_Asked = tuple[int, list[object]]
 
 
 class _Refusal(NamedTuple):
@@ -29,14 +35,23 @@ class _Refusal(NamedTuple):
     until: int
 
 
-class _Refusals:
-    """What both colours share: the refusals that still hold."""
+class Refusals:
+    """The refusals that still hold. The synchronous and the asynchronous deny cache share this class.
 
-    def __init__(self, *, staleness: float, clock: Clock | None, size: int) -> None:
+    `staleness` is in seconds; `size` bounds how many refusals are remembered.
+
+    A change of a budget first sets a new mark for its identity, then looks in the index for refusals to drop. `learn`
+    first adds a refusal to the index, then looks whether the marks are still those from before the store was asked, and
+    only then lets others see the refusal. So one of the two finds the other, and a charge that passes takes no lock
+    unless there is something to drop. Identities share the marks by their hashes: a change of one may keep an answer to
+    another from being remembered, until the next answer.
+    """
+
+    def __init__(self, *, staleness: float, clock: Clock | None = None, size: int = SIZE) -> None:
         self.now_us = (SystemClock() if clock is None else clock).now_us
-        self.drops = 0  # how often something was dropped: an answer from before that is not remembered
         self.kept: OrderedDict[Checks, _Refusal] = OrderedDict()
-        self._of: dict[str, set[Checks]] = {}  # the same by identity
+        self._of: dict[tuple[str, str], set[Checks]] = {}  # the index by budget: the rule's id, and the identity
+        self._marks: list[object] = [None] * (_MASK + 1)
         self._staleness_us = round(staleness * MICROSECOND)
         self._size = size
         self._lock = threading.Lock()
@@ -61,55 +76,109 @@ class _Refusals:
             ]
         )  # fmt: skip
 
-    def keep(self, plan: Plan, outcomes: tuple[Outcome, ...], *, sent_at: int, drops: int) -> None:
-        """Remember a refusal, if it is one that holds for a while."""
-        if not plan.charge or any([terms.count_denied for terms, _, _ in plan.checks]):
-            return
-        if any([outcome.source != "store" for outcome in outcomes]) or _are_strikes(plan.checks, outcomes):
-            return
-        if any([terms.held and not told.allowed for (terms, _, _), told in zip(plan.checks, outcomes, strict=True)]):
-            return
+    def ask(self, checks: Checks) -> _Asked:
+        """What `learn` needs to know from before the store is asked: the time, and the marks of the identities."""
+        marks = self._marks
+        if len(checks) == 1:
+            return self.now_us(), [marks[hash(checks[0][1]) & _MASK]]
+        return self.now_us(), [marks[hash(identity) & _MASK] for _, identity, _ in checks]
+
+    def learn(self, plan: Plan, outcomes: tuple[Outcome, ...], asked: _Asked) -> None:
+        """Note what the store answered: drop what the plan has changed, or remember a refusal that holds for a while.
+
+        Without outcomes there was no answer, and the store may have charged all the same.
+        """
+        if plan.charge:
+            refused = False
+            for outcome in outcomes:
+                if outcome.source != "store":  # the store may have charged, and its answer was lost
+                    break
+                if not outcome.allowed:
+                    refused = not plan.forced
+            else:
+                if refused:
+                    self._refused(plan.checks, outcomes, asked)
+                    return
+            self.changed(plan)
+
+    def changed(self, plan: Plan) -> None:
+        """Drop the refusals on all budgets that the plan charges, or gives back to."""
+        marks, known = self._marks, self._of
+        for terms, identity, cost in plan.checks:
+            if cost or terms.algorithm == BAN:
+                marks[hash(identity) & _MASK] = object()
+                if (terms.rule_id, identity) in known:
+                    self.drop(terms.rule_id, identity)
+
+    def drop(self, rule_id: str, identity: str) -> None:
+        """Drop the refusals on one budget."""
+        self._marks[hash(identity) & _MASK] = object()
+        with self._lock:
+            for checks in list(self._of.get((rule_id, identity), ())):
+                self._drop(checks)
+
+    def _refused(self, checks: Checks, outcomes: tuple[Outcome, ...], asked: _Asked) -> None:
+        """Drop what a refused plan has changed all the same, and remember the refusal, if it is one that holds."""
+        sent_at, marks = asked
+        counted = _counted(checks, outcomes)
+        pairs = zip(checks, outcomes, strict=True)
+        holds = all([not told.allowed and check.terms.algorithm == BAN for check, told in counted]) and not any(
+            [terms.count_denied or (terms.held and not told.allowed) for (terms, _, _), told in pairs]
+        )
         waits = [wait for each in outcomes for wait in (each.retry_after, each.reset_after, each.next_after) if wait]
         refusal = _Refusal(outcomes, self.now_us(), sent_at + min([self._staleness_us, *waits]))
+        if counted:  # which is not to be taken for a change by somebody else
+            holds = holds and self.ask(checks)[1] == marks
+            for check, _ in counted:
+                self.drop(check.terms.rule_id, check.identity)
+            marks = self.ask(checks)[1]
+        if not holds:
+            return
         with self._lock:
-            if drops == self.drops:
-                self._drop(plan.checks)
-                self.kept[plan.checks] = refusal
-                for check in plan.checks:
-                    self._of.setdefault(check.identity, set()).add(plan.checks)
+            self._drop(checks)
+            for check in checks:
+                self._of.setdefault((check.terms.rule_id, check.identity), set()).add(checks)
+            if self.ask(checks)[1] == marks:
+                self.kept[checks] = refusal
                 if len(self.kept) > self._size:
                     self._drop(next(iter(self.kept)))
-
-    def drop(self, *identities: str) -> None:
-        """Forget the refusals of these identities, whatever the rule."""
-        with self._lock:
-            self.drops += 1
-            for identity in identities:
-                for checks in list(self._of.get(identity, ())):
-                    self._drop(checks)
+            else:
+                self._drop(checks)
 
     def _drop(self, checks: Checks) -> None:
-        if self.kept.pop(checks, None) is not None:
-            for identity in {check.identity for check in checks}:
-                of = self._of[identity]
+        self.kept.pop(checks, None)
+        for check in checks:
+            of = self._of.get((check.terms.rule_id, check.identity))
+            if of is not None:
                 of.discard(checks)
                 if not of:
-                    del self._of[identity]
+                    del self._of[check.terms.rule_id, check.identity]
 
 
-def _are_strikes(checks: Checks, outcomes: tuple[Outcome, ...]) -> bool:
-    """Whether a refusal is to be counted, when it comes again, towards a ban that does not hold yet."""
-    refused = [check for check, outcome in zip(checks, outcomes, strict=True) if not outcome.allowed]
-    holding = {(check.terms, check.identity) for check in refused}
-    return any([terms.ban is not None and (terms.ban, identity) not in holding for terms, identity, _ in refused])
+def _counted(checks: Checks, outcomes: tuple[Outcome, ...]) -> list[tuple[Check, Outcome]]:
+    """What a refused plan has charged: the checks that count refusals, and the bans that got a strike.
+
+    A ban that held before gets no strike. One that has just begun lasts for exactly one of its lengths.
+    """
+    pairs = list(zip(checks, outcomes, strict=True))
+    strikes = [(check.terms.ban, check.identity) for check, outcome in pairs if not outcome.allowed]
+    return [
+        (check, outcome)
+        for check, outcome in pairs
+        if (check.terms.count_denied and check.cost)
+        or ((check.terms, check.identity) in strikes and (outcome.allowed or outcome.next_after in check.terms.params))
+    ]
 
 
 class DenyCache:
-    """A store that remembers what the store inside has refused, for at most `staleness` seconds."""
+    """A store that repeats what the store inside has refused.
 
-    def __init__(self, store: Store, *, staleness: float, clock: Clock | None = None, size: int = SIZE) -> None:
+    `refusals` are also given to whatever inside changes budgets without being asked to: permits that go back.
+    """
+
+    def __init__(self, store: Store, refusals: Refusals) -> None:
         self._store = store
-        self._refusals = _Refusals(staleness=staleness, clock=clock, size=size)
+        self._refusals = refusals
 
     def __repr__(self) -> str:
         return f"DenyCache({self._store!r})"
@@ -122,30 +191,34 @@ class DenyCache:
             repeated = refusals.repeat(plan, known)
             if repeated is not None:
                 return repeated
-        drops, sent_at = refusals.drops, refusals.now_us()
-        outcomes = self._store.run(plan)
-        if plan.forced:  # there is less now, and a longer wait
-            refusals.drop(*[check.identity for check in plan.checks])
+        outcomes: tuple[Outcome, ...] = ()
+        asked = refusals.ask(plan.checks)
+        try:
+            outcomes = self._store.run(plan)
             return outcomes
-        for outcome in outcomes:
-            if not outcome.allowed:
-                refusals.keep(plan, outcomes, sent_at=sent_at, drops=drops)
-                break
-        return outcomes
+        finally:
+            refusals.learn(plan, outcomes, asked)
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Pass on, and forget what was refused to whom it concerns: there is more now."""
-        self._store.refund(plan, outcomes)
-        self._refusals.drop(*[check.identity for check in plan.checks])
+        """Pass on, and drop the refusals on these budgets: there is more now."""
+        try:
+            self._store.refund(plan, outcomes)
+        finally:
+            self._refusals.changed(plan)
 
     def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Pass on."""
-        return self._store.renew(plan, outcomes)
+        """Pass on, and drop the refusals on these budgets: what is held is held for longer now."""
+        try:
+            return self._store.renew(plan, outcomes)
+        finally:
+            self._refusals.changed(plan)
 
     def forget(self, rule_id: str, identity: str) -> None:
-        """Drop a budget in the store inside, and what was refused for want of it."""
-        self._store.forget(rule_id, identity)
-        self._refusals.drop(identity)
+        """Drop a budget in the store inside, and the refusals on it."""
+        try:
+            self._store.forget(rule_id, identity)
+        finally:
+            self._refusals.drop(rule_id, identity)
 
     def close(self) -> None:
         """Close the store inside."""
@@ -155,9 +228,9 @@ class DenyCache:
 class AsyncDenyCache:
     """The same for asynchronous code."""
 
-    def __init__(self, store: AsyncStore, *, staleness: float, clock: Clock | None = None, size: int = SIZE) -> None:
+    def __init__(self, store: AsyncStore, refusals: Refusals) -> None:
         self._store = store
-        self._refusals = _Refusals(staleness=staleness, clock=clock, size=size)
+        self._refusals = refusals
 
     def __repr__(self) -> str:
         return f"AsyncDenyCache({self._store!r})"
@@ -170,30 +243,34 @@ class AsyncDenyCache:
             repeated = refusals.repeat(plan, known)
             if repeated is not None:
                 return repeated
-        drops, sent_at = refusals.drops, refusals.now_us()
-        outcomes = await self._store.run(plan)
-        if plan.forced:  # there is less now, and a longer wait
-            refusals.drop(*[check.identity for check in plan.checks])
+        outcomes: tuple[Outcome, ...] = ()
+        asked = refusals.ask(plan.checks)
+        try:
+            outcomes = await self._store.run(plan)
             return outcomes
-        for outcome in outcomes:
-            if not outcome.allowed:
-                refusals.keep(plan, outcomes, sent_at=sent_at, drops=drops)
-                break
-        return outcomes
+        finally:
+            refusals.learn(plan, outcomes, asked)
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Pass on, and forget what was refused to whom it concerns: there is more now."""
-        await self._store.refund(plan, outcomes)
-        self._refusals.drop(*[check.identity for check in plan.checks])
+        """Pass on, and drop the refusals on these budgets: there is more now."""
+        try:
+            await self._store.refund(plan, outcomes)
+        finally:
+            self._refusals.changed(plan)
 
     async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Pass on."""
-        return await self._store.renew(plan, outcomes)
+        """Pass on, and drop the refusals on these budgets: what is held is held for longer now."""
+        try:
+            return await self._store.renew(plan, outcomes)
+        finally:
+            self._refusals.changed(plan)
 
     async def forget(self, rule_id: str, identity: str) -> None:
-        """Drop a budget in the store inside, and what was refused for want of it."""
-        await self._store.forget(rule_id, identity)
-        self._refusals.drop(identity)
+        """Drop a budget in the store inside, and the refusals on it."""
+        try:
+            await self._store.forget(rule_id, identity)
+        finally:
+            self._refusals.drop(rule_id, identity)
 
     async def close(self) -> None:
         """Close the store inside."""

@@ -21,9 +21,12 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from headgate.clock import Clock
 from headgate.errors import MissingExtraError, StoreURLError
+from headgate.extras import needs
 from headgate.hidden import shown_url
-from headgate.stores.redis import AsyncRedisStore, RedisStore
 from headgate.stores.resident import Resident
+
+with needs("embedded"):
+    from headgate.stores.redis import AsyncRedisStore, RedisStore
 
 MAXMEMORY: Final = "128mb"  # some 500,000 clients under a rule of 10 a minute
 LINGER: Final = 10  # seconds that a worker may take to come after the last one has left
@@ -74,12 +77,16 @@ def _read(url: str) -> Place | str:
 
 
 def _own_name(url: str) -> str:
-    """A name for the application that is run here: by its environment and its working directory."""
+    """A name for the application that is run here: by its environment and its working directory.
+
+    A packed program is known by its file. What it unpacks, and calls its environment, has a new name at every start.
+    """
+    environment = sys.executable if getattr(sys, "frozen", False) else sys.prefix
     try:
         here = Path.cwd()
     except OSError as error:
         raise _error(url, f"there is no working directory to tell the application by ({error.strerror})") from error
-    return sha256(f"{sys.prefix}\0{here}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return sha256(f"{environment}\0{here}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def _resident(url: str) -> Resident:

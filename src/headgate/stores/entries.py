@@ -2,21 +2,29 @@
 
 A new entry looks at a few old ones, in turn, and takes away what has expired. In a full store the one of them goes that
 has the most of its limit left: a flood of newcomers drives out itself. If none may go, because each of them is refused
-at present, the newcomer shares one budget with all others in that position, and stays with it.
+at present, the newcomer shares a budget with others in that position, and stays with it. The shared budgets are spread
+over the networks of newcomers, by a hash with a secret of this store: one network can use up one budget of each kind of
+rule, and cannot know whose else it is.
 Strikes towards a ban are not shared, for all newcomers would be banned for one: they are not counted then.
 This module knows values; no algorithm, no clock and no lock.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Callable
 from itertools import islice
+from os import urandom
 from typing import Any, Final
 
+from headgate.identity import Seal
 from headgate.plan import BAN, Check, Outcome, Terms
 
-SHARED: Final = 1_000  # budgets of newcomers, when it is full
-GUESTS: Final = 1_000  # of one shared budget, who are remembered
+PLACES: Final = 1_024  # shared budgets for the newcomers under one kind of rule, when it is full
+SHARED: Final = 4_096  # shared budgets in all; when they are in use, further kinds have one for all newcomers
+KINDS: Final = 1_000  # of those
+GUESTS: Final = 1_000  # of one shared budget, who are remembered,
+HOSTED: Final = 20_000  # and of all of them
 _LOOKS: Final = 8  # keys looked at, at most, to make room for a new one
 _CHOICES: Final = 4  # of which one goes
 _SWEEP: Final = 2  # and while there is room: twice as fast as keys come, so that what has expired goes
@@ -24,6 +32,7 @@ WHOLE: Final = 256  # of a limit; Python keeps the integers up to this one ready
 _GONE: Final = -1  # the expiry of an entry that made room for another
 
 Key = tuple[str, str]  # the rule's id, and the identity
+Network = Callable[[], str] | None  # what says which network a request came from
 _Kind = tuple[str, tuple[int, ...], bool, bool]  # what rules have in common whose newcomers share a budget
 
 
@@ -60,10 +69,10 @@ class Entry:
 
 
 class Shared(Entry):
-    """One budget for all newcomers under rules of one algorithm, limit and period, while the store is full.
+    """One budget for newcomers from some networks, under rules of one algorithm, limit and period.
 
-    Whoever was charged here is a guest until it is whole again, though there be room by then: a budget of one's own
-    would be the forgiveness of this one.
+    An identity that was charged here is its guest and keeps using this budget until it has fully reset, also when there
+    is room for an entry of its own by then: to move there earlier would erase its usage.
     """
 
     __slots__ = ("guests",)
@@ -71,14 +80,6 @@ class Shared(Entry):
     def __init__(self) -> None:
         super().__init__()
         self.guests: dict[Key, None] = {}
-
-    def welcome(self, key: Key, now: int) -> None:
-        """Remember a guest; of very many, the latest."""
-        if self.expires <= now:
-            self.guests.clear()
-        self.guests[key] = None
-        if len(self.guests) > GUESTS:
-            del self.guests[next(iter(self.guests))]
 
 
 class Entries:
@@ -88,28 +89,34 @@ class Entries:
         self.by_key: dict[Key, Entry] = {}
         self._most = most
         self._hand: deque[Key] = deque()  # every key once, in the order in which they are looked at
-        self._shared: dict[_Kind, Shared] = {}
+        self._shared: OrderedDict[tuple[_Kind, int], Shared] = OrderedDict()
+        self._common: dict[_Kind, Shared] = {}  # where there is no room for more of those
+        self._hosts: dict[Key, Shared] = {}  # by their guests
+        self._seal: Callable[[str], str] | None = None
 
-    def find(self, check: Check, now: int) -> Entry | None:
+    def find(self, check: Check, now: int, network: Network) -> Entry | None:
         """What a check reads; None when nothing is known and a key may still be added. Nobody has to go for that."""
         entry = self.by_key.get((check.terms.rule_id, check.identity))
         if entry is not None or check.terms.algorithm == BAN:
             return entry
-        shared = self._host(check) if self._shared else None
-        if shared is not None and shared.expires > now:
-            return shared
-        return None if self.has_room(now) else self._share(check)
+        host = self._hosts.get((check.terms.rule_id, check.identity)) if self._hosts else None
+        if host is not None and host.expires > now:
+            return host
+        return None if self.has_room(now) else self._share(check, now, network)
 
     def of(self, check: Check) -> Entry | None:
         """What a check was charged to: its own, or what its identity shared with others."""
-        entry = self.by_key.get((check.terms.rule_id, check.identity))
-        return self._host(check) if entry is None else entry
+        key = (check.terms.rule_id, check.identity)
+        entry = self.by_key.get(key)
+        return self._hosts.get(key) if entry is None else entry
 
-    def admit(self, check: Check, now: int, *, state: Any = None) -> Entry:
+    def admit(self, check: Check, now: int, *, state: Any = None, network: Network = None) -> Entry:
         """The entry of a newcomer, to be charged: a new one, or the one to share."""
         if len(self.by_key) >= self._most and not self._make_room(now) and check.terms.algorithm != BAN:
-            return self._share(check)
+            return self._share(check, now, network)
         self._sweep(now)
+        if self._shared:
+            self._tidy(now)
         key = (check.terms.rule_id, check.identity)
         entry = self.by_key.get(key)  # there already if a plan, which should not, names one budget twice
         if entry is None:
@@ -132,21 +139,68 @@ class Entries:
         self.by_key.clear()
         self._hand.clear()
         self._shared.clear()
+        self._common.clear()
+        self._hosts.clear()
 
-    def _host(self, check: Check) -> Shared | None:
-        """The shared budget whose guest this identity is."""
-        shared = self._shared.get(_kind(check.terms))
-        return shared if shared is not None and (check.terms.rule_id, check.identity) in shared.guests else None
+    def welcome(self, check: Check, host: Shared, now: int) -> None:
+        """Remember a guest. Of very many guests of one budget, only the latest are remembered."""
+        if host.expires <= now:
+            self._part(host)
+        key = (check.terms.rule_id, check.identity)
+        host.guests[key] = None
+        self._hosts[key] = host
+        if len(host.guests) > GUESTS or len(self._hosts) > HOSTED:
+            self._leave(host, next(iter(host.guests)))
 
-    def _share(self, check: Check) -> Shared:
-        """The shared budget for rules of this kind."""
+    def _share(self, check: Check, now: int, network: Network) -> Shared:
+        """The shared budget for rules of this kind and newcomers from this network."""
         kind = _kind(check.terms)
-        found = self._shared.get(kind)
+        place = kind, self._place(check.identity if network is None else network())
+        found = self._shared.get(place)
         if found is None:
-            if len(self._shared) >= SHARED:  # quotas that are made for each request have no end
-                del self._shared[next(iter(self._shared))]
-            found = self._shared[kind] = Shared()
+            if not self._tidy(now) and len(self._shared) >= SHARED:
+                return self._share_with_all(kind)
+            found = self._shared[place] = Shared()
         return found
+
+    def _share_with_all(self, kind: _Kind) -> Shared:
+        """The one budget for newcomers under a kind of rule that there are no more places for."""
+        found = self._common.get(kind)
+        if found is None:
+            if len(self._common) >= KINDS:  # quotas that are made for each request have no end
+                oldest = self._common.pop(next(iter(self._common)))
+                self._part(oldest)
+                oldest.expires = _GONE
+            found = self._common[kind] = Shared()
+        return found
+
+    def _place(self, network: str) -> int:
+        """Where newcomers from a network go. Nobody outside can know who else goes there."""
+        if self._seal is None:
+            self._seal = Seal(urandom(16)).text
+        return int(self._seal(network)[-8:], 16) % PLACES
+
+    def _tidy(self, now: int) -> bool:
+        """Take away what has fully reset among the next few shared budgets; False if none has."""
+        before = len(self._shared)
+        for _ in range(min(_SWEEP, before)):
+            place, shared = self._shared.popitem(last=False)
+            if shared.expires <= now:
+                self._part(shared)
+                shared.expires = _GONE
+            else:
+                self._shared[place] = shared
+        return len(self._shared) < before
+
+    def _part(self, host: Shared) -> None:
+        """Let go of all guests."""
+        for key in list(host.guests):
+            self._leave(host, key)
+
+    def _leave(self, host: Shared, key: Key) -> None:
+        del host.guests[key]
+        if self._hosts.get(key) is host:
+            del self._hosts[key]
 
     def _sweep(self, now: int) -> None:
         """Take away what has expired among the next few keys."""

@@ -6,6 +6,7 @@ For plans whose rules all lease; every other plan goes straight through. What is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing, suppress
 
 from headgate.clock import Clock
@@ -19,11 +20,20 @@ class Leases:
     """A store that serves permits which it has taken in advance, for rules that lease.
 
     A plan that only looks sees the permits that are held as free. Forgetting and closing give them back first.
+    `on_return` is called with each plan whose permits went back to the store.
     """
 
-    def __init__(self, store: Store, *, clock: Clock | None = None, size: int = SIZE) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Clock | None = None,
+        size: int = SIZE,
+        on_return: Callable[[Plan], object] | None = None,
+    ) -> None:
         self._store = store
         self._permits = Permits(clock=clock, size=size)
+        self._on_return = on_return
 
     def __repr__(self) -> str:
         return f"Leases({self._store!r})"
@@ -70,15 +80,25 @@ class Leases:
             return self._store.run(trip.plan)
         with suppress(StoreError):  # it heals by expiry
             self._store.refund(trip.plan, trip.refunded)
+        if self._on_return is not None:
+            self._on_return(trip.plan)
         return ()
 
 
 class AsyncLeases:
     """The same for asynchronous code."""
 
-    def __init__(self, store: AsyncStore, *, clock: Clock | None = None, size: int = SIZE) -> None:
+    def __init__(
+        self,
+        store: AsyncStore,
+        *,
+        clock: Clock | None = None,
+        size: int = SIZE,
+        on_return: Callable[[Plan], object] | None = None,
+    ) -> None:
         self._store = store
         self._permits = Permits(clock=clock, size=size)
+        self._on_return = on_return
 
     def __repr__(self) -> str:
         return f"AsyncLeases({self._store!r})"
@@ -127,4 +147,6 @@ class AsyncLeases:
             return await self._store.run(trip.plan)
         with suppress(StoreError):  # it heals by expiry
             await self._store.refund(trip.plan, trip.refunded)
+        if self._on_return is not None:
+            self._on_return(trip.plan)
         return ()

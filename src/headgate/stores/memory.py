@@ -11,14 +11,14 @@ import threading
 from typing import Final
 
 from headgate.algorithms import KEPT
-from headgate.clock import Clock, SystemClock
+from headgate.clock import Clock, SystemClock, read_us
 from headgate.errors import StoreURLError
 from headgate.hidden import shown_url
 from headgate.identity import digest
 from headgate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, charged, in_shadow, strikers
 from headgate.stores import DEADLINE
 from headgate.stores.awaited import Awaited
-from headgate.stores.entries import WHOLE, Entries, Entry, Shared
+from headgate.stores.entries import WHOLE, Entries, Entry, Network, Shared
 
 MAX_KEYS: Final = 100_000  # about 40 MB of one-hit keys
 _COUNT: Final = "[0-9]{1,15}"
@@ -36,6 +36,8 @@ class MemoryStore:
     def __init__(self, *, max_keys: int = MAX_KEYS, clock: Clock | None = None) -> None:
         if not isinstance(max_keys, int) or isinstance(max_keys, bool) or max_keys < 1:
             raise StoreURLError("max_keys", max_keys, problem="not a whole number above 0", expected="give 1 or more")
+        if clock is not None:
+            read_us(clock)  # says what cannot work
         self._max_keys = max_keys
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._lock = threading.Lock()
@@ -57,7 +59,7 @@ class MemoryStore:
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none."""
-        checks, charging, forced = plan
+        checks, charging, forced, network = plan
         with self._lock:
             now = self._now_us()
             if len(checks) == 1:  # as most plans are: what follows, for a key that is known
@@ -80,7 +82,7 @@ class MemoryStore:
                     return (outcome,)
             met = []
             for check in checks:
-                entry = self._entries.find(check, now)
+                entry = self._entries.find(check, now, network)
                 met.append((check, entry, _check(check, check.cost, entry, now)))
             taking = charging and not forced
             taking = taking and all([outcome.allowed or check.terms.shadow for check, _, outcome in met])
@@ -90,7 +92,7 @@ class MemoryStore:
                     told.append(self._stand(check, entry, outcome, plan=plan, now=now))
                     continue
                 if check.cost:
-                    self._charge(check, entry, now).mark(check, outcome, now)
+                    self._charge(check, entry, now, network=network).mark(check, outcome, now)
                 told.append(outcome)
             if charging and not taking and checks and checks[-1].terms.algorithm == BAN:
                 return self._struck(checks, told, now)
@@ -114,7 +116,7 @@ class MemoryStore:
                 entry = self._entries.of(check)
                 if entry is not None:
                     _give_back(check, entry, outcome, now=now)
-                entry = self._charge(check, entry, now)
+                entry = self._charge(check, entry, now, network=plan.network)
                 entry.mark(check, _check(check, 0, entry, now), now)
         return tuple([outcome._replace(at=now) for outcome in outcomes]) if pairs else outcomes
 
@@ -154,13 +156,13 @@ class MemoryStore:
                 entry.refused_until = max(entry.refused_until, now + max(waits))  # who is refused keeps its strikes
         return tuple(outcomes)
 
-    def _charge(self, check: Check, entry: Entry | None, now: int) -> Entry:
+    def _charge(self, check: Check, entry: Entry | None, now: int, *, network: Network = None) -> Entry:
         """Add the cost to the entry; a new one if there is none, or if a check of the same plan took its place."""
         if entry is None or entry.gone:
-            entry = self._entries.admit(check, now, state=None if entry is None else entry.state)
-        terms, identity, cost = check
+            entry = self._entries.admit(check, now, state=None if entry is None else entry.state, network=network)
+        terms, _, cost = check
         if isinstance(entry, Shared):
-            entry.welcome((terms.rule_id, identity), now)
+            self._entries.welcome(check, entry, now)
         entry.state = KEPT[terms.algorithm].charge(entry.state, now, cost, terms.params)
         return entry
 
@@ -169,7 +171,7 @@ class MemoryStore:
         allowed, terms = outcome.allowed, check.terms
         counts = plan.charge and (terms.count_denied or plan.forced)
         if counts and check.cost and outcome.retry_after is not NEVER:
-            entry = self._charge(check, entry, now)
+            entry = self._charge(check, entry, now, network=plan.network)
             outcome = _check(check, check.cost, entry, now)
             entry.mark(check, outcome, now)
         elif entry is not None and not (allowed or terms.shadow) and outcome.retry_after is not None:

@@ -191,7 +191,7 @@ def _each(trips: list[Trip]) -> Trips:
 
 
 def _times(plan: Plan, count: int) -> Plan:
-    return Plan(tuple([Check(terms, identity, cost * count) for terms, identity, cost in plan.checks]))
+    return plan._replace(checks=tuple([Check(terms, identity, cost * count) for terms, identity, cost in plan.checks]))
 
 
 def _all_allowed(outcomes: Outcomes) -> bool:

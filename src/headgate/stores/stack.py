@@ -75,28 +75,33 @@ class Stack:
         """The store with everything around it; closing that closes the store itself only if `owned`."""
         if isinstance(store, MemoryStore):
             return store
-        from headgate.stores.deny_cache import DenyCache
+        from headgate.stores.deny_cache import DenyCache, Refusals
         from headgate.stores.fallback import Fallback
         from headgate.stores.leases import Leases
 
         clock = self._clock_of(store)
         breakers, standin = self._guards(store, clock)
-        around: Store = Leases(Fallback(store, breakers=breakers, standin=standin, owned=owned), clock=clock)
-        return DenyCache(around, staleness=self.deny_cache, clock=clock) if self.deny_cache else around
+        fallback = Fallback(store, breakers=breakers, standin=standin, owned=owned)
+        if not self.deny_cache:
+            return Leases(fallback, clock=clock)
+        refusals = Refusals(staleness=self.deny_cache, clock=clock)
+        return DenyCache(Leases(fallback, clock=clock, on_return=refusals.changed), refusals)
 
     def around_async(self, store: AsyncStore, *, owned: bool) -> AsyncStore:
         """The same for an asynchronous store."""
         if isinstance(store, AsyncMemoryStore):
             return store
-        from headgate.stores.deny_cache import AsyncDenyCache
+        from headgate.stores.deny_cache import AsyncDenyCache, Refusals
         from headgate.stores.fallback import AsyncFallback
         from headgate.stores.leases import AsyncLeases
 
         clock = self._clock_of(store)
         breakers, standin = self._guards(store, clock)
         fallback = AsyncFallback(store, breakers=breakers, standin=standin, deadline=self.deadline, owned=owned)
-        around: AsyncStore = AsyncLeases(fallback, clock=clock)
-        return AsyncDenyCache(around, staleness=self.deny_cache, clock=clock) if self.deny_cache else around
+        if not self.deny_cache:
+            return AsyncLeases(fallback, clock=clock)
+        refusals = Refusals(staleness=self.deny_cache, clock=clock)
+        return AsyncDenyCache(AsyncLeases(fallback, clock=clock, on_return=refusals.changed), refusals)
 
     def _guards(self, store: object, clock: Clock | None) -> tuple[Breakers, Standin]:
         from headgate.stores.breaker import Breaker, Breakers

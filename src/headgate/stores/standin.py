@@ -21,6 +21,7 @@ from headgate.errors import AlgorithmError, QuotaError, StoreError
 from headgate.plan import BAN, Check, Outcome, Plan, Terms, strikers
 from headgate.quota import Quota
 from headgate.stores.breaker import LONGEST_US
+from headgate.stores.entries import Network
 from headgate.stores.memory import MemoryStore
 
 NOTES: Final = 5_000  # the newest are kept, and up to as many again
@@ -61,7 +62,7 @@ class Standin:
             raise error
         charge = plan.charge and (plan.forced or "deny" not in policies)
         counted = [check for check, policy in zip(plan.checks, policies, strict=True) if policy == "local"]
-        told = iter(self._count(Plan(tuple(counted), charge, plan.forced)))
+        told = iter(self._count(plan._replace(checks=tuple(counted), charge=charge)))
         return tuple(
             [
                 next(told) if policy == "local" else _uncounted(check.terms, allowed=policy == "allow")
@@ -102,11 +103,11 @@ class Standin:
         with self._lock:
             now = self._now_us()
             for identity in {check.identity for check in plan.checks}:
-                self._recall(identity, now)
+                self._recall(identity, now, plan.network)
             outcomes = self._run(self._shares(plan), now)
         return [outcome._replace(source="local") for outcome in outcomes]
 
-    def _recall(self, identity: str, now: int) -> None:
+    def _recall(self, identity: str, now: int, network: Network) -> None:
         """Charge what an identity had used by its last note, once, as far as that is not free again."""
         note = self._fresh.pop(identity, None) or self._older.pop(identity, None)
         if note is not None:
@@ -116,25 +117,27 @@ class Standin:
                 if check.terms.algorithm == BAN and not outcome.allowed:
                     self._ban(check, left=noted_at + outcome.next_after - now, now=now)
                 elif free_at > now and not check.terms.held:
-                    self._charge_used(self._share(check), outcome, now=now, free_at=free_at)
+                    used = Plan((self._share(check),), network=network)
+                    self._charge_used(used, outcome, now=now, free_at=free_at)
 
     def _ban(self, check: Check, *, left: int, now: int) -> None:
         """Let a ban hold until the store's would end."""
         if left > 0:
             self._run(Plan((check._replace(terms=lasting(check.terms, left), cost=check.terms.params[0]),)), now)
 
-    def _charge_used(self, share: Check, outcome: Outcome, *, now: int, free_at: int) -> None:
+    def _charge_used(self, plan: Plan, outcome: Outcome, *, now: int, free_at: int) -> None:
         """Leave a budget with no more than its share of what the store had left, until the store's would be whole."""
+        [share] = plan.checks
         terms = share.terms
         limit = terms.params[0]
-        [here] = self._run(Plan((share._replace(cost=0),)), now)
+        [here] = self._run(plan._replace(checks=(share._replace(cost=0),)), now)
         used = here.remaining - outcome.remaining * limit // max(1, outcome.limit)
         if used > 0:
             if here.remaining == limit:  # as if charged at the moment that makes it free when the store's would be
                 algorithm = KEPT[terms.algorithm]
                 state = algorithm.charge(None, now, used, terms.params)
                 now = min(now, free_at - algorithm.check(state, now, 0, terms.params).reset_after)
-            self._run(Plan((share._replace(cost=used),)), now)
+            self._run(plan._replace(checks=(share._replace(cost=used),)), now)
 
     def _run(self, plan: Plan, now: int) -> tuple[Outcome, ...]:
         self._moment.us = now

@@ -12,32 +12,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from headgate.clock import Clock
 from headgate.errors import HeadgateWarning, StoreError, StrictError
+from headgate.extras import needs
 from headgate.hidden import hide_store, shown_url
 from headgate.plan import Outcome, Plan, Terms
 from headgate.stores import DEADLINE
-from headgate.stores.redis.eviction import warn_of_eviction
-from headgate.stores.redis.given import (
-    GivenLinks,
-    GivenSharedLinks,
-    GivenTopology,
-    address_of,
-    check_client,
-    warn_about,
-)
-from headgate.stores.redis.links import Links
-from headgate.stores.redis.routes import Routes
-from headgate.stores.redis.servers import servers
-from headgate.stores.redis.shared import SharedLinks
-from headgate.stores.redis.topology import Cluster, Topology, topology
-from headgate.stores.redis.wire import Wire, outcomes
 
-if TYPE_CHECKING:
+with needs("redis"):
     import redis
     import redis.asyncio
+
+    from headgate.stores.redis.eviction import warn_of_eviction
+    from headgate.stores.redis.given import (
+        GivenLinks,
+        GivenSharedLinks,
+        GivenTopology,
+        address_of,
+        check_client,
+        warn_about,
+    )
+    from headgate.stores.redis.links import Links
+    from headgate.stores.redis.routes import Routes
+    from headgate.stores.redis.servers import servers
+    from headgate.stores.redis.shared import SharedLinks
+    from headgate.stores.redis.topology import Cluster, Topology, topology
+    from headgate.stores.redis.wire import Wire, outcomes
 
 
 class _Over:

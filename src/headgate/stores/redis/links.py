@@ -17,18 +17,14 @@ from threading import Condition
 from typing import Any, Final
 from weakref import WeakSet
 
+import hiredis
+from redis.exceptions import RedisError
+
 from headgate.clock import monotonic
-from headgate.errors import MissingExtraError
 from headgate.stores.redis.asks import Address, Ask, LinkError
 from headgate.stores.redis.commands import AnyCommand, Together
 from headgate.stores.redis.drivers import Driver
 from headgate.stores.redis.servers import Servers
-
-try:
-    import hiredis
-    from redis.exceptions import RedisError
-except ImportError as error:
-    raise MissingExtraError("redis", "hiredis") from error
 
 _CHUNK: Final = 65536
 BUSY: Final = 0.001  # seconds: a link that was used so lately is not looked at before it is used again

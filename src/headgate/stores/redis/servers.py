@@ -11,19 +11,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from headgate.errors import MissingExtraError, StoreURLError
+import redis.asyncio.connection
+import redis.connection
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from headgate.errors import StoreURLError
 from headgate.hidden import Hidden, shown_url
 from headgate.stores.redis.asks import Address
-
-try:
-    import redis.asyncio.connection
-    import redis.connection
-    from redis.asyncio.retry import Retry as AsyncRetry
-    from redis.backoff import NoBackoff
-    from redis.exceptions import RedisError
-    from redis.retry import Retry
-except ImportError as error:
-    raise MissingExtraError("redis", "redis") from error
 
 CONNECTIONS: Final = 50
 _DEADLINE: Final = ("socket_timeout", "socket_connect_timeout", "timeout", "retry_on_timeout")

@@ -13,19 +13,15 @@ from collections.abc import Awaitable
 from typing import Any, Final, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
-from headgate.errors import MissingExtraError
+import hiredis
+from redis.exceptions import RedisError
+
 from headgate.plan import new
 from headgate.stores.redis.asks import Address, Ask, LinkError
 from headgate.stores.redis.commands import AnyCommand, Lone, Together, parts, together
 from headgate.stores.redis.drivers import AsyncDriver
 from headgate.stores.redis.links import BUSY, check_tag, watcher
 from headgate.stores.redis.servers import Servers
-
-try:
-    import hiredis
-    from redis.exceptions import RedisError
-except ImportError as error:
-    raise MissingExtraError("redis", "hiredis") from error
 
 _FEW: Final = 8  # commands that leave at once where the server has nothing to do: it begins while the next are made
 _MANY: Final = 32  # and where it has: one run of many costs it less

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final, TypeVar
 
+from headgate.clock import read_us
 from headgate.errors import StoreError
 from headgate.plan import Terms
 from headgate.stores.redis.asks import Address, Ask, LinkError, Steps
@@ -39,7 +40,7 @@ def _look(address: Address, wire: Wire, terms: Terms, *, cursor: int) -> Steps[t
     """The bans among a few keys, and where to go on; 0 at the end."""
     pattern = wire.pattern(terms.rule_id)
     following, keys = yield from _ask(address, ["SCAN", cursor, "MATCH", pattern, "COUNT", _COUNT])
-    now = wire.clock.now_us() if keys and wire.clock is not None else None
+    now = read_us(wire.clock) if keys and wire.clock is not None else None
     if keys and now is None:
         seconds, microseconds = yield from _ask(address, ["TIME"])
         now = int(seconds) * 1_000_000 + int(microseconds)

@@ -14,7 +14,7 @@ from importlib.resources import files
 from itertools import chain, repeat
 from typing import Final
 
-from headgate.clock import Clock
+from headgate.clock import Clock, read_us
 from headgate.identity import digest
 from headgate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, new, strikers
 from headgate.stores import valid_prefix
@@ -65,6 +65,8 @@ class Wire:
     def __init__(self, *, prefix: str, clock: Clock | None, split: bool) -> None:
         self._prefix = valid_prefix(prefix)
         self.clock = clock  # of tests; None where the server's is the one
+        if clock is not None:
+            read_us(clock)  # says what cannot work
         self._split = split
         self._shapes: dict[Hashable, Shape] = {}
         self._refunds: dict[Hashable, Shape] = {}
@@ -72,7 +74,7 @@ class Wire:
 
     def run(self, plan: Plan, mode: bytes | None = None) -> AnyCommand:
         """A plan as a command."""
-        checks, charging, forced = plan
+        checks, charging, forced, _ = plan
         if len(checks) == 1:
             terms, identity, cost = checks[0]
             shape = self._shapes.get(terms)
@@ -117,7 +119,7 @@ class Wire:
 
     def _how(self, mode: bytes, tag: int) -> bytes:
         """The arguments that every script begins with."""
-        now = SERVER_S if self.clock is None else bulk(self.clock.now_us())
+        now = SERVER_S if self.clock is None else bulk(read_us(self.clock))
         return b"%s$1\r\n%s\r\n$6\r\n%d\r\n" % (now, mode, tag)
 
     def _shape(self, script: str, checks: tuple[Check, ...], known: dict[Hashable, Shape]) -> Shape:

@@ -1,0 +1,576 @@
+"""What the key "user" costs a Django project: no response and no page in a cache differs by the look for the user.
+
+With Django's own sessions and users in a database, and every query counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction
+from django.conf import settings
+from django.contrib.auth import (
+    BACKEND_SESSION_KEY,
+    HASH_SESSION_KEY,
+    SESSION_KEY,
+    alogin,
+    alogout,
+    get_user_model,
+    login,
+    logout,
+)
+from django.contrib.sessions.backends.db import SessionStore
+from django.core.cache import cache
+from django.core.management import call_command
+from django.db import connection
+from django.http import HttpRequest, HttpResponse
+from django.test.utils import CaptureQueriesContext
+from django.urls import path
+from django.utils.functional import SimpleLazyObject
+
+from headgate import ManualClock
+from headgate.django import limit, rate_limited
+from headgate.testing.adapter import Answer
+from tests.adapters.django_app import AUTH, OURS, SESSIONS, Site, by_wsgi, call_asgi, serving
+
+User: Any = get_user_model()
+Session: Any = SessionStore.get_model_class()
+HERE = "tests.adapters.test_django_users"
+ORDERS = {"first": [OURS, SESSIONS, AUTH], "last": [SESSIONS, AUTH, OURS]}
+DATABASE = {
+    "AUTHENTICATION_BACKENDS": ["django.contrib.auth.backends.ModelBackend"],
+    "SESSION_ENGINE": "django.contrib.sessions.backends.db",
+}
+COOKIES = {"SESSION_ENGINE": "django.contrib.sessions.backends.signed_cookies"}
+CACHED = {"SESSION_ENGINE": "django.contrib.sessions.backends.cache"}
+MADE_UP = "madeupmadeupmadeupmadeupmadeup00"
+STRANGER = "198.51.100.9"
+BOUND = 5
+
+
+@pytest.fixture(params=[False, True], ids=["wsgi", "asgi"])
+def asgi(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(params=ORDERS)
+def order(request: pytest.FixtureRequest) -> list[str]:
+    return ORDERS[request.param]
+
+
+@pytest.fixture(scope="module")
+def _tables() -> None:
+    call_command("migrate", verbosity=0)
+
+
+@pytest.fixture(autouse=True)
+def _rows(_tables: None) -> Iterator[None]:
+    User.objects.create(username="alice", pk=7)
+    User.objects.create(username="bob", pk=8)
+    yield
+    User.objects.all().delete()
+    Session.objects.all().delete()
+    cache.clear()
+
+
+def cookie_of(name: str | None) -> str:
+    """The session in which alice or bob has signed in, or the one of somebody who has put a thing into a cart."""
+    session = import_module(settings.SESSION_ENGINE).SessionStore()
+    if name is None:
+        session["cart"] = 1
+    else:
+        user = User.objects.get(username=name)
+        session[SESSION_KEY] = str(user.pk)
+        session[BACKEND_SESSION_KEY] = DATABASE["AUTHENTICATION_BACKENDS"][0]
+        session[HASH_SESSION_KEY] = user.get_session_auth_hash()
+    session.save()
+    return str(session.session_key)
+
+
+def ask(site: Site, page: str, session: str | None = None, **options: Any) -> Answer:
+    """Ask in this thread, which has the database."""
+    headers = [*options.get("headers", ()), *([] if session is None else [("Cookie", f"sessionid={session}")])]
+    asked = {"method": "GET", "path": page, "headers": headers, "peer": options.get("peer", STRANGER)}
+    if site.later:
+        return async_to_sync(call_asgi)(site.app, asked)
+    return by_wsgi(site.app, asked, b"")
+
+
+def queries(of: Callable[[], Any]) -> int:
+    with CaptureQueriesContext(connection) as captured:
+        of()
+    return len([query for query in captured.captured_queries if query["sql"].startswith("SELECT")])
+
+
+# ---- views -------------------------------------------------------------------------------------------------------
+
+
+def plain(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("plain")
+
+
+async def plain_later(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("plain")
+
+
+def named(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(request.user.get_username())
+
+
+async def named_later(request: Any) -> HttpResponse:
+    return HttpResponse((await request.auser()).get_username())
+
+
+def carted(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(str(request.session.get("cart")))
+
+
+def kept(request: HttpRequest) -> HttpResponse:
+    request.session["kept"] = 1
+    return HttpResponse("kept")
+
+
+def other(request: Any) -> HttpResponse:
+    login(request, User.objects.get(username="bob"))
+    return HttpResponse(request.user.get_username() + str(SESSION_KEY in request.session))
+
+
+async def other_later(request: Any) -> HttpResponse:
+    await alogin(request, await User.objects.aget(username="bob"))
+    return HttpResponse((await request.auser()).get_username())
+
+
+def out(request: Any) -> HttpResponse:
+    logout(request)
+    return HttpResponse(request.user.get_username() + "out")
+
+
+async def out_later(request: Any) -> HttpResponse:
+    await alogout(request)
+    return HttpResponse((await request.auser()).get_username() + "out")
+
+
+VIEWS: tuple[Any, ...] = (
+    plain,
+    plain_later,
+    named,
+    named_later,
+    carted,
+    kept,
+    other,
+    other_later,
+    out,
+    out_later,
+)
+URLS = [path(view.__name__, view) for view in VIEWS]
+WHO: dict[str, Callable[[], str | None]] = {
+    "nobody": lambda: None,
+    "alice": lambda: cookie_of("alice"),
+    "a cart": lambda: cookie_of(None),
+    "made up": lambda: MADE_UP,
+    "too short": lambda: "short",
+}
+
+
+def seen(site: Site, page: str, session: str | None) -> tuple[int, dict[str, str], bytes]:
+    """What comes back but for our fields, and for what Django draws: the keys of sessions and their dates."""
+    answer = ask(site, page, session)
+    shown = {name: value for name, value in answer.headers if "ratelimit" not in name}
+    if "set-cookie" in shown:
+        shown["set-cookie"] = shown["set-cookie"].strip().partition("=")[0] + str('""' in shown["set-cookie"])
+    return answer.status, shown, answer.body
+
+
+@pytest.mark.parametrize("engine", [{}, COOKIES, CACHED], ids=["database", "signed cookies", "cache"])
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("page", [f"/{view.__name__}" for view in VIEWS] + ["/nowhere"])
+def test_every_response_is_as_without_us(page: str, who: str, engine: dict[str, Any], asgi: bool) -> None:
+    answers = []
+    for middleware in ([SESSIONS, AUTH], *ORDERS.values()):
+        options: dict[str, Any] = {"django_settings": {**DATABASE, **engine}, "urls": URLS}
+        with serving(later=asgi, middleware=middleware, default_limits=["9/minute"], **options) as site:
+            answers.append(seen(site, page, WHO[who]()))
+    assert answers[1:] == answers[:1] * 2
+
+
+# ---- what it costs -----------------------------------------------------------------------------------------------
+
+# (who, page, queries without us, queries with us)
+COSTS = [
+    ("nobody", "/plain", 0, 0),
+    ("nobody", "/named", 0, 0),
+    ("nobody", "/nowhere", 0, 0),
+    ("too short", "/plain", 0, 0),
+    ("alice", "/plain", 0, 2),  # the session and the user
+    ("alice", "/named", 2, 2),
+    ("alice", "/named_later", 2, 2),
+    ("a cart", "/plain", 0, 1),
+    ("a cart", "/carted", 1, 1),
+    ("made up", "/plain", 0, 1),
+    ("made up", "/nowhere", 0, 1),
+    ("made up", "/named", 1, 2),
+]
+
+
+@pytest.mark.parametrize(("who", "page", "without", "with_us"), COSTS)
+def test_the_look_costs_no_query_that_the_application_makes_too(
+    who: str, page: str, without: int, with_us: int, order: list[str], asgi: bool
+) -> None:
+    counted = []
+    for middleware in ([SESSIONS, AUTH], order):
+        options: dict[str, Any] = {"django_settings": DATABASE, "urls": URLS}
+        with serving(later=asgi, middleware=middleware, default_limits=["9/minute"], **options) as site:
+            session = WHO[who]()
+            counted.append(queries(lambda site=site, session=session: ask(site, page, session)))  # type: ignore[misc]
+    assert counted == [without, with_us]
+
+
+def test_users_are_told_apart_and_strangers_by_their_address(order: list[str], asgi: bool) -> None:
+    options: dict[str, Any] = {"django_settings": DATABASE, "urls": URLS, "clock": ManualClock()}
+    with serving(later=asgi, middleware=order, default_limits=["1/minute"], **options) as site:
+        alice, bob, again = cookie_of("alice"), cookie_of("bob"), cookie_of("alice")
+        asked = [(alice, 200), (again, 429), (bob, 200), (None, 200), (None, 429), (MADE_UP, 429)]
+        for session, status in asked:
+            assert ask(site, "/plain", session).status == status
+        assert ask(site, "/plain", bob, peer="203.0.113.1").status == 429
+        assert ask(site, "/plain", MADE_UP, peer="203.0.113.1").status == 200
+
+
+def test_two_decisions_about_one_request_look_once(asgi: bool) -> None:
+    """A guard that the middleware could not see decides after it, and the page is still everybody's."""
+    inner = limit("9/minute")(lambda request: HttpResponse("inner"))
+    urls = [path("x", lambda request: inner(request))]  # noqa: PLW0108  # it hides the mark
+    options: dict[str, Any] = {"django_settings": DATABASE, "urls": urls, "default_limits": ["9/minute"]}
+    with serving(later=asgi, middleware=[SESSIONS, AUTH, OURS], **options) as site:
+        alice, answers = cookie_of("alice"), []
+        assert queries(lambda: answers.append(ask(site, "/x", alice))) == 2
+        assert answers[0].all("vary") == []
+        assert (answers[0].one("ratelimit") or "").count("r=8") == 2
+
+
+@pytest.mark.parametrize("who", ["made up", "a cart", "alice"])
+def test_all_rules_of_a_request_look_once(who: str, asgi: bool) -> None:
+    inner = limit("9/minute")(lambda request: HttpResponse("inner"))
+    urls = [path("x", limit("9/minute")(lambda request: inner(request)))]  # noqa: PLW0108  # it hides the mark
+    rules = [{"name": name, "quota": "9/minute", "key": key} for name, key in (("a", "user"), ("b", ("user", "ip")))]
+    options: dict[str, Any] = {"default_limits": ["9/minute"], "rules": rules, "allow": [("user", "99")]}
+    with serving(later=asgi, middleware=[SESSIONS, AUTH, OURS], urls=urls, django_settings=DATABASE, **options) as site:
+        session = WHO[who]()
+        assert queries(lambda: ask(site, "/x", session)) == (2 if who == "alice" else 1)
+
+
+# ---- the per-site cache ------------------------------------------------------------------------------------------
+
+PER_SITE = [
+    "django.middleware.cache.UpdateCacheMiddleware",
+    OURS,
+    SESSIONS,
+    AUTH,
+    "django.middleware.cache.FetchFromCacheMiddleware",
+]
+
+
+@pytest.mark.parametrize("page", ["/plain", "/plain_later"])
+def test_a_page_for_everybody_is_cached_once(page: str, asgi: bool) -> None:
+    options: dict[str, Any] = {"django_settings": DATABASE, "urls": URLS, "default_limits": ["99/minute"]}
+    with serving(later=asgi, middleware=PER_SITE, **options) as site:
+        for who in ("nobody", "alice", "a cart", "made up"):
+            answer = ask(site, page, WHO[who]())
+            assert (answer.body, answer.all("vary")) == (b"plain", [])
+    assert len(cache._cache) == 2  # type: ignore[attr-defined]  # one page, and by which headers it varies
+
+
+@pytest.mark.parametrize("page", ["/named", "/named_later"])
+def test_a_page_about_the_user_is_cached_for_that_user(page: str, asgi: bool) -> None:
+    options: dict[str, Any] = {"django_settings": DATABASE, "urls": URLS, "default_limits": ["99/minute"]}
+    with serving(later=asgi, middleware=PER_SITE, **options) as site:
+        alice, bob = cookie_of("alice"), cookie_of("bob")
+        bodies = [ask(site, page, session).body for session in (alice, bob, None, alice, bob, None)]
+    assert bodies == [b"alice", b"bob", b""] * 2
+
+
+def test_the_users_name_is_not_cached_though_somebody_kept_the_lazy_user(asgi: bool) -> None:
+    options: dict[str, Any] = {"django_settings": DATABASE, "urls": [path("x", current)]}
+    order = [*PER_SITE[:-1], f"{HERE}.Keeps", PER_SITE[-1]]
+    with serving(later=asgi, middleware=order, default_limits=["99/minute"], **options) as site:
+        assert [ask(site, "/x", cookie_of(name)).body for name in ("alice", "bob")] == [b"alice", b"bob"]
+
+
+class _Around:
+    """A middleware that does something to each request first."""
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+        if iscoroutinefunction(get_response):
+            markcoroutinefunction(self)
+
+    def __call__(self, request: Any) -> Any:
+        self.begin(request)
+        return self.get_response(request)
+
+    def begin(self, request: Any) -> None:
+        raise NotImplementedError
+
+
+class Keeps(_Around):
+    """Keeps the user where templates find it, as some packages do."""
+
+    def begin(self, request: Any) -> None:
+        request.kept = request.user
+
+
+def current(request: Any) -> HttpResponse:
+    return HttpResponse(request.kept.get_username())
+
+
+# ---- other authentications ---------------------------------------------------------------------------------------
+
+
+class Tokens(_Around):
+    """Signs in by a header, lazily; only `request.user`, as most such middleware does."""
+
+    def begin(self, request: Any) -> None:
+        before = request.user
+
+        def user() -> Any:
+            name = request.META.get("HTTP_X_TOKEN")
+            return before if name is None else User.objects.get(username=name)
+
+        request.user = SimpleLazyObject(user)
+
+
+class AsyncTokens(_Around):
+    """Signs in by a header, for those who await."""
+
+    def begin(self, request: Any) -> None:
+        before = request.auser
+
+        async def user() -> Any:
+            name = request.META.get("HTTP_X_TOKEN")
+            return await before() if name is None else await User.objects.aget(username=name)
+
+        request.auser = user
+
+
+class Remote(_Around):
+    """Signs in by a certificate, at once."""
+
+    def begin(self, request: Any) -> None:
+        name = request.META.get("HTTP_X_TOKEN")
+        if name is not None:
+            request.user = User(username=name, pk=7)
+
+
+class Headers(_Around):
+    """Keeps sessions by a header, for an application that has no cookies."""
+
+    def begin(self, request: Any) -> None:
+        request.session = SessionStore(request.META.get("HTTP_X_TOKEN"))
+
+
+@pytest.mark.parametrize("name", ["Tokens", "Remote", "AsyncTokens"])
+def test_a_user_without_a_session_is_no_stranger(name: str, asgi: bool) -> None:
+    if name == "AsyncTokens" and not asgi:
+        return  # nobody awaits there
+    order = [OURS, SESSIONS, AUTH, f"{HERE}.{name}"]
+    options: dict[str, Any] = {"django_settings": DATABASE, "urls": URLS, "clock": ManualClock()}
+    with serving(later=asgi, middleware=order, default_limits=["1/minute"], **options) as site:
+        alice: Any = {"headers": [("X-Token", "alice")]}
+        assert [ask(site, "/plain", **alice).status for _ in range(2)] == [200, 429]
+        assert ask(site, "/plain", peer="203.0.113.1", **alice).status == 429
+        assert [ask(site, "/plain").status for _ in range(2)] == [200, 429]
+
+
+def test_a_session_that_did_not_come_in_a_cookie_is_looked_at(asgi: bool) -> None:
+    order = [OURS, SESSIONS, f"{HERE}.Headers", AUTH]
+    options: dict[str, Any] = {"django_settings": DATABASE, "urls": URLS, "clock": ManualClock()}
+    with serving(later=asgi, middleware=order, default_limits=["1/minute"], **options) as site:
+        alice, bob = cookie_of("alice"), cookie_of("bob")
+        asked = [(alice, 200), (bob, 200), (alice, 429)]
+        assert [(name, ask(site, "/plain", headers=[("X-Token", name)]).status) for name, _ in asked] == asked
+
+
+class Looks(_Around):
+    """Has looked at the user before."""
+
+    def begin(self, request: Any) -> None:
+        if not iscoroutinefunction(self.get_response):
+            request.looked = request.user.is_authenticated
+
+    def __call__(self, request: Any) -> Any:
+        if not iscoroutinefunction(self.get_response):
+            return super().__call__(request)
+
+        async def later() -> Any:
+            await request.auser()
+            return await self.get_response(request)
+
+        return later()
+
+
+@pytest.mark.parametrize(("who", "cost"), [("alice", 2), ("made up", 1), ("nobody", 0)])
+def test_what_another_middleware_has_found_is_taken(who: str, cost: int, asgi: bool) -> None:
+    order = [OURS, SESSIONS, AUTH, f"{HERE}.Looks"]
+    options: dict[str, Any] = {"django_settings": DATABASE, "urls": URLS, "default_limits": ["1/minute"]}
+    with serving(later=asgi, middleware=order, **options) as site:
+        session, answers = WHO[who](), []
+        assert queries(lambda: answers.append(ask(site, "/plain", session))) == cost
+        assert answers[0].all("vary") == ["Cookie"]  # by its look, not by ours
+        assert ask(site, "/plain", session, peer="203.0.113.1").status == (429 if who == "alice" else 200)
+
+
+# ---- sessions that Django ends -----------------------------------------------------------------------------------
+
+
+def test_a_session_of_a_changed_password_is_ended_as_by_django(asgi: bool) -> None:
+    answers: list[Any] = []
+    for middleware in ([SESSIONS, AUTH], [SESSIONS, AUTH, OURS]):
+        options: dict[str, Any] = {"django_settings": DATABASE, "urls": URLS, "default_limits": ["9/minute"]}
+        with serving(later=asgi, middleware=middleware, **options) as site:
+            session = cookie_of("alice")
+            User.objects.filter(pk=7).update(password=f"{len(answers)}")
+            answers.append(seen(site, "/named", session))
+            assert not SessionStore().exists(session)
+    assert answers[0] == answers[1]
+    assert answers[0][1]["set-cookie"] == "sessionidTrue"
+
+
+# ---- the bound ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _small_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.django.users.FRUITLESS", f"{BOUND}/minute")
+
+
+@pytest.mark.usefixtures("_small_bound")
+@pytest.mark.parametrize("page", ["/plain", "/nowhere"])
+def test_looks_that_find_nothing_are_bounded_for_each_network(page: str, asgi: bool) -> None:
+    clock = ManualClock()
+    options: dict[str, Any] = {"django_settings": DATABASE, "urls": URLS, "clock": clock}
+    with serving(later=asgi, middleware=[OURS, SESSIONS, AUTH], default_limits=["1/minute"], **options) as site:
+        alice = cookie_of("alice")
+
+        def one(of: int, peer: str = STRANGER) -> int:
+            return queries(lambda: ask(site, page, f"{MADE_UP}{of}", peer=peer))
+
+        assert [one(number) for number in range(BOUND + 3)] == [1] * BOUND + [0] * 3  # also while they are refused
+        assert one(0, "203.0.113.1") == 1  # another network
+        assert queries(lambda: ask(site, "/plain", alice)) == 0  # who shares the address is counted by it,
+        assert ask(site, "/plain", alice).status == 429
+        assert ask(site, "/plain", alice, peer="203.0.113.2").status == 200  # and elsewhere as ever
+        clock.advance(60)
+        assert one(0) == 1
+        assert queries(lambda: ask(site, "/plain", alice)) == 2
+
+
+@pytest.mark.usefixtures("_small_bound")
+def test_sessions_that_are_there_use_nothing_of_the_bound(asgi: bool) -> None:
+    options: dict[str, Any] = {"django_settings": DATABASE, "urls": URLS, "clock": ManualClock()}
+    with serving(later=asgi, middleware=[OURS, SESSIONS, AUTH], default_limits=["1/minute"], **options) as site:
+        for session in (cookie_of(None), cookie_of("alice")):
+            asked = {queries(lambda session=session: ask(site, "/plain", session)) for _ in range(BOUND + 2)}  # type: ignore[misc]
+            assert asked <= {1, 2}
+
+
+# ---- without the session table -----------------------------------------------------------------------------------
+
+
+def broken(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(f"no answer about {MADE_UP}")
+
+
+@pytest.fixture
+def outage(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(SessionStore, "load", broken)
+    monkeypatch.setattr(SessionStore, "aload", broken)
+    return monkeypatch
+
+
+# (policy of the application, option of the rule, statuses)
+POLICIES: list[tuple[str, dict[str, Any], list[int]]] = [
+    ("local", {}, [200, 429]),
+    ("allow", {}, [200, 429]),  # a client may break its own look: nothing is to be had by it
+    ("deny", {}, [503, 503]),
+    ("local", {"on_store_failure": "deny"}, [503, 503]),
+    ("deny", {"on_store_failure": "local"}, [200, 429]),
+    ("deny", {"key": "ip"}, [200, 429]),  # it asks for no user
+    ("deny", {"key": ("path:name", "user")}, [503, 503]),
+    ("deny", {"mode": "shadow"}, [200, 200]),  # it refuses nobody
+    ("deny", {"methods": ["POST"]}, [200, 200]),  # it does not hold
+    ("deny", {"quota": lambda request: "1/minute"}, [503, 503]),
+]
+
+
+@pytest.mark.parametrize(("policy", "option", "expect"), POLICIES)
+def test_a_look_that_fails_is_covered_by_the_failure_policy(
+    policy: str, option: dict[str, Any], expect: list[int], asgi: bool, outage: Any
+) -> None:
+    rule = {"name": "r", "quota": "1/minute", **option}
+    options: dict[str, Any] = {"django_settings": DATABASE, "urls": URLS, "rules": [rule], "on_store_failure": policy}
+    heard: list[Any] = []
+    rate_limited.connect(lambda decision, **_: heard.append(decision.unavailable), weak=False, dispatch_uid="test")
+    try:
+        with serving(later=asgi, middleware=[SESSIONS, AUTH, OURS], clock=ManualClock(), **options) as site:
+            answers = [ask(site, "/plain", MADE_UP) for _ in range(2)]
+            assert [answer.status for answer in answers] == expect
+            assert ask(site, "/plain").status in (200, 429)  # who has no session is not concerned
+    finally:
+        rate_limited.disconnect(dispatch_uid="test")
+    assert answers[0].all("vary") == []
+    if 503 in expect:
+        assert heard == [True, True]
+        assert (answers[0].one("retry-after"), answers[0].one("ratelimit")) == ("1", None)
+        assert b"Temporary Reduced Capacity" in answers[0].body
+
+
+def test_a_look_that_failed_is_not_tried_again_for_the_next_rule(asgi: bool, outage: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def load(*_: Any) -> Any:
+        tried.append(1)
+        raise RuntimeError
+
+    outage.setattr(SessionStore, "load", load)
+    outage.setattr(SessionStore, "aload", load)
+    rules = [{"name": name, "quota": "9/minute"} for name in "abc"]
+    with serving(later=asgi, middleware=[SESSIONS, AUTH, OURS], django_settings=DATABASE, rules=rules) as site:
+        assert ask(site, "/open", MADE_UP).status == 200
+    assert tried == [1]
+
+
+def test_a_view_that_looks_itself_fails_as_without_us(asgi: bool, outage: Any) -> None:
+    statuses = []
+    for middleware in ([SESSIONS, AUTH], [SESSIONS, AUTH, OURS]):
+        options: dict[str, Any] = {"django_settings": DATABASE, "urls": URLS, "default_limits": ["9/minute"]}
+        with serving(later=asgi, middleware=middleware, **options) as site:
+            statuses.append([ask(site, page, MADE_UP).status for page in ("/named", "/plain", "/nowhere")])
+    assert statuses == [[500, 200, 404]] * 2
+
+
+def test_an_outage_is_logged_once_and_without_the_session(
+    asgi: bool, outage: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "headgate")
+    options: dict[str, Any] = {"django_settings": DATABASE, "urls": URLS, "default_limits": ["99/minute"]}
+    with serving(later=asgi, middleware=[SESSIONS, AUTH, OURS], **options) as site:
+        alice = cookie_of("alice")
+        for _ in range(3):
+            ask(site, "/plain", alice)
+        outage.undo()
+        for _ in range(3):
+            ask(site, "/plain", alice)
+        outage.setattr(SessionStore, "load", broken)
+        outage.setattr(SessionStore, "aload", broken)
+        ask(site, "/plain", alice)  # so soon again that it may be one client's doing
+    told = [record for record in caplog.records if record.name.startswith("headgate")]
+    assert [record.levelname for record in told] == ["WARNING", "INFO"]
+    assert "RuntimeError" in told[0].getMessage()
+    assert all(MADE_UP not in record.getMessage() and not record.exc_info for record in told)

@@ -1,0 +1,120 @@
+"""Real environments, for tests of what is installed and what is not.
+
+headgate is the wheel, built and installed once. Every other distribution of the test environment gets a folder of its
+own, with links to its files, so an environment is a list of folders on PYTHONPATH, under `python -S`, which adds no
+site-packages. That makes dozens of environments for the price of one: no venv, no download. An environment has what
+an extra requires, and what that requires in its turn, by the metadata that pip reads.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from importlib.metadata import Distribution, PathDistribution, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 110.0  # seconds for one program on a busy machine
+
+
+class Environments:
+    """All environments that can be made of what is installed here, and of the wheel; their files are under `top`."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self._folders: dict[str, Path] = {}
+
+    @cached_property
+    def wheel(self) -> Path:
+        """headgate, as a user gets it."""
+        _run("hatchling", "build", "-t", "wheel", "-d", str(self.top / "wheel"))
+        (wheel,) = (self.top / "wheel").glob("*.whl")
+        return wheel
+
+    @cached_property
+    def headgate(self) -> Path:
+        """The folder that the wheel is installed in."""
+        folder = self.top / "headgate"
+        _run("pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(folder), str(self.wheel))
+        return folder
+
+    def requires(self, *requirements: str) -> set[str]:
+        """The distributions that these requirements bring, by their names on a registry, lower case; headgate too."""
+        found: set[str] = set()
+        asked: set[tuple[str, str]] = set()
+        left = [(requirement, "") for requirement in map(Requirement, requirements)]
+        while left:
+            requirement, by = left.pop()
+            if requirement.marker is not None and not requirement.marker.evaluate({"extra": by}):
+                continue
+            name = canonicalize_name(requirement.name)
+            found.add(name)
+            for extra in {"", *requirement.extras} - {extra for known, extra in asked if known == name}:
+                asked.add((name, extra))
+                left += [(Requirement(text), extra) for text in self._distribution(name).requires or ()]
+        return found
+
+    def path(self, *extras: str, also: Collection[str] = (), without: Collection[str] = ()) -> list[Path]:
+        """headgate with these extras and what else is named, but without some of the distributions that they bring."""
+        asked = f"headgate[{','.join(extras)}]" if extras else "headgate"
+        names = self.requires(asked, *also)
+        unknown = set(without) - names
+        if unknown:
+            raise ValueError(f"{asked} brings no {', '.join(sorted(unknown))}")
+        return [self._folder(name) for name in sorted(names - set(without))]
+
+    def run(self, path: Sequence[Path], *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """Python with these arguments, in this environment; `stdout` is all that it printed."""
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=cwd,
+            env=self.variables(path),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    @staticmethod
+    def command(*arguments: str | Path) -> list[str]:
+        """Python, without what is installed beside it."""
+        return [sys.executable, "-S", "-P", *map(str, arguments)]
+
+    @staticmethod
+    def variables(path: Sequence[Path]) -> dict[str, str]:
+        """The variables of a process in this environment."""
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        return {**plain, "PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONUNBUFFERED": "1"}
+
+    def _distribution(self, name: str) -> Distribution:
+        if name != "headgate":
+            return distribution(name)
+        (metadata,) = self.headgate.glob("headgate-*.dist-info")
+        return PathDistribution(metadata)
+
+    def _folder(self, name: str) -> Path:
+        """A folder with the files of one distribution and no others."""
+        if name == "headgate":
+            return self.headgate
+        if name not in self._folders:
+            found, folder = distribution(name), self.top / "distributions" / name
+            folder.mkdir(parents=True)
+            for part in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+                (folder / part).symlink_to(str(found.locate_file(part)))
+            self._folders[name] = folder
+        return self._folders[name]
+
+
+def _run(*arguments: str) -> None:
+    """A module of the test environment's own Python, run on this repository."""
+    ran = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise RuntimeError(f"{' '.join(arguments)}:\n{ran.stdout}{ran.stderr}")

