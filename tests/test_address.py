@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +11,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headgate.address import NO_PEER, Trust, client_address, client_network, group, is_rewritten, parse_address
+from headgate.address import (
+    NO_PEER,
+    Trust,
+    _forwarded_for,
+    client_address,
+    client_network,
+    group,
+    is_rewritten,
+    parse_address,
+)
 from headgate.errors import SettingsError
 
 VECTORS: Final = json.loads((Path(__file__).parent / "vectors" / "addresses.json").read_text())
@@ -244,6 +254,87 @@ def test_headers_that_cannot_be(header: object) -> None:
     with pytest.raises(SettingsError, match='use "X-Forwarded-For" or "Forwarded"') as caught:
         Trust.of(1, header)
     assert (caught.value.what, caught.value.given) == ("trusted_header", header)
+
+
+@pytest.mark.parametrize(
+    ("element", "budget"),
+    [
+        ("for=203.0.113.7;proto=https", "203.0.113.7"),
+        ("for=203.0.113.7;", "203.0.113.7"),
+        ("for=203.0.113.7 ; ", "203.0.113.7"),
+        (";for=203.0.113.7", "203.0.113.7"),  # RFC 7239 §4: a pair may be empty
+        ("proto=https;;for=203.0.113.7", "203.0.113.7"),
+        ('host="for=6.6.6.6";for=203.0.113.7', "203.0.113.7"),
+        ("for=6.6.6.6;for=203.0.113.7", "10.0.0.1"),  # two of them name nobody
+        ("for=203.0.113.7;for=203.0.113.7", "10.0.0.1"),
+        ("for=6.6.6.6;proto=https;FOR=203.0.113.7", "10.0.0.1"),
+        ("for=203.0.113.7;;for=6.6.6.6", "10.0.0.1"),
+        ('for="203.0.113.7";For="6.6.6.6:80"', "10.0.0.1"),
+        ("for=;for=203.0.113.7", "10.0.0.1"),
+        ("host=x;for=6.6.6.6;y;for=203.0.113.7", "10.0.0.1"),  # a Host of the client's that no proxy has quoted
+        ('host=x;for=6.6.6.6;y="a;for=203.0.113.7', "10.0.0.1"),
+        ("for=203.0.113.7;secure", "10.0.0.1"),  # what cannot be read might hold another
+    ],
+)
+def test_an_element_names_somebody_if_it_is_read_whole_and_holds_one_for(element: str, budget: str) -> None:
+    for trust in (FORWARDED, Trust.of("10.0.0.0/8", "Forwarded")):
+        assert client_address("10.0.0.1", [element], trust) == budget
+        assert client_address("10.0.0.1", ["for=6.6.6.6", element], trust) == budget
+
+
+def test_the_walk_ends_at_an_ambiguous_element() -> None:
+    trust = Trust.of(["10.0.0.0/8"], "Forwarded")
+    assert client_address("10.0.0.1", ["for=6.6.6.6, for=7.7.7.7;for=8.8.8.8, for=10.0.0.2"], trust) == "10.0.0.2"
+
+
+NAMES: Final = st.sampled_from(["for", "FOR", "fo", "host", "by", "x-y"])
+PLAIN: Final = st.text(st.sampled_from("ab:.=[]10_\\"), max_size=6)
+QUOTED: Final = st.text(st.sampled_from('a"\\;,= 1'), max_size=6)
+BLANKS: Final = st.text(st.sampled_from(" \t"), max_size=3)
+
+
+@given(
+    st.lists(st.tuples(NAMES, PLAIN, st.none() | QUOTED, BLANKS), max_size=5), st.sampled_from(["", ";", ";;", " ;"])
+)
+def test_an_element_is_read_as_it_was_written(pairs: list[tuple[str, str, str | None, str]], end: str) -> None:
+    """Written pair by pair, and read back: the one `for`, and of none or several the empty text."""
+    written, named = [], []
+    for name, plain, quoted, blanks in pairs:
+        escaped = plain if quoted is None else re.sub(r'(["\\])', r"\\\1", quoted)
+        written.append(f"{blanks}{name}{blanks}={blanks}" + (escaped if quoted is None else f'"{escaped}"{blanks}'))
+        named += [escaped] if name.lower() == "for" else []
+    assert _forwarded_for(";".join(written) + end) == (named[0] if len(named) == 1 else "")
+
+
+@pytest.mark.parametrize("trust", [PROXY, Trust.of("0.0.0.0/0"), HOP, Trust.of(2), Trust.of(3)])
+@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded"])
+def test_a_cut_header_names_nobody_else(header: str, trust: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cut goes through every character; what it leaves of an address is another address, and nobody's."""
+    trust = trust._replace(header=header)
+    chain = ["123.123.123.123", "203.0.113.7", "10.0.0.2"]
+    text = ", ".join(chain if header == "X-Forwarded-For" else [f"xfor=6.6.6.6;for={hop}" for hop in chain])
+    whole = client_address("10.0.0.1", [text], trust)
+    for length in range(1, len(text) + 1):
+        monkeypatch.setattr("headgate.address._MOST_READ", length)
+        assert client_address("10.0.0.1", [text], trust) in ("10.0.0.1", *chain)
+    assert client_address("10.0.0.1", [text], trust) == whole
+
+
+def test_a_long_element_is_cut() -> None:
+    own = 'for=203.0.113.7;host="{}"'
+    assert client_address("10.0.0.1", ["for=6.6.6.6", own.format("x" * 8_000)], FORWARDED) == "203.0.113.7"
+    assert client_address("10.0.0.1", ["for=6.6.6.6", own.format("x" * 9_000)], FORWARDED) == "10.0.0.1"
+    assert client_address("10.0.0.1", [own.format("x" * 9_000), "for=203.0.113.8"], FORWARDED) == "203.0.113.8"
+
+
+def test_no_more_than_the_last_32_hops_are_read() -> None:
+    everybody = Trust.of("0.0.0.0/0")
+    chain = [f"10.0.0.{number}" for number in range(100)]
+    assert client_address("10.0.0.1", [", ".join(chain)], everybody) == "10.0.0.68"
+    assert client_address("10.0.0.1", chain, everybody) == "10.0.0.68"
+    forwarded = Trust.of("0.0.0.0/0", "Forwarded")
+    assert client_address("10.0.0.1", [f"for={hop}" for hop in chain], forwarded) == "10.0.0.68"
+    assert client_address("10.0.0.1", chain, Trust.of(32)) == "10.0.0.68"
 
 
 TRUSTS: Final = [

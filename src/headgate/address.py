@@ -24,9 +24,14 @@ IPV6_PREFIX: Final = 64  # bits that one client's addresses have in common
 IPV6_NETWORK: Final = 48  # bits that the addresses of one site have in common
 _WIDEST: Final = 7  # bits of the widest network that is anybody's own: fc00::/7
 TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_PAIR: Final = re.compile(r'\s*([^=;\s]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;"]*))\s*(?:;|\Z)')
+# Each quantifier is possessive: what it took it does not give back, so a text is read once from left to right.
+_PAIR: Final = re.compile(r'\s*+(?:([^=;\s]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^;"]*+)))?+\s*+(?:;|\Z)')
 _BACKWARDS: Final = re.compile(r'(?:[^",]|"(?:"\\|[^"])*+")*+(?=,|\Z)')  # one element, read from its end
 LONGEST: Final = 64  # characters of an address with zone, brackets and port
+_MOST_HOPS: Final = 32  # elements of the trusted header that are read, from its end
+_MOST_READ: Final = 8_192  # characters of the trusted header that are read, from its end
+"""Proxies append on the right, so a client can only push its own text out of what is read. The cut may go through an
+address, and the rest of one is another address: an element that was cut names nobody, and the walk ends there."""
 
 
 class Trust(NamedTuple):
@@ -55,8 +60,9 @@ class Trust(NamedTuple):
             return cls(header=header)
         expected = 'give a number of hops, or networks like ["10.0.0.0/8", "unix"]'
         if isinstance(proxies, int) and not isinstance(proxies, bool):
-            if not 1 <= proxies <= 32:
-                raise SettingsError("trusted_proxies", proxies, problem="not between 1 and 32 hops", expected=expected)
+            if not 1 <= proxies <= _MOST_HOPS:
+                problem = f"not between 1 and {_MOST_HOPS} hops"
+                raise SettingsError("trusted_proxies", proxies, problem=problem, expected=expected)
             return cls(hops=proxies, header=header)
         given = [proxies] if isinstance(proxies, str) else proxies
         if not isinstance(given, Iterable):
@@ -147,7 +153,7 @@ def _believed(peer: str | None, lines: Sequence[str], trust: Trust) -> Address |
 def is_rewritten(peer: str | None, lines: Sequence[str], header: str) -> bool:
     """Whether somebody, such as the server, has taken the peer from this header already."""
     address = parse_address(peer)
-    return address is not None and address in [parse_address(element) for element in _elements(lines, header)[-32:]]
+    return address is not None and address in [parse_address(element) for element in _elements(lines, header)]
 
 
 def _group_of(peer: str | None, prefix: int) -> str:
@@ -211,31 +217,48 @@ def _is_port(text: str) -> bool:
 
 
 def _elements(lines: Sequence[str], header: str) -> list[str]:
-    """The hops that the header's lines name, oldest first."""
+    """The last hops that the header's lines name, oldest first. A hop that cannot be read is an empty text."""
     text = ",".join(lines)
-    if header.lower() != "forwarded":
-        return text.split(",")
-    return [_forwarded_for(element) for element in _unquoted_split(text)]
+    end = text[-_MOST_READ:]
+    is_forwarded = header.lower() == "forwarded"
+    elements = _unquoted_split(end) if is_forwarded else end.rsplit(",", _MOST_HOPS)
+    if len(elements) > _MOST_HOPS:
+        del elements[0]
+    elif len(end) < len(text):
+        elements[0] = ""
+    return [_forwarded_for(element) for element in elements] if is_forwarded else elements
 
 
 def _unquoted_split(text: str) -> list[str]:
-    """Split at the commas outside quotes, from the right: a quote that a client left open hides no proxy's element."""
+    """Split at the last 32 commas outside quotes. What remains is the first element.
+
+    From the right, because a quote that a client left open then hides no proxy's element.
+    """
     elements: list[str] = []
     at, backwards = 0, text[::-1]
-    while at <= len(text) and (found := _BACKWARDS.match(backwards, at)):
+    while at <= len(text) and len(elements) < _MOST_HOPS and (found := _BACKWARDS.match(backwards, at)):
         elements.append(found[0][::-1])
         at = found.end() + 1
     return [text[: len(text) - at], *reversed(elements)] if at <= len(text) else elements[::-1]
 
 
 def _forwarded_for(element: str) -> str:
-    """The `for` of one element; parameters are read one by one, because a quoted one may hold text of the client's."""
+    """The `for` of one element (RFC 7239 §4); "" for an element with none, with two, or that cannot be read to its end.
+
+    Two of them are ambiguous: a proxy that copies a header of the client's without quotes writes what the client chose.
+    Parameters are read one by one, because a quoted one may hold such text.
+    """
+    found: list[str] = []
     at = 0
-    while pair := _PAIR.match(element, at):
-        if pair[1].lower() == "for":
-            return pair[3] if pair[2] is None else pair[2]
+    while at < len(element):
+        pair = _PAIR.match(element, at)
+        if pair is None:
+            return ""
+        name, quoted, plain = pair.groups()
+        if name is not None and name.lower() == "for":
+            found.append(plain if quoted is None else quoted)
         at = pair.end()
-    return ""
+    return found[0] if len(found) == 1 else ""
 
 
 def network_of(name: object, option: str, expected: str) -> Network:
