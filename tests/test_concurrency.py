@@ -74,6 +74,7 @@ def test_it_is_a_frozen_value() -> None:
         ("0 at once", "concurrency", "limit is zero"),
         ("-1 at once", "concurrency", '"-1" is negative'),
         (5, "concurrency", "cannot be read"),
+        ("10 at once for x" + " " * 60_000 + "x", "concurrency", "60017 characters"),
     ],
 )
 def test_nonsense_says_what_is_wrong(given: Any, what: str, problem: str) -> None:

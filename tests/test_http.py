@@ -385,6 +385,11 @@ def test_a_redirect_after_a_refusal_has_no_retry_after(status: int, tells: bool)
         ("image/png", False),
         (",;,=;q", False),
         ("text/html;q=1.5", True),
+        ("image/png;" + "x" * 1_013 + ",text/html", False),  # of a long one what ends within 1,024 characters is read
+        ("text/html," + "x" * 9_999, True),
+        ("text/html;q=0," + "x" * 1_001 + ",text/html", False),
+        ("text/html;" + "x" * 1_014 + ",*/*", True),
+        ("text/html;" + "x" * 1_015 + ",*/*", False),
     ],
 )
 def test_what_a_client_would_rather_read(accept: str, text: bool) -> None:

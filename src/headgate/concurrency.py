@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from headgate.errors import QuotaError
-from headgate.quota import Quota
+from headgate.quota import LONGEST, Quota
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LEASE: Final = 60  # seconds
 _FORM: Final = 'write it like "10 at once" or "10 at once for 5 minutes"'
 _WORDS: Final = r"\bat\s+once\b"
-_TEXT: Final = r"\s*(\S+)\s+at\s+once(?:\s+for\s+(\S.*?))?\s*"
+_TEXT: Final = r"\s*+(\S++)\s++at\s++once(?:\s++for\s++(\S.*+))?\s*+"
 
 
 class Concurrency:
@@ -79,6 +79,9 @@ class Concurrency:
         >>> Concurrency.parse("3 at once for 10 minutes").lease
         600
         """
+        if isinstance(text, str) and len(text) > LONGEST:
+            problem = f"{len(text)} characters"
+            raise QuotaError("concurrency", text, problem=problem, expected=f"give at most {LONGEST}")
         match = re.fullmatch(_TEXT, text, re.IGNORECASE) if isinstance(text, str) else None
         if match is None:
             raise QuotaError("concurrency", text, problem="cannot be read", expected=_FORM)

@@ -28,7 +28,7 @@ EXPOSED: Final = ("RateLimit", "RateLimit-Policy", "Retry-After")
 """What a CORS layer outside the limiter should list in Access-Control-Expose-Headers."""
 
 _PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")
-_STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"?')  # also one without an end: else each quote is tried anew
 _LISTS: Final = ("ratelimit", "ratelimit-policy")
 _SINGLE: Final = re.compile("limit=([0-9]{1,15}), remaining=([0-9]{1,15})")  # draft 7
 _DELAY: Final = re.compile("[0-9]{1,15}")
@@ -37,6 +37,7 @@ _DATE: Final = re.compile(  # the three forms of RFC 9110 §5.6.7, the last two 
     "|[A-Z][a-z]{5,8}, [0-9]{2}-[A-Z][a-z]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT"
     "|[A-Z][a-z]{2} [A-Z][a-z]{2} [ 0-9][0-9] [0-9]{2}:[0-9]{2}:[0-9]{2} [1-9][0-9]{3}"
 )
+_LONGEST_ACCEPT: Final = 1_024  # characters that are read; browsers send some 150
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -119,9 +120,18 @@ def denial_fields(decision: Decision, dialect: str | None, *, epoch: float, stat
     return [("Cache-Control", "no-store"), *fields]
 
 
-@lru_cache(maxsize=64)  # a flood sends the same again and again
 def wants_text(accept: str) -> bool:
-    """Whether a client that sent this `Accept` would rather read text (a browser) than JSON (everything else)."""
+    """Whether a client that sent this `Accept` would rather read text (a browser) than JSON (everything else).
+
+    Of a long one only the media types that end within the first 1,024 characters are read.
+    """
+    if len(accept) > _LONGEST_ACCEPT:
+        accept = accept[: _LONGEST_ACCEPT + 1].rpartition(",")[0]
+    return _wants_text(accept)
+
+
+@lru_cache(maxsize=64)  # a flood sends the same again and again
+def _wants_text(accept: str) -> bool:
     best, text = 0.0, False
     for part in accept.lower().split(","):
         media, *params = (piece.strip() for piece in part.split(";"))

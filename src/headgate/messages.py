@@ -69,6 +69,12 @@ def merged(headers: Iterable[tuple[bytes, bytes]], fields: Fields) -> list[tuple
     names = {name for name, _ in added}
     if names.isdisjoint([name.lower() for name, _ in own]):
         return own + added
-    clashes = [pair for pair in own if b"ratelimit" in pair[0].lower() or pair[0].lower() in names]
-    spoken = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in clashes]
-    return [pair for pair in own if pair not in clashes] + _encoded(merge(spoken, fields))
+    others: list[tuple[bytes, bytes]] = []
+    spoken: Fields = []
+    for pair in own:
+        name = pair[0].lower()
+        if b"ratelimit" in name or name in names:
+            spoken.append((pair[0].decode("latin-1"), pair[1].decode("latin-1")))
+        else:
+            others.append(pair)
+    return others + _encoded(merge(spoken, fields))

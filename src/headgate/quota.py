@@ -38,7 +38,7 @@ _UNITS: Final = {
 }
 _KNOWN: Final = "use second, minute, hour, day, week, month (30 days) or year (365 days)"
 _FORM: Final = 'write it like "10/minute", "10 per 5 minutes" or "1/second burst 20"'
-_LONGEST: Final = 1_000  # characters of a text that is read at all
+LONGEST: Final = 1_000  # characters of a text that is read at all
 _DIGITS: Final = 30  # of a number that is read at all: Python converts no more than 4,300
 _NUMBER: Final = r"[+-]?[0-9][0-9_.]*"
 _PART: Final = (  # not compiled here: that would be a tenth of the time to import headgate
@@ -120,8 +120,8 @@ class Quota:
         """
         if not isinstance(text, str):
             raise QuotaError("quota", text, problem=f"a {type(text).__name__} is not text", expected=_FORM)
-        if len(text) > _LONGEST:
-            raise QuotaError("quota", text, problem=f"{len(text)} characters", expected=f"give at most {_LONGEST}")
+        if len(text) > LONGEST:
+            raise QuotaError("quota", text, problem=f"{len(text)} characters", expected=f"give at most {LONGEST}")
         return tuple(_parse_part(part, text) for part in re.split("[;,|]", text))
 
     @classmethod
