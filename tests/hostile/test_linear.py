@@ -1,0 +1,547 @@
+"""No text of a client's costs more work than its length: every pattern and every loop that meets one has a row here.
+
+Two tables, and two walks over the source of headgate that say which rows they need.
+
+PATTERNS. Every call of a function of `re` or `fnmatch` needs a row: where its text comes from and which methods read
+it. The pattern alone is then run on texts that grow, whatever bounds the length before it in the real code.
+
+LOOPS. Every function that loops needs a row: by `for`, `while`, a comprehension, `map`, `filter`, or a call of its own
+name, bare or on `self`. A loop over a client's text has a row in LOOPS that says how to call it. Any other has a row in
+ASIDE that says what it loops over. A row of ASIDE may name a whole module if no client's text of any length gets there.
+
+The walks cannot see whether a reason in ASIDE is true. So the last test sends hostile requests through every adapter
+and counts the lines that run in each function: only a function in LOOPS may run more lines for a longer text. The walks
+cannot see either what a built-in function does with a text: that is what the rows measure, and those of ALSO.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import re
+import sys
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from functools import partial
+from importlib import import_module
+from io import BytesIO
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from headgate import ManualClock, address, after, concurrency, http, identity, key, messages, preflight, stores, terms
+from headgate.address import Trust, client_address
+from headgate.asgi import AsgiCaller
+from headgate.gate import Gate
+from headgate.passage import NOWHERE
+from headgate.settings import Settings
+from headgate.wsgi import WsgiCaller
+from tests.hostile.growth import Act, families, of_pattern, too_steep
+from tests.hostile.inside import OPTIONS, PLACES, SHOPS
+from tests.hostile.test_fuzz import Stranger
+from tests.test_house import PACKAGE, SOURCE, Module
+
+CLIENT: Final = "a request of a client's"
+QUOTA: Final = "a quota, perhaps from a function of the request"
+ANSWER: Final = "the fields of an application's answer"
+OPERATOR: Final = "what the operator or the application's author wrote"
+
+RUNNING: Final = [module for module in SOURCE if module.name.partition(".")[0] != "testing"]
+"""All of headgate that runs in an application. `headgate.testing` does not."""
+
+
+class Pattern(NamedTuple):
+    """Where its text comes from, and the methods that read it."""
+
+    source: str
+    methods: tuple[str, ...]
+    samples: tuple[str, ...] = ()  # of a pattern that the source does not say
+
+
+PATHS: Final = (
+    "/*", "/api/*", "*/x", "/*/*/*/*/*a", "/*a*b*?c", "/*ab*ab*ab", "/[a-z]*[!x]*.json", "*?*?*?*/", "/[*", "/*" * 30,
+)  # fmt: skip
+PATTERNS: Final = {
+    "address:TOKEN": Pattern(OPERATOR, ("fullmatch",)),
+    "address:_PAIR": Pattern("one element of a client's Forwarded", ("match",)),
+    "address:_BACKWARDS": Pattern("a client's Forwarded", ("match",)),
+    "concurrency:concurrency": Pattern(QUOTA, ("search",)),
+    "concurrency:Concurrency.parse": Pattern(QUOTA, ("fullmatch",)),
+    "gate:_Rules._ready": Pattern("a client's path", ("fullmatch",), PATHS),
+    "http:_PRINTABLE": Pattern(OPERATOR, ("fullmatch",)),
+    "http:_STRING": Pattern(ANSWER, ("findall", "sub")),
+    "http:_SINGLE": Pattern(ANSWER, ("match",)),
+    "http:_DELAY": Pattern(ANSWER, ("fullmatch",)),
+    "http:_weight": Pattern("a client's Accept", ("fullmatch",)),
+    "lists:_ADDRESS": Pattern(OPERATOR, ("fullmatch",)),
+    "passage:_UNPRINTABLE": Pattern("the name of a view", ("search", "sub")),
+    "quota:Quota.parse_all": Pattern(QUOTA, ("split",)),
+    "quota:_parse_part": Pattern(QUOTA, ("fullmatch",)),
+    "rule:_NAME": Pattern(OPERATOR, ("fullmatch",)),
+    "rule:_METHOD": Pattern(OPERATOR, ("fullmatch",)),
+    "stores:valid_prefix": Pattern(OPERATOR, ("fullmatch",)),
+    "stores:shown_url": Pattern(OPERATOR, ("fullmatch",)),
+    "stores.embedded:_URL": Pattern(OPERATOR, ("fullmatch",)),
+    "stores.embedded:_AMOUNT": Pattern(OPERATOR, ("fullmatch",)),
+    "stores.embedded:_SECONDS": Pattern(OPERATOR, ("fullmatch",)),
+    "stores.memory:open_sync": Pattern(OPERATOR, ("fullmatch",)),
+    "terms:scope_text": Pattern(OPERATOR, ("fullmatch",)),
+}
+
+
+class Loop(NamedTuple):
+    """Where the text comes from, how to call what loops over it, and what the text is made of."""
+
+    source: str
+    act: Act
+    signs: str = ' ,"a\0'
+    starts: tuple[str, ...] = ()
+
+
+NETWORKS: Final = Trust.of("0.0.0.0/0", "Forwarded")
+HOPS: Final = Trust.of(32)
+OURS: Final = [("RateLimit-Policy", '"a";q=1;w=9'), ("RateLimit", '"a";r=0;t=7'), ("Retry-After", "7")]
+SEAL: Final = identity.Seal("only for these tests")
+FORWARDED: Final = ("for=", 'for="', "for=10.0.0.1,", "for=10.0.0.1;")
+LISTS: Final = Settings(allow=["192.0.2.0/24", ("user", "alice")], deny=["203.0.113.0/24"]).lists
+BY_PATH: Final = Gate(Settings(rules=[{"name": "a", "quota": "1/day", "path": "/*a*/*/*.json"}])).bind(NOWHERE.place)[0]
+
+
+def lines_of(text: str) -> list[tuple[bytes, bytes]]:
+    """As many header lines as the text has characters."""
+    return [(b"x", b"") for _ in text] + [(b"forwarded", text.encode("utf-8", "surrogatepass"))]
+
+
+def at_once(*acts: Act) -> Act:
+    return lambda text: [act(text) for act in acts]
+
+
+def in_django(text: str) -> object:
+    from django.core.handlers.asgi import ASGIRequest
+
+    from headgate.django.visit import AsyncDjangoCaller
+
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []}
+    request = ASGIRequest(scope, BytesIO())
+    scope["headers"] = lines_of(text)  # Django has joined the lines by now, in its own time
+    return AsyncDjangoCaller(request).header("Forwarded")
+
+
+def quietly(act: Act) -> Act:
+    """Without the errors that a wrong text deserves."""
+
+    def tried(text: str) -> None:
+        with suppress(ValueError):  # every error about what a person wrote is one
+            act(text)
+
+    return tried
+
+
+parse_quota: Final = quietly(terms.read)
+walk_header: Final = at_once(
+    lambda text: client_address("10.0.0.1", [text], NETWORKS),
+    lambda text: client_address("10.0.0.1", [text], HOPS),
+    lambda text: client_address("10.0.0.1", text.split(","), NETWORKS),
+)
+merge_fields: Final = at_once(
+    lambda text: http.merge([("RateLimit", text)], OURS),
+    lambda text: http.merge([("RateLimit", part) for part in text.split(",")], OURS),
+    lambda text: http.merge([(part, "") for part in text], OURS),
+    lambda text: http.merge([("Retry-After", text), ("Cache-Control", text), ("X-RateLimit-Limit", text)], OURS),
+)
+
+LOOPS: Final = {
+    "address:_believed": Loop(CLIENT, walk_header, ' ,;"=\\\0', FORWARDED),
+    "address:is_rewritten": Loop(
+        CLIENT, lambda text: address.is_rewritten("10.0.0.1", [text], "Forwarded"), ' ,;"=\\\0', FORWARDED
+    ),
+    "address:_elements": Loop(CLIENT, walk_header, ',"\\', ("10.0.0.1,",)),
+    "address:_unquoted_split": Loop(CLIENT, address._unquoted_split, ' ,;"=\\\0', FORWARDED),
+    "address:_forwarded_for": Loop(CLIENT, address._forwarded_for, ' ,;"=\\\0a', FORWARDED),
+    "after:Headers.__init__": Loop(ANSWER, lambda text: after.Headers([(each, each) for each in text])),
+    "after:Headers.__getitem__": Loop(ANSWER, lambda text: after.Headers([("x", each) for each in text])["x"]),
+    "asgi:AsgiCaller.header": Loop(
+        CLIENT, lambda text: AsgiCaller({"path": "/", "headers": lines_of(text)}).header("Forwarded"), "a"
+    ),
+    "django.visit:AsyncDjangoCaller.header": Loop(CLIENT, in_django, "a"),
+    "http:_wants_text": Loop(CLIENT, http._wants_text, " ,;=q1", ("text/html;q=",)),
+    "http:merge": Loop(ANSWER, merge_fields, '",;\\a', ('"a', "limit=1, ")),
+    "http:_renamed": Loop(ANSWER, merge_fields, '"\\a', ('"a', '"a-')),
+    "http:_renamed.fresh": Loop(
+        ANSWER, lambda text: http.merge([("RateLimit", ",".join(f'"a-{at}"' for at in range(len(text) // 8)))], OURS)
+    ),
+    "http:_together": Loop(ANSWER, merge_fields, ",0"),
+    "http:_share": Loop(ANSWER, lambda text: http._share([(each, each) for each in text]), "a,"),
+    "identity:joined": Loop(CLIENT, identity.joined, "a\0\ud800"),
+    "identity:_told": Loop(CLIENT, lambda text: identity.identity_text((text, tuple(text), [text])), "a\0\ud800"),
+    "key:_look_for_proxies": Loop(
+        CLIENT,
+        lambda text: key._look_for_proxies(Stranger(peer="10.0.0.1", lines=[text, *text[:999]]), strict=False),
+        ' ,;"=\\\0',
+        FORWARDED,
+    ),
+    "lists:Lists._verdict": Loop(
+        CLIENT, lambda text: LISTS and list(LISTS.plan(Stranger(peer=text, signed_in=text, lines=[text]))), " ,:/["
+    ),
+    "messages:response_of": Loop(
+        ANSWER,
+        lambda text: messages.response_of({"type": messages.HTTP[0], "status": 200, "headers": lines_of(text)}),
+        "a",
+    ),
+    "messages:_encoded": Loop(ANSWER, lambda text: messages._encoded([("x", each) for each in text]), "a"),
+    "messages:merged": Loop(
+        ANSWER, lambda text: messages.merged([(b"ratelimit", b"%d" % at) for at in range(len(text))], OURS), "a"
+    ),
+    "preflight:is_preflight": Loop(
+        CLIENT,
+        lambda text: preflight.is_preflight("OPTIONS", lambda name: ["0"] * len(text) + [text]),
+        "a0",
+    ),
+    "quota:Quota.parse_all": Loop(QUOTA, parse_quota, "; 1/", ("1/day;", "1/")),
+    "quota:_parse_part": Loop(QUOTA, parse_quota, " 1/ab", ("1/day burst", "1 per ")),
+}
+
+ALSO: Final = {  # functions that do not loop, but read a client's text by built-in functions that do
+    "account": Loop(CLIENT, identity.account, " aİ\u0301\u0323\ufdfa\u200b"),
+    "identity_text": Loop(CLIENT, identity.identity_text, "a\0\ud800"),
+    "digest": Loop(CLIENT, identity.digest, "a\ud800"),
+    "Seal": Loop(CLIENT, lambda text: SEAL.text(identity.identity_text(text)), "a\ud800"),
+    "wants_text": Loop(CLIENT, http.wants_text, " ,;=q1a\0", ("text/html;q=", "*/*,")),
+    "AsgiCaller.path": Loop(
+        CLIENT, lambda text: AsgiCaller({"path": f"/a{text}", "root_path": f"/{text[:99]}"}).path, "a/"
+    ),
+    "WsgiCaller.path": Loop(CLIENT, lambda text: WsgiCaller({"PATH_INFO": text}).path, "/é\xff\ud800"),
+    "Bound.holds": Loop(CLIENT, lambda text: BY_PATH.holds(Stranger(path=text)), "/a\n.é", ("/a", "/a/a/")),
+    "the address of a peer": Loop(
+        CLIENT, lambda text: key.address_key(Trust())(Stranger(peer=text, lines=[text])), " :[]%.0"
+    ),
+    "concurrency": Loop(
+        QUOTA, quietly(concurrency.concurrency), " a1\n", ("1 at once for ", "1 at once for x", "at once ", "at ")
+    ),
+    "shown_url": Loop(OPERATOR, stores.shown_url, "@:/,?#[a0", ("redis://", "redis://a:", "redis://a@")),
+}
+
+ASIDE: Final = {
+    "address:Trust.*": "the networks of the operator's proxies",
+    "after:owed": "the checks of one decision",
+    "after:refundable": "the checks of one decision",
+    "after:held": "the checks of one decision",
+    "after:due": "the checks of one decision",
+    "after:regained": "the checks of one decision",
+    "asgi:RateLimitMiddleware._bounds": "the marks of one view",
+    "asgi:RateLimitMiddleware._check": "the routes of the application",
+    "wsgi:RateLimitMiddleware.__init__": "the rules of the settings",
+    "wsgi:Attended.__iter__": "the chunks of the application's own answer, each handed on",
+    "wsgi:Attended.close": "nothing: it calls another function of its name",
+    "starlette.middleware:RateLimitMiddleware.own_answer": "nothing: it calls another function of its name",
+    "django.answers:*": "the checks of one decision, and the fields of one answer",
+    "django.checks:*": "the project's settings, at its start",
+    "django.decorators:*": "the classes and marks of one view",
+    "django.endings:*": "the chunks of the application's own answer, each handed on",
+    "django.gates:*": "the names of the project's middleware",
+    "django.places:*": "the routes of the project; a client's path is matched by Django's own patterns",
+    "fastapi:*": "the dependencies of one route",
+    "flask.extension:*": "the options, the limiters and the fields of one application's answer",
+    "flask.refusal:*": "the fields of a refusal, and the handlers of the application",
+    "flask.sites:*": "the routes of the application; a client's path is matched by Werkzeug's own patterns",
+    "starlette.answers:*": "the fields of a refusal, and the handlers of the application",
+    "starlette.decorators:*": "the arguments and marks of one view",
+    "starlette.places:*": "the routes of the application; a client's path is matched by Starlette's own patterns",
+    "gate:*": "rules, terms and checks; their keys, lists and patterns read the request",
+    "http:retry_after": "the checks of one decision",
+    "http:response_fields": "the fields of one decision",
+    "http:denial": "the checks of one decision",
+    "http:_draft_11": "the checks of one decision",
+    "http:_of_one.fields": "the checks of one decision",
+    "http:_policies": "the checks of one decision",
+    "http:_trio": "three numbers",
+    "key:ready_key": OPERATOR,
+    "key:address_key": OPERATOR,
+    "key:_joined.*": "the parts of one key",
+    "lists:Entries.of": OPERATOR,
+    "lists:Lists.functions": OPERATOR,
+    "lists:listed": OPERATOR,
+    "passage:*": "the checks of one decision, and the marks of one view",
+    "quota:Quota.span": "the seven units",
+    "terms:*": "the quotas of one rule; a text of them has 1,000 characters at most",
+    # Values, the engine and its stores: of a request they see checks, whose identities have 128 characters at most.
+    **dict.fromkeys(
+        ("algorithms.*", "ban:*", "banning:*", "ending:*", "limiter:*", "naming:*", "plan:*",
+         "problem:*", "reservation:*", "shadow:*", "stores:*", "stores.*"),
+        "checks and what stores keep of them; an identity has 128 characters at most",
+    ),
+    **dict.fromkeys(("marks:*", "rule:*", "settings:*", "tiers:*", "workers:*"), OPERATOR),
+    "errors:*": "the frames of one call",
+    "cli.*": OPERATOR,
+}  # fmt: skip
+
+LOOPING: Final = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+DEFINES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+class Found(NamedTuple):
+    """A place in the source that needs a row."""
+
+    row: str
+    line: int
+    call: ast.Call | None = None
+
+
+def walk(module: Module) -> Iterator[tuple[str, str, ast.AST]]:
+    """Every node, with the dotted name of what defines it and the constant of the module that it is a part of."""
+
+    def below(node: ast.AST, scope: str, constant: str) -> Iterator[tuple[str, str, ast.AST]]:
+        for inner in ast.iter_child_nodes(node):
+            within, named = scope, constant
+            if isinstance(inner, DEFINES):
+                within = f"{scope}.{inner.name}".lstrip(".")
+            match inner:
+                case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)) if not scope:
+                    named = name
+            yield within, named, inner
+            yield from below(inner, within, named)
+
+    return below(module.tree, "", "")
+
+
+def patterns_in(module: Module) -> Iterator[Found]:
+    """Every call of `re` and `fnmatch`. Its row is named after the constant that it makes, or else its function."""
+    owners, functions = {}, {}
+    for node in module.all(ast.Import, ast.ImportFrom):
+        match node:
+            case ast.Import(names=names):
+                owners.update({alias.asname or alias.name: alias.name for alias in names})
+            case ast.ImportFrom(module="re" | "fnmatch", names=names):
+                functions.update({alias.asname or alias.name: alias.name for alias in names})
+    for scope, constant, node in walk(module):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=method)):
+                is_one = owners.get(owner) in ("re", "fnmatch")
+            case ast.Call(func=ast.Name(id=name)):
+                method, is_one = functions.get(name, ""), name in functions
+            case _:
+                continue
+        if is_one and method not in ("escape", "purge"):
+            yield Found(f"{module.name}:{constant or scope}", node.lineno, node)
+
+
+def loops_in(module: Module) -> Iterator[Found]:
+    """Every function that loops, or that calls its own name. What loops while a module is imported reads no request."""
+    for scope, _, node in walk(module):
+        own = scope.rpartition(".")[2]
+        match node:
+            case ast.Call(func=ast.Name(id="map" | "filter")):
+                loops = True
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self"), attr=name)):
+                loops = name == own
+            case _:
+                loops = isinstance(node, LOOPING)
+        if loops and scope:
+            yield Found(f"{module.name}:{scope}", getattr(node, "lineno", 1))
+
+
+def without_a_row(module: Module) -> Iterator[str]:
+    for found in patterns_in(module):
+        if found.row not in PATTERNS:
+            yield f"{found.line}: give {found.row} a row in PATTERNS: where its text comes from, and what reads it"
+    for found in loops_in(module):
+        if found.row not in LOOPS and not any(fnmatchcase(found.row, row) for row in ASIDE):
+            yield f"{found.line}: {found.row} loops: give it a row in LOOPS, or say in ASIDE what it loops over"
+
+
+def test_every_pattern_and_every_loop_has_its_row() -> None:
+    found = [f"{module.path}:{fault}" for module in RUNNING for fault in without_a_row(module)]
+    assert not found, "\n" + "\n".join(dict.fromkeys(found))
+
+
+def test_every_row_has_its_pattern_or_its_loop() -> None:
+    patterns = {found.row for module in RUNNING for found in patterns_in(module)}
+    loops = {found.row for module in RUNNING for found in loops_in(module)}
+    stale = [row for row in PATTERNS if row not in patterns] + [row for row in LOOPS if row not in loops]
+    assert not stale + [row for row in ASIDE if not any(fnmatchcase(loop, row) for loop in loops)]
+
+
+@pytest.mark.parametrize("row", [row for row in PATTERNS if row.rpartition(":")[2].isupper()])
+def test_a_pattern_is_read_as_its_row_says(row: str) -> None:
+    home, _, name = row.partition(":")
+    read = set()
+    for module in RUNNING:
+        imports = {target for _, target in module.imports}
+        if module.name != home and f"headgate.{home}.{name}" not in imports:
+            continue
+        for node in module.all(ast.Attribute):
+            match node:
+                case ast.Attribute(value=ast.Name(id=owner), attr=method) if owner == name:
+                    read.add(method)
+    assert read == set(PATTERNS[row].methods)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rows"),
+    [
+        ("x", "import re\nA: Final = re.compile('a')\nB = re.compile('b', re.I)", ["x:A", "x:B"]),
+        ("x", "import re\ndef f(t): return re.fullmatch(P, t)", ["x:f"]),
+        ("x", "import re as r\nclass C:\n    def f(self, t): return r.sub(P, '', t)", ["x:C.f"]),
+        ("x", "from re import search as look\ndef f(t): return look(P, t)", ["x:f"]),
+        ("x", "from fnmatch import fnmatchcase\ndef f(t): return fnmatchcase(t, p)", ["x:f"]),
+        ("x", "import re\ndef f(t): return re.escape(t), other.compile(t), t.split()", []),
+        ("x", "TABLE = {at: at for at in range(3)}", []),
+        ("x", "def f(t):\n    for c in t: pass", ["x:f"]),
+        ("x", "async def f(t):\n    async for c in t: pass", ["x:f"]),
+        ("x", "def f(t):\n    while t: t = t[1:]", ["x:f"]),
+        ("x", "def f(t): return any(c in t for c in t) or {c for c in t} or {c: c for c in t}", ["x:f"] * 3),
+        ("x", "def f(t):\n    def g(): return [c for c in t]\n    return g", ["x:f.g"]),
+        ("x", "def f(t): return list(map(str, t)), filter(None, t)", ["x:f"] * 2),
+        ("x", "class C:\n    def f(self, t): return self.f(t[1:])\ndef g(t): return t and g(t[1:])", ["x:C.f", "x:g"]),
+        ("x", "class C:\n    def f(self, t): return self.other.f(t)", []),
+        ("address", "_PAIR = re.compile('')\nimport re\ndef _believed(t):\n    for c in t: pass", []),
+        ("rule", "def new(t):\n    for c in t: pass", []),
+    ],
+)
+def test_the_walks_find_what_needs_a_row(name: str, text: str, rows: list[str]) -> None:
+    module = Module(name, "x.py", text)
+    missing = [fault for fault in without_a_row(module) if name == "x"]
+    assert [fault.partition(": ")[2].removeprefix("give ").split()[0] for fault in missing] == rows
+    assert name == "x" or not list(without_a_row(module))
+
+
+def expressions(row: str) -> Iterator[tuple[str, int]]:
+    """The patterns that a row stands for, and their flags."""
+    home, _, name = row.partition(":")
+    module = import_module(f"headgate.{home}")
+    made = getattr(module, name, None)
+    if isinstance(made, re.Pattern):
+        yield made.pattern, made.flags
+        return
+    if PATTERNS[row].samples:
+        from fnmatch import translate
+
+        yield from ((translate(sample), 0) for sample in PATTERNS[row].samples)
+        return
+    (source,) = [module for module in RUNNING if module.name == home]
+    for found in patterns_in(source):
+        if found.row == row and found.call is not None:
+            given = [ast.unparse(each) for each in found.call.args]
+            flags = given[2:] if found.call.func.attr in ("match", "fullmatch", "search") else []  # type: ignore[attr-defined]
+            yield eval(given[0], vars(module)), eval(flags[0], vars(module)) if flags else 0
+
+
+READERS: Final[dict[str, Callable[[re.Pattern[str]], Act]]] = {
+    **{method: lambda made, method=method: getattr(made, method) for method in ("match", "fullmatch", "search")},  # type: ignore[misc]
+    **{method: lambda made, method=method: getattr(made, method) for method in ("findall", "split")},  # type: ignore[misc]
+    "sub": lambda made: partial(made.sub, ""),
+}
+
+
+@pytest.mark.parametrize("row", PATTERNS)
+def test_a_pattern_works_in_proportion_to_its_text(row: str) -> None:
+    for text, flags in expressions(row):
+        made = re.compile(text, flags)
+        for method in PATTERNS[row].methods:
+            for family in of_pattern(text, flags):
+                found = too_steep(READERS[method](made), family)
+                assert not found, f"{text!r} by {method}: {found}"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "method"),
+    [
+        (r'\s*([^=;\s]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;"]*))\s*(?:;|\Z)', "match"),  # cubic: once the one for pairs
+        (r'"((?:[^"\\]|\\.)*)"', "findall"),  # once the one for names of rules in a field
+        (r"\s*(\S+)\s+at\s+once(?:\s+for\s+(\S.*?))?\s*", "fullmatch"),  # once the one for so many at once
+        (r"\s+$", "search"),
+        (r"a*b?a*c", "match"),
+        (r".*x.*y", "search"),
+    ],
+)
+def test_a_pattern_that_works_more_than_that_is_found(pattern: str, method: str) -> None:
+    act = READERS[method](re.compile(pattern))
+    assert any(too_steep(act, family) for family in of_pattern(pattern))
+
+
+def caches() -> list[Any]:
+    """Whatever headgate remembers by lru_cache."""
+    loaded = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "headgate"]
+    return [each for module in loaded for each in vars(module).values() if type(each) is type(address._parsed)]
+
+
+def forget() -> None:
+    for cache in caches():
+        cache.cache_clear()
+
+
+@pytest.mark.filterwarnings("ignore:.*HG102")
+@pytest.mark.parametrize("row", [*LOOPS, *ALSO])
+def test_a_loop_works_in_proportion_to_its_text(row: str) -> None:
+    loop = {**LOOPS, **ALSO}[row]
+    for family in families(loop.signs, (*loop.signs, "x"), loop.starts):
+        found = too_steep(loop.act, family, before=forget)
+        assert not found, f"{row}: {found}"
+
+
+@pytest.mark.filterwarnings("ignore:.*HG102")
+@pytest.mark.parametrize("row", ["address:_believed", "key:_look_for_proxies", "lists:Lists._verdict", *ALSO])
+def test_no_long_text_is_remembered(row: str) -> None:
+    """Made-up texts of 32 kB, each a new one, leave nothing behind."""
+    act = {**LOOPS, **ALSO}[row].act
+    act("a" * 32_768)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(32):
+            act(f"{number}" + "a" * 32_768)
+        gc.collect()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 200_000
+
+
+def lines_run(first: Callable[[], object], again: Callable[[], object]) -> Counter[str]:
+    """How many lines of each function of headgate run during a call, when a store has seen its like."""
+    counted: Counter[str] = Counter()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        code = frame.f_code
+        if not code.co_filename.startswith(str(PACKAGE)):
+            return None
+        inside = code.co_filename.removeprefix(f"{PACKAGE}/").removesuffix(".py").removesuffix("/__init__")
+        name = re.sub(r"\.<locals>|\.<\w+>", "", code.co_qualname)
+        counted[f"{inside.replace('/', '.')}:{name}"] += event == "line"
+        return trace
+
+    first()
+    forget()
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        again()
+    finally:
+        sys.settrace(before)
+    return counted
+
+
+LENGTHS: Final = (256, 1_024, 4_096)
+MIDDLES: Final = (",", 'for="\\";', "/a=b; ")
+
+
+@pytest.mark.filterwarnings("ignore:.*HG10[23]", "ignore:.*HG105")
+@pytest.mark.parametrize("options", ["everything, nobody trusted", "refused, in text", "networks, Forwarded", "hops"])
+@pytest.mark.parametrize("shop", SHOPS)
+def test_only_what_has_a_row_runs_more_lines_for_a_longer_text(shop: str, options: str) -> None:
+    clock = ManualClock()  # or what a store keeps would depend on the time
+    for place, request in PLACES.items():
+        with SHOPS[shop]({**OPTIONS[options], "clock": clock}) as ready:
+            ready(request("a"))()  # what is done only once
+            for middle in MIDDLES:
+                texts = (middle * (length // len(middle)) for length in LENGTHS)
+                short, middling, long = (lines_run(ready(request(text)), ready(request(text))) for text in texts)
+                for function, count in long.items():
+                    more, first = count - middling[function], middling[function] - short[function]
+                    where = f"{function}: {short[function]}, {middling[function]}, {count} lines, {middle!r} in {place}"
+                    assert more <= 5 * max(first, 0) + 40, where
+                    assert function in LOOPS or more <= 8, where
