@@ -33,10 +33,23 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from headgate import ManualClock, address, after, concurrency, http, identity, key, messages, preflight, stores, terms
+from headgate import (
+    ManualClock,
+    address,
+    after,
+    concurrency,
+    hidden,
+    http,
+    identity,
+    key,
+    messages,
+    preflight,
+    rule,
+    terms,
+)
 from headgate.address import Trust, client_address
 from headgate.asgi import AsgiCaller
-from headgate.gate import Gate
+from headgate.gate import AsyncGate, Gate
 from headgate.passage import NOWHERE
 from headgate.settings import Settings
 from headgate.wsgi import WsgiCaller
@@ -76,19 +89,21 @@ PATTERNS: Final = {
     "http:_STRING": Pattern(ANSWER, ("findall", "sub")),
     "http:_SINGLE": Pattern(ANSWER, ("match",)),
     "http:_DELAY": Pattern(ANSWER, ("fullmatch",)),
+    "http:_DATE": Pattern(ANSWER, ("fullmatch",)),
     "http:_weight": Pattern("a client's Accept", ("fullmatch",)),
     "lists:_ADDRESS": Pattern(OPERATOR, ("fullmatch",)),
     "passage:_UNPRINTABLE": Pattern("the name of a view", ("search", "sub")),
     "quota:Quota.parse_all": Pattern(QUOTA, ("split",)),
     "quota:_parse_part": Pattern(QUOTA, ("fullmatch",)),
     "rule:_NAME": Pattern(OPERATOR, ("fullmatch",)),
-    "rule:_METHOD": Pattern(OPERATOR, ("fullmatch",)),
+    "rule:_check_path": Pattern(OPERATOR, ("fullmatch",), tuple(pattern for pattern, *_ in rule._NOT_IN_A_PATH)),
+    "rule:_instead_of": Pattern(OPERATOR, ("fullmatch",)),
     "stores:valid_prefix": Pattern(OPERATOR, ("fullmatch",)),
-    "stores:shown_url": Pattern(OPERATOR, ("fullmatch",)),
+    "hidden:shown_url": Pattern(OPERATOR, ("fullmatch",)),
     "stores.embedded:_URL": Pattern(OPERATOR, ("fullmatch",)),
     "stores.embedded:_AMOUNT": Pattern(OPERATOR, ("fullmatch",)),
     "stores.embedded:_SECONDS": Pattern(OPERATOR, ("fullmatch",)),
-    "stores.memory:open_sync": Pattern(OPERATOR, ("fullmatch",)),
+    "stores.memory:_max_keys": Pattern(OPERATOR, ("fullmatch",)),
     "terms:scope_text": Pattern(OPERATOR, ("fullmatch",)),
 }
 
@@ -108,6 +123,7 @@ OURS: Final = [("RateLimit-Policy", '"a";q=1;w=9'), ("RateLimit", '"a";r=0;t=7')
 SEAL: Final = identity.Seal("only for these tests")
 FORWARDED: Final = ("for=", 'for="', "for=10.0.0.1,", "for=10.0.0.1;")
 LISTS: Final = Settings(allow=["192.0.2.0/24", ("user", "alice")], deny=["203.0.113.0/24"]).lists
+ASYNC_GATE: Final = AsyncGate(Settings())
 BY_PATH: Final = Gate(Settings(rules=[{"name": "a", "quota": "1/day", "path": "/*a*/*/*.json"}])).bind(NOWHERE.place)[0]
 
 
@@ -123,12 +139,12 @@ def at_once(*acts: Act) -> Act:
 def in_django(text: str) -> object:
     from django.core.handlers.asgi import ASGIRequest
 
-    from headgate.django.visit import AsyncDjangoCaller
+    from headgate.django.visit import AsyncDjangoCaller, Visit
 
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []}
     request = ASGIRequest(scope, BytesIO())
     scope["headers"] = lines_of(text)  # Django has joined the lines by now, in its own time
-    return AsyncDjangoCaller(request).header("Forwarded")
+    return AsyncDjangoCaller(request, Visit(ASYNC_GATE)).header("Forwarded")
 
 
 def quietly(act: Act) -> Act:
@@ -222,7 +238,7 @@ ALSO: Final = {  # functions that do not loop, but read a client's text by built
     "concurrency": Loop(
         QUOTA, quietly(concurrency.concurrency), " a1\n", ("1 at once for ", "1 at once for x", "at once ", "at ")
     ),
-    "shown_url": Loop(OPERATOR, stores.shown_url, "@:/,?#[a0", ("redis://", "redis://a:", "redis://a@")),
+    "shown_url": Loop(OPERATOR, hidden.shown_url, "@:/,?#[a0", ("redis://", "redis://a:", "redis://a@")),
 }
 
 ASIDE: Final = {
@@ -233,6 +249,16 @@ ASIDE: Final = {
     "after:due": "the checks of one decision",
     "after:regained": "the checks of one decision",
     "asgi:RateLimitMiddleware._bounds": "the marks of one view",
+    "asgi:RateLimitMiddleware.answers_preflight": "the layers of the application",
+    "asgi:chain": "the layers of the application",
+    "awaiting:*": "the wrappers of one function of the application",
+    "django.users:*": "the rules that hold for one request",
+    "extras:*": "the frames of one import",
+    "hidden:hide_options": OPERATOR,
+    "key:can_be": OPERATOR,
+    "lists:Lists.asks_the_key": OPERATOR,
+    "lists:_as_the_key_gives": OPERATOR,
+    "wsgi:_Unstarted.*": "the chunks of the application's own answer, each handed on",
     "asgi:RateLimitMiddleware._check": "the routes of the application",
     "wsgi:RateLimitMiddleware.__init__": "the rules of the settings",
     "wsgi:Attended.__iter__": "the chunks of the application's own answer, each handed on",
