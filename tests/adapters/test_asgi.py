@@ -77,21 +77,13 @@ def respond(method: str, path: str, calls: list[str]) -> tuple[int, list[bytes],
 
 class TestASGI(AdapterExam):
     later = True
+    charges_preflights = True
     backend = "asyncio"
 
     def client(self, **options: Any) -> AdapterClient:
         calls: list[str] = []
         rules = [*RULES, *options.pop("rules", ())]
         return AsgiClient(RateLimitMiddleware(make_app(calls), rules=rules, **options), calls, backend=self.backend)
-
-    def test_preflights_are_not_counted_and_a_bare_options_is(self) -> None:
-        """What runs in an application without routes cannot be seen ahead, so its preflights are counted too."""
-        client = self.client(default_limits=["2/minute"], clock=ManualClock())
-        preflight = [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]
-        statuses = [
-            client.request("OPTIONS", "/open", headers=headers).status for headers in (preflight, (), preflight)
-        ]
-        assert statuses == [200, 200, 429]
 
     def test_override_scope_methods_exempt_and_path_keys(self) -> None:
         """Without decorators nothing is exempt and no default overridden; the other half holds by rules."""

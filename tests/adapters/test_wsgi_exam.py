@@ -88,19 +88,12 @@ def _respond(method: str, path: str, calls: list[str]) -> tuple[int, list[bytes]
 
 
 class TestWSGI(AdapterExam):
+    charges_preflights = True
+
     def client(self, **options: Any) -> AdapterClient:
         calls: list[str] = []
         rules = [*RULES, *options.pop("rules", ())]
         return WsgiClient(RateLimitMiddleware(make_app(calls), rules=rules, **options), calls)
-
-    def test_preflights_are_not_counted_and_a_bare_options_is(self) -> None:
-        """Nothing tells whether the application answers a preflight by a CORS layer or by a view: each is counted."""
-        client = self.client(default_limits=["2/minute"], clock=ManualClock())
-        preflight = [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]
-        answers = [client.request("OPTIONS", "/open", headers=preflight) for _ in range(3)]
-        assert [answer.status for answer in answers] == [200, 200, 429]
-        assert client.calls == ["open", "open"]
-        assert client.request("OPTIONS", "/open").status == 429
 
     def test_override_scope_methods_exempt_and_path_keys(self) -> None:
         """Without decorators nothing is exempt and no default overridden; the other half holds by rules."""

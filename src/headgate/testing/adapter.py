@@ -67,7 +67,11 @@ class AdapterExam(AfterLaws, FunctionLaws):
 
     `client(**options)` applies the options to the adapter; exceptions of views must come back as a 500. The view of
     /guess notes its word; `wrong` is `headgate.testing.after.wrong`. An asynchronous adapter says `later = True`.
+    An adapter says `charges_preflights = True` where the view of /open answers OPTIONS, or where nothing shows what
+    answers it.
     """
+
+    charges_preflights = False
 
     def test_without_rules_everything_passes_untouched(self) -> None:
         client = self.client(enabled=True)
@@ -161,12 +165,12 @@ class AdapterExam(AfterLaws, FunctionLaws):
         assert statuses == [200, 200, 429, 429]
         assert client.request("HEAD", "/limited").body == b""
 
-    def test_preflights_are_not_counted_and_a_bare_options_is(self) -> None:
-        client = self.client(default_limits=["1/minute"], clock=ManualClock())
+    def test_a_preflight_is_charged_where_a_view_may_run_for_it(self) -> None:
+        client = self.client(default_limits=["2/minute"], clock=ManualClock())
         preflight = [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]
-        assert all(client.request("OPTIONS", "/open", headers=preflight).status != 429 for _ in range(3))
-        client.request("OPTIONS", "/open")
-        assert client.request("OPTIONS", "/open").status == 429
+        statuses = [client.request("OPTIONS", "/open", headers=preflight).status for _ in range(3)]
+        assert [status == 429 for status in statuses] == [False, False, self.charges_preflights]
+        assert [client.request("OPTIONS", "/open").status for _ in range(3)][2] == 429
 
     def test_streaming_and_errors_pass_as_they_are(self) -> None:
         client = self.client(default_limits=["9/minute"], clock=ManualClock())
