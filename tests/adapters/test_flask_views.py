@@ -74,6 +74,12 @@ class Thing:
         return "method"
 
 
+class Unhashable(Thing):
+    """A view that cannot be looked up in a dictionary."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def below(route: Callable[..., Any], view: Any) -> None:
     route(limit("2/minute")(view))
 
@@ -149,18 +155,54 @@ def test_fl03_blueprints_nested_and_registered_twice() -> None:
     app.register_blueprint(outer, url_prefix="/two", name="again")
     assert limit("2/minute")(outer) is outer  # after the registration as well as before
     client = limited(app)
-    for path in ("/one/hello", "/two/hello", "/one/inner/hello", "/two/inner/hello"):
-        assert client.statuses(path, path, path) == [200, 200, 429], path
+    for path in ("/hello", "/inner/hello"):
+        assert client.statuses(f"/one{path}", f"/two{path}", f"/one{path}", f"/two{path}") == [200, 200, 429, 429]
     assert client.statuses(*["/hello"] * 4, *["/one/inner/free"] * 4) == [200] * 8
 
 
-def test_fl03_one_function_has_one_budget_wherever_it_is_registered() -> None:
+def nested() -> Callable[[], str]:
+    """A view as an application factory makes it: its qualified name says nothing of which one it is."""
+
+    def view() -> str:
+        return "nested"
+
+    return view
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: limit("2/minute")(hello), id="of a module"),
+        pytest.param(lambda: limit("2/minute")(nested()), id="of a factory"),
+        pytest.param(lambda: limit("2/minute")(lambda: "a"), id="lambda"),
+        pytest.param(lambda: limit("2/minute")(partial(nested())), id="partial"),
+        pytest.param(lambda: limit("2/minute")(Unhashable()), id="unhashable"),
+        pytest.param(lambda: subclass(MethodView, get=limit("2/minute")(lambda self: "a")).as_view("a"), id="method"),
+        pytest.param(lambda: limit("2/minute")(subclass(MethodView, get=lambda self: "a")).as_view("a"), id="class"),
+        pytest.param(
+            lambda: limit("2/minute")(type("Fresh", (Thing,), {"method": lambda self: "a"})().method), id="bound"
+        ),
+    ],
+)
+def test_fl03_one_function_has_one_budget_wherever_it_is_registered(make: Callable[[], Callable[..., Any]]) -> None:
+    view = make()
     blueprint = Blueprint("pages", __name__)
-    blueprint.get("/hello")(limit("2/minute")(hello))
+    blueprint.get("/hello", endpoint="hello")(view)
+    blueprint.get("/hi", endpoint="hello")(view)
     app = Flask(__name__)
     app.register_blueprint(blueprint, url_prefix="/one")
     app.register_blueprint(blueprint, url_prefix="/two", name="again")
-    assert limited(app).statuses("/one/hello", "/two/hello", "/one/hello") == [200, 200, 429]
+    client = limited(app)
+    assert client.statuses("/one/hello", "/two/hi", "/one/hi", "/two/hello") == [200, 200, 429, 429]
+
+
+def test_fl03_two_functions_of_a_factory_have_two_budgets() -> None:
+    app = Flask(__name__)
+    for name in ("a", "b"):
+        view = limit("1/minute")(nested())
+        app.get(f"/{name}", endpoint=name)(view)
+        app.get(f"/other/{name}", endpoint=name)(view)
+    assert limited(app).statuses("/a", "/b", "/other/a", "/other/b") == [200, 200, 429, 429]
 
 
 def test_fl03_two_functions_of_one_name_have_two_budgets() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,6 +44,7 @@ class Sites:
         self._sites: dict[tuple[str, str, str], Site] = {}
         self._own: dict[tuple[Mark, str], tuple[Bound, ...]] = {}  # by mark and label, for views reached on their own
         self._labels: dict[str, Any] = {}
+        self._homes: dict[Hashable, str] = {}
         self._lock = threading.Lock()
         self._ready = False
 
@@ -106,13 +107,15 @@ class Sites:
 
     def _settle(self, mark: Mark, place: Place) -> Mark:
         view = inspect.unwrap(place.view) if callable(place.view) else place.view
-        distinct = place
-        if self._labels.setdefault(place.label, view) is not view:  # two functions of one name in one module
-            distinct = place._replace(label=f"{place.label}<{place.route}>")
+        known = view if isinstance(view, Hashable) else id(view)
+        home = self._homes.setdefault(known, place.route)  # one function has one budget: that of its first route
+        distinct = place._replace(route=home)
+        if self._labels.setdefault(place.label, view) != view:  # two functions of one name in one module
+            distinct = distinct._replace(label=f"{place.label}<{home}>")
         settled = replace(mark, rule=mark.rule_for(short_name(place), scope_of(distinct, mark)), named=True)
         bounds = self._gate.bind_own(place, [settled])
-        for known in (place.label, ""):
-            self._own.setdefault((mark, known), bounds)
+        for label in (place.label, ""):
+            self._own.setdefault((mark, label), bounds)
         return settled
 
 
