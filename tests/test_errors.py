@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,13 @@ def test_rate_limit_exceeded_carries_the_decision(cost: int, text: str) -> None:
     assert error.decision is decision
     assert "'reply'" in str(error)
     assert text in str(error)
+
+
+@pytest.mark.parametrize("given", ["too many of alice", None, 60, Limiter()])
+def test_rate_limit_exceeded_carries_nothing_else(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="give the decision that a limiter returned") as caught:
+        RateLimitExceeded(given)
+    assert "alice" not in str(caught.value)
 
 
 def test_a_warning_carries_its_code() -> None:

@@ -173,6 +173,10 @@ class RateLimitExceeded(HeadgateError):
     code = "HG021"
 
     def __init__(self, decision: Decision) -> None:
+        if not hasattr(decision, "retry_after"):
+            expected = "give the decision that a limiter returned, as limiter.hit(…) does"
+            given = type(decision).__name__  # the value may say who was refused
+            raise ConfigurationError("RateLimitExceeded", given, problem="not a decision", expected=expected)
         self.decision = decision
         wait = decision.retry_after
         when = "it can never pass: its cost is above the limit" if wait is None else f"retry after {wait:.16g} seconds"
