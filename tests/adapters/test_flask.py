@@ -20,8 +20,17 @@ from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyReques
 from werkzeug.middleware.proxy_fix import ProxyFix
 
 from headgate import ManualClock
-from headgate.errors import ColourError, SettingsError, StoreURLError
-from headgate.flask import Installation, RateLimited, RateLimiter, StoreUnavailable, decision, limit, rate_limited
+from headgate.errors import ColourError, RuleError, SettingsError, StoreURLError
+from headgate.flask import (
+    Denied,
+    Installation,
+    RateLimited,
+    RateLimiter,
+    StoreUnavailable,
+    decision,
+    limit,
+    rate_limited,
+)
 from headgate.identity import identity_text
 from headgate.testing import BrokenStore, ShutStore
 from headgate.testing.adapter import Answer
@@ -105,6 +114,10 @@ def test_fl01_every_setting_can_come_from_the_config() -> None:
         ),
         ({"HEADGATE_ENABLED": "yes"}, {}, "neither True nor False"),
         ({}, {"default_limit": ["1/s"]}, 'did you mean "default_limits"?'),
+        ({"HEADGATE": {"SECRET": "secret"}}, {}, 'write app.config["HEADGATE_STORE"] and so on'),
+        ({}, {"config_prefix": "headgate_"}, 'use capitals, as "HEADGATE_"'),
+        ({}, {"config_prefix": ""}, 'use capitals, as "HEADGATE_"'),
+        ({}, {"config_prefix": 5}, 'use capitals, as "HEADGATE_"'),
     ],
 )
 def test_fl01_wrong_configuration_cannot_start(config: dict[str, Any], options: dict[str, Any], words: str) -> None:
@@ -114,6 +127,29 @@ def test_fl01_wrong_configuration_cannot_start(config: dict[str, Any], options: 
         RateLimiter(app, **options)
     assert words in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("prefix", [None, "ADMIN_"])
+def test_fl01_other_names_are_the_applications_own(prefix: str | None) -> None:
+    app = Flask(__name__)
+    app.config.update(HEADGATE={"STORE": "nowhere://"}, ADMIN={"STORE": "nowhere://"})
+    RateLimiter(app, config_prefix=prefix)
+    assert app.extensions["headgate"][0].settings.store == "memory://"
+
+
+@pytest.mark.parametrize(
+    "thing", [5, "app", Flask, Flask(__name__).wsgi_app, lambda request: "key", ["1/minute"], Response]
+)
+def test_fl01_what_is_no_application_cannot_be_limited(thing: Any) -> None:
+    for install in (RateLimiter, RateLimiter().init_app):
+        with pytest.raises(SettingsError, match="give a Flask application"):
+            install(thing)
+
+
+def test_fl01_no_application_cannot_be_limited() -> None:
+    nothing: Any = None
+    with pytest.raises(SettingsError, match="give a Flask application"):
+        RateLimiter().init_app(nothing)
 
 
 # FL02: the application's own error handlers
@@ -179,6 +215,13 @@ def test_fl02_a_handler_may_choose_another_status(status: int) -> None:
 def test_fl02_the_errors_are_werkzeugs_own() -> None:
     assert issubclass(RateLimited, TooManyRequests)
     assert issubclass(StoreUnavailable, ServiceUnavailable)
+
+
+@pytest.mark.parametrize("error", [RateLimited, StoreUnavailable, Denied])
+def test_fl02_an_error_of_the_applications_own_making_is_refused(error: Any) -> None:
+    for given in ((), ("slow down",)):
+        with pytest.raises(RuleError, match=r"raise RateLimitExceeded\(decision\)"):
+            error(*given)
 
 
 @pytest.mark.parametrize(

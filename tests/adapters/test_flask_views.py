@@ -446,10 +446,11 @@ def test_wrong_arguments_show_at_the_decorator(quota: str, options: dict[str, An
         limit(quota, **options)
 
 
-@pytest.mark.parametrize("thing", ["text", 5, dict])
-def test_what_is_no_view_cannot_be_limited(thing: Any) -> None:
+@pytest.mark.parametrize("decorate", [limit("1/minute"), exempt])
+@pytest.mark.parametrize("thing", ["text", 5, None, dict, View, MethodView, Flask(__name__)])
+def test_what_is_no_view_cannot_be_decorated(thing: Any, decorate: Any) -> None:
     with pytest.raises(RuleError, match="neither a view nor a blueprint"):
-        limit("1/minute")(thing)
+        decorate(thing)
 
 
 def test_a_wrong_rule_is_an_error_at_the_first_request_whatever_it_asks_for() -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, TypeVar, Unpack, cast
 
-from flask import Blueprint
-from flask.views import View
+from flask import Blueprint, Flask
+from flask.views import MethodView, View
 
 from headgate.errors import NotEnforcedError
 from headgate.flask.extension import first_on_app
@@ -50,13 +50,12 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
     def decorate(view: Decorated) -> Decorated:
         own = replace(mark)  # one for each use: marks are told apart by identity
         given: Any = view
-        if isinstance(given, type) and issubclass(given, View):
+        _check("@limit", given)
+        if isinstance(given, type):
             # The mark is the class's: subclasses with a dispatch_request of their own are limited too.
             cast("Any", given).dispatch_request = guarded(cast("Any", given).dispatch_request, own, _GUARD)
-        elif callable(given) and not isinstance(given, type):
-            return cast("Decorated", guarded(declare_within(given, own), own, _GUARD))
         elif not isinstance(given, Blueprint):
-            raise not_a_view("@limit on", view, problem="neither a view nor a blueprint", expected="give one of them")
+            return cast("Decorated", guarded(declare_within(given, own), own, _GUARD))
         return declare(view, own)
 
     return decorate
@@ -65,7 +64,19 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
 @takes_view
 def exempt(view: Decorated) -> Decorated:
     """Free a view, a View class or a blueprint from every limit. A nearer `@limit` inside an exempt blueprint holds."""
+    _check("@exempt", view)
     return declare_within(view, EXEMPT)
+
+
+def _check(decorator: str, given: Any) -> None:
+    """Refuse what is neither. Flask's own classes are the parents of all views."""
+    if isinstance(given, type):
+        fits = issubclass(given, View) and given not in (View, MethodView)
+    else:
+        fits = isinstance(given, Blueprint) or (callable(given) and not isinstance(given, Flask))
+    if not fits:
+        expected = f"write {decorator} above a view, or give it a blueprint"
+        raise not_a_view(f"{decorator} on", given, problem="neither a view nor a blueprint", expected=expected)
 
 
 class _Guard:

@@ -12,7 +12,7 @@ frees it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, cast
 
@@ -38,6 +38,7 @@ from headgate.settings import Settings, hide
 from headgate.wsgi import KEY, Attended, WsgiCaller
 
 _NAME: Final = "headgate"
+_PREFIX: Final = "HEADGATE_"
 _ON_REQUEST: Final = "_headgate"
 _CORS: Final = ("access-control-", "vary")
 
@@ -56,7 +57,7 @@ class RateLimiter:
     well. `config_prefix` tells their configurations apart; with None nothing is read from `app.config`.
     """
 
-    def __init__(self, app: Flask | None = None, *, config_prefix: str | None = "HEADGATE_", **options: Any) -> None:
+    def __init__(self, app: Flask | None = None, *, config_prefix: str | None = _PREFIX, **options: Any) -> None:
         self._prefix = config_prefix
         options = self._options = hide(options)
         if app is not None:
@@ -64,6 +65,11 @@ class RateLimiter:
 
     def init_app(self, app: Flask) -> None:
         """Limit an application. What stands on it can be read, and closed, in `app.extensions["headgate"]`, a list."""
+        if not isinstance(cast("object", app), Flask):
+            problem = "not an application of Flask"
+            raise SettingsError(
+                "RateLimiter", app, problem=problem, expected="give a Flask application, and options by name"
+            )
         installed: list[Installation] = app.extensions.setdefault(_NAME, [])
         if any(other.extension is self for other in installed):
             problem = "this RateLimiter is on it already"
@@ -83,6 +89,12 @@ class RateLimiter:
         options = dict(self._options)
         if self._prefix is None:
             return options
+        if not isinstance(cast("object", self._prefix), str) or not self._prefix.isupper():
+            problem, expected = "Flask's configuration has names in capitals", f'use capitals, as "{_PREFIX}"'
+            raise SettingsError("config_prefix", self._prefix, problem=problem, expected=expected)
+        if self._prefix == _PREFIX and isinstance(app.config.get(_PREFIX[:-1]), Mapping):
+            problem, expected = "a dictionary is not read", f'write app.config["{_PREFIX}STORE"] and so on'
+            raise SettingsError("app.config", _PREFIX[:-1], problem=problem, expected=expected)
         for name in [name for name in app.config if name.startswith(self._prefix)]:
             option = name.removeprefix(self._prefix).lower()
             if option in options:

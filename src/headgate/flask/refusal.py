@@ -15,6 +15,7 @@ from blinker import Namespace
 from flask import Flask, Request, Response
 from werkzeug.exceptions import Forbidden, HTTPException, ServiceUnavailable, TooManyRequests
 
+from headgate.errors import RuleError
 from headgate.http import Denial, retry_after
 from headgate.plan import Decision
 from headgate.problem import detail
@@ -32,11 +33,17 @@ class _Refusal(HTTPException):
     _answer: Denial
     decision: Decision
 
+    def __init__(self, *_: object) -> None:
+        """Only `of` makes one. An application that raises its own refusal has another error for that."""
+        expected = "raise RateLimitExceeded(decision) for a refusal, or abort(…) for another error"
+        raise RuleError("error", type(self).__name__, problem="made by headgate alone", expected=expected)
+
     @classmethod
     def of(cls, decision: Decision, answer: Denial) -> _Refusal:
         """The error for a decision, with our own answer for where no handler gives another."""
         wait = retry_after(decision)
-        error = cls(detail(decision, wait))
+        error = cls.__new__(cls)
+        HTTPException.__init__(error, detail(decision, wait))
         error.decision, error.retry_after, error._answer = decision, wait, answer
         return error
 
