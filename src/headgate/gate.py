@@ -88,6 +88,7 @@ class _Rules:
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self.may_owe = False  # whether any charge may be given back when the response is known, or has ended
         self._bound: dict[Hashable, tuple[Bound, ...]] = {}
+        self._homes: dict[tuple[Mark, str], str] = {}  # the first route of each view: its budget is kept under that one
         default = settings.default_limits
         self._defaults = (self._ready(Rule(name="default", quota=tuple(default))),) if default else ()  # type: ignore[arg-type]
         self._rules = tuple(self._ready(rule) for rule in settings.rules if isinstance(rule, Rule))
@@ -119,8 +120,12 @@ class _Rules:
                     raise RuleError(f"rule {rule.name!r}: route", route, problem="no such route", expected=expected)
 
     def _own(self, place: Place, marks: Iterable[Mark]) -> list[Bound]:
-        name, own = short_name(place), [mark for mark in marks if mark is not EXEMPT]
-        return [self._ready(mark.rule_for(name, scope_of(place, mark))) for mark in own]
+        name, bounds = short_name(place), []
+        for mark in marks:
+            if mark is not EXEMPT:
+                home = self._homes.setdefault((mark, place.label), place.route)
+                bounds.append(self._ready(mark.rule_for(name, scope_of(place._replace(route=home), mark))))
+        return bounds
 
     def _bind(self, place: Place, done: frozenset[Mark]) -> tuple[Bound, ...]:
         if EXEMPT in place.marks:

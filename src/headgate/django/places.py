@@ -5,12 +5,13 @@ This module knows how Django, and REST framework like it, wrap views. It makes n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from inspect import unwrap
 from typing import Any
 
 from django.http import HttpRequest
-from django.urls import URLResolver, get_resolver
+from django.urls import URLResolver, get_resolver, get_urlconf
 
 from headgate.marks import Mark, marks_of
 from headgate.passage import NOWHERE, Arrival, Place, label_of, scope_of, short_name
@@ -37,18 +38,36 @@ def arrival_by_call(cls: type | None, name: str, marks: tuple[Mark, ...], *, rou
     return Arrival(place, marks)
 
 
-def names_of_routes(resolver: URLResolver | None = None, route: str = "", space: str = "") -> set[str]:
+def names_of_routes() -> set[str]:
     """Everything that a rule's `route` may call a route of the project's URLconf."""
     names: set[str] = set()
-    for pattern in (get_resolver() if resolver is None else resolver).url_patterns:
+    for view, template, name in _routes(get_resolver()):
+        names.update(_arrival(view, name, template, verb="").place.names)
+    return names
+
+
+def _routes(resolver: URLResolver, route: str = "", space: str = "") -> Iterator[tuple[Callable[..., Any], str, str]]:
+    """The view, the template and the name of each route, in the order of the URLconf."""
+    for pattern in resolver.url_patterns:
         template = route + str(pattern.pattern)
         if isinstance(pattern, URLResolver):
-            within = f"{space}{pattern.namespace}:" if pattern.namespace else space
-            names |= names_of_routes(pattern, template, within)
+            yield from _routes(pattern, template, f"{space}{pattern.namespace}:" if pattern.namespace else space)
         else:
-            name = f"{space}{pattern.name}" if pattern.name else ""
-            names.update(_arrival(pattern.callback, name, template, verb="").place.names)
-    return names
+            yield pattern.callback, template, f"{space}{pattern.name}" if pattern.name else ""
+
+
+@lru_cache(maxsize=16)
+def _first_routes(resolver: URLResolver) -> dict[Any, str]:
+    """The first route of each view. Workers that serve different URLs first still agree on it."""
+    first: dict[Any, str] = {}
+    for view, template, _ in _routes(resolver):
+        first.setdefault(_inmost(view), template)
+    return first
+
+
+def _inmost(view: Any) -> Any:
+    """What is the same for a view however it is wrapped: its class, or the function."""
+    return class_of(view) or unwrap(view)
 
 
 def class_of(view: Any) -> type | None:
@@ -71,14 +90,15 @@ def _arrival(view: Callable[..., Any], name: str, route: str, *, verb: str) -> A
     label = label_of(view) if cls is None else _class_label(cls)
     marks = marks_of(view)
     of_place = marks
+    home = _first_routes(get_resolver(get_urlconf())).get(_inmost(view), route) if "<" in label else route
     if cls is not None:
         actions = getattr(view, "actions", None) or {}  # a viewset says which method answers which verb
         handler = actions.get(verb, verb)
         own = marks_of(getattr(cls, handler, None))
-        of_place = (*marks_of(cls), *marks, *_method_marks(own, cls, handler, route=route))
+        of_place = (*marks_of(cls), *marks, *_method_marks(own, cls, handler, route=home))
         marks = (*marks, *own)
     names = tuple(dict.fromkeys(each for each in (name, route, f"/{route}", label) if each))
-    return Arrival(Place((view, name, route, verb), of_place, names=names, label=label, route=route), marks)
+    return Arrival(Place((view, name, route, verb), of_place, names=names, label=label, route=home), marks)
 
 
 def _class_label(cls: type) -> str:
