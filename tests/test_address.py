@@ -303,7 +303,8 @@ def test_an_element_is_read_as_it_was_written(pairs: list[tuple[str, str, str | 
         escaped = plain if quoted is None else re.sub(r'(["\\])', r"\\\1", quoted)
         written.append(f"{blanks}{name}{blanks}={blanks}" + (escaped if quoted is None else f'"{escaped}"{blanks}'))
         named += [escaped] if name.lower() == "for" else []
-    assert _forwarded_for(";".join(written) + end) == (named[0] if len(named) == 1 else "")
+    read = _forwarded_for(";".join(written) + end)
+    assert read.strip(" \t") == (named[0].strip(" \t") if len(named) == 1 else "")  # as an address is read
 
 
 @pytest.mark.parametrize("trust", [PROXY, Trust.of("0.0.0.0/0"), HOP, Trust.of(2), Trust.of(3)])

@@ -69,7 +69,7 @@ class AsgiCaller:
     @property
     def path(self) -> str:
         """The path below the application's mount point."""
-        path, root = str(self.scope["path"]), str(self.scope.get("root_path", ""))
+        path, root = str(self.scope.get("path", "")), str(self.scope.get("root_path", ""))
         return path.removeprefix(root) if root and path.startswith(f"{root}/") else path
 
     @property

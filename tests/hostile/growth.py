@@ -2,8 +2,8 @@
 
 The rule of the house is to measure in a benchmark and never in a test. This is the one exception, with
 `test_worst_request`, so it has to be right on a busy machine. It reads the CPU time of its own thread. It compares a
-text with the same text at a quarter of the length. A reading that is too steep counts if it is too steep in each of
-four rounds, between the least times that were seen.
+text with the same text at a sixteenth of the length, where linear and quadratic work lie far apart. A reading that is
+too steep counts if it is too steep in each of four rounds, between the least times that were seen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 LENGTHS: Final = (64, 256, 1_024, 4_096, 16_384)  # each four times the one before
 FLOOR: Final = 0.004  # seconds: below it a reading says nothing; 16,384 quadratic steps take ten times as long or more
-STEEPEST: Final = 9  # times the work for four times the text: linear is 4, quadratic is 16, cubic is 64
+STEEPEST: Final = 64  # times the work for 16 times the text: linear is 16, quadratic is 256, cubic is 4,096
 ROUNDS: Final = 4
 
 Act = Callable[[str], object]
@@ -65,18 +65,16 @@ def too_steep(act: Act, family: Family, *, before: Callable[[], object] = bool) 
 
     `before` runs before each reading: it empties the caches.
     """
-    shorter = family.text(LENGTHS[0] // 4)
     for length in LENGTHS:
         text = family.text(length)
         taken = _seconds(act, text, before)
-        if taken > FLOOR and (found := _certain(act, (shorter, text), before)):
+        if taken > FLOOR and (found := _certain(act, (family.text(length // 16), text), before)):
             return f"{family!r}: {found}"
-        shorter = text
     return ""
 
 
 def _certain(act: Act, texts: tuple[str, str], before: Callable[[], object]) -> str:
-    """The readings of a text and of a quarter of it, if each round says that they are too far apart."""
+    """The readings of a text and of a sixteenth of it, if each round says that they are too far apart."""
     short, long = float("inf"), float("inf")
     for _ in range(ROUNDS):
         short = min(short, *[_seconds(act, texts[0], before) for _ in range(3)])

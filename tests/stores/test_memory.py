@@ -402,3 +402,28 @@ def test_a_given_store_keeps_its_own_clock_prefix_and_colour(clock: ManualClock)
         Limiter(MemoryStore(), prefix="shop")
     with pytest.raises(ColourError, match="HG009"):
         Limiter(open_async_store("memory://", prefix="x"))  # type: ignore[arg-type]
+
+
+class Collecting(ManualClock):
+    """A clock whose reading runs the garbage collector, as any allocation may: the store reads it under its lock."""
+
+    def now_us(self) -> int:
+        gc.collect()
+        return super().now_us()
+
+
+def test_a_generator_that_is_collected_under_the_lock_gives_its_place_back() -> None:
+    with Limiter(MemoryStore(clock=Collecting())) as limiter:
+
+        def body() -> Iterator[bytes]:
+            with limiter.hold("1 at once", "alice"):
+                yield b"part"
+
+        chunks = body()
+        next(chunks)
+        cycle: list[object] = [chunks]
+        cycle.append(cycle)
+        del chunks, cycle  # only the collector finds it
+        assert limiter.hit("5/minute", "bob")
+        with limiter.hold("1 at once", "alice") as slot:
+            assert slot

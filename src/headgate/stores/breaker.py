@@ -52,7 +52,7 @@ class Breaker:
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._on_change = on_change
         self._jitter = jitter
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a refund by a finalizer may fail in a thread that holds it
         self._half = False
         self._backoff_us = 0
         self._free_at = 0  # when the next probe or trial may be lent

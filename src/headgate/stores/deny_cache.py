@@ -54,7 +54,7 @@ class Refusals:
         self._marks: list[object] = [None] * (_MASK + 1)
         self._staleness_us = round(staleness * MICROSECOND)
         self._size = size
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may give something back in a thread that holds it
 
     def repeat(self, plan: Plan, refusal: _Refusal) -> tuple[Outcome, ...] | None:
         """The refusal as the store would tell it now; None if it would tell another, or the plan only looks."""
@@ -152,7 +152,7 @@ class Refusals:
             if of is not None:
                 of.discard(checks)
                 if not of:
-                    del self._of[check.terms.rule_id, check.identity]
+                    self._of.pop((check.terms.rule_id, check.identity), None)
 
 
 def _counted(checks: Checks, outcomes: tuple[Outcome, ...]) -> list[tuple[Check, Outcome]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import deque
 from typing import Final
 
 from headgate.algorithms import KEPT
@@ -41,6 +42,7 @@ class MemoryStore:
         self._max_keys = max_keys
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._lock = threading.Lock()
+        self._refunds: deque[tuple[Plan, tuple[Outcome, ...]]] = deque()  # those that could not be made at once
         self._entries = Entries(max_keys)
         self._known = self._entries.by_key
 
@@ -62,6 +64,8 @@ class MemoryStore:
         checks, charging, forced, network = plan
         with self._lock:
             now = self._now_us()
+            if self._refunds:
+                self._give_back_due(now)
             if len(checks) == 1:  # as most plans are: what follows, for a key that is known
                 check = checks[0]
                 terms, identity, cost = check
@@ -100,17 +104,20 @@ class MemoryStore:
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Give back what the plan was charged, as far as the windows that it fell into are still there."""
-        with self._lock:
-            now = self._now_us()
-            for check, outcome in charged(plan, outcomes):
-                entry = self._entries.of(check)
-                if entry is not None:
-                    entry.mark(check, _give_back(check, entry, outcome, now=now), now)
+        self._refunds.append((plan, outcomes))
+        # A finalizer calls this from wherever the garbage collector runs, so also in a thread that holds the lock. To
+        # wait for the lock there would stop the process. Whoever takes the lock next makes the refund first.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._give_back_due(self._now_us())
+            finally:
+                self._lock.release()
 
     def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
         """Give back what the plan was charged, and charge it again as of now."""
         with self._lock:
             now = self._now_us()
+            self._give_back_due(now)
             pairs = charged(plan, outcomes)
             for check, outcome in pairs:
                 entry = self._entries.of(check)
@@ -123,6 +130,7 @@ class MemoryStore:
     def forget(self, rule_id: str, identity: str) -> None:
         """Drop what is known of one identity under one rule."""
         with self._lock:
+            self._give_back_due(self._now_us())
             entry = self._known.get((rule_id, identity))
             if entry is not None:
                 entry.forget()
@@ -130,6 +138,7 @@ class MemoryStore:
     def close(self) -> None:
         """Forget everything."""
         with self._lock:
+            self._refunds.clear()
             self._entries.clear()
 
     def bans(self, terms: Terms) -> dict[str, int]:
@@ -139,6 +148,15 @@ class MemoryStore:
             states = [(key[1], entry.state) for key, entry in self._known.items() if key[0] == terms.rule_id]
         told = {identity: KEPT[BAN].check(state, now, 0, terms.params) for identity, state in states}
         return {digest(identity): outcome.next_after for identity, outcome in told.items() if not outcome.allowed}
+
+    def _give_back_due(self, now: int) -> None:
+        """Make the refunds that are due. The lock is held."""
+        while self._refunds:
+            plan, outcomes = self._refunds.popleft()
+            for check, outcome in charged(plan, outcomes):
+                entry = self._entries.of(check)
+                if entry is not None:
+                    entry.mark(check, _give_back(check, entry, outcome, now=now), now)
 
     def _struck(self, checks: tuple[Check, ...], told: list[Outcome], now: int) -> tuple[Outcome, ...]:
         """The outcomes of a refused plan, when its refusals have been counted towards the bans that they name."""
