@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +36,7 @@ from django.utils.functional import SimpleLazyObject
 
 from headgate import ManualClock
 from headgate.django import limit, rate_limited
+from headgate.errors import IdentityError
 from headgate.testing.adapter import Answer
 from tests.adapters.django_app import AUTH, OURS, SESSIONS, Site, by_wsgi, call_asgi, serving
 
@@ -426,6 +429,66 @@ def test_what_another_middleware_has_found_is_taken(who: str, cost: int, asgi: b
         assert ask(site, "/plain", session, peer="203.0.113.1").status == (429 if who == "alice" else 200)
 
 
+@pytest.mark.parametrize(("page", "body"), [("/read", b"alice"), ("/read_later", b"bob")])
+def test_an_auser_of_another_authentication_stays(page: str, body: bytes, asgi: bool) -> None:
+    order = [OURS, SESSIONS, AUTH, f"{HERE}.AsyncTokens"]
+    urls = [path("read", named), path("read_later", named_later)]
+    with serving(later=asgi, middleware=order, urls=urls, django_settings=DATABASE, default_limits=["9/m"]) as site:
+        assert ask(site, page, cookie_of("alice"), headers=[("X-Token", "bob")]).body == body
+
+
+class OnlyUser(_Around):
+    """Takes Django's function for `request.user`, and knows no `auser`."""
+
+    def begin(self, request: Any) -> None:
+        middleware = import_module("django.contrib.auth.middleware")  # it needs the settings
+        request.user = SimpleLazyObject(partial(middleware.get_user, request))
+
+
+def test_djangos_user_without_auser_is_no_stranger(asgi: bool) -> None:
+    order = [OURS, SESSIONS, f"{HERE}.OnlyUser"]
+    options: dict[str, Any] = {"django_settings": DATABASE, "urls": URLS, "clock": ManualClock()}
+    with serving(later=asgi, middleware=order, default_limits=["1/minute"], **options) as site:
+        alice = cookie_of("alice")
+        asked = [(alice, STRANGER, 200), (alice, "203.0.113.1", 429), (None, STRANGER, 200)]
+        assert [(who, peer, ask(site, "/plain", who, peer=peer).status) for who, peer, _ in asked] == asked
+
+
+class Strange(_Around):
+    """Sets what is no user of Django's."""
+
+    user: Any
+
+    def begin(self, request: Any) -> None:
+        request.user = self.user
+
+
+# (user, whether it is an error)
+STRANGE: dict[str, tuple[Any, bool]] = {
+    "a name": ("alice", True),
+    "without a key": (SimpleNamespace(is_authenticated=True, id=7), True),
+    "a lazy name": (SimpleLazyObject(lambda: "alice"), True),
+    "a lazy user without a key": (SimpleLazyObject(lambda: SimpleNamespace(is_authenticated=True)), True),
+    "nobody": (SimpleNamespace(is_authenticated=False), False),
+    "a lazy None": (SimpleLazyObject(lambda: None), False),
+}
+
+
+@pytest.mark.parametrize("who", STRANGE)
+def test_a_user_that_has_no_name_is_an_error_that_says_so(
+    who: str, asgi: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    user, wrong = STRANGE[who]
+    monkeypatch.setattr(Strange, "user", user, raising=False)
+    order = [OURS, SESSIONS, AUTH, f"{HERE}.Strange"]
+    with serving(later=asgi, middleware=order, urls=URLS, default_limits=["1/minute"]) as site:
+        assert [ask(site, "/plain").status for _ in range(2)] == ([500, 500] if wrong else [200, 429])
+    errors = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert [type(error) for error in errors] == ([IdentityError] * 2 if wrong else [])
+    assert all("request.user" in str(error) and "alice" not in str(error) for error in errors)
+    assert not [record for record in caplog.records if record.name == "headgate.django.users"]
+
+
 # ---- sessions that Django ends -----------------------------------------------------------------------------------
 
 
@@ -440,6 +503,86 @@ def test_a_session_of_a_changed_password_is_ended_as_by_django(asgi: bool) -> No
             assert not SessionStore().exists(session)
     assert answers[0] == answers[1]
     assert answers[0][1]["set-cookie"] == "sessionidTrue"
+
+
+# ---- what the view does to the session and the user ---------------------------------------------------------------
+
+
+def written_elsewhere(request: Any) -> HttpResponse:
+    """Another request of the same session writes meanwhile."""
+    session = SessionStore(request.COOKIES["sessionid"])
+    session["cart"] = 5
+    session.save()
+    return HttpResponse("written")
+
+
+@pytest.mark.parametrize("who", ["alice", "a cart"])
+@pytest.mark.parametrize("save", [False, True])
+def test_what_another_request_writes_meanwhile_stays(who: str, save: bool, asgi: bool) -> None:
+    options: dict[str, Any] = {
+        "django_settings": {**DATABASE, "SESSION_SAVE_EVERY_REQUEST": save},
+        "urls": [path("x", written_elsewhere)],
+    }
+    with serving(later=asgi, middleware=[OURS, SESSIONS, AUTH], default_limits=["9/minute"], **options) as site:
+        session = WHO[who]()
+        assert ask(site, "/x", session).status == 200
+        assert SessionStore(session).get("cart") == 5
+
+
+async def swapped_later(request: Any) -> HttpResponse:
+    request.session = SessionStore(request.META["HTTP_X_SESSION"])
+    return HttpResponse((await request.auser()).get_username())
+
+
+def swapped(request: Any) -> HttpResponse:
+    request.session = SessionStore(request.META["HTTP_X_SESSION"])
+    return HttpResponse(request.user.get_username())
+
+
+def posed(request: Any) -> HttpResponse:
+    request._cached_user = User.objects.get(username="bob")
+    return HttpResponse(request.user.get_username())
+
+
+async def posed_later(request: Any) -> HttpResponse:
+    request._acached_user = await User.objects.aget(username="bob")
+    return HttpResponse((await request.auser()).get_username())
+
+
+def remembered(request: Any) -> HttpResponse:
+    return HttpResponse(request.user.get_username() + str(request._cached_user == request.user))
+
+
+async def remembered_later(request: Any) -> HttpResponse:
+    user = await request.auser()
+    return HttpResponse(user.get_username() + str(request._acached_user is user))
+
+
+def saved(request: Any) -> HttpResponse:
+    request.session["kept"] = 1
+    return HttpResponse(request.user.get_username() + str(request.user is request.user))
+
+
+CHANGES: list[tuple[Any, bytes]] = [
+    (swapped, b"bob"),
+    (swapped_later, b"bob"),
+    (posed, b"bob"),
+    (posed_later, b"bob"),
+    (remembered, b"aliceTrue"),
+    (remembered_later, b"aliceTrue"),
+    (saved, b"aliceTrue"),
+]
+
+
+@pytest.mark.parametrize(("view", "body"), CHANGES, ids=[view.__name__ for view, _ in CHANGES])
+@pytest.mark.parametrize("save", [False, True])
+def test_the_view_sees_the_user_that_django_would_show(view: Any, body: bytes, save: bool, asgi: bool) -> None:
+    changed = {**DATABASE, "SESSION_SAVE_EVERY_REQUEST": save}
+    for middleware in ([SESSIONS, AUTH], [OURS, SESSIONS, AUTH]):
+        options: dict[str, Any] = {"django_settings": changed, "urls": [path("x", view)]}
+        with serving(later=asgi, middleware=middleware, default_limits=["9/minute"], **options) as site:
+            answer = ask(site, "/x", cookie_of("alice"), headers=[("X-Session", cookie_of("bob"))])
+            assert (answer.status, answer.body) == (200, body)
 
 
 # ---- the bound ---------------------------------------------------------------------------------------------------
@@ -570,6 +713,27 @@ def test_an_outage_is_logged_once_and_without_the_session(
         outage.setattr(SessionStore, "load", broken)
         outage.setattr(SessionStore, "aload", broken)
         ask(site, "/plain", alice)  # so soon again that it may be one client's doing
+    _assert_logged_once(caplog)
+
+
+def test_a_client_whose_looks_fail_cannot_fill_the_log(
+    asgi: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by a session with NUL, which some databases refuse. Between two of them somebody else is found."""
+    caplog.set_level(logging.INFO, "headgate")
+    load, aload = SessionStore.load, SessionStore.aload
+    monkeypatch.setattr(SessionStore, "load", lambda self: (broken if self.session_key == MADE_UP else load)(self))
+    monkeypatch.setattr(SessionStore, "aload", lambda self: (broken if self.session_key == MADE_UP else aload)(self))
+    options: dict[str, Any] = {"django_settings": DATABASE, "urls": URLS, "default_limits": ["99/minute"]}
+    with serving(later=asgi, middleware=[SESSIONS, AUTH, OURS], clock=ManualClock(), **options) as site:
+        alice = cookie_of("alice")
+        for _ in range(3):
+            ask(site, "/plain", MADE_UP)
+            ask(site, "/plain", alice)
+    _assert_logged_once(caplog)
+
+
+def _assert_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     told = [record for record in caplog.records if record.name.startswith("headgate")]
     assert [record.levelname for record in told] == ["WARNING", "INFO"]
     assert "RuntimeError" in told[0].getMessage()

@@ -12,10 +12,12 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from asgiref.sync import sync_to_async
+from django.conf import settings as django_settings
 from django.utils.functional import LazyObject, SimpleLazyObject, empty
 
 from headgate.algorithms import DEFAULT
 from headgate.clock import MICROSECOND
+from headgate.errors import ConfigurationError, IdentityError
 from headgate.gate import AsyncGate, Bound, Gate
 from headgate.key import Caller, KeySpec
 from headgate.plan import Check, Decision, Outcome, Plan
@@ -70,9 +72,19 @@ def known_user(request: Any, *, later: bool) -> Any:
 
 def name_of(user: Any) -> Hashable | None:
     """What names a signed-in user. Text, because a primary key may be of any type."""
-    if user is None or not user.is_authenticated or user.pk is None:
-        return None
-    return str(user.pk)
+    try:
+        if user is None or not user.is_authenticated or user.pk is None:
+            return None
+        return str(user.pk)
+    except AttributeError as error:
+        given = vars(user)["_wrapped"] if isinstance(user, LazyObject) else user
+        if given is None:
+            return None
+        if given is empty:
+            raise  # the authentication has failed
+        problem = "it has no is_authenticated and pk"
+        expected = "set a user that has both, or give a rule's key as a function of the request"
+        raise IdentityError("request.user", type(given), problem=problem, expected=expected) from error
 
 
 class Looks:
@@ -83,6 +95,7 @@ class Looks:
         (self._fruitless,) = make_terms("fruitless", read(FRUITLESS), algorithm="fixed-window")
         (self._logged,) = make_terms("logged", read("1/minute"), algorithm="fixed-window")
         self._fails = False
+        self._warned = False  # of the present or last outage
 
     def allow(self, address: str) -> bool:
         """Whether the session of a request from this address may be read."""
@@ -93,9 +106,11 @@ class Looks:
         self._store.run(Plan((Check(self._fruitless, address, 1),)))
 
     def succeeded(self) -> None:
-        """Log that an outage is over."""
-        if self._fails:
-            self._fails = False
+        """Log that an outage is over, if its beginning was logged."""
+        if not self._fails:
+            return
+        self._fails = False
+        if self._warned:
             log.info("headgate: the look for the signed-in user succeeds again")
 
     def failed(self, error: Exception) -> None:
@@ -103,7 +118,8 @@ class Looks:
         if self._fails:
             return
         self._fails = True
-        if self._store.run(Plan((Check(self._logged, "", 1),)))[0].allowed:  # a client may make its own looks fail
+        self._warned = self._store.run(Plan((Check(self._logged, "", 1),)))[0].allowed
+        if self._warned:  # not each time: a client may make its own looks fail
             kind = f"{type(error).__module__}.{type(error).__qualname__}"
             log.warning("headgate: the look for the signed-in user fails (%s), so on_store_failure decides", kind)
 
@@ -141,8 +157,10 @@ class Look:
                 return self._other(name_of(request.user))
             from django.contrib import auth  # not before the settings are there
 
-            signed_in = self._session.get(auth.SESSION_KEY) is not None
-            return self._own(auth.get_user(request) if signed_in else None)
+            signed_in = self._session.get(auth.SESSION_KEY)
+            return self._own(signed_in, None if signed_in is None else auth.get_user(request))
+        except ConfigurationError:
+            raise
         except Exception as error:  # noqa: BLE001  # its row in tests/test_house.py says why
             self._fail(error)
             return None
@@ -160,8 +178,10 @@ class Look:
                 return self._other(name_of(await auser()))
             from django.contrib import auth
 
-            signed_in = await self._session.aget(auth.SESSION_KEY) is not None
-            return self._own(await auth.aget_user(request) if signed_in else None)
+            signed_in = await self._session.aget(auth.SESSION_KEY)
+            return self._own(signed_in, None if signed_in is None else await auth.aget_user(request))
+        except ConfigurationError:
+            raise
         except Exception as error:  # noqa: BLE001  # its row in tests/test_house.py says why
             self._fail(error)
             return None
@@ -177,7 +197,7 @@ class Look:
             self._looks.count(self._address)
         return name
 
-    def _own(self, user: Any) -> Hashable | None:
+    def _own(self, signed_in: Any, user: Any) -> Hashable | None:
         """The name as Django's session says it. The session is left as it was found."""
         session, before, name = self._session, self._before, name_of(user)
         self._looks.succeeded()
@@ -186,9 +206,10 @@ class Look:
             self._looks.count(self._address)
         elif session.modified == before["modified"]:  # else Django has ended or renewed it, and has to say so
             if name is not None:
-                kept = _Kept(self._request, user, name)
-                self._request.user, self._request.auser = SimpleLazyObject(kept), kept.later
+                _Kept(self._request, user, signed_in=signed_in, name=name).stand_in()
             session.accessed = before["accessed"]
+            if django_settings.SESSION_SAVE_EVERY_REQUEST:  # Django would write what was read back after the view
+                self._restore()
         return name
 
     def _fail(self, error: Exception) -> None:
@@ -214,30 +235,39 @@ class Look:
 
 
 class _Kept:
-    """The user whom a look has found, for the application to read: its response then varies by the cookie."""
+    """The user whom a look has found, for the application to read: its response then varies by the cookie.
 
-    def __init__(self, request: Any, user: Any, name: Hashable) -> None:
+    Django's own functions answer. They are given the user as their first answer while the session names the same one.
+    """
+
+    def __init__(self, request: Any, user: Any, *, signed_in: Any, name: Hashable) -> None:
         self.name = name
-        self._request, self._user, self._auser = request, user, request.auser
-        self._key = self._signed_in()
-        self._answer: Any = None
+        self._request, self._user, self._signed_in = request, user, signed_in
+        self._read: Any = vars(request.user)["_setupfunc"]
+        self._read_later: Any = getattr(request, "auser", None)
+
+    def stand_in(self) -> None:
+        """Answer for Django on the request. Another authentication's `auser` stays."""
+        self._request.user = SimpleLazyObject(self)
+        if _is_of_auth(self._read_later):
+            self._request.auser = self.later
 
     def __call__(self) -> Any:
         from django.contrib import auth
 
-        return self._user if self._signed_in() == self._key else auth.get_user(self._request)
+        facts = vars(self._request)
+        if "_cached_user" not in facts and self._request.session.get(auth.SESSION_KEY) == self._signed_in:
+            facts["_cached_user"] = self._user
+        return self._read()
 
     async def later(self) -> Any:
-        """The same, awaited: as of the first call, as Django's own `auser` says it."""
-        if self._answer is None:
-            self._answer = self._user if self._signed_in() == self._key else await self._auser()
-        return self._answer
-
-    def _signed_in(self) -> Any:
-        """Who is signed in by the session, which notes that it was read."""
+        """The same, awaited."""
         from django.contrib import auth
 
-        return self._request.session.get(auth.SESSION_KEY)
+        facts = vars(self._request)
+        if "_acached_user" not in facts and await self._request.session.aget(auth.SESSION_KEY) == self._signed_in:
+            facts["_acached_user"] = self._user
+        return await self._read_later()
 
 
 def asks_for_user(key: KeySpec) -> bool:
