@@ -239,6 +239,15 @@ def test_one_view_at_two_routes_is_one_budget(asgi: bool) -> None:
         assert site.statuses("/a", "/b", "/a") == [200, 200, 429]  # above the route: the bare function is marked too
 
 
+@pytest.mark.parametrize("view", [plain, later, Plain, Later], ids=["def", "async def", "class", "async class"])
+@pytest.mark.parametrize("installed", [MIDDLEWARE, []], ids=["middleware", "decorator"])
+def test_a_view_that_is_exempt_at_one_route_is_limited_at_another(view: Any, installed: list[str], asgi: bool) -> None:
+    limited = two(view.as_view() if hasattr(view, "as_view") else copy_of(view))
+    urls = [path("a", limited), path("free", exempt(limited))]
+    with serving(later=asgi, middleware=installed, urls=urls, clock=ManualClock()) as site:
+        assert site.statuses("/free", "/a", "/free", "/a", "/free", "/a") == [200] * 5 + [429]
+
+
 @exempt
 class Exempt(Plain):
     pass

@@ -72,8 +72,12 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
 
 @takes_view
 def exempt(view: View) -> View:
-    """Free a view, or a whole class of views, from every limit."""
-    return declare(view, EXEMPT)
+    """Free a view, or a whole class of views, from every limit.
+
+    A function is not changed: where a URLconf names the bare function too, its limits hold.
+    """
+    marked: Any = view if isinstance(view, type) else _again(view)
+    return cast("View", declare(marked, EXEMPT))
 
 
 def _dispatch_of(cls: Any) -> Any:
@@ -88,6 +92,21 @@ def _dispatch_of(cls: Any) -> Any:
     for mark in marks_of(inherited):
         declare(dispatch, mark)
     return dispatch
+
+
+def _again(view: View) -> View:
+    """The same view as another function, to be marked alone."""
+    call: Any = view
+
+    @functools.wraps(call)
+    async def later(*args: Any, **kwargs: Any) -> Any:
+        return await call(*args, **kwargs)
+
+    @functools.wraps(call)
+    def sync(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    return cast("View", later if iscoroutinefunction(call) else sync)  # pyright: ignore[reportDeprecated]
 
 
 def _awaitable(view: Callable[..., Any]) -> Callable[..., Any]:
