@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.sessions.backends.db import SessionStore
+from django.core.management import call_command
+from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
@@ -18,7 +22,7 @@ from headgate.django import decision as decision_of
 from headgate.django import limit, rate_limited
 from headgate.plan import FORBIDDEN
 from headgate.testing import BrokenStore
-from tests.adapters.django_app import OURS, serving
+from tests.adapters.django_app import OURS, by_wsgi, call_asgi, serving
 
 HERE = "tests.adapters.test_django_raised"
 pytestmark = pytest.mark.filterwarnings("ignore:.*HG104")  # by a decorator alone
@@ -214,3 +218,25 @@ def test_charges_that_depend_on_the_response_see_the_refusal(asgi: bool) -> None
 def test_other_exceptions_pass(asgi: bool) -> None:
     with serving(later=asgi, default_limits=["5/minute"]) as site:
         assert site.request("GET", "/boom").status == 500
+
+
+# ---- transactions ------------------------------------------------------------------------------------------------
+
+
+@limit("9/minute")
+def writes(request: HttpRequest) -> HttpResponse:
+    SessionStore("written00").save(must_create=True)
+    raise RateLimitExceeded(refused())
+
+
+@pytest.mark.parametrize("middleware", [[OURS], []], ids=["middleware", "decorator"])
+def test_what_the_view_wrote_is_rolled_back_under_atomic_requests(
+    middleware: list[str], asgi: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call_command("migrate", verbosity=0)
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    with serving(later=asgi, middleware=middleware, urls=[path("x", writes)], clock=ManualClock()) as site:
+        asked = {"method": "GET", "path": "/x", "headers": [], "peer": "198.51.100.9"}
+        answer = async_to_sync(call_asgi)(site.app, asked) if asgi else by_wsgi(site.app, asked, b"")
+    assert answer.status == 429
+    assert not SessionStore().exists("written00")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar, Unpack, cast
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings as django_settings
 from django.core.handlers.asgi import ASGIRequest
+from django.db import connections
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
@@ -152,6 +153,7 @@ class _Guard:
             try:
                 response = _checked(view(*args, **kwargs), view)
             except RateLimitExceeded as error:
+                _roll_back()
                 response = refuse(reached.request, reached.visit, raised(reached.visit, error))
             if reached.visit.ending is not None:
                 answered(response, reached.visit)
@@ -192,6 +194,13 @@ async def _answer(reached: _Reached, call: functools.partial[Any], *, always: bo
     finally:
         if done is None and reached.visit.ending is not None:
             await left_later(reached.visit, sys.exception())
+
+
+def _roll_back() -> None:
+    """Undo what the view has written under ATOMIC_REQUESTS, which does not see the exception."""
+    for connection in connections.all(initialized_only=True):
+        if connection.settings_dict["ATOMIC_REQUESTS"] and connection.in_atomic_block:
+            connection.set_rollback(rollback=True)
 
 
 def _reach(mark: Mark, view: Any, args: tuple[Any, ...]) -> _Reached | None:
