@@ -20,7 +20,7 @@ from django.views.decorators.http import require_GET
 
 from headgate import Decision, ManualClock
 from headgate.django import RateLimitMiddleware, decision, exempt, gates, limit
-from headgate.errors import ColourError, SettingsError, StoreURLError
+from headgate.errors import ColourError, RuleError, SettingsError, StoreURLError
 from headgate.testing import Awaited, BrokenStore
 from tests.adapters.django_app import AUTH, COMMON, OURS, SESSIONS, Site, call_asgi, serving
 
@@ -305,6 +305,20 @@ async def denied_later(request: HttpRequest, decision: Decision) -> HttpResponse
 def test_what_cannot_be_awaited_cannot_start() -> None:
     with pytest.raises(ColourError, match="on_denied"), serving(later=False, on_denied=denied_later):
         pass
+
+
+ROUTE: dict[str, Any] = {"name": "r", "quota": "1/minute", "route": "itme"}
+
+
+def test_a_rule_for_a_route_that_is_not_there_cannot_start(asgi: bool) -> None:
+    with pytest.raises(RuleError, match="did you mean"), serving(later=asgi, rules=[ROUTE]):
+        pass
+
+
+def test_a_route_of_another_urlconf_starts_where_the_check_is_silenced(asgi: bool) -> None:
+    silenced = {"SILENCED_SYSTEM_CHECKS": ["headgate.E002"]}
+    with serving(later=asgi, rules=[ROUTE], django_settings=silenced) as site:
+        assert site.statuses("/open") == [200]
 
 
 # ---- DJ12, DJ13: imports and installation ------------------------------------------------------------------------

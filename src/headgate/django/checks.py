@@ -96,7 +96,7 @@ CHECKS: Final = (
         hint="Names and values are those of headgate.settings.Settings, in capitals or not.",
     ),
     Row(
-        id="headgate.E002",
+        id=gates.UNUSABLE,
         kind=Error,
         applies=_is_unusable,
         message="settings.HEADGATE cannot be used: {unusable}",

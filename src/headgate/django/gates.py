@@ -1,7 +1,7 @@
 """The gates of this process: one for each colour, made from `settings.HEADGATE` when first needed.
 
 Middleware and decorators share them, so they share budgets. When the setting changes (`override_settings`) they are
-closed, and the next request makes new ones. This module knows Django's settings and signals; no request.
+closed, and the next request makes new ones. This module knows Django's settings, signals and routes; no request.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from headgate.awaiting import answers_later, called_at_once
+from headgate.django.places import names_of_routes
 from headgate.errors import SettingsError
 from headgate.gate import AsyncGate, Gate
 from headgate.settings import Settings, hide
 
 SETTING: Final = "HEADGATE"
+UNUSABLE: Final = "headgate.E002"
+"""The system check that reports such routes too."""
+
 OURS: Final = "headgate.django.middleware.RateLimitMiddleware"
 
 _lock: Final = RLock()  # the settings may import modules that ask for a gate themselves
@@ -67,7 +71,7 @@ def async_gate() -> AsyncGate:
     gate = _Opened.later
     if gate is None:
         with _lock:
-            gate = _Opened.later = _Opened.later or AsyncGate(read_settings())
+            gate = _Opened.later = _Opened.later or make_async(read_settings())
     return gate
 
 
@@ -75,7 +79,22 @@ def make_sync(settings: Settings) -> Gate:
     """A gate for WSGI, where nobody could await what `on_denied` leaves."""
     if answers_later(settings.on_denied):
         raise called_at_once("on_denied", settings.on_denied)
-    return Gate(settings)
+    gate = Gate(settings)
+    _check_routes(gate)
+    return gate
+
+
+def make_async(settings: Settings) -> AsyncGate:
+    """A gate for ASGI."""
+    gate = AsyncGate(settings)
+    _check_routes(gate)
+    return gate
+
+
+def _check_routes(gate: Gate | AsyncGate) -> None:
+    """Refuse a rule whose route is not in the URLconf. Who silences the check has it in another URLconf."""
+    if gate.knows_routes and UNUSABLE not in django_settings.SILENCED_SYSTEM_CHECKS:
+        gate.check_routes(names_of_routes())
 
 
 @lru_cache(maxsize=16)
