@@ -20,6 +20,7 @@ from django.urls import path
 
 from headgate import Decision, ManualClock
 from headgate.django import decision, limit, rate_limited
+from headgate.errors import SettingsError
 from headgate.testing import Awaited, BrokenStore
 from tests.adapters.django_app import COMMON, OURS, serving
 
@@ -157,6 +158,17 @@ def test_on_denied_answers(name: str, status: int, body: bytes, where: str, asgi
 
 def sent_away(request: HttpRequest, decision: Decision) -> HttpResponse:
     return HttpResponse(status=302, headers={"Location": "/slow-down"})
+
+
+def test_an_on_denied_that_returns_no_response_is_an_error_that_says_so(
+    asgi: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"default_limits": ["1/minute"], "on_denied": lambda request, decision: "slow down"}
+    with serving(later=asgi, clock=ManualClock(), **options) as site:
+        assert site.statuses("/open", "/open") == [200, 500]
+    (error,) = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert isinstance(error, SettingsError)
+    assert "on_denied" in str(error)
 
 
 def test_on_denied_may_redirect(asgi: bool) -> None:

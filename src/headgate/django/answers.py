@@ -19,7 +19,7 @@ from headgate.django.endings import end_with
 from headgate.django.signals import rate_limited
 from headgate.django.users import UserUnknownError
 from headgate.django.visit import AsyncDjangoCaller, DjangoCaller, Visit, outer_of
-from headgate.errors import RateLimitExceeded
+from headgate.errors import RateLimitExceeded, SettingsError
 from headgate.gate import AsyncGate, Bound, Gate
 from headgate.http import Denial, Fields, denial, denial_fields, merge, response_fields
 from headgate.passage import warn_of_twice
@@ -158,6 +158,9 @@ def _refusal(
         own = _response(answer, empty=request.method == "HEAD")
         if dialect is not None:
             setattr(own, _TELLS, decision)
+    elif not isinstance(own, HttpResponseBase):
+        expected = "return one of Django's responses, or None for the usual answer"
+        raise SettingsError("on_denied", type(own), problem="what it returned is no response", expected=expected)
     else:
         add(own, denial_fields(decision, None, epoch=0, status=own.status_code))
     own._has_been_logged = True  # type: ignore[attr-defined]  # Django's own mark: a flood is not to fill the log
