@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from inspect import isbuiltin
 from inspect import iscoroutinefunction as is_async_def
 from typing import Any, NamedTuple, TypeVar, Unpack, cast
 
@@ -77,6 +78,8 @@ def exempt(view: View) -> View:
 
     A function is not changed: where a URLconf names the bare function too, its limits hold.
     """
+    if not callable(view) or isbuiltin(view):
+        raise TypeError("not a view")
     marked: Any = view if isinstance(view, type) else _again(view)
     return cast("View", declare(marked, EXEMPT))
 
