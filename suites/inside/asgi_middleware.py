@@ -1,0 +1,56 @@
+"""A pytest plugin: headgate.asgi around whatever a TestClient gets, and around every ASGI application of Starlette's
+that a test calls by hand, with the scope that it makes.
+
+Applications are responses, routes, routers and middleware as well. Inside of another one they are left alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from functools import partial, wraps
+from importlib import import_module
+from typing import Any
+
+import starlette
+from starlette.testclient import TestClient
+
+from headgate.asgi import RateLimitMiddleware, passage_of
+from suites.inside.limits import OPTIONS
+
+_ASGI = ["self", "scope", "receive", "send"]
+
+_open = TestClient.__init__
+
+
+@wraps(_open)
+def _open_limited(self: TestClient, app: Any, *args: Any, **kwargs: Any) -> None:
+    _open(self, app, *args, **kwargs)
+    self.app = self._transport.app = RateLimitMiddleware(self.app, **OPTIONS)  # type: ignore[attr-defined]
+
+
+def _applications() -> Iterator[type]:
+    """Every class of Starlette's whose instances are ASGI applications."""
+    for module in pkgutil.walk_packages(starlette.__path__, "starlette."):
+        if module.name == TestClient.__module__:
+            continue
+        for cls in [*vars(import_module(module.name)).values()]:
+            if inspect.isclass(cls) and cls.__module__ == module.name:
+                call = vars(cls).get("__call__")
+                if inspect.iscoroutinefunction(call) and [*inspect.signature(call).parameters] == _ASGI:
+                    yield cls
+
+
+def _limited(call: Any) -> Any:
+    @wraps(call)
+    async def limited(self: Any, scope: Any, receive: Any, send: Any) -> None:
+        app = partial(call, self)
+        await (app if passage_of(scope) else RateLimitMiddleware(app, **OPTIONS))(scope, receive, send)
+
+    return limited
+
+
+TestClient.__init__ = _open_limited  # type: ignore[method-assign]
+for _class in _applications():
+    _class.__call__ = _limited(vars(_class)["__call__"])  # type: ignore[method-assign]

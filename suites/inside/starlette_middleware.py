@@ -1,0 +1,39 @@
+"""A pytest plugin: headgate.starlette in every application of Starlette's, and around all else that a TestClient gets.
+
+An application gets the middleware when it builds its stack, before the user's own, where `add_middleware` puts it.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.testclient import TestClient
+
+from headgate.starlette import RateLimitMiddleware
+from suites.inside.limits import OPTIONS
+
+_build, _open = Starlette.build_middleware_stack, TestClient.__init__
+
+
+@wraps(_build)
+def _build_limited(self: Starlette) -> Any:
+    given = self.user_middleware
+    self.user_middleware = [Middleware(RateLimitMiddleware, **OPTIONS), *given]
+    try:
+        return _build(self)
+    finally:
+        self.user_middleware = given
+
+
+@wraps(_open)
+def _open_limited(self: TestClient, app: Any, *args: Any, **kwargs: Any) -> None:
+    _open(self, app, *args, **kwargs)
+    if not isinstance(app, Starlette):
+        self.app = self._transport.app = RateLimitMiddleware(self.app, **OPTIONS)  # type: ignore[attr-defined]
+
+
+Starlette.build_middleware_stack = _build_limited  # type: ignore[method-assign]
+TestClient.__init__ = _open_limited  # type: ignore[method-assign]

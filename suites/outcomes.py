@@ -1,0 +1,127 @@
+"""What became of each test of a run, and the comparison of two runs.
+
+A run is a file of lines that the recorders in `inside` write. A test may have several lines (its body, its teardown,
+its subtests): the worst counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
+_WORST_LAST = (PASSED, SKIPPED, FAILED)
+
+MOST = 0.95  # of what ran; a suite that fails by itself more often proves nothing
+
+
+class Result(NamedTuple):
+    """What became of one test, and the first line of the reason."""
+
+    outcome: str
+    why: str = ""
+
+
+MISSING = Result(FAILED, "did not run")
+
+
+class Run(NamedTuple):
+    """The tests of one run by their names, whether it came to its end, and how many requests headgate decided about."""
+
+    tests: Mapping[str, Result]
+    ended: bool = True
+    requests: int = 0
+
+    def names(self, outcome: str) -> list[str]:
+        """The tests that ended so, in the order in which they ran."""
+        return [name for name, result in self.tests.items() if result.outcome == outcome]
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """Why tests were skipped, and how many for each reason."""
+        return Counter([result.why for result in self.tests.values() if result.outcome == SKIPPED])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One suite, plain and with headgate."""
+
+    plain: Run
+    inserted: Run
+    regressions: Mapping[str, str]  # by name: why it does not pass
+    excused: Mapping[str, str]  # by name: why it may fail
+    unneeded: tuple[str, ...]  # excuses of tests that passed
+
+    @property
+    def faults(self) -> list[str]:
+        """Why the comparison is not good, one line each; none where all is well."""
+        found = [f"regression: {name}: {why}" for name, why in _by_function(self.regressions).items()]
+        for name, run in (("without", self.plain), ("with", self.inserted)):
+            if not run.ended:
+                found.append(f"the run {name} headgate broke off after {len(run.tests)} tests")
+                return found
+        ran = [*self.plain.names(PASSED), *self.plain.names(FAILED)]
+        if not ran:
+            found.append("no test was run")
+        elif len(self.plain.names(PASSED)) < MOST * len(ran):
+            found.append(f"{len(self.plain.names(FAILED))} of {len(ran)} tests fail without headgate as well")
+        if not self.inserted.requests:
+            found.append("headgate has not seen one request")
+        return found
+
+
+def read(lines: Iterable[str]) -> Run:
+    """A run from the lines of its file."""
+    tests: dict[str, Result] = {}
+    ended, requests = False, 0
+    for line in lines:
+        entry: dict[str, Any] = json.loads(line)
+        ended = ended or entry.get("ended", False)
+        requests += entry.get("requests", 0)
+        if "test" in entry:
+            result = Result(entry["outcome"], entry["why"])
+            known = tests.get(entry["test"], result)
+            tests[entry["test"]] = max(known, result, key=_severity)
+    return Run(tests, ended, requests)
+
+
+def compare(plain: Run, inserted: Run, excuses: Mapping[str, str]) -> Comparison:
+    """What passes plain and does not pass with headgate. An excuse holds for all parameters of a test.
+
+    Where a run breaks off, only what it ran is compared.
+    """
+    passed = [name for name in plain.names(PASSED) if inserted.ended or name in inserted.tests]
+    lost = {name: inserted.tests.get(name, MISSING) for name in passed}
+    lost = {name: result for name, result in lost.items() if result.outcome != PASSED}
+    excused = {name: excuses[_function(name)] for name in lost if _function(name) in excuses}
+    needed = {_function(name) for name in excused}
+    return Comparison(
+        plain,
+        inserted,
+        regressions={name: result.why for name, result in lost.items() if name not in excused},
+        excused=excused,
+        unneeded=tuple(sorted({_function(name) for name in passed} & set(excuses) - needed)),
+    )
+
+
+def _by_function(regressions: Mapping[str, str]) -> dict[str, str]:
+    """One line for all parameters of a test, with the first reason."""
+    names: dict[str, list[str]] = {}
+    for name in regressions:
+        names.setdefault(_function(name), []).append(name)
+    return {
+        few[0] if len(few) == 1 else f"{function}[{len(few)} parameters]": regressions[few[0]]
+        for function, few in names.items()
+    }
+
+
+def _severity(result: Result) -> int:
+    return _WORST_LAST.index(result.outcome)
+
+
+def _function(name: str) -> str:
+    """The name of a test without its parameters."""
+    return name.partition("[")[0]
