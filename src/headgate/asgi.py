@@ -50,6 +50,8 @@ SERVED: Final[ContextVar[Scope | None]] = ContextVar("headgate_served", default=
 REASON: Final = "rate limit exceeded"  # of a WebSocket that is closed
 DENIAL_EXTENSION: Final = "websocket.http.response"
 _STATE: Final = "headgate"
+_FRAMEWORKS: Final = frozenset({"starlette", "fastapi", "headgate"})
+_RUNNING: Final = frozenset({"starlette.middleware.authentication", "starlette.middleware.base"})  # the user's own code
 
 
 class AsgiCaller:
@@ -218,7 +220,8 @@ class RateLimitMiddleware:
 
     def answers_preflight(self, scope: Scope) -> bool:
         """Whether something other than a view answers a CORS preflight: here, a CORS layer that can be seen ahead."""
-        return any([is_cors(type(each)) for each in chain(self.app)])
+        answering = (type(each) for each in chain(self.app) if is_cors(type(each)) or not passes_preflight(type(each)))
+        return is_cors(next(answering, None))
 
     def own_answer(self, decision: Decision, caller: AsgiCaller) -> Awaitable[ASGIApp | None]:
         """The user's own answer to a refused request, if there is one."""
@@ -367,6 +370,15 @@ def is_cors(kind: object) -> bool:
     """Whether this class is Starlette's CORS layer, which answers every preflight, or inherits how that is called."""
     cors = getattr(sys.modules.get("starlette.middleware.cors"), "CORSMiddleware", None)
     return cors is not None and isinstance(kind, type) and issubclass(kind, cors) and kind.__call__ is cors.__call__
+
+
+def passes_preflight(kind: object) -> bool:
+    """Whether this is a layer of a framework, or a limiter, that passes a preflight on and runs nothing of the user's.
+
+    Any other layer may answer, and look at what the client sent before it does: an API key, for example.
+    """
+    module = str(getattr(kind, "__module__", ""))
+    return module.partition(".")[0] in _FRAMEWORKS and module not in _RUNNING
 
 
 def passage_of(scope: Scope) -> Passage | None:

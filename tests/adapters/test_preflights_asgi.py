@@ -9,11 +9,15 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware as FastAPICors
 from starlette.applications import Starlette
+from starlette.authentication import AuthenticationBackend, AuthenticationError
 from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Host, Mount, Route, Router
 
@@ -26,6 +30,7 @@ from tests.adapters.asgi_client import AsgiClient
 ORIGIN = [("Origin", "https://a.example")]
 PREFLIGHT = [*ORIGIN, ("Access-Control-Request-Method", "POST")]
 CORS = Middleware(CORSMiddleware, allow_origins=["*"])
+HOSTS = Middleware(TrustedHostMiddleware, allowed_hosts=["*"])
 ran: list[str] = []
 
 
@@ -70,6 +75,31 @@ class Hiding:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self._inner(scope, receive, send)
+
+
+class Checking(BaseHTTPMiddleware):
+    """Answers by itself whoever brings a wrong key."""
+
+    async def dispatch(self, request: Request, call_next: Callable[..., Any]) -> Response:
+        return PlainTextResponse("wrong key", 401)
+
+
+class Backend(AuthenticationBackend):
+    async def authenticate(self, conn: HTTPConnection) -> None:
+        raise AuthenticationError("wrong key")
+
+
+USERS = Middleware(AuthenticationMiddleware, backend=Backend())
+
+
+class Rewriting:
+    """Gives the request another method."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.app({**scope, "method": "GET"} if scope["type"] == "http" else scope, receive, send)
 
 
 class Get(HTTPEndpoint):
@@ -128,9 +158,9 @@ FREE: dict[str, Any] = {
     "a decorated class without options": of(Route("/", Marked)),
     "a CORS layer": of(ANY, inside=[CORS]),
     "a CORS layer that inherits": of(ANY, inside=[Middleware(Silent, allow_origins=["*"])]),
-    "a CORS layer below another layer": of(ANY, inside=[Passing, CORS]),
-    "a CORS layer below one that hides it": of(ANY, inside=[Hiding, CORS]),
-    "no route below one that hides the router": of(Route("/", view), inside=[Hiding]),
+    "a CORS layer below layers of Starlette": of(ANY, inside=[GZipMiddleware, HOSTS, CORS]),
+    "a CORS layer above a layer of one's own": of(ANY, inside=[CORS, Checking]),
+    "another method below layers of Starlette": of(Route("/", view), inside=[GZipMiddleware, HOSTS]),
     "a CORS layer of the router": around(free_router),
     "a CORS layer of a mount": of(Mount("/", routes=[ANY], middleware=[CORS])),
     "a CORS layer of a mounted application": of(Mount("/", Starlette(routes=[ANY], middleware=[CORS]))),
@@ -146,6 +176,28 @@ FREE: dict[str, Any] = {
     ),
     "a limiter inside a mount": lambda: Starlette(routes=[Mount("/", routes=[Route("/", view)], middleware=[INNER])]),
 }
+UNSEEN: dict[str, Any] = {
+    "a layer that answers": of(Route("/", view), inside=[Checking]),
+    "a layer that authenticates": of(Route("/", view), inside=[USERS]),
+    "a layer that answers above a CORS layer": of(ANY, inside=[Checking, CORS]),
+    "a layer that passes all on to a CORS layer": of(ANY, inside=[Passing, CORS]),
+    "a layer that hides a CORS layer": of(ANY, inside=[Hiding, CORS]),
+    "a layer that hides the router": of(Route("/", view), inside=[Hiding]),
+    "a layer that changes the method": of(Route("/", view), inside=[Rewriting]),
+    "a layer of a router": around(lambda: Router([Route("/", view)], middleware=[Middleware(Checking)])),
+    "a layer of a mount": of(Mount("/", routes=[Route("/", view)], middleware=[Middleware(Rewriting)])),
+    "a layer of a mounted application": of(
+        Mount("/", Starlette(routes=[Route("/", view)], middleware=[Middleware(Checking)]))
+    ),
+    "a layer of an application around": around(
+        lambda: Starlette(routes=[Route("/", view)], middleware=[Middleware(Checking), CORS])
+    ),
+    "a layer of a route": of(Route("/", Get, middleware=[Middleware(Rewriting)])),
+    "a layer below an ASGI middleware": around(
+        lambda: Passing(CORSMiddleware(raw, allow_origins=["*"])), kind=AsgiMiddleware
+    ),
+}
+"""Layers of one's own: nothing shows whether they answer, or what they look at."""
 CHARGED: dict[str, Any] = {
     "a view": of(ANY),
     "a view beside a route for another method": of(Route("/", view), ANY),
@@ -180,6 +232,14 @@ def test_a_preflight_that_no_view_answers_is_free(make: Any) -> None:
     assert 429 not in statuses(app)
     assert ran == []
     assert 429 in statuses(app, ORIGIN), "a bare OPTIONS is counted"
+
+
+@pytest.mark.parametrize("make", UNSEEN.values(), ids=UNSEEN)
+def test_a_preflight_that_a_layer_of_one_s_own_may_answer_is_charged(make: Any) -> None:
+    """A layer that checks an API key would answer any number of guesses."""
+    first, *others = statuses(make())
+    assert first != 429
+    assert others == [429, 429]
 
 
 @pytest.mark.parametrize("make", CHARGED.values(), ids=CHARGED)

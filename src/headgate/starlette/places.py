@@ -17,7 +17,7 @@ from starlette.endpoints import HTTPEndpoint
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import Match, Router
 
-from headgate.asgi import RateLimitMiddleware, chain, is_cors
+from headgate.asgi import RateLimitMiddleware, chain, is_cors, passes_preflight
 from headgate.marks import Mark, marks_of
 from headgate.passage import NOWHERE, Arrival, Place, label_of, scope_of, short_name
 
@@ -165,10 +165,7 @@ class Ahead:
 
     def answers_preflight(self, scope: Scope) -> bool:
         """Whether something other than a view answers this preflight."""
-        if answers_preflight(self._app, scope):
-            return True
-        hidden = None if self.routes is not None else _around(scope)
-        return hidden is not None and answers_preflight(hidden, scope)
+        return answers_preflight(self._app, scope)
 
     def places(self, scope: Scope) -> list[Place]:
         """Every place that can be seen, and the one of requests that match nothing."""
@@ -261,16 +258,22 @@ def _match(matches: Any, scope: Scope) -> tuple[Match, Scope] | None:
 def answers_preflight(app: Any, scope: Scope) -> bool:
     """Whether an application answers this preflight without running a view: by a CORS layer, or by 404 or 405.
 
-    False where that cannot be seen. Asked for preflights alone, so nothing of it is remembered.
+    False where that cannot be seen, as at a layer of one's own. Asked for preflights alone, so nothing of it is
+    remembered.
     """
     owner = None
     for each in chain(app):
-        if is_cors(type(each)) or any(is_cors(one.cls) for one in getattr(each, "user_middleware", ())):
-            return True
         if isinstance(each, type):
             return _forbids_options(each)
-        if owner is None and isinstance(getattr(each, "routes", None), list):
-            owner = each
+        kinds = [type(each)]
+        if isinstance(getattr(each, "routes", None), list):
+            owner = owner or each
+            kinds = [one.cls for one in getattr(each, "user_middleware", ())]  # its stack may not be built yet
+        for kind in kinds:
+            if is_cors(kind):
+                return True
+            if not passes_preflight(kind):
+                return False
     return owner is not None and _serves_no_view(owner, scope)
 
 
