@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import Context
 from typing import Any, Final
 
 from headgate.after import Charges, Due, Response, due, held, owed, refundable
@@ -175,8 +176,14 @@ class AsyncEnding(_Ending):
     def _start(self, step: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         task = self._task = asyncio.get_running_loop().create_task(_after(self._task, step))
         _working.add(task)
-        task.add_done_callback(_working.discard)
+        task.add_done_callback(self._done)
         return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """Drop a task that has ended: it keeps the request's context, whose scope leads back here."""
+        _working.discard(task)
+        if self._task is task:
+            self._task = None
 
     async def _renew(self) -> None:
         for index, (plan, outcomes) in enumerate(self._held):
@@ -199,7 +206,8 @@ class AsyncEnding(_Ending):
             self._timer.cancel()
             self._timer = None
         if self._held and loop is not None:
-            self._timer = loop.call_later(self._third_us / MICROSECOND, self._ring)
+            # In an empty context: the loop keeps a cancelled timer for a while, and with it the context of a request.
+            self._timer = loop.call_later(self._third_us / MICROSECOND, self._ring, context=Context())
 
     def _ring(self) -> None:
         if self._held:
