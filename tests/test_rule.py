@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headgate.algorithms import ALGORITHMS
+from headgate.concurrency import Concurrency
 from headgate.errors import AlgorithmError, ConfigurationError, IdentityError, QuotaError, RuleError
 from headgate.limiter import Limiter
 from headgate.quota import Quota
@@ -51,6 +52,8 @@ WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str, str, str]] = [
     ({"quota": "5/fortnight"}, QuotaError, "rule 'login': quota", 'unknown unit "fortnight"', "use second, minute"),
     ({"quota": None}, QuotaError, "rule 'login': quota", "not a quota", 'give a Quota or text like "10/minute"'),
     ({"quota": 5}, QuotaError, "rule 'login': quota", "not a quota", 'give a Quota or text like "10/minute"'),
+    ({"quota": Quota}, QuotaError, "rule 'login': quota", "not a quota", 'give a Quota or text like "10/minute"'),
+    ({"quota": Concurrency}, QuotaError, "rule 'login': quota", "not a quota", 'give a Quota or text like "10/minute"'),
     ({"quota": ()}, QuotaError, "rule 'login': quota", "not a quota", 'give a Quota or text like "10/minute"'),
     (
         {"quota": ["5/minute"]},

@@ -325,6 +325,7 @@ def test_an_unknown_name_suggests_the_nearest(name: Any, near: str | None) -> No
         ({"on_denied": 5}, SettingsError, "not a function"),
         ({"on_denied": "shop.fast"}, SettingsError, "cannot be imported"),
         ({"clock": 5}, SettingsError, "not a clock"),
+        ({"clock": ManualClock}, SettingsError, "not a clock"),
     ],
 )
 def test_wrong_values(options: dict[str, Any], error: type[ConfigurationError] | None, words: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Hashable, Iterator, MutableMapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from inspect import isawaitable
 from typing import Any, Final, NoReturn, cast
@@ -90,7 +91,7 @@ class AsgiCaller:
 
     def path_value(self, name: str) -> str | None:
         """A parameter of the matched path."""
-        value = self.scope.get("path_params", {}).get(name)
+        value = (self.scope.get("path_params") or {}).get(name)
         return None if value is None else str(value)
 
     def user(self) -> Hashable | None:
@@ -98,10 +99,12 @@ class AsgiCaller:
         user = self.scope.get("user")
         if user is None or not getattr(user, "is_authenticated", False):
             return None
-        try:
-            return str(user.identity)
-        except (AttributeError, NotImplementedError):  # Starlette's SimpleUser has only a display name
-            return str(user.display_name)
+        for attribute in ("identity", "display_name"):  # Starlette's SimpleUser has only a display name
+            with suppress(AttributeError, NotImplementedError):
+                name = getattr(user, attribute)
+                if name is not None and name != "":  # not the name of every user who has none
+                    return str(name)
+        return None
 
 
 class Exchange(Passage):
@@ -154,10 +157,7 @@ class RateLimitMiddleware:
         self.app = app
         self._checked = False
         self._everywhere: tuple[Bound, ...] = ()
-        if settings is not None and options:
-            problem, expected = "given beside settings=", "put it into the settings, or leave those out"
-            raise SettingsError("options", sorted(options), problem=problem, expected=expected)
-        self.settings = Settings.from_mapping(options, source="RateLimitMiddleware") if settings is None else settings
+        self.settings = Settings.given(settings, options, source="RateLimitMiddleware")
         self.gate = AsyncGate(self.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -167,7 +167,9 @@ class RateLimitMiddleware:
             return
         if not self._checked:
             self._check(scope)
-        state = scope.setdefault("state", {})
+        state = scope.get("state")
+        if state is None:
+            state = scope["state"] = {}
         outer, passage = state.get(_STATE), Exchange(self.gate)
         if outer is not None and not isinstance(outer, Exchange):
             raise _taken()
@@ -348,7 +350,9 @@ async def _nothing() -> None:
 
 def header_lines(scope: Scope) -> Sequence[tuple[bytes, bytes]]:
     """The header lines of a request; none where the scope has none. What can be read only once is kept in a list."""
-    lines = scope.get("headers", ())
+    lines = scope.get("headers")
+    if lines is None:
+        return ()
     if not isinstance(lines, (list, tuple)):
         lines = scope["headers"] = list(lines)
     return cast("Sequence[tuple[bytes, bytes]]", lines)
@@ -406,5 +410,8 @@ async def answer_of(settings: Settings, caller: AsgiCaller, decision: Decision) 
     if settings.on_denied is None:
         return None
     own = settings.on_denied(caller.native, decision)
-    answer: ASGIApp = await own if isawaitable(own) else own
+    answer: ASGIApp | None = await own if isawaitable(own) else own
+    if answer is not None and not callable(answer):
+        expected = "return a response of the framework (in plain ASGI an application), or None for headgate's own"
+        raise SettingsError("on_denied", type(answer), problem="not a response", expected=expected)
     return answer

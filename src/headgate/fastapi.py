@@ -72,8 +72,11 @@ class RateLimit(Depends):
         **options: Unpack[RuleOptions],
     ) -> None:
         super().__init__(self)
-        # By the time that a dependency runs, the defaults have been charged.
-        self.mark = make_mark(quota, scope=scope, name=name, override_defaults=False, **options)
+        if "override_defaults" in options:
+            problem = "when a dependency runs, the defaults have been charged"
+            expected = "leave it out, or write @limit(…, override_defaults=True) on the view"
+            raise RuleError("RateLimit", "override_defaults", problem=problem, expected=expected)
+        self.mark = make_mark(quota, scope=scope, name=name, **options)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RateLimit) and (self.mark.rule, self.mark.named) == (other.mark.rule, other.mark.named)

@@ -134,7 +134,7 @@ class Rule:
         enforced = share(f"rule {self.name!r}: ", self.mode, self.enforce_percent)
         if self.ban is not None and not isinstance(self.ban, Ban):
             raise _error(self, "ban", self.ban, "not a Ban", "give Ban(after=10, within=…, duration=…)")
-        if not callable(self.quota):
+        if not callable(self.quota) or isinstance(self.quota, type):  # the class Quota is no function of a request
             object.__setattr__(self, "quota", read(self.quota))
         for quota in self.known:
             self._read(quota)

@@ -153,6 +153,19 @@ class Settings:
         return (_remade, ({option.name: getattr(self, option.name) for option in fields(self) if option.init},))
 
     @classmethod
+    def given(cls, settings: object, options: Mapping[str, Any], *, source: str) -> Settings:
+        """What an adapter was given: whole settings, or options by name."""
+        if settings is None:
+            return cls.from_mapping(options, source=source)
+        if options:
+            problem, expected = "given beside settings=", "put it into the settings, or leave those out"
+            raise SettingsError("options", sorted(options), problem=problem, expected=expected)
+        if not isinstance(settings, Settings):
+            expected = 'give Settings(…), or the options by name, as default_limits=["1000/day"]'
+            raise SettingsError("settings", type(settings), problem="not Settings", expected=expected)
+        return settings
+
+    @classmethod
     def from_mapping(cls, options: Mapping[str, Any], *, source: str = "settings") -> Settings:
         """From a mapping whose names may be in capitals. `source` says in errors where it came from.
 

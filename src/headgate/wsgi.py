@@ -19,7 +19,7 @@ from headgate.after import Headers, Response
 from headgate.awaiting import answers_later, called_at_once, give_up, waits
 from headgate.clock import epoch_seconds
 from headgate.ending import Ending
-from headgate.errors import RateLimitExceeded, RuleError, SettingsError
+from headgate.errors import RateLimitExceeded, RuleError
 from headgate.gate import Gate
 from headgate.http import Fields, denial, denial_fields, merge, response_fields
 from headgate.passage import Passage, Place, warn_of_twice
@@ -102,10 +102,7 @@ class RateLimitMiddleware:
     def __init__(self, app: WSGIApplication, *, settings: Settings | None = None, **options: Any) -> None:
         options = hide(options)
         self.app = app
-        if settings is not None and options:
-            problem, expected = "given beside settings=", "put it into the settings, or leave those out"
-            raise SettingsError("options", sorted(options), problem=problem, expected=expected)
-        self.settings = Settings.from_mapping(options, source="RateLimitMiddleware") if settings is None else settings
+        self.settings = Settings.given(settings, options, source="RateLimitMiddleware")
         for rule in self.settings.rules:
             if isinstance(rule, Rule) and rule.route is not None:
                 problem, expected = "a bare WSGI application has no named routes", 'give a path such as "/api/*"'

@@ -434,7 +434,7 @@ def test_c07_the_table_of_addresses(row: dict[str, Any]) -> None:
 
 
 def test_a_dependency_takes_the_options_of_limit_but_one() -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(RuleError, match=r"override_defaults.*@limit"):
         RateLimit("5/minute", override_defaults=True)  # type: ignore[call-arg]
     with pytest.raises(RuleError):
         RateLimit("5/minute", cost=-1)

@@ -80,6 +80,15 @@ def test_a_scope_with_nothing_optional_is_served_and_limited(make: Any, key: Any
 
 
 @pytest.mark.parametrize("make", APPS)
+@pytest.mark.parametrize("key", KEYS, ids=NAMES)
+def test_what_is_optional_may_be_none(make: Any, key: Any) -> None:
+    client = AsgiClient(make(default_limits="1/minute", key=key, clock=ManualClock()))
+    for name in ("client", "extensions", "headers", "root_path", "state", "user"):
+        client.serve({**HTTP, name: None}, raising=True)
+    assert client.serve({**HTTP}, raising=True).answer.status == 429
+
+
+@pytest.mark.parametrize("make", APPS)
 def test_a_handshake_with_nothing_optional_is_served_and_limited(make: Any) -> None:
     client = AsgiClient(make(default_limits="1/minute", clock=ManualClock()))
     assert client.serve({**SOCKET}, raising=True).handshake.accepted

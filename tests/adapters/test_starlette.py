@@ -24,6 +24,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocket
 
 from headgate import ManualClock, RateLimitExceeded, Rule
+from headgate.asgi import AsgiCaller
 from headgate.errors import AlgorithmError, ConfigurationError, SettingsError
 from headgate.http import EXPOSED
 from headgate.identity import identity_text
@@ -435,6 +436,50 @@ def test_on_denied_answers(later: bool) -> None:
     check_fields(refused)
 
 
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("own", ["no", {"error": "no"}, ("no", 429), 429], ids=repr)
+def test_on_denied_that_returns_no_response_is_an_error_that_says_so(own: Any, later: bool) -> None:
+    async def awaited(request: Request, decision: Any) -> Any:
+        return own
+
+    client = client_of(Route("/", page), default_limits="1/minute", on_denied=awaited if later else lambda *_: own)
+    assert client.get("/").status == 200
+    with pytest.raises(SettingsError, match=rf"on_denied .*{type(own).__name__}.*: not a response; return "):
+        client.serve(make_scope(path="/"), raising=True)
+
+
+class Named:
+    """A user as an authentication middleware leaves it, with some of the names that it may have."""
+
+    is_authenticated = True
+
+    def __init__(self, **names: Any) -> None:
+        vars(self).update(names)
+
+
+@pytest.mark.parametrize(
+    ("names", "expect"),
+    [
+        ({"identity": "alice", "display_name": "Alice"}, "alice"),
+        ({"display_name": "alice"}, "alice"),
+        ({"identity": None, "display_name": "alice"}, "alice"),
+        ({"identity": "", "display_name": "alice"}, "alice"),
+        ({"identity": 0}, "0"),
+        ({"identity": None, "display_name": None}, None),
+        ({"identity": None}, None),
+        ({}, None),
+    ],
+    ids=repr,
+)
+def test_a_user_is_known_by_the_first_name_that_it_has(names: dict[str, Any], expect: str | None) -> None:
+    """Two users without an identity are not one, and a user without any name is limited by the address."""
+    user = Named(**names)
+    assert AsgiCaller(make_scope(user=user)).user() == expect
+    client = AsgiClient(RateLimitMiddleware(Starlette(routes=[Route("/", page)]), default_limits="1/minute"))
+    scope = make_scope(path="/", user=user)
+    assert [client.serve({**scope}, raising=True).answer.status for _ in range(2)] == [200, 429]
+
+
 @pytest.mark.parametrize("kind", [RateLimitExceeded, 429])
 @pytest.mark.parametrize("later", [False, True])
 def test_the_application_s_own_handler_answers(kind: Any, later: bool) -> None:
@@ -491,6 +536,9 @@ WRONG: list[dict[str, Any]] = [
     {"store": "redsi://localhost"},
     {"rules": [{"name": "writes", "quota": "1/minute", "route": "pgae"}]},
     {"settings": Settings(), "enabled": False},
+    {"settings": {"default_limits": ["1/minute"]}},
+    {"settings": Settings},
+    {"clock": ManualClock},
 ]
 
 

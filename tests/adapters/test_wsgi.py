@@ -336,6 +336,12 @@ def test_wrong_options_cannot_start(options: dict[str, Any], error: type[Excepti
         RateLimitMiddleware(page(), **({"default_limits": ["9/minute"]} | options))
 
 
+@pytest.mark.parametrize("settings", [{"enabled": False}, Settings], ids=["a mapping", "the class"])
+def test_settings_that_are_none_are_an_error(settings: Any) -> None:
+    with pytest.raises(SettingsError, match=r"settings .*: not Settings; give Settings\("):
+        RateLimitMiddleware(page(), settings=settings)
+
+
 def test_a_whole_settings_object() -> None:
     client = WsgiClient(RateLimitMiddleware(page(), settings=Settings(default_limits=["1/minute"])))
     assert client.statuses("/open", "/open") == [200, 429]

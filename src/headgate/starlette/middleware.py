@@ -50,7 +50,7 @@ class StarletteCaller(AsgiCaller):
 
     def _params(self) -> Any:
         params = self._find()[1].get("path_params")
-        return self.scope.get("path_params", {}) if params is None else params
+        return (self.scope.get("path_params") or {}) if params is None else params
 
     def _find(self) -> tuple[Arrival, Scope]:
         if self._found is None:

@@ -61,8 +61,9 @@ class Stack:
             raise _error("replicas", self.replicas, "not a whole number above 0", "give the number of processes")
         if not _seconds(self.deny_cache) or self.deny_cache < 0:
             raise _error("deny_cache", self.deny_cache, "not a number of seconds", "give seconds, or 0 for none")
-        if self.clock is not None and not callable(getattr(self.clock, "now_us", None)):
-            raise _error("clock", self.clock, "not a clock", "give a ManualClock, or leave it out")
+        clock = self.clock
+        if clock is not None and (isinstance(clock, type) or not callable(getattr(clock, "now_us", None))):
+            raise _error("clock", clock, "not a clock", "give a ManualClock, or leave it out")
         hook = self.on_store_change
         if hook is None:
             return
