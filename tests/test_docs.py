@@ -2,6 +2,7 @@
 
 What stands in a fence is tested by its language. `python` blocks of a page run in order, in one namespace; `pycon`
 blocks are doctests in that same namespace; `toml` and `json` are read; in `bash` every command must exist. A block with
+a title is a file: it runs by itself, then its tests, and it sees the files above it by importing them. A block with
 `<!-- compile only: why -->` on the line above is compiled and not run. Other languages are for people.
 """
 
@@ -52,7 +53,10 @@ LANGUAGES = {"python", "pycon", "bash", "toml", "json", "http", "text"}
 COMMANDS = {"curl", "gunicorn", "pip", "python", "uvicorn"}  # what a reader has, or gets from the extras
 ADAPTERS = ("starlette", "fastapi", "flask", "django")
 
-FENCE = re.compile(r"^(?P<above>[^\n]*)\n```(?P<language>\w+)[^\n]*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r'^(?P<above>[^\n]*)\n```(?P<language>\w+)(?: title="(?P<title>\w+)\.py")?[^\n]*\n(?P<text>.*?)^```$',
+    re.MULTILINE | re.DOTALL,
+)
 COMPILE_ONLY = "<!-- compile only: "
 
 
@@ -64,6 +68,7 @@ class Block(NamedTuple):
     language: str
     text: str
     runs: bool
+    title: str | None = None
 
     @property
     def place(self) -> str:
@@ -80,7 +85,7 @@ def blocks(page: Path) -> Iterator[Block]:
     text = written(page)
     for match in FENCE.finditer(text):
         line = text.count("\n", 0, match.start("text"))
-        yield Block(page, line, match["language"], match["text"], COMPILE_ONLY not in match["above"])
+        yield Block(page, line, match["language"], match["text"], COMPILE_ONLY not in match["above"], match["title"])
 
 
 def every(*languages: str) -> list[Any]:
@@ -119,7 +124,14 @@ def test_the_code_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for block in blocks(page):
         assert block.language in LANGUAGES, f"{block.place}: {block.language} is not tested"
-        if block.language in ("python", "pycon"):
+        if block.title is not None:
+            file = ModuleType(block.title)
+            monkeypatch.setitem(sys.modules, file.__name__, file)
+            run(block, vars(file))
+            for name in [each for each in vars(file) if each.startswith("test_")]:
+                vars(file)[name]()
+            vars(module).update(vars(file))
+        elif block.language in ("python", "pycon"):
             run(block, vars(module))
 
 
@@ -188,13 +200,13 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(listed) == [page.name for page in PAGES[1:]]
 
 
-def table(page: str, heading: str) -> set[str]:
-    """What is code in the first column of the tables under a heading."""
+def table(page: str, heading: str) -> list[str]:
+    """What is code in the first column of the tables under a heading, as often as it stands there."""
     sections = re.split(r"^##+ ", written(DOCS / page), flags=re.MULTILINE)
     (section,) = (section for section in sections if section.split("\n", 1)[0] == heading)
     tables = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
     rows = [row.split("|")[1] for each in tables for row in each.splitlines()[2:]]  # less the heading and the rule
-    return {word.strip('"').partition("(")[0] for row in rows for word in re.findall(r"`([^`]+)`", row)}
+    return [word.strip('"').partition("(")[0] for row in rows for word in re.findall(r"`([^`]+)`", row)]
 
 
 def codes(pattern: str) -> set[str]:
@@ -228,7 +240,7 @@ TABLES = {  # where → what must stand there, no less and no more
 
 @pytest.mark.parametrize(("page", "heading"), TABLES)
 def test_tables_are_complete(page: str, heading: str) -> None:
-    assert table(page, heading) == TABLES[page, heading]
+    assert sorted(table(page, heading)) == sorted(TABLES[page, heading])
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
