@@ -248,6 +248,7 @@ ASIDE: Final = {
     "after:held": "the checks of one decision",
     "after:due": "the checks of one decision",
     "after:regained": "the checks of one decision",
+    "asgi:AsgiCaller.user": "the two names that a user may have",
     "asgi:RateLimitMiddleware._bounds": "the marks of one view",
     "asgi:RateLimitMiddleware.answers_preflight": "the layers of the application",
     "asgi:chain": "the layers of the application",
