@@ -141,6 +141,7 @@ def test_dj04_a_failed_csrf_check_counts_against_the_views_own_limit(asgi: bool)
 class Cors:
     """A middleware that answers preflights, as CORS layers do."""
 
+    status = 200
     sync_capable = True
     async_capable = True
 
@@ -153,8 +154,14 @@ class Cors:
     def __call__(self, request: HttpRequest) -> Any:
         if request.method != "OPTIONS" or "Access-Control-Request-Method" not in request.headers:
             return self.get_response(request)
-        response = HttpResponse("preflight", headers={"Access-Control-Allow-Origin": "*"})
+        response = HttpResponse("preflight", status=self.status, headers={"Access-Control-Allow-Origin": "*"})
         return sync_to_async(lambda: response)() if self.later else response
+
+
+class KeyCheck(Cors):
+    """One that answers them as a check of API keys does."""
+
+    status = 401
 
 
 PREFLIGHT: Any = {"headers": [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]}
@@ -172,6 +179,7 @@ PREFLIGHTS: list[tuple[list[str], str, list[int], int]] = [
     ([OURS, f"{HERE}.Cors"], "/x", [200, 200, 200], 200),
     ([f"{HERE}.Cors", OURS], "/x", [200, 200, 200], 200),
     ([OURS, f"{HERE}.Cors"], "/nowhere", [200, 200, 200], 200),
+    ([OURS, f"{HERE}.KeyCheck"], "/x", [401, 401, 429], 429),  # or keys could be guessed for nothing
     ([OURS], "/nowhere", [404, 404, 404], 200),  # the URL resolver
     ([OURS, COMMON], "/slash", [301, 301, 301], 200),
     ([OURS], "/x", [200, 200, 429], 429),

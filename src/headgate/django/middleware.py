@@ -56,7 +56,7 @@ class RateLimitMiddleware:
         try:
             response: HttpResponseBase = self.get_response(request)
             if not visit.charged:
-                refusal = enforce(request, visit, _arrive_without_view(request, visit))
+                refusal = enforce(request, visit, _arrive_without_view(request, visit, response.status_code))
                 response = response if refusal is None else instead(refusal, response)
             if visit.ending is not None:
                 answered(response, visit)
@@ -74,7 +74,9 @@ class RateLimitMiddleware:
         try:
             response: HttpResponseBase = await self.get_response(request)
             if not visit.charged:
-                refusal = await enforce_later(request, visit, _arrive_without_view(request, visit))
+                refusal = await enforce_later(
+                    request, visit, _arrive_without_view(request, visit, response.status_code)
+                )
                 response = response if refusal is None else instead(refusal, response)
             if visit.ending is not None:
                 await answered_later(response, visit)
@@ -120,7 +122,12 @@ def _arrive(request: HttpRequest, visit: Visit) -> tuple[Bound, ...]:
     return visit.gate.bind(arrival.place)
 
 
-def _arrive_without_view(request: HttpRequest, visit: Visit) -> tuple[Bound, ...]:
-    """The same for a request that reached no view. A CORS preflight that was answered so is free; it may be denied."""
+def _arrive_without_view(request: HttpRequest, visit: Visit, status: int) -> tuple[Bound, ...]:
+    """The same for a request that reached no view. A CORS preflight that was answered so is free; it may be denied.
+
+    It is charged if the answer is an error of anybody but the URL resolver. Else a check of keys that answers 401 could
+    be asked without end, by requests that look like preflights.
+    """
     bounds = _arrive(request, visit)
-    return () if is_preflight_of(request) else bounds
+    is_free = is_preflight_of(request) and (status < 400 or status == 404)
+    return () if is_free else bounds
