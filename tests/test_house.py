@@ -52,7 +52,7 @@ LAW: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("tiers",), (*VALUES, "awaiting", "terms")),
     (("rule",), (*VALUES, "after", "algorithms", "ban", "identity", "key", "shadow", "terms", "tiers")),
     (("stores.memory",), (*VALUES, "algorithms", "algorithms.*", "identity", "stores", "stores.*", "workers")),
-    (("stores.stack",), (*VALUES, "awaiting", "stores", "stores.*")),
+    (("stores.stack", "stores.breaker"), (*VALUES, "awaiting", "stores", "stores.*")),
     (("stores", "stores.*"), (*VALUES, "cautions", "algorithms", "algorithms.*", "identity", "stores", "stores.*")),
     (("marks",), (*ENGINE, "ban")),
     (("reservation",), (*VALUES, "stores", "terms")),

@@ -55,7 +55,7 @@ class ConfigurationError(HeadgateError, ValueError):
     def __init__(self, what: str, given: object, *, problem: str, expected: str) -> None:
         self.what = what
         self.given = given
-        self.problem = problem
+        self.problem = _masked(problem)
         self.expected = expected
         super().__init__(self._message())
 
@@ -222,10 +222,18 @@ def _outside() -> int:
     return level
 
 
+def _masked(text: str) -> str:
+    """The text without the rest of a URL that stands in the place of something else: it may hold a password."""
+    before, colon, rest = text.partition("://")
+    at, _, after = rest.rpartition("@")
+    return f"{before}{colon}…@{after}" if at else text
+
+
 def _shown(given: object) -> str:
     """What was given, short enough for a log line."""
     try:
         text = repr(given)
     except ValueError:  # Python writes out no number of more than 4,300 digits
         return f"(a very long {type(given).__name__})"
+    text = _masked(text)
     return text if len(text) <= 200 else f"{text[:180]}… ({len(text)} characters)"

@@ -76,7 +76,7 @@ def _short(text: str) -> str:
 def _told(identity: object) -> str:
     match identity:
         case bool():  # before the int that it is too: True is not user 1
-            return f"o{int(identity)}"
+            return "o1" if identity else "o0"
         case str():
             return f"s{_value_of(identity, str)}"
         case int():

@@ -298,6 +298,8 @@ def _rule(given: object, place: int) -> Rule:
         raise _error(f"rule {place}", given, "neither a Rule nor a mapping", 'give {"name": …, "quota": …}')
     options = {str(name).lower(): value for name, value in given.items()}
     label = f"rule {options['name']!r}" if options.get("name") else f"rule {place}"
+    if len(options) < len(given):
+        raise _error(label, [*given], "an option is given twice, in capitals and not", "keep one of them")
     for name in options:
         if name not in _RULE_OPTIONS:
             raise _unknown(label, name, _RULE_OPTIONS, kind="option")

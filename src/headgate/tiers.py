@@ -73,7 +73,7 @@ class Tiers:
 
     def __reduce__(self) -> tuple[Any, ...]:
         table, by, default = self._facts()
-        return (_remade, (dict(table), by, default))
+        return (_remade, (type(self), dict(table), by, default))
 
     def _facts(self) -> tuple[Mapping[Hashable, Tier], TierFunction, Hashable | None]:
         return self.table, self.by, self.default
@@ -95,8 +95,8 @@ class Tiers:
         return self.table[self.default]
 
 
-def _remade(table: Mapping[Any, Tier], by: TierFunction, default: Hashable | None) -> Tiers:
-    return Tiers(table, by=by, default=default)
+def _remade(kind: type[Tiers], table: Mapping[Any, Tier], by: TierFunction, default: Hashable | None) -> Tiers:
+    return kind(table, by=by, default=default)
 
 
 def _among(table: Mapping[Hashable, Tier], tier: object) -> bool:

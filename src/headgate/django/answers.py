@@ -14,6 +14,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase, ResponseHeaders
 
+from headgate.awaiting import called_at_once, give_up, waits
 from headgate.clock import epoch_seconds
 from headgate.django.endings import end_with
 from headgate.django.signals import rate_limited
@@ -159,6 +160,9 @@ def _refusal(
         if dialect is not None:
             setattr(own, _TELLS, decision)
     elif not isinstance(own, HttpResponseBase):
+        if waits(own):
+            give_up(own)
+            raise called_at_once("on_denied", visit.gate.settings.on_denied)
         expected = "return one of Django's responses, or None for the usual answer"
         raise SettingsError("on_denied", type(own), problem="what it returned is no response", expected=expected)
     else:

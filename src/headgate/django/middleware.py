@@ -125,9 +125,9 @@ def _arrive(request: HttpRequest, visit: Visit) -> tuple[Bound, ...]:
 def _arrive_without_view(request: HttpRequest, visit: Visit, status: int) -> tuple[Bound, ...]:
     """The same for a request that reached no view. A CORS preflight that was answered so is free; it may be denied.
 
-    It is charged if the answer is an error of anybody but the URL resolver. Else a check of keys that answers 401 could
-    be asked without end, by requests that look like preflights.
+    A CORS layer answers by 2xx, the URL resolver by 404 or, for a slash, 301. All else is charged: a check of keys that
+    answers 401, or sends to a login, could be asked without end by requests that look like preflights.
     """
     bounds = _arrive(request, visit)
-    is_free = is_preflight_of(request) and (status < 400 or status == 404)
+    is_free = is_preflight_of(request) and (200 <= status < 300 or status in (301, 404))
     return () if is_free else bounds

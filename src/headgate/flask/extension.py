@@ -348,12 +348,13 @@ def _is_preflight(native: Request) -> bool:
 
 
 def _is_free(native: Request, status: int) -> bool:
-    """Whether this is a preflight that no view has answered. Errors are charged, but for those of the router.
+    """Whether this is a preflight that no view has answered. A CORS layer answers by 2xx; all else is charged.
 
-    Else a check of keys that answers 401 could be asked for ever, by requests that look like preflights.
+    Only the router's own answers are free as well. Else a check of keys that answers 401, or sends to a login, could be
+    asked without end, by requests that look like preflights.
     """
     routed = native.routing_exception
-    return (status < 400 or (routed is not None and routed.code == status)) and _is_preflight(native)
+    return (200 <= status < 300 or (routed is not None and routed.code == status)) and _is_preflight(native)
 
 
 def _add(fields: Sequence[Field], headers: ResponseHeaders) -> None:

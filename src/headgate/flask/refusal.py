@@ -15,6 +15,7 @@ from blinker import Namespace
 from flask import Flask, Request, Response
 from werkzeug.exceptions import Forbidden, HTTPException, ServiceUnavailable, TooManyRequests
 
+from headgate.awaiting import called_at_once, give_up, waits
 from headgate.errors import RuleError
 from headgate.http import Denial, retry_after
 from headgate.plan import Decision
@@ -95,6 +96,9 @@ def refuse(
     if rate_limited.receivers:
         _tell(app, decision)
     value = None if on_denied is None else app.ensure_sync(on_denied)(request, decision)
+    if waits(value):
+        give_up(value)
+        raise called_at_once("on_denied", on_denied)
     if value is None:
         if raises:
             raise _ERRORS[answer.status].of(decision, answer)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
+from headgate.awaiting import called_at_once, give_up, waits
 from headgate.clock import MICROSECOND, Clock, SystemClock
 from headgate.errors import StoreError
 from headgate.stores import StoreChange
@@ -125,7 +126,10 @@ class Breaker:
     def _tell(self, change: StoreChange) -> None:
         if self._on_change is not None:
             try:
-                self._on_change(change)
+                answer = self._on_change(change)
+                if waits(answer):
+                    give_up(answer)
+                    raise called_at_once("on_store_change", self._on_change)
             except Exception:
                 log.exception("headgate: on_store_change failed")
 

@@ -1,0 +1,93 @@
+"""What independent checks of the edges found last: each of these was wrong, or showed what it must not."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+from flask import Flask
+
+from headgate import ConfigurationError, Decision, Limiter, ManualClock, Tiers
+from headgate.errors import ColourError
+from headgate.flask import RateLimiter
+from headgate.identity import identity_text
+from headgate.settings import Settings
+from tests.adapters.django_app import serving
+from tests.adapters.wsgi_client import WsgiClient
+
+URL = "redis://user:hunter2@host:1/0"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Settings(default_limits=URL),
+        lambda: Settings(default_limits=[URL]),
+        lambda: Settings(rules=[{"name": "a", "quota": URL}]),
+        lambda: Settings(algorithm=URL),
+        lambda: Limiter(algorithm=URL),
+        lambda: Limiter().hit(URL, "alice"),
+        lambda: RateLimiter(URL),  # type: ignore[arg-type]
+    ],
+    ids=range(7),
+)
+def test_a_url_given_to_the_wrong_option_keeps_its_password(wrong: Any) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        wrong()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_option_of_a_rule_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="given twice"):
+        Settings(rules=[{"name": "a", "quota": "5/minute", "QUOTA": "500/minute"}])
+
+
+class Staff(Tiers):
+    """Tiers with an exception."""
+
+    def __call__(self, request: Any) -> Any:
+        return None if request == "staff" else super().__call__(request)
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_a_copy_of_a_subclass_of_tiers_is_one_as_well(again: Any) -> None:
+    assert type(again(Staff({"free": "1/minute"}, by=str))) is Staff
+
+
+async def later(*_: Any) -> Any:
+    return "later"
+
+
+def test_an_on_denied_that_answers_later_is_named_in_flask() -> None:
+    app = Flask(__name__)
+    app.get("/")(lambda: "ok")
+    app.config["PROPAGATE_EXCEPTIONS"] = True
+    RateLimiter(app, default_limits=["1/minute"], on_denied=lambda request, decision: later(), clock=ManualClock())
+    client = WsgiClient(app)
+    client.request("GET", "/")
+    with pytest.raises(ColourError, match=r"on_denied .*test_edges"):
+        app.test_client().get("/", environ_base={"REMOTE_ADDR": "198.51.100.9"})
+
+
+def test_an_on_denied_that_answers_later_is_named_in_django(caplog: pytest.LogCaptureFixture) -> None:
+    def on_denied(request: Any, decision: Decision) -> Any:
+        return later()
+
+    with serving(later=False, default_limits=["1/minute"], on_denied=on_denied, clock=ManualClock()) as site:
+        assert site.statuses("/open", "/open") == [200, 500]
+    assert "ColourError" in caplog.text
+    assert "on_denied" in caplog.text
+
+
+def test_a_hook_that_answers_later_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with Limiter("redis://127.0.0.1:1", on_store_change=lambda change: later()) as limiter:
+        limiter.hit("1/minute", "alice")
+    assert "on_store_change" in caplog.text
+    assert "ColourError" in caplog.text
+
+
+def test_a_lazy_truth_is_a_wrong_identity_or_a_truth() -> None:
+    assert identity_text(True) != identity_text(1)
+    assert identity_text(False) != identity_text(0)
