@@ -24,14 +24,14 @@ IPV6_PREFIX: Final = 64  # bits that one client's addresses have in common
 IPV6_NETWORK: Final = 48  # bits that the addresses of one site have in common
 _WIDEST: Final = 7  # bits of the widest network that is anybody's own: fc00::/7
 TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-# Each quantifier is possessive: what it took it does not give back, so a text is read once from left to right.
+# Each quantifier is possessive: it never backtracks, so a text is read once from left to right.
 _PAIR: Final = re.compile(r'\s*+(?:([^=;\s]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^;"]*+)))?+\s*+(?:;|\Z)')
 _BACKWARDS: Final = re.compile(r'(?:[^",]|"(?:"\\|[^"])*+")*+(?=,|\Z)')  # one element, read from its end
 LONGEST: Final = 64  # characters of an address with zone, brackets and port
 _MOST_HOPS: Final = 32  # elements of the trusted header that are read, from its end
 _MOST_READ: Final = 8_192  # characters of the trusted header that are read, from its end
-"""Proxies append on the right, so a client can only push its own text out of what is read. The cut may go through an
-address, and the rest of one is another address: an element that was cut names nobody, and the walk ends there."""
+"""Proxies append on the right, so a client can only push its own text out of what is read. The cut may fall inside an
+address, and its rest may look like another address. So a cut element gives no address, and the walk ends there."""
 
 
 class Trust(NamedTuple):

@@ -3,8 +3,8 @@
 It turns a scope into a caller, asks the gate, and either passes the request on untouched, with fields added to the
 response's start, or answers it before its body is read. The application is called once. What it raises is its own, with
 one exception: a RateLimitExceeded that leaves the application before a response has started is answered as a refusal of
-this limiter. What a response gives back is given back before it starts; what is held, when the application has returned
-or the last byte was sent.
+this limiter. The gate refunds what the response refunds before the response starts. It frees the place of a concurrency
+limit when the application has returned or the last byte was sent.
 """
 
 from __future__ import annotations
@@ -102,13 +102,13 @@ class AsgiCaller:
         for attribute in ("identity", "display_name"):  # Starlette's SimpleUser has only a display name
             with suppress(AttributeError, NotImplementedError):
                 name = getattr(user, attribute)
-                if name is not None and name != "":  # not the name of every user who has none
+                if name is not None and name != "":  # else all users without a name would be one identity
                     return str(name)
         return None
 
 
 class Exchange(Passage):
-    """The passage of one request, and how far its response has come."""
+    """The passage of one request, and the state of its response."""
 
     __slots__ = ("begun", "covered", "refused")
 
@@ -121,7 +121,7 @@ class Exchange(Passage):
     def takes(self, error: RateLimitExceeded | RuntimeError) -> bool:
         """Whether an error of the application is a refusal that can be answered: no response has started.
 
-        A RuntimeError is one where Starlette made it from a refusal because of a response that was held back.
+        So is a RuntimeError that Starlette raised from a refusal, because this limiter held a response back.
         """
         if isinstance(error, RateLimitExceeded):
             if self.refused is None and self.begun in ("", ACCEPT):
@@ -131,7 +131,8 @@ class Exchange(Passage):
         return self.refused is not None
 
     def holds_back(self, message: Message) -> bool:
-        """Whether the start of a response is a framework's 500 for a RateLimitExceeded: that is answered by us.
+        """Whether the start of a response is a framework's 500 for a RateLimitExceeded. This limiter answers that
+        itself.
 
         Any other response that is made while a RateLimitExceeded is handled is the application's own answer to it, and
         gets the fields of that refusal.
@@ -230,7 +231,7 @@ class RateLimitMiddleware:
         return answer_of(self.settings, caller, decision)
 
     def _is_free(self, scope: Scope, caller: AsgiCaller) -> bool:
-        """Whether this is a preflight that runs no view. By the method as sent: a CORS layer answers no "options"."""
+        """Whether this is a preflight that runs no view. The method counts as sent: no CORS layer answers "options"."""
         return is_preflight(scope["method"], caller.header) and self.answers_preflight(scope)
 
     def _bounds(self, passage: Passage, outer: Passage | None, arrival: Arrival) -> tuple[Bound, ...]:
@@ -316,7 +317,8 @@ class RateLimitMiddleware:
     async def _deny(
         self, decision: Decision, caller: AsgiCaller, call: tuple[Scope, Receive, Send], *, passage: Exchange
     ) -> None:
-        """Answer a refused request: one of our own before its body is read, one that the application raised after."""
+        """Answer a refused request. Before its body is read if we refused; later if the application raised the
+        refusal."""
         scope, receive, send = call
         telling = self._telling(passage, send)
         start, rest = HTTP
@@ -339,13 +341,13 @@ class RateLimitMiddleware:
 
 
 def _taken() -> SettingsError:
-    """What is wrong where the application keeps something of its own under our name."""
+    """The error for an application that keeps a value of its own under our name in the state."""
     problem = "each request's decision is kept under this name"
     return SettingsError("state", _STATE, problem=problem, expected="give what the lifespan yields another name")
 
 
 async def _nothing() -> None:
-    """What becomes of a message that is held back."""
+    """Send nothing: the message is held back."""
 
 
 def header_lines(scope: Scope) -> Sequence[tuple[bytes, bytes]]:
@@ -359,7 +361,7 @@ def header_lines(scope: Scope) -> Sequence[tuple[bytes, bytes]]:
 
 
 def chain(app: Any) -> Iterator[Any]:
-    """An application, and what it wraps, as far as the custom of calling it `app` holds."""
+    """An application, and the one it wraps, and so on, as long as each has the attribute `app`."""
     seen: set[int] = set()
     while app is not None:
         app = getattr(app, "__self__", app)  # a router gives its middleware a method of its own
@@ -377,7 +379,7 @@ def is_cors(kind: object) -> bool:
 
 
 def passes_preflight(kind: object) -> bool:
-    """Whether this is a layer of a framework, or a limiter, that passes a preflight on and runs nothing of the user's.
+    """Whether this is a framework's layer or a limiter that passes a preflight on and runs no code of the user's.
 
     Any other layer may answer, and look at what the client sent before it does: an API key, for example.
     """

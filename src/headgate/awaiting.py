@@ -1,7 +1,7 @@
-"""Functions of the user's that answer later, and what an application that is called synchronously says of them.
+"""Users' functions that are asynchronous, and the error of a synchronous application that meets one.
 
-Start-up sees those that are surely asynchronous. A plain function that returns a coroutine shows with its first
-answer; the error has the same words, and the coroutine is closed. This module knows the error tree.
+Start-up finds functions that are certainly asynchronous. A plain function that returns a coroutine is found when it is
+first called. Then the error has the same words, and the coroutine is closed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _CALLED: Final = "an async function, but this application is called synchronousl
 
 
 def waits(answer: object) -> TypeGuard[Awaitable[Any]]:
-    """Whether what a user's function has answered is still to be awaited."""
+    """Whether the value that a user's function returned must be awaited."""
     return type(answer) not in _READY and inspect.isawaitable(answer)
 
 
 def answers_later(function: object) -> bool:
     """Whether a function is surely asynchronous: by its kind, a mark, or the annotation of what it returns.
 
-    A plain function that wraps an asynchronous one may as well run it to its end, so it is not.
+    A plain function that wraps an asynchronous one does not count: it may run that one to its end itself.
     """
     while isinstance(function, partial):
         function = function.func
@@ -79,12 +79,12 @@ def name_of(function: Any) -> str:
 
 
 def called_at_once(what: str, function: object) -> ColourError:
-    """The error of a function that answers later where nobody can await that."""
+    """The error of an asynchronous function in a synchronous application."""
     return ColourError(what, name_of(function), problem=_CALLED, expected="give a plain function")
 
 
 def give_up(answer: object) -> None:
-    """Leave nothing of an answer that nobody will await."""
+    """Close an answer that will never be awaited."""
     for name in ("close", "cancel"):
         if callable(end := getattr(answer, name, None)):
             end()
@@ -106,7 +106,7 @@ class Waiting(NamedTuple):
 
 
 class Later:
-    """What is made of one answer, or of several, once those that wait have been awaited; or closed instead."""
+    """A result that is computed from one or more answers, after they were awaited. It may be closed instead."""
 
     __slots__ = ("_answers", "_make", "function")
 
@@ -123,7 +123,7 @@ class Later:
         return self._make(*found)
 
     def close(self) -> None:
-        """Give them up."""
+        """Close the answers without awaiting them."""
         for answer in self._answers:
             if waits(answer):
                 give_up(answer)

@@ -80,7 +80,7 @@ class ManualClock:
 
 
 def read_us(clock: Clock) -> int:
-    """The time that a clock says. ConfigurationError where a store cannot count with it, and might admit everything."""
+    """The time that a clock returns. ConfigurationError if a store cannot count with it: it might allow everything."""
     now = clock.now_us()
     if type(now) is int and 0 <= now <= LATEST_US:
         return now

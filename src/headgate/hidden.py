@@ -1,8 +1,7 @@
 """Values that are not shown: the password in a store's URL, and the secret. A traceback may print every local variable.
 
-They are text and bytes as any other, but for their repr, which is what a traceback with local variables, an error
-tracker or a debugger prints. So each way in puts them on first, before anything can fail. This module knows the
-standard library.
+They are text and bytes with another repr. A traceback with local variables, an error tracker and a debugger print the
+repr. So every entry point wraps such a value first, before anything can fail.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class HiddenBytes(bytes):
 
 
 class Concealed:
-    """Something of a wrong type, which may hold what must not be shown."""
+    """A value of a wrong type, which may contain a secret."""
 
     __slots__ = ("value",)
 
@@ -82,7 +81,7 @@ def hide_options(options: Mapping[Any, Any], known: frozenset[str]) -> dict[Any,
 
 
 def _hide_option(name: object, value: Any, known: frozenset[str]) -> Any:
-    """The value of one setting. A text under a name that is not known may be a secret, ill spelt."""
+    """The value of one setting. Text under an unknown name is hidden: the name may be a misspelt `secret`."""
     option = name.lower() if isinstance(name, str) else ""
     if option == "store":
         return hide_store(value)

@@ -82,7 +82,7 @@ class WsgiCaller:
 
 
 class _Served(Passage):
-    """A passage, and whether the response has started."""
+    """The passage of one request, and whether its response has started."""
 
     __slots__ = ("started",)
 

@@ -1,6 +1,7 @@
-"""Hooks for PyInstaller, which finds them by the entry point `pyinstaller40`: what it cannot see in headgate's source.
+"""Hooks for PyInstaller. They name the modules and files that it cannot find in headgate's source.
 
-A hook is run when the module that its file is named after is put into a program. Nothing of headgate imports these.
+PyInstaller finds this folder by the entry point `pyinstaller40`. It runs a hook when it packs the module that the
+hook's file is named after. No module of headgate imports them.
 """
 
 from __future__ import annotations

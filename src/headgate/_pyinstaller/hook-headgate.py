@@ -1,6 +1,6 @@
-"""What a program needs of headgate and no import names: the stores that a URL names, and the scripts for the server.
+"""The hook for what no import names: the stores that a URL names, and the Lua scripts for the server.
 
-A store's module is put in also where its client is missing: then its URL is answered by HG007, as without PyInstaller.
+The hook packs a store's module also if its client is missing. Then its URL raises HG007, as without PyInstaller.
 """
 
 from __future__ import annotations

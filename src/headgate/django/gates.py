@@ -1,4 +1,4 @@
-"""The gates of this process: one for each colour, made from `settings.HEADGATE` when first needed.
+"""The gates of this process: one sync and one async, made from `settings.HEADGATE` when first needed.
 
 Middleware and decorators share them, so they share budgets. When the setting changes (`override_settings`) they are
 closed, and the next request makes new ones. This module knows Django's settings, signals and routes; no request.
@@ -92,7 +92,8 @@ def make_async(settings: Settings) -> AsyncGate:
 
 
 def _check_routes(gate: Gate | AsyncGate) -> None:
-    """Refuse a rule whose route is not in the URLconf. Who silences the check has it in another URLconf."""
+    """Refuse a rule whose route is not in the URLconf. A project with the route in another URLconf silences the
+    check."""
     if gate.knows_routes and UNUSABLE not in django_settings.SILENCED_SYSTEM_CHECKS:
         gate.check_routes(names_of_routes())
 

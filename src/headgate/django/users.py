@@ -88,7 +88,7 @@ def name_of(user: Any) -> Hashable | None:
 
 
 class Looks:
-    """What the looks of one gate have come to: how many found no session, by address, and whether they fail now."""
+    """The results of the looks of one gate: how many found no session, by address, and whether they fail now."""
 
     def __init__(self, settings: Settings) -> None:
         self._store = open_store(_MEMORY, prefix=settings.prefix, clock=settings.clock)
@@ -213,7 +213,7 @@ class Look:
         return name
 
     def _fail(self, error: Exception) -> None:
-        """Leave the session as it was found. Raise the refusal where a rule wants that, else it is nobody."""
+        """Leave the session as it was found. Raise the refusal if a rule says so, else count by address."""
         self._restore()
         self._looks.failed(error)
         settings = self._settings
@@ -292,7 +292,7 @@ def _is_of_auth(function: Any) -> bool:
 
 
 def _refused(bounds: Collection[Bound]) -> Decision:
-    """The refusal by rules that cannot know for whom they are to count."""
+    """The refusal by rules whose identity the failed look could not find."""
     checks = tuple([Check(terms, "", 1) for bound in bounds for terms in bound.terms or _UNREADY])
     limits = [check.terms.params[0] for check in checks]
     wait = MICROSECOND

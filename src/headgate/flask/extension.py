@@ -1,9 +1,9 @@
-"""The Flask extension: what it adds to an application, and what that does with each request.
+"""The Flask extension: the functions that it registers on an application, and their work for each request.
 
 A `before_request` decides, also where no route matches; an `after_request` tells the client, whoever made the response.
 A `before_request` function that was registered earlier may answer instead. The `after_request` decides then, and puts
 the refusal in the place of that answer.
-What is held until the last byte goes with the response, and with the request if no response came so far.
+The place of a concurrency limit is freed when the response is closed, or with the request if there was no response.
 Nothing about one request is kept here: a Passage is left on the request itself, because `flask.g` outlives a request
 that is made inside an application context. Nothing here refers to the application but by a weak reference: `del app`
 frees it.
@@ -115,7 +115,7 @@ class _Visit(Passage):
         super().__init__(gate)
         self.arrived = False  # the rules of the place where the request arrived have been decided
         self.denied: Decision | None = None  # what `denial` answers; more may have been decided since
-        self.failed = False  # an error that nobody handled came before they were
+        self.failed = False  # an unhandled error came before the decision
 
 
 Visits = dict["Installation", _Visit]
@@ -133,7 +133,7 @@ class Installation:
 
     @property
     def _app(self) -> Flask:
-        """The application. It is there: nobody else calls what stands on it."""
+        """The application. It still exists: only the application calls the functions registered on it."""
         return cast("Flask", self._app_ref())
 
     @cached_property
@@ -203,7 +203,7 @@ class Installation:
             request_tearing_down.connect(self.over, app)
 
     def exceeded(self, error: RateLimitExceeded) -> Any:
-        """Answer a refusal that a view has raised, as if it was ours. The application's own handlers go first."""
+        """Answer a refusal that a view has raised like one of ours. The application's own handlers go first."""
         app, native = self._app, _native()
         own = app.error_handler_spec[None][None].get(HeadgateError)
         if own is not None:
@@ -319,7 +319,7 @@ def _visits(native: Request) -> Visits:
 
 
 def _decided_late(app: Flask, native: Request, response: Response) -> Response:
-    """Have all limiters decide that have not, in their order. What one refuses, those after it do not charge."""
+    """Let the limiters decide that have not yet, in their order. After a refusal the later limiters do not charge."""
     visits = _visits(native)
     for limiter in app.extensions[_NAME]:
         if all([visit.denied is None for visit in visits.values()]):
@@ -328,7 +328,7 @@ def _decided_late(app: Flask, native: Request, response: Response) -> Response:
 
 
 def _instead(refusal: Response, response: Response) -> Response:
-    """The refusal in the place of a response that nobody will read."""
+    """The refusal that replaces a response. The client never sees that response."""
     own = {name.lower() for name, _ in refusal.headers}
     for name, value in response.headers:  # `after_request` functions have seen only that one: scripts may read both
         if name.lower().startswith(_CORS) and name.lower() not in own:
@@ -350,8 +350,8 @@ def _is_preflight(native: Request) -> bool:
 def _is_free(native: Request, status: int) -> bool:
     """Whether this is a preflight that no view has answered. A CORS layer answers by 2xx; all else is charged.
 
-    Only the router's own answers are free as well. Else a check of keys that answers 401, or sends to a login, could be
-    asked without end, by requests that look like preflights.
+    Only the router's own answers are free as well. Otherwise requests that look like preflights could try API keys
+    without end, against a function that answers 401 or sends to a login.
     """
     routed = native.routing_exception
     return (200 <= status < 300 or (routed is not None and routed.code == status)) and _is_preflight(native)

@@ -1,15 +1,14 @@
-"""The deny cache: a store that repeats a refusal by itself, for as long as the store inside would say the same.
+"""The deny cache: a store that repeats a refusal without asking the store inside, which would answer the same.
 
-That is until any number in it would change, and no longer than the staleness, for another process may have dropped the
-budget or raised the limit meanwhile. It is counted from before the store was asked, so nobody is refused too long; the
-waits that are told are counted from after, so nobody is told too short a one. A refusal speaks for the very same checks
-at the same costs: at another cost the wait is another. A refusal for want of a place in flight holds for no time at
-all, for any request that ends makes room.
+A refusal is repeated until any number in it would change. It is never repeated for longer than the staleness, because
+another process may have dropped the budget or raised the limit meanwhile. That time starts before the store is asked,
+so no client is refused too long. The reported wait starts after the store has answered, so it is never too short. A
+refusal is repeated for the same checks at the same costs only: at another cost the wait differs. A refusal by a
+concurrency limit is not remembered, because any request that ends makes room.
 
 Whatever this process does to a budget ends every remembered refusal that has a check on that budget: a charge that
 passes, a forced one, a counted refusal, a refund, a renewal, a reset. Other costs and other rules of the same request
 change the numbers too. An answer is not remembered if one of its budgets was changed while it was under way.
-This module knows values and clocks, and of the store inside its calls.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from headgate.plan import BAN, Check, Outcome, Plan
 from headgate.stores import AsyncStore, Store
 
 SIZE: Final = 10_000  # refusals that are remembered; the oldest goes first
-_MASK: Final = 1023  # of the hash of an identity: which of so many marks it has
+_MASK: Final = 1023  # the low bits of the hash of an identity choose one of 1,024 marks
 
 Checks = tuple[Check, ...]
 _Asked = tuple[int, list[object]]
@@ -54,7 +53,7 @@ class Refusals:
         self._marks: list[object] = [None] * (_MASK + 1)
         self._staleness_us = round(staleness * MICROSECOND)
         self._size = size
-        self._lock = threading.RLock()  # a finalizer may give something back in a thread that holds it
+        self._lock = threading.RLock()  # a finalizer may refund in a thread that holds it
 
     def repeat(self, plan: Plan, refusal: _Refusal) -> tuple[Outcome, ...] | None:
         """The refusal as the store would tell it now; None if it would tell another, or the plan only looks."""

@@ -1,12 +1,11 @@
-"""What a memory store keeps of identities: at most so many entries, whoever comes. No scan, and nobody is freed.
+"""The bounded table of a memory store. Evicts without scanning, and never evicts an identity that is refused.
 
-A new entry looks at a few old ones, in turn, and takes away what has expired. In a full store the one of them goes that
-has the most of its limit left: a flood of newcomers drives out itself. If none may go, because each of them is refused
-at present, the newcomer shares a budget with others in that position, and stays with it. The shared budgets are spread
-over the networks of newcomers, by a hash with a secret of this store: one network can use up one budget of each kind of
-rule, and cannot know whose else it is.
-Strikes towards a ban are not shared, for all newcomers would be banned for one: they are not counted then.
-This module knows values; no algorithm, no clock and no lock.
+Each new entry inspects a few old ones, in turn, and removes the expired ones. A full table evicts the one of them that
+has the most of its limit left, so a flood of newcomers evicts its own entries. If all of them are refused at present,
+the newcomer gets no entry. It uses a shared budget until that has fully reset. A hash with a secret of this store
+spreads the networks of newcomers over the shared budgets. So one network can use up one budget of each kind of rule,
+and cannot know which other networks share it.
+Strikes towards a ban are not counted on a shared budget: one client would ban all the others.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from typing import Any, Final
 from headgate.identity import Seal
 from headgate.plan import BAN, Check, Outcome, Terms
 
-PLACES: Final = 1_024  # shared budgets for the newcomers under one kind of rule, when it is full
-SHARED: Final = 4_096  # shared budgets in all; when they are in use, further kinds have one for all newcomers
-KINDS: Final = 1_000  # of those
-GUESTS: Final = 1_000  # of one shared budget, who are remembered,
-HOSTED: Final = 20_000  # and of all of them
+PLACES: Final = 1_024  # shared budgets for the newcomers under one kind of rule, when the table is full
+SHARED: Final = 4_096  # shared budgets in all; when they are in use, each further kind has one for all newcomers
+KINDS: Final = 1_000  # such further kinds
+GUESTS: Final = 1_000  # identities that one shared budget remembers
+HOSTED: Final = 20_000  # identities that all shared budgets remember
 _LOOKS: Final = 8  # keys looked at, at most, to make room for a new one
 _CHOICES: Final = 4  # of which one goes
 _SWEEP: Final = 2  # and while there is room: twice as fast as keys come, so that what has expired goes
@@ -71,8 +70,8 @@ class Entry:
 class Shared(Entry):
     """One budget for newcomers from some networks, under rules of one algorithm, limit and period.
 
-    An identity that was charged here is its guest and keeps using this budget until it has fully reset, also when there
-    is room for an entry of its own by then: to move there earlier would erase its usage.
+    An identity charged here keeps using this shared budget until it has fully reset. Moving it to its own entry earlier
+    would erase its usage.
     """
 
     __slots__ = ("guests",)
@@ -193,7 +192,7 @@ class Entries:
         return len(self._shared) < before
 
     def _part(self, host: Shared) -> None:
-        """Let go of all guests."""
+        """Forget all identities that use a shared budget."""
         for key in list(host.guests):
             self._leave(host, key)
 

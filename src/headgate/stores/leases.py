@@ -19,7 +19,7 @@ from headgate.stores.permits import SIZE, Permits, Trip, Trips
 class Leases:
     """A store that serves permits which it has taken in advance, for rules that lease.
 
-    A plan that only looks sees the permits that are held as free. Forgetting and closing give them back first.
+    A peek counts the permits held here as free. `forget` and `close` give them back to the store first.
     `on_return` is called with each plan whose permits went back to the store.
     """
 

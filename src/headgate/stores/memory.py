@@ -106,7 +106,7 @@ class MemoryStore:
         """Give back what the plan was charged, as far as the windows that it fell into are still there."""
         self._refunds.append((plan, outcomes))
         # A finalizer calls this from wherever the garbage collector runs, so also in a thread that holds the lock. To
-        # wait for the lock there would stop the process. Whoever takes the lock next makes the refund first.
+        # wait for the lock there would stop the process. The next call that takes the lock makes the refund first.
         if self._lock.acquire(blocking=False):
             try:
                 self._give_back_due(self._now_us())
