@@ -93,7 +93,7 @@ def main() -> int:
 
 def arguments() -> argparse.Namespace:
     """The options, read and checked."""
-    parser = argparse.ArgumentParser(prog="scripts/bench", description="headgate beside its peers and the floors")
+    parser = argparse.ArgumentParser(prog="scripts/bench", description="sluicegate beside its peers and the floors")
     parser.add_argument(
         "--quick", dest="effort", action="store_const", const="quick", default="full", help="a short run"
     )
@@ -137,7 +137,7 @@ def commit() -> str:
     """The commit that is measured, and whether more than that was there."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
-    return f"{version('headgate')} ({told.stdout.strip()})" if told.returncode == 0 else version("headgate")
+    return f"{version('sluicegate')} ({told.stdout.strip()})" if told.returncode == 0 else version("sluicegate")
 
 
 def servers() -> dict[str, str]:
@@ -166,7 +166,9 @@ def _print(title: str, table: Rows) -> None:
     for at, heading in enumerate(table[0]):
         shown.add_column(heading, justify="right" if at else "left")
     for row in table[1:]:
-        shown.add_row(*row, style="red" if row[-1] == "NOT met" else "bold" if row[0].startswith("headgate") else None)
+        shown.add_row(
+            *row, style="red" if row[-1] == "NOT met" else "bold" if row[0].startswith("sluicegate") else None
+        )
     console.print(shown)
 
 

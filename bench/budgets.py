@@ -1,7 +1,7 @@
-"""The budgets: what headgate must reach, as data, and whether it did.
+"""The budgets: what sluicegate must reach, as data, and whether it did.
 
-Pure, as `figures` is. A budget compares headgate's figure with the best of those it is measured against, or, where
-it names several of headgate's, the worst of them; without any to compare with, its bound is in the measure's own unit.
+Pure, as `figures` is. A budget compares sluicegate's figure with the best of those it is measured against, or, where
+it names several of sluicegate's, the worst of them. Without any to compare with, its bound is in its own unit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from bench.figures import MEASURES, Figure, Spread, by_merit, ratio
 
-OURS: Final = "headgate"
+OURS: Final = "sluicegate"
 NOTHING: Final = "redis-py EVALSHA of return 1"
 NONE: Final = "no limiter"
 DICT: Final = "dict look-up under a lock"
@@ -83,11 +83,11 @@ BUDGETS: Final = (
     _flood("Starlette"),
     _flood("Flask"),
     _flood("Django"),
-    _bytes("key in Redis, 10/minute", 300, "headgate 10/minute, full"),
-    _bytes("key in Redis, any limit", 2048, *[f"headgate {each}/hour, full" for each in (100, 1_000, 1_000_000)]),
-    _bytes("key in Redis, gcra", 110, "headgate gcra"),
+    _bytes("key in Redis, 10/minute", 300, "sluicegate 10/minute, full"),
+    _bytes("key in Redis, any limit", 2048, *[f"sluicegate {each}/hour, full" for each in (100, 1_000, 1_000_000)]),
+    _bytes("key in Redis, gcra", 110, "sluicegate gcra"),
     _bytes("key in memory, 10/minute, one hit", 400, OURS, topics=(PROCESS,)),
-    Budget("import headgate", ("import",), "start", 30),
+    Budget("import sluicegate", ("import",), "start", 30),
 )
 
 

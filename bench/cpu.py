@@ -8,7 +8,7 @@ import redis
 
 from bench.figures import Figure
 from bench.memory import role_of
-from bench.peers import HEADGATE, LIMITS, ours, redis_makers
+from bench.peers import LIMITS, SLUICEGATE, ours, redis_makers
 from bench.race import Contender, Course, Turn
 from bench.redis import RULES, floors, names, ruled
 from tests.servers import Server, valkey_server
@@ -31,7 +31,7 @@ def measure(course: Course) -> list[Figure]:
 
 def _contenders(course: Course, client: redis.Redis, server: Server) -> list[Contender]:
     makers = redis_makers(server.url)
-    rules = {ours(algorithm): (1, 2, 3) for algorithm in HEADGATE} | {f"limits {name}": (1, 2, 3) for name in LIMITS}
+    rules = {ours(algorithm): (1, 2, 3) for algorithm in SLUICEGATE} | {f"limits {name}": (1, 2, 3) for name in LIMITS}
     return [
         Contender(ruled(TOPIC, n), name, role_of(name), _turn(course, client, makers[name](RULES[:n]).hit))
         for name, counts in rules.items()

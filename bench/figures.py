@@ -1,6 +1,6 @@
 """Figure: what was measured, once for each round; and what may be said of several figures.
 
-Pure: no clock, no peer, no headgate. A ratio pairs the rounds of two figures, because contenders take turns: what
+Pure: no clock, no peer, no sluicegate. A ratio pairs the rounds of two figures, because contenders take turns: what
 slows the machine down for a while slows both, and leaves their ratio as it was.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median, quantiles
 from typing import Any, Final, Literal, NamedTuple
 
-Role = Literal["headgate", "peer", "floor"]
+Role = Literal["sluicegate", "peer", "floor"]
 
 
 class Measure(NamedTuple):

@@ -60,7 +60,7 @@ FRAMEWORKS = (
             _floor(NONE, "none"),
             _floor("an empty middleware", "empty"),
             _floor("an empty BaseHTTPMiddleware", "base"),
-            *_both("headgate", "headgate"),
+            *_both("sluicegate", "sluicegate"),
             *_both("slowapi"),
             *_both("limits by hand"),
         ),
@@ -69,13 +69,18 @@ FRAMEWORKS = (
         "FastAPI",
         "bench.apps.fastapi_app:app",
         "uvicorn",
-        (_floor(NONE, "none"), *_both("headgate", "headgate"), *_both("fastapi-limiter")),
+        (_floor(NONE, "none"), *_both("sluicegate", "sluicegate"), *_both("fastapi-limiter")),
     ),
     Framework(
         "Flask",
         "bench.apps.flask_app:app",
         "gunicorn",
-        (_floor(NONE, "none"), _floor("empty hooks", "empty"), *_both("headgate", "headgate"), *_both("Flask-Limiter")),
+        (
+            _floor(NONE, "none"),
+            _floor("empty hooks", "empty"),
+            *_both("sluicegate", "sluicegate"),
+            *_both("Flask-Limiter"),
+        ),
     ),
     Framework(
         "Django",
@@ -84,7 +89,7 @@ FRAMEWORKS = (
         (
             _floor(NONE, "none"),
             _floor("an empty middleware", "empty"),
-            *_both("headgate", "headgate"),
+            *_both("sluicegate", "sluicegate"),
             *_both("django-ratelimit"),
         ),
     ),

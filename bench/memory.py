@@ -53,7 +53,7 @@ def _case(course: Course, topic: str, makers: dict[str, Maker], *, keys: Keys, l
 def role_of(name: str) -> Role:
     if name in FLOORS:
         return "floor"
-    return "headgate" if name.startswith("headgate") else "peer"
+    return "sluicegate" if name.startswith("sluicegate") else "peer"
 
 
 def _turn(course: Course, hit: Callable[[str], object], keys: Keys) -> Turn:

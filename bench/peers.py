@@ -21,9 +21,9 @@ import redis
 import throttled
 import throttled.asyncio
 
-from headgate import AsyncLimiter, Decision, Limiter
+from sluicegate import AsyncLimiter, Decision, Limiter
 
-HEADGATE = ("sliding-window", "fixed-window", "gcra", "sliding-counter", "sliding-log")
+SLUICEGATE = ("sliding-window", "fixed-window", "gcra", "sliding-counter", "sliding-log")
 LIMITS = {
     "fixed-window": "FixedWindowRateLimiter",
     "moving-window": "MovingWindowRateLimiter",
@@ -62,7 +62,7 @@ Maker = Callable[[Sequence[Limit]], Gate]
 AsyncMaker = Callable[[Sequence[Limit]], AsyncGate]
 
 
-def headgate(store: str, algorithm: str) -> Maker:
+def sluicegate(store: str, algorithm: str) -> Maker:
     """The library itself; a store of its own for each gate, but the same server where the URL names one."""
 
     def make(wanted: Sequence[Limit]) -> Gate:
@@ -152,7 +152,7 @@ def redis_makers(url: str) -> dict[str, Maker]:
 
 
 def _makers(url: str, *, room: str) -> dict[str, Maker]:
-    found = {ours(algorithm): headgate(room, algorithm) for algorithm in HEADGATE}
+    found = {ours(algorithm): sluicegate(room, algorithm) for algorithm in SLUICEGATE}
     found |= {f"limits {strategy}": of_limits(url, strategy) for strategy in LIMITS}
     found |= {f"throttled-py {using.replace('_', '-')}": of_throttled(url, using) for using in THROTTLED}
     return {**found, "pyrate-limiter log": of_pyrate(url)}
@@ -177,7 +177,7 @@ def async_makers(url: str) -> dict[str, AsyncMaker]:
         return AsyncGate(made.limit, _not_limited)
 
     return {
-        "headgate": ours_async,
+        "sluicegate": ours_async,
         "limits (redis-py)": partial(of_limits_async, "redispy"),
         "limits (coredis)": partial(of_limits_async, "coredis"),
         "throttled-py": of_throttled_async,
@@ -186,7 +186,7 @@ def async_makers(url: str) -> dict[str, AsyncMaker]:
 
 def ours(algorithm: str) -> str:
     """A contender of ours: the default goes by the library's name."""
-    return "headgate" if algorithm == HEADGATE[0] else f"headgate {algorithm}"
+    return "sluicegate" if algorithm == SLUICEGATE[0] else f"sluicegate {algorithm}"
 
 
 def prove(gate: Gate, name: str) -> None:

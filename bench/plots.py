@@ -66,10 +66,10 @@ ROW, HEAD, GAP = 24, 30, 14
 STYLE: Final = """
 text { font: 12px system-ui, sans-serif; fill: #333 } .title { font-size: 14px; font-weight: 600 }
 .panel { font-weight: 600 } .back { fill: #fff } .axis { stroke: #999 } .spread { stroke: #333; stroke-width: 1.5 }
-.headgate { fill: #1f6feb } .peer { fill: #b8a07e } .floor { fill: #9aa5b1 }
+.sluicegate { fill: #1f6feb } .peer { fill: #b8a07e } .floor { fill: #9aa5b1 }
 @media (prefers-color-scheme: dark) {
 text { fill: #ddd } .back { fill: #1e2129 } .axis { stroke: #777 } .spread { stroke: #eee }
-.headgate { fill: #58a6ff } .peer { fill: #8a7555 } .floor { fill: #5c6670 }
+.sluicegate { fill: #58a6ff } .peer { fill: #8a7555 } .floor { fill: #5c6670 }
 }
 """.strip()
 
@@ -143,7 +143,7 @@ def page(text: str, run: dict[str, Any]) -> str:
 def machine(run: dict[str, Any]) -> str:
     """On what it was measured."""
     versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-    return f"{run['machine']}. {run['effort'].capitalize()} run of headgate {run['commit']}. {versions}."
+    return f"{run['machine']}. {run['effort'].capitalize()} run of sluicegate {run['commit']}. {versions}."
 
 
 def publish(run: dict[str, Any]) -> list[Path]:

@@ -18,7 +18,7 @@ from tests.servers import Server, valkey_server
 
 RULES = (Limit(10_000, "day"), Limit(5_000, "hour"), Limit(1_000, "minute"))  # so high that nothing is refused
 SEVERAL = (
-    "headgate",
+    "sluicegate",
     "limits fixed-window",
     "limits sliding-counter",
     "throttled-py fixed-window",

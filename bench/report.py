@@ -1,7 +1,7 @@
 """The figures as tables, for a terminal and for a page.
 
 Pure. A grid has a row for each contender and a column for each topic or measure; its chief column is the one that is
-held against the floor and against headgate, round by round.
+held against the floor and against sluicegate, round by round.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def rows(grid: Grid, figures: Sequence[Figure]) -> Rows:
     floor = None if chief is None else _floor(chief, known)
     found: Rows = [["", *[column.heading for column in grid.columns]]]
     if chief is not None:
-        found[0] += [*(["× floor"] if floor is not None else []), "× headgate"]
+        found[0] += [*(["× floor"] if floor is not None else []), "× sluicegate"]
     for name in sorted(names, key=lambda each: _rank(each, known, chief or grid.columns[0])):
         row = [name, *[_cell(known, column, name, relative=grid.relative) for column in grid.columns]]
         if chief is not None:
@@ -178,10 +178,10 @@ def _digits(verdict: Verdict) -> int:
 def markdown(table: Rows) -> str:
     """The rows as a table of a page; all columns but the first to the right.
 
-    >>> print(markdown([["", "ms"], ["headgate", "1"]]))
+    >>> print(markdown([["", "ms"], ["sluicegate", "1"]]))
     | | ms |
     |---|--:|
-    | headgate | 1 |
+    | sluicegate | 1 |
     """
     lines = [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in table]
     return "\n".join([lines[0], f"|---|{'--:|' * (len(table[0]) - 1)}", *lines[1:]])

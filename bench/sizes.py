@@ -19,7 +19,7 @@ from bench.figures import Figure
 from bench.memory import role_of
 from bench.peers import Limit, memory_makers, redis_makers
 from bench.race import Course
-from headgate import Limiter, ManualClock
+from sluicegate import Limiter, ManualClock
 from tests.servers import redis_server, valkey_server
 
 NAME = "user:12345678"
@@ -47,15 +47,15 @@ class Window(NamedTuple):
 
 
 WINDOWS = {
-    "headgate 10/minute, one hit": Window(TEN, hits=1),
-    "headgate 10/minute, full": Window(TEN, hits=10),
-    "headgate 100/hour, full": Window(Limit(100, "hour"), hits=100),
+    "sluicegate 10/minute, one hit": Window(TEN, hits=1),
+    "sluicegate 10/minute, full": Window(TEN, hits=10),
+    "sluicegate 100/hour, full": Window(Limit(100, "hour"), hits=100),
     # Above its resolution a window tells a hundred moments apart: 220 hits leave more than one in each.
-    "headgate 1000/hour, full": Window(Limit(1_000, "hour"), hits=220, cost=4),
-    "headgate 1000000/hour, full": Window(Limit(1_000_000, "hour"), hits=220, cost=4_545),
-    "headgate gcra": Window(Limit(1_000_000, "hour"), hits=20, cost=4_545, algorithm="gcra"),
-    "headgate fixed-window": Window(TEN, hits=10, algorithm="fixed-window"),
-    "headgate sliding-counter": Window(TEN, hits=10, algorithm="sliding-counter"),
+    "sluicegate 1000/hour, full": Window(Limit(1_000, "hour"), hits=220, cost=4),
+    "sluicegate 1000000/hour, full": Window(Limit(1_000_000, "hour"), hits=220, cost=4_545),
+    "sluicegate gcra": Window(Limit(1_000_000, "hour"), hits=20, cost=4_545, algorithm="gcra"),
+    "sluicegate fixed-window": Window(TEN, hits=10, algorithm="fixed-window"),
+    "sluicegate sliding-counter": Window(TEN, hits=10, algorithm="sliding-counter"),
 }
 
 

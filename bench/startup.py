@@ -1,4 +1,4 @@
-"""What `import headgate` takes beyond the interpreter's own start, in processes of its own."""
+"""What `import sluicegate` takes beyond the interpreter's own start, in processes of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ import time
 from bench.figures import Figure
 from bench.race import Contender, Course, Turn
 
-MODULES = {"headgate": "headgate", "limits": "limits", "throttled-py": "throttled", "pyrate-limiter": "pyrate_limiter"}
+MODULES = {
+    "sluicegate": "sluicegate",
+    "limits": "limits",
+    "throttled-py": "throttled",
+    "pyrate-limiter": "pyrate_limiter",
+}
 TOPIC = "import"
 NOTHING = "nothing"
 
@@ -22,7 +27,9 @@ def measure(course: Course) -> list[Figure]:
         contenders = [
             Contender(TOPIC, NOTHING, "floor", _turn("pass", cache)),
             *[
-                Contender(TOPIC, name, "headgate" if name == "headgate" else "peer", _turn(f"import {module}", cache))
+                Contender(
+                    TOPIC, name, "sluicegate" if name == "sluicegate" else "peer", _turn(f"import {module}", cache)
+                )
                 for name, module in MODULES.items()
             ],
         ]

@@ -12,8 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from headgate.algorithms import find
-from headgate.quota import Quota
+from sluicegate.algorithms import find
+from sluicegate.quota import Quota
 
 SECOND: Final = 1_000_000
 START: Final = 1_000_000_000 * SECOND

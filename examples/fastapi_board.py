@@ -8,9 +8,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException
 from pydantic import BaseModel
 
-from headgate.fastapi import RESPONSES, RateLimit, RateLimitMiddleware, limit
+from sluicegate.fastapi import RESPONSES, RateLimit, RateLimitMiddleware, limit
 
-TOKENS = {"token-of-laoqian": "laoqian", "token-of-xiaoma": "xiaoma"}
+TOKENS = {"token-of-alice": "alice", "token-of-bob": "bob"}
 replies: list[str] = []
 
 
@@ -49,7 +49,7 @@ app = FastAPI(title="A board")
 app.include_router(router)
 app.add_middleware(
     RateLimitMiddleware,
-    store=os.environ.get("HEADGATE_STORE", "memory://"),
-    deadline=float(os.environ.get("HEADGATE_DEADLINE", "0.1")),
+    store=os.environ.get("SLUICEGATE_STORE", "memory://"),
+    deadline=float(os.environ.get("SLUICEGATE_DEADLINE", "0.1")),
     default_limits=["20/second", "1000/day"],
 )

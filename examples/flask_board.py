@@ -8,9 +8,9 @@ from typing import Any
 from flask import Blueprint, Flask, jsonify, request
 from werkzeug.exceptions import HTTPException
 
-from headgate.flask import RateLimiter, exempt, limit
+from sluicegate.flask import RateLimiter, exempt, limit
 
-TOKENS = {"token-of-laoqian": "laoqian", "token-of-xiaoma": "xiaoma"}
+TOKENS = {"token-of-alice": "alice", "token-of-bob": "bob"}
 replies: list[str] = []
 
 board = Blueprint("board", __name__)
@@ -47,15 +47,15 @@ def health() -> str:
 
 
 def too_many(error: HTTPException) -> Any:
-    """An answer in the application's own voice; headgate adds Retry-After and the RateLimit fields."""
+    """An answer in the application's own voice; sluicegate adds Retry-After and the RateLimit fields."""
     return jsonify(error="slow down", why=error.description), 429
 
 
 def create_app() -> Flask:
     """The application; its store comes from the environment."""
     app = Flask(__name__)
-    app.config["HEADGATE_STORE"] = os.environ.get("HEADGATE_STORE", "memory://")
-    app.config["HEADGATE_DEADLINE"] = float(os.environ.get("HEADGATE_DEADLINE", "0.1"))
+    app.config["SLUICEGATE_STORE"] = os.environ.get("SLUICEGATE_STORE", "memory://")
+    app.config["SLUICEGATE_DEADLINE"] = float(os.environ.get("SLUICEGATE_DEADLINE", "0.1"))
     limiter.init_app(app)
     app.register_blueprint(board)
     app.register_error_handler(429, too_many)

@@ -8,18 +8,18 @@ from typing import Any
 from flask import Flask, Request, jsonify, request
 from werkzeug.security import check_password_hash, generate_password_hash
 
-from headgate.after import Response
-from headgate.flask import RateLimiter, limit
-from headgate.identity import account
+from sluicegate.after import Response
+from sluicegate.flask import RateLimiter, limit
+from sluicegate.identity import account
 
 # Costly to check, as it should be: another reason to let nobody try for ever.
-PASSWORDS = {"laoqian": generate_password_hash("correct horse"), "xiaoma": generate_password_hash("battery staple")}
+PASSWORDS = {"alice": generate_password_hash("correct horse"), "bob": generate_password_hash("battery staple")}
 NOBODY = generate_password_hash("nobody knows this one")
 
 limiter = RateLimiter()
 app = Flask(__name__)
-app.config["HEADGATE_STORE"] = os.environ.get("HEADGATE_STORE", "memory://")
-app.config["HEADGATE_DEADLINE"] = float(os.environ.get("HEADGATE_DEADLINE", "0.1"))
+app.config["SLUICEGATE_STORE"] = os.environ.get("SLUICEGATE_STORE", "memory://")
+app.config["SLUICEGATE_DEADLINE"] = float(os.environ.get("SLUICEGATE_DEADLINE", "0.1"))
 limiter.init_app(app)
 
 

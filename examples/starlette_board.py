@@ -13,9 +13,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from headgate.starlette import RateLimitMiddleware, exempt, limit
+from sluicegate.starlette import RateLimitMiddleware, exempt, limit
 
-TOKENS = {"token-of-laoqian": "laoqian", "token-of-xiaoma": "xiaoma"}
+TOKENS = {"token-of-alice": "alice", "token-of-bob": "bob"}
 replies: list[str] = []
 
 
@@ -71,8 +71,8 @@ app = Starlette(
         Middleware(AuthenticationMiddleware, backend=Tokens()),  # outside: the limiter sees who is signed in
         Middleware(
             RateLimitMiddleware,
-            store=os.environ.get("HEADGATE_STORE", "memory://"),
-            deadline=float(os.environ.get("HEADGATE_DEADLINE", "0.1")),
+            store=os.environ.get("SLUICEGATE_STORE", "memory://"),
+            deadline=float(os.environ.get("SLUICEGATE_DEADLINE", "0.1")),
             default_limits=["20/second", "1000/day"],
         ),
     ],

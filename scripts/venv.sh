@@ -2,7 +2,7 @@
 #
 #   prepare <venv> [--constraint FILE] [group ...]
 #
-# makes the virtual environment when it is missing, and installs headgate with every extra plus the named
+# makes the virtual environment when it is missing, and installs sluicegate with every extra plus the named
 # dependency groups when pyproject.toml (or the constraints) changed since. A stamp in the environment, one
 # per group, is a copy of what was installed from. Needs Python 3.11 or later; PYTHON names another one.
 
@@ -18,7 +18,7 @@ prepare() {
     fi
     if [ ! -f "$venv/.made" ]; then
         echo "making $venv" >&2
-        "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "headgate needs Python 3.11 or later; set PYTHON to one")'
+        "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sluicegate needs Python 3.11 or later; set PYTHON to one")'
         "${PYTHON:-python3}" -m venv --clear "$venv"
         "$venv/bin/python" -m pip install --quiet --upgrade "pip>=25.1" # dependency groups
         touch "$venv/.made"

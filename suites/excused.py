@@ -1,6 +1,6 @@
-"""The tests that may fail with headgate inserted, each with its reason, by insertion.
+"""The tests that may fail with sluicegate inserted, each with its reason, by insertion.
 
-Ask first whether such a failure shows a defect of headgate: then it belongs to the issues, not here. A run names the
+Ask first whether such a failure shows a defect of sluicegate: then it belongs to the issues, not here. A run names the
 excuses that it did not need.
 """
 

@@ -29,7 +29,7 @@ MISSING = Result(FAILED, "did not run")
 
 
 class Run(NamedTuple):
-    """The tests of one run by their names, whether it came to its end, and how many requests headgate decided about."""
+    """The tests of one run by their names, whether it came to its end, and how many requests were decided."""
 
     tests: Mapping[str, Result]
     ended: bool = True
@@ -47,7 +47,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """One suite, plain and with headgate."""
+    """One suite, plain and with sluicegate."""
 
     plain: Run
     inserted: Run
@@ -61,15 +61,15 @@ class Comparison:
         found = [f"regression: {name}: {why}" for name, why in _by_function(self.regressions).items()]
         for name, run in (("without", self.plain), ("with", self.inserted)):
             if not run.ended:
-                found.append(f"the run {name} headgate broke off after {len(run.tests)} tests")
+                found.append(f"the run {name} sluicegate broke off after {len(run.tests)} tests")
                 return found
         ran = [*self.plain.names(PASSED), *self.plain.names(FAILED)]
         if not ran:
             found.append("no test was run")
         elif len(self.plain.names(PASSED)) < MOST * len(ran):
-            found.append(f"{len(self.plain.names(FAILED))} of {len(ran)} tests fail without headgate as well")
+            found.append(f"{len(self.plain.names(FAILED))} of {len(ran)} tests fail without sluicegate as well")
         if not self.inserted.requests:
-            found.append("headgate has not seen one request")
+            found.append("sluicegate has not seen one request")
         return found
 
 
@@ -89,7 +89,7 @@ def read(lines: Iterable[str]) -> Run:
 
 
 def compare(plain: Run, inserted: Run, excuses: Mapping[str, str]) -> Comparison:
-    """What passes plain and does not pass with headgate. An excuse holds for all parameters of a test.
+    """What passes plain and does not pass with sluicegate. An excuse holds for all parameters of a test.
 
     Where a run breaks off, only what it ran is compared.
     """

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from headgate import cautions
+from sluicegate import cautions
 from tests.cluster import Cluster
 from tests.environments import Environments
 from tests.sentinels import SENTINELS, Sentinels
 from tests.servers import MAKERS, Server, named_server, redis_server, valkey_server
 
 # A real server may be slow once; that is no error. (In CI the parent is Hypothesis's own "ci" profile.)
-settings.register_profile("headgate", settings(), deadline=None)
-settings.load_profile("headgate")
+settings.register_profile("sluicegate", settings(), deadline=None)
+settings.load_profile("sluicegate")
 
 CLUSTERS = {"valkey": "cluster", "redis6": "redis6_cluster", "named": "named_cluster"}  # by their servers
 
@@ -42,7 +42,7 @@ def redis6() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def named() -> Iterator[Server]:
-    """The one that HEADGATE_REDIS_SERVER names, shared as they are; it is among `server` where it is named."""
+    """The one that SLUICEGATE_REDIS_SERVER names, shared as they are; it is among `server` where it is named."""
     with named_server() as server:
         yield server
 
@@ -56,7 +56,7 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 @pytest.fixture(scope="session")
 def environments(tmp_path_factory: pytest.TempPathFactory) -> Environments:
-    """Python with the wheel of headgate and chosen packages, made when a test first asks for them."""
+    """Python with the wheel of sluicegate and chosen packages, made when a test first asks for them."""
     return Environments(tmp_path_factory.mktemp("environments"))
 
 
@@ -76,7 +76,7 @@ def redis6_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def named_cluster() -> Iterator[Cluster]:
-    """Three masters of what HEADGATE_REDIS_SERVER names."""
+    """Three masters of what SLUICEGATE_REDIS_SERVER names."""
     with Cluster(named_server) as cluster:
         yield cluster
 

@@ -1,6 +1,6 @@
 """Real environments, for tests of what is installed and what is not.
 
-headgate is the wheel, built and installed once. Every other distribution of the test environment gets a folder of its
+sluicegate is the wheel, built and installed once. Every other distribution of the test environment gets a folder of its
 own, with links to its files, so an environment is a list of folders on PYTHONPATH, under `python -S`, which adds no
 site-packages. That makes dozens of environments for the price of one: no venv, no download. An environment has what
 an extra requires, and what that requires in its turn, by the metadata that pip reads.
@@ -32,20 +32,20 @@ class Environments:
 
     @cached_property
     def wheel(self) -> Path:
-        """headgate, as a user gets it."""
+        """sluicegate, as a user gets it."""
         _run("hatchling", "build", "-t", "wheel", "-d", str(self.top / "wheel"))
         (wheel,) = (self.top / "wheel").glob("*.whl")
         return wheel
 
     @cached_property
-    def headgate(self) -> Path:
+    def sluicegate(self) -> Path:
         """The folder that the wheel is installed in."""
-        folder = self.top / "headgate"
+        folder = self.top / "sluicegate"
         _run("pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(folder), str(self.wheel))
         return folder
 
     def requires(self, *requirements: str) -> set[str]:
-        """The distributions that these requirements bring, by their names on a registry, lower case; headgate too."""
+        """The distributions that these requirements bring, by their names on a registry, lower case; sluicegate too."""
         found: set[str] = set()
         asked: set[tuple[str, str]] = set()
         left = [(requirement, "") for requirement in map(Requirement, requirements)]
@@ -61,8 +61,8 @@ class Environments:
         return found
 
     def path(self, *extras: str, also: Collection[str] = (), without: Collection[str] = ()) -> list[Path]:
-        """headgate with these extras and what else is named, but without some of the distributions that they bring."""
-        asked = f"headgate[{','.join(extras)}]" if extras else "headgate"
+        """sluicegate with these extras and what else is named, without some of the distributions that they bring."""
+        asked = f"sluicegate[{','.join(extras)}]" if extras else "sluicegate"
         names = self.requires(asked, *also)
         unknown = set(without) - names
         if unknown:
@@ -95,15 +95,15 @@ class Environments:
         return {**plain, "PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONUNBUFFERED": "1"}
 
     def _distribution(self, name: str) -> Distribution:
-        if name != "headgate":
+        if name != "sluicegate":
             return distribution(name)
-        (metadata,) = self.headgate.glob("headgate-*.dist-info")
+        (metadata,) = self.sluicegate.glob("sluicegate-*.dist-info")
         return PathDistribution(metadata)
 
     def _folder(self, name: str) -> Path:
         """A folder with the files of one distribution and no others."""
-        if name == "headgate":
-            return self.headgate
+        if name == "sluicegate":
+            return self.sluicegate
         if name not in self._folders:
             found, folder = distribution(name), self.top / "distributions" / name
             folder.mkdir(parents=True)

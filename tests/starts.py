@@ -1,7 +1,7 @@
-"""Every way in which an application starts with headgate. A program: `starts.py STORE NAME…` prints what came of each.
+"""Every way in which an application starts with sluicegate. `starts.py STORE NAME…` prints what came of each.
 
 It is run in the environments of `environments.py`, where most packages are missing. So it imports only the standard
-library by itself, and a start imports what it needs, headgate first: a missing package is reported by headgate then.
+library by itself, and a start imports what it needs, sluicegate first: it reports a missing package then.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from typing import Any
 
 
 def limiter(store: str) -> None:
-    from headgate import Limiter
+    from sluicegate import Limiter
 
     Limiter(store).close()
 
 
 def async_limiter(store: str) -> None:
-    from headgate import AsyncLimiter
+    from sluicegate import AsyncLimiter
 
     asyncio.run(AsyncLimiter(store).close())
 
 
 def asgi(store: str) -> None:
-    from headgate.asgi import RateLimitMiddleware
+    from sluicegate.asgi import RateLimitMiddleware
 
     live(RateLimitMiddleware(_application, store=store))
 
 
 def wsgi(store: str) -> None:
-    from headgate.wsgi import RateLimitMiddleware
+    from sluicegate.wsgi import RateLimitMiddleware
 
     RateLimitMiddleware(lambda environ, start_response: [], store=store)
 
 
 def starlette(store: str) -> None:
-    ours = import_module("headgate.starlette")
+    ours = import_module("sluicegate.starlette")
     from starlette.applications import Starlette
 
     app = Starlette()
@@ -49,7 +49,7 @@ def starlette(store: str) -> None:
 
 
 def starlette_route(store: str) -> None:
-    ours = import_module("headgate.starlette")
+    ours = import_module("sluicegate.starlette")
     from starlette.middleware import Middleware
     from starlette.routing import Route
 
@@ -57,7 +57,7 @@ def starlette_route(store: str) -> None:
 
 
 def fastapi(store: str) -> None:
-    ours = import_module("headgate.fastapi")
+    ours = import_module("sluicegate.fastapi")
     from fastapi import Depends, FastAPI
 
     app = FastAPI(dependencies=[Depends(ours.RateLimit("5/minute"))])
@@ -66,7 +66,7 @@ def fastapi(store: str) -> None:
 
 
 def flask(store: str) -> None:
-    ours = import_module("headgate.flask")
+    ours = import_module("sluicegate.flask")
     from flask import Flask
 
     ours.RateLimiter(Flask("shop"), store=store)
@@ -95,17 +95,17 @@ def django_check(store: str) -> None:
 
 
 def demo(store: str) -> None:
-    """`headgate demo`, without what its `main` makes of an error."""
-    from headgate.cli.commands import headgate
+    """`sluicegate demo`, without what its `main` makes of an error."""
+    from sluicegate.cli.commands import sluicegate
 
-    headgate(["demo", "--once", "--store", store], standalone_mode=False)
+    sluicegate(["demo", "--once", "--store", store], standalone_mode=False)
 
 
 def door(module: str) -> Callable[[str], None]:
-    """Import a module of headgate."""
+    """Import a module of sluicegate."""
 
     def start(store: str) -> None:
-        import_module(f"headgate.{module}")
+        import_module(f"sluicegate.{module}")
 
     return start
 
@@ -155,16 +155,16 @@ def live(app: Any) -> None:
 
 def _configure(store: str) -> None:
     """A Django project, whose settings can be made once in a process."""
-    import_module("headgate.django")
+    import_module("sluicegate.django")
     import django
     from django.conf import settings
 
     if not settings.configured:
         settings.configure(
-            INSTALLED_APPS=["headgate.django"],
-            MIDDLEWARE=["headgate.django.RateLimitMiddleware"],
+            INSTALLED_APPS=["sluicegate.django"],
+            MIDDLEWARE=["sluicegate.django.RateLimitMiddleware"],
             ROOT_URLCONF=__name__,
-            HEADGATE={"STORE": store, "DEFAULT_LIMITS": ["5/minute"], "KEY": "ip"},
+            SLUICEGATE={"STORE": store, "DEFAULT_LIMITS": ["5/minute"], "KEY": "ip"},
         )
         django.setup()
 

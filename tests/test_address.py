@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headgate.address import (
+from sluicegate.address import (
     NO_PEER,
     Trust,
     _forwarded_for,
@@ -21,7 +21,7 @@ from headgate.address import (
     is_rewritten,
     parse_address,
 )
-from headgate.errors import SettingsError
+from sluicegate.errors import SettingsError
 
 VECTORS: Final = json.loads((Path(__file__).parent / "vectors" / "addresses.json").read_text())
 NOBODY: Final = Trust()
@@ -316,7 +316,7 @@ def test_a_cut_header_names_nobody_else(header: str, trust: Trust, monkeypatch: 
     text = ", ".join(chain if header == "X-Forwarded-For" else [f"xfor=6.6.6.6;for={hop}" for hop in chain])
     whole = client_address("10.0.0.1", [text], trust)
     for length in range(1, len(text) + 1):
-        monkeypatch.setattr("headgate.address._MOST_READ", length)
+        monkeypatch.setattr("sluicegate.address._MOST_READ", length)
         assert client_address("10.0.0.1", [text], trust) in ("10.0.0.1", *chain)
     assert client_address("10.0.0.1", [text], trust) == whole
 

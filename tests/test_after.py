@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from headgate import Limiter, ManualClock, Rule
-from headgate.after import Headers, Response, due, held, owed, refundable, regained, when_to_refund
-from headgate.errors import ColourError, RuleError, SettingsError
-from headgate.limiter import conclude
-from headgate.marks import make_mark
-from headgate.plan import Check, Decision, Outcome, Plan, Terms
-from headgate.settings import Settings
-from headgate.stores.memory import MemoryStore
-from headgate.stores.redis_cell import RedisCellStore
-from headgate.testing.after import wrong
+from sluicegate import Limiter, ManualClock, Rule
+from sluicegate.after import Headers, Response, due, held, owed, refundable, regained, when_to_refund
+from sluicegate.errors import ColourError, RuleError, SettingsError
+from sluicegate.limiter import conclude
+from sluicegate.marks import make_mark
+from sluicegate.plan import Check, Decision, Outcome, Plan, Terms
+from sluicegate.settings import Settings
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.stores.redis_cell import RedisCellStore
+from sluicegate.testing.after import wrong
 
 
 def is_fine(response: Response) -> bool:
@@ -34,7 +34,7 @@ def terms(name: str = "login", **options: Any) -> Terms:
 
 
 def decide(*each: Terms, cost: int = 1, store: MemoryStore | None = None) -> Decision:
-    plan = Plan(tuple([Check(one, "laoqian", cost) for one in each]))
+    plan = Plan(tuple([Check(one, "alice", cost) for one in each]))
     return conclude(plan, (MemoryStore(clock=ManualClock()) if store is None else store).run(plan))
 
 
@@ -79,11 +79,11 @@ def test_wrong_options_are_errors_wherever_a_rule_is_made(options: Any, error: t
 
 
 def test_in_mappings_they_may_be_dotted_names() -> None:
-    (rule,) = Settings(rules=[{"name": "a", "quota": "1/s", "charge_when": "headgate.testing.after.wrong"}]).rules
+    (rule,) = Settings(rules=[{"name": "a", "quota": "1/s", "charge_when": "sluicegate.testing.after.wrong"}]).rules
     assert isinstance(rule, Rule)
     assert rule.charge_when is wrong
     with pytest.raises(SettingsError, match="cannot be imported"):
-        Settings(rules=[{"name": "a", "quota": "1/s", "refund_when": "headgate.testing.after.wring"}])
+        Settings(rules=[{"name": "a", "quota": "1/s", "refund_when": "sluicegate.testing.after.wring"}])
 
 
 def test_one_is_the_opposite_of_the_other() -> None:
@@ -133,7 +133,7 @@ def test_a_decision_owes_what_waits_for_the_response_or_its_end(each: list[Terms
     ],
 )
 def test_what_was_not_counted_is_not_owed(changes: dict[str, Any], owes: bool) -> None:
-    check = Check(terms(charge_when=wrong), "laoqian", 1)
+    check = Check(terms(charge_when=wrong), "alice", 1)
     outcome = Outcome(True, 5, 4, 0, 60, 60)._replace(**changes)
     assert bool(owed(Decision(outcome.allowed, (check,), (outcome,)))) is owes
 
@@ -156,10 +156,10 @@ def test_a_failing_predicate_is_told_once_for_each_rule_and_keeps_the_charge(cap
         raise KeyError("session")
 
     charges = owed(decide(terms("fails-a", refund_when=fail), terms("fails-b", charge_when=fail)))
-    with caplog.at_level(logging.ERROR, "headgate.after"):
+    with caplog.at_level(logging.ERROR, "sluicegate.after"):
         assert [refundable(charges, Response(200)) for _ in range(3)] == [[], [], []]
     assert [record.args for record in caplog.records] == [("fails-a",), ("fails-b",)]
-    assert "laoqian" not in caplog.text
+    assert "alice" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def test_a_decision_tells_what_was_given_back(hits: int, cost: int, remaining: i
     assert (first.remaining, first.reset_after, first.next_after) == (remaining, *waits)
     assert other == decision.results[1]
     store.refund(*due(charges))
-    stands = store.run(Plan((Check(charges[0][0].terms, "laoqian", 0),)))[0]
+    stands = store.run(Plan((Check(charges[0][0].terms, "alice", 0),)))[0]
     assert (stands.remaining, stands.reset_after, stands.next_after) == (remaining, *waits)
 
 
 def test_nothing_of_it_is_known_to_a_limiter() -> None:
-    assert owed(Limiter().hit("5/minute", "laoqian")) == []
+    assert owed(Limiter().hit("5/minute", "alice")) == []

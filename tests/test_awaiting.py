@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync, markcoroutinefunction
 
-from headgate import Rule, Tiers
-from headgate.awaiting import answers_later, name_of
-from headgate.errors import ColourError, ConfigurationError
-from headgate.gate import AsyncGate, Gate
-from headgate.passage import Place
-from headgate.settings import Settings
-from headgate.wsgi import RateLimitMiddleware
+from sluicegate import Rule, Tiers
+from sluicegate.awaiting import answers_later, name_of
+from sluicegate.errors import ColourError, ConfigurationError
+from sluicegate.gate import AsyncGate, Gate
+from sluicegate.passage import Place
+from sluicegate.settings import Settings
+from sluicegate.wsgi import RateLimitMiddleware
 from tests.adapters.wsgi_client import WsgiClient
 from tests.test_gate import Visitor
 
@@ -170,7 +170,7 @@ def test_start_up_names_the_rule_the_option_and_the_function(option: str, name: 
     function, called = SEEN[name]
     with pytest.raises(ColourError) as caught:
         Gate(Settings(**OPTIONS[option](function)))
-    assert str(caught.value) == f"{option} '{called}': {WORDS} [HG009]"
+    assert str(caught.value) == f"{option} '{called}': {WORDS} [SG009]"
     AsyncGate(Settings(**OPTIONS[option](function)))
 
 
@@ -183,7 +183,7 @@ def test_a_request_says_the_same_and_nothing_is_left_to_be_awaited(option: str, 
         warnings.simplefilter("error")  # "coroutine … was never awaited"
         with pytest.raises(ColourError) as caught:
             gate.decide(Visitor(), gate.bind(Place()))
-        assert str(caught.value) == f"{option} '{called}': {WORDS} [HG009]"
+        assert str(caught.value) == f"{option} '{called}': {WORDS} [SG009]"
         del caught
         gc.collect()
 
@@ -223,7 +223,7 @@ def test_on_denied_and_on_store_change_are_seen_at_start_up(name: str) -> None:
     function, called = SEEN[name]
     with pytest.raises(ColourError) as caught:
         RateLimitMiddleware(page, default_limits=["1/minute"], on_denied=function)
-    assert str(caught.value) == f"on_denied '{called}': {WORDS} [HG009]"
+    assert str(caught.value) == f"on_denied '{called}': {WORDS} [SG009]"
     with pytest.raises(ConfigurationError, match=r"on_store_change .*: not a plain function"):
         Settings(on_store_change=function)
 
@@ -237,7 +237,7 @@ def test_on_denied_that_hides_it_says_the_same_with_the_refusal(name: str) -> No
         assert client.request("GET", "/").status == 200
         with pytest.raises(ColourError) as caught:
             client.request("GET", "/")
-        assert str(caught.value) == f"on_denied '{called}': {WORDS} [HG009]"
+        assert str(caught.value) == f"on_denied '{called}': {WORDS} [SG009]"
         del caught
         gc.collect()
 

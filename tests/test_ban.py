@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from headgate import Ban, Quota
-from headgate.ban import agree, with_bans
-from headgate.clock import MICROSECOND
-from headgate.errors import ConfigurationError, RuleError
-from headgate.plan import Check
-from headgate.terms import make_terms
+from sluicegate import Ban, Quota
+from sluicegate.ban import agree, with_bans
+from sluicegate.clock import MICROSECOND
+from sluicegate.errors import ConfigurationError, RuleError
+from sluicegate.plan import Check
+from sluicegate.terms import make_terms
 
 HOUR = 3600 * MICROSECOND
 OPTIONS: dict[str, Any] = {"after": 10, "within": "10 minutes", "duration": "1 hour"}

@@ -21,23 +21,23 @@ from bench.race import Contender, Course, Effort
 from bench.report import GRIDS, budget_rows, markdown, rows
 from bench.scale import model, tables
 from bench.scale import page as scale
-from headgate.algorithms import ALGORITHMS
+from sluicegate.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).parent.parent
 
 
-def figure(*samples: float, contender: str = "headgate", topic: str = MEMORY, measure: str = "time") -> Figure:
-    role: figures.Role = "headgate" if contender.startswith("headgate") else "peer"
+def figure(*samples: float, contender: str = "sluicegate", topic: str = MEMORY, measure: str = "time") -> Figure:
+    role: figures.Role = "sluicegate" if contender.startswith("sluicegate") else "peer"
     return Figure(topic, measure, contender, role, samples)
 
 
-def test_the_pure_parts_need_neither_a_peer_nor_headgate() -> None:
+def test_the_pure_parts_need_neither_a_peer_nor_sluicegate() -> None:
     script = (
         "import sys, bench.plots, bench.race, bench.scale.page; "
         "print(*sorted({name.split('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
     )
     printed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=ROOT)
-    assert not {"headgate", "limits", "redis", "rich", "starlette", "throttled"} & set(printed.stdout.split())
+    assert not {"sluicegate", "limits", "redis", "rich", "starlette", "throttled"} & set(printed.stdout.split())
 
 
 @pytest.mark.parametrize("module", [figures, report, model, tables], ids=lambda module: module.__name__)
@@ -111,7 +111,7 @@ def test_verdicts(budget: Budget, known: list[Figure], met: bool | None) -> None
 
 
 def test_at_least() -> None:
-    known = [figure(n, contender=name, topic="t", measure="requests") for n, name in ((9, "headgate"), (10, NONE))]
+    known = [figure(n, contender=name, topic="t", measure="requests") for n, name in ((9, "sluicegate"), (10, NONE))]
     assert verdicts(known, [MOST])[0].met is False
     assert verdicts(known, [MOST._replace(bound=0.9)])[0].met is True
 
@@ -121,7 +121,7 @@ def test_every_budget_has_its_words() -> None:
     assert len({(budget.what, budget.words) for budget in BUDGETS}) == len(BUDGETS)
 
 
-def test_rows_hold_everybody_against_the_floor_and_headgate() -> None:
+def test_rows_hold_everybody_against_the_floor_and_sluicegate() -> None:
     known = [
         figure(8, 8, contender="slow"),
         figure(4, 4),
@@ -129,8 +129,8 @@ def test_rows_hold_everybody_against_the_floor_and_headgate() -> None:
         figure(1, 3, contender="quick"),
     ]
     table = rows(GRIDS[0], known)
-    assert table[0][-2:] == ["× floor", "× headgate"]
-    assert [row[0] for row in table[1:]] == [DICT, "quick", "headgate", "slow"]
+    assert table[0][-2:] == ["× floor", "× sluicegate"]
+    assert [row[0] for row in table[1:]] == [DICT, "quick", "sluicegate", "slow"]
     assert table[2][1:] == ["2.00 (1.50–2.50)", "–", "–", "–", "1.00", "0.50"]
     assert table[4][-2:] == ["4.00", "2.00"]
     assert rows(GRIDS[0], []) == []
@@ -181,7 +181,7 @@ def test_the_pictures_show_them_too(plot: plots.Plot) -> None:
     drawn = plots.draw(plot, plots.panels(plot, found))
     assert plots.picture(plot).read_text("utf-8") == drawn, "run python -m bench.plots"
     ET.fromstring(drawn)
-    assert drawn.count('class="headgate"') >= len(plot.topics)
+    assert drawn.count('class="sluicegate"') >= len(plot.topics)
 
 
 def test_every_topic_of_a_budget_is_in_a_table() -> None:

@@ -20,15 +20,15 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from werkzeug.middleware.proxy_fix import ProxyFix
 
-from headgate import AsyncLimiter, ConfigurationError, HeadgateWarning, Limiter, Rule, asgi, cautions, wsgi
-from headgate.cautions import CAUTIONS
-from headgate.django import limit as django_limit
-from headgate.errors import StrictError
-from headgate.flask import RateLimiter
-from headgate.flask import limit as flask_limit
-from headgate.stores.embedded import AsyncEmbeddedStore, EmbeddedStore
-from headgate.stores.memory import AsyncMemoryStore, MemoryStore
-from headgate.stores.redis import AsyncRedisStore, RedisStore
+from sluicegate import AsyncLimiter, ConfigurationError, Limiter, Rule, SluicegateWarning, asgi, cautions, wsgi
+from sluicegate.cautions import CAUTIONS
+from sluicegate.django import limit as django_limit
+from sluicegate.errors import StrictError
+from sluicegate.flask import RateLimiter
+from sluicegate.flask import limit as flask_limit
+from sluicegate.stores.embedded import AsyncEmbeddedStore, EmbeddedStore
+from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
+from sluicegate.stores.redis import AsyncRedisStore, RedisStore
 from tests.adapters.asgi_client import Server as AsgiServer
 from tests.adapters.asgi_client import make_scope
 from tests.adapters.django_app import OURS, serving
@@ -132,7 +132,7 @@ def decorated(request: HttpRequest) -> HttpResponse:
 
 
 def decorator_alone(**options: Any) -> None:
-    with override_settings(MIDDLEWARE=[], HEADGATE=options):
+    with override_settings(MIDDLEWARE=[], SLUICEGATE=options):
         decorated(RequestFactory().get("/"))
 
 
@@ -163,25 +163,25 @@ def all_adapters(trigger: Ask) -> list[Ask]:
 
 # code → ways to meet it; each is a function of the options of an adapter or a limiter
 SEEN: dict[str, list[Ask]] = {
-    "HG101": [
+    "SG101": [
         *all_adapters(several_workers),
         gunicorn()(Limiter),
         gunicorn()(AsyncLimiter),
     ],
-    "HG102": [
+    "SG102": [
         *all_adapters(lambda adapter, **options: adapter(headers=PROXIED, **LIMITED, **options)),
         lambda **options: by_wsgi(headers=[("Forwarded", "for=203.0.113.7")], **LIMITED, **options),
         lambda **options: by_wsgi(headers=PROXIED, rules=[Rule(name="a", quota="9/hour", key="user")], **options),
     ],
-    "HG103": [
+    "SG103": [
         *all_adapters(lambda adapter, **options: adapter(trusted_proxies=["10.0.0.0/8", "0.0.0.0/0"], **options)),
         *[
             lambda network=network, **options: by_wsgi(trusted_proxies=network, **options)
             for network in ("::/0", "128.0.0.0/1", "::ffff:0:0/96", "2000::/3")
         ],
     ],
-    "HG104": [decorator_alone],
-    "HG105": [
+    "SG104": [decorator_alone],
+    "SG105": [
         lambda **options: twice(
             wsgi.RateLimitMiddleware, lambda **more: wsgi.RateLimitMiddleware(page, **more), MemoryStore(), **options
         ),
@@ -195,15 +195,15 @@ SEEN: dict[str, list[Ask]] = {
         ),
         lambda **options: twice(asgi.RateLimitMiddleware, by_django_asgi, AsyncMemoryStore(MemoryStore()), **options),
     ],
-    "HG106": [
+    "SG106": [
         lambda **options: given(redis, RedisStore, Limiter, retry=Retry(NoBackoff(), 3), **options),
         lambda **options: given(redis.asyncio, AsyncRedisStore, AsyncLimiter, retry=Retry(NoBackoff(), 3), **options),
     ],
-    "HG107": [
+    "SG107": [
         lambda **options: given(redis, RedisStore, Limiter, socket_timeout=None, **options),
         lambda **options: given(redis.asyncio, AsyncRedisStore, AsyncLimiter, socket_timeout=None, **options),
     ],
-    "HG108": [*all_adapters(same_name), same_name_as_a_view],
+    "SG108": [*all_adapters(same_name), same_name_as_a_view],
 }
 ROWS = [(code, trigger) for code, triggers in SEEN.items() for trigger in triggers]
 EACH = pytest.mark.parametrize(("code", "trigger"), ROWS, ids=[f"{code}-{n}" for n, (code, _) in enumerate(ROWS)])
@@ -215,7 +215,7 @@ def told(trigger: Ask, times: int = 2) -> list[str]:
         warnings.simplefilter("always")
         for _ in range(times):
             trigger()
-    return [warning.message.code for warning in caught if isinstance(warning.message, HeadgateWarning)]
+    return [warning.message.code for warning in caught if isinstance(warning.message, SluicegateWarning)]
 
 
 @EACH
@@ -233,7 +233,7 @@ def test_it_can_be_silenced(code: str, trigger: Ask) -> None:
 @EACH
 def test_a_filter_makes_it_an_error_every_time(code: str, trigger: Ask) -> None:
     for _ in range(2):
-        with pytest.raises(HeadgateWarning, match=rf"\[{code}\]$"):
+        with pytest.raises(SluicegateWarning, match=rf"\[{code}\]$"):
             trigger()
 
 
@@ -298,16 +298,16 @@ HITS = pytest.mark.parametrize("hit", [hit_by_url, hit_by_client, hit_later_by_u
 @HITS
 def test_a_server_that_drops_keys(hit: Ask, forgetful: tuple[Server, bool]) -> None:
     server, drops = forgetful
-    codes = ["HG109"] if drops else []
+    codes = ["SG109"] if drops else []
     assert told(lambda: hit(server.url)) == codes
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r".*\[HG109\]")
+        warnings.filterwarnings("ignore", message=r".*\[SG109\]")
         hit(server.url)
     if drops:
         cautions.forget()
-        for expected, options in ((HeadgateWarning, {}), (StrictError, {"strict": True})):
+        for expected, options in ((SluicegateWarning, {}), (StrictError, {"strict": True})):
             for _ in range(2):
-                with pytest.raises(expected, match=r"drops keys .+\[HG109\]$"):
+                with pytest.raises(expected, match=r"drops keys .+\[SG109\]$"):
                     hit(server.url, **options)
 
 
@@ -317,7 +317,7 @@ def test_under_strict_each_request_to_it_is_an_error(valkey: Server) -> None:
         wire.config_set("maxmemory-policy", "allkeys-lru")
         wire.config_set("maxmemory", "100mb")
         for _ in range(2):
-            with pytest.raises(StrictError, match=r"\[HG109\]$"):
+            with pytest.raises(StrictError, match=r"\[SG109\]$"):
                 limiter.hit("5/minute", who)
         wire.config_set("maxmemory", "0")
         wire.config_set("maxmemory-policy", "noeviction")
@@ -363,7 +363,7 @@ def behind_proxy_fix() -> None:
 
 
 def the_middleware_is_there_and_was_not_met() -> None:
-    with override_settings(MIDDLEWARE=[OURS], HEADGATE={}):
+    with override_settings(MIDDLEWARE=[OURS], SLUICEGATE={}):
         decorated(RequestFactory().get("/"))
 
 
@@ -406,15 +406,15 @@ def test_nothing_is_said_without_a_reason(use: Ask) -> None:
 
 
 def test_each_code_has_its_row() -> None:
-    assert {*SEEN, "HG109"} == set(CAUTIONS)
+    assert {*SEEN, "SG109"} == set(CAUTIONS)
 
 
 def test_what_is_told_names_what_was_given_and_what_to_do() -> None:
-    with pytest.warns(HeadgateWarning) as caught:
+    with pytest.warns(SluicegateWarning) as caught:
         by_wsgi(trusted_proxies="0.0.0.0/0")
     assert str(caught[0].message) == (
         "trusted_proxies '0.0.0.0/0': this is everybody, so each client has the address that it says it has; "
-        "give the networks of your own proxies [HG103]"
+        "give the networks of your own proxies [SG103]"
     )
     assert caught[0].filename == __file__
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from headgate import ConfigurationError, Limiter, ManualClock
-from headgate.clock import LATEST_US, MICROSECOND, SystemClock, epoch_seconds
-from headgate.stores import open_async_store, open_store
+from sluicegate import ConfigurationError, Limiter, ManualClock
+from sluicegate.clock import LATEST_US, MICROSECOND, SystemClock, epoch_seconds
+from sluicegate.stores import open_async_store, open_store
 
 
 def test_a_manual_clock_stands_still_until_it_is_moved() -> None:
@@ -40,17 +40,17 @@ WRONG = [-1, -1e-6, float("nan"), float("inf"), -float("inf"), 1e18, 10**400, LA
 @pytest.mark.parametrize("start", WRONG)
 def test_it_begins_at_a_moment_that_every_store_can_count_with(start: Any) -> None:
     """Before 1970 a Redis store let everything pass."""
-    with pytest.raises(ConfigurationError, match="HG010"):
+    with pytest.raises(ConfigurationError, match="SG010"):
         ManualClock(start)
 
 
 @pytest.mark.parametrize("seconds", WRONG)
 def test_it_stays_at_such_a_moment(seconds: Any) -> None:
     clock = ManualClock(5)
-    with pytest.raises(ConfigurationError, match="HG010"):
+    with pytest.raises(ConfigurationError, match="SG010"):
         clock.advance(seconds)
     assert clock.now_us() == 5 * MICROSECOND
-    with pytest.raises(ConfigurationError, match="HG010"):
+    with pytest.raises(ConfigurationError, match="SG010"):
         clock.advance_us(LATEST_US)
 
 
@@ -80,7 +80,7 @@ URLS = ["memory://", "redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1", "redi
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("opens", [open_store, open_async_store])
 def test_no_store_is_made_with_a_clock_that_it_cannot_count_with(opens: Any, url: str, moment: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"clock .*HG010"):
+    with pytest.raises(ConfigurationError, match=r"clock .*SG010"):
         opens(url, prefix="p", clock=Said(moment))
 
 
@@ -88,7 +88,7 @@ def test_no_store_is_made_with_a_clock_that_it_cannot_count_with(opens: Any, url
 def test_a_clock_that_goes_wrong_later_lets_nobody_pass(moment: Any) -> None:
     """The store that does not answer is not even asked, and no policy of an outage takes its place."""
     limiter = Limiter("redis://127.0.0.1:1", clock=Said(1, moment), deny_cache=0, on_store_failure="allow")
-    with pytest.raises(ConfigurationError, match=r"clock .*HG010"):
+    with pytest.raises(ConfigurationError, match=r"clock .*SG010"):
         limiter.hit("1/minute", "alice")
 
 

@@ -11,16 +11,16 @@ from typing import Any
 import http_sf
 import pytest
 
-from headgate import Concurrency, Decision, Outcome, Rule
-from headgate.errors import QuotaError, RuleError, SettingsError
-from headgate.gate import Gate
-from headgate.http import DIALECTS, denial, response_fields, retry_after
-from headgate.marks import make_mark
-from headgate.passage import Place
-from headgate.plan import Check
-from headgate.settings import Settings
-from headgate.terms import make_terms
-from headgate.wsgi import WsgiCaller
+from sluicegate import Concurrency, Decision, Outcome, Rule
+from sluicegate.errors import QuotaError, RuleError, SettingsError
+from sluicegate.gate import Gate
+from sluicegate.http import DIALECTS, denial, response_fields, retry_after
+from sluicegate.marks import make_mark
+from sluicegate.passage import Place
+from sluicegate.plan import Check
+from sluicegate.settings import Settings
+from sluicegate.terms import make_terms
+from sluicegate.wsgi import WsgiCaller
 
 SECOND = 1_000_000
 
@@ -122,7 +122,7 @@ def test_a_cost_that_never_fits_is_refused() -> None:
 
 def test_settings_take_it_as_a_rule_and_not_as_a_default_limit(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
-    file.write_text('[headgate]\n[[headgate.rules]]\nname = "in-flight"\nquota = "10 at once for 5 minutes"\n')
+    file.write_text('[sluicegate]\n[[sluicegate.rules]]\nname = "in-flight"\nquota = "10 at once for 5 minutes"\n')
     [rule] = Settings.from_toml(file).rules
     assert isinstance(rule, Rule)
     assert rule.quota == Concurrency(10, lease=300)

@@ -27,25 +27,25 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
-import headgate
-import headgate.testing
+import sluicegate
+import sluicegate.testing
 import tests.adapters.django_app  # noqa: F401  # Django's modules cannot be looked at before settings are configured
 from docs import pictures
-from headgate import HeadgateError, Limiter, ManualClock
-from headgate.algorithms import ALGORITHMS
-from headgate.cli.commands import headgate as command_line
-from headgate.http import DIALECTS
-from headgate.marks import make_mark
-from headgate.plan import FAILURE_POLICIES
-from headgate.quota import _UNITS
-from headgate.rule import Rule
-from headgate.settings import Settings
-from headgate.stores import SCHEMES
+from sluicegate import Limiter, ManualClock, SluicegateError
+from sluicegate.algorithms import ALGORITHMS
+from sluicegate.cli.commands import sluicegate as command_line
+from sluicegate.http import DIALECTS
+from sluicegate.marks import make_mark
+from sluicegate.plan import FAILURE_POLICIES
+from sluicegate.quota import _UNITS
+from sluicegate.rule import Rule
+from sluicegate.settings import Settings
+from sluicegate.stores import SCHEMES
 from tests.servers import Server
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PACKAGE = ROOT / "src" / "headgate"
+PACKAGE = ROOT / "src" / "sluicegate"
 README = ROOT / "README.md"
 PAGES = (README, *sorted(DOCS.glob("*.md")))
 LINES = 250
@@ -149,7 +149,7 @@ def test_json_blocks_can_be_read(block: Block) -> None:
 
 def exists(words: list[str]) -> bool:
     """Whether a command is a script of this repository, a verb of ours, or one that a reader has."""
-    if words[0] == "headgate":
+    if words[0] == "sluicegate":
         return words[1] in command_line.commands
     script = ROOT / words[0]
     return words[0] in COMMANDS or (script.is_file() and bool(script.stat().st_mode & 0o100))
@@ -161,7 +161,7 @@ def test_commands_in_bash_blocks_exist(block: Block) -> None:
     for line in block.text.splitlines():
         words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", word)]
         assert not words or exists(words), f"{block.place}: {line}"
-        for wanted in re.findall(r"headgate\[([\w,]+)\]", line):
+        for wanted in re.findall(r"sluicegate\[([\w,]+)\]", line):
             assert set(wanted.split(",")) <= set(extras), f"{block.place}: {line}"
 
 
@@ -227,13 +227,13 @@ TABLES = {  # where → what must stand there, no less and no more
     ("settings.md", "Rules"): {option.name for option in fields(Rule)},
     ("settings.md", "The decorator"): {"override_defaults"},
     ("answers.md", "Dialects"): set(DIALECTS),
-    ("answers.md", "What a decision says"): {name for name in vars(headgate.Decision) if name[0] != "_"} - INNER,
+    ("answers.md", "What a decision says"): {name for name in vars(sluicegate.Decision) if name[0] != "_"} - INNER,
     ("failure.md", "Policies"): set(FAILURE_POLICIES),
-    ("testing.md", "Exams"): {name for name in headgate.testing.__all__ if name.endswith("Exam")},
+    ("testing.md", "Exams"): {name for name in sluicegate.testing.__all__ if name.endswith("Exam")},
     ("testing.md", "Tests that are not about limits"): {
-        name for name in headgate.testing.__all__ if not name.endswith("Exam")
+        name for name in sluicegate.testing.__all__ if not name.endswith("Exam")
     },
-    ("django.md", "System checks"): codes(r'"(headgate\.[EW]\d{3})"'),
+    ("django.md", "System checks"): codes(r'"(sluicegate\.[EW]\d{3})"'),
     ("architecture.md", "The house"): modules(),
 }
 
@@ -249,17 +249,17 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 
 
 MENTIONED = {  # page → what must be in its text
-    "reference.md": {f"::: headgate.{name}\n" for name in headgate.__all__ if name not in vars(headgate.errors)},
+    "reference.md": {f"::: sluicegate.{name}\n" for name in sluicegate.__all__ if name not in vars(sluicegate.errors)},
     "index.md": {
         text
         for name, command in command_line.commands.items()
-        for text in (f"`headgate {name}`", *(f"`{option.opts[0]}" for option in command.params))
+        for text in (f"`sluicegate {name}`", *(f"`{option.opts[0]}" for option in command.params))
     },
     "redis.md": {f"`{scheme}://" for scheme in SCHEMES},
     "quotas.md": {f"`{unit}`" for unit in _UNITS},
     "settings.md": {f"`{option}`" for option in parameters(make_mark)},
-    "errors.md": {f"\n## {code}\n" for code in codes(r"\bHG0\d\d\b")}
-    | {f"\n### {code}\n" for code in codes(r"\bHG1\d\d\b")},
+    "errors.md": {f"\n## {code}\n" for code in codes(r"\bSG0\d\d\b")}
+    | {f"\n### {code}\n" for code in codes(r"\bSG1\d\d\b")},
 }
 
 
@@ -271,7 +271,7 @@ def test_nothing_public_is_missing(page: str) -> None:
 
 @pytest.mark.parametrize("framework", ADAPTERS)
 def test_the_page_of_an_adapter_has_all_its_names(framework: str) -> None:
-    public = import_module(f"headgate.{framework}").__all__
+    public = import_module(f"sluicegate.{framework}").__all__
     missing = {name for name in public if not re.search(rf"\b{name}\b", written(DOCS / f"{framework}.md"))}
     assert not missing
 
@@ -279,21 +279,21 @@ def test_the_page_of_an_adapter_has_all_its_names(framework: str) -> None:
 def test_every_error_is_public_or_in_the_tree() -> None:
     """Codes are unique: nobody can look up one that means two things."""
 
-    def tree(error: type[HeadgateError]) -> Iterator[type[HeadgateError]]:
+    def tree(error: type[SluicegateError]) -> Iterator[type[SluicegateError]]:
         yield error
         for child in error.__subclasses__():
             yield from tree(child)
 
-    own = [error for error in tree(HeadgateError) if error.__module__ == "headgate.errors"]
+    own = [error for error in tree(SluicegateError) if error.__module__ == "sluicegate.errors"]
     assert len({error.code for error in own}) == len(own)
-    assert {error.code for error in own} == codes(r"\bHG0\d\d\b")
+    assert {error.code for error in own} == codes(r"\bSG0\d\d\b")
 
 
 def all_modules() -> list[str]:
-    """Every module of headgate; the exams by way of their package, which has pytest rewrite their asserts."""
-    for name in headgate.testing.__all__:
-        getattr(headgate.testing, name)
-    return [found.name for found in pkgutil.walk_packages(headgate.__path__, "headgate.")]
+    """Every module of sluicegate; the exams by way of their package, which has pytest rewrite their asserts."""
+    for name in sluicegate.testing.__all__:
+        getattr(sluicegate.testing, name)
+    return [found.name for found in pkgutil.walk_packages(sluicegate.__path__, "sluicegate.")]
 
 
 @pytest.mark.parametrize("name", all_modules())
@@ -319,28 +319,28 @@ def test_the_permissions_that_redis_md_grants_are_enough_and_no_more(server: Ser
     with redis.Redis(port=server.port) as admin:
         admin.execute_command(*shlex.split(command))
         try:
-            use_every_algorithm(server.url.replace("://", "://headgate:secret@"))
+            use_every_algorithm(server.url.replace("://", "://sluicegate:secret@"))
         finally:
-            admin.execute_command("ACL", "DELUSER", "headgate")
+            admin.execute_command("ACL", "DELUSER", "sluicegate")
 
 
 def use_every_algorithm(url: str) -> None:
     """Every path through every script: filling, refusing, sliding on, peeking, forgetting; on either clock."""
     for clock in (ManualClock(), None):
-        with Limiter(url, clock=clock, prefix="headgate:docs") as limiter:
+        with Limiter(url, clock=clock, prefix="sg:docs") as limiter:
             for algorithm in ALGORITHMS:
                 for _ in range(8):
-                    limiter.hit("3/minute", "laoqian", action="acl", algorithm=algorithm)
+                    limiter.hit("3/minute", "alice", action="acl", algorithm=algorithm)
                     if clock is not None:
                         clock.advance(17)
-                assert limiter.peek("3/minute", "laoqian", action="acl", algorithm=algorithm, cost=0)
-                limiter.reset("3/minute", "laoqian", action="acl", algorithm=algorithm)
+                assert limiter.peek("3/minute", "alice", action="acl", algorithm=algorithm, cost=0)
+                limiter.reset("3/minute", "alice", action="acl", algorithm=algorithm)
 
 
 def test_the_key_that_redis_md_shows_is_a_real_one(server: Server) -> None:
-    (shown,) = re.findall(r"^headgate:\{.+$", written(DOCS / "redis.md"), re.MULTILINE)
+    (shown,) = re.findall(r"^sg:\{.+$", written(DOCS / "redis.md"), re.MULTILINE)
     with Limiter(server.url) as limiter, redis.Redis(port=server.port, decode_responses=True) as admin:
-        limiter.hit("10/minute", "laoqian", action="reply")
-        assert shown in admin.keys("headgate:*")
-        limiter.reset("10/minute", "laoqian", action="reply")
-        assert shown not in admin.keys("headgate:*")
+        limiter.hit("10/minute", "alice", action="reply")
+        assert shown in admin.keys("sg:*")
+        limiter.reset("10/minute", "alice", action="reply")
+        assert shown not in admin.keys("sg:*")

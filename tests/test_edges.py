@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from flask import Flask
 
-from headgate import ConfigurationError, Decision, Limiter, ManualClock, Tiers
-from headgate.errors import ColourError
-from headgate.flask import RateLimiter
-from headgate.identity import identity_text
-from headgate.settings import Settings
+from sluicegate import ConfigurationError, Decision, Limiter, ManualClock, Tiers
+from sluicegate.errors import ColourError
+from sluicegate.flask import RateLimiter
+from sluicegate.identity import identity_text
+from sluicegate.settings import Settings
 from tests.adapters.django_app import serving
 from tests.adapters.wsgi_client import WsgiClient
 

@@ -10,13 +10,13 @@ from typing import Any
 import anyio
 import pytest
 
-from headgate import Concurrency, ManualClock, Rule
-from headgate.after import Response, owed
-from headgate.ending import AsyncEnding, Ending, run_apart
-from headgate.errors import StoreError
-from headgate.limiter import conclude
-from headgate.plan import Check, Outcome, Plan, Terms
-from headgate.testing.after import Watched, wrong
+from sluicegate import Concurrency, ManualClock, Rule
+from sluicegate.after import Response, owed
+from sluicegate.ending import AsyncEnding, Ending, run_apart
+from sluicegate.errors import StoreError
+from sluicegate.limiter import conclude
+from sluicegate.plan import Check, Outcome, Plan, Terms
+from sluicegate.testing.after import Watched, wrong
 
 COLOURS = pytest.mark.parametrize("later", [False, True], ids=["sync", "async"])
 LOGIN = Rule(name="login", quota="5/minute", charge_when=wrong).terms("sliding-window")[0]
@@ -35,11 +35,11 @@ class Case:
             self.let_in()
 
     def let_in(self) -> None:
-        plan = Plan(tuple([Check(each, "laoqian", 1) for each in self.rules]))
+        plan = Plan(tuple([Check(each, "alice", 1) for each in self.rules]))
         self.ending.add(owed(conclude(plan, self.store.run(plan))))
 
     def left(self, terms: Terms) -> int:
-        return self.store.run(Plan((Check(terms, "laoqian", 0),)))[0].remaining
+        return self.store.run(Plan((Check(terms, "alice", 0),)))[0].remaining
 
     @property
     def said(self) -> list[str]:
@@ -223,7 +223,7 @@ def test_what_was_charged_for_a_request_that_is_gone_is_released() -> None:
 
     async def main() -> None:
         case, store = await slow_case()
-        plan = Plan((Check(HELD, "xiaoma", 1),))
+        plan = Plan((Check(HELD, "bob", 1),))
 
         async def run(plan: Plan) -> Any:
             outcomes = case.store.run(plan)

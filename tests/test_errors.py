@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-import headgate.errors
-from headgate import HeadgateError, HeadgateWarning, Limiter, RateLimitExceeded, StoreError
-from headgate.errors import ConfigurationError, MissingExtraError
+import sluicegate.errors
+from sluicegate import Limiter, RateLimitExceeded, SluicegateError, SluicegateWarning, StoreError
+from sluicegate.errors import ConfigurationError, MissingExtraError
 
 
-def tree(root: type[HeadgateError]) -> Iterator[type[HeadgateError]]:
+def tree(root: type[SluicegateError]) -> Iterator[type[SluicegateError]]:
     yield root
     for child in root.__subclasses__():
-        if child.__module__ == "headgate.errors":
+        if child.__module__ == "sluicegate.errors":
             yield from tree(child)
 
 
-ALL = list(tree(HeadgateError))
+ALL = list(tree(SluicegateError))
 
 
 def test_codes_are_unique() -> None:
@@ -28,9 +28,9 @@ def test_codes_are_unique() -> None:
 
 
 @pytest.mark.parametrize("error", ALL[1:], ids=lambda error: error.__name__)
-def test_every_error_is_in_the_drawing_with_its_code(error: type[HeadgateError]) -> None:
-    assert headgate.errors.__doc__ is not None
-    lines = [line for line in headgate.errors.__doc__.splitlines() if error.__name__ in line]
+def test_every_error_is_in_the_drawing_with_its_code(error: type[SluicegateError]) -> None:
+    assert sluicegate.errors.__doc__ is not None
+    lines = [line for line in sluicegate.errors.__doc__.splitlines() if error.__name__ in line]
     assert len(lines) == 1
     assert error.code in lines[0]
 
@@ -40,7 +40,7 @@ def test_a_configuration_error_keeps_the_facts() -> None:
     assert (error.what, error.given, error.problem, error.expected) == (
         "quota", "10/fortnight", 'unknown unit "fortnight"', "use day",
     )  # fmt: skip
-    assert str(error) == "quota '10/fortnight': unknown unit \"fortnight\"; use day [HG010]"
+    assert str(error) == "quota '10/fortnight': unknown unit \"fortnight\"; use day [SG010]"
     assert isinstance(error, ValueError)
 
 
@@ -52,7 +52,7 @@ def test_what_was_given_is_cut_short() -> None:
 def test_a_missing_extra_is_an_import_error_that_says_what_to_install() -> None:
     error = MissingExtraError("redis", "redis")
     assert isinstance(error, ImportError)
-    assert "pip install 'headgate[redis]'" in str(error)
+    assert "pip install 'sluicegate[redis]'" in str(error)
     assert error.extra == "redis"
 
 
@@ -60,13 +60,13 @@ def test_a_store_error_names_its_cause() -> None:
     cause = TimeoutError("too late")
     error = StoreError("localhost:6379", cause)
     assert error.cause is cause
-    assert str(error) == "store localhost:6379: TimeoutError: too late [HG020]"
+    assert str(error) == "store localhost:6379: TimeoutError: too late [SG020]"
     assert not isinstance(error, ConfigurationError)
 
 
 @pytest.mark.parametrize(("cost", "text"), [(1, "retry after 60 seconds"), (2, "it can never pass")])
 def test_rate_limit_exceeded_carries_the_decision(cost: int, text: str) -> None:
-    from headgate import ManualClock
+    from sluicegate import ManualClock
 
     limiter = Limiter(clock=ManualClock())
     limiter.hit("1/minute", "a", action="reply")
@@ -85,9 +85,9 @@ def test_rate_limit_exceeded_carries_nothing_else(given: Any) -> None:
 
 
 def test_a_warning_carries_its_code() -> None:
-    with pytest.warns(HeadgateWarning, match=r"\[HG199\]") as caught:
-        HeadgateWarning.warn("HG199", "something will hurt one day")
-    assert caught[0].message.code == "HG199"  # type: ignore[union-attr]
+    with pytest.warns(SluicegateWarning, match=r"\[SG199\]") as caught:
+        SluicegateWarning.warn("SG199", "something will hurt one day")
+    assert caught[0].message.code == "SG199"  # type: ignore[union-attr]
 
 
 PICKLED = [
@@ -99,7 +99,7 @@ PICKLED = [
 
 
 @pytest.mark.parametrize("error", PICKLED, ids=lambda error: type(error).__name__)
-def test_errors_travel_between_processes(error: HeadgateError) -> None:
+def test_errors_travel_between_processes(error: SluicegateError) -> None:
     arrived = pickle.loads(pickle.dumps(error))
     assert (type(arrived), str(arrived)) == (type(error), str(error))
     assert arrived.__dict__.keys() == error.__dict__.keys()

@@ -20,8 +20,8 @@ from tests.running import ROOT, Answer, ask, running
 from tests.servers import free_port
 
 DJANGO = ROOT / "examples" / "django_board"
-LAOQIAN = {"Authorization": "Bearer token-of-laoqian"}
-XIAOMA = {"Authorization": "Bearer token-of-xiaoma"}
+ALICE = {"Authorization": "Bearer token-of-alice"}
+BOB = {"Authorization": "Bearer token-of-bob"}
 REPLY = '{"text": "hello"}'
 JSON = {"Content-Type": "application/json"}
 
@@ -52,7 +52,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A database of the Django project, with one user in it."""
     path = tmp_path_factory.mktemp("django") / "board.sqlite3"
     env = {**os.environ, "BOARD_DATABASE": str(path), "DJANGO_SUPERUSER_PASSWORD": "right"}
-    for words in (["migrate"], ["createsuperuser", "--noinput", "--username", "laoqian", "--email", "l@example.org"]):
+    for words in (["migrate"], ["createsuperuser", "--noinput", "--username", "alice", "--email", "l@example.org"]):
         subprocess.run([sys.executable, "manage.py", *words], cwd=DJANGO, env=env, check=True, capture_output=True)
     return str(path)
 
@@ -75,7 +75,7 @@ def start(store: str, request: pytest.FixtureRequest) -> Iterator[object]:
         port = free_port()
         example = EXAMPLES[name]
         workers = 1 if store == "memory://" else 2
-        env = {"HEADGATE_STORE": store, "HEADGATE_DEADLINE": "5"}  # machines may be busy
+        env = {"SLUICEGATE_STORE": store, "SLUICEGATE_DEADLINE": "5"}  # machines may be busy
         if name.startswith("django"):
             env["BOARD_DATABASE"] = request.getfixturevalue("database")
         words = example.command.format(port=port, workers=workers).split()
@@ -93,10 +93,10 @@ def test_a_user_may_reply_five_times_a_minute(name: str, start) -> None:
     port = start(name)
     path = REPLIES.get(name, "/replies")
     anonymous = name.startswith("django")  # its users sign in with a session; here everybody is one address
-    answers = [ask(port, "POST", path, {**LAOQIAN, **JSON}, REPLY) for _ in range(7)]
+    answers = [ask(port, "POST", path, {**ALICE, **JSON}, REPLY) for _ in range(7)]
     assert [answer.status for answer in answers] == [201] * 5 + [429] * 2
-    assert ask(port, "POST", path, {**XIAOMA, **JSON}, REPLY).status == (429 if anonymous else 201)
-    assert ask(port, "GET", path, LAOQIAN).status == 200
+    assert ask(port, "POST", path, {**BOB, **JSON}, REPLY).status == (429 if anonymous else 201)
+    assert ask(port, "GET", path, ALICE).status == 200
     _check_refusal(answers[-1])
 
 
@@ -113,7 +113,7 @@ def _check_refusal(answer: Answer) -> None:
 def test_two_limits_hold_at_once_and_health_has_none(name: str, start) -> None:
     port = start(name)
     path = "/admin/export" if name == "starlette" else "/export"
-    assert [ask(port, "GET", path, user).status for user in (LAOQIAN, XIAOMA, LAOQIAN)] == [200, 200, 429]
+    assert [ask(port, "GET", path, user).status for user in (ALICE, BOB, ALICE)] == [200, 200, 429]
     assert '"export-hour";q=10;w=3600' in ask(port, "GET", path).headers["RateLimit-Policy"]
     assert {ask(port, "GET", "/health").status for _ in range(30)} == {200}
     assert ask(port, "GET", "/nowhere").headers["RateLimit"].startswith('"default-')
@@ -132,7 +132,7 @@ def test_starlette_limits_handshakes(start) -> None:
 
 def test_fastapi_counts_what_it_cannot_read_and_documents_the_429(start) -> None:
     port = start("fastapi")
-    answers = [ask(port, "POST", "/board/replies", {**LAOQIAN, **JSON}, "{broken") for _ in range(6)]
+    answers = [ask(port, "POST", "/board/replies", {**ALICE, **JSON}, "{broken") for _ in range(6)]
     assert [answer.status for answer in answers] == [422] * 5 + [429]
     assert [ask(port, "GET", "/board/replies").status for _ in range(4)] == [200, 200, 200, 429]
     document = json.loads(ask(port, "GET", "/openapi.json").body)
@@ -146,16 +146,16 @@ def test_of_60_wrong_passwords_at_once_5_are_tried_and_right_ones_cost_nothing(s
     def sign_in(form: str) -> Answer:
         return ask(port, "POST", "/login", headers, form)
 
-    right = [sign_in("username=xiaoma&password=battery staple") for _ in range(7)]
+    right = [sign_in("username=bob&password=battery staple") for _ in range(7)]
     assert [answer.status for answer in right] == [200] * 7
     assert '"login-account-minute";r=5' in right[-1].headers["RateLimit"]
     with ThreadPoolExecutor(60) as pool:
-        names = ["laoqian", "LAOQIAN", " laoqian ", "%EF%BD%8Caoqian"] * 15  # one account, however it is written
+        names = ["alice", "ALICE", " alice ", "%EF%BD%81lice"] * 15  # one account, however it is written
         tried = list(pool.map(sign_in, [f"username={name}&password=wrong" for name in names]))
     assert sorted(answer.status for answer in tried) == [401] * 5 + [429] * 55
-    assert sign_in("username=laoqian&password=correct horse").status == 429
-    assert sign_in("username=xiaoma&password=battery staple").status == 200  # from the same address
-    assert sign_in("username=nobody&password=wrong").body == sign_in("username=xiaoma&password=wrong").body
+    assert sign_in("username=alice&password=correct horse").status == 429
+    assert sign_in("username=bob&password=battery staple").status == 200  # from the same address
+    assert sign_in("username=nobody&password=wrong").body == sign_in("username=bob&password=wrong").body
 
 
 @pytest.mark.parametrize("name", ["django-wsgi", "django-asgi"])
@@ -168,7 +168,7 @@ def test_django_limits_wrong_passwords(name: str, start) -> None:
     headers = {"Cookie": cookie, "Content-Type": "application/x-www-form-urlencoded"}
 
     def sign_in(password: str) -> int:
-        form = f"csrfmiddlewaretoken={token[1].decode()}&username=laoqian&password={password}"
+        form = f"csrfmiddlewaretoken={token[1].decode()}&username=alice&password={password}"
         return ask(port, "POST", "/accounts/login/", headers, form).status
 
     assert [sign_in("wrong") for _ in range(4)] == [200] * 4

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from headgate.errors import MissingExtraError
-from headgate.extras import needs
+from sluicegate.errors import MissingExtraError
+from sluicegate.extras import needs
 from tests.environments import PATIENCE, Environments
 from tests.starts import OPENS, STARTS
 
@@ -27,7 +27,7 @@ SERVER = "redis://127.0.0.1:1"  # nobody listens there, and no start asks it
 FRAMEWORKS = ("starlette", "fastapi", "flask", "django", "cli")
 EXTRAS = ("redis", "embedded", *FRAMEWORKS)
 
-# What each start needs. The others need nothing but headgate.
+# What each start needs. The others need nothing but sluicegate.
 NEEDS = {
     "starlette": "starlette",
     "starlette_route": "starlette",
@@ -67,10 +67,10 @@ def facts(outcome: Any) -> tuple[str, str] | None:
     """The extra and the package that an error names, if it is ours and complete; None for a start that worked."""
     if outcome is None:
         return None
-    assert (outcome["type"], outcome["code"], outcome["is_import_error"]) == ("MissingExtraError", "HG007", True), (
+    assert (outcome["type"], outcome["code"], outcome["is_import_error"]) == ("MissingExtraError", "SG007", True), (
         outcome
     )
-    assert f"'headgate[{outcome['extra']}]'" in outcome["text"]
+    assert f"'sluicegate[{outcome['extra']}]'" in outcome["text"]
     return outcome["extra"], outcome["package"]
 
 
@@ -86,11 +86,11 @@ def packages_of(name: str) -> set[str]:
 @pytest.mark.parametrize("extra", ["", *EXTRAS])
 def test_pk02_an_extra_alone(extra: str, environments: Environments, tmp_path: Path) -> None:
     """What it brings is enough for its own starts, and every other start names its own extra."""
-    has = environments.requires(f"headgate[{extra}]" if extra else "headgate")
+    has = environments.requires(f"sluicegate[{extra}]" if extra else "sluicegate")
     expected = {}
     for name in STARTS.keys() - ELSEWHERE:
         needed = NEEDS.get(name)
-        works = needed is None or environments.requires(f"headgate[{needed}]") <= has
+        works = needed is None or environments.requires(f"sluicegate[{needed}]") <= has
         expected[name] = None if works else needed
     found = outcomes(environments, environments.path(*filter(None, [extra])), "memory://", expected, tmp_path)
     assert {name: facts(each) and each["extra"] for name, each in found.items()} == expected
@@ -133,7 +133,7 @@ def test_a_store_that_cannot_be_opened(
     found = outcomes(environments, environments.path(*FRAMEWORKS, *extras, without=without), url, names, tmp_path)
     check = found.pop("django_check")  # the error is inside Django's own
     assert check["type"] == "SystemCheckError"
-    assert "headgate.E002" in check["text"]
+    assert "sluicegate.E002" in check["text"]
     assert str(MissingExtraError(*expected)) in check["text"]
     assert {name: facts(each) for name, each in found.items()} == dict.fromkeys(found, expected)
 
@@ -156,7 +156,7 @@ def test_half_installed(extra: str, environments: Environments, tmp_path: Path) 
     """Take away one distribution after another: each start works without it, or names it and the extra."""
     names = [name for name, needed in NEEDS.items() if needed == extra]
     noticed = set()
-    for name in sorted(environments.requires(f"headgate[{extra}]") - {"headgate"}):
+    for name in sorted(environments.requires(f"sluicegate[{extra}]") - {"sluicegate"}):
         found = outcomes(environments, environments.path(extra, without=[name]), "memory://", names, tmp_path)
         for start, outcome in found.items():
             told = facts(outcome)
@@ -216,26 +216,26 @@ def test_redis_py_without_pyjwt(environments: Environments, tmp_path: Path) -> N
 
 APPS = {
     "asgi": """
-        from headgate.asgi import RateLimitMiddleware
+        from sluicegate.asgi import RateLimitMiddleware
         async def shop(scope, receive, send): ...
         app = RateLimitMiddleware(shop, store="redis://127.0.0.1:1")
     """,
     "starlette": """
         from starlette.applications import Starlette
-        from headgate.starlette import RateLimitMiddleware
+        from sluicegate.starlette import RateLimitMiddleware
         app = Starlette()
         app.add_middleware(RateLimitMiddleware, store="redis://127.0.0.1:1")
     """,
     "fastapi": """
         from fastapi import FastAPI
-        from headgate.fastapi import RateLimitMiddleware
+        from sluicegate.fastapi import RateLimitMiddleware
         app = FastAPI()
         app.add_middleware(RateLimitMiddleware, store="redis://127.0.0.1:1")
     """,
     "django": """
         import django
         from django.conf import settings
-        settings.configure(MIDDLEWARE=["headgate.django.RateLimitMiddleware"], HEADGATE={"STORE": "redis://127.0.0.1:1"})
+        settings.configure(MIDDLEWARE=["sluicegate.django.RateLimitMiddleware"], SLUICEGATE={"STORE": "redis://127.0.0.1:1"})
         from django.core.asgi import get_asgi_application
         app = get_asgi_application()
     """,
@@ -268,7 +268,7 @@ def test_uvicorn_refuses_to_start(adapter: str, environments: Environments, tmp_
 
 def test_manage_py_check(environments: Environments, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
-        f"INSTALLED_APPS = ['headgate.django']\nHEADGATE = {{'STORE': {SERVER!r}}}\nUSE_TZ = True\n"
+        f"INSTALLED_APPS = ['sluicegate.django']\nSLUICEGATE = {{'STORE': {SERVER!r}}}\nUSE_TZ = True\n"
     )
     path = [tmp_path, *environments.path("django")]
     ran = environments.run(path, "-m", "django", "check", "--settings", "shop", cwd=tmp_path)
@@ -279,14 +279,14 @@ def test_manage_py_check(environments: Environments, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", sorted(VITAL["cli"]))
 def test_the_command_line_says_one_sentence(missing: str, environments: Environments, tmp_path: Path) -> None:
-    path, script = environments.path("cli", without=[missing]), environments.headgate / "bin" / "headgate"
+    path, script = environments.path("cli", without=[missing]), environments.sluicegate / "bin" / "sluicegate"
     ran = environments.run(path, script, "demo", "--once", cwd=tmp_path)
-    assert (ran.returncode, ran.stdout) == (2, f"headgate: {MissingExtraError('cli', missing)}\n")
+    assert (ran.returncode, ran.stdout) == (2, f"sluicegate: {MissingExtraError('cli', missing)}\n")
 
 
 def test_the_command_line_alone(environments: Environments, tmp_path: Path) -> None:
     ran = environments.run(
-        environments.path("cli"), environments.headgate / "bin" / "headgate", "demo", "--once", cwd=tmp_path
+        environments.path("cli"), environments.sluicegate / "bin" / "sluicegate", "demo", "--once", cwd=tmp_path
     )
     assert ran.returncode == 0, ran.stdout
 
@@ -296,7 +296,7 @@ def test_the_command_line_alone(environments: Environments, tmp_path: Path) -> N
 
 def test_an_error_of_our_own_modules_passes_unchanged() -> None:
     with pytest.raises(ImportError, match="cannot import name 'absent'") as caught, needs("redis"):
-        from headgate.clock import absent  # type: ignore[attr-defined]  # noqa: F401
+        from sluicegate.clock import absent  # type: ignore[attr-defined]  # noqa: F401
     assert type(caught.value) is ImportError
 
 

@@ -29,7 +29,7 @@ def run(text: str, *, ended: bool = True, requests: int = 1) -> Run:
         ("a failed", "a passed, b failed", {}),
     ],
 )
-def test_a_regression_passes_plain_and_not_with_headgate(plain: str, inserted: str, regressions: dict) -> None:
+def test_a_regression_passes_plain_and_not_with_sluicegate(plain: str, inserted: str, regressions: dict) -> None:
     assert compare(run(plain), run(inserted), {}).regressions == regressions
 
 
@@ -57,12 +57,12 @@ def test_an_excuse_holds_for_all_parameters(inserted: str, regressions: list, ex
         (run("a[x] passed"), run(""), "regression: a[x]: did not run"),
         (run(""), run(""), "no test was run"),
         (run("a skipped"), run("a skipped"), "no test was run"),
-        (run("a passed, b failed"), run("a passed, b failed"), "1 of 2 tests fail without headgate as well"),
-        (run("a passed"), run("a passed", requests=0), "headgate has not seen one request"),
-        (run("a passed", ended=False), run("a passed"), "the run without headgate broke off after 1 tests"),
-        (run("a passed"), run("a passed", ended=False), "the run with headgate broke off after 1 tests"),
-        (run("a passed, b passed"), run("a passed", ended=False), "the run with headgate broke off after 1 tests"),
-        (run("a passed"), run("a passed", ended=False, requests=0), "the run with headgate broke off after 1 tests"),
+        (run("a passed, b failed"), run("a passed, b failed"), "1 of 2 tests fail without sluicegate as well"),
+        (run("a passed"), run("a passed", requests=0), "sluicegate has not seen one request"),
+        (run("a passed", ended=False), run("a passed"), "the run without sluicegate broke off after 1 tests"),
+        (run("a passed"), run("a passed", ended=False), "the run with sluicegate broke off after 1 tests"),
+        (run("a passed, b passed"), run("a passed", ended=False), "the run with sluicegate broke off after 1 tests"),
+        (run("a passed"), run("a passed", ended=False, requests=0), "the run with sluicegate broke off after 1 tests"),
     ],
 )
 def test_what_proves_nothing_is_a_fault(plain: Run, inserted: Run, fault: str | None) -> None:

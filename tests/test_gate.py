@@ -9,15 +9,15 @@ from typing import Any, Protocol
 
 import pytest
 
-from headgate import Decision, ManualClock, Quota, Rule
-from headgate.errors import AlgorithmError, ColourError, RuleError
-from headgate.gate import AsyncGate, Gate
-from headgate.identity import identity_text
-from headgate.marks import EXEMPT, Mark, make_mark
-from headgate.passage import Place
-from headgate.settings import Settings
-from headgate.stores import StoreChange
-from headgate.testing import Awaited, BrokenStore
+from sluicegate import Decision, ManualClock, Quota, Rule
+from sluicegate.errors import AlgorithmError, ColourError, RuleError
+from sluicegate.gate import AsyncGate, Gate
+from sluicegate.identity import identity_text
+from sluicegate.marks import EXEMPT, Mark, make_mark
+from sluicegate.passage import Place
+from sluicegate.settings import Settings
+from sluicegate.stores import StoreChange
+from sluicegate.testing import Awaited, BrokenStore
 
 
 class Visitor:
@@ -255,7 +255,7 @@ def test_all_or_nothing_over_defaults_rules_and_marks(ask: Ask) -> None:
     assert [outcome.remaining for outcome in last.results] == [1, 7, 0]  # the refused ones took nothing
 
 
-@pytest.mark.filterwarnings("ignore:.*HG108")
+@pytest.mark.filterwarnings("ignore:.*SG108")
 def test_names_are_unique_and_budgets_stay(ask: Ask) -> None:
     rules = [Rule(name="reply", quota="9/minute"), Rule(name="default-day", quota="9/hour")]
     marks = (make_mark("5/minute"), make_mark("5/hour"))

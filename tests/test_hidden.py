@@ -26,19 +26,19 @@ from django.test import override_settings
 from flask import Flask
 from starlette.applications import Starlette
 
-import headgate.asgi
-import headgate.flask
-import headgate.starlette
-import headgate.wsgi
+import sluicegate.asgi
+import sluicegate.flask
+import sluicegate.starlette
+import sluicegate.wsgi
 import tests.adapters.django_app  # noqa: F401 - configures Django
-from headgate import AsyncLimiter, HeadgateError, Limiter, Rule
-from headgate.django import gates
-from headgate.hidden import HiddenURL, hide_secret, hide_store
-from headgate.identity import Seal
-from headgate.settings import Settings
-from headgate.stores import open_async_store, open_store
-from headgate.stores.redis import AsyncRedisStore, RedisStore
-from headgate.stores.redis_cell import RedisCellStore
+from sluicegate import AsyncLimiter, Limiter, Rule, SluicegateError
+from sluicegate.django import gates
+from sluicegate.hidden import HiddenURL, hide_secret, hide_store
+from sluicegate.identity import Seal
+from sluicegate.settings import Settings
+from sluicegate.stores import open_async_store, open_store
+from sluicegate.stores.redis import AsyncRedisStore, RedisStore
+from sluicegate.stores.redis_cell import RedisCellStore
 
 PASSWORD: Final = "hunter2"
 SECRET: Final = "correct horse battery staple"
@@ -127,28 +127,28 @@ def find_hidden(text: str) -> list[str]:
 
 
 def from_file(url: str, more: str, path: Path) -> Settings:
-    path.write_text(f"[headgate]\nstore = '{url}'\nsecret = '{SECRET}'\n{more}\n")
+    path.write_text(f"[sluicegate]\nstore = '{url}'\nsecret = '{SECRET}'\n{more}\n")
     return Settings.from_toml(path)
 
 
 def flask_app(url: str, **options: Any) -> None:
     app = Flask("shop")
-    app.config.update(HEADGATE_STORE=url, HEADGATE_SECRET=SECRET, **options)
-    headgate.flask.RateLimiter(app)
+    app.config.update(SLUICEGATE_STORE=url, SLUICEGATE_SECRET=SECRET, **options)
+    sluicegate.flask.RateLimiter(app)
 
 
 def flask_keywords(url: str, **options: Any) -> None:
-    headgate.flask.RateLimiter(Flask("shop"), store=url, secret=SECRET, **options)
+    sluicegate.flask.RateLimiter(Flask("shop"), store=url, secret=SECRET, **options)
 
 
 def django_settings(url: str, **options: Any) -> None:
-    with override_settings(HEADGATE={"STORE": url, "SECRET": SECRET, **options}):
+    with override_settings(SLUICEGATE={"STORE": url, "SECRET": SECRET, **options}):
         gates.make_sync(gates.read_settings())
 
 
 def starlette_app(url: str, **options: Any) -> None:
     """Starlette makes its middleware when the lifespan begins; its own frames have the keywords that it was given."""
-    headgate.starlette.RateLimitMiddleware(Starlette(), store=url, secret=SECRET, **options)
+    sluicegate.starlette.RateLimitMiddleware(Starlette(), store=url, secret=SECRET, **options)
 
 
 def page(*given: Any) -> Any:
@@ -196,34 +196,34 @@ STARTS: dict[str, Callable[[str, Path], object]] = {
     "from_toml, not TOML": lambda url, path: from_file(url, "= =", path),
     "from_toml, no table": no_table,
     "from_environ, wrong": lambda url, path: Settings.from_environ(
-        {"HEADGATE_STORE": url, "HEADGATE_SECRET": SECRET, "HEADGATE_DEADLINE": "0"}
+        {"SLUICEGATE_STORE": url, "SLUICEGATE_SECRET": SECRET, "SLUICEGATE_DEADLINE": "0"}
     ),
     "from_environ, unknown": lambda url, path: Settings.from_environ(
-        {"HEADGATE_STORE": url, "HEADGATE_SECRTE": SECRET}
+        {"SLUICEGATE_STORE": url, "SLUICEGATE_SECRTE": SECRET}
     ),
-    "from_environ, rules": lambda url, path: Settings.from_environ({"HEADGATE_STORE": url, "HEADGATE_RULES": url}),
-    "WSGI, wrong": lambda url, path: headgate.wsgi.RateLimitMiddleware(page, store=url, secret=SECRET, **WRONG),
-    "WSGI, unknown": lambda url, path: headgate.wsgi.RateLimitMiddleware(page, store=url, **NOT_KNOWN),
-    "WSGI, both": lambda url, path: headgate.wsgi.RateLimitMiddleware(
+    "from_environ, rules": lambda url, path: Settings.from_environ({"SLUICEGATE_STORE": url, "SLUICEGATE_RULES": url}),
+    "WSGI, wrong": lambda url, path: sluicegate.wsgi.RateLimitMiddleware(page, store=url, secret=SECRET, **WRONG),
+    "WSGI, unknown": lambda url, path: sluicegate.wsgi.RateLimitMiddleware(page, store=url, **NOT_KNOWN),
+    "WSGI, both": lambda url, path: sluicegate.wsgi.RateLimitMiddleware(
         page, store=url, settings=Settings(store=url, secret=SECRET)
     ),
-    "WSGI, route": lambda url, path: headgate.wsgi.RateLimitMiddleware(
+    "WSGI, route": lambda url, path: sluicegate.wsgi.RateLimitMiddleware(
         page, store=url, rules=[Rule(name="r", quota="5/m", route="x")]
     ),
-    "ASGI, wrong": lambda url, path: headgate.asgi.RateLimitMiddleware(page, store=url, secret=SECRET, **WRONG),
-    "ASGI, unknown": lambda url, path: headgate.asgi.RateLimitMiddleware(page, store=url, **NOT_KNOWN),
-    "ASGI, both": lambda url, path: headgate.asgi.RateLimitMiddleware(
+    "ASGI, wrong": lambda url, path: sluicegate.asgi.RateLimitMiddleware(page, store=url, secret=SECRET, **WRONG),
+    "ASGI, unknown": lambda url, path: sluicegate.asgi.RateLimitMiddleware(page, store=url, **NOT_KNOWN),
+    "ASGI, both": lambda url, path: sluicegate.asgi.RateLimitMiddleware(
         page, store=url, settings=Settings(store=url, secret=SECRET)
     ),
-    "Starlette, wrong": lambda url, path: headgate.starlette.RateLimitMiddleware(
+    "Starlette, wrong": lambda url, path: sluicegate.starlette.RateLimitMiddleware(
         page, store=url, secret=SECRET, **WRONG
     ),
-    "Starlette, unknown": lambda url, path: headgate.starlette.RateLimitMiddleware(page, store=url, **NOT_KNOWN),
-    "Flask, wrong": lambda url, path: flask_app(url, HEADGATE_DEADLINE=0),
-    "Flask, unknown": lambda url, path: flask_app(url, HEADGATE_STROE=url, HEADGATE_SECRTE=SECRET),
+    "Starlette, unknown": lambda url, path: sluicegate.starlette.RateLimitMiddleware(page, store=url, **NOT_KNOWN),
+    "Flask, wrong": lambda url, path: flask_app(url, SLUICEGATE_DEADLINE=0),
+    "Flask, unknown": lambda url, path: flask_app(url, SLUICEGATE_STROE=url, SLUICEGATE_SECRTE=SECRET),
     "Flask, keywords": lambda url, path: flask_keywords(url, **WRONG),
     "Flask, unknown keywords": lambda url, path: flask_keywords(url, **NOT_KNOWN),
-    "Flask, both": lambda url, path: headgate.flask.RateLimiter(*[_configured(url)], store=url, secret=SECRET),
+    "Flask, both": lambda url, path: sluicegate.flask.RateLimiter(*[_configured(url)], store=url, secret=SECRET),
     "Django, wrong": lambda url, path: django_settings(url, DEADLINE=0),
     "Django, unknown": lambda url, path: django_settings(url, **NOT_KNOWN),
 }
@@ -231,7 +231,7 @@ STARTS: dict[str, Callable[[str, Path], object]] = {
 
 def _configured(url: str) -> Flask:
     app = Flask("shop")
-    app.config.update(HEADGATE_STORE=url)
+    app.config.update(SLUICEGATE_STORE=url)
     return app
 
 
@@ -239,7 +239,7 @@ def _configured(url: str) -> Flask:
 @pytest.mark.parametrize("start", STARTS)
 def test_a_failing_start(start: str, kind: str, tmp_path: Path, caplog: Any, recwarn: Any) -> None:
     with kept(caplog, recwarn) as others:
-        with pytest.raises(HeadgateError) as caught:
+        with pytest.raises(SluicegateError) as caught:
             STARTS[start](URLS[kind], tmp_path / "shop.toml")
         assert not find_hidden(told(caught.value, others()))
 
@@ -250,9 +250,9 @@ OPENS: dict[str, Callable[[str], object]] = {
     "AsyncLimiter": AsyncLimiter,
     "open_store": lambda url: open_store(url, prefix="shop"),
     "open_async_store": lambda url: open_async_store(url, prefix="shop"),
-    "WSGI": lambda url: headgate.wsgi.RateLimitMiddleware(page, store=url),
-    "ASGI": lambda url: headgate.asgi.RateLimitMiddleware(page, store=url),
-    "Starlette": lambda url: headgate.starlette.RateLimitMiddleware(page, store=url),
+    "WSGI": lambda url: sluicegate.wsgi.RateLimitMiddleware(page, store=url),
+    "ASGI": lambda url: sluicegate.asgi.RateLimitMiddleware(page, store=url),
+    "Starlette": lambda url: sluicegate.starlette.RateLimitMiddleware(page, store=url),
     "Flask": flask_app,
     "Django": django_settings,
 }
@@ -267,7 +267,7 @@ STORES: dict[str, Callable[[str], object]] = {
 @pytest.mark.parametrize("how", OPENS)
 def test_a_url_that_cannot_be_opened(how: str, kind: str, caplog: Any, recwarn: Any) -> None:
     with kept(caplog, recwarn) as others:
-        with pytest.raises(HeadgateError) as caught:
+        with pytest.raises(SluicegateError) as caught:
             OPENS[how](BROKEN[kind])
         assert not find_hidden(told(caught.value, others()))
 
@@ -275,7 +275,7 @@ def test_a_url_that_cannot_be_opened(how: str, kind: str, caplog: Any, recwarn: 
 @pytest.mark.parametrize("kind", [kind for kind, url in BROKEN.items() if url.startswith("redis:")])
 @pytest.mark.parametrize("how", STORES)
 def test_a_store_that_cannot_be_made(how: str, kind: str) -> None:
-    with pytest.raises(HeadgateError) as caught:
+    with pytest.raises(SluicegateError) as caught:
         STORES[how](BROKEN[kind])
     assert not find_hidden(told(caught.value))
 
@@ -374,7 +374,7 @@ ASKS = [ask, ask_later, ask_locally]
 @pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ask.__name__)
 def test_a_failing_request_without_a_server(ask: Any, kind: str, caplog: Any, recwarn: Any) -> None:
     with kept(caplog, recwarn) as others:
-        with pytest.raises(HeadgateError) as caught:
+        with pytest.raises(SluicegateError) as caught:
             ask(URLS[kind])
         assert not find_hidden(told(caught.value, others()))
 
@@ -384,7 +384,7 @@ def test_a_failing_request_without_a_server(ask: Any, kind: str, caplog: Any, re
 @pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ask.__name__)
 def test_a_failing_request(ask: Any, server: str, kind: str, caplog: Any, recwarn: Any) -> None:
     with serving(SERVERS[server]) as port, kept(caplog, recwarn) as others:
-        with pytest.raises(HeadgateError) as caught:
+        with pytest.raises(SluicegateError) as caught:
             ask(URLS[kind].replace(":1,127.0.0.1:2", ":1").replace("127.0.0.1:1", f"127.0.0.1:{port}"))
         assert not find_hidden(told(caught.value, others()))
 
@@ -402,7 +402,9 @@ def test_no_repr_shows_it(kind: str) -> None:
     ]
     things = [settings, *limiters, *[limiter.store for limiter in limiters], *[vars(limiter) for limiter in limiters]]
     servers = [vars(limiter._opened) for limiter in limiters]
-    assert not find_hidden(shown([*things, *servers, headgate.wsgi.RateLimitMiddleware(page, settings=settings).gate]))
+    assert not find_hidden(
+        shown([*things, *servers, sluicegate.wsgi.RateLimitMiddleware(page, settings=settings).gate])
+    )
     assert settings.store == url, "it is still the URL that was given"
     assert settings.secret == SECRET
     for limiter in limiters:

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "src" / "headgate"
+PACKAGE = ROOT / "src" / "sluicegate"
 
 VALUES = ("errors", "extras", "clock", "hidden", "quota", "concurrency", "plan")
 # The packages themselves, not what is in them: the engine knows the registry, never one algorithm or store;
@@ -31,7 +31,7 @@ ENGINE = (*READ, "rule", "shadow", "stores", "stores.stack", "terms", "tiers")
 AFTER = ("after", "ending")
 ADAPTER = (*ENGINE, *AFTER, "limiter", "http", "problem", "settings", "marks", "passage", "preflight", "gate")
 
-# Which of our own modules a module may import: the first row that fits. "" is `headgate/__init__.py`.
+# Which of our own modules a module may import: the first row that fits. "" is `sluicegate/__init__.py`.
 LAW: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (VALUES, VALUES),
     (("algorithms", "algorithms.*"), (*VALUES, "algorithms", "algorithms.*")),
@@ -144,7 +144,7 @@ CLOCKS = {
 
 @dataclass(frozen=True)
 class Module:
-    name: str  # dotted, below headgate; "" is headgate itself
+    name: str  # dotted, below sluicegate; "" is sluicegate itself
     path: str  # for people
     text: str
 
@@ -202,7 +202,7 @@ def fits(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def own(target: str) -> str:
-    """headgate.quota.Quota → quota: the longest part that is a module of ours or is named in LAW."""
+    """sluicegate.quota.Quota → quota: the longest part that is a module of ours or is named in LAW."""
     named = OURS | {pattern for row in LAW for side in row for pattern in side}
     parts = target.split(".")[1:]
     for end in range(len(parts), 0, -1):
@@ -218,15 +218,15 @@ def keeps_the_import_law(module: Module) -> Faults:
         return
     for line, target in module.imports:
         if target.startswith("."):
-            yield f"{line}: relative import {target}; write it from headgate"
-        elif target.split(".")[0] == "headgate" and not fits(own(target), row):
-            yield f"{line}: {module.name or 'headgate'} imports {target}; it may import {', '.join(row)}"
+            yield f"{line}: relative import {target}; write it from sluicegate"
+        elif target.split(".")[0] == "sluicegate" and not fits(own(target), row):
+            yield f"{line}: {module.name or 'sluicegate'} imports {target}; it may import {', '.join(row)}"
 
 
 def imports_only_its_own_dependencies(module: Module) -> Faults:
     for line, target in module.imports:
         top = target.split(".")[0]
-        if top in sys.stdlib_module_names or top in {"headgate", ""}:
+        if top in sys.stdlib_module_names or top in {"sluicegate", ""}:
             continue
         if top not in OPTIONAL:
             yield f"{line}: {top} is a new dependency; give it a row in OPTIONAL"
@@ -352,15 +352,15 @@ def test_no_test_sleeps() -> None:
     assert not found, f"\n{found}"
 
 
-@pytest.mark.skipif("" not in OURS, reason="headgate/__init__.py does not exist yet")
-def test_importing_headgate_imports_only_the_standard_library() -> None:
+@pytest.mark.skipif("" not in OURS, reason="sluicegate/__init__.py does not exist yet")
+def test_importing_sluicegate_imports_only_the_standard_library() -> None:
     script = (
-        "import sys; before = set(sys.modules); import headgate; "
+        "import sys; before = set(sys.modules); import sluicegate; "
         "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
     )
     printed = subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, capture_output=True, text=True)
     others = set(printed.stdout.split()) - sys.stdlib_module_names
-    assert others == {"headgate"}, f"`import headgate` also imports {sorted(others - {'headgate'})}"
+    assert others == {"sluicegate"}, f"`import sluicegate` also imports {sorted(others - {'sluicegate'})}"
 
 
 def test_the_package_shows_the_readme() -> None:
@@ -371,16 +371,21 @@ def test_the_package_shows_the_readme() -> None:
 @pytest.mark.parametrize(
     ("rule", "name", "text", "count"),
     [
-        (keeps_the_import_law, "limiter", "from headgate.stores.memory import MemoryStore", 1),
-        (keeps_the_import_law, "limiter", "from headgate.stores import open_store\nfrom headgate.rule import Rule", 0),
-        (keeps_the_import_law, "limiter", "import headgate.http", 1),
-        (keeps_the_import_law, "stores.memory", "def f():\n    from headgate.rule import Rule", 1),
-        (keeps_the_import_law, "stores.memory", "import_module('headgate.settings')", 1),
-        (keeps_the_import_law, "stores.redis", "from headgate.algorithms.gcra import params", 0),
-        (keeps_the_import_law, "flask", "from headgate.wsgi import A\nfrom headgate.asgi import B", 1),
-        (keeps_the_import_law, "starlette", "from headgate.fastapi import A\nfrom headgate.asgi import B", 1),
-        (keeps_the_import_law, "testing", "from headgate.cli import main\nfrom headgate.limiter import Limiter", 1),
-        (keeps_the_import_law, "http", "from headgate import Decision\nfrom . import plan", 2),
+        (keeps_the_import_law, "limiter", "from sluicegate.stores.memory import MemoryStore", 1),
+        (
+            keeps_the_import_law,
+            "limiter",
+            "from sluicegate.stores import open_store\nfrom sluicegate.rule import Rule",
+            0,
+        ),
+        (keeps_the_import_law, "limiter", "import sluicegate.http", 1),
+        (keeps_the_import_law, "stores.memory", "def f():\n    from sluicegate.rule import Rule", 1),
+        (keeps_the_import_law, "stores.memory", "import_module('sluicegate.settings')", 1),
+        (keeps_the_import_law, "stores.redis", "from sluicegate.algorithms.gcra import params", 0),
+        (keeps_the_import_law, "flask", "from sluicegate.wsgi import A\nfrom sluicegate.asgi import B", 1),
+        (keeps_the_import_law, "starlette", "from sluicegate.fastapi import A\nfrom sluicegate.asgi import B", 1),
+        (keeps_the_import_law, "testing", "from sluicegate.cli import main\nfrom sluicegate.limiter import Limiter", 1),
+        (keeps_the_import_law, "http", "from sluicegate import Decision\nfrom . import plan", 2),
         (keeps_the_import_law, "helpers", "", 1),
         (imports_only_its_own_dependencies, "limiter", "import redis.asyncio\nimport requests\nimport asyncio", 2),
         (imports_only_its_own_dependencies, "stores.redis_wire", "import hiredis", 0),

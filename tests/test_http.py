@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import Decision, Limiter, ManualClock, Outcome, Rule
-from headgate.errors import QuotaError, RuleError, SettingsError
-from headgate.http import (
+from sluicegate import Decision, Limiter, ManualClock, Outcome, Rule
+from sluicegate.errors import QuotaError, RuleError, SettingsError
+from sluicegate.http import (
     DIALECTS,
     check_dialect,
     denial,
@@ -25,9 +25,9 @@ from headgate.http import (
     seconds,
     wants_text,
 )
-from headgate.plan import Check, Terms
-from headgate.problem import PROBLEM
-from headgate.quota import Quota
+from sluicegate.plan import Check, Terms
+from sluicegate.problem import PROBLEM
+from sluicegate.quota import Quota
 
 SECOND = 1_000_000
 DRAFT = "draft-11"

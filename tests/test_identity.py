@@ -21,13 +21,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from werkzeug.local import LocalProxy
 
-from headgate import AsyncLimiter, ConfigurationError, Limiter, Rule
-from headgate.ban import Ban
-from headgate.errors import IdentityError, SettingsError
-from headgate.identity import Seal, account, digest, identity_text
-from headgate.settings import Settings
-from headgate.stores.memory import MemoryStore
-from headgate.wsgi import RateLimitMiddleware
+from sluicegate import AsyncLimiter, ConfigurationError, Limiter, Rule
+from sluicegate.ban import Ban
+from sluicegate.errors import IdentityError, SettingsError
+from sluicegate.identity import Seal, account, digest, identity_text
+from sluicegate.settings import Settings
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.wsgi import RateLimitMiddleware
 from tests.adapters.wsgi_client import WsgiClient
 from tests.servers import Server
 
@@ -164,7 +164,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("given", OTHERS, ids=range(len(OTHERS)))
 def test_other_types_are_an_error_that_does_not_show_the_value(given: Any) -> None:
-    with pytest.raises(IdentityError, match="HG006") as caught:
+    with pytest.raises(IdentityError, match="SG006") as caught:
         identity_text(given)
     assert isinstance(caught.value, ConfigurationError)
     with pytest.raises(IdentityError):
@@ -187,13 +187,13 @@ def test_the_deepest_tuple_is_an_error_of_ours_or_an_identity() -> None:
 
 SPELLINGS = [  # one account each
     [
-        "laoqian",
-        " laoqian ",
-        "LaoQian",
-        "ＬＡＯＱＩＡＮ",
-        "\tlaoqian\n",
-        "\u3000laoqian\xa0",
-        "laoqian\u2028",
+        "alice",
+        " alice ",
+        "AliCe",
+        "ＡＬＩＣＥ",
+        "\talice\n",
+        "\u3000alice\xa0",
+        "alice\u2028",
     ],
     ["straße", "STRASSE", "strasse", "STRAẞE"],
     ["josé", "jose\u0301", "JOSÉ", "JOSE\u0301"],
@@ -205,8 +205,8 @@ SPELLINGS = [  # one account each
 ]
 APART = [  # looks alike, and is another
     ("paypal", "раураl"),  # Cyrillic
-    ("lao\u200bqian", "laoqian"),  # a space of no width
-    ("lao qian", "laoqian"),
+    ("lao\u200bqian", "alice"),  # a space of no width
+    ("lao qian", "alice"),
     ("I", "ı"),  # the dotless i of Turkish
     ("jose", "josé"),
     ("x" * 513, "x" * 514),
@@ -266,7 +266,7 @@ def test_a_huge_name_costs_its_hash() -> None:
 # ---- a secret ----------------------------------------------------------------------------------------------------
 
 SECRET, OTHER = "correct horse battery staple", b"another secret, as good"
-WHO = ["laoqian", 42, ("ip", "203.0.113.7"), "x" * 1000]
+WHO = ["alice", 42, ("ip", "203.0.113.7"), "x" * 1000]
 
 
 @pytest.mark.parametrize("who", WHO, ids=range(len(WHO)))
@@ -319,7 +319,7 @@ def test_a_secret_is_never_shown() -> None:
     for thing in (settings, Seal(SECRET), Limiter(secret=SECRET), RateLimitMiddleware(page, settings=settings)):
         assert "horse" not in repr(thing)
     with pytest.raises(SettingsError) as caught:
-        Settings.from_environ({"HEADGATE_SECRET": SECRET, "HEADGATE_STRICT": "perhaps"})
+        Settings.from_environ({"SLUICEGATE_SECRET": SECRET, "SLUICEGATE_STRICT": "perhaps"})
     assert "horse" not in str(caught.value)
 
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import pytest
 
-from headgate.address import Trust
-from headgate.errors import IdentityError
-from headgate.identity import identity_text
-from headgate.key import address_key, ready_key, validate_key
+from sluicegate.address import Trust
+from sluicegate.errors import IdentityError
+from sluicegate.identity import identity_text
+from sluicegate.key import address_key, ready_key, validate_key
 
 
 @dataclass
@@ -63,7 +63,7 @@ KEYS: dict[str, tuple[Any, FakeCaller, Any]] = {
     "ip": ("ip", FakeCaller(), ADDRESS),
     "ip, no peer": ("ip", FakeCaller(peer=None), ("ip", "no-peer")),
     "ip, the header is not believed": ("ip", FakeCaller(headers=BEHIND), ADDRESS),
-    "user": ("user", FakeCaller(signed_in="laoqian"), ("user", "laoqian")),
+    "user": ("user", FakeCaller(signed_in="alice"), ("user", "alice")),
     "user, a number": ("user", FakeCaller(signed_in=42), ("user", 42)),
     "user, a falsy one is one": ("user", FakeCaller(signed_in=0), ("user", 0)),
     "user, an empty name is one": ("user", FakeCaller(signed_in=""), ("user", "")),
@@ -91,7 +91,7 @@ KEYS: dict[str, tuple[Any, FakeCaller, Any]] = {
     "function, None": (lambda request: None, FakeCaller(), None),
     "function, async": (lambda request: later("own"), FakeCaller(), "own"),
     "function, async None": (lambda request: later(None), FakeCaller(), None),
-    "user, async": ("user", FakeCaller(signed_in=later("laoqian")), ("user", "laoqian")),
+    "user, async": ("user", FakeCaller(signed_in=later("alice")), ("user", "alice")),
     "user, an async stranger": ("user", FakeCaller(signed_in=later(None)), ADDRESS),
     "tuple": (
         ("user", "path:team"),
@@ -107,7 +107,7 @@ KEYS: dict[str, tuple[Any, FakeCaller, Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*HG102")
+@pytest.mark.filterwarnings("ignore:.*SG102")
 @pytest.mark.parametrize(("spec", "caller", "identity"), KEYS.values(), ids=KEYS)
 def test_keys(spec: Any, caller: FakeCaller, identity: Any) -> None:
     validate_key(spec)
@@ -179,7 +179,7 @@ def test_what_is_no_key(spec: object, given: object, problem: str) -> None:
     assert (caught.value.what, caught.value.given, caught.value.problem) == ("key", given, problem)
 
 
-@pytest.mark.filterwarnings("ignore:.*HG102")
+@pytest.mark.filterwarnings("ignore:.*SG102")
 @pytest.mark.parametrize("trust", [Trust(), PROXY, Trust.of(1)])
 def test_nothing_long_that_a_stranger_sends_is_remembered(trust: Trust) -> None:
     texts = [letter * (60_000 + trust.hops + 2 * len(trust.networks)) for letter in "6["]

@@ -14,9 +14,9 @@ from typing import Any, Final
 import pytest
 from redis.crc import key_slot
 
-from headgate import AsyncLimiter, Limiter, ManualClock, Quota
-from headgate.plan import Check, Plan
-from headgate.testing.store import NAMES, terms
+from sluicegate import AsyncLimiter, Limiter, ManualClock, Quota
+from sluicegate.plan import Check, Plan
+from sluicegate.testing.store import NAMES, terms
 from tests.servers import MAKERS, Server, valkey_server
 from tests.stores.places import client
 
@@ -161,7 +161,7 @@ def test_11_a_fractional_expiry_is_an_error_of_the_server(limiter: Limiter, algo
 # 12, a clock that goes back, also has tests/stores/test_clock_back.py and law 8 of the algorithms' exam.
 @ALGORITHMS
 def test_12_a_clock_that_goes_back_frees_or_freezes(algorithm: str) -> None:
-    from headgate.algorithms import find
+    from sluicegate.algorithms import find
 
     module = find(algorithm)
     params = module.params(Quota(2, 60))

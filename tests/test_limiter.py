@@ -11,18 +11,18 @@ import pytest
 import redis
 import redis.asyncio
 
-import headgate.stores.memory
-from headgate import AsyncLimiter, ConfigurationError, Decision, Limiter, ManualClock, Quota, StoreError
-from headgate.algorithms import ALGORITHMS
-from headgate.errors import AlgorithmError, ColourError, QuotaError, RuleError, SettingsError, StoreURLError
-from headgate.gate import Gate
-from headgate.identity import identity_text
-from headgate.plan import Check, Plan
-from headgate.settings import Settings
-from headgate.stores.memory import AsyncMemoryStore, MemoryStore
-from headgate.stores.redis import AsyncRedisStore, RedisStore
-from headgate.testing import Awaited, BrokenStore, OpenStore, ShutStore
-from headgate.testing.store import terms
+import sluicegate.stores.memory
+from sluicegate import AsyncLimiter, ConfigurationError, Decision, Limiter, ManualClock, Quota, StoreError
+from sluicegate.algorithms import ALGORITHMS
+from sluicegate.errors import AlgorithmError, ColourError, QuotaError, RuleError, SettingsError, StoreURLError
+from sluicegate.gate import Gate
+from sluicegate.identity import identity_text
+from sluicegate.plan import Check, Plan
+from sluicegate.settings import Settings
+from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
+from sluicegate.stores.redis import AsyncRedisStore, RedisStore
+from sluicegate.testing import Awaited, BrokenStore, OpenStore, ShutStore
+from sluicegate.testing.store import terms
 from tests.servers import MAKERS
 from tests.stores.colours import COLOURS
 
@@ -53,19 +53,17 @@ def limiter(request: pytest.FixtureRequest, colour: Any, clock: ManualClock) -> 
 
 def test_s1_the_plain_question(limiter: Any, clock: ManualClock) -> None:
     """This user may reply at most 5 times a minute."""
-    told = [limiter.is_action_allowed("laoqian", "reply", 60, 5) for _ in range(20)]
+    told = [limiter.is_action_allowed("alice", "reply", 60, 5) for _ in range(20)]
     assert told == [True] * 5 + [False] * 15
-    assert limiter.is_action_allowed("laoqian", "post", period=600, max_count=10)
+    assert limiter.is_action_allowed("alice", "post", period=600, max_count=10)
     assert limiter.is_action_allowed("another", "reply", period=60, max_count=5)
     clock.advance(60)
-    assert limiter.is_action_allowed(user_id="laoqian", action_key="reply", period=60, max_count=5)
+    assert limiter.is_action_allowed(user_id="alice", action_key="reply", period=60, max_count=5)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_s1_by_every_algorithm(limiter: Any, algorithm: str) -> None:
-    told = [
-        limiter.is_action_allowed("laoqian", "reply", period=60, max_count=5, algorithm=algorithm) for _ in range(8)
-    ]
+    told = [limiter.is_action_allowed("alice", "reply", period=60, max_count=5, algorithm=algorithm) for _ in range(8)]
     assert told == [True] * 5 + [False] * 3
 
 
@@ -73,7 +71,7 @@ def test_s2_a_fixed_window_ends_when_it_said_it_would(limiter: Any, clock: Manua
     """EXPIRE on every hit pushed the end away for ever; here steady traffic is let in again on time."""
     told = []
     for _ in range(13):
-        told.append(limiter.hit("5/minute", "laoqian", algorithm="fixed-window").allowed)
+        told.append(limiter.hit("5/minute", "alice", algorithm="fixed-window").allowed)
         clock.advance(10)
     assert told == [True] * 5 + [False] + [True] * 5 + [False] + [True]
 
@@ -82,18 +80,18 @@ def test_s2_the_boundary_is_what_the_default_algorithm_mends(limiter: Any, clock
     """98 at the end of one minute and 99 at the start of the next: twice the limit in two seconds."""
     admitted = {}
     for algorithm in ("fixed-window", "sliding-window"):
-        limiter.hit("100/minute", "laoqian", algorithm=algorithm)
+        limiter.hit("100/minute", "alice", algorithm=algorithm)
         clock.advance(59)
-        admitted[algorithm] = limiter.hit("100/minute", "laoqian", cost=98, algorithm=algorithm).allowed
+        admitted[algorithm] = limiter.hit("100/minute", "alice", cost=98, algorithm=algorithm).allowed
         clock.advance(2)
-        admitted[algorithm] += limiter.hit("100/minute", "laoqian", cost=99, algorithm=algorithm).allowed
+        admitted[algorithm] += limiter.hit("100/minute", "alice", cost=99, algorithm=algorithm).allowed
         clock.advance(3600)
     assert admitted == {"fixed-window": 2, "sliding-window": 1}
 
 
 def test_s3_two_requests_of_one_moment_are_two(limiter: Any) -> None:
     """The same millisecond as ZSET member counted once."""
-    told = [limiter.hit("5/minute", "laoqian", algorithm="sliding-log").allowed for _ in range(7)]
+    told = [limiter.hit("5/minute", "alice", algorithm="sliding-log").allowed for _ in range(7)]
     assert told == [True] * 5 + [False] * 2
 
 
@@ -102,7 +100,7 @@ def test_s3_refusals_are_not_recorded_unless_asked(
     limiter: Any, clock: ManualClock, counted: bool, passes: bool
 ) -> None:
     rule = terms("sliding-log", "2/minute", counted=counted)
-    plan = Plan((Check(rule, identity_text("laoqian"), 1),))
+    plan = Plan((Check(rule, identity_text("alice"), 1),))
     assert [limiter.run(plan).allowed for _ in range(2)] == [True, True]
     for _ in range(6):
         clock.advance(10)
@@ -112,37 +110,37 @@ def test_s3_refusals_are_not_recorded_unless_asked(
 
 def test_s4_costs_and_clocks_are_in_microseconds(limiter: Any, clock: ManualClock) -> None:
     """The script's own moment, exact: refused one microsecond early, admitted on time."""
-    limiter.hit("1/second", "laoqian", algorithm="sliding-log")
+    limiter.hit("1/second", "alice", algorithm="sliding-log")
     clock.advance(0.999999)
-    assert limiter.hit("1/second", "laoqian", algorithm="sliding-log").retry_after == 0.000001
+    assert limiter.hit("1/second", "alice", algorithm="sliding-log").retry_after == 0.000001
     clock.advance(0.000001)
-    assert limiter.hit("1/second", "laoqian", algorithm="sliding-log").allowed
+    assert limiter.hit("1/second", "alice", algorithm="sliding-log").allowed
 
 
 def test_s5_the_list_is_the_default_and_holds_any_limit(limiter: Any) -> None:
-    decision = limiter.hit("1000000/minute", "laoqian", cost=999_999)
+    decision = limiter.hit("1000000/minute", "alice", cost=999_999)
     assert decision.remaining == 1
-    assert limiter.hit("1000000/minute", "laoqian").allowed
-    assert not limiter.hit("1000000/minute", "laoqian").allowed
+    assert limiter.hit("1000000/minute", "alice").allowed
+    assert not limiter.hit("1000000/minute", "alice").allowed
 
 
 def test_s6_the_funnel(limiter: Any, clock: ManualClock) -> None:
     """capacity = 15, leaking_rate = 0.5 a second; each call waters by its quota."""
     funnel = Quota.funnel(capacity=15, leaking_rate=0.5)
-    assert limiter.hit(funnel, "laoqian", action="reply", cost=15, algorithm="leaky-bucket").remaining == 0
-    refused = limiter.hit(funnel, "laoqian", action="reply", cost=2, algorithm="leaky-bucket")
+    assert limiter.hit(funnel, "alice", action="reply", cost=15, algorithm="leaky-bucket").remaining == 0
+    refused = limiter.hit(funnel, "alice", action="reply", cost=2, algorithm="leaky-bucket")
     assert (refused.allowed, refused.retry_after) == (False, 4.0)
     clock.advance(4)
-    assert limiter.hit(funnel, "laoqian", action="reply", cost=2, algorithm="leaky-bucket").allowed
+    assert limiter.hit(funnel, "alice", action="reply", cost=2, algorithm="leaky-bucket").allowed
 
 
 def test_a_decision_by_example(limiter: Any, clock: ManualClock) -> None:
-    decision = limiter.hit("5/minute; 100/day", "laoqian", action="like")
+    decision = limiter.hit("5/minute; 100/day", "alice", action="like")
     assert list(decision.outcomes) == ["like-minute", "like-day"]
     assert (decision.allowed, decision.rule, decision.limit, decision.remaining) == (True, "like-minute", 5, 4)
     assert (decision.retry_after, decision.reset_after, decision.degraded) == (0.0, 60.0, False)
     clock.advance(15)
-    refused = limiter.hit("5/minute; 100/day", "laoqian", action="like", cost=5)
+    refused = limiter.hit("5/minute; 100/day", "alice", action="like", cost=5)
     assert not refused
     assert (refused.rule, refused.limit, refused.remaining, refused.retry_after) == ("like-minute", 5, 4, 45.0)
     assert refused.outcomes["like-day"].remaining == 99, "a refused request costs nothing"
@@ -240,13 +238,13 @@ NO_STORES: list[tuple[Any, str, str]] = [  # what was given, the problem, what t
     (AsyncMemoryStore, "a class, not a store made of it", "give AsyncMemoryStore(…), or a URL"),
     (RedisStore, "a class, not a store made of it", "give RedisStore(…), or a URL"),
     (redis.Redis, "a class, not a store made of it", "give a URL such as"),
-    (headgate.stores.memory, "a module, not a store", "give a URL such as memory://"),
+    (sluicegate.stores.memory, "a module, not a store", "give a URL such as memory://"),
     (None, "neither a URL nor a store", "give a URL such as memory://"),
     (b"memory://", "neither a URL nor a store", "give a URL such as memory://, as text"),
     (["redis://:pass4word@localhost"], "neither a URL nor a store", "give a URL such as memory://"),
     ({"url": "redis://:pass4word@localhost"}, "neither a URL nor a store", "give a URL such as memory://"),
-    (CLIENT, "a client, not a store", "give RedisStore(client), from headgate.stores.redis"),
-    (ASYNC_CLIENT, "a client, not a store", "give AsyncRedisStore(client), from headgate.stores.redis"),
+    (CLIENT, "a client, not a store", "give RedisStore(client), from sluicegate.stores.redis"),
+    (ASYNC_CLIENT, "a client, not a store", "give AsyncRedisStore(client), from sluicegate.stores.redis"),
 ]
 
 
@@ -255,7 +253,7 @@ NO_STORES: list[tuple[Any, str, str]] = [  # what was given, the problem, what t
 def test_what_is_no_store_is_refused_when_the_limiter_is_made(
     make: Any, given: Any, problem: str, expected: str
 ) -> None:
-    with pytest.raises(StoreURLError, match="HG004") as caught:
+    with pytest.raises(StoreURLError, match="SG004") as caught:
         make(given)
     assert caught.value.problem == problem
     assert caught.value.expected.startswith(expected)
@@ -278,9 +276,9 @@ def test_what_is_no_client_is_refused_when_the_store_is_made(kind: Any, given: A
 
 
 def test_a_store_of_the_other_colour_is_refused() -> None:
-    with pytest.raises(ColourError, match="HG009"):
+    with pytest.raises(ColourError, match="SG009"):
         Limiter(AsyncMemoryStore(MemoryStore()))  # type: ignore[arg-type]
-    with pytest.raises(ColourError, match="HG009"):
+    with pytest.raises(ColourError, match="SG009"):
         AsyncLimiter(MemoryStore())  # type: ignore[arg-type]
 
 
@@ -298,8 +296,8 @@ CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"algorithm": "leaky"}, AlgorithmError, "not known"),
     ({"action": 3}, RuleError, "is not text"),
     ({"action": None}, RuleError, "is not text"),
-    ({"identity": None}, ConfigurationError, "HG006"),
-    ({"identity": 1.5}, ConfigurationError, "HG006"),
+    ({"identity": None}, ConfigurationError, "SG006"),
+    ({"identity": 1.5}, ConfigurationError, "SG006"),
 ]
 
 
@@ -358,5 +356,5 @@ def test_the_testing_stores(wrap: Any) -> None:
     shut = hit(ShutStore(retry_after=1.5))
     assert (shut.allowed, shut.remaining, shut.retry_after, shut.reset_after) == (False, 0, 1.5, 1.5)
     assert hit(ShutStore(retry_after=None)).retry_after is None
-    with pytest.raises(StoreError, match="HG020"):
+    with pytest.raises(StoreError, match="SG020"):
         hit(BrokenStore())

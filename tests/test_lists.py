@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 import pytest
 
-from headgate import Ban, Decision, ManualClock, Rule
-from headgate.errors import ColourError, ConfigurationError, RuleError
-from headgate.gate import AsyncGate, Gate
-from headgate.passage import Place
-from headgate.plan import FORBIDDEN
-from headgate.settings import Settings
-from headgate.testing import Awaited, BrokenStore
+from sluicegate import Ban, Decision, ManualClock, Rule
+from sluicegate.errors import ColourError, ConfigurationError, RuleError
+from sluicegate.gate import AsyncGate, Gate
+from sluicegate.passage import Place
+from sluicegate.plan import FORBIDDEN
+from sluicegate.settings import Settings
+from sluicegate.testing import Awaited, BrokenStore
 
 
 class Visitor:
@@ -103,7 +103,7 @@ def test_networks_are_compared_on_the_bits(
     assert verdict(decision) == (told if meant else "ask")
 
 
-@pytest.mark.filterwarnings("ignore:.*HG102")
+@pytest.mark.filterwarnings("ignore:.*SG102")
 def test_the_address_is_that_of_the_trusted_proxies(ask: Ask) -> None:
     spoofed = Visitor("198.51.100.9", forwarded="192.0.2.7")
     behind = Visitor("10.0.0.1", forwarded="203.0.113.7, 192.0.2.7")

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from headgate import Limiter, ManualClock
-from headgate.errors import AlgorithmError, ConfigurationError, IdentityError, QuotaError, RuleError
-from headgate.gate import Gate
-from headgate.marks import EXEMPT, Mark, declare, declare_within, guarded, make_mark, marks_of
-from headgate.passage import Passage, Place, label_of, scope_of, short_name
-from headgate.settings import Settings
+from sluicegate import Limiter, ManualClock
+from sluicegate.errors import AlgorithmError, ConfigurationError, IdentityError, QuotaError, RuleError
+from sluicegate.gate import Gate
+from sluicegate.marks import EXEMPT, Mark, declare, declare_within, guarded, make_mark, marks_of
+from sluicegate.passage import Passage, Place, label_of, scope_of, short_name
+from sluicegate.settings import Settings
 
 
 def view(number: int, *, text: str = "") -> str:

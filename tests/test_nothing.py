@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import pytest
 
-from headgate import Ban, Concurrency, ConfigurationError, Quota, Rule, Tiers
-from headgate.algorithms import ALGORITHMS
-from headgate.errors import AlgorithmError, IdentityError, QuotaError, RuleError, SettingsError, StoreURLError
-from headgate.limiter import AsyncLimiter, Limiter
-from headgate.marks import MarkOptions, make_mark
-from headgate.rule import METHODS
-from headgate.settings import Settings
-from headgate.wsgi import RateLimitMiddleware
+from sluicegate import Ban, Concurrency, ConfigurationError, Quota, Rule, Tiers
+from sluicegate.algorithms import ALGORITHMS
+from sluicegate.errors import AlgorithmError, IdentityError, QuotaError, RuleError, SettingsError, StoreURLError
+from sluicegate.limiter import AsyncLimiter, Limiter
+from sluicegate.marks import MarkOptions, make_mark
+from sluicegate.rule import METHODS
+from sluicegate.settings import Settings
+from sluicegate.wsgi import RateLimitMiddleware
 
 
 def by_team(request: object) -> str:

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import pytest
 
-from headgate.errors import RateLimitExceeded
-from headgate.plan import NEVER, Check, Decision, Outcome, Plan
-from headgate.quota import Quota
-from headgate.testing.store import terms
+from sluicegate.errors import RateLimitExceeded
+from sluicegate.plan import NEVER, Check, Decision, Outcome, Plan
+from sluicegate.quota import Quota
+from sluicegate.testing.store import terms
 
 SECOND: Final = 1_000_000
 
@@ -27,7 +27,7 @@ def decide(*results: Outcome) -> Decision:
     names = "abcdef"[: len(results)]
     checks = tuple(
         [
-            Check(terms("sliding-window", Quota(outcome.limit, 60), scope=name)._replace(name=name), "slaoqian", 1)
+            Check(terms("sliding-window", Quota(outcome.limit, 60), scope=name)._replace(name=name), "salice", 1)
             for name, outcome in zip(names, results, strict=True)
         ]
     )
@@ -92,7 +92,7 @@ def test_a_plan_charges_unless_said() -> None:
 @pytest.mark.parametrize("value", [decide(passed(5, 4)), Plan(decide(passed(5, 4)).checks)], ids=["decision", "plan"])
 def test_an_identity_stays_out_of_what_is_printed(value: object) -> None:
     for shown in (repr(value), str(value), f"{value}"):
-        assert "laoqian" not in shown
+        assert "alice" not in shown
         assert "Check('a:sw60', identity=…, cost=1)" in shown
 
 
@@ -107,11 +107,11 @@ def test_values_are_frozen_and_comparable(value: Any) -> None:
 @pytest.mark.parametrize(
     ("wait", "message"),
     [
-        (0.5, "rate limit 'a' exceeded; retry after 0.5 seconds [HG021]"),
-        (60, "rate limit 'a' exceeded; retry after 60 seconds [HG021]"),
-        (59.999_999, "rate limit 'a' exceeded; retry after 59.999999 seconds [HG021]"),
-        (30 * 86_400, "rate limit 'a' exceeded; retry after 2592000 seconds [HG021]"),
-        (None, "rate limit 'a' exceeded; it can never pass: its cost is above the limit [HG021]"),
+        (0.5, "rate limit 'a' exceeded; retry after 0.5 seconds [SG021]"),
+        (60, "rate limit 'a' exceeded; retry after 60 seconds [SG021]"),
+        (59.999_999, "rate limit 'a' exceeded; retry after 59.999999 seconds [SG021]"),
+        (30 * 86_400, "rate limit 'a' exceeded; retry after 2592000 seconds [SG021]"),
+        (None, "rate limit 'a' exceeded; it can never pass: its cost is above the limit [SG021]"),
     ],
 )
 def test_rate_limit_exceeded_says_when_to_come_back(wait: float | None, message: str) -> None:

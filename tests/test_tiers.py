@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from headgate import ManualClock, Quota, Rule, Tiers
-from headgate.errors import AlgorithmError, ColourError, ConfigurationError, QuotaError, RuleError
-from headgate.gate import AsyncGate, Gate
-from headgate.http import denial
-from headgate.limiter import Limiter
-from headgate.marks import make_mark
-from headgate.passage import NOWHERE
-from headgate.plan import Check, Plan
-from headgate.quota import MAX_LIMIT
-from headgate.settings import Settings
-from headgate.stores.entries import KINDS, SHARED
-from headgate.stores.memory import MemoryStore
-from headgate.terms import _read, make_terms
+from sluicegate import ManualClock, Quota, Rule, Tiers
+from sluicegate.errors import AlgorithmError, ColourError, ConfigurationError, QuotaError, RuleError
+from sluicegate.gate import AsyncGate, Gate
+from sluicegate.http import denial
+from sluicegate.limiter import Limiter
+from sluicegate.marks import make_mark
+from sluicegate.passage import NOWHERE
+from sluicegate.plan import Check, Plan
+from sluicegate.quota import MAX_LIMIT
+from sluicegate.settings import Settings
+from sluicegate.stores.entries import KINDS, SHARED
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.terms import _read, make_terms
 from tests import test_gate
 from tests.test_gate import Ask, Visitor, names, settings
 

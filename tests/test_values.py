@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headgate import (
+from sluicegate import (
     AsyncLimiter,
     Ban,
     Concurrency,
@@ -25,11 +25,11 @@ from headgate import (
     StoreError,
     Tiers,
 )
-from headgate.errors import ColourError, MissingExtraError, QuotaError, StrictError
-from headgate.gate import AsyncGate, Gate
-from headgate.marks import make_mark
-from headgate.settings import Settings
-from headgate.stores.memory import MemoryStore
+from sluicegate.errors import ColourError, MissingExtraError, QuotaError, StrictError
+from sluicegate.gate import AsyncGate, Gate
+from sluicegate.marks import make_mark
+from sluicegate.settings import Settings
+from sluicegate.stores.memory import MemoryStore
 
 
 def plan_of(request: Any) -> str:
@@ -154,7 +154,7 @@ ERRORS = [
     QuotaError("quota", "10/fortnight", problem="unknown unit", expected="use day"),
     ColourError("rule 'r': key", plan_of, problem="async", expected="give a plain function"),
     MissingExtraError("redis", "redis"),
-    StrictError("HG103", "trusted_proxies", "0.0.0.0/0", problem="everybody", expected="name them"),
+    StrictError("SG103", "trusted_proxies", "0.0.0.0/0", problem="everybody", expected="name them"),
     StoreError("localhost:6379", TimeoutError("too late")),
     RateLimitExceeded(refused()),
 ]

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from headgate import AsyncLimiter, HeadgateWarning, Limiter
-from headgate.stores.memory import AsyncMemoryStore, MemoryStore
-from headgate.testing import OpenStore
-from headgate.workers import count_workers
+from sluicegate import AsyncLimiter, Limiter, SluicegateWarning
+from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
+from sluicegate.testing import OpenStore
+from sluicegate.workers import count_workers
 
 GUNICORN = "/usr/local/bin/gunicorn"
 
@@ -99,7 +99,7 @@ def four(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=range(5),
 )
 def test_memory_in_several_workers_warns_once(four: None, make: Callable[[], object]) -> None:
-    with pytest.warns(HeadgateWarning, match=r"one of 4 workers.+embedded://.+redis://.+\[HG101\]") as caught:
+    with pytest.warns(SluicegateWarning, match=r"one of 4 workers.+embedded://.+redis://.+\[SG101\]") as caught:
         assert make() is not make()
     assert [(warning.filename, len(caught)) for warning in caught] == [(__file__, 1)]
 
@@ -111,14 +111,14 @@ def test_a_store_that_is_shared_does_not(four: None, store: Any) -> None:
 
 def test_the_warning_can_be_silenced(four: None) -> None:
     with warnings.catch_warnings(record=True) as caught:
-        warnings.filterwarnings("ignore", message=r".*\[HG101\]")
+        warnings.filterwarnings("ignore", message=r".*\[SG101\]")
         Limiter()
     assert not caught
 
 
 APP = """
 import os
-from headgate.wsgi import RateLimitMiddleware
+from sluicegate.wsgi import RateLimitMiddleware
 
 app = RateLimitMiddleware(lambda environ, start_response: [], store="memory://", default_limits=["1/day"])
 """
@@ -129,4 +129,4 @@ def test_gunicorn_shows_it(options: list[str], warned: bool, tmp_path: Path) -> 
     (tmp_path / "app.py").write_text(APP)
     words: list[Any] = [sys.executable, "-m", "gunicorn", "--check-config", *options, "app:app"]
     shown = subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60)
-    assert ("[HG101]" in shown.stderr) is warned
+    assert ("[SG101]" in shown.stderr) is warned

@@ -13,7 +13,7 @@ from bench.apps import BODY, LIMIT, LIMITER, STORE
 MIDDLEWARE = {
     "none": [],
     "empty": ["bench.apps.django_app.empty"],
-    "headgate": ["headgate.django.RateLimitMiddleware"],
+    "sluicegate": ["sluicegate.django.RateLimitMiddleware"],
     "django-ratelimit": [],
 }
 CACHES = {
@@ -27,7 +27,7 @@ settings.configure(
     ROOT_URLCONF=__name__,
     MIDDLEWARE=MIDDLEWARE[LIMITER],
     CACHES={"default": CACHES[STORE == "memory://"]},
-    HEADGATE={"STORE": STORE, "DEFAULT_LIMITS": [LIMIT], "KEY": "header:X-User"},
+    SLUICEGATE={"STORE": STORE, "DEFAULT_LIMITS": [LIMIT], "KEY": "header:X-User"},
     SILENCED_SYSTEM_CHECKS=["django_ratelimit.E003", "django_ratelimit.W001"],
 )
 

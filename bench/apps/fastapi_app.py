@@ -9,7 +9,7 @@ from fastapi_limiter.depends import RateLimiter
 
 from bench.apps import BODY, LIMIT, LIMITER, STORE
 from bench.peers import PerKey
-from headgate.fastapi import RateLimitMiddleware
+from sluicegate.fastapi import RateLimitMiddleware
 
 
 def application(limiter: str) -> FastAPI:
@@ -24,7 +24,7 @@ def route(app: FastAPI, dependencies: list[object]) -> None:
         return BODY
 
 
-def headgate(app: FastAPI) -> None:
+def sluicegate(app: FastAPI) -> None:
     app.add_middleware(RateLimitMiddleware, store=STORE, default_limits=[LIMIT], key="header:X-User")
     route(app, [])
 
@@ -43,7 +43,7 @@ def of_fastapi_limiter(app: FastAPI) -> None:
 
 LIMITERS: dict[str, Callable[[FastAPI], None]] = {
     "none": lambda app: route(app, []),
-    "headgate": headgate,
+    "sluicegate": sluicegate,
     "fastapi-limiter": of_fastapi_limiter,
 }
 

@@ -6,7 +6,7 @@ import flask_limiter
 from flask import Flask, Response, request
 
 from bench.apps import BODY, LIMIT, LIMITER, STORE
-from headgate.flask import RateLimiter
+from sluicegate.flask import RateLimiter
 
 
 def empty(app: Flask) -> None:
@@ -21,7 +21,7 @@ def empty(app: Flask) -> None:
         return response
 
 
-def headgate(app: Flask) -> None:
+def sluicegate(app: Flask) -> None:
     RateLimiter(app, store=STORE, default_limits=[LIMIT], key="header:X-User")
 
 
@@ -38,7 +38,7 @@ def of_flask_limiter(app: Flask) -> None:
 LIMITERS: dict[str, Callable[[Flask], object]] = {
     "none": lambda app: None,
     "empty": empty,
-    "headgate": headgate,
+    "sluicegate": sluicegate,
     "Flask-Limiter": of_flask_limiter,
 }
 

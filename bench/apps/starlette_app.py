@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bench.apps import BODY, LIMIT, LIMITER, STORE
-from headgate.starlette import RateLimitMiddleware
+from sluicegate.starlette import RateLimitMiddleware
 
 
 async def home(request: Request) -> Response:
@@ -62,7 +62,7 @@ class ByHand:
             await PlainTextResponse("Too Many Requests", 429)(scope, receive, send)
 
 
-def headgate(app: Starlette) -> None:
+def sluicegate(app: Starlette) -> None:
     app.add_middleware(RateLimitMiddleware, store=STORE, default_limits=[LIMIT], key="header:X-User")
 
 
@@ -81,7 +81,7 @@ LIMITERS: dict[str, Callable[[Starlette], None]] = {
     "none": lambda app: None,
     "empty": lambda app: app.add_middleware(Empty),
     "base": lambda app: app.add_middleware(Base),
-    "headgate": headgate,
+    "sluicegate": sluicegate,
     "slowapi": of_slowapi,
     "limits by hand": lambda app: app.add_middleware(ByHand),
 }

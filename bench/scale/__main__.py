@@ -43,7 +43,7 @@ PARTS = {
 
 def main() -> int:
     """Measure, show, keep."""
-    parser = argparse.ArgumentParser(prog="python -m bench.scale", description="how far headgate scales")
+    parser = argparse.ArgumentParser(prog="python -m bench.scale", description="how far sluicegate scales")
     parser.add_argument(
         "--quick", dest="effort", action="store_const", const="quick", default="full", help="a short run"
     )
@@ -72,7 +72,7 @@ def applications() -> dict[str, Any]:
     bench = json.loads(BENCH.read_text("utf-8"))
     cpu: dict[str, dict[str, float]] = {}
     for each in from_json(bench["figures"]):
-        if each.measure == "cpu" and each.contender in ("no limiter", "headgate Redis") and "," not in each.topic:
+        if each.measure == "cpu" and each.contender in ("no limiter", "sluicegate Redis") and "," not in each.topic:
             cpu.setdefault(each.topic, {})[each.contender] = round(each.middle, 1)
     whole = {name: each for name, each in cpu.items() if len(each) > 1}
     return {"of": f"{bench['effort']} run of {bench['commit']}", "cpu": whole}

@@ -21,13 +21,13 @@ def measure(course: Course) -> list[Figure]:
             load = _load(server.url, ONE, kind)
             for processes in range(1, MOST + 1):
                 turn = fleet.turn(load, [server], seconds=seconds, processes=processes)
-                contenders.append(Contender(PROCESSES.format(processes), kind.name, "headgate", turn))
+                contenders.append(Contender(PROCESSES.format(processes), kind.name, "sluicegate", turn))
         for topic, url, servers in ((SINGLE, server.url, [server]), (CLUSTER, cluster.url, list(cluster.masters))):
             for kind in (KINDS[0], KINDS[-1]):
                 for apart in (False, True):
                     load = _load(url, TWO, kind)._replace(apart=apart)
                     name = f"{kind.name}, {'two identities' if apart else 'one identity'}"
-                    contenders.append(Contender(topic, name, "headgate", fleet.turn(load, servers, seconds=seconds)))
+                    contenders.append(Contender(topic, name, "sluicegate", fleet.turn(load, servers, seconds=seconds)))
         return course.race(contenders)
 
 

@@ -26,7 +26,7 @@ def measure(course: Course) -> list[Figure]:
             refused = load._replace(quota=SPENT, allowed=False)
             loads |= {REFUSED.format(age): refused._replace(deny_cache=float(age)) for age in STALENESS}
             contenders += [
-                Contender(topic, kind.name, "headgate", fleet.turn(each, [server], seconds=course.effort.turn))
+                Contender(topic, kind.name, "sluicegate", fleet.turn(each, [server], seconds=course.effort.turn))
                 for topic, each in loads.items()
             ]
         return course.race(contenders)

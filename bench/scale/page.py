@@ -76,7 +76,9 @@ def _by_lease(known: Known) -> list[Panel]:
 
 
 def _bar(label: str, figure: Figure | None, marked: str) -> Bar:
-    return Bar(label, "headgate" if label.startswith(marked) else "floor", figure.spread if figure else Spread(0, 0, 0))
+    return Bar(
+        label, "sluicegate" if label.startswith(marked) else "floor", figure.spread if figure else Spread(0, 0, 0)
+    )
 
 
 if __name__ == "__main__":

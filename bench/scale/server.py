@@ -53,7 +53,7 @@ def _contender(course: Course, server: Server, case: Case, *, number: int) -> Co
     words.load(server)
     topic = HOT if case.one else case.point.topic
     turn = _refused if case.point.refused else _one if case.one else _allowed
-    return Contender(topic, case.point.name, "headgate", turn(course, server, words, case.point))
+    return Contender(topic, case.point.name, "sluicegate", turn(course, server, words, case.point))
 
 
 def _allowed(course: Course, server: Server, words: Words, point: Point) -> Turn:

@@ -15,7 +15,7 @@ from bench.figures import Figure
 from bench.race import Course
 from bench.scale.model import SIZES, STEPS, Size
 from bench.scale.stream import Words, info, stream
-from headgate import ManualClock
+from sluicegate import ManualClock
 from tests.servers import Server, redis_server, valkey_server
 
 SERVERS: dict[str, Callable[[], Server]] = {"Valkey": valkey_server, "Redis 6.2": redis_server}
@@ -66,5 +66,5 @@ def _fill(course: Course, server: Server, size: Size, *, seconds: float) -> list
         if passed != (wanted - done) * size.hits or keys != wanted:
             raise RuntimeError(f"{passed} hits were allowed and {keys} keys are there, of {wanted}")
         done, used = wanted, int(info(server, "memory")["used_memory"])
-        figures.append(Figure(size.topic, "bytes", f"{done}", "headgate", ((used - empty) / done,)))
+        figures.append(Figure(size.topic, "bytes", f"{done}", "sluicegate", ((used - empty) / done,)))
     return figures

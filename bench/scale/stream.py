@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import hiredis
 
-from headgate.clock import Clock
-from headgate.plan import Check, Plan, Terms
-from headgate.rule import Rule
-from headgate.stores.redis.wire import Wire
+from sluicegate.clock import Clock
+from sluicegate.plan import Check, Plan, Terms
+from sluicegate.rule import Rule
+from sluicegate.stores.redis.wire import Wire
 from tests.servers import HOST, PATIENCE, Server
 
 _CHUNK = 1 << 18
@@ -64,7 +64,7 @@ class Words:
     """What is sent for checks of some rules: the frames that a store would send."""
 
     def __init__(self, quota: str, algorithm: str, *, scope: str = "scale", clock: Clock | None = None) -> None:
-        self._wire = Wire(prefix="headgate", clock=clock, split=False)
+        self._wire = Wire(prefix="sluicegate", clock=clock, split=False)
         self._terms: tuple[Terms, ...] = Rule(name=scope, quota=quota).terms(algorithm)
 
     def frame(self, identity: str) -> bytes:

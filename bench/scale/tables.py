@@ -55,7 +55,7 @@ class Run:
 
     def worker(self) -> tuple[str, float]:
         """The quickest whole application, or a worker that does nothing but check; and its CPU for each request."""
-        whole = [(each["headgate Redis"], name) for name, each in self.apps.items() if "headgate Redis" in each]
+        whole = [(each["sluicegate Redis"], name) for name, each in self.apps.items() if "sluicegate Redis" in each]
         if whole:
             us, name = min(whole)
             return f"{name} that answers two bytes", us
@@ -161,7 +161,7 @@ def applications(run: Run) -> str:
     rows: Rows = [["CPU, µs", "no limiter", "with", "requests/s", "workers for a core", "with 5 ms of their own"]]
     carried = SHARE * run.core.rate()
     for name, cpu in run.apps.items():
-        ours = cpu["headgate Redis"]
+        ours = cpu["sluicegate Redis"]
         needed = [f"{ceil(carried * us / 1e6)}" for us in (ours, ours + own)]
         rows.append([name, plain(cpu["no limiter"]), plain(ours), plain(1e6 / ours), *needed])
     return markdown(rows) if run.apps else "Not measured."

@@ -21,9 +21,9 @@ from typing import NamedTuple, Self
 from bench.race import Turn
 from bench.scale.model import DEFAULT
 from bench.scale.stream import account, worked
-from headgate import AsyncLimiter, Limiter, Rule
-from headgate.limiter import conclude
-from headgate.plan import Check, Plan, Terms
+from sluicegate import AsyncLimiter, Limiter, Rule
+from sluicegate.limiter import conclude
+from sluicegate.plan import Check, Plan, Terms
 from tests.servers import Server
 
 MOST = 2  # processes: as many as there are cores

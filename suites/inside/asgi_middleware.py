@@ -1,4 +1,4 @@
-"""A pytest plugin: headgate.asgi around whatever a TestClient gets, and around every ASGI application of Starlette's
+"""A pytest plugin: sluicegate.asgi around whatever a TestClient gets, and around every ASGI application of Starlette's
 that a test calls by hand, with the scope that it makes.
 
 Applications are responses, routes, routers and middleware as well. Inside of another one they are left alone.
@@ -16,7 +16,7 @@ from typing import Any
 import starlette
 from starlette.testclient import TestClient
 
-from headgate.asgi import RateLimitMiddleware, passage_of
+from sluicegate.asgi import RateLimitMiddleware, passage_of
 from suites.inside.limits import OPTIONS
 
 _ASGI = ["self", "scope", "receive", "send"]

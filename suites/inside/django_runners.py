@@ -15,7 +15,7 @@ from django.test.runner import DiscoverRunner
 from suites.inside.record import write, write_test
 from suites.outcomes import FAILED, PASSED, SKIPPED
 
-OURS = "headgate.django.RateLimitMiddleware"
+OURS = "sluicegate.django.RateLimitMiddleware"
 
 
 class _Recorded(unittest.TextTestResult):

@@ -1,4 +1,4 @@
-"""The settings of Django's tests, with headgate's beside them. SUITES_RUNNER names the test runner."""
+"""The settings of Django's tests, with sluicegate's beside them. SUITES_RUNNER names the test runner."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from test_sqlite import *  # noqa: F403
 
 from suites.inside.limits import OPTIONS
 
-HEADGATE = OPTIONS
+SLUICEGATE = OPTIONS
 TEST_RUNNER = f"suites.inside.django_runners.{os.environ['SUITES_RUNNER']}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from flask import Flask
 
-from headgate.flask import RateLimiter
+from sluicegate.flask import RateLimiter
 from suites.inside.limits import OPTIONS
 
 _make = Flask.__init__

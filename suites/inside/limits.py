@@ -6,10 +6,10 @@ import atexit
 import os
 from typing import Any, Final
 
-from headgate.concurrency import Concurrency
-from headgate.plan import Outcome, Plan
-from headgate.rule import Rule
-from headgate.stores.memory import MemoryStore
+from sluicegate.concurrency import Concurrency
+from sluicegate.plan import Outcome, Plan
+from sluicegate.rule import Rule
+from sluicegate.stores.memory import MemoryStore
 from suites.inside.record import write
 
 # Without fields in the responses: there are tests of all that stands in a response.

@@ -1,4 +1,4 @@
-"""A pytest plugin: headgate.starlette in every application of Starlette's, and around all else that a TestClient gets.
+"""A pytest plugin: sluicegate.starlette in every application of Starlette, and around all else that a TestClient gets.
 
 An application gets the middleware when it builds its stack, before the user's own, where `add_middleware` puts it.
 """
@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 
-from headgate.starlette import RateLimitMiddleware
+from sluicegate.starlette import RateLimitMiddleware
 from suites.inside.limits import OPTIONS
 
 _build, _open = Starlette.build_middleware_stack, TestClient.__init__

@@ -1,4 +1,4 @@
-"""A pytest plugin: headgate.wsgi around every Flask application. One middleware serves all, and keeps none alive."""
+"""A pytest plugin: sluicegate.wsgi around every Flask application. One middleware serves all, and keeps none alive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from flask import Flask
 
-from headgate.wsgi import RateLimitMiddleware
+from sluicegate.wsgi import RateLimitMiddleware
 from suites.inside.limits import OPTIONS
 
 _APP = "suites.app"

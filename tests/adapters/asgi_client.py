@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import anyio
 
-from headgate.testing.adapter import Answer, Headers
+from sluicegate.testing.adapter import Answer, Headers
 
 MOUNT = "/app"  # so that prefix bugs cannot hide
 App = Callable[..., Awaitable[None]]

@@ -1,6 +1,6 @@
 """A Django project in one module: settings, routes and views for the adapter's tests, and two servers to speak to it.
 
-`settings.configure` stands here and nowhere else. Each test says what HEADGATE and MIDDLEWARE are by `serving(...)`.
+`settings.configure` stands here and nowhere else. Each test says what SLUICEGATE and MIDDLEWARE are by `serving(...)`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import django
 from django.conf import settings
 
-OURS = "headgate.django.RateLimitMiddleware"
+OURS = "sluicegate.django.RateLimitMiddleware"
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
 AUTH = "django.contrib.auth.middleware.AuthenticationMiddleware"
 COMMON = "django.middleware.common.CommonMiddleware"
@@ -44,9 +44,9 @@ from django.urls import path  # noqa: E402
 from django.utils.asyncio import async_unsafe  # noqa: E402
 from django.views.decorators.http import require_http_methods  # noqa: E402
 
-from headgate.django import exempt, limit  # noqa: E402
-from headgate.testing.adapter import Answer, Headers  # noqa: E402
-from headgate.testing.after import wrong  # noqa: E402
+from sluicegate.django import exempt, limit  # noqa: E402
+from sluicegate.testing.adapter import Answer, Headers  # noqa: E402
+from sluicegate.testing.after import wrong  # noqa: E402
 
 MOUNT = "/app"  # so that prefix bugs cannot hide
 CALLS: list[str] = []
@@ -286,8 +286,8 @@ def serving(
     django_settings: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Site]:
-    """The project with these settings of HEADGATE, on WSGI or ASGI, with other routes if they are given."""
-    changed: dict[str, Any] = {"MIDDLEWARE": list(middleware), "HEADGATE": options, **(django_settings or {})}
+    """The project with these settings of SLUICEGATE, on WSGI or ASGI, with other routes if they are given."""
+    changed: dict[str, Any] = {"MIDDLEWARE": list(middleware), "SLUICEGATE": options, **(django_settings or {})}
     if urls is not None:
         changed["ROOT_URLCONF"] = tuple(urls)  # Django takes a list of patterns too; it has to be hashable
     with override_settings(**changed):

@@ -15,17 +15,17 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-import headgate.after
-from headgate import ManualClock, Rule
-from headgate.asgi import RateLimitMiddleware
-from headgate.fastapi import RateLimit
-from headgate.fastapi import RateLimitMiddleware as FastAPIMiddleware
-from headgate.identity import identity_text
-from headgate.plan import Check, Outcome, Plan
-from headgate.starlette import RateLimitMiddleware as StarletteMiddleware
-from headgate.starlette import limit
-from headgate.stores.memory import AsyncMemoryStore
-from headgate.testing.after import Watched
+import sluicegate.after
+from sluicegate import ManualClock, Rule
+from sluicegate.asgi import RateLimitMiddleware
+from sluicegate.fastapi import RateLimit
+from sluicegate.fastapi import RateLimitMiddleware as FastAPIMiddleware
+from sluicegate.identity import identity_text
+from sluicegate.plan import Check, Outcome, Plan
+from sluicegate.starlette import RateLimitMiddleware as StarletteMiddleware
+from sluicegate.starlette import limit
+from sluicegate.stores.memory import AsyncMemoryStore
+from sluicegate.testing.after import Watched
 from tests.adapters.asgi_client import AsgiClient, make_scope
 
 HELD = Rule(name="held", quota="1 at once for 1 hour")
@@ -168,7 +168,7 @@ def test_a_handshake_has_a_status_and_what_it_holds_lasts_as_long_as_the_socket(
 
     statuses: list[int] = []
 
-    def note(response: headgate.after.Response) -> bool:
+    def note(response: sluicegate.after.Response) -> bool:
         statuses.append(response.status_code)
         return False
 

@@ -17,11 +17,11 @@ from django.test import RequestFactory
 from django.urls import path
 from django.utils.decorators import async_only_middleware, sync_only_middleware
 
-from headgate import ManualClock, Rule
-from headgate.django import limit
-from headgate.identity import identity_text
-from headgate.plan import Check, Plan
-from headgate.testing.after import Watched
+from sluicegate import ManualClock, Rule
+from sluicegate.django import limit
+from sluicegate.identity import identity_text
+from sluicegate.plan import Check, Plan
+from sluicegate.testing.after import Watched
 from tests.adapters.django_app import OURS, serving
 
 HERE = "tests.adapters.test_after_django"
@@ -124,7 +124,7 @@ def test_every_response_is_judged_and_releases_once(name: str, status: int, asgi
     assert left(store, UNLESS_FINE) == (1 if status == 200 else 0)
 
 
-@pytest.mark.filterwarnings("ignore:.*HG104")
+@pytest.mark.filterwarnings("ignore:.*SG104")
 @MIXED
 @CASES
 def test_a_guard_without_the_middleware_does_as_much(name: str, status: int, asgi: bool) -> None:

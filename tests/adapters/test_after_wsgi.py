@@ -11,10 +11,10 @@ import pytest
 from flask import Flask, Response, abort, send_file, stream_with_context
 from flask.signals import request_finished
 
-from headgate import ManualClock, Rule
-from headgate.flask import RateLimiter, limit
-from headgate.testing.after import Watched
-from headgate.wsgi import RateLimitMiddleware
+from sluicegate import ManualClock, Rule
+from sluicegate.flask import RateLimiter, limit
+from sluicegate.testing.after import Watched
+from sluicegate.wsgi import RateLimitMiddleware
 from tests.adapters.wsgi_client import WsgiClient, make_environ
 
 if TYPE_CHECKING:
@@ -130,8 +130,8 @@ _RULES = {"fails": UNLESS_FINE, "works": IF_FINE, "held": HELD}
 
 def plan_of(rule: Rule) -> Any:
     """A look at what the test's client has left of a rule."""
-    from headgate.identity import identity_text
-    from headgate.plan import Check, Plan
+    from sluicegate.identity import identity_text
+    from sluicegate.plan import Check, Plan
 
     return Plan((Check(rule.terms("sliding-window")[0], identity_text(("ip", "198.51.100.9")), 0),))
 

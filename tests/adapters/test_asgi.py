@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from headgate import ManualClock, Rule
-from headgate.asgi import AsgiCaller, RateLimitMiddleware
-from headgate.errors import SettingsError
-from headgate.identity import identity_text
-from headgate.testing import Awaited, BrokenStore
-from headgate.testing.adapter import AdapterClient, AdapterExam
-from headgate.testing.after import wrong
+from sluicegate import ManualClock, Rule
+from sluicegate.asgi import AsgiCaller, RateLimitMiddleware
+from sluicegate.errors import SettingsError
+from sluicegate.identity import identity_text
+from sluicegate.testing import Awaited, BrokenStore
+from sluicegate.testing.adapter import AdapterClient, AdapterExam
+from sluicegate.testing.after import wrong
 from tests.adapters.asgi_client import MOUNT, AsgiClient, make_scope
 from tests.adapters.wsgi_client import Recorder, addresses, check_fields
 
@@ -178,11 +178,11 @@ def test_st15_the_scope_gets_nothing_but_our_state() -> None:
     scope = make_scope()
     before = {**scope, "state": {}}
     limited().serve(scope)
-    assert list(scope["state"]) == ["headgate"]
+    assert list(scope["state"]) == ["sluicegate"]
     assert {**scope, "state": {}} == before
     stateless = make_scope(state=...)
     assert limited().serve(stateless).answer.status == 200
-    assert list(stateless["state"]) == ["headgate"]
+    assert list(stateless["state"]) == ["sluicegate"]
 
 
 def test_the_messages_of_the_application_are_not_changed_in_place() -> None:
@@ -251,7 +251,7 @@ def test_st05_a_connection_is_counted_once_and_an_allowed_one_is_not_touched() -
 # ---- who is asking -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:.*HG102")
+@pytest.mark.filterwarnings("ignore:.*SG102")
 @pytest.mark.parametrize("row", addresses())
 def test_c07_the_table_of_addresses(row: dict[str, Any]) -> None:
     recorder = Recorder()

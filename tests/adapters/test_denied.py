@@ -14,16 +14,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from werkzeug.exceptions import Forbidden, HTTPException
 
-from headgate import ManualClock
-from headgate.asgi import RateLimitMiddleware as AsgiMiddleware
-from headgate.errors import RateLimitExceeded
-from headgate.fastapi import RESPONSES
-from headgate.flask import Denied, RateLimiter, rate_limited
-from headgate.plan import Decision
-from headgate.problem import TYPES
-from headgate.starlette import RateLimitMiddleware
-from headgate.testing.adapter import Answer
-from headgate.wsgi import RateLimitMiddleware as WsgiMiddleware
+from sluicegate import ManualClock
+from sluicegate.asgi import RateLimitMiddleware as AsgiMiddleware
+from sluicegate.errors import RateLimitExceeded
+from sluicegate.fastapi import RESPONSES
+from sluicegate.flask import Denied, RateLimiter, rate_limited
+from sluicegate.plan import Decision
+from sluicegate.problem import TYPES
+from sluicegate.starlette import RateLimitMiddleware
+from sluicegate.testing.adapter import Answer
+from sluicegate.wsgi import RateLimitMiddleware as WsgiMiddleware
 from tests.adapters import test_starlette_exam, test_wsgi_exam
 from tests.adapters.asgi_client import AsgiClient
 from tests.adapters.django_app import serving

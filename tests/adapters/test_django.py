@@ -18,10 +18,10 @@ from django.urls import path
 from django.views import View
 from django.views.decorators.http import require_GET
 
-from headgate import Decision, ManualClock
-from headgate.django import RateLimitMiddleware, decision, exempt, gates, limit
-from headgate.errors import ColourError, RuleError, SettingsError, StoreURLError
-from headgate.testing import Awaited, BrokenStore
+from sluicegate import Decision, ManualClock
+from sluicegate.django import RateLimitMiddleware, decision, exempt, gates, limit
+from sluicegate.errors import ColourError, RuleError, SettingsError, StoreURLError
+from sluicegate.testing import Awaited, BrokenStore
 from tests.adapters.django_app import AUTH, COMMON, OURS, SESSIONS, Site, call_asgi, serving
 
 HERE = "tests.adapters.test_django"
@@ -224,7 +224,7 @@ def test_a_preflight_is_free_unless_a_view_runs(
 def test_two_middlewares_charge_once(asgi: bool) -> None:
     with serving(later=asgi, middleware=[OURS, OURS], default_limits=["2/minute"], clock=ManualClock()) as site:
         assert site.statuses("/open", "/nowhere", "/open") == [200, 404, 429]
-        with override_settings(HEADGATE={"DEFAULT_LIMITS": ["2/minute"]}):
+        with override_settings(SLUICEGATE={"DEFAULT_LIMITS": ["2/minute"]}):
             assert site.request("GET", "/open").one("ratelimit") == '"default";r=1;t=60'
 
 
@@ -266,9 +266,9 @@ def test_dj05_override_settings_takes_effect_and_is_undone() -> None:
             return [client.get("/open").status_code for _ in range(times)]
 
         assert statuses(2) == [200, 429]
-        with override_settings(HEADGATE={"DEFAULT_LIMITS": ["2/minute"], "CLOCK": ManualClock()}):
+        with override_settings(SLUICEGATE={"DEFAULT_LIMITS": ["2/minute"], "CLOCK": ManualClock()}):
             assert statuses(3) == [200, 200, 429]
-            with override_settings(HEADGATE={"ENABLED": False}):
+            with override_settings(SLUICEGATE={"ENABLED": False}):
                 assert statuses(3) == [200, 200, 200]
         assert statuses(2) == [200, 429]
 
@@ -280,7 +280,7 @@ def test_dj05_what_was_opened_is_closed() -> None:
         def close(self) -> None:
             closed.append("closed")
 
-    with override_settings(HEADGATE={}):
+    with override_settings(SLUICEGATE={}):
         sync, later = gates.sync_gate(), gates.async_gate()
         sync.limiter.store, later.limiter.store = Watched(), Awaited(Watched())
         assert (gates.sync_gate(), gates.async_gate()) == (sync, later)
@@ -290,7 +290,7 @@ def test_dj05_what_was_opened_is_closed() -> None:
     assert gates.sync_gate() is not sync
 
     async def change() -> None:
-        with override_settings(HEADGATE={}):
+        with override_settings(SLUICEGATE={}):
             gates.async_gate().limiter.store = Awaited(Watched())
         await asyncio.gather(*gates._closing)
 
@@ -309,7 +309,7 @@ BAD_SETTINGS: list[tuple[str, Any, type[Exception], str]] = [
     ("given", "error", "text"), [row[1:] for row in BAD_SETTINGS], ids=[row[0] for row in BAD_SETTINGS]
 )
 def test_dj10_wrong_settings_cannot_start(given: Any, error: type[Exception], text: str, asgi: bool) -> None:
-    with override_settings(MIDDLEWARE=[OURS], HEADGATE=given), pytest.raises(error, match=text):
+    with override_settings(MIDDLEWARE=[OURS], SLUICEGATE=given), pytest.raises(error, match=text):
         Site(later=asgi)
 
 
@@ -331,7 +331,7 @@ def test_a_rule_for_a_route_that_is_not_there_cannot_start(asgi: bool) -> None:
 
 
 def test_a_route_of_another_urlconf_starts_where_the_check_is_silenced(asgi: bool) -> None:
-    silenced = {"SILENCED_SYSTEM_CHECKS": ["headgate.E002"]}
+    silenced = {"SILENCED_SYSTEM_CHECKS": ["sluicegate.E002"]}
     with serving(later=asgi, rules=[ROUTE], django_settings=silenced) as site:
         assert site.statuses("/open") == [200]
 
@@ -347,19 +347,19 @@ def run(script: str) -> str:
 
 def test_dj12_importing_needs_no_settings_and_no_models() -> None:
     script = (
-        "import sys, headgate.django; from django.conf import settings; from django.apps import apps; "
+        "import sys, sluicegate.django; from django.conf import settings; from django.apps import apps; "
         "others = [name for name in sys.modules if '.contrib.' in name or name == 'redis']; "
         "print(settings.configured, apps.ready, others)"
     )
     assert run(script) == "False False []"
 
 
-@pytest.mark.parametrize("apps", [[], ["headgate.django"]])
+@pytest.mark.parametrize("apps", [[], ["sluicegate.django"]])
 def test_dj13_installed_or_not(apps: list[str]) -> None:
     script = f"""
 from django.conf import settings
-settings.configure(INSTALLED_APPS={apps}, MIDDLEWARE=["headgate.django.RateLimitMiddleware"], LOGGING_CONFIG=None,
-                   ROOT_URLCONF=(), HEADGATE={{"DEFAULT_LIMITS": ["1/minute"]}}, ALLOWED_HOSTS=["*"], SECRET_KEY="x")
+settings.configure(INSTALLED_APPS={apps}, MIDDLEWARE=["sluicegate.django.RateLimitMiddleware"], LOGGING_CONFIG=None,
+                   ROOT_URLCONF=(), SLUICEGATE={{"DEFAULT_LIMITS": ["1/minute"]}}, ALLOWED_HOSTS=["*"], SECRET_KEY="x")
 import django; django.setup()
 from django.core.checks import run_checks
 from django.test import Client
@@ -381,7 +381,7 @@ async def typed_later(request: HttpRequest) -> StreamingHttpResponse:
     return StreamingHttpResponse()
 
 
-@override_settings(HEADGATE={})
+@override_settings(SLUICEGATE={})
 def test_decorators_keep_types() -> None:
     request = HttpRequest()
     assert_type(typed(request, 5), HttpResponse)

@@ -16,14 +16,14 @@ from django.test import Client
 from django.urls import path
 from django.views.decorators.cache import cache_page
 
-from headgate import ManualClock
-from headgate.django import limit
+from sluicegate import ManualClock
+from sluicegate.django import limit
 from tests.adapters.django_app import OURS, serving
 
 HERE = "tests.adapters.test_django_cache"
 UPDATE = "django.middleware.cache.UpdateCacheMiddleware"
 FETCH = "django.middleware.cache.FetchFromCacheMiddleware"
-pytestmark = pytest.mark.filterwarnings("ignore:.*HG104")  # by a decorator alone
+pytestmark = pytest.mark.filterwarnings("ignore:.*SG104")  # by a decorator alone
 
 
 @pytest.fixture(params=[False, True], ids=["wsgi", "asgi"])

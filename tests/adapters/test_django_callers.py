@@ -15,12 +15,12 @@ from django.core.handlers.wsgi import WSGIRequest
 from django.http import HttpRequest
 from django.utils.functional import SimpleLazyObject
 
-from headgate import ManualClock
-from headgate.address import Trust
-from headgate.django import gates
-from headgate.django.visit import AsyncDjangoCaller, DjangoCaller, Visit
-from headgate.identity import identity_text
-from headgate.key import address_key
+from sluicegate import ManualClock
+from sluicegate.address import Trust
+from sluicegate.django import gates
+from sluicegate.django.visit import AsyncDjangoCaller, DjangoCaller, Visit
+from sluicegate.identity import identity_text
+from sluicegate.key import address_key
 from tests.adapters.django_app import AUTH, OURS, SESSIONS, User, serving
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "addresses.json").read_text())
@@ -126,7 +126,7 @@ def asgi_request(vector: dict[str, Any]) -> HttpRequest:
     return ASGIRequest(scope, io.BytesIO())
 
 
-@pytest.mark.filterwarnings("ignore:.*HG102")
+@pytest.mark.filterwarnings("ignore:.*SG102")
 @pytest.mark.parametrize("make", [wsgi_request, asgi_request])
 @pytest.mark.parametrize("vector", VECTORS, ids=[vector["name"] for vector in VECTORS])
 def test_c07_c08_the_address_table(vector: dict[str, Any], make: Any) -> None:

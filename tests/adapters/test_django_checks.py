@@ -11,11 +11,11 @@ from django.core.checks.registry import registry
 from django.middleware.cache import CacheMiddleware
 from django.test import override_settings
 
-from headgate import Rule
-from headgate.django import RateLimitMiddleware
-from headgate.django.checks import CHECKS, check
-from headgate.settings import Settings
-from headgate.testing import Awaited, OpenStore
+from sluicegate import Rule
+from sluicegate.django import RateLimitMiddleware
+from sluicegate.django.checks import CHECKS, check
+from sluicegate.settings import Settings
+from sluicegate.testing import Awaited, OpenStore
 from tests.adapters.django_app import AUTH, OURS, SESSIONS
 
 NOWHERE = "redis://127.0.0.1:1/0"  # nobody listens there
@@ -38,42 +38,42 @@ FETCH = "django.middleware.cache.FetchFromCacheMiddleware"
 CHILD = f"{__name__}.Child"
 FINE: dict[str, Any] = {"DEFAULT_LIMITS": ["1/minute"], "STORE": NOWHERE}
 
-# (what, HEADGATE, MIDDLEWARE, other settings, ids)
+# (what, SLUICEGATE, MIDDLEWARE, other settings, ids)
 TABLE: list[tuple[str, Any, list[str], dict[str, Any], list[str]]] = [
     ("all is well", FINE, [OURS], {}, []),
     ("nothing at all", None, [], {}, []),
     ("a Settings", Settings(default_limits=["1/minute"]), [OURS], {}, []),
     ("an async store", {"STORE": Awaited(OpenStore()), "RULES": []}, [OURS], {}, []),
-    ("unknown name", {"DEFAULT_LIMIT": []}, [OURS], {}, ["headgate.E001"]),
-    ("no dict", "1/minute", [OURS], {}, ["headgate.E001"]),
-    ("a quota", {"DEFAULT_LIMITS": ["1/fortnight"]}, [OURS], {}, ["headgate.E001"]),
-    ("a scheme", {"STORE": "mysql://"}, [OURS], {}, ["headgate.E002"]),
-    ("an algorithm", {"DEFAULT_LIMITS": ["1/s burst 5"]}, [OURS], {}, ["headgate.E001"]),
+    ("unknown name", {"DEFAULT_LIMIT": []}, [OURS], {}, ["sluicegate.E001"]),
+    ("no dict", "1/minute", [OURS], {}, ["sluicegate.E001"]),
+    ("a quota", {"DEFAULT_LIMITS": ["1/fortnight"]}, [OURS], {}, ["sluicegate.E001"]),
+    ("a scheme", {"STORE": "mysql://"}, [OURS], {}, ["sluicegate.E002"]),
+    ("an algorithm", {"DEFAULT_LIMITS": ["1/s burst 5"]}, [OURS], {}, ["sluicegate.E001"]),
     (
         "async store and route",
         {**FINE, "STORE": Awaited(OpenStore()), "RULES": [{"name": "a", "quota": "1/s", "route": "itme"}]},
         [OURS],
         {},
-        ["headgate.E002"],
+        ["sluicegate.E002"],
     ),
     ("a route by name", {"RULES": [{"name": "a", "quota": "1/s", "route": "item"}]}, [OURS], {}, []),
     ("a route by template", {"RULES": [{"name": "a", "quota": "1/s", "route": "/items/<str:name>"}]}, [OURS], {}, []),
-    ("no such route", {"RULES": [{"name": "a", "quota": "1/s", "route": "itme"}]}, [OURS], {}, ["headgate.E002"]),
-    ("both colours at once", {**FINE, "STORE": OpenStore(), "KEY": key_later}, [OURS], {}, ["headgate.E002"]),
-    ("missing", None, [OURS], {}, ["headgate.W001"]),
-    ("empty", {}, [CHILD], {}, ["headgate.W001"]),
-    ("users, nobody signs in", {**FINE, "KEY": "user"}, [OURS], {}, ["headgate.W002"]),
-    ("users in a tuple", {**FINE, "KEY": ("user", "path:x")}, [OURS], {}, ["headgate.W002"]),
-    ("users in a rule", {"RULES": [{"name": "a", "quota": "1/s", "key": "user"}]}, [OURS], {}, ["headgate.W002"]),
-    ("users in a Rule", {"RULES": [Rule(name="a", quota="1/s", key="user")]}, [OURS], {}, ["headgate.W002"]),
+    ("no such route", {"RULES": [{"name": "a", "quota": "1/s", "route": "itme"}]}, [OURS], {}, ["sluicegate.E002"]),
+    ("both colours at once", {**FINE, "STORE": OpenStore(), "KEY": key_later}, [OURS], {}, ["sluicegate.E002"]),
+    ("missing", None, [OURS], {}, ["sluicegate.W001"]),
+    ("empty", {}, [CHILD], {}, ["sluicegate.W001"]),
+    ("users, nobody signs in", {**FINE, "KEY": "user"}, [OURS], {}, ["sluicegate.W002"]),
+    ("users in a tuple", {**FINE, "KEY": ("user", "path:x")}, [OURS], {}, ["sluicegate.W002"]),
+    ("users in a rule", {"RULES": [{"name": "a", "quota": "1/s", "key": "user"}]}, [OURS], {}, ["sluicegate.W002"]),
+    ("users in a Rule", {"RULES": [Rule(name="a", quota="1/s", key="user")]}, [OURS], {}, ["sluicegate.W002"]),
     ("users who sign in", {**FINE, "KEY": "user"}, [OURS, SESSIONS, AUTH], {}, []),
-    ("twice", FINE, [OURS, CHILD], {}, ["headgate.W003"]),
-    ("a proxy", FINE, [OURS], {"SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}, ["headgate.W004"]),
-    ("a proxy's host", FINE, [OURS], {"USE_X_FORWARDED_HOST": True}, ["headgate.W004"]),
+    ("twice", FINE, [OURS, CHILD], {}, ["sluicegate.W003"]),
+    ("a proxy", FINE, [OURS], {"SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}, ["sluicegate.W004"]),
+    ("a proxy's host", FINE, [OURS], {"USE_X_FORWARDED_HOST": True}, ["sluicegate.W004"]),
     ("a named proxy", {**FINE, "TRUSTED_PROXIES": 1}, [OURS], {"USE_X_FORWARDED_HOST": True}, []),
-    ("a cache outside", FINE, [CACHE, OURS, FETCH], {}, ["headgate.W005"]),
-    ("a cache outside, ours a project's own", FINE, [CACHE, CHILD], {}, ["headgate.W005"]),
-    ("a cache of a project's own", FINE, [f"{__name__}.Cache", SESSIONS, OURS], {}, ["headgate.W005"]),
+    ("a cache outside", FINE, [CACHE, OURS, FETCH], {}, ["sluicegate.W005"]),
+    ("a cache outside, ours a project's own", FINE, [CACHE, CHILD], {}, ["sluicegate.W005"]),
+    ("a cache of a project's own", FINE, [f"{__name__}.Cache", SESSIONS, OURS], {}, ["sluicegate.W005"]),
     ("a cache inside", FINE, [OURS, CACHE, FETCH], {}, []),
     ("a cache alone", FINE, [CACHE, FETCH], {}, []),
     ("another's mistake", FINE, [OURS, "no.such.Middleware"], {}, []),
@@ -84,35 +84,35 @@ TABLE: list[tuple[str, Any, list[str], dict[str, Any], list[str]]] = [
     ("given", "middleware", "others", "ids"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
 )
 def test_dj06_dj10_checks(given: Any, middleware: list[str], others: dict[str, Any], ids: list[str]) -> None:
-    with override_settings(HEADGATE=given, MIDDLEWARE=middleware, **others):
+    with override_settings(SLUICEGATE=given, MIDDLEWARE=middleware, **others):
         assert [message.id for message in check()] == ids
 
 
 def test_dj06_ids_are_stable_and_unique() -> None:
     ids = [row.id for row in CHECKS]
     assert ids == [
-        "headgate.E001",
-        "headgate.E002",
-        "headgate.W001",
-        "headgate.W002",
-        "headgate.W003",
-        "headgate.W004",
-        "headgate.W005",
+        "sluicegate.E001",
+        "sluicegate.E002",
+        "sluicegate.W001",
+        "sluicegate.W002",
+        "sluicegate.W003",
+        "sluicegate.W004",
+        "sluicegate.W005",
     ]
     assert len(set(ids)) == len(ids)
-    assert all(re.fullmatch(r"headgate\.[EW][0-9]{3}", each) for each in ids)
+    assert all(re.fullmatch(r"sluicegate\.[EW][0-9]{3}", each) for each in ids)
     assert {row.id for row in CHECKS} == {each for row in TABLE for each in row[4]}  # each is provoked above
 
 
-@override_settings(HEADGATE={}, MIDDLEWARE=[OURS], SILENCED_SYSTEM_CHECKS=["headgate.W001"])
+@override_settings(SLUICEGATE={}, MIDDLEWARE=[OURS], SILENCED_SYSTEM_CHECKS=["sluicegate.W001"])
 def test_dj06_checks_are_registered_once_and_can_be_silenced() -> None:
-    (message,) = run_checks(tags=["headgate"])
-    assert message.id == "headgate.W001"
+    (message,) = run_checks(tags=["sluicegate"])
+    assert message.id == "sluicegate.W001"
     assert message.is_silenced()
     assert [each for each in registry.get_checks() if each is check] == [check]
 
 
-@override_settings(HEADGATE={"DEFAULT_LIMIT": []})
+@override_settings(SLUICEGATE={"DEFAULT_LIMIT": []})
 def test_dj10_an_error_says_what_to_do() -> None:
     (message,) = check()
     assert 'did you mean "default_limits"?' in message.msg

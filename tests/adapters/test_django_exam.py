@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate.testing.adapter import AdapterClient, AdapterExam
+from sluicegate.testing.adapter import AdapterClient, AdapterExam
 from tests.adapters.django_app import serving
 
 
@@ -24,7 +24,7 @@ class DjangoExam(AdapterExam):
             yield
 
     def client(self, **options: Any) -> AdapterClient:
-        self.stack.close()  # one HEADGATE holds at a time
+        self.stack.close()  # one SLUICEGATE holds at a time
         return self.stack.enter_context(serving(later=self.later, **options))
 
 

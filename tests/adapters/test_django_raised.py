@@ -17,15 +17,15 @@ from django.template.response import TemplateResponse
 from django.urls import path
 from django.views import View
 
-from headgate import Decision, Limiter, ManualClock, RateLimitExceeded
-from headgate.django import decision as decision_of
-from headgate.django import limit, rate_limited
-from headgate.plan import FORBIDDEN
-from headgate.testing import BrokenStore
+from sluicegate import Decision, Limiter, ManualClock, RateLimitExceeded
+from sluicegate.django import decision as decision_of
+from sluicegate.django import limit, rate_limited
+from sluicegate.plan import FORBIDDEN
+from sluicegate.testing import BrokenStore
 from tests.adapters.django_app import OURS, by_wsgi, call_asgi, serving
 
 HERE = "tests.adapters.test_django_raised"
-pytestmark = pytest.mark.filterwarnings("ignore:.*HG104")  # by a decorator alone
+pytestmark = pytest.mark.filterwarnings("ignore:.*SG104")  # by a decorator alone
 
 
 @pytest.fixture(params=[False, True], ids=["wsgi", "asgi"])

@@ -18,10 +18,10 @@ from django.template.response import TemplateResponse
 from django.test import AsyncClient, Client
 from django.urls import path
 
-from headgate import Decision, ManualClock
-from headgate.django import decision, limit, rate_limited
-from headgate.errors import SettingsError
-from headgate.testing import Awaited, BrokenStore
+from sluicegate import Decision, ManualClock
+from sluicegate.django import decision, limit, rate_limited
+from sluicegate.errors import SettingsError
+from sluicegate.testing import Awaited, BrokenStore
 from tests.adapters.django_app import COMMON, OURS, serving
 
 HERE = "tests.adapters.test_django_responses"

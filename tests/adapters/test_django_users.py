@@ -34,10 +34,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path
 from django.utils.functional import SimpleLazyObject
 
-from headgate import ManualClock
-from headgate.django import limit, rate_limited
-from headgate.errors import IdentityError
-from headgate.testing.adapter import Answer
+from sluicegate import ManualClock
+from sluicegate.django import limit, rate_limited
+from sluicegate.errors import IdentityError
+from sluicegate.testing.adapter import Answer
 from tests.adapters.django_app import AUTH, OURS, SESSIONS, Site, by_wsgi, call_asgi, serving
 
 User: Any = get_user_model()
@@ -486,7 +486,7 @@ def test_a_user_that_has_no_name_is_an_error_that_says_so(
     errors = [record.exc_info[1] for record in caplog.records if record.exc_info]
     assert [type(error) for error in errors] == ([IdentityError] * 2 if wrong else [])
     assert all("request.user" in str(error) and "alice" not in str(error) for error in errors)
-    assert not [record for record in caplog.records if record.name == "headgate.django.users"]
+    assert not [record for record in caplog.records if record.name == "sluicegate.django.users"]
 
 
 # ---- sessions that Django ends -----------------------------------------------------------------------------------
@@ -590,7 +590,7 @@ def test_the_view_sees_the_user_that_django_would_show(view: Any, body: bytes, s
 
 @pytest.fixture
 def _small_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.django.users.FRUITLESS", f"{BOUND}/minute")
+    monkeypatch.setattr("sluicegate.django.users.FRUITLESS", f"{BOUND}/minute")
 
 
 @pytest.mark.usefixtures("_small_bound")
@@ -701,7 +701,7 @@ def test_a_view_that_looks_itself_fails_as_without_us(asgi: bool, outage: Any) -
 def test_an_outage_is_logged_once_and_without_the_session(
     asgi: bool, outage: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "headgate")
+    caplog.set_level(logging.INFO, "sluicegate")
     options: dict[str, Any] = {"django_settings": DATABASE, "urls": URLS, "default_limits": ["99/minute"]}
     with serving(later=asgi, middleware=[SESSIONS, AUTH, OURS], **options) as site:
         alice = cookie_of("alice")
@@ -720,7 +720,7 @@ def test_a_client_whose_looks_fail_cannot_fill_the_log(
     asgi: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As by a session with NUL, which some databases refuse. Between two of them somebody else is found."""
-    caplog.set_level(logging.INFO, "headgate")
+    caplog.set_level(logging.INFO, "sluicegate")
     load, aload = SessionStore.load, SessionStore.aload
     monkeypatch.setattr(SessionStore, "load", lambda self: (broken if self.session_key == MADE_UP else load)(self))
     monkeypatch.setattr(SessionStore, "aload", lambda self: (broken if self.session_key == MADE_UP else aload)(self))
@@ -734,7 +734,7 @@ def test_a_client_whose_looks_fail_cannot_fill_the_log(
 
 
 def _assert_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    told = [record for record in caplog.records if record.name.startswith("headgate")]
+    told = [record for record in caplog.records if record.name.startswith("sluicegate")]
     assert [record.levelname for record in told] == ["WARNING", "INFO"]
     assert "RuntimeError" in told[0].getMessage()
     assert all(MADE_UP not in record.getMessage() and not record.exc_info for record in told)

@@ -15,13 +15,13 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
-from headgate import ManualClock
-from headgate.django import decision, exempt, limit
-from headgate.errors import NotEnforcedError
+from sluicegate import ManualClock
+from sluicegate.django import decision, exempt, limit
+from sluicegate.errors import NotEnforcedError
 from tests.adapters.django_app import OURS, serving
 
 MIDDLEWARE = [OURS]
-pytestmark = pytest.mark.filterwarnings("ignore:.*HG104")  # by a decorator alone, as every view here is too
+pytestmark = pytest.mark.filterwarnings("ignore:.*SG104")  # by a decorator alone, as every view here is too
 two = limit("2/minute")
 
 
@@ -274,7 +274,7 @@ def test_rules_find_views_by_all_their_names(asgi: bool) -> None:
         assert site.statuses("/y", "/y") == [200, 429]
 
 
-@override_settings(MIDDLEWARE=[], HEADGATE={})
+@override_settings(MIDDLEWARE=[], SLUICEGATE={})
 def test_dj11_a_decorated_view_can_be_called_by_hand() -> None:
     view, request = two(copy_of(plain)), RequestFactory().get("/")
     assert [view(request).status_code for _ in range(3)] == [200, 200, 429]  # the same request counts each time
@@ -284,7 +284,7 @@ def test_dj11_a_decorated_view_can_be_called_by_hand() -> None:
     assert not seen.allowed
 
 
-@override_settings(MIDDLEWARE=[], HEADGATE={})
+@override_settings(MIDDLEWARE=[], SLUICEGATE={})
 @pytest.mark.parametrize("kind", ["class", "dispatch", "method", "method directly"])
 def test_dj11_a_decorated_class_can_be_called_by_hand(kind: str) -> None:
     view = VIEWS[kind]()
@@ -311,7 +311,7 @@ def test_dj03_a_class_adds_to_what_it_inherits(installed: list[str], asgi: bool)
         assert site.statuses("/x", "/x", "/y", "/y", "/y") == [200, 429, 200, 200, 200]
 
 
-@override_settings(HEADGATE={"ENABLED": False})
+@override_settings(SLUICEGATE={"ENABLED": False})
 def test_a_decorated_view_is_free_where_limits_are_off() -> None:
     view, request = two(copy_of(plain)), RequestFactory().get("/")
     assert [view(request).status_code for _ in range(3)] == [200, 200, 200]
@@ -327,13 +327,13 @@ def test_dj11_middleware_and_bare_decorator_share_a_budget(asgi: bool) -> None:
         assert site.statuses("/x") == [429]
 
 
-@override_settings(HEADGATE={})
+@override_settings(SLUICEGATE={})
 def test_what_is_no_view_says_so() -> None:
     with pytest.raises(NotEnforcedError, match="without a request"):
         two(lambda: None)()
 
 
-@override_settings(HEADGATE={})
+@override_settings(SLUICEGATE={})
 def test_a_view_that_returns_nothing_is_called_once() -> None:
     calls: list[str] = []
     view: Any = two(lambda request: calls.append("called"))

@@ -10,13 +10,13 @@ import pytest
 from flask import Blueprint, Flask, Response
 from werkzeug.exceptions import HTTPException
 
-from headgate import Decision, Limiter, ManualClock, RateLimitExceeded, Rule
-from headgate.errors import HeadgateError
-from headgate.flask import RateLimited, RateLimiter, decision, limit, rate_limited
-from headgate.testing import BrokenStore
-from headgate.testing.adapter import Answer
-from headgate.testing.after import Watched
-from headgate.wsgi import RateLimitMiddleware
+from sluicegate import Decision, Limiter, ManualClock, RateLimitExceeded, Rule
+from sluicegate.errors import SluicegateError
+from sluicegate.flask import RateLimited, RateLimiter, decision, limit, rate_limited
+from sluicegate.testing import BrokenStore
+from sluicegate.testing.adapter import Answer
+from sluicegate.testing.after import Watched
+from sluicegate.wsgi import RateLimitMiddleware
 from tests.adapters.wsgi_client import WsgiClient, call, check_fields, make_environ
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def handler(kind: Any) -> Callable[[Flask], object]:
         (HTTPException, b"RateLimited mail"),
         (Exception, b"RateLimited mail"),
         (RateLimitExceeded, b"RateLimitExceeded mail"),
-        (HeadgateError, b"RateLimitExceeded mail"),
+        (SluicegateError, b"RateLimitExceeded mail"),
     ],
 )
 def test_flasks_handlers_go_first(kind: Any, body: bytes) -> None:

@@ -16,11 +16,11 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Mount, Route, WebSocketRoute
 
-from headgate import Decision, ManualClock, RateLimitExceeded, Rule
-from headgate.errors import NotEnforcedError, RuleError
-from headgate.fastapi import RESPONSES, RateLimit, RateLimitMiddleware, decision, exempt, limit
-from headgate.starlette.places import Ahead
-from headgate.testing import Awaited
+from sluicegate import Decision, ManualClock, RateLimitExceeded, Rule
+from sluicegate.errors import NotEnforcedError, RuleError
+from sluicegate.fastapi import RESPONSES, RateLimit, RateLimitMiddleware, decision, exempt, limit
+from sluicegate.starlette.places import Ahead
+from sluicegate.testing import Awaited
 from tests.adapters.asgi_client import AsgiClient, make_scope
 from tests.adapters.wsgi_client import Recorder, addresses, check_fields
 
@@ -420,7 +420,7 @@ def test_endpoints_that_yield() -> None:
     assert client.get("/later").status == 429
 
 
-@pytest.mark.filterwarnings("ignore:.*HG102")
+@pytest.mark.filterwarnings("ignore:.*SG102")
 @pytest.mark.parametrize("row", addresses())
 def test_c07_the_table_of_addresses(row: dict[str, Any]) -> None:
     app = FastAPI()
@@ -519,7 +519,7 @@ def test_a_dependency_limits_also_without_depends(make: Callable[[], FastAPI]) -
 
 @pytest.mark.parametrize("make", FAILS.values(), ids=FAILS)
 def test_the_class_in_place_of_a_dependency_is_an_error_at_the_start(make: Callable[[], FastAPI]) -> None:
-    expect = r"the class itself, without a quota; give RateLimit\(\"10/minute\"\), or Depends.* \[HG002\]"
+    expect = r"the class itself, without a quota; give RateLimit\(\"10/minute\"\), or Depends.* \[SG002\]"
     with pytest.raises(RuleError, match=expect):
         limited(make()).live("startup")
 

@@ -8,9 +8,9 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, HTTPException
 from fastapi.responses import PlainTextResponse, RedirectResponse, StreamingResponse
 
-from headgate.fastapi import RateLimitMiddleware, exempt, limit
-from headgate.testing.adapter import AdapterClient, AdapterExam
-from headgate.testing.after import wrong
+from sluicegate.fastapi import RateLimitMiddleware, exempt, limit
+from sluicegate.testing.adapter import AdapterClient, AdapterExam
+from sluicegate.testing.after import wrong
 from tests.adapters.asgi_client import AsgiClient
 
 

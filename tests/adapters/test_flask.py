@@ -19,9 +19,9 @@ from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyRequests
 from werkzeug.middleware.proxy_fix import ProxyFix
 
-from headgate import ManualClock
-from headgate.errors import ColourError, RuleError, SettingsError, StoreURLError
-from headgate.flask import (
+from sluicegate import ManualClock
+from sluicegate.errors import ColourError, RuleError, SettingsError, StoreURLError
+from sluicegate.flask import (
     Denied,
     Installation,
     RateLimited,
@@ -31,9 +31,9 @@ from headgate.flask import (
     limit,
     rate_limited,
 )
-from headgate.identity import identity_text
-from headgate.testing import BrokenStore, ShutStore
-from headgate.testing.adapter import Answer
+from sluicegate.identity import identity_text
+from sluicegate.testing import BrokenStore, ShutStore
+from sluicegate.testing.adapter import Answer
 from tests.adapters.test_flask_exam import make_app
 from tests.adapters.wsgi_client import (
     Recorder,
@@ -72,7 +72,7 @@ def test_fl01_one_instance_on_two_apps_with_their_own_configuration() -> None:
     apps = []
     for quota in ("1/minute", "2/minute"):
         app = make_app([])
-        app.config["HEADGATE_DEFAULT_LIMITS"] = [quota]
+        app.config["SLUICEGATE_DEFAULT_LIMITS"] = [quota]
         limiter.init_app(app)
         apps.append(app)
     assert [WsgiClient(app).statuses("/open", "/open", "/open") for app in apps] == [[200, 429, 429], [200, 200, 429]]
@@ -82,23 +82,23 @@ def test_fl01_one_instance_on_two_apps_with_their_own_configuration() -> None:
 def test_fl01_every_setting_can_come_from_the_config() -> None:
     app = make_app([])
     app.config.from_mapping(
-        HEADGATE_STORE="memory://",
-        HEADGATE_DEFAULT_LIMITS="2/minute; 9/hour",
-        HEADGATE_RULES=[{"name": "reads", "quota": "5/minute", "methods": ["GET"]}],
-        HEADGATE_KEY=["ip", "header:X-Key"],
-        HEADGATE_ALGORITHM="fixed-window",
-        HEADGATE_HEADERS="draft-7",
-        HEADGATE_TRUSTED_PROXIES=1,
-        HEADGATE_TRUSTED_HEADER="X-Real-IP",
-        HEADGATE_ON_STORE_FAILURE="deny",
-        HEADGATE_ENABLED=True,
-        HEADGATE_PREFIX="shop",
-        HEADGATE_ON_DENIED=lambda request, decision: ("slow", 429),
-        HEADGATE_CLOCK=ManualClock(),
+        SLUICEGATE_STORE="memory://",
+        SLUICEGATE_DEFAULT_LIMITS="2/minute; 9/hour",
+        SLUICEGATE_RULES=[{"name": "reads", "quota": "5/minute", "methods": ["GET"]}],
+        SLUICEGATE_KEY=["ip", "header:X-Key"],
+        SLUICEGATE_ALGORITHM="fixed-window",
+        SLUICEGATE_HEADERS="draft-7",
+        SLUICEGATE_TRUSTED_PROXIES=1,
+        SLUICEGATE_TRUSTED_HEADER="X-Real-IP",
+        SLUICEGATE_ON_STORE_FAILURE="deny",
+        SLUICEGATE_ENABLED=True,
+        SLUICEGATE_PREFIX="shop",
+        SLUICEGATE_ON_DENIED=lambda request, decision: ("slow", 429),
+        SLUICEGATE_CLOCK=ManualClock(),
     )
     RateLimiter(app)
     assert WsgiClient(app).statuses("/open", "/open", "/open") == [200, 200, 429]
-    installed: list[Installation] = app.extensions["headgate"]
+    installed: list[Installation] = app.extensions["sluicegate"]
     assert installed[0].settings.prefix == "shop"
     installed[0].close()
 
@@ -106,18 +106,18 @@ def test_fl01_every_setting_can_come_from_the_config() -> None:
 @pytest.mark.parametrize(
     ("config", "options", "words"),
     [
-        ({"HEADGATE_STOR": "memory://"}, {}, 'did you mean "store"?'),
+        ({"SLUICEGATE_STOR": "memory://"}, {}, 'did you mean "store"?'),
         (
-            {"HEADGATE_STORE": "redis://:secret@r"},
+            {"SLUICEGATE_STORE": "redis://:secret@r"},
             {"store": "memory://"},
-            "given as store= and as app.config['HEADGATE_STORE']",
+            "given as store= and as app.config['SLUICEGATE_STORE']",
         ),
-        ({"HEADGATE_ENABLED": "yes"}, {}, "neither True nor False"),
+        ({"SLUICEGATE_ENABLED": "yes"}, {}, "neither True nor False"),
         ({}, {"default_limit": ["1/s"]}, 'did you mean "default_limits"?'),
-        ({"HEADGATE": {"SECRET": "secret"}}, {}, 'write app.config["HEADGATE_STORE"] and so on'),
-        ({}, {"config_prefix": "headgate_"}, 'use capitals, as "HEADGATE_"'),
-        ({}, {"config_prefix": ""}, 'use capitals, as "HEADGATE_"'),
-        ({}, {"config_prefix": 5}, 'use capitals, as "HEADGATE_"'),
+        ({"SLUICEGATE": {"SECRET": "secret"}}, {}, 'write app.config["SLUICEGATE_STORE"] and so on'),
+        ({}, {"config_prefix": "sluicegate_"}, 'use capitals, as "SLUICEGATE_"'),
+        ({}, {"config_prefix": ""}, 'use capitals, as "SLUICEGATE_"'),
+        ({}, {"config_prefix": 5}, 'use capitals, as "SLUICEGATE_"'),
     ],
 )
 def test_fl01_wrong_configuration_cannot_start(config: dict[str, Any], options: dict[str, Any], words: str) -> None:
@@ -132,9 +132,9 @@ def test_fl01_wrong_configuration_cannot_start(config: dict[str, Any], options: 
 @pytest.mark.parametrize("prefix", [None, "ADMIN_"])
 def test_fl01_other_names_are_the_applications_own(prefix: str | None) -> None:
     app = Flask(__name__)
-    app.config.update(HEADGATE={"STORE": "nowhere://"}, ADMIN={"STORE": "nowhere://"})
+    app.config.update(SLUICEGATE={"STORE": "nowhere://"}, ADMIN={"STORE": "nowhere://"})
     RateLimiter(app, config_prefix=prefix)
-    assert app.extensions["headgate"][0].settings.store == "memory://"
+    assert app.extensions["sluicegate"][0].settings.store == "memory://"
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_fl05_the_second_refuses_too() -> None:
 
 def test_fl05_each_has_a_config_of_its_own_and_the_view_reads_one_decision() -> None:
     app = Flask(__name__)
-    app.config.update(HEADGATE_DEFAULT_LIMITS=["9/minute"], BURST_DEFAULT_LIMITS=["5/second"], HEADGATE_PREFIX="a")
+    app.config.update(SLUICEGATE_DEFAULT_LIMITS=["9/minute"], BURST_DEFAULT_LIMITS=["5/second"], SLUICEGATE_PREFIX="a")
     RateLimiter(app)
     RateLimiter(app, config_prefix="BURST_")
     RateLimiter(app, config_prefix=None)
@@ -375,7 +375,7 @@ def test_fl05_each_has_a_config_of_its_own_and_the_view_reads_one_decision() -> 
     assert WsgiClient(app).request("GET", "/a").body == b"[9, 5]"
 
 
-@pytest.mark.parametrize("prefix", ["headgate", "burst"])
+@pytest.mark.parametrize("prefix", ["sluicegate", "burst"])
 def test_fl05_two_that_would_count_one_budget_twice_cannot_start(prefix: str) -> None:
     app, url = Flask(__name__), "redis://localhost:1/0"
     RateLimiter(app, store=url)
@@ -485,7 +485,7 @@ def test_fl06_behind_proxy_fix_one_of_both_reads_the_header(trusted: Any, expect
     assert store.identity == identity_text(("ip", expected))
 
 
-@pytest.mark.filterwarnings("ignore:.*HG102")
+@pytest.mark.filterwarnings("ignore:.*SG102")
 @pytest.mark.parametrize("row", addresses())
 def test_c07_c08_the_address_table(row: dict[str, Any]) -> None:
     store = Recorder()
@@ -537,8 +537,8 @@ def login_app(store: Recorder) -> Flask:
 @pytest.mark.parametrize(
     ("user", "server", "expected"),
     [
-        ("laoqian", None, ("user", "laoqian")),
-        ("laoqian", "other", ("user", "laoqian")),
+        ("alice", None, ("user", "alice")),
+        ("alice", "other", ("user", "alice")),
         (None, "other", ("user", "other")),
         (None, None, ("ip", "198.51.100.9")),
     ],
@@ -552,7 +552,7 @@ def test_the_user_is_flask_logins_or_the_servers(user: str | None, server: str |
 
 def test_flask_login_is_not_imported_where_it_is_not_used() -> None:
     script = (
-        "import sys; from flask import Flask; from headgate.flask import RateLimiter; app = Flask('a');"
+        "import sys; from flask import Flask; from sluicegate.flask import RateLimiter; app = Flask('a');"
         "RateLimiter(app, default_limits=['1/minute']); app.test_client().get('/'); print('flask_login' in sys.modules)"
     )
     assert _python(script) == "False"
@@ -579,7 +579,7 @@ def test_fl10_the_signal_names_the_application_and_a_failing_listener_harms_nobo
         assert refused(other).status == 429
         assert refused(app).status == 429
     assert heard == [(app, "default")]
-    assert [record.message for record in caplog.records] == ["headgate: a listener of rate_limited failed"]
+    assert [record.message for record in caplog.records] == ["sluicegate: a listener of rate_limited failed"]
 
 
 # FL11: fields on what others answer
@@ -652,7 +652,7 @@ def test_fl12_nothing_is_read_at_import_and_nothing_is_opened_by_init_app() -> N
     limiter = RateLimiter(store="redis://203.0.113.1:1/0", default_limits=["1/minute"])  # nobody answers there
     app = Flask(__name__)
     limiter.init_app(app)
-    assert app.extensions["headgate"][0].extension is limiter
+    assert app.extensions["sluicegate"][0].extension is limiter
 
 
 def test_fl12_a_wrong_option_shows_at_init_app() -> None:
@@ -714,7 +714,7 @@ def test_c15_a_handler_for_503_answers_and_retry_after_stays() -> None:
 def test_c16_only_what_was_opened_is_closed() -> None:
     app, store = make_app([]), Recorder()
     RateLimiter(app, store=store)
-    for limiter in app.extensions["headgate"]:
+    for limiter in app.extensions["sluicegate"]:
         limiter.close()
     assert store.closed == 0
 

@@ -11,10 +11,10 @@ from flask import Blueprint, Flask, Response, abort, g, got_request_exception, m
 from flask.views import MethodView
 from werkzeug.exceptions import HTTPException
 
-from headgate import ManualClock, Rule
-from headgate.flask import RateLimiter, decision, exempt, limit, rate_limited
-from headgate.testing.adapter import Answer
-from headgate.testing.after import Watched
+from sluicegate import ManualClock, Rule
+from sluicegate.flask import RateLimiter, decision, exempt, limit, rate_limited
+from sluicegate.testing.adapter import Answer
+from sluicegate.testing.after import Watched
 from tests.adapters.wsgi_client import WsgiClient, call, check_fields, make_environ
 
 FIVE: Any = {"default_limits": ["5/minute"]}
@@ -317,7 +317,7 @@ def both(app: Flask) -> None:
 
 def left(app: Flask) -> int | None:
     """What is left of the default limit, by a context in which only the limiter's own function runs."""
-    [installed] = app.extensions["headgate"]
+    [installed] = app.extensions["sluicegate"]
     with app.test_request_context("/open", environ_base=HERE):
         installed.before()
         found = decision()

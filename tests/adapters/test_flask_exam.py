@@ -8,9 +8,9 @@ from typing import Any
 from flask import Flask, abort, redirect
 from werkzeug.wrappers import Response
 
-from headgate.flask import RateLimiter, exempt, limit
-from headgate.testing.adapter import AdapterClient, AdapterExam
-from headgate.testing.after import wrong
+from sluicegate.flask import RateLimiter, exempt, limit
+from sluicegate.testing.adapter import AdapterClient, AdapterExam
+from sluicegate.testing.after import wrong
 from tests.adapters.wsgi_client import WsgiClient
 
 

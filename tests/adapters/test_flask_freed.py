@@ -11,8 +11,8 @@ import pytest
 from flask import Blueprint, Flask, abort
 from flask.views import MethodView
 
-from headgate import Limiter, ManualClock, RateLimitExceeded, Rule
-from headgate.flask import RateLimited, RateLimiter, limit, rate_limited
+from sluicegate import Limiter, ManualClock, RateLimitExceeded, Rule
+from sluicegate.flask import RateLimited, RateLimiter, limit, rate_limited
 from tests.adapters.wsgi_client import WsgiClient
 
 Build = Callable[[Flask], object]
@@ -162,7 +162,7 @@ def test_the_limiter_goes_with_the_application() -> None:
 
     rate_limited.connect(note, app)
     WsgiClient(app).statuses("/open", "/open")
-    installed = weakref.ref(app.extensions["headgate"][0])
+    installed = weakref.ref(app.extensions["sluicegate"][0])
     ref = weakref.ref(app)
     del app
     assert (ref(), installed(), heard) == (None, None, ["default"])

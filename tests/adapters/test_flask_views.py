@@ -12,10 +12,10 @@ from flask import Blueprint, Flask, Response
 from flask.typing import ResponseReturnValue
 from flask.views import MethodView, View
 
-from headgate import ManualClock, Rule
-from headgate.errors import NotEnforcedError, QuotaError, RuleError
-from headgate.flask import RateLimiter, decision, exempt, limit
-from headgate.testing.adapter import Answer
+from sluicegate import ManualClock, Rule
+from sluicegate.errors import NotEnforcedError, QuotaError, RuleError
+from sluicegate.flask import RateLimiter, decision, exempt, limit
+from sluicegate.testing.adapter import Answer
 from tests.adapters.wsgi_client import WsgiClient, sf_list
 
 
@@ -407,7 +407,7 @@ def test_a_decorated_view_without_a_limiter_is_an_error() -> None:
     app.add_url_rule("/b", view_func=limit("1/minute")(subclass(Page)).as_view("b"))
     app.get("/c", endpoint="c")(limit("1/minute")(later))
     for path, name in (("/a", "hello"), ("/b", "Fresh"), ("/c", "later")):
-        with pytest.raises(NotEnforcedError, match=rf"{name}'.*call RateLimiter\(app\).*HG008"):
+        with pytest.raises(NotEnforcedError, match=rf"{name}'.*call RateLimiter\(app\).*SG008"):
             app.test_client().get(path)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from headgate import Concurrency, Decision, Limiter, ManualClock, RateLimitExceeded, Rule
-from headgate.asgi import RateLimitMiddleware
+from sluicegate import Concurrency, Decision, Limiter, ManualClock, RateLimitExceeded, Rule
+from sluicegate.asgi import RateLimitMiddleware
 
 View = Callable[[Any, Any, Any], Awaitable[None]]
 CLOCK = ManualClock()

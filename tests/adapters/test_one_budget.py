@@ -20,11 +20,11 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from headgate import django as in_django
-from headgate import starlette as in_starlette
-from headgate.django import gates
-from headgate.passage import Place, label_of, scope_of
-from headgate.rule import Rule
+from sluicegate import django as in_django
+from sluicegate import starlette as in_starlette
+from sluicegate.django import gates
+from sluicegate.passage import Place, label_of, scope_of
+from sluicegate.rule import Rule
 from tests.adapters.django_app import serving
 
 Statuses = Callable[..., list[int]]

@@ -21,10 +21,10 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Host, Mount, Route, Router
 
-from headgate import ManualClock
-from headgate.asgi import RateLimitMiddleware as AsgiMiddleware
-from headgate.fastapi import RateLimit
-from headgate.starlette import RateLimitMiddleware, limit
+from sluicegate import ManualClock
+from sluicegate.asgi import RateLimitMiddleware as AsgiMiddleware
+from sluicegate.fastapi import RateLimit
+from sluicegate.starlette import RateLimitMiddleware, limit
 from tests.adapters.asgi_client import AsgiClient
 
 ORIGIN = [("Origin", "https://a.example")]

@@ -20,13 +20,13 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from headgate import AsyncLimiter, Concurrency, Decision, Limiter, ManualClock, RateLimitExceeded, Rule
-from headgate.asgi import RateLimitMiddleware as AsgiMiddleware
-from headgate.fastapi import RateLimit
-from headgate.plan import FORBIDDEN
-from headgate.starlette import RateLimitMiddleware, Refused, decision
-from headgate.testing import BrokenStore
-from headgate.testing.after import wrong
+from sluicegate import AsyncLimiter, Concurrency, Decision, Limiter, ManualClock, RateLimitExceeded, Rule
+from sluicegate.asgi import RateLimitMiddleware as AsgiMiddleware
+from sluicegate.fastapi import RateLimit
+from sluicegate.plan import FORBIDDEN
+from sluicegate.starlette import RateLimitMiddleware, Refused, decision
+from sluicegate.testing import BrokenStore
+from sluicegate.testing.after import wrong
 from tests.adapters.asgi_client import AsgiClient, make_scope
 from tests.adapters.wsgi_client import check_fields
 

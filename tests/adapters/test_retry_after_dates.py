@@ -11,12 +11,12 @@ from flask import Flask
 from starlette.responses import PlainTextResponse
 from werkzeug.wrappers import Response
 
-from headgate import ManualClock
-from headgate.asgi import RateLimitMiddleware as AsgiMiddleware
-from headgate.clock import epoch_seconds
-from headgate.flask import RateLimiter
-from headgate.testing.adapter import Answer
-from headgate.wsgi import RateLimitMiddleware as WsgiMiddleware
+from sluicegate import ManualClock
+from sluicegate.asgi import RateLimitMiddleware as AsgiMiddleware
+from sluicegate.clock import epoch_seconds
+from sluicegate.flask import RateLimiter
+from sluicegate.testing.adapter import Answer
+from sluicegate.wsgi import RateLimitMiddleware as WsgiMiddleware
 from tests.adapters import test_wsgi_exam
 from tests.adapters.asgi_client import AsgiClient
 from tests.adapters.django_app import serving

@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 
-from headgate import ManualClock, Rule
-from headgate.asgi import AsgiCaller, RateLimitMiddleware
-from headgate.fastapi import RateLimitMiddleware as FastAPIMiddleware
-from headgate.starlette import RateLimitMiddleware as StarletteMiddleware
-from headgate.starlette import limit
-from headgate.testing.after import wrong
+from sluicegate import ManualClock, Rule
+from sluicegate.asgi import AsgiCaller, RateLimitMiddleware
+from sluicegate.fastapi import RateLimitMiddleware as FastAPIMiddleware
+from sluicegate.starlette import RateLimitMiddleware as StarletteMiddleware
+from sluicegate.starlette import limit
+from sluicegate.testing.after import wrong
 from tests.adapters.asgi_client import AsgiClient
 
 HTTP: dict[str, Any] = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "path": "/"}

@@ -14,15 +14,15 @@ from django.utils.decorators import method_decorator
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import HTTPConnection
 
-import headgate.django
-import headgate.fastapi
-import headgate.flask
-import headgate.starlette
-from headgate import Quota, Tiers
-from headgate.errors import ConfigurationError, QuotaError, RuleError
-from headgate.marks import MarkOptions, make_mark, marks_of
+import sluicegate.django
+import sluicegate.fastapi
+import sluicegate.flask
+import sluicegate.starlette
+from sluicegate import Quota, Tiers
+from sluicegate.errors import ConfigurationError, QuotaError, RuleError
+from sluicegate.marks import MarkOptions, make_mark, marks_of
 
-ADAPTERS = [headgate.starlette, headgate.fastapi, headgate.flask, headgate.django]
+ADAPTERS = [sluicegate.starlette, sluicegate.fastapi, sluicegate.flask, sluicegate.django]
 adapters = pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.__name__)
 PARENTHESES = '@limit("5/minute")'
 
@@ -108,7 +108,7 @@ BARE = [
 @adapters
 @pytest.mark.parametrize("decorate", BARE)
 def test_limit_without_parentheses(adapter: Any, decorate: Any) -> None:
-    with pytest.raises(RuleError, match="HG002") as caught:
+    with pytest.raises(RuleError, match="SG002") as caught:
         decorate(adapter.limit)
     assert caught.value.what == "@limit"
     assert PARENTHESES in caught.value.expected
@@ -193,7 +193,7 @@ def test_a_mark_refuses_unknown_options_by_itself() -> None:
     with pytest.raises(RuleError, match='did you mean "key"'):
         make_mark("5/minute", kei="ip")  # type: ignore[call-arg]
     with pytest.raises(RuleError, match='did you mean "key"'):
-        headgate.fastapi.RateLimit("5/minute", kei="ip")  # type: ignore[call-arg]
+        sluicegate.fastapi.RateLimit("5/minute", kei="ip")  # type: ignore[call-arg]
 
 
 @adapters
@@ -208,7 +208,7 @@ def test_a_wrong_quota_names_the_decorator(adapter: Any) -> None:
                                   lambda exempt: exempt(len), lambda exempt: exempt(by_plan, by_plan),
                                   lambda exempt: exempt(view=by_plan, other=1)], ids=range(6))  # fmt: skip
 def test_exempt_on_what_is_no_view(adapter: Any, call: Any) -> None:
-    with pytest.raises(RuleError, match="HG002") as caught:
+    with pytest.raises(RuleError, match="SG002") as caught:
         call(adapter.exempt)
     assert caught.value.what.startswith("@exempt")
     assert "@exempt" in caught.value.expected
@@ -225,7 +225,7 @@ def test_exempt_takes_its_view_by_name_as_well(adapter: Any) -> None:
 @pytest.mark.parametrize("view", [None, "view", 5, HTTPConnection({"type": "http"})], ids=type)
 def test_limit_on_what_is_no_view(adapter: Any, view: Any) -> None:
     """A request comes here where `@limit` stands without parentheses and could not see that."""
-    with pytest.raises(ConfigurationError, match="HG002") as caught:
+    with pytest.raises(ConfigurationError, match="SG002") as caught:
         adapter.limit("5/minute")(view)
     assert PARENTHESES in caught.value.expected
 

@@ -23,15 +23,15 @@ from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket
 
-from headgate import ManualClock, RateLimitExceeded, Rule
-from headgate.asgi import AsgiCaller
-from headgate.errors import AlgorithmError, ConfigurationError, SettingsError
-from headgate.http import EXPOSED
-from headgate.identity import identity_text
-from headgate.plan import Plan
-from headgate.settings import Settings
-from headgate.starlette import RateLimitMiddleware, decision, exempt, limit
-from headgate.testing import Awaited
+from sluicegate import ManualClock, RateLimitExceeded, Rule
+from sluicegate.asgi import AsgiCaller
+from sluicegate.errors import AlgorithmError, ConfigurationError, SettingsError
+from sluicegate.http import EXPOSED
+from sluicegate.identity import identity_text
+from sluicegate.plan import Plan
+from sluicegate.settings import Settings
+from sluicegate.starlette import RateLimitMiddleware, decision, exempt, limit
+from sluicegate.testing import Awaited
 from tests.adapters.asgi_client import AsgiClient, make_scope
 from tests.adapters.wsgi_client import Recorder, addresses, check_fields
 
@@ -88,13 +88,13 @@ def test_st01_lifespan_and_its_state_reach_the_application() -> None:
 def test_st01_a_lifespan_that_takes_our_name_stops_the_start() -> None:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, str]]:
-        yield {"headgate": "a limiter of the application's own"}
+        yield {"sluicegate": "a limiter of the application's own"}
 
     app = Starlette(routes=[Route("/", page)], lifespan=lifespan, middleware=[limiter(default_limits="1/minute")])
-    with pytest.raises(SettingsError, match=r"state .headgate.: .* another name \[HG003\]"), TestClient(app):
+    with pytest.raises(SettingsError, match=r"state .sluicegate.: .* another name \[SG003\]"), TestClient(app):
         pass
-    scope = make_scope(path="/", state={"headgate": "of a server that keeps the state without us"})
-    with pytest.raises(SettingsError, match="HG003"):
+    scope = make_scope(path="/", state={"sluicegate": "of a server that keeps the state without us"})
+    with pytest.raises(SettingsError, match="SG003"):
         AsgiClient(app_of(Route("/", page))).serve(scope, raising=True)
 
 
@@ -181,7 +181,7 @@ def test_st09_any_peer_is_accepted(peer: str | None, expect: str) -> None:
     assert plans[0].checks[0].identity == identity_text(("ip", expect))
 
 
-@pytest.mark.filterwarnings("ignore:.*HG102")
+@pytest.mark.filterwarnings("ignore:.*SG102")
 @pytest.mark.parametrize("row", addresses())
 def test_c07_the_table_of_addresses(row: dict[str, Any]) -> None:
     options = {option: row[option] for option in ("trusted_proxies", "trusted_header")}
@@ -501,7 +501,7 @@ def test_the_application_s_own_handler_answers(kind: Any, later: bool) -> None:
 def test_c22_the_decision_can_be_read_by_the_view() -> None:
     async def view(request: Request) -> Response:
         found = decision(request)
-        assert found is request.state.headgate.decision
+        assert found is request.state.sluicegate.decision
         return PlainTextResponse("none" if found is None else f"{found.rule} {found.remaining}")
 
     client = client_of(Route("/{x}", view), rules=[Rule(name="mine", quota="2/minute", path="/a")])
@@ -563,7 +563,7 @@ def test_c26_a_wrong_option_of_add_middleware_stops_the_start(options: dict[str,
 
     anyio.run(main)
     assert [message["type"] for message in messages[:2]] == ["lifespan.startup.failed"] * 2
-    assert "HG00" in messages[0]["message"]
+    assert "SG00" in messages[0]["message"]
     assert [message["status"] for message in messages[2:] if "status" in message] == [500]
 
 
@@ -588,4 +588,4 @@ def test_c26_the_server_is_told_why() -> None:
 
     anyio.run(main)
     assert messages[0]["type"] == "lifespan.startup.failed"
-    assert "HG005" in messages[0]["message"]
+    assert "SG005" in messages[0]["message"]

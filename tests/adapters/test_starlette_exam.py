@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from headgate.starlette import RateLimitMiddleware, exempt, limit
-from headgate.testing.adapter import AdapterClient, AdapterExam
-from headgate.testing.after import wrong
+from sluicegate.starlette import RateLimitMiddleware, exempt, limit
+from sluicegate.testing.adapter import AdapterClient, AdapterExam
+from sluicegate.testing.after import wrong
 from tests.adapters.asgi_client import AsgiClient
 
 

@@ -17,10 +17,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route, Router, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from headgate import ManualClock, RateLimitExceeded
-from headgate.errors import NotEnforcedError, RuleError
-from headgate.starlette import RateLimitMiddleware, exempt, limit
-from headgate.testing import Awaited
+from sluicegate import ManualClock, RateLimitExceeded
+from sluicegate.errors import NotEnforcedError, RuleError
+from sluicegate.starlette import RateLimitMiddleware, exempt, limit
+from sluicegate.testing import Awaited
 from tests.adapters.asgi_client import AsgiClient, make_scope
 from tests.adapters.wsgi_client import Recorder, check_fields
 
@@ -197,7 +197,7 @@ def test_st06_every_endpoint_is_limited_wherever_it_is(way: Any, make: Any, ran:
 @endpoints
 def test_st07_without_the_middleware_it_is_an_error_and_never_unlimited(make: Any, ran: bytes) -> None:
     client = AsgiClient(Starlette(routes=[Route("/", make())]))
-    with pytest.raises(NotEnforcedError, match=r"reached without RateLimitMiddleware.*HG008"):
+    with pytest.raises(NotEnforcedError, match=r"reached without RateLimitMiddleware.*SG008"):
         client.serve(make_scope(path="/"), raising=True)
 
 
@@ -457,7 +457,7 @@ def test_what_has_no_guard_is_refused(view: Any) -> None:
     "options", [{"quota": "2/minut"}, {"quota": "2/minute", "key": "usr"}, {"quota": "1/s", "cost": 2}]
 )
 def test_c26_a_typo_shows_at_the_decorator(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="HG00"):
+    with pytest.raises(ValueError, match="SG00"):
         limit(**options)
 
 

@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Host, Mount, Route, Router
 
-from headgate.passage import NOWHERE
-from headgate.starlette import exempt, limit
-from headgate.starlette.places import Routes
+from sluicegate.passage import NOWHERE
+from sluicegate.starlette import exempt, limit
+from sluicegate.starlette.places import Routes
 from tests.adapters.asgi_client import make_scope
 
 

@@ -10,10 +10,10 @@ from starlette.endpoints import HTTPEndpoint
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse
 
-from headgate import Decision
-from headgate.errors import NotEnforcedError
-from headgate.fastapi import RateLimit
-from headgate.starlette import decision, exempt, limit
+from sluicegate import Decision
+from sluicegate.errors import NotEnforcedError
+from sluicegate.fastapi import RateLimit
+from sluicegate.starlette import decision, exempt, limit
 
 
 @limit("5/minute", key="ip", methods=["POST"], override_defaults=True)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import http_sf
 import pytest
 
-from headgate import Limiter, ManualClock, Rule
-from headgate.errors import AlgorithmError, ColourError, ConfigurationError, QuotaError, RuleError, SettingsError
-from headgate.identity import identity_text
-from headgate.settings import Settings
-from headgate.stores.memory import MemoryStore
-from headgate.testing import BrokenStore
-from headgate.testing.adapter import Answer
-from headgate.wsgi import RateLimitMiddleware, WsgiCaller
+from sluicegate import Limiter, ManualClock, Rule
+from sluicegate.errors import AlgorithmError, ColourError, ConfigurationError, QuotaError, RuleError, SettingsError
+from sluicegate.identity import identity_text
+from sluicegate.settings import Settings
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.testing import BrokenStore
+from sluicegate.testing.adapter import Answer
+from sluicegate.wsgi import RateLimitMiddleware, WsgiCaller
 from tests.adapters.wsgi_client import (
     Recorder,
     WsgiClient,
@@ -133,7 +133,7 @@ def test_c06_fields_join_those_that_are_there(status: str, own: Fields, expected
     assert answer.one("retry-after") == dict(own).get("Retry-After")
 
 
-@pytest.mark.filterwarnings("ignore:.*HG102")
+@pytest.mark.filterwarnings("ignore:.*SG102")
 @pytest.mark.parametrize("row", addresses())
 def test_c07_c08_the_address_table(row: dict[str, Any]) -> None:
     store = Recorder()
@@ -220,7 +220,7 @@ def test_c22_the_application_can_read_the_decision() -> None:
     seen: list[int | None] = []
 
     def reading(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        seen.append(environ["headgate.passage"].decision.remaining)
+        seen.append(environ["sluicegate.passage"].decision.remaining)
         return page()(environ, start_response)
 
     ask(RateLimitMiddleware(reading, default_limits=["9/minute"]))
@@ -237,7 +237,7 @@ def test_c25_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyP
     app = RateLimitMiddleware(page(), default_limits=["1/minute"], clock=ManualClock())
     ask(app)
     for moment in (0.0, 4e9):
-        monkeypatch.setattr("headgate.wsgi.epoch_seconds", lambda moment=moment: moment)
+        monkeypatch.setattr("sluicegate.wsgi.epoch_seconds", lambda moment=moment: moment)
         assert ask(app).one("retry-after") == "60"
 
 
@@ -291,7 +291,7 @@ def test_the_path_is_decoded_and_never_raises(environ: dict[str, Any], expected:
 @pytest.mark.parametrize(
     ("key", "environ", "identity"),
     [
-        ("user", {"REMOTE_USER": "laoqian"}, ("user", "laoqian")),
+        ("user", {"REMOTE_USER": "alice"}, ("user", "alice")),
         ("user", {"REMOTE_USER": ""}, ("ip", "198.51.100.9")),
         ("header:Content-Type", {"CONTENT_TYPE": "text/css"}, ("header:content-type", "text/css")),
         ("header:X-Key", {"HTTP_X_KEY": ""}, ("header:x-key", "")),

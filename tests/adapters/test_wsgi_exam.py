@@ -7,10 +7,10 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from wsgiref.validate import validator
 
-from headgate import ManualClock, Rule
-from headgate.testing.adapter import AdapterClient, AdapterExam
-from headgate.testing.after import wrong
-from headgate.wsgi import RateLimitMiddleware
+from sluicegate import ManualClock, Rule
+from sluicegate.testing.adapter import AdapterClient, AdapterExam
+from sluicegate.testing.after import wrong
+from sluicegate.wsgi import RateLimitMiddleware
 from tests.adapters.wsgi_client import WsgiClient
 
 if TYPE_CHECKING:

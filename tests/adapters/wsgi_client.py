@@ -14,10 +14,10 @@ from wsgiref.validate import validator
 import http_sf
 import pytest
 
-from headgate import Outcome
-from headgate.plan import Plan
-from headgate.testing import OpenStore
-from headgate.testing.adapter import Answer, Headers
+from sluicegate import Outcome
+from sluicegate.plan import Plan
+from sluicegate.testing import OpenStore
+from sluicegate.testing.adapter import Answer, Headers
 
 MOUNT = "/app"  # so that prefix bugs cannot hide
 Environ = dict[str, Any]

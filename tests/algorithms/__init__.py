@@ -1,1 +1,1 @@
-"""Tests of headgate.algorithms: laws, vectors, and the exact model."""
+"""Tests of sluicegate.algorithms: laws, vectors, and the exact model."""

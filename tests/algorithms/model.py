@@ -11,8 +11,8 @@ from fractions import Fraction
 from math import ceil, floor
 from typing import Protocol
 
-from headgate.clock import Clock
-from headgate.plan import NEVER, Outcome, Plan, Terms, charged
+from sluicegate.clock import Clock
+from sluicegate.plan import NEVER, Outcome, Plan, Terms, charged
 
 
 class Budget(Protocol):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from headgate.algorithms import ALGORITHMS, find
-from headgate.quota import Quota
-from headgate.testing import AlgorithmExam
+from sluicegate.algorithms import ALGORITHMS, find
+from sluicegate.quota import Quota
+from sluicegate.testing import AlgorithmExam
 
 
 class TestSlidingWindow(AlgorithmExam):

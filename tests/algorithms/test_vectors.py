@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from headgate.algorithms import find
-from headgate.clock import MICROSECOND
-from headgate.plan import NEVER
-from headgate.quota import Quota
+from sluicegate.algorithms import find
+from sluicegate.clock import MICROSECOND
+from sluicegate.plan import NEVER
+from sluicegate.quota import Quota
 
 START = 1_760_000_000  # seconds; 16 digits in microseconds
 YES, NO = True, False

@@ -1,4 +1,4 @@
-"""`headgate demo`, as a person runs it."""
+"""`sluicegate demo`, as a person runs it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from tests.running import ask
 from tests.servers import Server, free_port
 
-HEADGATE = [sys.executable, "-c", "from headgate.cli import main; main()"]
+SLUICEGATE = [sys.executable, "-c", "from sluicegate.cli import main; main()"]
 STATUSES = [200] * 5 + [429] * 2 + [200] * 2 + [429]
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*HEADGATE, *words], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([*SLUICEGATE, *words], capture_output=True, text=True, timeout=60, check=False)
 
 
 def check_transcript(text: str) -> None:
@@ -42,11 +42,11 @@ def test_once_on_a_server(server: Server) -> None:
 
 
 def test_without_once_it_stays_up_until_interrupted() -> None:
-    with subprocess.Popen([*HEADGATE, "demo"], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*SLUICEGATE, "demo"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = next(line for line in process.stdout if "stays up" in line)
         port = int(re.search(r"127\.0\.0\.1:(\d+)", address)[1])  # type: ignore[index]
-        assert ask(port, "POST", "/reply", {"X-User": "laoqian"}).status == 429
+        assert ask(port, "POST", "/reply", {"X-User": "alice"}).status == 429
         assert ask(port, "POST", "/reply", {"X-User": "you"}).status == 200
         for _ in range(2):
             assert next(line for line in process.stdout if line.strip()).strip().startswith("curl -i -X POST")

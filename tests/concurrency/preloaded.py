@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from headgate import Limiter
+from sluicegate import Limiter
 
 limiter = Limiter(os.environ["STORE"], deadline=10)
 before = [limiter.hit("1000/day", f"before {n}") for n in range(3)]  # connections that every worker inherits

@@ -14,8 +14,8 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-from headgate import Concurrency, Limiter, Quota
-from headgate.clock import MICROSECOND
+from sluicegate import Concurrency, Limiter, Quota
+from sluicegate.clock import MICROSECOND
 from tests.cluster import Cluster
 from tests.servers import Server
 from tests.stores.places import PATIENCE, url

@@ -16,12 +16,12 @@ from uuid import uuid4
 
 import pytest
 
-from headgate import AsyncLimiter, Ban, Limiter, Rule
-from headgate.gate import Gate
-from headgate.passage import Place
-from headgate.settings import Settings
-from headgate.testing.store import NAMES
-from headgate.wsgi import WsgiCaller
+from sluicegate import AsyncLimiter, Ban, Limiter, Rule
+from sluicegate.gate import Gate
+from sluicegate.passage import Place
+from sluicegate.settings import Settings
+from sluicegate.testing.store import NAMES
+from sluicegate.wsgi import WsgiCaller
 from tests.cluster import Cluster
 from tests.sentinels import Sentinels
 from tests.servers import Server

@@ -19,15 +19,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from headgate.django import gates
-from headgate.django import limit as django_limit
-from headgate.fastapi import limit as fastapi_limit
-from headgate.flask import RateLimiter
-from headgate.flask import limit as flask_limit
-from headgate.starlette import RateLimitMiddleware
-from headgate.starlette import limit as starlette_limit
-from headgate.testing.adapter import Answer
-from headgate.testing.after import wrong
+from sluicegate.django import gates
+from sluicegate.django import limit as django_limit
+from sluicegate.fastapi import limit as fastapi_limit
+from sluicegate.flask import RateLimiter
+from sluicegate.flask import limit as flask_limit
+from sluicegate.starlette import RateLimitMiddleware
+from sluicegate.starlette import limit as starlette_limit
+from sluicegate.testing.adapter import Answer
+from sluicegate.testing.after import wrong
 from tests.adapters.asgi_client import Server, make_scope
 from tests.adapters.django_app import by_wsgi, call_asgi, serving
 from tests.adapters.wsgi_client import WsgiClient
@@ -134,7 +134,7 @@ class ByFlask:
         return in_threads(lambda tried: self._client.request("POST", "/login", headers=header(tried)), passwords)
 
     def close(self) -> None:
-        for installed in self._app.extensions["headgate"]:
+        for installed in self._app.extensions["sluicegate"]:
             installed.close()
 
 

@@ -22,7 +22,7 @@ def options() -> dict[str, Any]:
 
 
 def asgi() -> Any:
-    from headgate.asgi import RateLimitMiddleware
+    from sluicegate.asgi import RateLimitMiddleware
 
     async def page(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -35,7 +35,7 @@ def asgi() -> Any:
 
 
 def wsgi() -> Any:
-    from headgate.wsgi import RateLimitMiddleware
+    from sluicegate.wsgi import RateLimitMiddleware
 
     def page(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "4")])
@@ -51,7 +51,7 @@ def starlette() -> Any:
     from starlette.responses import Response
     from starlette.routing import Route
 
-    from headgate.starlette import RateLimitMiddleware
+    from sluicegate.starlette import RateLimitMiddleware
 
     async def page(request: Request) -> Response:
         return Response(BODY, media_type="text/plain")
@@ -63,7 +63,7 @@ def starlette() -> Any:
 def flask() -> Any:
     from flask import Flask
 
-    from headgate.flask import RateLimiter
+    from sluicegate.flask import RateLimiter
 
     app = Flask(__name__)
 
@@ -105,8 +105,8 @@ def _configure_django() -> None:
 
     settings.configure(
         ALLOWED_HOSTS=["*"],
-        HEADGATE=options(),
-        MIDDLEWARE=["headgate.django.RateLimitMiddleware"],
+        SLUICEGATE=options(),
+        MIDDLEWARE=["sluicegate.django.RateLimitMiddleware"],
         ROOT_URLCONF=(path("limited", page), path("free", page)),
         SECRET_KEY="only for tests",
     )

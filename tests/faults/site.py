@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from uuid import uuid4
 
-from headgate.identity import digest, identity_text
+from sluicegate.identity import digest, identity_text
 from tests.faults.apps import VARIABLE
 from tests.load import Load
 from tests.proxies import Proxy
@@ -104,7 +104,7 @@ class Site:
     def charged(self, phase: str) -> int:
         """How many charges the server holds of a phase."""
         identity = digest(identity_text((f"header:{FIELD.lower()}", self._identity(phase))))
-        keys = ask_server(self.server, "KEYS", f"headgate:{{{identity}}}:*")
+        keys = ask_server(self.server, "KEYS", f"sg:{{{identity}}}:*")
         return sum(ask_server(self.server, "ZCARD", key) for key in keys)
 
     def _identity(self, phase: str) -> str:

@@ -34,7 +34,7 @@ def _view(path: str, method: str) -> str:
 
 
 def asgi() -> Any:
-    from headgate.asgi import RateLimitMiddleware
+    from sluicegate.asgi import RateLimitMiddleware
 
     async def page(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "websocket":
@@ -52,7 +52,7 @@ def asgi() -> Any:
 
 
 def wsgi() -> Any:
-    from headgate.wsgi import RateLimitMiddleware
+    from sluicegate.wsgi import RateLimitMiddleware
 
     def page(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         view = _view(environ["PATH_INFO"], environ["REQUEST_METHOD"])
@@ -70,7 +70,7 @@ def starlette() -> Any:
     from starlette.responses import Response
     from starlette.routing import Mount, Route
 
-    from headgate.starlette import RateLimitMiddleware, limit
+    from sluicegate.starlette import RateLimitMiddleware, limit
 
     async def home(request: Request) -> Response:
         return Response(headers={"X-View": "home"})
@@ -105,7 +105,7 @@ def starlette() -> Any:
 def fastapi() -> Any:
     from fastapi import APIRouter, FastAPI, Response
 
-    from headgate.fastapi import RateLimitMiddleware, limit
+    from sluicegate.fastapi import RateLimitMiddleware, limit
 
     app, api = FastAPI(), APIRouter(prefix="/api")
 
@@ -127,7 +127,7 @@ def flask() -> Any:
     from flask import Blueprint, Flask, Response
     from flask.views import MethodView
 
-    from headgate.flask import RateLimiter, limit
+    from sluicegate.flask import RateLimiter, limit
 
     app, api = Flask(__name__), Blueprint("api", __name__, url_prefix="/api")
 
@@ -160,7 +160,7 @@ def _configure_django() -> None:
     from django.urls import include, path
     from django.views import View
 
-    from headgate.django import limit
+    from sluicegate.django import limit
 
     def view(name: str) -> Any:
         def answer(request: HttpRequest) -> HttpResponse:
@@ -177,9 +177,9 @@ def _configure_django() -> None:
 
     settings.configure(
         ALLOWED_HOSTS=["*"],
-        HEADGATE=options(),
+        SLUICEGATE=options(),
         LOGGING_CONFIG=None,  # so that Python shows every warning
-        MIDDLEWARE=["headgate.django.RateLimitMiddleware", "django.middleware.common.CommonMiddleware"],
+        MIDDLEWARE=["sluicegate.django.RateLimitMiddleware", "django.middleware.common.CommonMiddleware"],
         ROOT_URLCONF=(
             path("", view("home")),
             path("login", view("login")),

@@ -114,7 +114,7 @@ def _sent(value: str) -> bytes:
 
 @contextmanager
 def _asgi(options: Mapping[str, Any]) -> Iterator[Ready]:
-    from headgate.asgi import RateLimitMiddleware
+    from sluicegate.asgi import RateLimitMiddleware
 
     async def page(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -132,7 +132,7 @@ def _starlette(options: Mapping[str, Any]) -> Iterator[Ready]:
     from starlette.responses import Response
     from starlette.routing import Mount, Route
 
-    from headgate.starlette import RateLimitMiddleware, limit
+    from sluicegate.starlette import RateLimitMiddleware, limit
 
     async def page(request: Native) -> Response:
         return Response()
@@ -147,7 +147,7 @@ def _starlette(options: Mapping[str, Any]) -> Iterator[Ready]:
 def _fastapi(options: Mapping[str, Any]) -> Iterator[Ready]:
     from fastapi import Depends, FastAPI, Response
 
-    from headgate.fastapi import RateLimit, RateLimitMiddleware
+    from sluicegate.fastapi import RateLimit, RateLimitMiddleware
 
     app = FastAPI()
 
@@ -167,7 +167,7 @@ def _fastapi(options: Mapping[str, Any]) -> Iterator[Ready]:
 
 @contextmanager
 def _wsgi(options: Mapping[str, Any]) -> Iterator[Ready]:
-    from headgate.wsgi import RateLimitMiddleware
+    from sluicegate.wsgi import RateLimitMiddleware
 
     def page(environ: Any, start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [])
@@ -180,7 +180,7 @@ def _wsgi(options: Mapping[str, Any]) -> Iterator[Ready]:
 def _flask(options: Mapping[str, Any]) -> Iterator[Ready]:
     from flask import Flask, Response
 
-    from headgate.flask import RateLimiter, limit
+    from sluicegate.flask import RateLimiter, limit
 
     app = Flask(__name__, static_folder=None)
     app.add_url_rule("/", "home", Response)
@@ -194,7 +194,7 @@ def _django_urls() -> Sequence[Any]:
     from django.http import HttpRequest, HttpResponse
     from django.urls import path
 
-    from headgate.django import limit
+    from sluicegate.django import limit
 
     def page(request: HttpRequest, **values: Any) -> HttpResponse:
         return HttpResponse()

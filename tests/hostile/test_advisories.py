@@ -22,14 +22,14 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 
 import tests.adapters.django_app  # noqa: F401  # configures Django
-from headgate import Limiter, ManualClock
-from headgate.address import Trust, client_address
-from headgate.django import gates
-from headgate.django.visit import AsyncDjangoCaller, Visit
-from headgate.identity import digest, identity_text
-from headgate.starlette import RateLimitMiddleware, limit
-from headgate.stores.memory import AsyncMemoryStore, MemoryStore
-from headgate.wsgi import RateLimitMiddleware as WsgiMiddleware
+from sluicegate import Limiter, ManualClock
+from sluicegate.address import Trust, client_address
+from sluicegate.django import gates
+from sluicegate.django.visit import AsyncDjangoCaller, Visit
+from sluicegate.identity import digest, identity_text
+from sluicegate.starlette import RateLimitMiddleware, limit
+from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
+from sluicegate.wsgi import RateLimitMiddleware as WsgiMiddleware
 from tests.adapters.asgi_client import AsgiClient, make_scope
 from tests.adapters.wsgi_client import make_environ
 
@@ -152,9 +152,9 @@ def test_ghsa_vpvj_hfh8_388m_a_method_override_outside_the_limiter_is_what_count
 def test_cve_2026_30972_a_batch_is_one_request() -> None:
     """CVE-2026-30972 (Parse Server): each operation of a batch is charged, by its number or one by one."""
     limiter = Limiter(clock=ManualClock())
-    assert limiter.hit("10/minute", "laoqian", cost=8)
-    assert not limiter.hit("10/minute", "laoqian", cost=3)
-    assert [bool(limiter.hit("10/minute", "laoqian")) for _ in range(3)] == [True, True, False]
+    assert limiter.hit("10/minute", "alice", cost=8)
+    assert not limiter.hit("10/minute", "alice", cost=3)
+    assert [bool(limiter.hit("10/minute", "alice")) for _ in range(3)] == [True, True, False]
     whole = {"name": "batch", "quota": "10/minute", "cost": lambda request: int(request.headers["x-operations"])}
     client = shop(rules=[whole], clock=ManualClock())
     statuses = [client.get("/login", headers=[("X-Operations", count)]).status for count in ("8", "3", "2", "1")]
@@ -213,7 +213,7 @@ def test_mcp_context_forge_4607_a_dictionary_without_bound() -> None:
 def test_django_allauth_65_9_0_a_success_clears_the_failures_of_the_address() -> None:
     """django-allauth 65.9.0: a good login gives the account its failures back, and the address none."""
     limiter = Limiter(clock=ManualClock())
-    account, address = ("account", "laoqian"), ("ip", "203.0.113.7")
+    account, address = ("account", "alice"), ("ip", "203.0.113.7")
     for _ in range(3):
         limiter.hit("5/hour", account, action="login")
         limiter.hit("5/hour", address, action="login")
@@ -229,7 +229,7 @@ def test_parse_server_10266_a_lockout_that_races() -> None:
 
     def sign_in(_: int) -> bool:
         barrier.wait()
-        return bool(limiter.hit("5/minute", "laoqian"))
+        return bool(limiter.hit("5/minute", "alice"))
 
     with ThreadPoolExecutor(30) as threads:
         assert sum(threads.map(sign_in, range(60))) == 5
@@ -264,14 +264,14 @@ def test_slowapi_the_defaults_do_not_hold_for_decorated_views_and_mounts() -> No
 
 def test_django_smart_ratelimit_a_view_spends_the_budget_of_another() -> None:
     limiter = Limiter(clock=ManualClock())
-    assert all([limiter.hit("100/minute", "laoqian", action="read") for _ in range(6)])
-    assert limiter.hit("5/minute", "laoqian", action="write").remaining == 4
+    assert all([limiter.hit("100/minute", "alice", action="read") for _ in range(6)])
+    assert limiter.hit("5/minute", "alice", action="write").remaining == 4
 
 
 def test_limits_a_slash_in_an_identity_reaches_another_limit() -> None:
     limiter = Limiter(clock=ManualClock())
-    assert limiter.hit("1/minute", "laoqian", action="a/b")
-    for who, action in [("b/laoqian", "a"), ("laoqian", "a"), ("a/b/laoqian", ""), ("laoqian/1/1/minute", "a/b")]:
+    assert limiter.hit("1/minute", "alice", action="a/b")
+    for who, action in [("b/alice", "a"), ("alice", "a"), ("a/b/alice", ""), ("alice/1/1/minute", "a/b")]:
         assert limiter.hit("1/minute", who, action=action)
 
 
@@ -280,7 +280,7 @@ def test_fastapi_limiter_all_clients_share_one_budget() -> None:
     assert [client.get("/login", peer=f"203.0.113.{number}").status for number in (1, 1, 2, 2)] == [200, 429, 200, 429]
 
 
-@pytest.mark.filterwarnings("ignore:.*HG102")
+@pytest.mark.filterwarnings("ignore:.*SG102")
 @pytest.mark.parametrize("forwarded", ["6.6.6.{}", "2001:db8::{}", "6.6.6.6, 7.7.7.{}", "x{}"])
 def test_seven_libraries_believe_what_a_client_forwards(forwarded: str) -> None:
     """fastapi-limiter, django-smart-ratelimit, REST framework, Ninja, quart-rate-limiter, fastlimit, waygate."""

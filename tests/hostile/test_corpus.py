@@ -156,8 +156,8 @@ def exceptions_in(log: str) -> Iterator[str]:
         files = re.findall(r'File "([^"]+)"', traceback)
         if not re.search(r"/site-packages/(uvicorn|h11|httptools|gunicorn|websockets)/", files[-1]):
             yield traceback
-    # HG102 says that forwarded headers come in though no proxy is named: they do.
-    yield from re.findall("^.*HG(?!102)[0-9]{3}.*$", log, re.MULTILINE)
+    # SG102 says that forwarded headers come in though no proxy is named: they do.
+    yield from re.findall("^.*SG(?!102)[0-9]{3}.*$", log, re.MULTILINE)
 
 
 @contextmanager

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headgate.address import Trust, client_address
-from headgate.gate import Bound, Gate
-from headgate.http import merge, wants_text
-from headgate.identity import digest, identity_text
-from headgate.key import address_key, ready_key
-from headgate.passage import NOWHERE
-from headgate.preflight import is_preflight
-from headgate.settings import Settings
+from sluicegate.address import Trust, client_address
+from sluicegate.gate import Bound, Gate
+from sluicegate.http import merge, wants_text
+from sluicegate.identity import digest, identity_text
+from sluicegate.key import address_key, ready_key
+from sluicegate.passage import NOWHERE
+from sluicegate.preflight import is_preflight
+from sluicegate.settings import Settings
 
 WORDS: Final = (
     *'[]:%.,;="\\ \t\r\n\0/{}*', "for=", "10.0.0.1", "203.0.113.7", "::1", "::ffff:", "fe80::1%eth0", "unknown",
@@ -95,7 +95,7 @@ async def _answer(waiting: Awaitable[Any]) -> Any:
     return await waiting
 
 
-@pytest.mark.filterwarnings("ignore:.*HG10[23]")
+@pytest.mark.filterwarnings("ignore:.*SG10[23]")
 @pytest.mark.parametrize("kind", KEYS)
 @given(STRANGERS, st.sampled_from(TRUSTS))
 @example(Stranger(peer="x" * 1_000_000, lines=["," * 100_000] * 3, value="\ud800" * 9_999, native="\0"), TRUSTS[2])

@@ -1,6 +1,6 @@
 """No text of a client's costs more work than its length: every pattern and every loop that meets one has a row here.
 
-Two tables, and two walks over the source of headgate that say which rows they need.
+Two tables, and two walks over the source of sluicegate that say which rows they need.
 
 PATTERNS. Every call of a function of `re` or `fnmatch` needs a row: where its text comes from and which methods read
 it. The pattern alone is then run on texts that grow, whatever bounds the length before it in the real code.
@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from headgate import (
+from sluicegate import (
     ManualClock,
     address,
     after,
@@ -47,12 +47,12 @@ from headgate import (
     rule,
     terms,
 )
-from headgate.address import Trust, client_address
-from headgate.asgi import AsgiCaller
-from headgate.gate import AsyncGate, Gate
-from headgate.passage import NOWHERE
-from headgate.settings import Settings
-from headgate.wsgi import WsgiCaller
+from sluicegate.address import Trust, client_address
+from sluicegate.asgi import AsgiCaller
+from sluicegate.gate import AsyncGate, Gate
+from sluicegate.passage import NOWHERE
+from sluicegate.settings import Settings
+from sluicegate.wsgi import WsgiCaller
 from tests.hostile.growth import Act, families, of_pattern, too_steep
 from tests.hostile.inside import OPTIONS, PLACES, SHOPS
 from tests.hostile.test_fuzz import Stranger
@@ -64,7 +64,7 @@ ANSWER: Final = "the fields of an application's answer"
 OPERATOR: Final = "what the operator or the application's author wrote"
 
 RUNNING: Final = [module for module in SOURCE if module.name.partition(".")[0] != "testing"]
-"""All of headgate that runs in an application. `headgate.testing` does not."""
+"""All of sluicegate that runs in an application. `sluicegate.testing` does not."""
 
 
 class Pattern(NamedTuple):
@@ -139,7 +139,7 @@ def at_once(*acts: Act) -> Act:
 def in_django(text: str) -> object:
     from django.core.handlers.asgi import ASGIRequest
 
-    from headgate.django.visit import AsyncDjangoCaller, Visit
+    from sluicegate.django.visit import AsyncDjangoCaller, Visit
 
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []}
     request = ASGIRequest(scope, BytesIO())
@@ -398,7 +398,7 @@ def test_a_pattern_is_read_as_its_row_says(row: str) -> None:
     read = set()
     for module in RUNNING:
         imports = {target for _, target in module.imports}
-        if module.name != home and f"headgate.{home}.{name}" not in imports:
+        if module.name != home and f"sluicegate.{home}.{name}" not in imports:
             continue
         for node in module.all(ast.Attribute):
             match node:
@@ -439,7 +439,7 @@ def test_the_walks_find_what_needs_a_row(name: str, text: str, rows: list[str]) 
 def expressions(row: str) -> Iterator[tuple[str, int]]:
     """The patterns that a row stands for, and their flags."""
     home, _, name = row.partition(":")
-    module = import_module(f"headgate.{home}")
+    module = import_module(f"sluicegate.{home}")
     made = getattr(module, name, None)
     if isinstance(made, re.Pattern):
         yield made.pattern, made.flags
@@ -491,8 +491,8 @@ def test_a_pattern_that_works_more_than_that_is_found(pattern: str, method: str)
 
 
 def caches() -> list[Any]:
-    """Whatever headgate remembers by lru_cache."""
-    loaded = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "headgate"]
+    """Whatever sluicegate remembers by lru_cache."""
+    loaded = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "sluicegate"]
     return [each for module in loaded for each in vars(module).values() if type(each) is type(address._parsed)]
 
 
@@ -501,7 +501,7 @@ def forget() -> None:
         cache.cache_clear()
 
 
-@pytest.mark.filterwarnings("ignore:.*HG102")
+@pytest.mark.filterwarnings("ignore:.*SG102")
 @pytest.mark.parametrize("row", [*LOOPS, *ALSO])
 def test_a_loop_works_in_proportion_to_its_text(row: str) -> None:
     loop = {**LOOPS, **ALSO}[row]
@@ -510,7 +510,7 @@ def test_a_loop_works_in_proportion_to_its_text(row: str) -> None:
         assert not found, f"{row}: {found}"
 
 
-@pytest.mark.filterwarnings("ignore:.*HG102")
+@pytest.mark.filterwarnings("ignore:.*SG102")
 @pytest.mark.parametrize("row", ["address:_believed", "key:_look_for_proxies", "lists:Lists._verdict", *ALSO])
 def test_no_long_text_is_remembered(row: str) -> None:
     """Made-up texts of 32 kB, each a new one, leave nothing behind."""
@@ -529,7 +529,7 @@ def test_no_long_text_is_remembered(row: str) -> None:
 
 
 def lines_run(first: Callable[[], object], again: Callable[[], object]) -> Counter[str]:
-    """How many lines of each function of headgate run during a call, when a store has seen its like."""
+    """How many lines of each function of sluicegate run during a call, when a store has seen its like."""
     counted: Counter[str] = Counter()
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -556,7 +556,7 @@ LENGTHS: Final = (256, 1_024, 4_096)
 MIDDLES: Final = (",", 'for="\\";', "/a=b; ")
 
 
-@pytest.mark.filterwarnings("ignore:.*HG10[23]", "ignore:.*HG105")
+@pytest.mark.filterwarnings("ignore:.*SG10[23]", "ignore:.*SG105")
 @pytest.mark.parametrize("options", ["everything, nobody trusted", "refused, in text", "networks, Forwarded", "hops"])
 @pytest.mark.parametrize("shop", SHOPS)
 def test_only_what_has_a_row_runs_more_lines_for_a_longer_text(shop: str, options: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from flask import Flask
 
-from headgate.flask import RateLimiter, limit
+from sluicegate.flask import RateLimiter, limit
 
 
 def ask(*, rule: dict[str, Any] | None = None, decorated: bool = False, spelling: str = "/login/") -> list[int]:

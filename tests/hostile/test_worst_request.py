@@ -69,7 +69,7 @@ def seconds(ready: Callable[[], Callable[[], int]]) -> tuple[float, int]:
     return least, status
 
 
-@pytest.mark.filterwarnings("ignore:.*HG10[235]")
+@pytest.mark.filterwarnings("ignore:.*SG10[235]")
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("shop", SHOPS)
 def test_the_worst_request_costs_less_than_50_ms(

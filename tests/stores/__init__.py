@@ -1,1 +1,1 @@
-"""Tests of headgate.stores."""
+"""Tests of sluicegate.stores."""

@@ -8,14 +8,14 @@ from functools import cache
 from inspect import iscoroutinefunction
 from typing import Any
 
-from headgate import ManualClock
-from headgate.clock import Clock
-from headgate.errors import StoreError
-from headgate.plan import Check, Outcome, Plan
-from headgate.quota import Quota
-from headgate.stores.memory import MemoryStore
-from headgate.terms import make_terms
-from headgate.testing import Awaited
+from sluicegate import ManualClock
+from sluicegate.clock import Clock
+from sluicegate.errors import StoreError
+from sluicegate.plan import Check, Outcome, Plan
+from sluicegate.quota import Quota
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.terms import make_terms
+from sluicegate.testing import Awaited
 
 DEADLINE = 0.1
 

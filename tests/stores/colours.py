@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-from headgate import AsyncLimiter, Limiter
-from headgate.clock import Clock
-from headgate.stores import open_async_store, open_store
+from sluicegate import AsyncLimiter, Limiter
+from sluicegate.clock import Clock
+from sluicegate.stores import open_async_store, open_store
 
 PATIENCE = 10.0  # seconds: CI machines may be busy
 
@@ -26,7 +26,7 @@ class Blocking:
 
 @contextmanager
 def sync_limiter(
-    url: str, *, clock: Clock | None = None, prefix: str = "headgate", deadline: float = PATIENCE, **options: Any
+    url: str, *, clock: Clock | None = None, prefix: str = "sg", deadline: float = PATIENCE, **options: Any
 ) -> Iterator[Any]:
     """A Limiter over the store itself: no breaker, no cache, and its errors come out."""
     with closing(open_store(url, prefix=prefix, clock=clock, deadline=deadline)) as store:
@@ -37,7 +37,7 @@ def sync_limiter(
 
 @contextmanager
 def async_limiter(
-    url: str, *, clock: Clock | None = None, prefix: str = "headgate", deadline: float = PATIENCE, **options: Any
+    url: str, *, clock: Clock | None = None, prefix: str = "sg", deadline: float = PATIENCE, **options: Any
 ) -> Iterator[Any]:
     """The same for asyncio."""
     with asyncio.Runner() as runner:

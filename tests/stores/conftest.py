@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate import ManualClock
+from sluicegate import ManualClock
 from tests.stores.breakable import Colour
 
 

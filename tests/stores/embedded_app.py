@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
-from headgate import asgi, wsgi
+from sluicegate import asgi, wsgi
 
 OPTIONS: Final[dict[str, Any]] = {
     "store": os.environ["STORE"],

@@ -13,9 +13,9 @@ import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from headgate.clock import Clock
-from headgate.stores import AsyncStore, Store, open_async_store, open_store
-from headgate.stores.redis import AsyncRedisStore, RedisStore
+from sluicegate.clock import Clock
+from sluicegate.stores import AsyncStore, Store, open_async_store, open_store
+from sluicegate.stores.redis import AsyncRedisStore, RedisStore
 from tests.servers import MAKERS
 
 PATIENCE = 10.0  # seconds: CI machines may be busy

@@ -30,7 +30,7 @@ redis-cell = "={VERSION}"
 
 def library() -> Path:
     """The built module. Skips the test where there is no cargo, or where it can fetch nothing."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headgate"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluicegate"
     cache.mkdir(parents=True, exist_ok=True)
     built = cache / f"redis-cell-{VERSION}-{platform.machine()}.so"
     with (cache / "redis-cell.lock").open("w") as lock:  # of several test workers one builds

@@ -16,23 +16,23 @@ from hypothesis import strategies as st
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from headgate import AsyncLimiter, Ban, ConfigurationError, Limiter, ManualClock, Rule, StoreError
-from headgate.algorithms import find
-from headgate.ban import with_bans
-from headgate.clock import MICROSECOND, Clock
-from headgate.errors import AlgorithmError, RuleError
-from headgate.identity import digest, identity_text
-from headgate.plan import BAN, Check, Outcome, Plan, Terms
-from headgate.stores import Store
-from headgate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
-from headgate.stores.memory import MemoryStore
-from headgate.stores.redis import RedisStore
-from headgate.stores.redis.wire import script
-from headgate.stores.redis_cell import RedisCellStore
-from headgate.stores.stack import Stack
-from headgate.testing import Awaited
-from headgate.testing.scenarios import examples
-from headgate.testing.store import Driver
+from sluicegate import AsyncLimiter, Ban, ConfigurationError, Limiter, ManualClock, Rule, StoreError
+from sluicegate.algorithms import find
+from sluicegate.ban import with_bans
+from sluicegate.clock import MICROSECOND, Clock
+from sluicegate.errors import AlgorithmError, RuleError
+from sluicegate.identity import digest, identity_text
+from sluicegate.plan import BAN, Check, Outcome, Plan, Terms
+from sluicegate.stores import Store
+from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.stores.redis import RedisStore
+from sluicegate.stores.redis.wire import script
+from sluicegate.stores.redis_cell import RedisCellStore
+from sluicegate.stores.stack import Stack
+from sluicegate.testing import Awaited
+from sluicegate.testing.scenarios import examples
+from sluicegate.testing.store import Driver
 from tests.algorithms.model import ModelStore
 from tests.cluster import Cluster
 from tests.servers import MAKERS, Server
@@ -385,7 +385,7 @@ def test_a_refusal_is_counted_in_the_round_trip_that_refuses(server: Server, lim
 
 def test_every_key_of_a_ban_expires_and_not_before_its_state(server: Server, clock: ManualClock) -> None:
     who = uuid4().hex
-    key = f"headgate:{{{digest(who)}}}:{BANNED.terms.rule_id}"
+    key = f"sg:{{{digest(who)}}}:{BANNED.terms.rule_id}"
     with closing(RedisStore.from_url(url(server), deadline=PATIENCE)) as store, client(server) as wire:
         for _ in range(4):
             told = store.run(Plan(checks(check(identity=who))))[1]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from headgate import ManualClock, StoreError
-from headgate.stores import StoreChange
-from headgate.stores.breaker import FIRST_US, LONGEST_US, Breaker, Loan
+from sluicegate import ManualClock, StoreError
+from sluicegate.stores import StoreChange
+from sluicegate.stores.breaker import FIRST_US, LONGEST_US, Breaker, Loan
 
 DOWN = StoreError("there:6379", "it hangs")
 
@@ -153,7 +153,7 @@ def test_one_line_and_one_call_for_each_transition(clock: ManualClock, caplog: p
         STEPS[step](breaker, clock)
     expected = [("there:6379", False, DOWN), ("there:6379", True, None), ("there:6379", False, DOWN)]
     assert changes == expected
-    assert [(record.name, record.levelno) for record in caplog.records] == [("headgate", logging.WARNING)] * 3
+    assert [(record.name, record.levelno) for record in caplog.records] == [("sluicegate", logging.WARNING)] * 3
     assert ["answers again" in record.getMessage() for record in caplog.records] == [False, True, False]
     assert all("there:6379" in record.getMessage() for record in caplog.records)
 

@@ -1,6 +1,6 @@
 """A Redis store as a limiter opens it by default, deny cache included, answers every number as memory does.
 
-2,000 sequences, always the same ones: `HEADGATE_SEED` draws others, and `HEADGATE_EXAMPLES` that many for each test.
+2,000 sequences, always the same ones: `SLUICEGATE_SEED` draws others, `SLUICEGATE_EXAMPLES` that many for each test.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from fractions import Fraction
 
 import pytest
 
-from headgate import Ban, Concurrency, ManualClock, Quota
-from headgate.ban import with_bans
-from headgate.clock import MICROSECOND
-from headgate.plan import Check, Outcome, Plan, Terms
-from headgate.shadow import shadows
-from headgate.stores import AsyncStore, Store, open_async_store, open_store
-from headgate.stores.memory import MemoryStore
-from headgate.stores.stack import Stack
-from headgate.terms import make_terms
-from headgate.testing.store import NAMES, Driver
+from sluicegate import Ban, Concurrency, ManualClock, Quota
+from sluicegate.ban import with_bans
+from sluicegate.clock import MICROSECOND
+from sluicegate.plan import Check, Outcome, Plan, Terms
+from sluicegate.shadow import shadows
+from sluicegate.stores import AsyncStore, Store, open_async_store, open_store
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.stores.stack import Stack
+from sluicegate.terms import make_terms
+from sluicegate.testing.store import NAMES, Driver
 from tests.servers import MAKERS, Server
 from tests.stores.colours import PATIENCE
 
 SEQUENCES = 2_000
-EACH = int(os.environ.get("HEADGATE_EXAMPLES", SEQUENCES // (2 * len(NAMES) * len(MAKERS))))
-SEED = os.environ.get("HEADGATE_SEED", "1")
+EACH = int(os.environ.get("SLUICEGATE_EXAMPLES", SEQUENCES // (2 * len(NAMES) * len(MAKERS))))
+SEED = os.environ.get("SLUICEGATE_SEED", "1")
 ACTS = 24
 KINDS = ["hit"] * 8 + ["again"] * 5 + ["peek", "force", "reset", "refund", "renew"]
 WAITS = ["none"] * 6 + ["retry", "retry less 1 µs", "next", "reset", "a little", "a part"]
@@ -175,5 +175,5 @@ def test_every_number_is_that_of_memory(server: Server, colour: str, algorithm: 
             try:
                 sequence.run()
             except AssertionError as error:
-                error.add_note(f"HEADGATE_SEED={SEED}, sequence {seed!r}")
+                error.add_note(f"SLUICEGATE_SEED={SEED}, sequence {seed!r}")
                 raise

@@ -8,11 +8,11 @@ from contextlib import closing
 
 import pytest
 
-from headgate import ManualClock
-from headgate.clock import MICROSECOND
-from headgate.plan import Check, Plan
-from headgate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
-from headgate.testing.store import Driver, terms
+from sluicegate import ManualClock
+from sluicegate.clock import MICROSECOND
+from sluicegate.plan import Check, Plan
+from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
+from sluicegate.testing.store import Driver, terms
 from tests.stores.breakable import Breakable, Colour
 from tests.stores.places import memory, memory_async, real, real_async
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.algorithms import ALGORITHMS
-from headgate.plan import Check, Outcome, Plan
-from headgate.stores.memory import MemoryStore
-from headgate.stores.redis import RedisStore
-from headgate.testing.scenarios import COSTS, LATEST, MOMENTS, WAITS, examples, quotas
-from headgate.testing.store import NAMES, Driver, terms
+from sluicegate.algorithms import ALGORITHMS
+from sluicegate.plan import Check, Outcome, Plan
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.stores.redis import RedisStore
+from sluicegate.testing.scenarios import COSTS, LATEST, MOMENTS, WAITS, examples, quotas
+from sluicegate.testing.store import NAMES, Driver, terms
 from tests.servers import Server
 from tests.stores.places import client
 

@@ -17,18 +17,18 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from headgate import AsyncLimiter, Limiter, ManualClock, StoreError
-from headgate.clock import Clock
-from headgate.identity import identity_text
-from headgate.plan import Check, Plan, Terms
-from headgate.stores import AsyncStore, Store, open_async_store, open_store
-from headgate.stores.memory import MemoryStore
-from headgate.stores.redis import AsyncRedisStore, RedisStore
-from headgate.stores.redis.servers import servers
-from headgate.stores.redis.topology import slot_of
-from headgate.testing import StoreExam
-from headgate.testing.scenarios import examples
-from headgate.testing.store import NAMES, Driver, terms
+from sluicegate import AsyncLimiter, Limiter, ManualClock, StoreError
+from sluicegate.clock import Clock
+from sluicegate.identity import identity_text
+from sluicegate.plan import Check, Plan, Terms
+from sluicegate.stores import AsyncStore, Store, open_async_store, open_store
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.stores.redis import AsyncRedisStore, RedisStore
+from sluicegate.stores.redis.servers import servers
+from sluicegate.stores.redis.topology import slot_of
+from sluicegate.testing import StoreExam
+from sluicegate.testing.scenarios import examples
+from sluicegate.testing.store import NAMES, Driver, terms
 from tests.cluster import Cluster
 from tests.stores.colours import PATIENCE
 
@@ -220,7 +220,7 @@ def test_scripts_are_brought_to_every_node(maker: Maker) -> None:
     [
         ("redis+cluster://a:1,b:2/3", "database 0"),
         ("redis+sentinel://a:1,b:2", "names no service"),
-        ("redis+cluster://a:x", "HG004"),
+        ("redis+cluster://a:x", "SG004"),
         ("redis+cluster://a:1?nonsense=1", "nonsense"),
         ("redis://a?socket_timeout=3", "deadline"),
         ("redis://a?max_connections=0", "max_connections"),

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from headgate import Ban, Concurrency, ManualClock, StoreError
-from headgate.ban import with_bans
-from headgate.clock import MICROSECOND, Clock
-from headgate.plan import NEVER, Check, Outcome, Plan
-from headgate.shadow import shadows
-from headgate.stores import AsyncStore, Store
-from headgate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
-from headgate.stores.leases import AsyncLeases, Leases
-from headgate.stores.memory import MemoryStore
-from headgate.terms import make_terms
-from headgate.testing import Awaited, StoreExam
-from headgate.testing.store import NAMES
+from sluicegate import Ban, Concurrency, ManualClock, StoreError
+from sluicegate.ban import with_bans
+from sluicegate.clock import MICROSECOND, Clock
+from sluicegate.plan import NEVER, Check, Outcome, Plan
+from sluicegate.shadow import shadows
+from sluicegate.stores import AsyncStore, Store
+from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
+from sluicegate.stores.leases import AsyncLeases, Leases
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.terms import make_terms
+from sluicegate.testing import Awaited, StoreExam
+from sluicegate.testing.store import NAMES
 from tests.stores.breakable import Breakable, Called, Colour, allowed, check
 
 KINDS = (DenyCache, AsyncDenyCache)

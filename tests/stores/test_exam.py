@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import pytest
 
-from headgate.clock import Clock
-from headgate.stores import AsyncStore, Store
-from headgate.testing import StoreExam
+from sluicegate.clock import Clock
+from sluicegate.stores import AsyncStore, Store
+from sluicegate.testing import StoreExam
 from tests.algorithms.model import ModelStore
 from tests.stores.places import PLACES, Place
 

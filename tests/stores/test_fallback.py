@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import ManualClock, Quota, StoreError
-from headgate.algorithms import ALGORITHMS
-from headgate.clock import MICROSECOND, Clock
-from headgate.plan import NEVER, Check, Outcome, Plan
-from headgate.stores import AsyncStore, Store, StoreChange
-from headgate.stores.breaker import Breaker, Breakers
-from headgate.stores.fallback import AsyncFallback, Fallback
-from headgate.stores.memory import MemoryStore
-from headgate.stores.standin import NOTES, Standin
-from headgate.terms import make_terms
-from headgate.testing import Awaited, StoreExam
-from headgate.testing.scenarios import examples, quotas
-from headgate.testing.store import NAMES
+from sluicegate import ManualClock, Quota, StoreError
+from sluicegate.algorithms import ALGORITHMS
+from sluicegate.clock import MICROSECOND, Clock
+from sluicegate.plan import NEVER, Check, Outcome, Plan
+from sluicegate.stores import AsyncStore, Store, StoreChange
+from sluicegate.stores.breaker import Breaker, Breakers
+from sluicegate.stores.fallback import AsyncFallback, Fallback
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.stores.standin import NOTES, Standin
+from sluicegate.terms import make_terms
+from sluicegate.testing import Awaited, StoreExam
+from sluicegate.testing.scenarios import examples, quotas
+from sluicegate.testing.store import NAMES
 from tests.stores.breakable import DEADLINE, Breakable, Called, Colour, allowed, check
 
 SECOND = MICROSECOND
@@ -136,7 +136,7 @@ def test_no_request_waits_for_a_probe() -> None:
 
     class Hanging(Breakable):
         def _come(self) -> None:
-            if threading.current_thread().name == "headgate-probe":
+            if threading.current_thread().name == "sluicegate-probe":
                 asked.set()
                 assert answer.wait(60)
             super()._come()

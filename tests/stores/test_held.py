@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from headgate import Concurrency, ManualClock, StoreError
-from headgate.plan import Check, Plan
-from headgate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
-from headgate.stores.fallback import AsyncFallback, Fallback
-from headgate.stores.leases import AsyncLeases, Leases
-from headgate.stores.memory import MemoryStore
-from headgate.stores.standin import Standin
-from headgate.terms import make_terms
-from headgate.testing.store import NAMES
+from sluicegate import Concurrency, ManualClock, StoreError
+from sluicegate.plan import Check, Plan
+from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
+from sluicegate.stores.fallback import AsyncFallback, Fallback
+from sluicegate.stores.leases import AsyncLeases, Leases
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.stores.standin import Standin
+from sluicegate.terms import make_terms
+from sluicegate.testing.store import NAMES
 from tests.stores.breakable import DEADLINE, Breakable, Called, Colour, allowed, check
 from tests.stores.test_fallback import guards
 

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import ManualClock, StoreError
-from headgate.clock import MICROSECOND, Clock
-from headgate.plan import Check, Outcome, Plan
-from headgate.stores import AsyncStore, Store
-from headgate.stores.leases import AsyncLeases, Leases
-from headgate.stores.memory import MemoryStore
-from headgate.stores.permits import hold_us
-from headgate.stores.stack import Stack
-from headgate.testing import Awaited, StoreExam
-from headgate.testing.scenarios import examples
-from headgate.testing.store import NAMES
+from sluicegate import ManualClock, StoreError
+from sluicegate.clock import MICROSECOND, Clock
+from sluicegate.plan import Check, Outcome, Plan
+from sluicegate.stores import AsyncStore, Store
+from sluicegate.stores.leases import AsyncLeases, Leases
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.stores.permits import hold_us
+from sluicegate.stores.stack import Stack
+from sluicegate.testing import Awaited, StoreExam
+from sluicegate.testing.scenarios import examples
+from sluicegate.testing.store import NAMES
 from tests.stores.breakable import Breakable, Called, Colour, allowed, check
 
 KINDS = (Leases, AsyncLeases)

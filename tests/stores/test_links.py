@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import ManualClock, StoreError
-from headgate.plan import Check, Plan
-from headgate.stores import AsyncStore, Store, open_async_store, open_store
-from headgate.stores.redis.commands import AnyCommand, pack
-from headgate.stores.redis.shared import SharedLink
-from headgate.stores.redis.wire import LOOK, REFUSED, Wire
-from headgate.testing.scenarios import examples
-from headgate.testing.store import NAMES, terms
+from sluicegate import ManualClock, StoreError
+from sluicegate.plan import Check, Plan
+from sluicegate.stores import AsyncStore, Store, open_async_store, open_store
+from sluicegate.stores.redis.commands import AnyCommand, pack
+from sluicegate.stores.redis.shared import SharedLink
+from sluicegate.stores.redis.wire import LOOK, REFUSED, Wire
+from sluicegate.testing.scenarios import examples
+from sluicegate.testing.store import NAMES, terms
 from tests.servers import Server
 from tests.stores.colours import PATIENCE
 

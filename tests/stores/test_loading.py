@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from headgate import Limiter, StoreError
+from sluicegate import Limiter, StoreError
 from tests.servers import MAKERS, Server, wait_until
 from tests.stores.colours import COLOURS
 
@@ -45,20 +45,20 @@ def has_loaded(server: Server) -> bool:
 @pytest.mark.parametrize("colour", COLOURS.values(), ids=COLOURS)
 def test_it_is_an_error_that_charges_nobody(loaded: Server, colour: Callable[..., Any]) -> None:
     with colour(loaded.url) as limiter:
-        assert [limiter.hit("5/day", "laoqian").remaining for _ in range(2)] == [4, 3]
+        assert [limiter.hit("5/day", "alice").remaining for _ in range(2)] == [4, 3]
         begin_to_load(loaded)
         with pytest.raises(StoreError, match=r"(?i)loading"):
-            limiter.hit("5/day", "laoqian")
+            limiter.hit("5/day", "alice")
         wait_until("the data is loaded", has_loaded, loaded)
-        assert limiter.hit("5/day", "laoqian").remaining == 2
+        assert limiter.hit("5/day", "alice").remaining == 2
 
 
 def test_a_limiter_counts_by_itself_until_it_has_loaded(loaded: Server) -> None:
     with Limiter(loaded.url, deadline=1.0) as limiter:
-        limiter.hit("5/day", "laoqian")
+        limiter.hit("5/day", "alice")
         begin_to_load(loaded)
-        decision = limiter.hit("5/day", "laoqian")
+        decision = limiter.hit("5/day", "alice")
         assert (decision.allowed, decision.degraded, decision.remaining) == (True, True, 3)
         wait_until("the data is loaded", has_loaded, loaded)
-        wait_until("the limiter has noticed", lambda: not limiter.hit("5/day", "laoqian", cost=0).degraded)
-        assert limiter.peek("5/day", "laoqian", cost=0).remaining == 4
+        wait_until("the limiter has noticed", lambda: not limiter.hit("5/day", "alice", cost=0).degraded)
+        assert limiter.peek("5/day", "alice", cost=0).remaining == 4

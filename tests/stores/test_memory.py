@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from headgate import ConfigurationError, Limiter, ManualClock
-from headgate.errors import ColourError, StoreURLError
-from headgate.plan import Check, Plan
-from headgate.stores import open_async_store, open_store
-from headgate.stores.entries import GUESTS, HOSTED, KINDS, PLACES, SHARED
-from headgate.stores.memory import MAX_KEYS, MemoryStore
-from headgate.testing.store import NAMES, terms
+from sluicegate import ConfigurationError, Limiter, ManualClock
+from sluicegate.errors import ColourError, StoreURLError
+from sluicegate.plan import Check, Plan
+from sluicegate.stores import open_async_store, open_store
+from sluicegate.stores.entries import GUESTS, HOSTED, KINDS, PLACES, SHARED
+from sluicegate.stores.memory import MAX_KEYS, MemoryStore
+from sluicegate.testing.store import NAMES, terms
 
 ALGORITHMS = pytest.mark.parametrize("algorithm", NAMES)
 
@@ -385,7 +385,7 @@ def test_urls(url: str) -> None:
      "memory://?max_keys=١", "memory://?max_key=3", "memory://?max_keys=1.5"],
 )  # fmt: skip
 def test_wrong_urls(url: str) -> None:
-    with pytest.raises(StoreURLError, match="HG004"):
+    with pytest.raises(StoreURLError, match="SG004"):
         Limiter(url)
 
 
@@ -400,7 +400,7 @@ def test_a_given_store_keeps_its_own_clock_prefix_and_colour(clock: ManualClock)
         Limiter(MemoryStore(), clock=clock)
     with pytest.raises(ConfigurationError, match="prefix"):
         Limiter(MemoryStore(), prefix="shop")
-    with pytest.raises(ColourError, match="HG009"):
+    with pytest.raises(ColourError, match="SG009"):
         Limiter(open_async_store("memory://", prefix="x"))  # type: ignore[arg-type]
 
 

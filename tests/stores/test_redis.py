@@ -19,12 +19,12 @@ import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from headgate import AsyncLimiter, ConfigurationError, HeadgateWarning, Limiter, ManualClock, Quota, StoreError
-from headgate.errors import StoreURLError
-from headgate.identity import digest, identity_text
-from headgate.plan import Check, Plan
-from headgate.stores.redis import AsyncRedisStore, RedisStore
-from headgate.testing.store import NAMES, terms
+from sluicegate import AsyncLimiter, ConfigurationError, Limiter, ManualClock, Quota, SluicegateWarning, StoreError
+from sluicegate.errors import StoreURLError
+from sluicegate.identity import digest, identity_text
+from sluicegate.plan import Check, Plan
+from sluicegate.stores.redis import AsyncRedisStore, RedisStore
+from sluicegate.testing.store import NAMES, terms
 from tests.proxies import Proxy
 from tests.servers import Server, valkey_server
 from tests.stores.colours import COLOURS, PATIENCE, sync_limiter
@@ -53,7 +53,7 @@ def wire(server: Server) -> Iterator[Any]:
 
 
 def keys_of(wire: Any, who: str) -> list[str]:
-    return sorted(wire.scan_iter(f"headgate:{{{digest(identity_text(who))}}}:*", count=10_000))
+    return sorted(wire.scan_iter(f"sg:{{{digest(identity_text(who))}}}:*", count=10_000))
 
 
 def test_a_request_with_three_rules_is_one_evalsha(server: Server, wire: Any, colour: Any, who: str) -> None:
@@ -236,9 +236,9 @@ def test_every_scheme(server: Server, colour: Any, who: str) -> None:
 
 @pytest.mark.parametrize(("options", "codes"), [
     ({"retry": Retry(NoBackoff(), 0), "socket_timeout": 1}, []),
-    ({"retry": Retry(NoBackoff(), 3), "socket_timeout": 1}, ["HG106"]),
-    ({"retry": Retry(NoBackoff(), 0), "socket_timeout": None}, ["HG107"]),
-    ({"retry": Retry(NoBackoff(), 3), "socket_timeout": None}, ["HG106", "HG107"]),
+    ({"retry": Retry(NoBackoff(), 3), "socket_timeout": 1}, ["SG106"]),
+    ({"retry": Retry(NoBackoff(), 0), "socket_timeout": None}, ["SG107"]),
+    ({"retry": Retry(NoBackoff(), 3), "socket_timeout": None}, ["SG106", "SG107"]),
 ])  # fmt: skip
 @pytest.mark.parametrize(
     ("make", "wrap"),
@@ -253,7 +253,7 @@ def test_clients_that_retry_or_wait_for_ever_are_warned_about(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         wrap(make(**options))
-    assert [warning.message.code for warning in caught if isinstance(warning.message, HeadgateWarning)] == codes
+    assert [warning.message.code for warning in caught if isinstance(warning.message, SluicegateWarning)] == codes
     assert {warning.filename for warning in caught} <= {__file__}
 
 
@@ -309,7 +309,7 @@ def test_two_event_loops_one_after_the_other(server: Server, who: str) -> None:
 
 FORK = """
 import os, sys
-from headgate import Limiter
+from sluicegate import Limiter
 where, who = sys.argv[1:]
 limiter = Limiter(where)
 assert limiter.hit("5/hour", who).remaining == 4
@@ -345,7 +345,7 @@ def test_a_lost_reply_is_charged_once(server: Server, colour: Any, who: str) -> 
         assert limiter.hit("50/hour", who).remaining == 49
         before = proxy.counts.requests["EVALSHA"]
         proxy.lose(to="EVALSHA", close=True)
-        with pytest.raises(StoreError, match="HG020"):
+        with pytest.raises(StoreError, match="SG020"):
             limiter.hit("50/hour", who)
         assert proxy.counts.requests["EVALSHA"] == before + 1
         assert limiter.peek("50/hour", who).remaining == 48
@@ -416,7 +416,7 @@ def test_a_wrong_url_is_refused_at_once_and_its_password_not_shown(limiter: Any,
     with pytest.raises(StoreURLError) as caught:
         limiter(where)
     error: BaseException | None = caught.value
-    assert "HG004" in str(error)
+    assert "SG004" in str(error)
     assert "sesame" not in str(error)
     assert "sesame" not in repr(error)
     assert "sesame" not in repr(vars(error))
@@ -425,7 +425,7 @@ def test_a_wrong_url_is_refused_at_once_and_its_password_not_shown(limiter: Any,
 @pytest.mark.parametrize("where", ["", "redis", "localhost:6379", "redis:/x", None, 3, b"redis://"])
 def test_what_is_neither_a_url_nor_a_store(where: Any) -> None:
     for limiter in (Limiter, AsyncLimiter):
-        with pytest.raises(ConfigurationError, match="HG004"):
+        with pytest.raises(ConfigurationError, match="SG004"):
             limiter(where)
 
 

@@ -26,20 +26,20 @@ from fakeredis import TcpFakeServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate import AsyncLimiter, Limiter, ManualClock, Quota, Rule, StoreError
-from headgate.clock import MICROSECOND
-from headgate.errors import AlgorithmError, ConfigurationError, RuleError, StoreURLError
-from headgate.gate import AsyncGate, Gate
-from headgate.identity import digest
-from headgate.marks import make_mark
-from headgate.passage import Place as Route
-from headgate.plan import NEVER, Check, Outcome, Plan, Terms
-from headgate.settings import Settings
-from headgate.stores import SCHEMES, AsyncStore, Store, open_async_store, open_store
-from headgate.stores.memory import MemoryStore
-from headgate.stores.redis_cell import AsyncRedisCellStore, RedisCellStore, _meter
-from headgate.testing.scenarios import examples
-from headgate.testing.store import HOSTILE, Driver, terms
+from sluicegate import AsyncLimiter, Limiter, ManualClock, Quota, Rule, StoreError
+from sluicegate.clock import MICROSECOND
+from sluicegate.errors import AlgorithmError, ConfigurationError, RuleError, StoreURLError
+from sluicegate.gate import AsyncGate, Gate
+from sluicegate.identity import digest
+from sluicegate.marks import make_mark
+from sluicegate.passage import Place as Route
+from sluicegate.plan import NEVER, Check, Outcome, Plan, Terms
+from sluicegate.settings import Settings
+from sluicegate.stores import SCHEMES, AsyncStore, Store, open_async_store, open_store
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.stores.redis_cell import AsyncRedisCellStore, RedisCellStore, _meter
+from sluicegate.testing.scenarios import examples
+from sluicegate.testing.store import HOSTILE, Driver, terms
 from tests.servers import Server, redis_server, valkey_server
 from tests.stores.redis_cell_module import library
 
@@ -401,9 +401,9 @@ def test_its_own_clock_moves(cell: Server) -> None:
 def test_a_request_is_one_command(cell: Server) -> None:
     with redis.Redis.from_url(cell.url, decode_responses=True) as wire, wire.monitor() as monitor:
         with Limiter(url(cell), algorithm="gcra", deadline=PATIENT) as limiter:
-            limiter.hit("5/minute", "laoqian")
-            limiter.hit("5/minute; 100/hour; 1000/day", "laoqian")
-            limiter.hit("10/second", "laoqian")
+            limiter.hit("5/minute", "alice")
+            limiter.hit("5/minute; 100/hour; 1000/day", "alice")
+            limiter.hit("10/second", "alice")
         cell.command("ECHO the-end")
         seen = []
         for command in monitor.listen():
@@ -416,16 +416,16 @@ def test_a_request_is_one_command(cell: Server) -> None:
         "EVAL",
         "EVAL",
     ]
-    assert not any("laoqian" in command["command"] for command in seen), "an identity left the process in clear"
+    assert not any("alice" in command["command"] for command in seen), "an identity left the process in clear"
 
 
 def test_keys_carry_one_tag_and_expire(cell: Server) -> None:
-    check = Check(terms("gcra", "5/minute", scope="reply"), "laoqian", 1)
+    check = Check(terms("gcra", "5/minute", scope="reply"), "alice", 1)
     with closing(RedisCellStore(url(cell), prefix="shop", deadline=PATIENT)) as store:
         store.run(Plan((check,)))
     with redis.Redis.from_url(cell.url, decode_responses=True) as wire:
         (key,) = wire.scan_iter("shop:*", count=10_000)
-        assert key == f"shop:{{{digest('laoqian')}}}:{check.terms.rule_id}:cell"
+        assert key == f"shop:{{{digest('alice')}}}:{check.terms.rule_id}:cell"
         assert 0 < wire.pttl(key) <= 12_000
 
 
@@ -460,7 +460,7 @@ def test_nothing_can_be_given_back(cell: Server) -> None:
 def test_a_server_without_the_command_is_a_configuration_error(server: Server, make: Any, quota: str) -> None:
     with asyncio.Runner() as runner:
         limiter = make(url(server), algorithm="gcra", deadline=PATIENT)
-        with pytest.raises(StoreURLError, match=r"no CL\.THROTTLE; load the module redis-cell.*HG004"):
+        with pytest.raises(StoreURLError, match=r"no CL\.THROTTLE; load the module redis-cell.*SG004"):
             answer(limiter.hit(quota, "a"), runner)
         answer(limiter.close(), runner)
 
@@ -577,10 +577,10 @@ def test_a_repr_shows_no_password() -> None:
 def test_what_is_not_a_budget_is_a_store_error(cell: Server, garbage: str) -> None:
     check = Check(terms("gcra", "5/minute"), garbage, 1)
     with redis.Redis.from_url(cell.url) as wire, closing(RedisCellStore(url(cell), deadline=PATIENT)) as store:
-        key = f"headgate:{{{digest(garbage)}}}:{check.terms.rule_id}:cell"
+        key = f"sg:{{{digest(garbage)}}}:{check.terms.rule_id}:cell"
         wire.lpush(key, "x") if garbage == "wrongtype" else wire.set(key, "x")
         for plan in (Plan((check,)), Plan((check, check._replace(identity="other")))):
-            with pytest.raises(StoreError, match="HG020"):
+            with pytest.raises(StoreError, match="SG020"):
                 store.run(plan)
         assert store.run(Plan((check._replace(identity="other"),), charge=False))[0].remaining == 5
 

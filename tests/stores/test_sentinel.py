@@ -10,12 +10,12 @@ from uuid import uuid4
 
 import pytest
 
-from headgate import Limiter
-from headgate.clock import Clock
-from headgate.plan import Check, Decision, Plan
-from headgate.stores import AsyncStore, Store, StoreChange, open_async_store, open_store
-from headgate.testing import StoreExam
-from headgate.testing.store import Driver, terms
+from sluicegate import Limiter
+from sluicegate.clock import Clock
+from sluicegate.plan import Check, Decision, Plan
+from sluicegate.stores import AsyncStore, Store, StoreChange, open_async_store, open_store
+from sluicegate.testing import StoreExam
+from sluicegate.testing.store import Driver, terms
 from tests.sentinels import SENTINELS, Sentinels
 from tests.stores.colours import PATIENCE
 
@@ -95,11 +95,11 @@ def test_a_crash_costs_no_request_an_error_and_admits_one_more_limit_at_most(eac
 
 def test_no_sentinel_is_a_store_error_that_says_so() -> None:
     store: Any = open_store("redis+sentinel://127.0.0.1:1,127.0.0.1:2/front", prefix="t", deadline=1)
-    with pytest.raises(Exception, match=r"no Sentinel names a master of 'front' \[HG020\]"):
+    with pytest.raises(Exception, match=r"no Sentinel names a master of 'front' \[SG020\]"):
         store.run(Plan((Check(terms("gcra", "5/hour"), "a", 1),)))
 
 
 def test_an_unknown_service_is_a_store_error_that_says_so(calm: Sentinels) -> None:
     store: Any = open_store(calm.url.replace(calm.service, "back"), prefix="t", deadline=PATIENCE)
-    with pytest.raises(Exception, match=r"no Sentinel names a master of 'back' \[HG020\]"):
+    with pytest.raises(Exception, match=r"no Sentinel names a master of 'back' \[SG020\]"):
         store.run(Plan((Check(terms("gcra", "5/hour"), "a", 1),)))

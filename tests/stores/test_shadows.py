@@ -9,17 +9,17 @@ from uuid import uuid4
 
 import pytest
 
-from headgate import Limiter, ManualClock, Quota
-from headgate.plan import Check, Outcome, Plan, charged
-from headgate.shadow import shadows
-from headgate.stores import open_async_store
-from headgate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
-from headgate.stores.leases import AsyncLeases, Leases
-from headgate.stores.redis.wire import Wire
-from headgate.stores.standin import Standin
-from headgate.terms import make_terms
-from headgate.testing import BrokenStore, OpenStore, ShutStore
-from headgate.testing.store import terms
+from sluicegate import Limiter, ManualClock, Quota
+from sluicegate.plan import Check, Outcome, Plan, charged
+from sluicegate.shadow import shadows
+from sluicegate.stores import open_async_store
+from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
+from sluicegate.stores.leases import AsyncLeases, Leases
+from sluicegate.stores.redis.wire import Wire
+from sluicegate.stores.standin import Standin
+from sluicegate.terms import make_terms
+from sluicegate.testing import BrokenStore, OpenStore, ShutStore
+from sluicegate.testing.store import terms
 from tests.servers import Server
 from tests.stores.breakable import Breakable, Colour
 from tests.stores.colours import PATIENCE

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from headgate import AsyncLimiter, Limiter, ManualClock, StoreError
-from headgate.clock import Clock
-from headgate.plan import Plan
-from headgate.stores import AsyncStore, Store, StoreChange
-from headgate.stores.memory import AsyncMemoryStore, MemoryStore
-from headgate.stores.stack import Stack
-from headgate.testing import Awaited, StoreExam
+from sluicegate import AsyncLimiter, Limiter, ManualClock, StoreError
+from sluicegate.clock import Clock
+from sluicegate.plan import Plan
+from sluicegate.stores import AsyncStore, Store, StoreChange
+from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
+from sluicegate.stores.stack import Stack
+from sluicegate.testing import Awaited, StoreExam
 from tests.stores.breakable import Breakable, Colour, check
 
 
@@ -78,10 +78,10 @@ def test_a_memory_store_stands_alone() -> None:
 
 
 def test_a_memory_store_needs_nothing_of_the_stack() -> None:
-    """Nor of asyncio, which takes longer to import than all of headgate."""
+    """Nor of asyncio, which takes longer to import than all of sluicegate."""
     script = (
-        "import sys, headgate; headgate.Limiter().hit('1/second', 'a'); "
-        "print('asyncio' in sys.modules, 'headgate.stores.fallback' in sys.modules)"
+        "import sys, sluicegate; sluicegate.Limiter().hit('1/second', 'a'); "
+        "print('asyncio' in sys.modules, 'sluicegate.stores.fallback' in sys.modules)"
     )
     printed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert printed.stdout.split() == ["False", "False"]
@@ -115,9 +115,9 @@ def calls(colour: Colour, clock: ManualClock) -> Calls:
 def test_a_limiter_without_its_store_goes_on_and_says_so(calls: Calls) -> None:
     changes: list[StoreChange] = []
     calls.make(on_store_change=changes.append)
-    calls.hit("3/hour", "laoqian")
+    calls.hit("3/hour", "alice")
     calls.inside.down = True
-    told = [calls.hit("3/hour", "laoqian") for _ in range(3)]
+    told = [calls.hit("3/hour", "alice") for _ in range(3)]
     assert [(decision.allowed, decision.degraded) for decision in told] == [(True, True), (True, True), (False, True)]
     assert [change.available for change in changes] == [False]
     assert isinstance(changes[0].error, StoreError)
@@ -130,7 +130,7 @@ def test_a_limiter_without_its_store_goes_on_and_says_so(calls: Calls) -> None:
 def test_policies_of_a_limiter(calls: Calls, policy: str, told: tuple[bool, ...]) -> None:
     calls.make(on_store_failure=policy)
     calls.inside.down = True
-    decision = calls.hit("3/hour", "laoqian")
+    decision = calls.hit("3/hour", "alice")
     assert (decision.allowed, decision.degraded, decision.unavailable) == told
     assert decision.retry_after == (1 if policy == "deny" else 0)
 
@@ -139,26 +139,26 @@ def test_a_limiter_may_raise(calls: Calls) -> None:
     calls.make(on_store_failure="raise")
     calls.inside.down = True
     for _ in range(2):
-        with pytest.raises(StoreError, match="HG020"):
-            calls.hit("3/hour", "laoqian")
+        with pytest.raises(StoreError, match="SG020"):
+            calls.hit("3/hour", "alice")
     assert calls.inside.calls == 1
 
 
 def test_a_flood_stays_in_the_process_and_a_reset_ends_it(calls: Calls) -> None:
     calls.make()
     for _ in range(100):
-        calls.hit("3/hour", "laoqian")
+        calls.hit("3/hour", "alice")
     assert calls.inside.calls == 4
-    calls.reset("3/hour", "laoqian")
-    assert calls.hit("3/hour", "laoqian").allowed
+    calls.reset("3/hour", "alice")
+    assert calls.hit("3/hour", "alice").allowed
 
 
 def test_the_clock_of_a_store_that_was_handed_in_is_everybodys(calls: Calls, clock: ManualClock) -> None:
     """A refusal that was remembered by another clock would hold on when this one has moved."""
     calls.make()
-    assert [calls.hit("1/hour", "laoqian").allowed for _ in range(2)] == [True, False]
+    assert [calls.hit("1/hour", "alice").allowed for _ in range(2)] == [True, False]
     clock.advance(3600)
-    assert calls.hit("1/hour", "laoqian").allowed
+    assert calls.hit("1/hour", "alice").allowed
 
 
 def test_a_store_that_was_handed_in_gets_its_permits_back_and_stays_open(calls: Calls, colour: Colour) -> None:

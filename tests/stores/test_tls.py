@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import trustme
 
-from headgate import StoreError
-from headgate.plan import Check, Plan
-from headgate.stores import open_async_store, open_store
-from headgate.stores.redis.links import BUSY
-from headgate.testing.store import terms
+from sluicegate import StoreError
+from sluicegate.plan import Check, Plan
+from sluicegate.stores import open_async_store, open_store
+from sluicegate.stores.redis.links import BUSY
+from sluicegate.testing.store import terms
 from tests.proxies import Proxy
 from tests.servers import HOST, Server
 from tests.stores.colours import COLOURS, PATIENCE

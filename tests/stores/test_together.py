@@ -10,13 +10,13 @@ import hiredis
 import pytest
 import redis
 
-from headgate import StoreError
-from headgate.plan import Check, Outcome, Plan, Terms
-from headgate.stores import open_async_store, open_store
-from headgate.stores.redis.commands import Lone, Together, parts, together
-from headgate.stores.redis.shared import SharedLink
-from headgate.stores.redis.wire import Wire
-from headgate.testing.store import NAMES, terms
+from sluicegate import StoreError
+from sluicegate.plan import Check, Outcome, Plan, Terms
+from sluicegate.stores import open_async_store, open_store
+from sluicegate.stores.redis.commands import Lone, Together, parts, together
+from sluicegate.stores.redis.shared import SharedLink
+from sluicegate.stores.redis.wire import Wire
+from sluicegate.testing.store import NAMES, terms
 from tests.servers import Server
 from tests.stores.colours import PATIENCE
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import pytest
 
-from headgate import AsyncLimiter, Limiter
-from headgate.errors import StoreURLError
+from sluicegate import AsyncLimiter, Limiter
+from sluicegate.errors import StoreURLError
 
 SECRET: Final = "hunter2"
 

@@ -1,4 +1,4 @@
-"""Settings of the board: an ordinary project, and HEADGATE at the end."""
+"""Settings of the board: an ordinary project, and SLUICEGATE at the end."""
 
 import os
 from pathlib import Path
@@ -16,11 +16,11 @@ INSTALLED_APPS = [
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
-    "headgate.django",  # for its system checks; the limits need only the middleware
+    "sluicegate.django",  # for its system checks; the limits need only the middleware
 ]
 
 MIDDLEWARE = [
-    "headgate.django.RateLimitMiddleware",
+    "sluicegate.django.RateLimitMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -40,9 +40,9 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
 USE_TZ = True
 
-HEADGATE = {
-    "STORE": os.environ.get("HEADGATE_STORE", "memory://"),
-    "DEADLINE": float(os.environ.get("HEADGATE_DEADLINE", "0.1")),
+SLUICEGATE = {
+    "STORE": os.environ.get("SLUICEGATE_STORE", "memory://"),
+    "DEADLINE": float(os.environ.get("SLUICEGATE_DEADLINE", "0.1")),
     "DEFAULT_LIMITS": ["20/second", "1000/day"],
     "RULES": [{"name": "login", "quota": "5/minute", "key": "ip", "route": "login", "methods": ["POST"]}],
 }

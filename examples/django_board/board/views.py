@@ -6,7 +6,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.csrf import csrf_exempt, ensure_csrf_cookie
 
-from headgate.django import exempt, limit
+from sluicegate.django import exempt, limit
 
 replies: list[str] = []
 

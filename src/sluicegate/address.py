@@ -1,0 +1,274 @@
+"""The client's address: the socket's peer, and behind named proxies what one header says.
+
+One pure function over strings, and the value that says whom to trust. It knows no framework: an adapter
+hands it the peer and every line of the one header. Nothing is trusted unless `Trust` names it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final, NamedTuple
+
+from sluicegate.errors import SettingsError
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+NO_PEER: Final = "no-peer"  # a unix socket: one budget for all who come that way, never an invented 127.0.0.1
+_NAT64: Final = IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are the client's IPv4 address
+_NAT64_LOCAL: Final = IPv6Network("64:ff9b:1::/48")  # RFC 8215: they are somewhere in it, as each network likes
+IPV6_PREFIX: Final = 64  # bits that one client's addresses have in common
+IPV6_NETWORK: Final = 48  # bits that the addresses of one site have in common
+_WIDEST: Final = 7  # bits of the widest network that is anybody's own: fc00::/7
+TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+# Each quantifier is possessive: it never backtracks, so a text is read once from left to right.
+_PAIR: Final = re.compile(r'\s*+(?:([^=;\s]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^;"]*+)))?+\s*+(?:;|\Z)')
+_BACKWARDS: Final = re.compile(r'(?:[^",]|"(?:"\\|[^"])*+")*+(?=,|\Z)')  # one element, read from its end
+LONGEST: Final = 64  # characters of an address with zone, brackets and port
+_MOST_HOPS: Final = 32  # elements of the trusted header that are read, from its end
+_MOST_READ: Final = 8_192  # characters of the trusted header that are read, from its end
+"""Proxies append on the right, so a client can only push its own text out of what is read. The cut may fall inside an
+address, and its rest may look like another address. So a cut element gives no address, and the walk ends there."""
+
+
+class Trust(NamedTuple):
+    """Whom to believe about the client's address: nobody, so many hops, or the named networks."""
+
+    hops: int = 0
+    networks: tuple[Network, ...] = ()
+    unix: bool = False  # a peer without an address is one of the proxies
+    header: str = "X-Forwarded-For"
+
+    @classmethod
+    def of(cls, proxies: object, header: object = "X-Forwarded-For") -> Trust:
+        """From the settings `trusted_proxies` (a hop count, or networks) and `trusted_header`.
+
+        >>> Trust.of(["10.0.0.0/8", "unix"]).unix
+        True
+        """
+        if not isinstance(header, str) or not TOKEN.fullmatch(header):
+            raise SettingsError(
+                "trusted_header",
+                header,
+                problem="not the name of a header",
+                expected='use "X-Forwarded-For" or "Forwarded"',
+            )
+        if proxies is None:
+            return cls(header=header)
+        expected = 'give a number of hops, or networks like ["10.0.0.0/8", "unix"]'
+        if isinstance(proxies, int) and not isinstance(proxies, bool):
+            if not 1 <= proxies <= _MOST_HOPS:
+                problem = f"not between 1 and {_MOST_HOPS} hops"
+                raise SettingsError("trusted_proxies", proxies, problem=problem, expected=expected)
+            return cls(hops=proxies, header=header)
+        given = [proxies] if isinstance(proxies, str) else proxies
+        if not isinstance(given, Iterable):
+            raise SettingsError("trusted_proxies", proxies, problem="neither a number nor networks", expected=expected)
+        names = list(given)
+        if not names:
+            raise SettingsError("trusted_proxies", proxies, problem="empty", expected=f"leave it out, or {expected}")
+        return cls(
+            networks=tuple(network_of(name, "trusted_proxies", expected) for name in names if name != "unix"),
+            unix="unix" in names,
+            header=header,
+        )
+
+    def trusts(self, address: Address | None) -> bool:
+        """Whether this hop is one of the named proxies."""
+        if address is None:
+            return self.unix
+        return any(address in network for network in self.networks if network.version == address.version)
+
+    @property
+    def everybody(self) -> tuple[Network, ...]:
+        """Those of the networks that are no network of proxies, but a good part of the internet."""
+        return tuple([network for network in self.networks if network.prefixlen < _WIDEST])
+
+
+def client_address(peer: str | None, lines: Sequence[str], trust: Trust, *, prefix: int = IPV6_PREFIX) -> str:
+    """The client's address as a budget sees it: an IPv4 address, or an IPv6 network of so many bits.
+
+    `lines` are all lines of the trusted header, in order; they are read only where `trust` says so. What cannot be
+    read ends the walk at the last hop that could.
+
+    >>> client_address("10.0.0.1", ["6.6.6.6, 203.0.113.7"], Trust.of("10.0.0.0/8"))
+    '203.0.113.7'
+    >>> client_address("198.51.100.9", ["203.0.113.7"], Trust())
+    '198.51.100.9'
+    """
+    hop = _believed(peer, lines, trust)
+    return _group_of(peer, prefix) if hop is None else group(hop, prefix)
+
+
+def client_network(peer: str | None, lines: Sequence[str], trust: Trust, *, prefix: int = IPV6_NETWORK) -> str:
+    """The network that a client's address is in: 24 bits of an IPv4 address, 48 or fewer of an IPv6 address.
+
+    >>> client_network("10.0.0.1", ["2001:db8:1:2::3"], Trust.of("10.0.0.0/8"))
+    '2001:db8:1::'
+    >>> client_network("198.51.100.9", [], Trust())
+    '198.51.100.0'
+    """
+    address = exact_address(peer, lines, trust)
+    if address is None:
+        return _group_of(peer, prefix)
+    free = 8 if isinstance(address, IPv4Address) else 128 - min(prefix, IPV6_NETWORK)
+    return str(type(address)(int(address) >> free << free))
+
+
+def exact_address(peer: str | None, lines: Sequence[str], trust: Trust) -> Address | None:
+    """The same address, whole: for comparing it with networks. None where nobody knows one.
+
+    >>> exact_address("::ffff:198.51.100.9", [], Trust())
+    IPv4Address('198.51.100.9')
+    """
+    hop = _believed(peer, lines, trust)
+    return parse_address(peer) if hop is None else hop
+
+
+def _believed(peer: str | None, lines: Sequence[str], trust: Trust) -> Address | None:
+    """The last hop that the trusted proxies tell of; None where the peer is all that there is."""
+    if not lines or not (trust.hops or trust.networks or trust.unix):
+        return None
+    hop = parse_address(peer)
+    if peer and hop is None and not trust.hops:
+        return None  # a peer that is no address cannot be in a network
+    elements = _elements(lines, trust.header)
+    if trust.hops:
+        if len(elements) < trust.hops:
+            return None
+        elements = elements[-trust.hops :]
+    for element in reversed(elements):
+        if not trust.hops and not trust.trusts(hop):
+            break
+        found = parse_address(element)
+        if found is None:
+            break
+        hop = found
+    return hop
+
+
+def is_rewritten(peer: str | None, lines: Sequence[str], header: str) -> bool:
+    """Whether somebody, such as the server, has taken the peer from this header already."""
+    address = parse_address(peer)
+    return address is not None and address in [parse_address(element) for element in _elements(lines, header)]
+
+
+def _group_of(peer: str | None, prefix: int) -> str:
+    """The budget of a peer that nothing else is known about."""
+    if not peer:
+        return NO_PEER
+    address = parse_address(peer)
+    return f"peer {peer[:LONGEST]}" if address is None else group(address, prefix)
+
+
+def group(address: Address, prefix: int = IPV6_PREFIX) -> str:
+    """One budget for all the addresses that one client can easily have: an IPv6 network, else the address itself."""
+    if isinstance(address, IPv4Address) or address.is_loopback or address in _NAT64_LOCAL:
+        return str(address)
+    free = 128 - prefix
+    return f"{IPv6Address(int(address) >> free << free)}/{prefix}"
+
+
+def check_prefix(prefix: object) -> None:
+    """Refuse what is no length of an IPv6 prefix."""
+    if not isinstance(prefix, int) or isinstance(prefix, bool) or not 1 <= prefix <= 128:
+        expected = "give 64, or down to 48 for strangers with larger networks"
+        raise SettingsError("ipv6_prefix", prefix, problem="not a number of bits from 1 to 128", expected=expected)
+
+
+def parse_address(text: str | None) -> Address | None:
+    """An address from what a socket or a proxy wrote; None if it is none. Ports, brackets and zones are dropped.
+
+    An IPv4 address inside an IPv6 one (mapped, or NAT64) is the IPv4 address: decided on the bits.
+    """
+    return None if text is None or len(text) > LONGEST else _parsed(text)
+
+
+@lru_cache(maxsize=4096)  # of short texts only: what a client makes up may not fill the memory
+def _parsed(text: str) -> Address | None:
+    text = text.strip(" \t")
+    if text.startswith("["):
+        text, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not _is_port(rest)):
+            return None
+        if ":" not in text:
+            return None
+    elif text.count(":") == 1:
+        text, _, port = text.partition(":")
+        if not _is_port(f":{port}"):
+            return None
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address in _NAT64:
+            return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address
+
+
+def _is_port(text: str) -> bool:
+    return text[0] == ":" and text[1:].isascii() and text[1:].isdecimal() and len(text) <= 6
+
+
+def _elements(lines: Sequence[str], header: str) -> list[str]:
+    """The last hops that the header's lines name, oldest first. A hop that cannot be read is an empty text."""
+    text = ",".join(lines)
+    end = text[-_MOST_READ:]
+    is_forwarded = header.lower() == "forwarded"
+    elements = _unquoted_split(end) if is_forwarded else end.rsplit(",", _MOST_HOPS)
+    if len(elements) > _MOST_HOPS:
+        del elements[0]
+    elif len(end) < len(text):
+        elements[0] = ""
+    return [_forwarded_for(element) for element in elements] if is_forwarded else elements
+
+
+def _unquoted_split(text: str) -> list[str]:
+    """Split at the last 32 commas outside quotes. What remains is the first element.
+
+    From the right, because a quote that a client left open then hides no proxy's element.
+    """
+    elements: list[str] = []
+    at, backwards = 0, text[::-1]
+    while at <= len(text) and len(elements) < _MOST_HOPS and (found := _BACKWARDS.match(backwards, at)):
+        elements.append(found[0][::-1])
+        at = found.end() + 1
+    return [text[: len(text) - at], *reversed(elements)] if at <= len(text) else elements[::-1]
+
+
+def _forwarded_for(element: str) -> str:
+    """The `for` of one element (RFC 7239 §4); "" for an element with none, with two, or that cannot be read to its end.
+
+    Two of them are ambiguous: a proxy that copies a header of the client's without quotes writes what the client chose.
+    Parameters are read one by one, because a quoted one may hold such text.
+    """
+    found: list[str] = []
+    at = 0
+    while at < len(element):
+        pair = _PAIR.match(element, at)
+        if pair is None:
+            return ""
+        name, quoted, plain = pair.groups()
+        if name is not None and name.lower() == "for":
+            found.append(plain if quoted is None else quoted)
+        at = pair.end()
+    return found[0] if len(found) == 1 else ""
+
+
+def network_of(name: object, option: str, expected: str) -> Network:
+    """A network, or the one of an address; what lies inside IPv6 (mapped, or NAT64) is the IPv4 one."""
+    try:
+        network: Network = ip_network(str(name))
+    except (ValueError, TypeError) as error:
+        raise SettingsError(option, name, problem=str(error), expected=expected) from None
+    if isinstance(network, IPv6Network) and network.prefixlen >= 96:  # addresses are unwrapped before they are compared
+        first = network.network_address
+        if first.ipv4_mapped is not None or first in _NAT64:
+            return IPv4Network((int(first) & 0xFFFFFFFF, network.prefixlen - 96))
+    return network

@@ -1,0 +1,91 @@
+"""GCRA, token bucket, leaky bucket: one meter in exact integers, under three familiar names.
+
+The level rises by the cost and leaks at the quota's rate. With g = gcd(limit, period) a unit weighs period/g and
+limit/g leaks each microsecond, so no rate is ever rounded. In any period at most burst + limit pass;
+the burst is the limit unless the quota says otherwise. State: (level, time).
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+from sluicegate.algorithms.exact import exact, told
+from sluicegate.plan import NEVER, Outcome, new
+from sluicegate.quota import Quota
+
+NAMES = ("gcra", "token-bucket", "leaky-bucket")
+CODE = "gc"
+GUARANTEE = "at most burst + limit in any period, never more than the burst at once"
+
+State = tuple[int, int]
+
+
+def params(quota: Quota) -> tuple[int, ...]:
+    """(burst, weight of a unit, leak per microsecond)."""
+    burst = quota.limit if quota.burst is None else quota.burst
+    shared = gcd(quota.limit, quota.period_us)
+    unit, leak = quota.period_us // shared, quota.limit // shared
+    exact(quota, NAMES[0], largest=2 * burst * unit)
+    return (burst, unit, leak)
+
+
+def shape(params: tuple[int, ...]) -> str:
+    """A level is told in units and leaks at a rate; the burst may change freely."""
+    return f"{told(params[1])}.{params[2]}"
+
+
+def window_us(params: tuple[int, ...]) -> int:
+    """The time that a full bucket takes to empty."""
+    burst, unit, leak = params
+    return -(-burst * unit // leak)
+
+
+def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
+    """What a hit of this cost would come to."""
+    burst, unit, leak = params
+    full = burst * unit
+    level, lag = _leaked(state, now, params)
+    total = level + cost * unit
+    allowed = total <= full or cost == 0
+    retry: int | None = 0
+    if allowed:
+        level = total
+    else:
+        retry = lag - (-(total - full) // leak) if cost <= burst else NEVER
+    if level == 0:
+        return new(Outcome, (allowed, burst, burst, retry, lag, 0, now, "store"))
+    free = (full - level) // unit if level < full else 0
+    following = lag - (-(level - full + (free + 1) * unit) // leak)
+    return new(Outcome, (allowed, burst, free, retry, lag - (-level // leak), following, now, "store"))
+
+
+def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
+    """The level after the hit, no further than full."""
+    burst, unit, _ = params
+    level, lag = _leaked(state, now, params)
+    total = level + cost * unit
+    return (total if total <= burst * unit else max(level, burst * unit), now + lag)
+
+
+def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
+    """The level less what may still be in it of the hit.
+
+    How much higher the level is for a hit shrinks no faster than it leaks: so much is sure to be left of it.
+    """
+    _, unit, leak = params
+    level, lag = _leaked(state, now, params)
+    left = cost * unit - max(0, now - at) * leak
+    if left <= 0:
+        return state
+    return (level - left, now + lag) if level > left else None
+
+
+def _leaked(state: State | None, now: int, params: tuple[int, ...]) -> tuple[int, int]:
+    """The level now, and by how much the state is ahead of the clock."""
+    if state is None:
+        return 0, 0
+    level, time = state
+    if time <= now:
+        level -= (now - time) * params[2]
+        return (level if level > 0 else 0), 0
+    return (level, time - now) if time - now <= window_us(params) else (0, 0)

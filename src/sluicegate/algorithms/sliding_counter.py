@@ -1,0 +1,105 @@
+"""Sliding counter: this window's count plus the last one's, weighted by how much of it is still in sight.
+
+Less than twice the limit in any period, and never more than the limit at an instant. The estimate is the one that
+Cloudflare described in 2017. Windows are aligned to the first hit. State: (start, current, previous), times in ticks.
+
+A tick is one microsecond, unless limit × window would pass 2^53: then it is the least power of ten that
+divides the window and fits. Every answer is exact in microseconds all the same; counts merely move at ticks.
+"""
+
+from __future__ import annotations
+
+from sluicegate.algorithms.exact import MAX, exact, no_burst, told
+from sluicegate.plan import NEVER, Outcome, new
+from sluicegate.quota import Quota
+
+NAMES = ("sliding-counter",)
+CODE = "sc"
+GUARANTEE = "less than twice the limit in any period, never more than the limit at an instant"
+
+State = tuple[int, int, int]
+_WIDEST = 4  # the largest number met is below 4 × limit × window
+
+
+def params(quota: Quota) -> tuple[int, ...]:
+    """(limit, window in ticks, tick in microseconds)."""
+    no_burst(quota, NAMES[0])
+    ticks = (10**power for power in range(7) if quota.period_us % 10**power == 0)
+    tick = next((tick for tick in ticks if _WIDEST * quota.limit * (quota.period_us // tick) <= MAX), 1)
+    exact(quota, NAMES[0], largest=_WIDEST * quota.limit * (quota.period_us // tick))
+    return (quota.limit, quota.period_us // tick, tick)
+
+
+def shape(params: tuple[int, ...]) -> str:
+    """Counts belong to windows of a length, told in ticks."""
+    _, window, tick = params
+    return told(window * tick) if tick == 1 else f"{told(window * tick)}.{tick}"
+
+
+def window_us(params: tuple[int, ...]) -> int:
+    """The period itself."""
+    return params[1] * params[2]
+
+
+def _live(state: State | None, at: int, window: int) -> State:
+    """The counts as they stand in the window that holds `at`."""
+    if state is None:
+        return (at, 0, 0)
+    start, current, _ = state
+    if -window <= at - start < window:
+        return state
+    return (start + window, 0, current) if window <= at - start < 2 * window and current else (at, 0, 0)
+
+
+def _wait(live: State, room: int, window: int) -> int:
+    """Ticks from the window's start until the estimate is at most `room`, which it is not now."""
+    _, current, previous = live
+    if current <= room:  # soon: enough of the previous window goes out of sight
+        return window - (room - current) * window // previous
+    return 2 * window - room * window // current  # later: this window is the previous one by then
+
+
+def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
+    """What a hit of this cost would come to."""
+    limit, window, tick = params
+    at = now // tick
+    start, current, previous = _live(state, at, window)
+    free = (limit - current) * window  # all this is times the window
+    if previous:
+        free -= previous * (window - at + start if at > start else window)
+    until = start * tick - now
+    allowed = cost * window <= free or cost == 0
+    retry: int | None = 0
+    if allowed:
+        current += cost
+        free -= cost * window
+    else:
+        live = (start, current, previous)
+        retry = until + _wait(live, limit - cost, window) * tick if cost <= limit else NEVER
+    remaining = free // window if free > 0 else 0
+    if free == limit * window:
+        return new(Outcome, (allowed, limit, remaining, retry, 0, 0, now, "store"))
+    reset = until + (2 * window if current else window) * tick
+    following = until + _wait((start, current, previous), limit - remaining - 1, window) * tick
+    return new(Outcome, (allowed, limit, remaining, retry, reset, following, now, "store"))
+
+
+def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
+    """The counts after the hit, no further than the limit."""
+    limit, window, tick = params
+    start, current, previous = _live(state, now // tick, window)
+    return (start, current + cost if current + cost <= limit else max(current, limit), previous)
+
+
+def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
+    """The counts without the hit, this window's or the last one's: whichever it fell into."""
+    _, window, tick = params
+    start, current, previous = _live(state, now // tick, window)
+    number = (at // tick - start) // window
+    if number == 0:
+        current = max(0, current - cost)
+    elif number == -1:
+        previous = max(0, previous - cost)
+    else:
+        return state
+    return (start, current, previous) if current or previous else None

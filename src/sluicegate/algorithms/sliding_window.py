@@ -1,0 +1,134 @@
+"""Sliding window, the default: a run-length log that is strict at any limit and never large.
+
+At most the limit in any period. Up to RESOLUTION units it is exact; above, moments are rounded up to a grain of
+period / RESOLUTION, so that it stays strict, frees at most 1 % late, and a limit of a million costs no more than one
+of a hundred. State: [used, stamp, count, stamp, count, …], the oldest stamp first; `used` is the sum of the counts. No
+number in it grows with the age of the key.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final
+
+from sluicegate.algorithms.exact import exact, no_burst, told
+from sluicegate.plan import NEVER, Outcome, new
+from sluicegate.quota import Quota
+
+NAMES = ("sliding-window",)
+CODE = "sw"
+GUARANTEE = "at most the limit in any period; above 100 units freed up to 1 % late"
+
+RESOLUTION: Final = 100
+
+State = list[int]
+
+
+def params(quota: Quota) -> tuple[int, ...]:
+    """(limit, window, grain)."""
+    no_burst(quota, NAMES[0])
+    exact(quota, NAMES[0], largest=2 * quota.limit)
+    grain = 1 if quota.limit <= RESOLUTION else max(1, quota.period_us // RESOLUTION)
+    return (quota.limit, quota.period_us, grain)
+
+
+def shape(params: tuple[int, ...]) -> str:
+    """Stamps outlive their window only by being kept for it; limit and grain may change freely."""
+    return told(params[1])
+
+
+def window_us(params: tuple[int, ...]) -> int:
+    """The period itself."""
+    return params[1]
+
+
+def _drop(state: State, now: int, params: tuple[int, ...]) -> None:
+    """Forget the stamps out of sight, and all of them when the last lies a window ahead of the clock."""
+    _, window, grain = params
+    if state[-2] + window <= now or state[-2] > now + window + grain:
+        state.clear()
+        return
+    gone, units = 1, 0
+    while state[gone] + window <= now:
+        units += state[gone + 1]
+        gone += 2
+    del state[1:gone]
+    state[0] -= units
+
+
+def _when(state: State, units: int) -> int:
+    """The stamp with which at least so many of the oldest units go."""
+    index = 2
+    while state[index] < units:
+        units -= state[index]
+        index += 2
+    return state[index - 1]
+
+
+def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
+    """What a hit of this cost would come to."""
+    limit, window, grain = params
+    ends = window - now
+    if state and (state[1] + ends <= 0 or state[-2] > now + window + grain):
+        _drop(state, now, params)
+    stamp = now if grain == 1 else -(-now // grain) * grain
+    if not state:
+        if cost > limit:
+            return new(Outcome, (False, limit, limit, NEVER, 0, 0, now, "store"))
+        wait = stamp + ends if cost else 0
+        return new(Outcome, (True, limit, limit - cost, 0, wait, wait, now, "store"))
+    used, newest = state[0], state[-2]
+    following = (state[1] if used <= limit else _when(state, used - limit + 1)) + ends
+    left = limit - used - cost
+    if left >= 0 or cost == 0:
+        if cost and newest < stamp:
+            newest = stamp
+        return new(Outcome, (True, limit, left if left > 0 else 0, 0, newest + ends, following, now, "store"))
+    retry = _when(state, -left) + ends if cost <= limit else NEVER
+    left = limit - used if used < limit else 0
+    return new(Outcome, (False, limit, left, retry, newest + ends, following, now, "store"))
+
+
+def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
+    """The log with the hit in it, the oldest units gone where they would pass the limit."""
+    limit, _, grain = params
+    stamp = now if grain == 1 else -(-now // grain) * grain
+    if not state:
+        return [cost, stamp, cost]
+    if state[-2] < stamp:
+        state += (stamp, cost)
+    else:
+        state[-1] += cost
+    state[0] += cost
+    if state[0] > limit:
+        _cut(state, limit)
+    return state
+
+
+def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
+    """The log without the units of the hit's stamp, as many as are still there."""
+    if state:
+        _drop(state, now, params)
+    if not state:
+        return None
+    stamps = state[1::2]
+    place = bisect_left(stamps, at)
+    if place < len(stamps) and stamps[place] <= -(-at // params[2]) * params[2]:  # a later stamp is others'
+        count = 2 * place + 2
+        units = min(cost, state[count])
+        state[0] -= units
+        state[count] -= units
+        if state[count] == 0:
+            del state[count - 1 : count + 1]
+    return state if state[0] else None
+
+
+def _cut(state: State, limit: int) -> None:
+    """Leave only the newest `limit` units."""
+    surplus = state[0] - limit
+    gone = 1
+    while state[gone + 1] <= surplus:
+        surplus -= state[gone + 1]
+        gone += 2
+    del state[1:gone]
+    state[0], state[2] = limit, state[2] - surplus

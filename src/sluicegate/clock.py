@@ -1,0 +1,111 @@
+"""Clocks: the only module, stores apart, that reads the time.
+
+Inside sluicegate a time is an integer count of microseconds. This module knows the errors, and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from math import isfinite
+from time import monotonic_ns
+from typing import Final, Protocol
+
+from sluicegate.errors import ConfigurationError
+
+MICROSECOND = 1_000_000  # microseconds in a second
+
+LATEST_US: Final = 5_680_281_600 * MICROSECOND
+"""The latest moment that a store takes, the start of 2150. With the longest period added it is exact in Lua."""
+
+
+class Clock(Protocol):
+    """Anything that tells the time in integer microseconds and never goes back.
+
+    A store takes moments from 0 to LATEST_US.
+    """
+
+    def now_us(self) -> int:
+        """Microseconds since a fixed but unstated moment."""
+        ...
+
+
+class SystemClock:
+    """The machine's monotonic clock: unmoved by NTP, daylight saving or an operator's hand."""
+
+    def now_us(self) -> int:
+        """Microseconds since an unstated moment, the same for all threads of the process."""
+        return monotonic_ns() // 1000
+
+
+class ManualClock:
+    """A clock moved by hand, for tests: hand it to a limiter and no test needs to sleep.
+
+    Any store follows it, Redis included. `start` and `advance` are in seconds. The clock begins at 0 or later, never
+    goes back and never passes the year 2150; ConfigurationError otherwise.
+
+    >>> from sluicegate import Limiter, ManualClock
+    >>> clock = ManualClock()
+    >>> limiter = Limiter(clock=clock)
+    >>> [limiter.is_action_allowed("alice", "reply", period=60, max_count=1) for _ in "ab"]
+    [True, False]
+    >>> clock.advance(60)
+    >>> limiter.is_action_allowed("alice", "reply", period=60, max_count=1)
+    True
+    """
+
+    def __init__(self, start: float = 1_000_000_000) -> None:
+        self._now_us = _checked("ManualClock: start", start, _microseconds(start))
+        self._lock = threading.Lock()
+
+    def now_us(self) -> int:
+        """The time that the clock was last moved to, in microseconds."""
+        return self._now_us
+
+    def advance(self, seconds: float) -> None:
+        """Move forward by so many seconds, rounded to the nearest microsecond."""
+        self._advance(seconds, _microseconds(seconds))
+
+    def advance_us(self, microseconds: int) -> None:
+        """Move forward by so many microseconds."""
+        self._advance(microseconds, microseconds)
+
+    def _advance(self, given: object, microseconds: int | None) -> None:
+        if microseconds is not None and microseconds < 0:
+            problem = "a ManualClock cannot go back"
+            raise ConfigurationError("ManualClock: advance", given, problem=problem, expected="give 0 or more")
+        with self._lock:
+            moved = None if microseconds is None else self._now_us + microseconds
+            self._now_us = _checked("ManualClock: advance", given, moved)
+
+
+def read_us(clock: Clock) -> int:
+    """The time that a clock returns. ConfigurationError if a store cannot count with it: it might allow everything."""
+    now = clock.now_us()
+    if type(now) is int and 0 <= now <= LATEST_US:
+        return now
+    problem = "its now_us() is not a whole number of microseconds from 0 to the year 2150"
+    raise ConfigurationError("clock", now, problem=problem, expected=f"return an int from 0 to {LATEST_US}")
+
+
+def _microseconds(seconds: float) -> int | None:
+    """A number of seconds in microseconds; None where it is no finite number."""
+    try:
+        return round(seconds * MICROSECOND) if isfinite(seconds) else None
+    except (TypeError, OverflowError):  # no number, or an int that is beyond any float
+        return None
+
+
+def _checked(what: str, given: object, moment_us: int | None) -> int:
+    if moment_us is not None and 0 <= moment_us <= LATEST_US:
+        return moment_us
+    problem = "not a number of seconds that ends between 1970 and 2150"
+    expected = f"give seconds, from 0 to {LATEST_US // MICROSECOND} in all"
+    raise ConfigurationError(what, given, problem=problem, expected=expected)
+
+
+epoch_seconds: Final = time.time
+"""Wall-clock seconds since 1970: for header fields that carry a moment, never for an interval."""
+
+monotonic: Final = time.monotonic
+"""Seconds since an unstated moment, for deadlines: what a socket and an event loop understand."""

@@ -1,0 +1,113 @@
+"""Concurrency: how many at once. A value, its text and its printer.
+
+It is kept as a quota whose period is the lease: what nobody releases comes back when that is over, as any charge does.
+This module knows quotas and the error tree; nothing of rules, algorithms or stores.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from sluicegate.errors import QuotaError
+from sluicegate.quota import LONGEST, Quota
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from fractions import Fraction
+
+LEASE: Final = 60  # seconds
+_FORM: Final = 'write it like "10 at once" or "10 at once for 5 minutes"'
+_WORDS: Final = r"\bat\s+once\b"
+_TEXT: Final = r"\s*+(\S++)\s++at\s++once(?:\s++for\s++(\S.*+))?\s*+"
+
+
+class Concurrency:
+    """At most `limit` requests of one identity in flight at the same time, in all processes together.
+
+    A place is taken when a request begins and released when it ends. `lease` is in seconds (or a timedelta): so long
+    after it was taken or renewed, a place comes back by itself, should its process have died. Raises QuotaError.
+
+    >>> Concurrency(10) == Concurrency.parse("10 at once")
+    True
+    >>> str(Concurrency(10, lease=300))
+    '10 at once for 5 minutes'
+    """
+
+    __slots__ = ("quota",)
+    __match_args__ = ("limit", "lease")
+
+    quota: Quota  # so many, for so long
+
+    def __init__(self, limit: int, lease: float | Fraction | timedelta = LEASE) -> None:
+        try:
+            quota = Quota(limit, lease)
+        except QuotaError as wrong:
+            what = "lease" if wrong.what == "period" else wrong.what
+            raise QuotaError(what, wrong.given, problem=wrong.problem, expected=wrong.expected) from None
+        object.__setattr__(self, "quota", quota)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a Concurrency cannot be changed; {name!r} is what it was made with")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a Concurrency cannot be changed; {name!r} is what it was made with")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Concurrency) and self.quota == other.quota
+
+    def __hash__(self) -> int:
+        return hash((Concurrency, self.quota))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Concurrency.parse, (str(self),))
+
+    @property
+    def limit(self) -> int:
+        """How many may be in flight."""
+        return self.quota.limit
+
+    @property
+    def lease(self) -> float:
+        """The lease in seconds."""
+        return self.quota.period
+
+    @classmethod
+    def parse(cls, text: str) -> Concurrency:
+        """Read it from its text; QuotaError for anything else.
+
+        >>> Concurrency.parse("3 at once for 10 minutes").lease
+        600
+        """
+        if isinstance(text, str) and len(text) > LONGEST:
+            problem = f"{len(text)} characters"
+            raise QuotaError("concurrency", text, problem=problem, expected=f"give at most {LONGEST}")
+        match = re.fullmatch(_TEXT, text, re.IGNORECASE) if isinstance(text, str) else None
+        if match is None:
+            raise QuotaError("concurrency", text, problem="cannot be read", expected=_FORM)
+        try:
+            quota = Quota.parse(f"{match[1]} per {'minute' if match[2] is None else match[2]}")
+        except QuotaError as wrong:
+            raise QuotaError("concurrency", text, problem=wrong.problem, expected=_FORM) from None
+        if quota.burst is not None:
+            raise QuotaError("concurrency", text, problem="has a burst", expected=_FORM)
+        made = cls.__new__(cls)
+        object.__setattr__(made, "quota", quota)
+        return made
+
+    def __str__(self) -> str:
+        """The text that parses back to this very value."""
+        if self.lease == LEASE:
+            return f"{self.limit} at once"
+        span = self.quota.span
+        return f"{self.limit} at once for {span if ' ' in span else f'1 {span}'}"
+
+    def __repr__(self) -> str:
+        return f"Concurrency({str(self)!r})"
+
+
+def concurrency(given: object) -> Concurrency | None:
+    """A Concurrency, or what a text says that speaks of one; None for everything else."""
+    if isinstance(given, str) and re.search(_WORDS, given, re.IGNORECASE):
+        return Concurrency.parse(given)
+    return given if isinstance(given, Concurrency) else None

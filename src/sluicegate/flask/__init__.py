@@ -1,0 +1,33 @@
+"""The adapter for Flask: one extension, `@limit` and `@exempt`, and errors that Flask's own handlers understand.
+
+    from sluicegate.flask import RateLimiter, limit
+
+    app = Flask(__name__)
+    RateLimiter(app, default_limits=["1000/day"])
+
+    @app.post("/reply")
+    @limit("5/minute")
+    def reply(): ...
+
+The package knows Flask, werkzeug and what every adapter knows. The store is always a synchronous one, for async views
+too: Flask runs each of those in an event loop of its own.
+"""
+
+from sluicegate.extras import needs
+
+with needs("flask"):
+    from sluicegate.flask.decorators import exempt, limit
+    from sluicegate.flask.extension import Installation, RateLimiter, decision
+    from sluicegate.flask.refusal import Denied, RateLimited, StoreUnavailable, rate_limited
+
+__all__ = [
+    "Denied",
+    "Installation",
+    "RateLimited",
+    "RateLimiter",
+    "StoreUnavailable",
+    "decision",
+    "exempt",
+    "limit",
+    "rate_limited",
+]

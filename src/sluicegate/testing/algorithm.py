@@ -1,0 +1,293 @@
+"""AlgorithmExam: the laws of `sluicegate.algorithms`, for the Python half of any algorithm.
+
+The Lua half is examined by StoreExam over a server or fakeredis. This module knows algorithms and nothing of stores.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, Final, NamedTuple
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from sluicegate.algorithms import Algorithm
+from sluicegate.plan import NEVER, Outcome
+from sluicegate.quota import Quota
+from sluicegate.testing.scenarios import COSTS, LONGEST, MOMENTS, WAITS, Cost, Wait, examples, quotas
+
+EXACT: Final = 2**53
+_EXAMPLES: Final = 60
+
+
+class Step(NamedTuple):
+    """Move the clock, give the last charge back if so told, then ask for so much.
+
+    `forced` charges a refusal, as a rule with count_denied does.
+    """
+
+    wait: Wait
+    cost: Cost
+    forced: bool = False
+    refunded: bool = False
+
+
+STEPS: Final = st.builds(Step, WAITS, COSTS)
+
+
+class Story(NamedTuple):
+    """A quota and what happened under it."""
+
+    quota: Quota
+    start_us: int
+    steps: Sequence[Step]
+
+
+class Scene(NamedTuple):
+    """Where a story has led to; `admitted` are the (moment, cost) of all that passed and was not given back."""
+
+    state: Any
+    now: int
+    params: tuple[int, ...]
+    last: Outcome | None
+    admitted: list[tuple[int, int]]
+
+    @property
+    def limit(self) -> int:
+        return self.params[0]
+
+
+class AlgorithmExam(ABC):
+    """Subclass it, name the algorithm, say what it guarantees: pytest runs every law.
+
+    class TestFixedWindow(AlgorithmExam):
+        algorithm = fixed_window
+
+        def guarantee(self, quota):
+            return 2 * quota.limit
+    """
+
+    algorithm: Algorithm
+    first_hit_opens = False  # whether windows begin with the first hit of a budget that nobody used
+
+    @abstractmethod
+    def guarantee(self, quota: Quota) -> int:
+        """The most that may be admitted in any period of the quota."""
+
+    def scene(self, story: Story) -> Scene:
+        """Play a story."""
+        params = self.algorithm.params(story.quota)
+        scene = Scene(state=None, now=story.start_us, params=params, last=None, admitted=[])
+        for step in story.steps:
+            now = scene.now + step.wait.us_after(self.algorithm.window_us(params), scene.last)
+            if step.refunded and scene.admitted:
+                at, cost = scene.admitted.pop()
+                scene = scene._replace(state=self.algorithm.refund(scene.state, now, cost, params, at))
+            cost = step.cost.number(params[0], scene.last)
+            last = self.algorithm.check(scene.state, now, cost, params)
+            scene = scene._replace(now=now, last=last)
+            if cost and (last.allowed or (step.forced and last.retry_after is not None)):
+                scene = scene._replace(state=self.algorithm.charge(scene.state, now, cost, params))
+            if cost and last.allowed:
+                scene.admitted.append((now, cost))
+        return scene
+
+    def ask(self, scene: Scene, cost: int, *, after: int = 0) -> Outcome:
+        """What a cost would come to so many microseconds later; the scene stays as it is."""
+        return self.algorithm.check(deepcopy(scene.state), scene.now + after, cost, scene.params)
+
+    def answers(self, scene: Scene, *, after: int = 0) -> list[Outcome]:
+        """All that can be seen of a state: answers to all kinds of costs, now and later, before and after a charge."""
+        window = self.algorithm.window_us(scene.params)
+        costs = {0, 1, 2, scene.limit // 2, scene.limit}
+        moments = [after, after + 1, after + window // 3, after + window - 1, after + window, after + 2 * window]
+        seen = [self.ask(scene, cost, after=moment) for moment in moments for cost in sorted(costs)]
+        if self.ask(scene, 1, after=after).allowed:
+            charged = scene._replace(state=self._charged(scene._replace(now=scene.now + after), 1))
+            seen += [self.ask(charged, cost, after=moment) for moment in moments for cost in (0, 1, scene.limit)]
+        return seen
+
+    @examples(_EXAMPLES)
+    @given(st.data())
+    def test_law_1_cost_0_is_a_peek(self, data: st.DataObject) -> None:
+        scene = self._drawn(data)
+        before = self.answers(scene)
+        outcome = self.algorithm.check(scene.state, scene.now, 0, scene.params)
+        assert (outcome.allowed, outcome.retry_after) == (True, 0)
+        assert self.answers(scene) == before
+
+    @examples(_EXAMPLES)
+    @given(st.data(), COSTS)
+    def test_law_2_a_refusal_changes_nothing(self, data: st.DataObject, cost: Cost) -> None:
+        scene = self._drawn(data)
+        before, seen = self.answers(scene), self.ask(scene, 0)
+        outcome = self.algorithm.check(scene.state, scene.now, cost.number(scene.limit, scene.last), scene.params)
+        assert self.answers(scene) == before
+        if not outcome.allowed:
+            assert outcome == seen._replace(allowed=False, retry_after=outcome.retry_after)
+            assert outcome.retry_after is None or outcome.retry_after > 0
+
+    @examples(2 * _EXAMPLES)
+    @given(st.data(), COSTS)
+    def test_law_3_retry_after_is_exact(self, data: st.DataObject, wanted: Cost) -> None:
+        scene = self._drawn(data)
+        cost = wanted.number(scene.limit, scene.last)
+        outcome = self.ask(scene, cost)
+        if outcome.allowed:
+            assert outcome.retry_after == 0
+        elif outcome.retry_after is not None:
+            assert self.ask(scene, cost, after=outcome.retry_after).allowed
+            assert not self.ask(scene, cost, after=outcome.retry_after - 1).allowed
+
+    @examples(_EXAMPLES)
+    @given(st.data(), st.integers(1, 5))
+    def test_law_4_above_the_limit_is_never(self, data: st.DataObject, more: int) -> None:
+        scene = self._drawn(data)
+        for state in (scene, scene._replace(state=None)):
+            outcome = self.ask(state, state.limit + more)
+            assert (outcome.allowed, outcome.retry_after) == (False, NEVER)
+            assert self.ask(state, state.limit).retry_after is not None
+
+    @examples(_EXAMPLES)
+    @given(st.data())
+    def test_law_5_after_reset_after_the_state_may_be_forgotten(self, data: st.DataObject) -> None:
+        scene = self._drawn(data)
+        seen = self.ask(scene, 0)
+        whole = seen.reset_after
+        assert self.answers(scene, after=whole) == self.answers(scene._replace(state=None), after=whole)
+        assert (whole == 0) is (seen.next_after == 0)
+        if whole:
+            assert self.ask(scene, 0, after=whole - 1).remaining < scene.limit
+
+    @examples(_EXAMPLES)
+    @given(st.data(), st.booleans(), COSTS)
+    def test_law_6_remaining_is_never_negative_and_grows_at_next_after(
+        self, data: st.DataObject, lowered: bool, wanted: Cost
+    ) -> None:
+        scene = self._drawn(data)
+        if lowered:
+            scene = scene._replace(params=(max(1, scene.limit // 3), *scene.params[1:]))
+        cost = wanted.number(scene.limit, scene.last)
+        outcome = self.ask(scene, cost)
+        assert 0 <= outcome.remaining <= outcome.limit == scene.limit
+        if outcome.allowed and cost:
+            scene = scene._replace(state=self._charged(scene, cost))
+        seen = self.ask(scene, 0)
+        told = (outcome.remaining, outcome.reset_after, outcome.next_after)
+        assert (seen.remaining, seen.reset_after, seen.next_after) == told
+        if seen.next_after:
+            assert self.ask(scene, 0, after=seen.next_after - 1).remaining == seen.remaining
+            assert self.ask(scene, 0, after=seen.next_after).remaining > seen.remaining
+
+    @examples(_EXAMPLES)
+    @given(st.data())
+    def test_law_7_a_forced_charge_fills_up_to_the_limit_and_no_further(self, data: st.DataObject) -> None:
+        scene = self._drawn(data)
+        full = scene._replace(state=self._forced(scene))
+        fuller = full._replace(state=self._forced(full))
+        assert self.ask(full, 0).remaining == 0
+        assert self.answers(fuller) == self.answers(full)
+
+    @examples(2 * _EXAMPLES)
+    @given(st.data(), COSTS, st.integers(0, 400))
+    def test_law_8_a_clock_that_goes_back_frees_nothing_and_freezes_nobody(
+        self, data: st.DataObject, wanted: Cost, percent: int
+    ) -> None:
+        scene = self._drawn(data)
+        window = self.algorithm.window_us(scene.params)
+        back = window * percent // 100
+        cost, before = wanted.number(scene.limit, scene.last), self.ask(scene, 0)
+        seen, outcome = self.ask(scene, 0, after=-back), self.ask(scene, cost, after=-back)
+        if before.reset_after and back > 3 * window + window // 50 + 2:
+            assert seen.reset_after == 0  # what is still in sight began at most two windows ago; stamps are rounded
+        assert seen.reset_after <= before.reset_after + back
+        if percent <= 100:
+            assert seen.remaining <= before.remaining or seen.reset_after == 0
+        if not outcome.allowed and outcome.retry_after is not None:
+            assert self.ask(scene, cost, after=outcome.retry_after - back).allowed
+            assert not self.ask(scene, cost, after=outcome.retry_after - back - 1).allowed
+
+    @examples(2 * _EXAMPLES)
+    @given(st.data(), COSTS)
+    def test_law_9_a_refund_at_once_leaves_no_trace(self, data: st.DataObject, wanted: Cost) -> None:
+        scene = self._drawn(data)
+        cost = wanted.number(scene.limit, scene.last)
+        outcome, before = self.ask(scene, cost), self.answers(scene)
+        assert outcome.at == scene.now
+        if outcome.allowed and cost:
+            charged = scene._replace(state=self._charged(scene, cost))
+            refunded = self._refunded(charged, cost, at=outcome.at)
+            assert self.answers(refunded) == before
+
+    @examples(4 * _EXAMPLES)
+    @given(data=st.data(), wanted=COSTS, steps=st.lists(STEPS, max_size=5), wait=WAITS)
+    def test_law_9_a_later_refund_gives_back_at_most_the_difference(
+        self, data: st.DataObject, wanted: Cost, steps: Sequence[Step], wait: Wait
+    ) -> None:
+        scene = self._drawn(data)
+        cost = wanted.number(scene.limit, scene.last)
+        outcome = self.ask(scene, cost)
+        if not (outcome.allowed and cost):
+            return
+        window = self.algorithm.window_us(scene.params)
+        charged, without = scene._replace(state=self._charged(scene, cost), last=outcome), scene
+        alike = True  # whether both go by the same windows
+        for step in [*steps, Step(wait, Cost("none"))]:
+            now = charged.now + step.wait.us_after(window, charged.last)
+            charged, without = charged._replace(now=now), without._replace(now=now)
+            more = step.cost.number(scene.limit, charged.last)
+            last = self.ask(charged, more)
+            alike = alike and (not self.first_hit_opens or self.ask(without, 0).reset_after > 0)
+            if last.allowed and more:
+                charged = charged._replace(state=self._charged(charged, more))
+                without = without._replace(state=self._charged(without, more))
+            charged = charged._replace(last=last)
+        refunded = self._refunded(charged, cost, at=outcome.at)
+        if charged.now - outcome.at >= outcome.reset_after:
+            assert self.answers(refunded) == self.answers(charged)
+        for after in (0, 1, window // 3, window - 1, window):
+            left, right, kept = (self.ask(each, 0, after=after).remaining for each in (refunded, without, charged))
+            assert kept <= left <= kept + cost
+            assert left <= right or not alike
+
+    @examples(2 * _EXAMPLES)
+    @given(st.data())
+    def test_never_more_than_the_guarantee_in_any_period(self, data: st.DataObject) -> None:
+        story = self._story(data, forced=False)
+        admitted = self.scene(story).admitted
+        for end, _ in admitted:
+            inside = sum(cost for moment, cost in admitted if end - story.quota.period_us < moment <= end)
+            assert inside <= self.guarantee(story.quota)
+
+    @examples(_EXAMPLES)
+    @given(st.data(), COSTS)
+    def test_numbers_are_integers_that_a_double_carries(self, data: st.DataObject, cost: Cost) -> None:
+        scene = self._drawn(data)
+        outcome = self.ask(scene, cost.number(scene.limit, scene.last))
+        for number in (*outcome[1:7], *scene.params):
+            assert number is None or (type(number) is int and 0 <= number < EXACT)
+
+    def _charged(self, scene: Scene, cost: int) -> Any:
+        state = deepcopy(scene.state)
+        self.algorithm.check(state, scene.now, cost, scene.params)
+        return self.algorithm.charge(state, scene.now, cost, scene.params)
+
+    def _refunded(self, scene: Scene, cost: int, *, at: int) -> Scene:
+        state = self.algorithm.refund(deepcopy(scene.state), scene.now, cost, scene.params, at)
+        return scene._replace(state=state)
+
+    def _forced(self, scene: Scene) -> Any:
+        return self._charged(scene, scene.limit)
+
+    def _story(self, data: st.DataObject, *, forced: bool = True) -> Story:
+        steps = st.builds(Step, WAITS, COSTS, st.booleans() if forced else st.just(value=False), st.booleans())
+        return data.draw(
+            st.builds(Story, quotas(self.algorithm), MOMENTS, st.lists(steps, max_size=LONGEST)), label="story"
+        )
+
+    def _drawn(self, data: st.DataObject) -> Scene:
+        scene = self.scene(self._story(data))
+        assume(scene.now + 4 * self.algorithm.window_us(scene.params) < EXACT)
+        return scene

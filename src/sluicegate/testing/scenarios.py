@@ -1,0 +1,104 @@
+"""What the exams ask: quotas, waits and costs, drawn by hypothesis around the moments where limiters go wrong.
+
+Waits and costs are drawn as words ("until retry_after, less 1 µs"; "all that is left") and turned into numbers when the
+outcome before is known, so that a failing example reads as a story. Set SLUICEGATE_EXAMPLES to draw that many, at
+random; without it the draw is small and always the same.
+"""
+
+from __future__ import annotations
+
+import os
+from fractions import Fraction
+from typing import Final, NamedTuple
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from sluicegate.algorithms import Algorithm
+from sluicegate.clock import MICROSECOND
+from sluicegate.errors import AlgorithmError
+from sluicegate.plan import Outcome
+from sluicegate.quota import Quota
+
+START_US: Final = (10**15, 1_760_000_000_123_457)  # 16 digits: more than tostring() keeps in Lua
+LONGEST: Final = 24  # steps of one story
+# The exams are inherited on purpose, and nothing is replayed from a database.
+_HARMLESS: Final = (HealthCheck.differing_executors, HealthCheck.too_slow, HealthCheck.data_too_large)
+
+
+def examples(count: int) -> settings:
+    """So many examples, always the same ones; or as many as SLUICEGATE_EXAMPLES says, at random."""
+    asked = os.environ.get("SLUICEGATE_EXAMPLES")
+    return settings(
+        max_examples=count if asked is None else int(asked),
+        derandomize=asked is None,
+        database=None,
+        deadline=None,
+        suppress_health_check=[*_HARMLESS],
+    )
+
+
+class Wait(NamedTuple):
+    """How far to move the clock: to a moment that the last outcome named, or a part of the window, give or take."""
+
+    until: str  # "now", "retry", "reset", "next", "window"
+    windows: Fraction = Fraction(0)
+    us: int = 0
+
+    def us_after(self, window_us: int, last: Outcome | None) -> int:
+        """The wait in microseconds."""
+        named = {"now": 0, "window": window_us, "retry": 0, "reset": 0, "next": 0}
+        if last is not None:
+            named |= {"retry": last.retry_after or 0, "reset": last.reset_after, "next": last.next_after}
+        return max(0, named[self.until] + int(self.windows * window_us) + self.us)
+
+
+class Cost(NamedTuple):
+    """How much to ask for: a number, or what the last outcome suggests, give or take."""
+
+    of: str  # "none", "limit", "half", "left"
+    units: int = 0
+
+    def number(self, limit: int, last: Outcome | None) -> int:
+        """The cost in units."""
+        left = limit if last is None else last.remaining
+        return max(0, {"none": 0, "limit": limit, "half": limit // 2, "left": left}[self.of] + self.units)
+
+
+WAITS: Final = st.one_of(
+    st.sampled_from([Wait("now"), Wait("now", us=1), Wait("now", us=2)]),
+    st.integers(0, 200).map(lambda part: Wait("now", Fraction(part, 100))),
+    st.builds(Wait, st.sampled_from(["retry", "reset", "next", "window"]), st.just(Fraction(0)), st.integers(-1, 1)),
+)
+COSTS: Final = st.one_of(
+    st.integers(0, 5).map(lambda units: Cost("none", units)),
+    st.builds(Cost, st.sampled_from(["limit", "half", "left"]), st.integers(-1, 1)),
+)
+LATEST: Final = 2**52  # the year 2112 in microseconds: a moment and what is added to it stay exact in a double
+LIMITS: Final = st.one_of(
+    st.integers(1, 5), st.integers(1, 120), st.integers(1, 2000), st.sampled_from([100, 101, 2000])
+)
+PERIODS_US: Final = st.one_of(
+    st.sampled_from([MICROSECOND, 5 * MICROSECOND, 60 * MICROSECOND, 3600 * MICROSECOND, 86_400 * MICROSECOND]),
+    st.sampled_from([1, 3, 100, 7_777_777, 365 * 86_400 * MICROSECOND]),
+    st.integers(1, 10**11),
+)
+MOMENTS: Final = st.builds(int.__add__, st.sampled_from(START_US), st.integers(0, 10**8))
+
+
+def takes(algorithm: Algorithm, quota: Quota) -> bool:
+    """Whether the algorithm accepts the quota."""
+    try:
+        algorithm.params(quota)
+    except AlgorithmError:
+        return False
+    return True
+
+
+def quotas(algorithm: Algorithm, limits: st.SearchStrategy[int] = LIMITS) -> st.SearchStrategy[Quota]:
+    """Quotas that the algorithm accepts; some with a burst, if it has bursts."""
+    bursts: st.SearchStrategy[int | None] = st.none()
+    if takes(algorithm, Quota(1, 1, burst=1)):
+        bursts = st.one_of(st.none(), limits)
+    periods = PERIODS_US.map(lambda us: Fraction(us, MICROSECOND))
+    return st.builds(Quota, limits, periods, burst=bursts).filter(lambda quota: takes(algorithm, quota))
