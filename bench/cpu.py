@@ -1,4 +1,4 @@
-"""What one check costs the server: its own account of CPU (INFO cpu), and of the script's share (INFO commandstats)."""
+"""The server's CPU for one check, from INFO cpu; and the part inside the script, from INFO commandstats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCRIPTS = ("evalsha", "eval", "fcall")
 
 
 def measure(course: Course) -> list[Figure]:
-    """One connection, one check after the other."""
+    """Measure on one connection, one check after the other."""
     with valkey_server() as server, redis.Redis(port=server.port) as client:
         contenders = [
             Contender(ruled(TOPIC, 1), name, "floor", _turn(course, client, hit))
@@ -57,5 +57,5 @@ def _turn(course: Course, client: redis.Redis, hit: Callable[[str], object]) -> 
 
 
 def _cpu(client: redis.Redis) -> float:
-    told = client.info("cpu")
-    return float(told["used_cpu_user"] + told["used_cpu_sys"])
+    used = client.info("cpu")
+    return float(used["used_cpu_user"] + used["used_cpu_sys"])

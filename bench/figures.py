@@ -1,7 +1,7 @@
-"""Figure: what was measured, once for each round; and what may be said of several figures.
+"""Figure: the measurements of one contender, one for each round; and ratios and differences of figures.
 
-Pure: no clock, no peer, no sluicegate. A ratio pairs the rounds of two figures, because contenders take turns: what
-slows the machine down for a while slows both, and leaves their ratio as it was.
+Pure: no clock, no peer, no sluicegate. A ratio pairs the rounds of two figures, because contenders take turns: if the
+machine is slow for a while, both are slow, and the ratio stays the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Role = Literal["sluicegate", "peer", "floor"]
 
 
 class Measure(NamedTuple):
-    """What is measured: its unit, how many digits are of interest, and which way is good."""
+    """A kind of measurement: its title, its unit, the digits to print, and whether more is better."""
 
     title: str
     unit: str
@@ -76,10 +76,10 @@ def spread(samples: Sequence[float]) -> Spread:
 
 
 def ratio(figure: Figure, base: Figure) -> Spread:
-    """How many times `base` the figure is: round by round where that can be, else by the median of `base`.
+    """The figure divided by `base`: round by round if both have the same rounds, else by the median of `base`.
 
-    What was added is a small difference of two large numbers, and a quotient of two such says nothing: of those, too,
-    only the median is divided by.
+    The measure "added" is a small difference of two large numbers, so a quotient of single rounds means nothing. It is
+    also divided by the median.
     """
     if len(figure.samples) == len(base.samples) and figure.measure != "added":
         return spread([each / other for each, other in zip(figure.samples, base.samples, strict=True)])
@@ -87,7 +87,7 @@ def ratio(figure: Figure, base: Figure) -> Spread:
 
 
 def added(figure: Figure, base: Figure) -> Figure:
-    """What the figure has beyond `base`, round by round."""
+    """The figure minus `base`, round by round."""
     rounds = zip(figure.samples, base.samples, strict=True)
     return figure._replace(measure="added", samples=tuple(each - other for each, other in rounds))
 
@@ -99,10 +99,10 @@ def by_merit(figures: Sequence[Figure]) -> list[Figure]:
 
 
 def to_json(figures: Iterable[Figure]) -> list[dict[str, Any]]:
-    """Figures as JSON keeps them: four digits say more than the machine knows."""
+    """Figures for JSON, rounded to four digits; the measurements are not more precise."""
     return [{**each._asdict(), "samples": [float(f"{sample:.4g}") for sample in each.samples]} for each in figures]
 
 
 def from_json(found: Iterable[dict[str, Any]]) -> list[Figure]:
-    """What `to_json` made, read back."""
+    """The figures from the output of `to_json`."""
     return [Figure(**{**each, "samples": tuple(each["samples"])}) for each in found]

@@ -1,8 +1,8 @@
-"""Whole applications on real servers under load: what a limiter adds to a request, and what a flood of refusals costs.
+"""Whole applications on real servers under load: the cost that a limiter adds to a request, and a flood of refusals.
 
-All servers run at the same time and idle while it is not their turn. CPU is that of the worker process, as the kernel
-accounts for it, for each request that was answered; "added" is less that of the same application without a limiter,
-in the same round.
+All servers run at the same time and are idle when it is not their turn. "cpu" is the CPU of the worker process, from
+the kernel, for each answered request. "added" is the difference to the same application without a limiter in the same
+round.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class App(NamedTuple):
-    """One application: what the benchmark calls it, and how its module is told."""
+    """One application: its name in the benchmark, its `BENCH_LIMITER`, and whether it uses Redis."""
 
     name: str
     limiter: str
@@ -97,7 +97,7 @@ FRAMEWORKS = (
 
 
 def measure(course: Course) -> list[Figure]:
-    """Requests that pass, of a thousand identities."""
+    """Measure requests of a thousand identities; all pass."""
     figures = []
     for framework in FRAMEWORKS:
         with valkey_server() as redis, ExitStack() as stack:
@@ -113,7 +113,7 @@ def measure(course: Course) -> list[Figure]:
 
 
 def measure_flood(course: Course) -> list[Figure]:
-    """One client far above its limit, over Redis."""
+    """Measure requests of one client far above its limit, over Redis."""
     figures = []
     for framework in FRAMEWORKS:
         with valkey_server() as redis, ExitStack() as stack:
@@ -137,7 +137,7 @@ def _added(figures: Sequence[Figure]) -> list[Figure]:
 
 
 class Worker(NamedTuple):
-    """The one process that answers on this port."""
+    """The only worker process on this port."""
 
     port: int
     pid: int
@@ -147,9 +147,9 @@ class Worker(NamedTuple):
             before = self.cpu()
             found = load(self.port, course.effort.turn if number else 1, identities=identities)
             cpu = self.cpu() - before
-            share = found.refused / found.requests
-            if number and abs(share - refusing) > 0.01:  # the first round is when a flood spends what it may
-                raise RuntimeError(f"{share:.1%} of the requests were refused")
+            refused = found.refused / found.requests
+            if number and abs(refused - refusing) > 0.01:  # in round 0 the flood uses up its limit
+                raise RuntimeError(f"{refused:.1%} of the requests were refused")
             return {
                 "requests": found.requests / found.seconds,
                 "p50": found.p50,
@@ -160,14 +160,14 @@ class Worker(NamedTuple):
         return turn
 
     def cpu(self) -> float:
-        """Seconds of CPU, its own and the kernel's for it, threads that have ended included."""
+        """Seconds of CPU in user and kernel mode, ended threads included."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICK
 
 
 @contextmanager
 def _serving(framework: Framework, app: App, *, redis: Server, limit: str) -> Iterator[Worker]:
-    """The application on a port of its own, with one worker."""
+    """Run the application with one worker on a free port."""
     port = free_port()
     environ = {
         "BENCH_LIMITER": app.limiter,
@@ -197,4 +197,4 @@ def _child(pid: int) -> int:
 
 
 if sys.platform != "linux":
-    raise RuntimeError("the CPU of a worker is read from /proc: only on Linux")
+    raise RuntimeError("this benchmark runs only on Linux: it reads the CPU of a worker from /proc")

@@ -1,4 +1,4 @@
--- The requests of wrk: each identity in turn; and its summary as one line of JSON.
+-- The requests of wrk, the identities in turn, and its summary as one line of JSON.
 local requests, sent = {}, 0
 
 function init(arguments)

@@ -1,8 +1,8 @@
-"""Load on a port of this machine, from another process: by wrk where it is installed, else by a small loader of ours.
+"""Load on a port of this machine from another process: wrk if it is installed, else this module's load generator.
 
     python -m bench.load PORT SECONDS CONNECTIONS IDENTITIES
 
-is the latter. It keeps its connections alive too, but tops out at a few thousand requests a second.
+runs the load generator. Like wrk it keeps its connections open, but it sends at most a few thousand requests a second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONNECTIONS = 8
 
 
 class Load(NamedTuple):
-    """What came of it. `refused` are answers of status 400 and above; latencies in milliseconds."""
+    """The results. `refused` counts responses of status 400 and above; latencies are in milliseconds."""
 
     requests: int
     seconds: float
@@ -35,12 +35,12 @@ class Load(NamedTuple):
 
 
 def load(port: int, seconds: float, *, identities: int) -> Load:
-    """So many seconds of load; RuntimeError unless every request was answered."""
+    """Send load for `seconds`. RuntimeError unless every request was answered."""
     if WRK is None:
         arguments = [port, seconds, CONNECTIONS, identities]
         command = [sys.executable, "-m", "bench.load", *map(str, arguments)]
     else:
-        # wrk knows whole seconds only, and needs one more than it is given to stop.
+        # wrk accepts only whole seconds, and needs one second more to stop.
         options = ["-t1", f"-c{CONNECTIONS}", f"-d{max(1, round(seconds))}s", "--latency", "-s", str(SCRIPT)]
         command = [WRK, *options, f"http://127.0.0.1:{port}/", "--", str(identities)]
     ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds + 30)

@@ -1,4 +1,4 @@
-"""A check in this process's memory: one identity, a thousand, a hundred thousand, and one that is refused."""
+"""Checks in this process's memory: one identity, a thousand, a hundred thousand, and a refused identity."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Keys = Callable[[int, int], Sequence[str]]
 
 
 class Table:
-    """The least that a limiter between threads does: a method that takes a lock and looks a key up."""
+    """The floor: a method that takes a lock and looks up a key. A thread-safe limiter does at least this."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class Table:
 
 
 def measure(course: Course) -> list[Figure]:
-    """All four."""
+    """Measure all four cases."""
     proven = {}
     for name, maker in memory_makers().items():
         prove(maker(PROOF), name)
@@ -58,24 +58,24 @@ def role_of(name: str) -> Role:
 
 def _turn(course: Course, hit: Callable[[str], object], keys: Keys) -> Turn:
     def turn(number: int) -> dict[str, float]:
-        _settle()
+        _join_timers()
         wanted = keys(number, course.effort.checks)
         hit(wanted[0])
-        # CPU of all threads: nothing here waits, so it is the time on a machine that nobody else uses.
+        # CPU of all threads: nothing here waits, so this is the time on an idle machine.
         return {"time": checks(hit, wanted, clock=time.process_time)}
 
     return turn
 
 
-def _settle() -> None:
-    """Wait for the timer threads of others (limits starts one for each hit), which would run in the next one's turn."""
+def _join_timers() -> None:
+    """Wait for timer threads (limits starts one for each hit), or they would run in the turn of the next contender."""
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer):
             thread.join(1)
 
 
 def _one(number: int, count: int) -> Sequence[str]:
-    return [f"user:{number}"] * count  # a new one each round, so that nobody is refused
+    return [f"user:{number}"] * count  # a new identity each round, so none is refused
 
 
 def _refused(number: int, count: int) -> Sequence[str]:
@@ -83,7 +83,7 @@ def _refused(number: int, count: int) -> Sequence[str]:
 
 
 def _many(identities: int) -> Keys:
-    """All of them to warm up, then some at a time in no order, so that they lie apart in memory as they do in life."""
+    """All identities to warm up, then some in random order, so that they are spread in memory as in production."""
     names = [f"user:{each}" for each in range(identities)]
     mixed = Random(1).sample(names, identities)
 

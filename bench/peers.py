@@ -1,8 +1,8 @@
-"""How each library makes one check: from limits and a place to a function of a key.
+"""One check of each library: a factory that turns limits and a storage URL into a function of a key.
 
-Every one gets the storage and the options that its own documentation recommends, is asked without waiting, and is
-`proven` before it is timed: three allowed, the fourth refused, another key untouched. Several limits are one call
-where the library has such a call, else one call after the other until one refuses.
+Every library gets the storage and the options that its own documentation recommends, and does not wait for capacity.
+`prove` tests it before it is timed: three hits are allowed, the fourth is refused, another key is allowed. Several
+limits are one call if the library has such a call, else one call after the other until one refuses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROOM = 300_000  # keys that a store in memory must hold
 
 
 class Limit(NamedTuple):
-    """So many per second, minute, hour or day."""
+    """A number of requests per second, minute, hour or day."""
 
     count: int
     unit: str
@@ -45,14 +45,14 @@ class Limit(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """A check: a function of a key, and how to read its answer."""
+    """A check: a function of a key, and a function that says whether its result is allowed."""
 
     hit: Callable[[str], Any]
     allowed: Callable[[Any], bool] = bool
 
 
 class AsyncGate(NamedTuple):
-    """The same, awaited."""
+    """An async check."""
 
     hit: Callable[[str], Awaitable[Any]]
     allowed: Callable[[Any], bool] = bool
@@ -63,7 +63,7 @@ AsyncMaker = Callable[[Sequence[Limit]], AsyncGate]
 
 
 def sluicegate(store: str, algorithm: str) -> Maker:
-    """The library itself; a store of its own for each gate, but the same server where the URL names one."""
+    """sluicegate. Each gate has its own store, on the same server if the URL names one."""
 
     def make(wanted: Sequence[Limit]) -> Gate:
         quota = "; ".join(limit.text for limit in wanted)
@@ -76,7 +76,7 @@ def of_limits(uri: str, strategy: str) -> Maker:
     """`limits`, which hits one limit after the other, as Flask-Limiter and slowapi do."""
 
     def make(wanted: Sequence[Limit]) -> Gate:
-        # A prefix each: limits keeps its strategies under one key, where they trip over each other's types.
+        # One prefix for each: limits uses the same key for all strategies, but with different types.
         storage = limits.storage.storage_from_string(uri, key_prefix=strategy)
         limiter = getattr(limits.strategies, LIMITS[strategy])(storage)
         items = [limits.parse(limit.text) for limit in wanted]
@@ -103,7 +103,7 @@ def of_throttled(url: str, using: str) -> Maker:
 
 
 def of_pyrate(url: str) -> Maker:
-    """`pyrate-limiter`: a bucket for each key, which one has to write; several rates are one call."""
+    """`pyrate-limiter` with a bucket for each key, which the user has to write. Several rates are one call."""
 
     def make(wanted: Sequence[Limit]) -> Gate:
         rates = [pyrate_limiter.Rate(each.count, pyrate_limiter.Duration[each.unit.upper()]) for each in wanted]
@@ -159,7 +159,7 @@ def _makers(url: str, *, room: str) -> dict[str, Maker]:
 
 
 def async_makers(url: str) -> dict[str, AsyncMaker]:
-    """Every library that has an asyncio client for Redis; limits has two."""
+    """Every library with an asyncio client for Redis; limits has two."""
 
     def ours_async(wanted: Sequence[Limit]) -> AsyncGate:
         return AsyncGate(partial(AsyncLimiter(url).hit, "; ".join(limit.text for limit in wanted)), _by_the_store)
@@ -185,18 +185,18 @@ def async_makers(url: str) -> dict[str, AsyncMaker]:
 
 
 def ours(algorithm: str) -> str:
-    """A contender of ours: the default goes by the library's name."""
+    """The name of sluicegate with this algorithm. The default algorithm is not named."""
     return "sluicegate" if algorithm == SLUICEGATE[0] else f"sluicegate {algorithm}"
 
 
 def prove(gate: Gate, name: str) -> None:
-    """Raise unless the gate, made for three an hour, allows three of four and another key after that."""
+    """Raise unless a gate with 3/hour allows three of four hits, and then another key."""
     answers = [gate.allowed(gate.hit("somebody")) for _ in range(4)] + [gate.allowed(gate.hit("another"))]
     _expect(answers, name)
 
 
 async def prove_async(gate: AsyncGate, name: str) -> None:
-    """The same, awaited."""
+    """`prove` for an async gate."""
     answers = [gate.allowed(await gate.hit("somebody")) for _ in range(4)] + [gate.allowed(await gate.hit("another"))]
     _expect(answers, name)
 
@@ -220,7 +220,7 @@ def _throttled(limit: Limit) -> str:
 
 
 def _by_the_store(decision: Decision) -> bool:
-    """Allowed, and not by a stand-in: a store that did not answer in time would make us look quick."""
+    """Allowed by the store, not by the local fallback: a store that misses its deadline would look fast."""
     return decision.allowed and not decision.degraded
 
 

@@ -1,9 +1,9 @@
-"""From the JSON of a run to docs/performance.md: its pictures, and the tables between its marks.
+"""The pictures and tables of docs/performance.md, generated from the JSON of a run.
 
     python -m bench.plots [FILE]
 
-draws again what docs/assets/bench.json, or the FILE, says. Pure but for the files: nothing is measured here. A picture
-brings its own background and colours for light and for dark, so it can be read on any page.
+generates them again from docs/assets/bench.json, or from FILE. It reads and writes files, and measures nothing. A
+picture has its own background and colours for light and dark mode, so it is readable on any page.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Panel(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """A picture: which topics and measure, each a panel of its own; `relative` to the floor of each."""
+    """A picture of one measure: a panel for each topic, `relative` to the topic's floor if set."""
 
     name: str
     title: str
@@ -75,7 +75,7 @@ text { fill: #ddd } .back { fill: #1e2129 } .axis { stroke: #777 } .spread { str
 
 
 def panels(plot: Plot, figures: Sequence[Figure]) -> list[Panel]:
-    """What the picture shows; topics that were not measured are left out."""
+    """The panels of the picture, without topics that were not measured."""
     found = []
     for topic in plot.topics:
         here = by_merit([each for each in figures if each.topic == topic and each.measure == plot.measure])
@@ -115,24 +115,24 @@ def _bars(panel: Panel, top: int) -> list[str]:
     most = max(bar.value.high for bar in panel.bars)
     found = [f'<path class="axis" d="M{LEFT},{top}V{top + ROW * len(panel.bars)}"/>']
 
-    def place(value: float) -> int:
+    def pixels(value: float) -> int:
         return round(max(value, 0) / most * (WIDTH - LEFT - RIGHT))
 
     for at, bar in enumerate(panel.bars):
         y, (low, middle, high) = top + ROW * at, bar.value
-        end = max(place(middle), place(high))
+        end = max(pixels(middle), pixels(high))
         number = f"{middle:,.{panel.digits}f}"
         found += [
             f'<text x="{LEFT - 8}" y="{y + 16}" text-anchor="end">{bar.label}</text>',
-            f'<rect class="{bar.role}" x="{LEFT}" y="{y + 4}" width="{place(middle)}" height="{ROW - 8}"/>',
-            f'<path class="spread" d="M{LEFT + place(low)},{y + ROW // 2}H{LEFT + place(high)}"/>',
+            f'<rect class="{bar.role}" x="{LEFT}" y="{y + 4}" width="{pixels(middle)}" height="{ROW - 8}"/>',
+            f'<path class="spread" d="M{LEFT + pixels(low)},{y + ROW // 2}H{LEFT + pixels(high)}"/>',
             f'<text x="{LEFT + end + 6}" y="{y + 16}">{number}</text>',
         ]
     return found
 
 
 def page(text: str, run: dict[str, Any]) -> str:
-    """The page with what stands between its marks made from the run."""
+    """The page, with the text between its marks generated from the run."""
     figures = from_json(run["figures"])
     tables = {grid.name: rows(grid, figures) for grid in GRIDS} | {"budgets": budget_rows(verdicts(figures))}
     sections = {name: markdown(table) if table else "Not measured." for name, table in tables.items()}
@@ -141,13 +141,13 @@ def page(text: str, run: dict[str, Any]) -> str:
 
 
 def machine(run: dict[str, Any]) -> str:
-    """On what it was measured."""
+    """The machine, the effort, the commit and the versions of the run."""
     versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
     return f"{run['machine']}. {run['effort'].capitalize()} run of sluicegate {run['commit']}. {versions}."
 
 
 def publish(run: dict[str, Any]) -> list[Path]:
-    """Write the figures, the pictures and the page. The paths that were written."""
+    """Write the figures, the pictures and the page; return their paths."""
     KEPT.write_text(json.dumps(run, ensure_ascii=False, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
     figures = from_json(run["figures"])
     written = [KEPT]
@@ -160,7 +160,7 @@ def publish(run: dict[str, Any]) -> list[Path]:
 
 
 def picture(plot: Plot) -> Path:
-    """Where the picture is kept."""
+    """The path of the picture."""
     return KEPT.with_name(f"bench-{plot.name}.svg")
 
 

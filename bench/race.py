@@ -1,7 +1,7 @@
-"""Contenders take turns: every round runs each of them once, the next round begins with another.
+"""A race: contenders take turns. Every round runs each of them once; each round starts with another one.
 
-So what happens to the machine happens to all. Garbage is collected between rounds and not during a turn. The
-first round warms up and is dropped. A contender that raises is out, and what it said is kept among the troubles.
+So a slow machine slows all contenders. Garbage is collected between rounds and not during a turn. The first round warms
+up and is dropped. A contender that raises is excluded, and its error is added to the troubles.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import NamedTuple, TypeVar
 
 from bench.figures import Figure, Role
 
-FEWEST = 3  # rounds, however long they take
+FEWEST = 3  # the least number of rounds, even if they take too long
 
 Result = TypeVar("Result")
 Turn = Callable[[int], Mapping[str, float]]
-"""One turn of a contender: from the number of the round (0 warms up) to what it measured."""
+"""One turn of a contender: from the number of the round (0 warms up) to its measurements."""
 
 
 class Effort(NamedTuple):
-    """How much is measured: rounds, checks in one turn, and the seconds after which no further round begins."""
+    """How much to measure: rounds, checks in one turn, and the seconds after which no further round begins."""
 
     rounds: int
     checks: int
     seconds: float
-    turn: float = 0.0  # seconds of load in one turn, where a server is under load
+    turn: float = 0.0  # seconds of load in one turn, for parts that load a server
 
 
 class Contender(NamedTuple):
@@ -39,7 +39,7 @@ class Contender(NamedTuple):
 
 
 class Course:
-    """What a part of the benchmark is given: how much effort, and where to tell what went wrong."""
+    """The arguments of a part of the benchmark: the effort, and the function that reports errors."""
 
     def __init__(self, effort: Effort, say: Callable[[str], None]) -> None:
         self.effort = effort
@@ -47,7 +47,7 @@ class Course:
         self.troubles: list[str] = []
 
     def race(self, contenders: Sequence[Contender]) -> list[Figure]:
-        """All rounds of these contenders."""
+        """Run all rounds of these contenders."""
         running = list(contenders)
         samples: dict[tuple[str, str, str], list[float]] = defaultdict(list)
         roles = {(each.topic, each.name): each.role for each in contenders}
@@ -56,7 +56,7 @@ class Course:
             if number > FEWEST and time.monotonic() - began > self.effort.seconds:
                 break
             gc.collect()
-            gc.freeze()  # what the others keep is nobody's cost
+            gc.freeze()  # so a collection does not scan the objects of other contenders
             first = number % len(running) if running else 0
             for contender in [*running[first:], *running[:first]]:
                 found = self.attempt(f"{contender.topic}: {contender.name}", partial(contender.turn, number))
@@ -74,7 +74,7 @@ class Course:
         ]
 
     def attempt(self, what: str, action: Callable[[], Result]) -> Result | None:
-        """The action's result; None when it raised, whatever a peer may raise: the others run on."""
+        """The action's result, or None if it raised. It catches every error of a peer, so the others continue."""
         try:
             return action()
         except Exception as error:  # noqa: BLE001
@@ -87,7 +87,7 @@ class Course:
 
 
 def checks(hit: Callable[[str], object], keys: Sequence[str], *, clock: Callable[[], float]) -> float:
-    """Microseconds of this clock that one check takes, over a check of every key."""
+    """Microseconds for one check by this clock: the mean over one check of every key."""
     gc.disable()
     try:
         began = clock()

@@ -1,4 +1,4 @@
-"""A check on a server, synchronously: one, two and three rules, beside what a round trip costs without any limiter."""
+"""Sync checks on a server with one, two and three rules, and the cost of a round trip without a limiter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.peers import PROOF, Gate, Limit, prove, redis_makers
 from bench.race import Contender, Course, Turn, checks
 from tests.servers import Server, valkey_server
 
-RULES = (Limit(10_000, "day"), Limit(5_000, "hour"), Limit(1_000, "minute"))  # so high that nothing is refused
+RULES = (Limit(10_000, "day"), Limit(5_000, "hour"), Limit(1_000, "minute"))  # so high that no check is refused
 SEVERAL = (
     "sluicegate",
     "limits fixed-window",
@@ -29,7 +29,7 @@ _PING = b"*1\r\n$4\r\nPING\r\n"
 
 
 def measure(course: Course) -> list[Figure]:
-    """Every contender in one race, so that two rules can be held against one."""
+    """Measure every contender in one race, so that two rules can be compared with one."""
     with valkey_server() as server:
         contenders = [
             Contender(ruled("Redis, sync", 1), name, "floor", _turn(course, Gate(hit), name))
@@ -45,7 +45,7 @@ def measure(course: Course) -> list[Figure]:
 
 
 def floors(server: Server) -> list[tuple[str, Callable[[str], object]]]:
-    """What costs a round trip at least: to the kernel, to redis-py, and to a script that does nothing."""
+    """The floors of a round trip: a bare socket, redis-py, and a script that does nothing."""
     bare = socket.create_connection(("127.0.0.1", server.port))
     bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     client = redis.Redis(port=server.port)
@@ -63,7 +63,7 @@ def floors(server: Server) -> list[tuple[str, Callable[[str], object]]]:
 
 
 def ruled(topic: str, rules: int) -> str:
-    """The topic for so many rules."""
+    """The topic for this number of rules."""
     return f"{topic}, {rules} rule{'s' * (rules > 1)}"
 
 

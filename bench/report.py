@@ -1,7 +1,7 @@
 """The figures as tables, for a terminal and for a page.
 
-Pure. A grid has a row for each contender and a column for each topic or measure; its chief column is the one that is
-held against the floor and against sluicegate, round by round.
+Pure. A grid has a row for each contender and a column for each topic or measure. Its chief column is compared with the
+floor and with sluicegate, round by round.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Column(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """One table. With `relative`, every cell says how many times its own column's floor it is."""
+    """One table. With `relative`, every cell is divided by the floor of its column."""
 
     name: str
     title: str
@@ -91,7 +91,7 @@ GRIDS: Final = (
 
 
 def rows(grid: Grid, figures: Sequence[Figure]) -> Rows:
-    """The heading and a row for each contender; only the empty list when nothing of it was measured."""
+    """The heading and a row for each contender; an empty list if nothing was measured."""
     known = {(each.topic, each.measure, each.contender): each for each in figures}
     wanted = {(column.topic, column.measure) for column in grid.columns}
     names = list(dict.fromkeys(each.contender for each in figures if (each.topic, each.measure) in wanted))
@@ -114,7 +114,7 @@ Known = dict[tuple[str, str, str], Figure]
 
 
 def _rank(name: str, known: Known, chief: Column) -> tuple[int, float]:
-    """Floors first, then from good to bad; last those that have no such figure."""
+    """The sort key: floors first, then from best to worst, then contenders without this figure."""
     figure = known.get((chief.topic, chief.measure, name))
     if figure is None:
         return (0 if name in FLOORS else 2), 0.0
@@ -123,7 +123,7 @@ def _rank(name: str, known: Known, chief: Column) -> tuple[int, float]:
 
 
 def _floor(column: Column, known: Known) -> Figure | None:
-    if column.measure == "added":  # what is beyond the floor already
+    if column.measure == "added":  # "added" already is the difference to the floor
         return None
     return next((known[key] for name in FLOORS if (key := (column.topic, column.measure, name)) in known), None)
 
@@ -134,8 +134,8 @@ def _cell(known: Known, column: Column, name: str, *, relative: bool) -> str:
         return "–"
     if relative:
         floor = _floor(column, known)
-        return "–" if floor is None else told(ratio(figure, floor), digits=2)
-    return told(figure.spread, digits=MEASURES[column.measure].digits)
+        return "–" if floor is None else format_spread(ratio(figure, floor), digits=2)
+    return format_spread(figure.spread, digits=MEASURES[column.measure].digits)
 
 
 def _ratios(known: Known, chief: Column, name: str, *, floor: Figure | None) -> list[str]:
@@ -147,10 +147,10 @@ def _ratios(known: Known, chief: Column, name: str, *, floor: Figure | None) -> 
     return ["–" if figure is None or other is None else f"{ratio(figure, other).middle:.2f}" for other in others]
 
 
-def told(spread: Spread, *, digits: int) -> str:
+def format_spread(spread: Spread, *, digits: int) -> str:
     """A median with its quartiles, unless they are the same.
 
-    >>> told(Spread(1.0, 1.26, 1.5), digits=1), told(Spread(2, 2, 2), digits=0)
+    >>> format_spread(Spread(1.0, 1.26, 1.5), digits=1), format_spread(Spread(2, 2, 2), digits=0)
     ('1.3 (1.0–1.5)', '2')
     """
     low, middle, high = (f"{each:,.{digits}f}" for each in spread)
@@ -163,7 +163,7 @@ def budget_rows(found: Sequence[Verdict]) -> Rows:
         [
             each.budget.what,
             each.budget.words,
-            "–" if each.measured is None else told(each.measured, digits=_digits(each)),
+            "–" if each.measured is None else format_spread(each.measured, digits=_digits(each)),
             each.words,
         ]
         for each in found
@@ -176,7 +176,7 @@ def _digits(verdict: Verdict) -> int:
 
 
 def markdown(table: Rows) -> str:
-    """The rows as a table of a page; all columns but the first to the right.
+    """The rows as a Markdown table; all columns but the first are aligned right.
 
     >>> print(markdown([["", "ms"], ["sluicegate", "1"]]))
     | | ms |

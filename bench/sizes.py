@@ -1,7 +1,7 @@
-"""How many bytes one identity takes: on both servers as they tell it themselves, and in this process.
+"""The bytes for one identity: on both servers, by their own report, and in this process.
 
-On a server it is what MEMORY USAGE says of every key that the hits left behind, names and expiry included. In the
-process it is what the allocator has given out for many identities, the texts of the identities left out.
+On a server it is the sum of MEMORY USAGE over all keys that the hits created, names and expiry included. In the process
+it is the memory allocated for many identities, without the identities' own strings.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tests.servers import redis_server, valkey_server
 
 NAME = "user:12345678"
 TEN = Limit(10, "minute")
-LOGS = ("limits moving-window", "pyrate-limiter log")  # what grows with the limit
+LOGS = ("limits moving-window", "pyrate-limiter log")  # their size grows with the limit
 SECONDS = {"minute": 60.0, "hour": 3600.0}
 Fill = Callable[[], object]
 
 
 class Window(NamedTuple):
-    """A budget of ours, filled by so many hits over one period: at uneven moments, when there is most to remember."""
+    """A sluicegate budget, filled by hits over one period. Uneven times between hits take the most bytes."""
 
     limit: Limit
     hits: int
@@ -50,7 +50,7 @@ WINDOWS = {
     "sluicegate 10/minute, one hit": Window(TEN, hits=1),
     "sluicegate 10/minute, full": Window(TEN, hits=10),
     "sluicegate 100/hour, full": Window(Limit(100, "hour"), hits=100),
-    # Above its resolution a window tells a hundred moments apart: 220 hits leave more than one in each.
+    # Above a limit of 100, a window distinguishes a hundred moments: 220 hits put more than one in each.
     "sluicegate 1000/hour, full": Window(Limit(1_000, "hour"), hits=220, cost=4),
     "sluicegate 1000000/hour, full": Window(Limit(1_000_000, "hour"), hits=220, cost=4_545),
     "sluicegate gcra": Window(Limit(1_000_000, "hour"), hits=20, cost=4_545, algorithm="gcra"),
@@ -60,7 +60,7 @@ WINDOWS = {
 
 
 def measure(course: Course) -> list[Figure]:
-    """Both."""
+    """Measure on both servers and in this process."""
     return [*_servers(course), *_process(course)]
 
 
@@ -98,7 +98,7 @@ def _process(course: Course) -> list[Figure]:
     names = [f"user:{each}" for each in range(count)]
     for name, maker in memory_makers().items():
         hit = maker((Limit(10, "minute"),)).hit
-        hit("somebody")  # what comes once is not counted
+        hit("somebody")  # one-time allocations are not counted
         gc.collect()
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]

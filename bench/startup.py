@@ -1,4 +1,4 @@
-"""What `import sluicegate` takes beyond the interpreter's own start, in processes of its own."""
+"""The time of `import sluicegate`, in a new process, minus the interpreter's own start."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NOTHING = "nothing"
 
 
 def measure(course: Course) -> list[Figure]:
-    """Processes that import one library each, and one that imports nothing, in turns."""
-    with tempfile.TemporaryDirectory() as cache:  # so that every module is compiled once, in the round that warms up
+    """Run processes in turns: each imports one library, and one imports nothing."""
+    with tempfile.TemporaryDirectory() as cache:  # every module is compiled once, in the round that warms up
         contenders = [
             Contender(TOPIC, NOTHING, "floor", _turn("pass", cache)),
             *[

@@ -1,4 +1,4 @@
-"""Checks on a server from many tasks of one event loop that share a limiter: how many a second come back."""
+"""Checks a second on a server, from many tasks of one event loop with one limiter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Hit = Callable[[str], Awaitable[object]]
 
 
 def measure(course: Course) -> list[Figure]:
-    """One loop for all, which none of them shares with another while it is timed."""
+    """Measure on one event loop. Only one contender runs on it at a time."""
     figures = []
     with valkey_server() as server, asyncio.Runner() as runner:
         gates = {NOTHING: AsyncGate(runner.run(_floor(server.url)))}
@@ -49,11 +49,11 @@ async def _floor(url: str) -> Hit:
 def _turn(course: Course, runner: asyncio.Runner, gate: AsyncGate, *, tasks: int) -> Turn:
     def turn(number: int) -> dict[str, float]:
         keys = names(number, course.effort.checks)
-        runner.run(_share(gate, keys[:tasks], tasks=tasks))  # each task has its connection before the time counts
+        runner.run(_check_all(gate, keys[:tasks], tasks=tasks))  # each task has its connection before the timing starts
         gc.disable()
         try:
             began = time.perf_counter()
-            runner.run(_share(gate, keys, tasks=tasks))
+            runner.run(_check_all(gate, keys, tasks=tasks))
             took = time.perf_counter() - began
         finally:
             gc.enable()
@@ -68,8 +68,8 @@ async def _allows(gate: AsyncGate, key: str) -> bool:
     return gate.allowed(await gate.hit(key))
 
 
-async def _share(gate: AsyncGate, keys: list[str], *, tasks: int) -> None:
-    """All keys, each checked by the task that comes first."""
+async def _check_all(gate: AsyncGate, keys: list[str], *, tasks: int) -> None:
+    """Check all keys; each key is checked by the next free task."""
     left, hit = iter(keys), gate.hit
 
     async def work() -> None:

@@ -1,10 +1,15 @@
-# Sourced by the other scripts. Goes to the repository's root, and gives `prepare`.
+# Sourced by the other scripts. Changes to the repository's root and defines `prepare` and `find_python`:
 #
 #   prepare <venv> [--constraint FILE] [group ...]
 #
-# makes the virtual environment when it is missing, and installs sluicegate with every extra plus the named
-# dependency groups when pyproject.toml (or the constraints) changed since. A stamp in the environment, one
-# per group, is a copy of what was installed from. Needs Python 3.11 or later; PYTHON names another one.
+# creates the virtual environment if it is missing. It installs sluicegate with every extra and these dependency groups
+# if pyproject.toml (or the constraints file) changed since the last installation. The environment keeps one stamp for
+# each group: a copy of the files that it was installed from. Needs Python 3.11 or later; PYTHON names another executable.
+#
+#   find_python <name or path>
+#
+# prints an interpreter of that name that runs: the one on PATH, or one of pyenv's. A name on PATH may not run: pyenv's own
+# `python3.13` ends with an error if no such version is selected.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -17,7 +22,7 @@ prepare() {
         shift 2
     fi
     if [ ! -f "$venv/.made" ]; then
-        echo "making $venv" >&2
+        echo "creating $venv" >&2
         "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sluicegate needs Python 3.11 or later; set PYTHON to one")'
         "${PYTHON:-python3}" -m venv --clear "$venv"
         "$venv/bin/python" -m pip install --quiet --upgrade "pip>=25.1" # dependency groups
@@ -34,4 +39,15 @@ prepare() {
         for group in all "$@"; do cat pyproject.toml ${constraint:+"$constraint"} >"$venv/.stamp-$group"; done
     fi
     PATH="$PWD/$venv/bin:$PATH"
+}
+
+find_python() {
+    local found
+    for found in "$1" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin/"$1"; do
+        if "$found" -c "" 2>/dev/null; then
+            command -v "$found"
+            return
+        fi
+    done
+    return 1
 }

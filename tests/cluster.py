@@ -1,15 +1,17 @@
 """A real cluster for the tests: servers of tests/servers.py with other flags and a few commands.
 
-What the nodes agree on among themselves is waited for, never assumed. They listen on 127.0.0.1 alone, each on its port
-and on that port + 10000, and end with whoever started them.
+Every method waits until the nodes agree on the change. A node listens on 127.0.0.1 only, on its port and on that port +
+10000, and ends when the process that started it ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Self
 
+import redis
 from redis.crc import key_slot
 
 from tests.servers import HOST, PATIENCE, Server, ask, is_master, valkey_server, wait_until
@@ -18,10 +20,11 @@ SLOTS = 16384
 
 
 class Cluster:
-    """Masters that share the slots evenly, each on a port of its own, and replicas of the first master.
+    """Masters that share the slots evenly, each on a port of its own, and a replica of the first, of the second, and so
+    on.
 
-    A node that was killed keeps its place: `start()` it, or `restore()` the whole. Slots move by `move_slot`, or step
-    by step: `begin_migration`, `move_keys` and `finish_migration`.
+    A killed node stays a member of the cluster: call its `start()`, or `restore()` for the whole cluster. `move_slot`
+    moves a slot at once; `begin_migration`, `move_keys` and `finish_migration` move it in steps.
     """
 
     def __init__(
@@ -33,9 +36,11 @@ class Cluster:
         full_coverage: bool = True,
         node_timeout: float = 1.0,
     ) -> None:
-        flags = ["--cluster-enabled", "yes", "--cluster-announce-ip", HOST, "--repl-diskless-sync-delay", "0"]
+        flags = ["--cluster-enabled", "yes", "--cluster-announce-ip", HOST]
         flags += ["--cluster-node-timeout", str(int(node_timeout * 1000)), "--cluster-replica-validity-factor", "0"]
         flags += ["--cluster-require-full-coverage", "yes" if full_coverage else "no"]
+        self._make = partial(make, *flags)
+        self._full_coverage = full_coverage
         self.masters = tuple(make(*flags) for _ in range(masters))
         self.replicas = tuple(make(*flags) for _ in range(replicas))
         self.nodes = self.masters + self.replicas
@@ -50,7 +55,7 @@ class Cluster:
         return f"redis+cluster://{','.join(f'{HOST}:{node.port}' for node in self.nodes)}"
 
     def start(self) -> Self:
-        """Start every node, and return once each knows all and answers for its slots: after about two seconds."""
+        """Start every node. Returns when each knows all others and serves its slots: after about two seconds."""
         with ExitStack() as running:
             for node in self.nodes:
                 running.enter_context(node)
@@ -59,9 +64,9 @@ class Cluster:
                 ask(node, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             for node in self.nodes[1:]:
                 ask(self.nodes[0], "CLUSTER", "MEET", HOST, node.port)
-            for node in self.replicas:
-                first = self.id_of(self.masters[0])
-                wait_until(f"{node} to follow", ask, node, "CLUSTER", "REPLICATE", first)
+            for number, node in enumerate(self.replicas):
+                master = self.id_of(self.masters[number % len(self.masters)])
+                wait_until(f"{node} to follow", ask, node, "CLUSTER", "REPLICATE", master)
             self.wait_ready()
             self._running = running.pop_all()
         return self
@@ -76,54 +81,76 @@ class Cluster:
         self.stop()
 
     def wait_ready(self) -> None:
-        """Wait until every node is up, knows all the others, and says that the cluster is well."""
+        """Wait until every node runs, knows all the others, reports the cluster state ok, and all report one map."""
         wait_until("the cluster to be well", lambda: all([self._is_well(node) for node in self.nodes]))
+        wait_until("the nodes to report one map", lambda: len({self._map_of(node) for node in self.nodes}) == 1)
 
     def slot_of(self, key: str) -> int:
         return key_slot(key.encode())
 
     def key_in(self, slot: int, name: str) -> str:
-        """A key of this slot, with `name` in it."""
+        """Return a key of this slot, with `name` in it."""
         tags = (f"{{{number}}}:{name}" for number in range(100 * SLOTS))
         return next(key for key in tags if self.slot_of(key) == slot)
 
-    def node_of(self, slot: int, *, told_by: Server | None = None) -> Server:
-        """The node that serves the slot now, as one node tells it: any that runs, or this one."""
+    def node_of(self, slot: int, *, seen_by: Server | None = None) -> Server:
+        """Return the node that serves the slot now, by the map of one node: `seen_by`, or any node that runs."""
         ports = {node.port: node for node in self.nodes}
-        for first, last, master, *_ in ask(told_by or self._some_node(), "CLUSTER", "SLOTS"):
+        for first, last, master, *_ in ask(seen_by or self._some_node(), "CLUSTER", "SLOTS"):
             if first <= slot <= last:
                 return ports[master[1]]
-        raise LookupError(f"nobody serves slot {slot}")
+        raise LookupError(f"no node serves slot {slot}")
 
     def move_slot(self, slot: int, to: Server) -> None:
-        """Move the slot with its keys; nothing when it is there already."""
+        """Move the slot with its keys. Does nothing if it is there already."""
         if self.node_of(slot) is not to:
             self.begin_migration(slot, to)
             self.finish_migration(slot, to)
 
     def begin_migration(self, slot: int, to: Server) -> None:
-        """Half-way: the old owner answers for the keys that it has, and says ASK for all others."""
+        """Begin to move a slot: the old owner serves the keys that it still has, and replies ASK for all others."""
         self._touched.add(slot)
         owner = self.node_of(slot)
         ask(to, "CLUSTER", "SETSLOT", slot, "IMPORTING", self.id_of(owner))
         ask(owner, "CLUSTER", "SETSLOT", slot, "MIGRATING", self.id_of(to))
 
     def move_keys(self, slot: int, to: Server, *keys: str) -> None:
-        """Move these keys, or all of the slot. With half of a script's keys moved, the script gets TRYAGAIN."""
+        """Move these keys, or all keys of the slot. While only a part of a script's keys has moved, the script gets
+        TRYAGAIN.
+        """
         owner = self.node_of(slot)
         if keys := keys or tuple(ask(owner, "CLUSTER", "GETKEYSINSLOT", slot, 1_000_000)):
             ask(owner, "MIGRATE", HOST, to.port, "", 0, int(PATIENCE * 1000), "KEYS", *keys)
 
     def finish_migration(self, slot: int, to: Server) -> None:
-        """Move the keys that are left and tell every master who owns the slot now."""
+        """Move the remaining keys, and announce the new owner to every master."""
         self.move_keys(slot, to)
         owner = self.node_of(slot)
         for node in dict.fromkeys([to, owner, *self._acting_masters()]):
             ask(node, "CLUSTER", "SETSLOT", slot, "NODE", self.id_of(to))
         wait_until(
             f"every node to know where slot {slot} is",
-            lambda: all([self.node_of(slot, told_by=node) is to for node in self.nodes if node.up]),
+            lambda: all([self.node_of(slot, seen_by=node) is to for node in self.nodes if node.up]),
         )
+
+    def add(self) -> Server:
+        """Add a master without slots. It must be removed again before `restore`."""
+        node = self._make().start()
+        with suppress(redis.ResponseError):  # unknown to 6.2; else it becomes a replica when it loses its last slot
+            ask(node, "CONFIG", "SET", "cluster-allow-replica-migration", "no")
+        ask(node, "CLUSTER", "MEET", HOST, self.nodes[0].port)
+        self.nodes += (node,)
+        self.wait_ready()
+        return node
+
+    def remove(self, node: Server) -> None:
+        """Remove a node that serves no slot, and stop it."""
+        name = self.id_of(node)
+        self.nodes = tuple(each for each in self.nodes if each is not node)
+        node.stop()
+        for each in self.nodes:
+            ask(each, "CLUSTER", "FORGET", name)
+        self.wait_ready()
 
     def flush(self) -> None:
         """Empty every master."""
@@ -131,11 +158,12 @@ class Cluster:
             node.flush()
 
     def restore(self) -> None:
-        """As after the start: every node runs and has its first role, every slot is at home, nothing is stored."""
+        """Restore the state after the start: every node runs in its first role, with its first slots, empty."""
         for node in self.nodes:
             if node.process is None:
                 node.start()
             node.resume()
+            ask(node, "CONFIG", "SET", "cluster-require-full-coverage", "yes" if self._full_coverage else "no")
         self.wait_ready()
         for node in self.masters:
             if not is_master(node):
@@ -152,12 +180,16 @@ class Cluster:
         self._touched.clear()
 
     def id_of(self, node: Server) -> str:
-        """The name of a node in the cluster."""
+        """Return the name of a node in the cluster."""
         return str(ask(node, "CLUSTER", "MYID"))
 
     def _home_slots(self, number: int) -> range:
         count = len(self.masters)
         return range(SLOTS * number // count, SLOTS * (number + 1) // count)
+
+    def _map_of(self, node: Server) -> tuple[tuple[int, int, int], ...]:
+        """Return the first slot, the last slot and the port of each range, as this node reports them."""
+        return tuple(sorted([(first, last, master[1]) for first, last, master, *_ in ask(node, "CLUSTER", "SLOTS")]))
 
     def _some_node(self) -> Server:
         return next(node for node in self.nodes if node.up)

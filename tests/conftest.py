@@ -1,48 +1,111 @@
-"""Fixtures for every test: real servers, started when the first test asks, one of each per worker."""
+"""Fixtures for every test. A worker starts each real server once, when a test first needs it."""
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
+import sys
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from sluicegate import cautions
+from sluicegate import errors
 from tests.cluster import Cluster
 from tests.environments import Environments
 from tests.sentinels import SENTINELS, Sentinels
 from tests.servers import MAKERS, Server, named_server, redis_server, valkey_server
 
-# A real server may be slow once; that is no error. (In CI the parent is Hypothesis's own "ci" profile.)
+# A slow reply of a real server must not fail a test. (In CI the parent is Hypothesis's own "ci" profile.)
 settings.register_profile("sluicegate", settings(), deadline=None)
 settings.load_profile("sluicegate")
+
+# What Python reports before a process starts or a server listens. Python reports no start by multiprocessing.
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "socket.bind"}
 
 CLUSTERS = {"valkey": "cluster", "redis6": "redis6_cluster", "named": "named_cluster"}  # by their servers
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="skip what starts a process or a server, and what is slow")
+    parser.addoption("--matrix", action="store_true", help="run the matrices whole; without it a sample of them runs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts a job in the background with SIGINT ignored, and all processes of the tests would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("--fast"):
+        os.environ.setdefault("SLUICEGATE_EXAMPLES", "5")  # Hypothesis draws few examples, and new ones in each run
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--matrix"):
+        config.hook.pytest_deselected(items=[item for item in items if "matrix" in item.keywords])
+        items[:] = [item for item in items if "matrix" not in item.keywords]
+    if config.getoption("--fast"):
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="--fast: it is slow"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _without_processes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With --fast, skip each test at the moment when it starts a process or a server. So no list of such tests is
+    needed.
+    """
+    if not request.config.getoption("--fast"):
+        yield
+        return
+    running = True
+
+    def skip(event: str, given: tuple[Any, ...]) -> None:
+        if running and event in STARTS:
+            if event == "socket.bind":
+                given[0].close()
+            pytest.skip("--fast: it starts a process or a server")
+
+    sys.addaudithook(skip)  # Python cannot remove the hook before this process ends
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BaseProcess, "start", lambda process: skip("subprocess.Popen", (process,)))
+        yield
+    running = False
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _frozen() -> None:
+    """Freeze the objects that the imports made: a test that runs the garbage collector need not visit them."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
-def _nothing_told() -> None:
-    """Each test is told everything anew: what a process hears once, one test would hear in another's place."""
-    cautions.forget()
+def _forget_warnings() -> None:
+    """Forget which warnings were given. A warning is given once in a process: without this, a later test misses it."""
+    errors.forget_warnings()
 
 
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[Server]:
-    """Valkey 9, shared by the worker's tests: use keys of your own, or `valkey.flush()`."""
+    """Valkey 9, shared by the worker's tests: use own keys, or `valkey.flush()`."""
     with valkey_server() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def redis6() -> Iterator[Server]:
-    """Redis 6.2, shared by the worker's tests: use keys of your own, or `redis6.flush()`."""
+    """Redis 6.2, shared by the worker's tests: use own keys, or `redis6.flush()`."""
     with redis_server() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def named() -> Iterator[Server]:
-    """The one that SLUICEGATE_REDIS_SERVER names, shared as they are; it is among `server` where it is named."""
+    """The server that SLUICEGATE_REDIS_SERVER names, shared like `valkey`. If the variable is set, `server` includes
+    it.
+    """
     with named_server() as server:
         yield server
 
@@ -56,27 +119,27 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 @pytest.fixture(scope="session")
 def environments(tmp_path_factory: pytest.TempPathFactory) -> Environments:
-    """Python with the wheel of sluicegate and chosen packages, made when a test first asks for them."""
+    """Environments with the wheel of sluicegate and chosen packages, made when a test first needs one."""
     return Environments(tmp_path_factory.mktemp("environments"))
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Three masters of Valkey 9, shared by the worker's tests: use keys of your own, or `cluster.flush()`."""
+    """Three masters of Valkey 9, shared by the worker's tests: use own keys, or `cluster.flush()`."""
     with Cluster() as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def redis6_cluster() -> Iterator[Cluster]:
-    """Three masters of Redis 6.2, shared by the worker's tests: use keys of your own, or `redis6_cluster.flush()`."""
+    """Three masters of Redis 6.2, shared by the worker's tests: use own keys, or `redis6_cluster.flush()`."""
     with Cluster(redis_server) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def named_cluster() -> Iterator[Cluster]:
-    """Three masters of what SLUICEGATE_REDIS_SERVER names."""
+    """Three masters of the server that SLUICEGATE_REDIS_SERVER names."""
     with Cluster(named_server) as cluster:
         yield cluster
 
@@ -90,7 +153,7 @@ def each_cluster(request: pytest.FixtureRequest) -> Cluster:
 
 @pytest.fixture
 def moving_cluster(each_cluster: Cluster) -> Iterator[Cluster]:
-    """Each of the clusters in turn, to move slots and to stop nodes: as it was when the test ends, and empty."""
+    """Each of the clusters in turn, to move slots and to stop nodes. After the test it is restored, and empty."""
     yield each_cluster
     each_cluster.restore()
 
@@ -104,6 +167,6 @@ def sentinels() -> Iterator[Sentinels]:
 
 @pytest.fixture(params=SENTINELS)
 def each_sentinels(request: pytest.FixtureRequest) -> Iterator[Sentinels]:
-    """The same for each kind of server."""
+    """A master with a replica under three Sentinels, for one test and for each kind of server in turn."""
     with Sentinels(request.param) as sentinels:
         yield sentinels

@@ -1,9 +1,9 @@
 """Real environments, for tests of what is installed and what is not.
 
-sluicegate is the wheel, built and installed once. Every other distribution of the test environment gets a folder of its
-own, with links to its files, so an environment is a list of folders on PYTHONPATH, under `python -S`, which adds no
-site-packages. That makes dozens of environments for the price of one: no venv, no download. An environment has what
-an extra requires, and what that requires in its turn, by the metadata that pip reads.
+sluicegate is the wheel, built and installed once. Every other distribution of the test environment gets a folder with
+links to its files. An environment is a list of such folders on PYTHONPATH, under `python -S`, which adds no
+site-packages. So dozens of environments cost no more than one: no venv, no download. An environment has what an extra
+requires, and what those packages require, by the metadata that pip reads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PATIENCE = 110.0  # seconds for one program on a busy machine
 
 
 class Environments:
-    """All environments that can be made of what is installed here, and of the wheel; their files are under `top`."""
+    """Environments made from the distributions that are installed here and from the wheel. Their files are in `top`."""
 
     def __init__(self, top: Path) -> None:
         self.top = top
@@ -32,20 +32,20 @@ class Environments:
 
     @cached_property
     def wheel(self) -> Path:
-        """sluicegate, as a user gets it."""
+        """The wheel that a user installs."""
         _run("hatchling", "build", "-t", "wheel", "-d", str(self.top / "wheel"))
         (wheel,) = (self.top / "wheel").glob("*.whl")
         return wheel
 
     @cached_property
     def sluicegate(self) -> Path:
-        """The folder that the wheel is installed in."""
+        """The folder in which the wheel is installed."""
         folder = self.top / "sluicegate"
         _run("pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(folder), str(self.wheel))
         return folder
 
     def requires(self, *requirements: str) -> set[str]:
-        """The distributions that these requirements bring, by their names on a registry, lower case; sluicegate too."""
+        """The names of all distributions that these requirements install, normalised; sluicegate included."""
         found: set[str] = set()
         asked: set[tuple[str, str]] = set()
         left = [(requirement, "") for requirement in map(Requirement, requirements)]
@@ -61,16 +61,16 @@ class Environments:
         return found
 
     def path(self, *extras: str, also: Collection[str] = (), without: Collection[str] = ()) -> list[Path]:
-        """sluicegate with these extras and what else is named, without some of the distributions that they bring."""
+        """The folders of sluicegate with these extras and of `also`, without the distributions in `without`."""
         asked = f"sluicegate[{','.join(extras)}]" if extras else "sluicegate"
         names = self.requires(asked, *also)
         unknown = set(without) - names
         if unknown:
-            raise ValueError(f"{asked} brings no {', '.join(sorted(unknown))}")
+            raise ValueError(f"{asked} does not install {', '.join(sorted(unknown))}")
         return [self._folder(name) for name in sorted(names - set(without))]
 
     def run(self, path: Sequence[Path], *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-        """Python with these arguments, in this environment; `stdout` is all that it printed."""
+        """Run Python with these arguments in this environment; `stdout` has both its output and its errors."""
         return subprocess.run(
             self.command(*arguments),
             cwd=cwd,
@@ -85,7 +85,7 @@ class Environments:
 
     @staticmethod
     def command(*arguments: str | Path) -> list[str]:
-        """Python, without what is installed beside it."""
+        """The command for Python without site-packages."""
         return [sys.executable, "-S", "-P", *map(str, arguments)]
 
     @staticmethod
@@ -114,7 +114,7 @@ class Environments:
 
 
 def _run(*arguments: str) -> None:
-    """A module of the test environment's own Python, run on this repository."""
+    """Run a module with the Python of the tests, in this repository."""
     ran = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise RuntimeError(f"{' '.join(arguments)}:\n{ran.stdout}{ran.stderr}")

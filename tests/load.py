@@ -1,7 +1,7 @@
 """Load for an HTTP server: a steady number of requests a second over a few kept connections, timed one by one.
 
-A test drives it while it breaks something, and names what it is doing: `load.phase("fault")`. Latency is what a request
-waits from the moment when it is sent; what was due while the one before it hung is not sent at all.
+A test runs the load while it causes a fault, and names each step: `load.phase("fault")`. The latency of a request is
+the time from its sending to its response. While a request hangs, its connection skips the requests that are due.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 from tests.servers import HOST, PATIENCE
 
-NO_ANSWER = 0  # the status of a request that got none
+NO_RESPONSE = 0  # the status of a request without a response
 
 
 class Sample(NamedTuple):
@@ -29,7 +29,7 @@ class Sample(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What requests came to; times in seconds."""
+    """The results of requests; times in seconds."""
 
     requests: int
     statuses: Counter[int]
@@ -42,11 +42,17 @@ class Summary(NamedTuple):
         return f"{self.requests} requests {dict(self.statuses)}: {times}"
 
 
-class Load:
-    """Requests from the `with` on until `stop`, to each of the paths in turn. `headers` may depend on the phase.
+class NothingSentError(AssertionError):
+    """A phase was over before a request was sent in it."""
 
-    At most `rate` a second go out, evenly, by as many threads as `connections`, each with a connection of its own that
-    it keeps; and at most `limit` in all, then the threads rest. `phase` is the first one's name.
+
+class Load:
+    """Requests to each of the paths in turn, from the start of the `with` block until `stop`. `headers` may depend on
+    the phase.
+
+    One thread for each of the `connections` sends requests, on a connection that it keeps. Together they send at most
+    `rate` requests a second, evenly, and at most `limit` in all; then the threads wait. `phase` is the name of the
+    first phase. `on_phase` is called with the name of each later phase when the phase begins.
     """
 
     def __init__(
@@ -58,8 +64,9 @@ class Load:
         connections: int = 8,
         limit: int = 20_000,
         headers: Callable[[str], Mapping[str, str]] = lambda phase: {},
+        on_phase: Callable[[str], object] = lambda phase: None,
     ) -> None:
-        self._port, self._headers = port, headers
+        self._port, self._headers, self._on_phase = port, headers, on_phase
         self._paths = paths or ("/",)
         self._pause = connections / rate
         self._limit = limit
@@ -82,18 +89,18 @@ class Load:
         self.stop()
 
     def stop(self) -> None:
-        """Let what was sent be answered, and send no more."""
+        """Send no more requests, and wait for the responses."""
         self._over.set()
         for thread in self._threads:
             thread.join(2 * PATIENCE)
             assert not thread.is_alive(), "a request hangs"
 
     def run(self, seconds: float) -> None:
-        """Let it go on for so long."""
+        """Send requests for `seconds`."""
         self._over.wait(seconds)
 
     def run_until(self, done: Callable[[], object], what: str, *, patience: float) -> float:
-        """Let it go on until it is so; answer how many seconds that took. TimeoutError after `patience`."""
+        """Send requests until `done` returns true. Returns the seconds that took. TimeoutError after `patience`."""
         began = perf_counter()
         while not done():
             if perf_counter() - began > patience:
@@ -102,21 +109,23 @@ class Load:
         return perf_counter() - began
 
     def phase(self, name: str) -> None:
-        """Name what is sent from now on, once everything that was sent before is answered."""
+        """Name the requests from now on. Waits until all earlier requests have their response."""
         with self._lock:
             before, self._phase = self._phase, name
+        self._on_phase(name)
         self.run_until(lambda: not self._flying[before], f"{before} to end", patience=PATIENCE)
 
     def samples(self, phase: str, path: str | None = None) -> list[Sample]:
-        """What was sent in a phase, in the order of sending; of one path or of all."""
+        """Return the requests of a phase, in the order of sending, for one path or all."""
         found = [sample for sample in self._samples if sample.phase == phase and path in (None, sample.path)]
         return sorted(found, key=lambda sample: sample.at)
 
     def summary(self, phase: str, path: str | None = None) -> Summary:
-        """The same in figures."""
+        """Return the figures of the requests of a phase."""
         samples = self.samples(phase, path)
         times = sorted([sample.seconds for sample in samples])
-        assert times, f"nothing was sent in {phase}"
+        if not times:
+            raise NothingSentError(f"nothing was sent in {phase}")
         p50, p99 = times[len(times) // 2], times[min(len(times) - 1, len(times) * 99 // 100)]
         return Summary(len(times), Counter([sample.status for sample in samples]), p50, p99, times[-1])
 
@@ -135,7 +144,7 @@ class Load:
                 with self._lock:
                     self._samples.append(sample)
                     self._flying[phase] -= 1
-                # The next of its own moments that is not over: else threads that hung together would go on together.
+                # The thread's next time slot that has not passed. Otherwise threads that hung together stay in step.
                 due += self._pause * max(1, ceil((perf_counter() - due) / self._pause))
         finally:
             connection.close()
@@ -149,5 +158,5 @@ class Load:
             status, body = response.status, response.read()
         except (OSError, HTTPException) as error:
             connection.close()  # the next request opens it again
-            status, body = NO_ANSWER, repr(error).encode()
+            status, body = NO_RESPONSE, repr(error).encode()
         return Sample(phase, path, began - self._began, perf_counter() - began, status, body)

@@ -1,4 +1,4 @@
-"""Real applications on real servers, for tests: started as a person would, spoken to over HTTP, stopped by their id."""
+"""Real applications on real servers, for tests: started as commands, called over HTTP, stopped by their id."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STEP = 0.05
 
 
 class Answer(NamedTuple):
-    """What came back."""
+    """The response."""
 
     status: int
     headers: HTTPMessage
@@ -38,8 +38,11 @@ def running(
     env: Mapping[str, str] | None = None,
     log_to: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The command as a process that listens on the port; stopped, with its workers, at the end."""
-    with tempfile.TemporaryFile() if log_to is None else log_to.open("w+b") as log:
+    """Run the command as a process that listens on the port. It is stopped, with its workers, at the end.
+
+    What it writes is appended to `log_to`.
+    """
+    with tempfile.TemporaryFile() if log_to is None else log_to.open("a+b") as log:
         process = subprocess.Popen(
             [sys.executable, *command],
             cwd=cwd,
@@ -62,7 +65,7 @@ def running(
 
 
 def ask(port: int, method: str, path: str, headers: Mapping[str, str] | None = None, body: str = "") -> Answer:
-    """One request on a connection of its own."""
+    """Send one request on a new connection."""
     connection = http.client.HTTPConnection(HOST, port, timeout=PATIENCE)
     try:
         connection.request(method, path, body=body or None, headers=dict(headers or {}))
@@ -73,7 +76,7 @@ def ask(port: int, method: str, path: str, headers: Mapping[str, str] | None = N
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes], log: object) -> None:
-    """Return once somebody listens on the port; the process's own words when it gave up."""
+    """Return when the process listens on the port. AssertionError with its log if it does not."""
     for _ in range(int(PATIENCE / _STEP)):
         try:
             socket.create_connection((HOST, port), timeout=1).close()
@@ -86,4 +89,4 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], log: object) -> None:
             continue
         break
     log.seek(0)  # type: ignore[attr-defined]
-    raise AssertionError(f"nobody listens on {port}: {log.read().decode()}")  # type: ignore[attr-defined]
+    raise AssertionError(f"no server listens on {port}: {log.read().decode()}")  # type: ignore[attr-defined]

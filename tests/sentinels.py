@@ -1,7 +1,7 @@
 """A real master under real Sentinels, for the tests: servers of tests/servers.py with other flags and a few commands.
 
-What they agree on among themselves is waited for, never assumed. They listen on 127.0.0.1 alone, and end with whoever
-started them.
+Every method waits until the Sentinels agree on the change. The servers listen on 127.0.0.1 only, and end when the
+process that started them ends.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Self
 
 from tests.servers import HOST, MAKERS, Server, ask, is_master, valkey_server, wait_until
 
-SERVICE = "front"  # the name that the Sentinels know their master by
-SENTINELS = [make for name, make in MAKERS.items() if name != "redis6"]  # which cannot be hastened
+SERVICE = "front"  # the Sentinels' name of their master
+SENTINELS = [make for name, make in MAKERS.items() if name != "redis6"]  # redis6 cannot be made faster
 
 
 class Sentinels:
     """A master, its replica and three Sentinels that watch them.
 
-    The first Sentinel sees within 0.4 seconds that the master is gone, and needs no other to agree; the rest only vote.
-    (Three that are equally quick may split their votes, and then wait for seconds.) For two failovers of its own
-    accord in a row it would wait four seconds.
+    The first Sentinel notices within 0.4 seconds that the master is down. It needs no other Sentinel to agree; the
+    others only vote. (Three Sentinels that are equally quick may split their votes, and then wait for seconds.) Between
+    two failovers that it starts itself, it would wait four seconds.
     """
 
     def __init__(self, make: Callable[..., Server] = valkey_server, *, replicas: int = 1) -> None:
-        # So a replica has synchronised at once, and gets what is written at once: else either takes up to a second.
+        # With these flags a replica synchronises and gets writes at once. Without them both take up to a second.
         flags = ["--repl-diskless-sync", "no", "--repl-diskless-load", "swapdb"]
-        flags += ["--shutdown-timeout", "0"]  # else a master that stops waits for its replicas
+        flags += ["--shutdown-timeout", "0"]  # without it, a master waits for its replicas when it stops
         self.servers = [make(*flags) for _ in range(1 + replicas)]
         self.sentinels = [make("--sentinel") for _ in range(3)]
         self._running = ExitStack()
@@ -46,7 +46,7 @@ class Sentinels:
         return f"redis+sentinel://{places}/{SERVICE}/0"
 
     def start(self) -> Self:
-        """Start all, and return once every Sentinel knows every server: after about half a second."""
+        """Start all. Returns when every Sentinel knows every server: after about half a second."""
         names = [token_hex(20) for _ in self.sentinels]
         with ExitStack() as running:
             for server in self.servers:
@@ -58,7 +58,7 @@ class Sentinels:
             for number, sentinel in enumerate(self.sentinels):
                 sentinel.config = self._config(number, names)
                 running.enter_context(sentinel)
-                self._hasten(sentinel)
+                self._speed_up(sentinel)
             wait_until("the Sentinels to know all", self._all_known)
             self._running = running.pop_all()
         return self
@@ -73,11 +73,13 @@ class Sentinels:
         self.stop()
 
     def master(self) -> Server:
-        """The master, as the first Sentinel that runs tells it."""
+        """Return the master, as the first running Sentinel names it."""
         return self._master_for(next(sentinel for sentinel in self.sentinels if sentinel.up))
 
     def failover(self) -> Server:
-        """Promote a replica; return the new master once all agree and the old one follows it. About three seconds."""
+        """Promote a replica. Returns the new master when all Sentinels agree and the old master replicates it: about
+        three seconds.
+        """
         old = self.master()
         ask(self.sentinels[0], "SENTINEL", "FAILOVER", SERVICE)
         new = self._await_other_than(old)
@@ -85,13 +87,13 @@ class Sentinels:
         return new
 
     def crash(self) -> Server:
-        """Kill the master; return the new one once the Sentinels have promoted it. About two seconds."""
+        """Kill the master. Returns the new one when the Sentinels have promoted it: about two seconds."""
         old = self.master()
         old.kill()
         return self._await_other_than(old)
 
     def revive(self) -> None:
-        """Start what was killed, wake what was paused, and wait until it follows the master. A start is empty."""
+        """Start killed servers, empty, and resume paused ones. Wait until they replicate the master."""
         for server in self.servers:
             if not server.up:
                 if server.process is None:
@@ -101,8 +103,8 @@ class Sentinels:
 
     def _await_other_than(self, old: Server) -> Server:
         def agreed() -> bool:
-            told = [self._master_for(sentinel) for sentinel in self.sentinels if sentinel.up]
-            return all([master is told[0] and master is not old for master in told]) and is_master(told[0])
+            named = [self._master_for(sentinel) for sentinel in self.sentinels if sentinel.up]
+            return all([master is named[0] and master is not old for master in named]) and is_master(named[0])
 
         wait_until(f"another master than {old}", agreed)
         return self.master()
@@ -125,11 +127,12 @@ class Sentinels:
         ]
         return "".join(f"sentinel {line}\n" for line in lines)
 
-    def _hasten(self, sentinel: Server) -> None:
-        """Let everything happen ten times as often, as far as one second allows, the period of INFO in a failover.
+    def _speed_up(self, sentinel: Server) -> None:
+        """Make every period ten times shorter, except the period of INFO during a failover, which is one second.
 
-        Five pings must last longer, or no replica's word is fresh enough to promote it; and four publications, or the
-        other Sentinels turn a replica back that was promoted and of which the leader does not know yet.
+        Five pings must last longer than that second. Otherwise no replica has reported recently enough to be promoted.
+        Four publications must last longer too. Otherwise the other Sentinels demote a replica that was promoted before
+        the leader knows of the promotion.
         """
         ask(sentinel, "SENTINEL", "DEBUG", "info-period", 100, "ask-period", 50, "tilt-period", 500)
         ask(sentinel, "SENTINEL", "DEBUG", "ping-period", 250, "publish-period", 400)

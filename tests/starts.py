@@ -1,7 +1,7 @@
-"""Every way in which an application starts with sluicegate. `starts.py STORE NAME…` prints what came of each.
+"""Every way to start an application with sluicegate. `starts.py STORE NAME…` prints the result of each start.
 
-It is run in the environments of `environments.py`, where most packages are missing. So it imports only the standard
-library by itself, and a start imports what it needs, sluicegate first: it reports a missing package then.
+It runs in the environments of `environments.py`, where most packages are missing. So the module imports only the
+standard library. Each start imports what it needs, sluicegate first, so that sluicegate reports a missing package.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def django_asgi(store: str) -> None:
 
 
 def django_check(store: str) -> None:
-    """`manage.py check`, whose errors are one of Django's own."""
+    """`manage.py check`. It reports errors as Django's SystemCheckError."""
     _configure(store)
     from django.core.management import call_command
 
@@ -95,14 +95,14 @@ def django_check(store: str) -> None:
 
 
 def demo(store: str) -> None:
-    """`sluicegate demo`, without what its `main` makes of an error."""
+    """`sluicegate demo`, without the error handling of `main`."""
     from sluicegate.cli.commands import sluicegate
 
     sluicegate(["demo", "--once", "--store", store], standalone_mode=False)
 
 
-def door(module: str) -> Callable[[str], None]:
-    """Import a module of sluicegate."""
+def importing(module: str) -> Callable[[str], None]:
+    """A start that only imports a module of sluicegate."""
 
     def start(store: str) -> None:
         import_module(f"sluicegate.{module}")
@@ -110,9 +110,9 @@ def door(module: str) -> Callable[[str], None]:
     return start
 
 
-DOORS = (
+MODULES = (
     *("starlette", "fastapi", "flask", "django", "cli.demo"),
-    *("stores.redis", "stores.redis_cell", "stores.embedded", "testing"),
+    *("stores.redis", "stores.redis.cell", "stores.embedded", "testing"),
 )
 OPENS = (  # these open the store
     *(limiter, async_limiter, asgi, wsgi, starlette, starlette_route, fastapi, flask),
@@ -120,12 +120,12 @@ OPENS = (  # these open the store
 )
 STARTS: dict[str, Callable[[str], None]] = {
     **{each.__name__: each for each in OPENS},
-    **{f"import {module}": door(module) for module in DOORS},
+    **{f"import {module}": importing(module) for module in MODULES},
 }
 
 
 async def _application(scope: Any, receive: Any, send: Any) -> None:
-    """An application that lives and serves nothing."""
+    """An application that handles the lifespan and no requests."""
     while scope["type"] == "lifespan":
         message = await receive()
         await send({"type": f"{message['type']}.complete"})
@@ -134,27 +134,27 @@ async def _application(scope: Any, receive: Any, send: Any) -> None:
 
 
 def live(app: Any) -> None:
-    """Start an application as a server does, and stop it. Its error, which the server must have heard of as well."""
-    told: list[Any] = []
-    heard = iter(("lifespan.startup", "lifespan.shutdown"))
+    """Start an application as a server does, and stop it. Raise its error; the server must have received it too."""
+    sent: list[Any] = []
+    events = iter(("lifespan.startup", "lifespan.shutdown"))
 
     async def receive() -> Any:
-        return {"type": next(heard)}
+        return {"type": next(events)}
 
     async def send(message: Any) -> None:
-        told.append(message)
+        sent.append(message)
 
     try:
         asyncio.run(app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send))
     except ImportError as error:
-        if not told or told[0] != {"type": "lifespan.startup.failed", "message": str(error)}:
-            raise AssertionError(f"the server was told {told}") from error
+        if not sent or sent[0] != {"type": "lifespan.startup.failed", "message": str(error)}:
+            raise AssertionError(f"the server received {sent}") from error
         raise
-    assert [each["type"] for each in told] == ["lifespan.startup.complete", "lifespan.shutdown.complete"], told
+    assert [each["type"] for each in sent] == ["lifespan.startup.complete", "lifespan.shutdown.complete"], sent
 
 
 def _configure(store: str) -> None:
-    """A Django project, whose settings can be made once in a process."""
+    """Configure a Django project. A process can do this only once."""
     import_module("sluicegate.django")
     import django
     from django.conf import settings
@@ -173,7 +173,7 @@ urlpatterns: list[Any] = []  # of the Django project
 
 
 def outcome(start: Callable[[str], None], store: str) -> dict[str, Any] | None:
-    """None for a start that worked; else what was raised, as far as a test looks at it."""
+    """None for a start that worked; else the parts of its error that the tests check."""
     try:
         start(store)
     except Exception as error:  # noqa: BLE001

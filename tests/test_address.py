@@ -114,7 +114,7 @@ def test_a_peer_that_the_server_has_rewritten(peer: str | None, lines: list[str]
     assert is_rewritten(peer, lines, header) is rewritten
 
 
-# Published advisories that concern addresses: peer, lines of the header, whom to trust → the budget
+# Published advisories that concern addresses: peer, lines of the header, trusted proxies → the budget
 ADVISORIES: dict[str, list[tuple[str | None, list[str], Trust, str]]] = {
     "CVE-2025-59152 (Litestar): the header is not believed by default": [
         ("198.51.100.9", ["203.0.113.7"], NOBODY, "198.51.100.9"),
@@ -168,7 +168,7 @@ ADVISORIES: dict[str, list[tuple[str | None, list[str], Trust, str]]] = {
         ("10.0.0.1", ["203.0.113.7:65535"], PROXY, "203.0.113.7"),
         ("203.0.113.7:1", [], NOBODY, "203.0.113.7"),
     ],
-    "Forwarded: a Host of the client's, quoted by the proxy, names nobody": [
+    "Forwarded: a Host of the client's, quoted by the proxy, is no address": [
         ("10.0.0.1", ['for=203.0.113.7;host="a,for=6.6.6.6;x="'], FORWARDED, "203.0.113.7"),
         ("10.0.0.1", ['for=203.0.113.7;host="a,for=6.6.6.6"'], FORWARDED, "203.0.113.7"),
         ("10.0.0.1", ['for=203.0.113.7;host="\\",for=6.6.6.6;x=\\""'], FORWARDED, "203.0.113.7"),
@@ -201,7 +201,7 @@ def test_what_others_got_wrong(cases: list[tuple[str | None, list[str], Trust, s
         (iter(["unix"]), "X-Forwarded-For", Trust(unix=True)),
     ],
 )
-def test_whom_to_trust(proxies: object, header: str, trust: Trust) -> None:
+def test_trusted_proxies_and_their_header(proxies: object, header: str, trust: Trust) -> None:
     assert Trust.of(proxies, header) == trust
 
 
@@ -241,7 +241,7 @@ PROXIES_EXPECTED: Final = 'give a number of hops, or networks like ["10.0.0.0/8"
         ([10], 10, "does not appear to be an IPv4 or IPv6 network"),
     ],
 )
-def test_proxies_that_cannot_be(proxies: object, given: object, problem: str) -> None:
+def test_wrong_proxies(proxies: object, given: object, problem: str) -> None:
     with pytest.raises(SettingsError) as caught:
         Trust.of(proxies)
     assert (caught.value.what, caught.value.given) == ("trusted_proxies", given)
@@ -250,7 +250,7 @@ def test_proxies_that_cannot_be(proxies: object, given: object, problem: str) ->
 
 
 @pytest.mark.parametrize("header", ["", "X Forwarded", "X-Forwarded-For:", "X-Forwarded-For\n", "für", None, 5, ["a"]])
-def test_headers_that_cannot_be(header: object) -> None:
+def test_wrong_headers(header: object) -> None:
     with pytest.raises(SettingsError, match='use "X-Forwarded-For" or "Forwarded"') as caught:
         Trust.of(1, header)
     assert (caught.value.what, caught.value.given) == ("trusted_header", header)
@@ -265,7 +265,7 @@ def test_headers_that_cannot_be(header: object) -> None:
         (";for=203.0.113.7", "203.0.113.7"),  # RFC 7239 §4: a pair may be empty
         ("proto=https;;for=203.0.113.7", "203.0.113.7"),
         ('host="for=6.6.6.6";for=203.0.113.7', "203.0.113.7"),
-        ("for=6.6.6.6;for=203.0.113.7", "10.0.0.1"),  # two of them name nobody
+        ("for=6.6.6.6;for=203.0.113.7", "10.0.0.1"),  # with two of them, neither counts
         ("for=203.0.113.7;for=203.0.113.7", "10.0.0.1"),
         ("for=6.6.6.6;proto=https;FOR=203.0.113.7", "10.0.0.1"),
         ("for=203.0.113.7;;for=6.6.6.6", "10.0.0.1"),
@@ -276,7 +276,7 @@ def test_headers_that_cannot_be(header: object) -> None:
         ("for=203.0.113.7;secure", "10.0.0.1"),  # what cannot be read might hold another
     ],
 )
-def test_an_element_names_somebody_if_it_is_read_whole_and_holds_one_for(element: str, budget: str) -> None:
+def test_an_element_names_a_client_if_it_is_read_whole_and_has_one_for(element: str, budget: str) -> None:
     for trust in (FORWARDED, Trust.of("10.0.0.0/8", "Forwarded")):
         assert client_address("10.0.0.1", [element], trust) == budget
         assert client_address("10.0.0.1", ["for=6.6.6.6", element], trust) == budget
@@ -309,8 +309,8 @@ def test_an_element_is_read_as_it_was_written(pairs: list[tuple[str, str, str | 
 
 @pytest.mark.parametrize("trust", [PROXY, Trust.of("0.0.0.0/0"), HOP, Trust.of(2), Trust.of(3)])
 @pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded"])
-def test_a_cut_header_names_nobody_else(header: str, trust: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cut goes through every character; what it leaves of an address is another address, and nobody's."""
+def test_a_cut_header_never_names_another_client(header: str, trust: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut after every character: the rest of an address may be another address, and must not be used."""
     trust = trust._replace(header=header)
     chain = ["123.123.123.123", "203.0.113.7", "10.0.0.2"]
     text = ", ".join(chain if header == "X-Forwarded-For" else [f"xfor=6.6.6.6;for={hop}" for hop in chain])
@@ -368,7 +368,7 @@ TEXTS = st.one_of(
 @example("10.0.0.1", ['"' * 99_999, ',"' * 50_000], FORWARDED)
 @example("10.0.0.1", ["," * 100_000], HOP)
 @example("x" * 1_000_000, [], NOBODY)
-def test_whatever_is_sent_there_is_a_short_answer(peer: str | None, lines: list[str], trust: Trust) -> None:
+def test_any_peer_and_any_headers_give_a_short_budget(peer: str | None, lines: list[str], trust: Trust) -> None:
     budget = client_address(peer, lines, trust)
     assert 0 < len(budget) <= 70
     assert client_address(peer, ["203.0.113.7", *lines], NOBODY) == client_address(peer, [], NOBODY)
@@ -386,7 +386,7 @@ def test_nothing_that_the_client_sends_hides_the_proxys_element(lines: list[str]
 
 
 @given(st.ip_addresses())
-def test_a_group_is_told_by_bits_and_not_by_spelling(address: Any) -> None:
+def test_a_group_depends_on_bits_and_not_on_spelling(address: Any) -> None:
     budget = client_address(str(address), [], NOBODY)
     assert client_address(address.exploded.upper(), [], NOBODY) == budget
     assert client_address(f"[{address}]:443" if address.version == 6 else f"{address}:443", [], NOBODY) == budget

@@ -1,10 +1,11 @@
-"""Async functions in a synchronous application: seen at start-up where they can be, and said by the same words."""
+"""Async functions in a synchronous application: found at start-up if possible, always with the same error."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import gc
+import sys
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -13,11 +14,11 @@ import pytest
 from asgiref.sync import async_to_sync, markcoroutinefunction
 
 from sluicegate import Rule, Tiers
-from sluicegate.awaiting import answers_later, name_of
-from sluicegate.errors import ColourError, ConfigurationError
-from sluicegate.gate import AsyncGate, Gate
-from sluicegate.passage import Place
-from sluicegate.settings import Settings
+from sluicegate.awaiting import is_async, label_of
+from sluicegate.errors import AsyncMismatchError, ConfigurationError
+from sluicegate.web.endpoint import Endpoint
+from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.settings import Settings
 from sluicegate.wsgi import RateLimitMiddleware
 from tests.adapters.wsgi_client import WsgiClient
 from tests.test_gate import Visitor
@@ -25,13 +26,13 @@ from tests.test_gate import Visitor
 WORDS = "an async function, but this application is called synchronously; give a plain function"
 
 
-async def later(*given: Any) -> Any:
+async def awaited(*given: Any) -> Any:
     return None
 
 
 def hidden(*given: Any) -> Any:
-    """A plain function that answers with a coroutine."""
-    return later()
+    """A plain function that returns a coroutine."""
+    return awaited()
 
 
 class Called:
@@ -51,22 +52,22 @@ class Called:
 
 
 def annotated(*given: Any) -> Awaitable[str | None]:
-    return later()
+    return awaited()
 
 
 def annotated_coroutine(*given: Any) -> Coroutine[Any, Any, str]:
-    return later()
+    return awaited()
 
 
 def annotated_for_good(*given: Any) -> Any:
-    return later()
+    return awaited()
 
 
 annotated_for_good.__annotations__["return"] = Awaitable[str]  # as without `from __future__ import annotations`
 
 
 def marked(*given: Any) -> Any:
-    return later()
+    return awaited()
 
 
 markcoroutinefunction(marked)
@@ -74,19 +75,19 @@ markcoroutinefunction(marked)
 
 class Annotated:
     def __call__(self, *given: Any) -> Awaitable[str]:
-        return later()
+        return awaited()
 
 
 HERE = __name__
 SEEN: dict[str, tuple[Any, str]] = {  # what start-up can see, and its name
-    "async def": (later, f"{HERE}.later"),
-    "partial": (functools.partial(later, 1), f"{HERE}.later"),
+    "async def": (awaited, f"{HERE}.awaited"),
+    "partial": (functools.partial(awaited, 1), f"{HERE}.awaited"),
     "partial of a partial": (functools.partial(functools.partial(Called().method), 1), f"{HERE}.Called.method"),
     "method": (Called().method, f"{HERE}.Called.method"),
     "class method": (Called.of_class, f"{HERE}.Called.of_class"),
     "static method": (Called.static, f"{HERE}.Called.static"),
     "object": (Called(), f"{HERE}.Called"),
-    "cached": (functools.lru_cache(later), f"{HERE}.later"),
+    "cached": (functools.lru_cache(awaited), f"{HERE}.awaited"),
     "annotated": (annotated, f"{HERE}.annotated"),
     "annotated as a coroutine": (annotated_coroutine, f"{HERE}.annotated_coroutine"),
     "annotated by a type": (annotated_for_good, f"{HERE}.annotated_for_good"),
@@ -95,14 +96,25 @@ SEEN: dict[str, tuple[Any, str]] = {  # what start-up can see, and its name
 }
 
 
-@functools.wraps(later)
+@functools.wraps(awaited)
 def wrapped(*given: Any) -> Any:
-    return later(*given)
+    return awaited(*given)
 
 
-@functools.wraps(later)
+@functools.wraps(awaited)
 def bridged(*given: Any) -> Any:
-    return asyncio.run(later(*given))
+    return asyncio.run(awaited(*given))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are evaluated when a function is defined")
+@pytest.mark.parametrize(
+    "signature",
+    ["request: Nowhere) -> Awaitable[str]", "request) -> Awaitable[Nowhere]", "request) -> Coroutine[int, int, int]"],
+)
+def test_names_that_only_a_type_checker_imports_hide_nothing(signature: str) -> None:
+    names: dict[str, Any] = {"Awaitable": Awaitable}
+    exec(compile(f"def key({signature}: ...", "x.py", "exec", dont_inherit=True), names)
+    assert is_async(names["key"])
 
 
 def perhaps(*given: Any) -> str | Awaitable[str]:
@@ -113,17 +125,17 @@ def ill_annotated(*given: Any) -> Nowhere[str]:  # type: ignore[name-defined]  #
     return None
 
 
-UNSEEN: dict[str, tuple[Any, str]] = {  # what only shows in the answer
+UNSEEN: dict[str, tuple[Any, str]] = {  # seen only in the returned value
     "plain": (hidden, f"{HERE}.hidden"),
-    "lambda": (lambda *given: later(), f"{HERE}.<lambda>"),
-    "wrapped": (wrapped, f"{HERE}.later"),
+    "lambda": (lambda *given: awaited(), f"{HERE}.<lambda>"),
+    "wrapped": (wrapped, f"{HERE}.awaited"),
 }
-PLAIN: dict[str, Any] = {  # what answers at once: to refuse it would be wrong
+PLAIN: dict[str, Any] = {  # what returns at once: to refuse it would be wrong
     "plain": print,
     "class": str,
     "partial": functools.partial(str),
     "method": "".join,
-    "bridge of asgiref": async_to_sync(later),
+    "bridge of asgiref": async_to_sync(awaited),
     "bridge by hand": bridged,
     "perhaps": perhaps,
     "not to be evaluated": ill_annotated,
@@ -136,13 +148,13 @@ PLAIN: dict[str, Any] = {  # what answers at once: to refuse it would be wrong
 @pytest.mark.parametrize("name", SEEN)
 def test_what_start_up_can_see(name: str) -> None:
     function, called = SEEN[name]
-    assert answers_later(function)
-    assert name_of(function) == called
+    assert is_async(function)
+    assert label_of(function) == called
 
 
 @pytest.mark.parametrize("function", [*PLAIN.values(), *[row[0] for row in UNSEEN.values()]], ids=[*PLAIN, *UNSEEN])
 def test_what_it_cannot_see_and_must_not_refuse(function: Any) -> None:
-    assert not answers_later(function)
+    assert not is_async(function)
 
 
 # where a function may stand: what the error names, and the settings with it
@@ -168,7 +180,7 @@ def page(environ: Any, start_response: Any) -> list[bytes]:
 @pytest.mark.parametrize("name", SEEN)
 def test_start_up_names_the_rule_the_option_and_the_function(option: str, name: str) -> None:
     function, called = SEEN[name]
-    with pytest.raises(ColourError) as caught:
+    with pytest.raises(AsyncMismatchError) as caught:
         Gate(Settings(**OPTIONS[option](function)))
     assert str(caught.value) == f"{option} '{called}': {WORDS} [SG009]"
     AsyncGate(Settings(**OPTIONS[option](function)))
@@ -176,29 +188,29 @@ def test_start_up_names_the_rule_the_option_and_the_function(option: str, name: 
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", UNSEEN)
-def test_a_request_says_the_same_and_nothing_is_left_to_be_awaited(option: str, name: str) -> None:
+def test_the_error_of_a_request_is_the_same_and_no_coroutine_is_left(option: str, name: str) -> None:
     function, called = UNSEEN[name]
     gate = Gate(Settings(**OPTIONS[option](function)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # "coroutine … was never awaited"
-        with pytest.raises(ColourError) as caught:
-            gate.decide(Visitor(), gate.bind(Place()))
+        with pytest.raises(AsyncMismatchError) as caught:
+            gate.decide(Visitor(), gate.bind(Endpoint()))
         assert str(caught.value) == f"{option} '{called}': {WORDS} [SG009]"
         del caught
         gc.collect()
 
 
-def test_a_user_who_is_known_later_is_told_as_the_key_user() -> None:
+def test_an_awaited_user_is_named_as_the_key_user() -> None:
     gate = Gate(Settings(default_limits=["5/minute"], key=("user", "ip")))
-    with pytest.raises(ColourError, match="rule 'default': key 'user': an async function"):
-        gate.decide(Visitor(user=later()), gate.bind(Place()))
+    with pytest.raises(AsyncMismatchError, match="rule 'default': key 'user': an async function"):
+        gate.decide(Visitor(user=awaited()), gate.bind(Endpoint()))
 
 
 @pytest.mark.parametrize("option", ["charge_when", "refund_when"])
 @pytest.mark.parametrize("name", SEEN)
 def test_a_predicate_of_the_response_is_seen_when_the_rule_is_made(option: str, name: str) -> None:
     function, called = SEEN[name]
-    with pytest.raises(ColourError) as caught:
+    with pytest.raises(AsyncMismatchError) as caught:
         Rule(name="r", quota="5/minute", **{option: function})
     assert str(caught.value).startswith(f"rule 'r': {option} '{called}': an async function; give a plain function")
 
@@ -221,7 +233,7 @@ def test_a_predicate_that_hides_it_is_logged_and_the_charge_stays(
 @pytest.mark.parametrize("name", SEEN)
 def test_on_denied_and_on_store_change_are_seen_at_start_up(name: str) -> None:
     function, called = SEEN[name]
-    with pytest.raises(ColourError) as caught:
+    with pytest.raises(AsyncMismatchError) as caught:
         RateLimitMiddleware(page, default_limits=["1/minute"], on_denied=function)
     assert str(caught.value) == f"on_denied '{called}': {WORDS} [SG009]"
     with pytest.raises(ConfigurationError, match=r"on_store_change .*: not a plain function"):
@@ -235,7 +247,7 @@ def test_on_denied_that_hides_it_says_the_same_with_the_refusal(name: str) -> No
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert client.request("GET", "/").status == 200
-        with pytest.raises(ColourError) as caught:
+        with pytest.raises(AsyncMismatchError) as caught:
             client.request("GET", "/")
         assert str(caught.value) == f"on_denied '{called}': {WORDS} [SG009]"
         del caught
@@ -249,7 +261,7 @@ def test_an_asynchronous_application_awaits_them_all(option: str, name: str) -> 
 
     async def decide() -> Any:
         gate = AsyncGate(Settings(**OPTIONS[option](function)))
-        return await gate.decide(Visitor(), gate.bind(Place()))
+        return await gate.decide(Visitor(), gate.bind(Endpoint()))
 
     if name != "cached":  # a coroutine can be awaited once
         decided = asyncio.run(decide())

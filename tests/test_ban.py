@@ -1,4 +1,4 @@
-"""ban.py: the value, and the checks that it adds to a plan."""
+"""Bans: the value, and the checks that it adds to a plan."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from sluicegate import Ban, Quota
-from sluicegate.ban import agree, with_bans
 from sluicegate.clock import MICROSECOND
 from sluicegate.errors import ConfigurationError, RuleError
 from sluicegate.plan import Check
-from sluicegate.terms import make_terms
+from sluicegate.rules.ban import agree, with_bans
+from sluicegate.rules.terms import make_terms
 
 HOUR = 3600 * MICROSECOND
 OPTIONS: dict[str, Any] = {"after": 10, "within": "10 minutes", "duration": "1 hour"}
@@ -36,7 +36,7 @@ def test_how_long_each_ban_is(factor: int, longest: Any, hours: list[int]) -> No
     assert remembered == lengths[-1]
 
 
-def test_equal_bans_are_one_however_they_are_told() -> None:
+def test_equal_bans_are_one_however_they_are_written() -> None:
     ban = Ban(**OPTIONS, factor=2, longest="1 day")
     other = Ban(after=10, within=600, duration=timedelta(hours=1), factor=2, longest=86_400.0)
     assert ban == other
@@ -63,7 +63,7 @@ def test_a_ban_that_lasts_otherwise_has_the_same_key() -> None:
         ({"within": "minute; 5/hour"}, "within"),
         ({"duration": -1}, "duration -1"),
         ({"duration": None}, "duration None: not a duration"),
-        ({"factor": 2}, "not given beside a factor"),
+        ({"factor": 2}, "missing, but factor is above 1"),
         ({"longest": "1 day"}, "no ban is longer"),
         ({"factor": 2, "longest": "1 minute"}, "shorter than the first ban"),
         ({"name": ""}, "not a name"),
@@ -80,11 +80,11 @@ def test_a_duration_by_hand_is_read_in_the_same_words() -> None:
         Ban(**OPTIONS).lasting("soon")
 
 
-def test_bans_of_one_name_must_say_the_same() -> None:
+def test_bans_of_one_name_must_be_equal() -> None:
     bans: dict[str, Ban] = {}
     for ban in (None, Ban(**OPTIONS), Ban(**OPTIONS), Ban(**OPTIONS, name="other")):
         agree(bans, "login", ban)
-    with pytest.raises(RuleError, match="otherwise of a ban of this name"):
+    with pytest.raises(RuleError, match="has a different ban of this name"):
         agree(bans, "login", Ban(**(OPTIONS | {"after": 3})))
 
 
@@ -99,4 +99,4 @@ def test_a_plan_has_one_check_for_each_ban_and_identity() -> None:
     assert with_bans([]) == ()
     assert with_bans(rules) == (*rules, Check(one.terms, "x", 0), Check(one.terms, "y", 0), Check(two.terms, "x", 0))
     shadow = rules[0]._replace(terms=rules[0].terms._replace(shadow=True))
-    assert with_bans([shadow]) == (shadow,), "a rule that refuses nobody refuses nobody who is banned"
+    assert with_bans([shadow]) == (shadow,), "a shadow rule does not refuse a banned identity either"

@@ -1,4 +1,4 @@
-"""The benchmark's pure parts: what is said of figures, the budgets, the tables, and that the page shows its figures."""
+"""The benchmark's pure parts: statistics, budgets and tables; and the page shows the stored figures."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_spread(samples: list[float], expected: Spread) -> None:
     ("ours", "base", "expected"),
     [
         (figure(2, 4, 60), figure(1, 2, 30), 2),  # a slow round is slow for both
-        (figure(4, 8), figure(1, 2, 3), 3),  # rounds that do not pair: by the median of the base
-        (figure(3, 4, measure="added"), figure(-1, 9, measure="added"), 0.875),  # never by a difference near nothing
+        (figure(4, 8), figure(1, 2, 3), 3),  # rounds without a pair: against the median of the base
+        (figure(3, 4, measure="added"), figure(-1, 9, measure="added"), 0.875),  # never against a difference near zero
     ],
 )
 def test_ratio(ours: Figure, base: Figure, expected: float) -> None:
@@ -90,7 +90,7 @@ MOST = Budget("x", ("t",), "requests", 1, against=(NONE,), at_least=True)
     [
         (LEAST, [figure(5), figure(10, contender="a"), figure(11, contender="b")], True),
         (LEAST, [figure(5.1), figure(10, contender="a"), figure(11, contender="b")], False),
-        (LEAST, [figure(5), figure(10, contender="a")], None),  # the best of those that are there may not be the best
+        (LEAST, [figure(5), figure(10, contender="a")], None),  # the best peer may be missing
         (LEAST, [figure(10, contender="a"), figure(11, contender="b")], None),
         (
             MOST,
@@ -101,7 +101,7 @@ MOST = Budget("x", ("t",), "requests", 1, against=(NONE,), at_least=True)
         (
             Budget("x", ("t", "u"), "bytes", 9),
             [figure(8, topic="t", measure="bytes"), figure(10, topic="u", measure="bytes")],
-            False,  # the worst of them counts
+            False,  # the worst topic counts
         ),
     ],
 )
@@ -116,12 +116,12 @@ def test_at_least() -> None:
     assert verdicts(known, [MOST._replace(bound=0.9)])[0].met is True
 
 
-def test_every_budget_has_its_words() -> None:
+def test_every_budget_has_a_text() -> None:
     assert all(re.fullmatch(r"[≤≥] [\d.]+ (×|B|ms).*", budget.words) for budget in BUDGETS)
     assert len({(budget.what, budget.words) for budget in BUDGETS}) == len(BUDGETS)
 
 
-def test_rows_hold_everybody_against_the_floor_and_sluicegate() -> None:
+def test_rows_compare_each_contender_with_the_floor_and_sluicegate() -> None:
     known = [
         figure(8, 8, contender="slow"),
         figure(4, 4),
@@ -141,8 +141,8 @@ def test_budget_rows() -> None:
     assert markdown(table).splitlines()[-1] == "| import | ≤ 6 µs | 5.00 | met |"
 
 
-def test_a_race_takes_turns_and_drops_who_fails() -> None:
-    told: list[str] = []
+def test_a_race_takes_turns_and_drops_a_contender_that_fails() -> None:
+    messages: list[str] = []
     order: list[str] = []
 
     def turn(name: str, number: int) -> dict[str, float]:
@@ -151,11 +151,11 @@ def test_a_race_takes_turns_and_drops_who_fails() -> None:
             raise OSError("gone")
         return {"time": float(number)}
 
-    course = Course(Effort(rounds=2, checks=1, seconds=60), told.append)
+    course = Course(Effort(rounds=2, checks=1, seconds=60), messages.append)
     found = course.race([Contender("t", name, "peer", lambda number, name=name: turn(name, number)) for name in "abc"])  # type: ignore[misc]
     assert order == ["a0", "b0", "c0", "b1", "c1", "a1", "a2", "b2"]
     assert [(each.contender, each.samples) for each in found] == [("b", (1.0, 2.0)), ("a", (1.0, 2.0))]
-    assert told == course.troubles == ["t: c is out: OSError: gone"]
+    assert messages == course.troubles == ["t: c is out: OSError: gone"]
 
 
 def test_the_group_pins_everything() -> None:
@@ -168,7 +168,7 @@ def kept() -> dict[str, object]:
     return run
 
 
-def test_the_page_shows_the_figures_that_are_kept() -> None:
+def test_the_page_shows_the_stored_figures() -> None:
     text = plots.PAGE.read_text("utf-8")
     assert plots.page(text, kept()) == text, "run python -m bench.plots"
     marked = set(re.findall(r"<!-- bench: (\w+) -->", text))
@@ -176,7 +176,7 @@ def test_the_page_shows_the_figures_that_are_kept() -> None:
 
 
 @pytest.mark.parametrize("plot", plots.PLOTS, ids=lambda plot: plot.name)
-def test_the_pictures_show_them_too(plot: plots.Plot) -> None:
+def test_the_pictures_show_the_stored_figures(plot: plots.Plot) -> None:
     found = figures.from_json(kept()["figures"])  # type: ignore[arg-type]
     drawn = plots.draw(plot, plots.panels(plot, found))
     assert plots.picture(plot).read_text("utf-8") == drawn, "run python -m bench.plots"
@@ -190,43 +190,43 @@ def test_every_topic_of_a_budget_is_in_a_table() -> None:
 
 
 def carried(*, wire: float, script: float, further: float, busy: float = 100, others: float = 1) -> model.Known:
-    """A world in which the model is right."""
+    """Figures for which the model is exactly right."""
     truth, found = model.Core(script, further, wire), []
     wanted = [(1, depth) for depth in model.DEPTHS] + [(2, model.DEEP), (3, model.DEEP), (3, 1)]
     for name in model.ALGORITHMS:
         for rules, depth in wanted:
             us, topic = truth.us(rules=rules, depth=depth), model.Point(name, rules, depth=depth).topic
-            told = {"server": us, "rate": 1e6 / us, "busy": busy}
-            found += [figure(value, contender=name, topic=topic, measure=each) for each, value in told.items()]
+            values = {"server": us, "rate": 1e6 / us, "busy": busy}
+            found += [figure(value, contender=name, topic=topic, measure=each) for each, value in values.items()]
     for kind in model.KINDS:
         for count, rate in ((1, 12_500 if kind.waits else 16_667), (2, 25_000)):
-            told = {"worker": 60, "server": 20, "rate": rate, "others": others}
+            values = {"worker": 60, "server": 20, "rate": rate, "others": others}
             topic = model.PROCESSES.format(count)
-            found += [figure(value, contender=kind.name, topic=topic, measure=each) for each, value in told.items()]
+            found += [figure(value, contender=kind.name, topic=topic, measure=each) for each, value in values.items()]
     for size in model.SIZES:
         found += [figure(150, contender=each, topic=size.topic, measure="bytes") for each in ("1000", "10000")]
     return model.Known(found)
 
 
-def test_a_model_is_found_again() -> None:
+def test_the_constants_of_the_model_are_recovered() -> None:
     known = carried(wire=32, script=15, further=8)
     assert model.core(known) == pytest.approx((15, 8, 32))
     assert model.core(known, "gcra").rate(rules=2) == pytest.approx(1e6 / (15 + 8 + 32))
     found = model.predictions(known, cores=2)
     assert len(found) == 2 + 1 + 1 + 1 + 2 * len(model.KINDS)
-    assert [each.error for each in model.sizes_foretold(known)] == [0] * len(model.SIZES)
+    assert [each.error for each in model.predicted_sizes(known)] == [0] * len(model.SIZES)
     assert [each.what for each in found if each.error is None or abs(each.error) > 0.001] == []
 
 
 @pytest.mark.parametrize(("busy", "others", "unknown"), [(50, 1, {"at once"}), (100, 40, {"worker"})])
-def test_a_busy_machine_checks_no_model(busy: float, others: float, unknown: set[str]) -> None:
+def test_a_busy_machine_gives_no_check_of_the_model(busy: float, others: float, unknown: set[str]) -> None:
     found = model.predictions(carried(wire=32, script=15, further=8, busy=busy, others=others), cores=2)
     assert {
         word for each in found if each.error is None for word in ("at once", "worker") if word in each.what
     } == unknown
 
 
-def test_a_model_that_is_wrong_says_by_how_much() -> None:
+def test_a_wrong_model_reports_its_error() -> None:
     assert model.Prediction("x", predicted=150, measured=100).error == pytest.approx(0.5)
     assert model.worst([model.Prediction("x", 1, None)]) is None
 
@@ -240,14 +240,14 @@ def kept_scale() -> dict[str, object]:
     return run
 
 
-def test_the_page_of_scale_shows_the_figures_that_are_kept() -> None:
+def test_the_scale_page_shows_the_stored_figures() -> None:
     text = scale.PAGE.read_text("utf-8")
     assert scale.page(text, kept_scale()) == text, "run python -m bench.scale.page"
     assert set(re.findall(r"<!-- bench: (\w+) -->", text)) == set(tables.SECTIONS)
 
 
 @pytest.mark.parametrize("plot", scale.PLOTS, ids=lambda plot: plot.name)
-def test_the_pictures_of_scale_show_them_too(plot: plots.Plot) -> None:
+def test_the_scale_pictures_show_the_stored_figures(plot: plots.Plot) -> None:
     drawn = scale.drawn(plot, kept_scale())
     assert scale.picture(plot).read_text("utf-8") == drawn, "run python -m bench.scale.page"
     ET.fromstring(drawn)

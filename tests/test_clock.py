@@ -12,7 +12,7 @@ from sluicegate.clock import LATEST_US, MICROSECOND, SystemClock, epoch_seconds
 from sluicegate.stores import open_async_store, open_store
 
 
-def test_a_manual_clock_stands_still_until_it_is_moved() -> None:
+def test_a_manual_clock_does_not_move_by_itself() -> None:
     clock = ManualClock()
     assert clock.now_us() == clock.now_us() == 10**15
 
@@ -54,6 +54,15 @@ def test_it_stays_at_such_a_moment(seconds: Any) -> None:
         clock.advance_us(LATEST_US)
 
 
+@pytest.mark.parametrize("microseconds", [1.5, 1.0, True, "1", None, float("nan")])
+def test_advance_us_takes_whole_microseconds(microseconds: Any) -> None:
+    clock = ManualClock(5)
+    with pytest.raises(ConfigurationError, match=r"advance_us .*not a whole number.*SG010"):
+        clock.advance_us(microseconds)
+    assert type(clock.now_us()) is int
+    assert clock.now_us() == 5 * MICROSECOND
+
+
 @pytest.mark.parametrize("moment", [0, LATEST_US])
 def test_the_first_and_the_last_moment(moment: int) -> None:
     clock = ManualClock(0)
@@ -63,7 +72,7 @@ def test_the_first_and_the_last_moment(moment: int) -> None:
 
 
 class Said:
-    """A user's own clock, which says one moment after the other."""
+    """A user's own clock, which returns the given moments in turn."""
 
     def __init__(self, *moments: Any) -> None:
         self.moments = list(moments)
@@ -85,8 +94,8 @@ def test_no_store_is_made_with_a_clock_that_it_cannot_count_with(opens: Any, url
 
 
 @pytest.mark.parametrize("moment", MISTAKES)
-def test_a_clock_that_goes_wrong_later_lets_nobody_pass(moment: Any) -> None:
-    """The store that does not answer is not even asked, and no policy of an outage takes its place."""
+def test_a_clock_that_goes_wrong_later_lets_no_request_pass(moment: Any) -> None:
+    """The store, which is down, is not called, and no failure policy decides."""
     limiter = Limiter("redis://127.0.0.1:1", clock=Said(1, moment), deny_cache=0, on_store_failure="allow")
     with pytest.raises(ConfigurationError, match=r"clock .*SG010"):
         limiter.hit("1/minute", "alice")

@@ -1,4 +1,4 @@
-"""Concurrency: the value and its text, rules of it, and what a client is told of them."""
+"""Concurrency: the value and its text, its rules, and the responses to clients."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 
 from sluicegate import Concurrency, Decision, Outcome, Rule
 from sluicegate.errors import QuotaError, RuleError, SettingsError
-from sluicegate.gate import Gate
-from sluicegate.http import DIALECTS, denial, response_fields, retry_after
-from sluicegate.marks import make_mark
-from sluicegate.passage import Place
 from sluicegate.plan import Check
-from sluicegate.settings import Settings
-from sluicegate.terms import make_terms
+from sluicegate.rules.terms import make_terms
+from sluicegate.web.endpoint import Endpoint
+from sluicegate.web.gate import Gate
+from sluicegate.web.http import DIALECTS, denial, fields_for, retry_after
+from sluicegate.web.marks import make_mark
+from sluicegate.web.settings import Settings
 from sluicegate.wsgi import WsgiCaller
 
 SECOND = 1_000_000
@@ -104,13 +104,13 @@ def test_it_never_shares_a_key_with_a_quota() -> None:
     assert not counted.held
 
 
-@pytest.mark.parametrize("options", [{"algorithm": "sliding-window"}, {"count_denied": True}, {"lease": 2}])
+@pytest.mark.parametrize("options", [{"algorithm": "sliding-window"}, {"count_denied": True}, {"prefetch": 2}])
 def test_options_that_say_nothing_of_it_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(RuleError, match="says nothing of so many at once"):
+    with pytest.raises(RuleError, match="has no meaning for a Concurrency"):
         Rule(name="a", quota="2 at once", **options)
-    with pytest.raises(RuleError, match="says nothing of so many at once"):
+    with pytest.raises(RuleError, match="has no meaning for a Concurrency"):
         make_mark(Concurrency(2), **options)
-    with pytest.raises(RuleError, match="says nothing of so many at once"):
+    with pytest.raises(RuleError, match="has no meaning for a Concurrency"):
         Rule(name="a", quota=lambda request: Concurrency(2), **options).terms("gcra", Concurrency(2))
 
 
@@ -137,13 +137,13 @@ def test_a_gate_keeps_it_beside_other_rules() -> None:
     rules = [Rule(name="in-flight", quota="2 at once"), Rule(name="often", quota="5/minute")]
     gate = Gate(Settings(rules=rules))
     caller = WsgiCaller({"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": "203.0.113.7"})
-    decisions = [gate.decide(caller, gate.bind(Place())) for _ in range(3)]
+    decisions = [gate.decide(caller, gate.bind(Endpoint())) for _ in range(3)]
     assert [decision is not None and decision.allowed for decision in decisions] == [True, True, False]
     gate.close()
 
 
-def told(*refused: tuple[str, float | None]) -> Decision:
-    """A refusal for want of these, with the waits that the store tells, in seconds."""
+def decision_of(*refused: tuple[str, float | None]) -> Decision:
+    """A refusal by these checks, with the store's waits in seconds."""
     checks, outcomes = [], []
     for text, wait in refused:
         quota = Concurrency.parse(text) if "at once" in text else Rule(name="a", quota=text).quota
@@ -164,30 +164,31 @@ def told(*refused: tuple[str, float | None]) -> Decision:
         ([("2 at once", None)], None, None),
     ],
 )
-def test_nobody_is_told_to_wait_for_the_lease(
+def test_a_refusal_never_says_to_wait_for_the_lease(
     refused: list[tuple[str, float | None]], seconds: int | None, bound: float | None
 ) -> None:
-    """A place is free when any request ends, and nobody knows when that is. The decision keeps the sure bound."""
-    decision = told(*refused)
+    """A slot is free when any request ends, at an unknown time. The decision keeps the upper bound."""
+    decision = decision_of(*refused)
     assert retry_after(decision) == seconds
     assert decision.retry_after == bound
     assert dict(denial(decision, None, epoch=0).fields).get("Retry-After") == (seconds and str(seconds))
 
 
 def test_draft_11_says_what_is_counted() -> None:
-    fields = dict(response_fields(told(("2 at once", 0), ("5/minute", 0)), "draft-11", epoch=0, status=200))
+    fields = dict(fields_for(decision_of(("2 at once", 0), ("5/minute", 0)), "draft-11", epoch=0, status=200))
     assert fields == {
         "RateLimit-Policy": '"held";q=2;qu="concurrent-requests", "often";q=5;w=60',
         "RateLimit": '"held";r=1, "often";r=1',
     }
     for value in fields.values():
         http_sf.parse(value.encode(), tltype="list")
-    assert dict(response_fields(told(("2 at once", 9)), "draft-11", epoch=0, status=429))["RateLimit"] == '"held";r=0'
+    assert dict(fields_for(decision_of(("2 at once", 9)), "draft-11", epoch=0, status=429))["RateLimit"] == '"held";r=0'
 
 
 @pytest.mark.parametrize("dialect", sorted(set(DIALECTS) - {"draft-11"}))
-def test_dialects_that_tell_a_reset_leave_it_out(dialect: str) -> None:
-    both, alone = told(("2 at once", 0), ("5/minute", 0)), told(("5/minute", 0))
-    assert response_fields(both, dialect, epoch=0, status=200) == response_fields(alone, dialect, epoch=0, status=200)
-    for alone in (told(("2 at once", 9)), told(("2 at once", 9), ("5/minute", 0))):
-        assert response_fields(alone, dialect, epoch=0, status=429) == []
+def test_dialects_with_a_reset_leave_it_out(dialect: str) -> None:
+    both, alone = decision_of(("2 at once", 0), ("5/minute", 0)), decision_of(("5/minute", 0))
+    assert fields_for(both, dialect, epoch=0, status=200) == fields_for(alone, dialect, epoch=0, status=200)
+    for alone in (decision_of(("2 at once", 9)), decision_of(("2 at once", 9), ("5/minute", 0))):
+        names = [name for name, _ in fields_for(alone, dialect, epoch=0, status=429)]
+        assert names == ["Cache-Control", "Retry-After"]

@@ -1,9 +1,9 @@
 """The documentation is true: its code runs, its links lead somewhere, and nothing that a user can name is missing.
 
-What stands in a fence is tested by its language. `python` blocks of a page run in order, in one namespace; `pycon`
-blocks are doctests in that same namespace; `toml` and `json` are read; in `bash` every command must exist. A block with
-a title is a file: it runs by itself, then its tests, and it sees the files above it by importing them. A block with
-`<!-- compile only: why -->` on the line above is compiled and not run. Other languages are for people.
+A fence is tested by its language. `docs/pages.py` says which files and programs a reader makes of the Python blocks of
+a page. Here they run, and their own tests too. `docs/visits.py` sends requests to every application in them. `pycon`
+blocks are doctests. `docs/folders.py` runs the same in empty folders, with the commands of the page. `toml` and `json`
+are read; in `bash` every command must exist. Other languages are for people.
 """
 
 from __future__ import annotations
@@ -15,77 +15,60 @@ import re
 import shlex
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from functools import cache
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import redis
+from django.test import override_settings
 
 import sluicegate
 import sluicegate.testing
 import tests.adapters.django_app  # noqa: F401  # Django's modules cannot be looked at before settings are configured
-from docs import pictures
+from docs import header, pictures
+from docs.folders import attempt
+from docs.pages import DOCS, FENCE, PAGES, README, ROOT, Block, Folder, blocks, every_folder, written
+from docs.pages import folders as page_folders
+from docs.visits import django_settings, unreached, visit
 from sluicegate import Limiter, ManualClock, SluicegateError
 from sluicegate.algorithms import ALGORITHMS
 from sluicegate.cli.commands import sluicegate as command_line
-from sluicegate.http import DIALECTS
-from sluicegate.marks import make_mark
 from sluicegate.plan import FAILURE_POLICIES
 from sluicegate.quota import _UNITS
-from sluicegate.rule import Rule
-from sluicegate.settings import Settings
+from sluicegate.rules.rule import Rule
 from sluicegate.stores import SCHEMES
+from sluicegate.web.http import DIALECTS
+from sluicegate.web.marks import make_mark
+from sluicegate.web.settings import Settings
 from tests.servers import Server
 
-ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
 PACKAGE = ROOT / "src" / "sluicegate"
-README = ROOT / "README.md"
-PAGES = (README, *sorted(DOCS.glob("*.md")))
 LINES = 250
+SHOWN = 80
+SHORT = 30
+MISTAKES = """
+from flask import Flask
+from sluicegate.flask import RateLimiter, limit
+
+app = Flask("app")
+RateLimiter(app)
+
+@app.post("/silent")
+def silent(): ...
+
+@limit("5/minute")
+def forgotten():
+    return "never routed"
+"""
 LANGUAGES = {"python", "pycon", "bash", "toml", "json", "http", "text"}
-COMMANDS = {"curl", "gunicorn", "pip", "python", "uvicorn"}  # what a reader has, or gets from the extras
+COMMANDS = {"curl", "flask", "gunicorn", "pip", "python", "uvicorn"}  # what a reader has, or gets from the extras
 ADAPTERS = ("starlette", "fastapi", "flask", "django")
-
-FENCE = re.compile(
-    r'^(?P<above>[^\n]*)\n```(?P<language>\w+)(?: title="(?P<title>\w+)\.py")?[^\n]*\n(?P<text>.*?)^```$',
-    re.MULTILINE | re.DOTALL,
-)
-COMPILE_ONLY = "<!-- compile only: "
-
-
-class Block(NamedTuple):
-    """A fence of a page."""
-
-    page: Path
-    line: int  # of its first line of text, counted from 0
-    language: str
-    text: str
-    runs: bool
-    title: str | None = None
-
-    @property
-    def place(self) -> str:
-        return f"{self.page.name}:{self.line + 1}"
-
-
-@cache
-def written(page: Path) -> str:
-    return page.read_text("utf-8")
-
-
-def blocks(page: Path) -> Iterator[Block]:
-    """Every fence of a page."""
-    text = written(page)
-    for match in FENCE.finditer(text):
-        line = text.count("\n", 0, match.start("text"))
-        yield Block(page, line, match["language"], match["text"], COMPILE_ONLY not in match["above"], match["title"])
 
 
 def every(*languages: str) -> list[Any]:
@@ -100,39 +83,135 @@ def run(block: Block, namespace: dict[str, Any]) -> None:
         test = doctest.DocTestParser().get_doctest(block.text, {}, block.place, str(block.page), block.line)
         test.globs = namespace
         check(test)
-        return
-    code = compile("\n" * block.line + block.text, block.page, "exec")
-    if block.runs:
-        exec(code, namespace)
+    else:
+        exec(compile("\n" * block.line + block.text, block.page, "exec"), namespace)
 
 
 def check(test: doctest.DocTest) -> None:
     """Run a doctest; what it defines stays in its namespace."""
-    told: list[str] = []
+    report: list[str] = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    runner.run(test, out=told.append, clear_globs=False)
-    assert not runner.failures, "".join(told)
+    runner.run(test, out=report.append, clear_globs=False)
+    assert not runner.failures, "".join(report)
 
 
 def named(page: Path) -> str:
     return page.name
 
 
+def copied(folder: Folder, patch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+    """Run every block of a folder: each file and each program in a namespace of its own, sessions in one for all."""
+    modules: dict[str, ModuleType] = {}
+    session = ModuleType("session")
+    patch.setitem(sys.modules, session.__name__, session)
+    for block in folder.of("python", "pycon"):
+        if block.language == "pycon":
+            run(block, vars(session))
+            continue
+        name = block.place if block.title is None else block.title.removesuffix(".py").replace("/", ".")
+        module = modules.setdefault(name, ModuleType(name))
+        patch.setitem(sys.modules, name, module)
+        run(block, vars(module))
+        vars(session).update({key: value for key, value in vars(module).items() if key[:2] != "__"})
+    return {name: vars(module) for name, module in modules.items()}
+
+
+@pytest.mark.parametrize(
+    "folder", [pytest.param(each, id=each.name) for each in every_folder() if each.of("python", "pycon")]
+)
+def test_the_code_of_a_page_runs(folder: Folder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every block runs, every test passes, and every view with a limit responds to a request and shows its limit."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "settings")
+    for name, text in folder.files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, "utf-8")
+    files = copied(folder, monkeypatch)
+    with override_settings(**django_settings(files)):
+        for name, test in [pair for each in files.values() for pair in each.items() if pair[0].startswith("test_")]:
+            assert callable(test), name
+            test()
+    visited = list(visit(files))
+    for each in visited:
+        assert [answer for answer in each.answers if answer.failed] == [], each.name
+        assert any(answer.shows_a_limit for answer in each.answers), each.name
+    assert [name for names in files.values() for name in unreached(names, visited)] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_the_code_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType(f"page_{page.stem}")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    for block in blocks(page):
-        assert block.language in LANGUAGES, f"{block.place}: {block.language} is not tested"
-        if block.title is not None:
-            file = ModuleType(block.title)
-            monkeypatch.setitem(sys.modules, file.__name__, file)
-            run(block, vars(file))
-            for name in [each for each in vars(file) if each.startswith("test_")]:
-                vars(file)[name]()
-            vars(module).update(vars(file))
-        elif block.language in ("python", "pycon"):
-            run(block, vars(module))
+def test_every_language_is_tested(page: Path) -> None:
+    assert {block.language for block in blocks(page)} <= LANGUAGES
+
+
+def test_the_readme_has_no_relative_link() -> None:
+    """The package index shows the README without the files beside it."""
+    assert re.findall(r"\]\((?!https?:|#)[^)]*\)", written(README)) == []
+
+
+def test_a_mistake_on_a_page_is_found() -> None:
+    """Examples of each: an application that fails, one without a limit, and a view that no request reaches."""
+    names: dict[str, Any] = {}
+    exec(MISTAKES, names)
+    (visited,) = visit({"app": names})
+    assert {answer.route for answer in visited.answers if answer.failed} == {"POST /silent"}
+    assert not any(answer.shows_a_limit for answer in visited.answers)
+    assert unreached(names, [visited]) == ["forgotten"]
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("```python\nprint(1)\n```\n```python\nprint(2)\n```", "2 run"),
+        ('```python title="a.py"\nx = 1\n```\n```python\nfrom a import x\n```', "2 run"),
+        ('```python title="a.py"\nx = 1\n```\n```python title="a.py, continued"\nassert x\n```', "1 run"),
+        ('```python title="a.py"\nx = 1\n```\n```python\nx\n```', "NameError"),
+        ('```python title="test_a.py"\ndef test_a(): assert 0\n```\n```bash\npython -m pytest\n```', "assert 0"),
+    ],
+)
+def test_a_page_is_copied_literally(text: str, result: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\n{text}\n", "utf-8")
+    (folder,) = page_folders(page)
+    _, count, _, error = attempt(folder)
+    assert result in (error or f"{count} run")
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=named)
+def test_the_first_block_is_not_cut_off(page: Path) -> None:
+    """The site shows this many characters of a line without scrolling."""
+    first = next(blocks(page), None)
+    assert first is None or max(map(len, first.text.splitlines())) <= SHOWN
+
+
+def test_the_site_names_the_version_and_no_address() -> None:
+    """There is no public address yet, so no page links to one."""
+    config = SimpleNamespace(site_name="sluicegate")
+    assert header.on_config(config).site_name == f"sluicegate {sluicegate.__version__}"
+    assert not re.search(r"^(site_url|repo_url|edit_uri)", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    assert "urls" not in tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+@pytest.mark.parametrize("picture", sorted((DOCS / "assets").glob("*.svg")), ids=named)
+def test_pictures_suit_dark_pages(picture: Path) -> None:
+    assert "@media (prefers-color-scheme: dark)" in written(picture)
+    assert "color-scheme: dark" in written(DOCS / "assets" / "site.css")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_no_row_and_no_sentence_is_there_twice(page: Path) -> None:
+    """What a merge leaves behind. Figures may be equal, and so may the short titles of a table."""
+    text = re.sub(r"<!-- bench.*?<!-- end -->", "", without_code(page), flags=re.DOTALL)
+    rows = [row for row in re.findall(r"^\|.+\|$", text, re.MULTILINE) if len(row) > SHORT and set(row) - set("|-: ")]
+    prose = " ".join(re.sub(r"^\|.*$", "", text, flags=re.MULTILINE).split())
+    sentences = [sentence for sentence in re.split(r"(?<=[.:;])\s+", prose) if len(sentence) > SHORT]
+    assert [each for each, times in Counter(rows + sentences).items() if times > 1] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_no_code_in_a_table_is_broken(page: Path) -> None:
+    """A bar ends a cell, also inside code."""
+    rows = re.findall(r"^\|.*\|$", without_code(page), re.MULTILINE)
+    assert [row for row in rows if row.count("`") % 2 or any(cell.count("`") % 2 for cell in row.split("|"))] == []
 
 
 @pytest.mark.parametrize("block", every("toml"))
@@ -174,11 +253,11 @@ def test_the_readme_opens_with_the_two_commands() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_no_page_is_long(page: Path) -> None:
-    assert written(page).count("\n") <= LINES
+    assert without_code(page).count("\n") <= LINES
 
 
 def without_code(page: Path) -> str:
-    return FENCE.sub(r"\g<above>", written(page))
+    return FENCE.sub("", written(page))
 
 
 def anchors(page: Path) -> set[str]:
@@ -201,7 +280,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def table(page: str, heading: str) -> list[str]:
-    """What is code in the first column of the tables under a heading, as often as it stands there."""
+    """Return the code in the first column of the tables under a heading, repeated if the tables repeat it."""
     sections = re.split(r"^##+ ", written(DOCS / page), flags=re.MULTILINE)
     (section,) = (section for section in sections if section.split("\n", 1)[0] == heading)
     tables = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
@@ -215,15 +294,17 @@ def codes(pattern: str) -> set[str]:
 
 
 def modules() -> set[str]:
-    """What stands in the house, as architecture.md writes it."""
+    """The modules and folders of the package, as architecture.md writes them."""
     files = {path.name for path in PACKAGE.glob("*.py") if path.name != "__init__.py"}
     return files | {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
 
 
-INNER = {"checks", "results", "binding"}  # of a decision: what adapters read
+INNER = {"checks", "binding"}  # of a decision: what adapters read
 TABLES = {  # where → what must stand there, no less and no more
     ("choosing.md", "The guarantee"): set(ALGORITHMS),
-    ("settings.md", "Settings"): {option.name for option in fields(Settings) if option.init},
+    ("settings.md", "Settings"): {
+        option.name for option in fields(Settings) if option.init and option.name != "source"
+    },
     ("settings.md", "Rules"): {option.name for option in fields(Rule)},
     ("settings.md", "The decorator"): {"override_defaults"},
     ("answers.md", "Dialects"): set(DIALECTS),
@@ -234,13 +315,22 @@ TABLES = {  # where → what must stand there, no less and no more
         name for name in sluicegate.testing.__all__ if not name.endswith("Exam")
     },
     ("django.md", "System checks"): codes(r'"(sluicegate\.[EW]\d{3})"'),
-    ("architecture.md", "The house"): modules(),
+    ("architecture.md", "Modules"): modules(),
 }
 
 
 @pytest.mark.parametrize(("page", "heading"), TABLES)
 def test_tables_are_complete(page: str, heading: str) -> None:
     assert sorted(table(page, heading)) == sorted(TABLES[page, heading])
+
+
+def test_every_file_that_architecture_md_names_exists() -> None:
+    named = set(re.findall(r"`([\w/]+\.(?:py|lua))`", written(DOCS / "architecture.md")))
+    files = [
+        path.relative_to(ROOT).as_posix()
+        for path in (*PACKAGE.rglob("*.*"), *ROOT.glob("docs/*.py"), *ROOT.glob("tests/*.py"))
+    ]
+    assert not {name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in files)}
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
@@ -277,14 +367,14 @@ def test_the_page_of_an_adapter_has_all_its_names(framework: str) -> None:
 
 
 def test_every_error_is_public_or_in_the_tree() -> None:
-    """Codes are unique: nobody can look up one that means two things."""
+    """Codes are unique: a code with two meanings cannot be looked up."""
 
     def tree(error: type[SluicegateError]) -> Iterator[type[SluicegateError]]:
         yield error
         for child in error.__subclasses__():
             yield from tree(child)
 
-    own = [error for error in tree(SluicegateError) if error.__module__ == "sluicegate.errors"]
+    own = [error for error in tree(SluicegateError) if error.__module__ in ("sluicegate.errors", "sluicegate.plan")]
     assert len({error.code for error in own}) == len(own)
     assert {error.code for error in own} == codes(r"\bSG0\d\d\b")
 
@@ -339,7 +429,7 @@ def use_every_algorithm(url: str) -> None:
 
 def test_the_key_that_redis_md_shows_is_a_real_one(server: Server) -> None:
     (shown,) = re.findall(r"^sg:\{.+$", written(DOCS / "redis.md"), re.MULTILINE)
-    with Limiter(server.url) as limiter, redis.Redis(port=server.port, decode_responses=True) as admin:
+    with Limiter(server.url, deadline=5) as limiter, redis.Redis(port=server.port, decode_responses=True) as admin:
         limiter.hit("10/minute", "alice", action="reply")
         assert shown in admin.keys("sg:*")
         limiter.reset("10/minute", "alice", action="reply")

@@ -1,4 +1,4 @@
-"""What independent checks of the edges found last: each of these was wrong, or showed what it must not."""
+"""Regressions that independent reviews found: each of these was wrong, or showed something secret."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from flask import Flask
 
 from sluicegate import ConfigurationError, Decision, Limiter, ManualClock, Tiers
-from sluicegate.errors import ColourError
+from sluicegate.errors import AsyncMismatchError
 from sluicegate.flask import RateLimiter
 from sluicegate.identity import identity_text
-from sluicegate.settings import Settings
+from sluicegate.web.settings import Settings
 from tests.adapters.django_app import serving
 from tests.adapters.wsgi_client import WsgiClient
 
@@ -56,36 +56,38 @@ def test_a_copy_of_a_subclass_of_tiers_is_one_as_well(again: Any) -> None:
     assert type(again(Staff({"free": "1/minute"}, by=str))) is Staff
 
 
-async def later(*_: Any) -> Any:
-    return "later"
+async def async_answer(*_: Any) -> Any:
+    return "async"
 
 
-def test_an_on_denied_that_answers_later_is_named_in_flask() -> None:
+def test_an_async_on_denied_is_named_in_flask() -> None:
     app = Flask(__name__)
     app.get("/")(lambda: "ok")
     app.config["PROPAGATE_EXCEPTIONS"] = True
-    RateLimiter(app, default_limits=["1/minute"], on_denied=lambda request, decision: later(), clock=ManualClock())
+    RateLimiter(
+        app, default_limits=["1/minute"], on_denied=lambda request, decision: async_answer(), clock=ManualClock()
+    )
     client = WsgiClient(app)
     client.request("GET", "/")
-    with pytest.raises(ColourError, match=r"on_denied .*test_edges"):
+    with pytest.raises(AsyncMismatchError, match=r"on_denied .*test_edges"):
         app.test_client().get("/", environ_base={"REMOTE_ADDR": "198.51.100.9"})
 
 
-def test_an_on_denied_that_answers_later_is_named_in_django(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_async_on_denied_is_named_in_django(caplog: pytest.LogCaptureFixture) -> None:
     def on_denied(request: Any, decision: Decision) -> Any:
-        return later()
+        return async_answer()
 
-    with serving(later=False, default_limits=["1/minute"], on_denied=on_denied, clock=ManualClock()) as site:
+    with serving(asgi=False, default_limits=["1/minute"], on_denied=on_denied, clock=ManualClock()) as site:
         assert site.statuses("/open", "/open") == [200, 500]
-    assert "ColourError" in caplog.text
+    assert "AsyncMismatchError" in caplog.text
     assert "on_denied" in caplog.text
 
 
-def test_a_hook_that_answers_later_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    with Limiter("redis://127.0.0.1:1", on_store_change=lambda change: later()) as limiter:
+def test_an_async_hook_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with Limiter("redis://127.0.0.1:1", on_store_change=lambda change: async_answer()) as limiter:
         limiter.hit("1/minute", "alice")
     assert "on_store_change" in caplog.text
-    assert "ColourError" in caplog.text
+    assert "AsyncMismatchError" in caplog.text
 
 
 def test_a_lazy_truth_is_a_wrong_identity_or_a_truth() -> None:

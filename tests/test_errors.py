@@ -1,4 +1,4 @@
-"""Errors: codes unique and in the drawing, facts as attributes, nothing endless in a message."""
+"""Errors: unique codes, all in the tree of the docstring; facts as attributes; short messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each example on its real server, in memory and on a real store, driven as its users would."""
+"""Each example on its real server, in memory and on a real store, requested over HTTP."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def store(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def start(store: str, request: pytest.FixtureRequest) -> Iterator[object]:
-    """Start an example by name; several workers only where they share a store."""
+    """Start an example by name. Several workers only if they use one store."""
     contexts = []
 
     def begin(name: str) -> int:
@@ -92,7 +92,9 @@ def start(store: str, request: pytest.FixtureRequest) -> Iterator[object]:
 def test_a_user_may_reply_five_times_a_minute(name: str, start) -> None:
     port = start(name)
     path = REPLIES.get(name, "/replies")
-    anonymous = name.startswith("django")  # its users sign in with a session; here everybody is one address
+    anonymous = name.startswith(
+        "django"
+    )  # its users sign in with a session; these requests have none and come from one address
     answers = [ask(port, "POST", path, {**ALICE, **JSON}, REPLY) for _ in range(7)]
     assert [answer.status for answer in answers] == [201] * 5 + [429] * 2
     assert ask(port, "POST", path, {**BOB, **JSON}, REPLY).status == (429 if anonymous else 201)
@@ -110,7 +112,7 @@ def _check_refusal(answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("name", ["starlette", "flask", "django-wsgi", "django-asgi"])
-def test_two_limits_hold_at_once_and_health_has_none(name: str, start) -> None:
+def test_two_limits_apply_at_once_and_health_has_none(name: str, start) -> None:
     port = start(name)
     path = "/admin/export" if name == "starlette" else "/export"
     assert [ask(port, "GET", path, user).status for user in (ALICE, BOB, ALICE)] == [200, 200, 429]
@@ -130,7 +132,7 @@ def test_starlette_limits_handshakes(start) -> None:
     assert int(refused.value.response.headers["Retry-After"]) >= 1
 
 
-def test_fastapi_counts_what_it_cannot_read_and_documents_the_429(start) -> None:
+def test_fastapi_counts_malformed_bodies_and_documents_the_429(start) -> None:
     port = start("fastapi")
     answers = [ask(port, "POST", "/board/replies", {**ALICE, **JSON}, "{broken") for _ in range(6)]
     assert [answer.status for answer in answers] == [422] * 5 + [429]
@@ -139,7 +141,7 @@ def test_fastapi_counts_what_it_cannot_read_and_documents_the_429(start) -> None
     assert "Retry-After" in document["paths"]["/board/replies"]["post"]["responses"]["429"]["headers"]
 
 
-def test_of_60_wrong_passwords_at_once_5_are_tried_and_right_ones_cost_nothing(start) -> None:
+def test_of_60_concurrent_wrong_passwords_5_are_tried_and_right_ones_cost_nothing(start) -> None:
     port = start("login")
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
 
@@ -150,7 +152,7 @@ def test_of_60_wrong_passwords_at_once_5_are_tried_and_right_ones_cost_nothing(s
     assert [answer.status for answer in right] == [200] * 7
     assert '"login-account-minute";r=5' in right[-1].headers["RateLimit"]
     with ThreadPoolExecutor(60) as pool:
-        names = ["alice", "ALICE", " alice ", "%EF%BD%81lice"] * 15  # one account, however it is written
+        names = ["alice", "ALICE", " alice ", "%EF%BD%81lice"] * 15  # four spellings of one account
         tried = list(pool.map(sign_in, [f"username={name}&password=wrong" for name in names]))
     assert sorted(answer.status for answer in tried) == [401] * 5 + [429] * 55
     assert sign_in("username=alice&password=correct horse").status == 429

@@ -23,7 +23,7 @@ from tests.environments import PATIENCE, Environments
 from tests.starts import OPENS, STARTS
 
 STARTS_FILE = Path(__file__).parent / "starts.py"
-SERVER = "redis://127.0.0.1:1"  # nobody listens there, and no start asks it
+SERVER = "redis://127.0.0.1:1"  # no server listens there, and no start connects to it
 FRAMEWORKS = ("starlette", "fastapi", "flask", "django", "cli")
 EXTRAS = ("redis", "embedded", *FRAMEWORKS)
 
@@ -43,14 +43,14 @@ NEEDS = {
     "import django": "django",
     "import cli.demo": "cli",
     "import stores.redis": "redis",
-    "import stores.redis_cell": "redis",
+    "import stores.redis.cell": "redis",
 }
 ELSEWHERE = {"import stores.embedded"}  # its import needs less than its extra has
 
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A directory whose path a socket's may begin with."""
+    """A directory with a path so short that a socket can be in it."""
     with tempfile.TemporaryDirectory(prefix="hg-", dir="/tmp") as name:
         yield Path(name)
 
@@ -128,7 +128,7 @@ def test_a_store_that_cannot_be_opened(
     environments: Environments,
     tmp_path: Path,
 ) -> None:
-    """Every start that opens a store names the store's extra; an ASGI server hears it before the first request."""
+    """Every start that opens a store names the store's extra; an ASGI server gets it before the first request."""
     names = [each.__name__ for each in OPENS]
     found = outcomes(environments, environments.path(*FRAMEWORKS, *extras, without=without), url, names, tmp_path)
     check = found.pop("django_check")  # the error is inside Django's own
@@ -159,9 +159,13 @@ def test_half_installed(extra: str, environments: Environments, tmp_path: Path) 
     for name in sorted(environments.requires(f"sluicegate[{extra}]") - {"sluicegate"}):
         found = outcomes(environments, environments.path(extra, without=[name]), "memory://", names, tmp_path)
         for start, outcome in found.items():
-            told = facts(outcome)
-            assert told is None or (told[0] == extra and told[1] in packages_of(name)), (name, start, outcome)
-            noticed |= {name} if told else set()
+            reported = facts(outcome)
+            assert reported is None or (reported[0] == extra and reported[1] in packages_of(name)), (
+                name,
+                start,
+                outcome,
+            )
+            noticed |= {name} if reported else set()
     assert noticed >= VITAL[extra]
 
 

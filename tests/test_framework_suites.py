@@ -1,4 +1,4 @@
-"""The comparison of two runs of a framework's tests (`suites`)."""
+"""`suites`: the comparison of two runs of a framework's tests."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def test_an_excuse_holds_for_all_parameters(inserted: str, regressions: list, ex
         (run("a[x] passed"), run(""), "regression: a[x]: did not run"),
         (run(""), run(""), "no test was run"),
         (run("a skipped"), run("a skipped"), "no test was run"),
-        (run("a passed, b failed"), run("a passed, b failed"), "1 of 2 tests fail without sluicegate as well"),
-        (run("a passed"), run("a passed", requests=0), "sluicegate has not seen one request"),
-        (run("a passed", ended=False), run("a passed"), "the run without sluicegate broke off after 1 tests"),
-        (run("a passed"), run("a passed", ended=False), "the run with sluicegate broke off after 1 tests"),
-        (run("a passed, b passed"), run("a passed", ended=False), "the run with sluicegate broke off after 1 tests"),
-        (run("a passed"), run("a passed", ended=False, requests=0), "the run with sluicegate broke off after 1 tests"),
+        (run("a passed, b failed"), run("a passed, b failed"), "1 of 2 tests fail without sluicegate too"),
+        (run("a passed"), run("a passed", requests=0), "sluicegate decided no request"),
+        (run("a passed", ended=False), run("a passed"), "the run without sluicegate stopped after 1 tests"),
+        (run("a passed"), run("a passed", ended=False), "the run with sluicegate stopped after 1 tests"),
+        (run("a passed, b passed"), run("a passed", ended=False), "the run with sluicegate stopped after 1 tests"),
+        (run("a passed"), run("a passed", ended=False, requests=0), "the run with sluicegate stopped after 1 tests"),
     ],
 )
-def test_what_proves_nothing_is_a_fault(plain: Run, inserted: Run, fault: str | None) -> None:
+def test_a_run_that_proves_nothing_is_a_fault(plain: Run, inserted: Run, fault: str | None) -> None:
     assert compare(plain, inserted, {}).faults == ([] if fault is None else [fault])
 
 

@@ -7,6 +7,7 @@ The frames of this file stand for the user's own: what they hold cannot be helpe
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import pickle
 import pprint
@@ -32,13 +33,13 @@ import sluicegate.starlette
 import sluicegate.wsgi
 import tests.adapters.django_app  # noqa: F401 - configures Django
 from sluicegate import AsyncLimiter, Limiter, Rule, SluicegateError
-from sluicegate.django import gates
+from sluicegate.django import conf
 from sluicegate.hidden import HiddenURL, hide_secret, hide_store
 from sluicegate.identity import Seal
-from sluicegate.settings import Settings
 from sluicegate.stores import open_async_store, open_store
 from sluicegate.stores.redis import AsyncRedisStore, RedisStore
-from sluicegate.stores.redis_cell import RedisCellStore
+from sluicegate.stores.redis.cell import RedisCellStore
+from sluicegate.web.settings import Settings
 
 PASSWORD: Final = "hunter2"
 SECRET: Final = "correct horse battery staple"
@@ -83,8 +84,8 @@ BROKEN: dict[str, str] = {  # no store can be made of these
 }
 
 
-def told(error: BaseException, *others: str) -> str:
-    """All that anybody could see of an error: its message, its facts, its causes, and the variables of every frame."""
+def visible(error: BaseException, *others: str) -> str:
+    """Return all that can be seen of an error: its message, its facts, its causes, and the variables of every frame."""
     seen, texts, left = set(), list(others), [error]
     while left:
         each = left.pop()
@@ -143,7 +144,7 @@ def flask_keywords(url: str, **options: Any) -> None:
 
 def django_settings(url: str, **options: Any) -> None:
     with override_settings(SLUICEGATE={"STORE": url, "SECRET": SECRET, **options}):
-        gates.make_sync(gates.read_settings())
+        conf.make_sync(conf.read_settings())
 
 
 def starlette_app(url: str, **options: Any) -> None:
@@ -241,7 +242,7 @@ def test_a_failing_start(start: str, kind: str, tmp_path: Path, caplog: Any, rec
     with kept(caplog, recwarn) as others:
         with pytest.raises(SluicegateError) as caught:
             STARTS[start](URLS[kind], tmp_path / "shop.toml")
-        assert not find_hidden(told(caught.value, others()))
+        assert not find_hidden(visible(caught.value, others()))
 
 
 # Ways to start with a URL that is wrong.
@@ -269,7 +270,7 @@ def test_a_url_that_cannot_be_opened(how: str, kind: str, caplog: Any, recwarn: 
     with kept(caplog, recwarn) as others:
         with pytest.raises(SluicegateError) as caught:
             OPENS[how](BROKEN[kind])
-        assert not find_hidden(told(caught.value, others()))
+        assert not find_hidden(visible(caught.value, others()))
 
 
 @pytest.mark.parametrize("kind", [kind for kind, url in BROKEN.items() if url.startswith("redis:")])
@@ -277,7 +278,7 @@ def test_a_url_that_cannot_be_opened(how: str, kind: str, caplog: Any, recwarn: 
 def test_a_store_that_cannot_be_made(how: str, kind: str) -> None:
     with pytest.raises(SluicegateError) as caught:
         STORES[how](BROKEN[kind])
-    assert not find_hidden(told(caught.value))
+    assert not find_hidden(visible(caught.value))
 
 
 # Requests
@@ -349,7 +350,7 @@ def ask(url: str) -> Any:
         return limiter.hit("5/minute", "alice")
 
 
-def ask_later(url: str) -> Any:
+def ask_async(url: str) -> Any:
     async def main() -> Any:
         async with AsyncLimiter(url, on_store_failure="raise", algorithm="gcra", deadline=0.5) as limiter:
             return await limiter.hit("5/minute", "alice")
@@ -358,16 +359,16 @@ def ask_later(url: str) -> Any:
 
 
 def ask_locally(url: str) -> Any:
-    """The failure is logged and told to a hook; then it is raised here."""
-    told: list[Any] = []
-    with Limiter(url, on_store_change=told.append, algorithm="gcra", deadline=0.5) as limiter:
+    """The failure is logged and passed to a hook; then it is raised here."""
+    visible: list[Any] = []
+    with Limiter(url, on_store_change=visible.append, algorithm="gcra", deadline=0.5) as limiter:
         limiter.hit("5/minute", "alice")
-    (change,) = told
+    (change,) = visible
     assert not find_hidden(repr(change))
     raise change.error
 
 
-ASKS = [ask, ask_later, ask_locally]
+ASKS = [ask, ask_async, ask_locally]
 
 
 @pytest.mark.parametrize("kind", URLS)
@@ -376,7 +377,7 @@ def test_a_failing_request_without_a_server(ask: Any, kind: str, caplog: Any, re
     with kept(caplog, recwarn) as others:
         with pytest.raises(SluicegateError) as caught:
             ask(URLS[kind])
-        assert not find_hidden(told(caught.value, others()))
+        assert not find_hidden(visible(caught.value, others()))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in URLS if kind != "a socket"])
@@ -386,7 +387,7 @@ def test_a_failing_request(ask: Any, server: str, kind: str, caplog: Any, recwar
     with serving(SERVERS[server]) as port, kept(caplog, recwarn) as others:
         with pytest.raises(SluicegateError) as caught:
             ask(URLS[kind].replace(":1,127.0.0.1:2", ":1").replace("127.0.0.1:1", f"127.0.0.1:{port}"))
-        assert not find_hidden(told(caught.value, others()))
+        assert not find_hidden(visible(caught.value, others()))
 
 
 # What is right
@@ -409,7 +410,7 @@ def test_no_repr_shows_it(kind: str) -> None:
     assert settings.secret == SECRET
     for limiter in limiters:
         close = limiter.close
-        async_to_sync(close)() if asyncio.iscoroutinefunction(close) else close()
+        async_to_sync(close)() if inspect.iscoroutinefunction(close) else close()
 
 
 def test_what_is_hidden_is_the_text_that_it_was() -> None:

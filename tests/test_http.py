@@ -1,4 +1,4 @@
-"""http.py against vectors of the draft with http-sf as oracle, dialects, merging, the answer to a refusal."""
+"""web/http.py: vectors of the draft with http-sf as oracle, dialects, merging, the response to a refused request."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 
 from sluicegate import Decision, Limiter, ManualClock, Outcome, Rule
 from sluicegate.errors import QuotaError, RuleError, SettingsError
-from sluicegate.http import (
+from sluicegate.plan import Check, Terms
+from sluicegate.quota import Quota
+from sluicegate.web import http
+from sluicegate.web.http import (
     DIALECTS,
     check_dialect,
     denial,
-    denial_fields,
+    fields_for,
     merge,
     quoted,
-    response_fields,
     retry_after,
     seconds,
     wants_text,
 )
-from sluicegate.plan import Check, Terms
-from sluicegate.problem import PROBLEM
-from sluicegate.quota import Quota
+from sluicegate.web.problem import PROBLEM
 
 SECOND = 1_000_000
 DRAFT = "draft-11"
@@ -41,29 +41,29 @@ def made(*rules: tuple[str, Outcome], window: float = 60) -> Decision:
 
 
 def terms(name: str, limit: int, *, window: float) -> Terms:
-    """Terms of any name, also one that a rule would not take."""
+    """Terms of any name, also one that a rule refuses."""
     return Terms(name, name, "x", params=(limit,), window_us=round(window * SECOND), quota=Quota(limit, window))
 
 
 def out(limit: int, remaining: int, *, wait: float | None = 0.0, next_after: float = 0, reset: float = 0) -> Outcome:
-    """An outcome with times in seconds; refused if it has to wait."""
+    """An outcome with times in seconds; refused unless `wait` is 0."""
     wait_us = None if wait is None else round(wait * SECOND)
     return Outcome(wait == 0.0, limit, remaining, wait_us, round(reset * SECOND), round(next_after * SECOND))
 
 
-def told(decision: Decision, dialect: str = DRAFT, *, status: int = 200, epoch: float = 0) -> dict[str, str]:
+def fields_of(decision: Decision, dialect: str = DRAFT, *, status: int = 200, epoch: float = 0) -> dict[str, str]:
     """The fields of a dialect by their names."""
-    fields = response_fields(decision, dialect, epoch=epoch, status=status)
+    fields = fields_for(decision, dialect, epoch=epoch, status=status)
     assert len({name for name, _ in fields}) == len(fields)
     return dict(fields)
 
 
 def parsed(text: str) -> Any:
-    """A list as the oracle reads it."""
+    """A structured list, parsed by the oracle."""
     return http_sf.parse(text.encode(), tltype="list")
 
 
-# What the draft shows, as the oracle reads it: (number, text, items, canonical text or None for the same).
+# Examples of the draft, and what the oracle reads: (number, text, items, canonical text or None for the same).
 VECTORS: list[tuple[str, str, list[Any], str | None]] = [
     (
         "V1",
@@ -127,22 +127,22 @@ def test_the_oracle_reads_the_drafts_vectors(text: str, items: list[Any], canoni
         ("V13", made(('a b"c', out(2, 1))), "RateLimit", '"a b\\"c";r=1'),
     ],
 )
-def test_we_write_what_the_draft_shows(number: str, decision: Decision, field: str, expected: str) -> None:
-    text = told(decision)[field]
+def test_fields_are_written_as_in_the_draft(number: str, decision: Decision, field: str, expected: str) -> None:
+    text = fields_of(decision)[field]
     assert text == expected
     assert http_sf.ser(parsed(text)) == expected
 
 
 def test_v9_a_refusal_lists_the_violated_policies_only() -> None:
     decision = made(("hour", out(1000, 5)), ("day", out(5000, 0, wait=36000, next_after=36000)))
-    fields = dict(denial_fields(decision, DRAFT, epoch=0, status=429))
+    fields = dict(fields_for(decision, DRAFT, epoch=0, status=429))
     assert fields["RateLimit-Policy"] == '"hour";q=1000;w=60, "day";q=5000;w=60'
     assert fields["RateLimit"] == '"day";r=0;t=36000'
     assert fields["Retry-After"] == "36000"
 
 
 def test_v11_retry_after_and_t_name_the_same_instant() -> None:
-    fields = dict(denial_fields(made(("d", out(1, 0, wait=5, next_after=5))), DRAFT, epoch=0, status=429))
+    fields = dict(fields_for(made(("d", out(1, 0, wait=5, next_after=5))), DRAFT, epoch=0, status=429))
     assert (fields["Retry-After"], fields["RateLimit"]) == ("5", '"d";r=0;t=5')
 
 
@@ -152,25 +152,25 @@ def test_v12_two_lines_are_one_list() -> None:
 
 
 @pytest.mark.parametrize("name", ["café", "a\nb", "a\x7fb", "", "x" * 129])
-def test_n1_a_name_that_no_string_can_carry_is_refused_when_the_rule_is_made(name: str) -> None:
+def test_n1_a_rule_refuses_a_name_that_no_structured_string_can_contain(name: str) -> None:
     with pytest.raises(RuleError):
         Rule(name=name, quota="1/minute")
 
 
 @pytest.mark.parametrize("name", ["café", "a\nb"])
-def test_n1_nor_is_it_ever_written(name: str) -> None:
+def test_n1_such_a_name_is_never_written(name: str) -> None:
     with pytest.raises(RuleError):
         quoted(name)
 
 
 @pytest.mark.parametrize("quota", ["1000000000000000/day", "1.5/day", "-1/day", "1/0 seconds", "0/day"])
-def test_n2_a_quota_that_no_integer_can_carry_is_refused(quota: str) -> None:
+def test_n2_a_quota_that_no_structured_integer_can_contain_is_refused(quota: str) -> None:
     with pytest.raises(QuotaError):
         Rule(name="x", quota=quota)
 
 
 @pytest.mark.parametrize("text", ['"x";Q=1', "limit=100, remaining=50, reset=5"])
-def test_n3_n4_what_is_no_list_of_strings(text: str) -> None:
+def test_n3_n4_other_values_are_no_list_of_strings(text: str) -> None:
     try:
         items = parsed(text)
     except http_sf.StructuredFieldError:
@@ -180,7 +180,7 @@ def test_n3_n4_what_is_no_list_of_strings(text: str) -> None:
 
 @given(st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=128))
 def test_any_printable_name_round_trips(name: str) -> None:
-    [(read, parameters)] = parsed(told(made((name, out(5, 4))))["RateLimit"])
+    [(read, parameters)] = parsed(fields_of(made((name, out(5, 4))))["RateLimit"])
     assert (read, parameters) == (name, {"r": 4})
 
 
@@ -208,28 +208,28 @@ TWO = made(("a", out(10, 9, next_after=1, reset=3.2)), ("b", out(100, 5, next_af
     ],
 )
 def test_dialects(dialect: str, expected: dict[str, str]) -> None:
-    assert told(TWO, dialect, epoch=1000.25) == expected
+    assert fields_of(TWO, dialect, epoch=1000.25) == expected
     assert set(DIALECTS) == {"draft-11", "draft-7", "draft-6", "x-ratelimit", "x-ratelimit-delta"}
 
 
-def test_only_the_vendors_old_name_ever_carries_a_moment() -> None:
+def test_only_x_ratelimit_contains_a_time_of_day() -> None:
     for dialect in set(DIALECTS) - {"x-ratelimit"}:
-        assert told(TWO, dialect, epoch=1e9) == told(TWO, dialect, epoch=2e9)
+        assert fields_of(TWO, dialect, epoch=1e9) == fields_of(TWO, dialect, epoch=2e9)
 
 
 @pytest.mark.parametrize("dialect", [*DIALECTS, None])
 @pytest.mark.parametrize(("status", "silent"), [(101, True), (200, False), (304, True), (302, True), (404, False)])
-def test_no_fields_where_they_mean_something_else(dialect: str | None, status: int, silent: bool) -> None:
-    fields = response_fields(TWO, dialect, epoch=0, status=status)
+def test_no_fields_on_1xx_and_3xx(dialect: str | None, status: int, silent: bool) -> None:
+    fields = fields_for(TWO, dialect, epoch=0, status=status)
     assert (fields == []) is (silent or dialect is None)
 
 
 def test_no_fields_where_no_rule_applied() -> None:
-    assert response_fields(made(), DRAFT, epoch=0, status=200) == []
+    assert fields_for(made(), DRAFT, epoch=0, status=200) == []
 
 
-def test_on_somebody_elses_429_what_is_left_here_is_not_told() -> None:
-    assert told(TWO, status=429).keys() == {"RateLimit-Policy"}
+def test_a_429_of_other_code_gets_only_the_policies() -> None:
+    assert fields_of(TWO, status=429).keys() == {"RateLimit-Policy"}
 
 
 @pytest.mark.parametrize("dialect", ["draft-11", None])
@@ -270,16 +270,16 @@ def test_retry_after(decision: Decision, wait: int | None) -> None:
 
 
 @given(st.integers(1, 2**53 - 1), st.integers(0, 10**15))
-def test_waiting_so_long_is_never_too_early(wait_us: int, epoch_us: int) -> None:
+def test_retry_after_is_never_too_early(wait_us: int, epoch_us: int) -> None:
     decision = made(("a", Outcome(False, 1, 0, wait_us, wait_us, wait_us)))
     found = retry_after(decision)
     assert found is not None
     assert 0 <= found - Fraction(wait_us, SECOND) < 1
-    moment = int(told(decision, "x-ratelimit", epoch=epoch_us / SECOND)["X-RateLimit-Reset"])
+    moment = int(fields_of(decision, "x-ratelimit", epoch=epoch_us / SECOND)["X-RateLimit-Reset"])
     assert moment >= Fraction(round(epoch_us / SECOND * SECOND) + wait_us, SECOND)
 
 
-# Answers
+# Responses
 
 REFUSED = made(("a", out(1, 0, wait=1.5, next_after=1.5)), ("b", out(9, 3)))
 NEVER = made(("a", out(1, 0, wait=None)))
@@ -324,14 +324,16 @@ SHUT = made(("a", out(1, 0, wait=0.2)._replace(source="policy")), ("b", out(9, 3
 )
 def test_the_problem(decision: Decision, expected: dict[str, Any]) -> None:
     answer = denial(decision, DRAFT, epoch=0)
-    fields = dict(answer.fields)
+    fields = dict(answer.all_fields)
     assert json.loads(answer.body) == expected
     assert answer.status == expected["status"]
-    assert fields["Content-Type"] == PROBLEM
+    assert answer.content_type == fields["Content-Type"] == PROBLEM
     assert fields["Content-Length"] == str(len(answer.body))
     assert fields["Cache-Control"] == "no-store"
-    assert ("Retry-After" in fields) is (decision is not NEVER)
-    policies = {name for name, _ in parsed(fields.get("RateLimit-Policy", ""))} if decision.results else set()
+    assert answer.all_fields == [*answer.body_fields, *answer.fields]
+    assert fields.get("Retry-After") == (None if answer.wait is None else str(answer.wait))
+    assert (answer.wait is None) is (decision is NEVER)
+    policies = {name for name, _ in parsed(fields.get("RateLimit-Policy", ""))} if decision.outcomes else set()
     assert set(expected["violated-policies"]) <= policies
 
 
@@ -342,26 +344,24 @@ def test_names_of_problems_and_fields_are_the_same_text() -> None:
 
 
 @pytest.mark.parametrize("decision", [REFUSED, NEVER, SHUT], ids=["refused", "never", "store down"])
-def test_text_for_those_who_read(decision: Decision) -> None:
+def test_text_for_browsers(decision: Decision) -> None:
     answer = denial(decision, DRAFT, epoch=0, accept="text/html")
-    assert dict(answer.fields)["Content-Type"] == "text/plain; charset=utf-8"
+    assert answer.content_type == "text/plain; charset=utf-8"
     assert answer.body.decode().endswith(".\n")
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @given(wait=st.integers(1, 10**10), epoch=st.integers(10**15, 2 * 10**15))
-def test_what_is_remembered_tells_the_same(dialect: str, wait: int, epoch: int) -> None:
+def test_a_cached_response_has_the_same_fields(dialect: str, wait: int, epoch: int) -> None:
     outcome = Outcome(False, 10, 0, wait, wait + 300_000, wait)
     decision, now = made(("a", outcome)), epoch / SECOND
-    assert denial(decision, dialect, epoch=now).fields[2:] == tuple(
-        denial_fields(decision, dialect, epoch=now, status=429)
-    )
+    assert denial(decision, dialect, epoch=now).fields == tuple(fields_for(decision, dialect, epoch=now, status=429))
 
 
-@pytest.mark.parametrize(("status", "tells"), [(200, False), (303, False), (420, True), (503, True)])
-def test_a_redirect_after_a_refusal_has_no_retry_after(status: int, tells: bool) -> None:
-    fields = dict(denial_fields(REFUSED, DRAFT, epoch=0, status=status))
-    assert ("Retry-After" in fields) is tells
+@pytest.mark.parametrize(("status", "has_retry_after"), [(200, False), (303, False), (420, True), (503, True)])
+def test_a_redirect_after_a_refusal_has_no_retry_after(status: int, has_retry_after: bool) -> None:
+    fields = dict(fields_for(REFUSED, DRAFT, epoch=0, status=status))
+    assert ("Retry-After" in fields) is has_retry_after
     assert fields["Cache-Control"] == "no-store"
 
 
@@ -385,14 +385,14 @@ def test_a_redirect_after_a_refusal_has_no_retry_after(status: int, tells: bool)
         ("image/png", False),
         (",;,=;q", False),
         ("text/html;q=1.5", True),
-        ("image/png;" + "x" * 1_013 + ",text/html", False),  # of a long one what ends within 1,024 characters is read
+        ("image/png;" + "x" * 1_013 + ",text/html", False),  # only the first 1,024 characters are read
         ("text/html," + "x" * 9_999, True),
         ("text/html;q=0," + "x" * 1_001 + ",text/html", False),
         ("text/html;" + "x" * 1_014 + ",*/*", True),
         ("text/html;" + "x" * 1_015 + ",*/*", False),
     ],
 )
-def test_what_a_client_would_rather_read(accept: str, text: bool) -> None:
+def test_what_a_client_prefers(accept: str, text: bool) -> None:
     assert wants_text(accept) is text
 
 
@@ -420,7 +420,7 @@ def test_no_accept_header_raises(accept: str) -> None:
             [("RateLimit", '"b";r=3')],
             {"RateLimit": '"a";r=1, "b";r=2, "b-2";r=3'},
         ),
-        (  # one name stands for one policy, in both fields
+        (  # a name means the same policy in both fields
             [("RateLimit-Policy", '"a";q=1, "b";q=2'), ("RateLimit", '"a";r=0')],
             [("RateLimit-Policy", '"a";q=3, "b";q=4'), ("RateLimit", '"b";r=1')],
             {"RateLimit-Policy": '"a";q=1, "b";q=2, "a-2";q=3, "b-2";q=4', "RateLimit": '"a";r=0, "b-2";r=1'},
@@ -436,7 +436,7 @@ def test_no_accept_header_raises(accept: str) -> None:
             [("Cache-Control", "no-store")],
             {"Cache-Control": "private, No-Store"},
         ),
-        (  # one answer only: the tighter one
+        (  # room for one rule: the tighter one stays
             [("RateLimit", "limit=10, remaining=1, reset=5")],
             [("RateLimit", "limit=10, remaining=9, reset=9")],
             {"RateLimit": "limit=10, remaining=1, reset=5"},
@@ -470,7 +470,7 @@ def test_merge(existing: list[tuple[str, str]], added: list[tuple[str, str]], ex
     assert len(merged) == len(expected)
 
 
-def test_merge_leaves_everything_else_alone_and_in_order() -> None:
+def test_merge_keeps_all_other_fields_in_order() -> None:
     own = [("Set-Cookie", "a"), ("X", "1"), ("Set-Cookie", "b"), ("retry-after", "3")]
     assert merge(own, [("RateLimit", '"a";r=1')]) == [*own, ("RateLimit", '"a";r=1')]
     assert merge(own, [("Retry-After", "9")]) == [*own[:3], ("Retry-After", "9")]
@@ -509,7 +509,7 @@ def test_the_later_retry_after_wins_also_if_it_is_a_date(date: str, ahead: float
         " " * 100_000 + "GMT",
     ],
 )
-def test_a_retry_after_that_says_nothing_gives_way(text: str) -> None:
+def test_an_invalid_retry_after_is_replaced(text: str) -> None:
     assert merge([("Retry-After", text)], [("Retry-After", "60")], epoch=lambda: 0) == [("Retry-After", "60")]
 
 
@@ -522,11 +522,18 @@ def test_the_time_of_day_is_read_only_for_a_date() -> None:
 
 
 @pytest.mark.parametrize("dialect", list(DIALECTS))
-def test_two_limiters_of_one_dialect_make_one_valid_answer(dialect: str) -> None:
+def test_two_limiters_of_one_dialect_make_one_valid_response(dialect: str) -> None:
     limiter = Limiter(clock=ManualClock())
     one, other = limiter.hit("5/minute", "a", action="x"), limiter.hit("9/hour", "a", action="x")
-    first = response_fields(one, dialect, epoch=0, status=200)
-    merged = merge(first, response_fields(other, dialect, epoch=0, status=200))
+    first = fields_for(one, dialect, epoch=0, status=200)
+    merged = merge(first, fields_for(other, dialect, epoch=0, status=200))
     assert len({name.lower() for name, _ in merged}) == len(merged)
     if dialect == DRAFT:
         assert [name for name, _ in parsed(dict(merged)["RateLimit"])] == ["x", "x-2"]
+
+
+def test_a_cached_response_is_found_without_another_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = denial(REFUSED, DRAFT, epoch=0)
+    for made_again in ("Check", "Outcome", "Decision"):
+        monkeypatch.setattr(http, made_again, None)
+    assert denial(REFUSED._replace(outcomes=tuple(REFUSED.outcomes)), DRAFT, epoch=5) is first

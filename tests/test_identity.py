@@ -1,4 +1,4 @@
-"""Identities: different ones never meet, none leaves in clear, none is endless."""
+"""Identities: different ones never collide, none is sent in clear text, all are short."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from werkzeug.local import LocalProxy
 
 from sluicegate import AsyncLimiter, ConfigurationError, Limiter, Rule
-from sluicegate.ban import Ban
 from sluicegate.errors import IdentityError, SettingsError
 from sluicegate.identity import Seal, account, digest, identity_text
-from sluicegate.settings import Settings
+from sluicegate.rules.ban import Ban
 from sluicegate.stores.memory import MemoryStore
+from sluicegate.web.settings import Settings
 from sluicegate.wsgi import RateLimitMiddleware
 from tests.adapters.wsgi_client import WsgiClient
 from tests.servers import Server
@@ -133,7 +133,7 @@ class OldLevel(int, Enum):
     ONE = 1
 
 
-ONE = [  # two spellings of one identity: a subclass stands for its value, and a list for a tuple
+ONE = [  # two spellings of one identity: a subclass counts as its value, and a list as a tuple
     (Name("a"), "a"), (Number(7), 7), (Token(b"a"), b"a"), (Pair("user", 7), ("user", 7)), (["a", 1], ("a", 1)),
     (Plan.FREE, "free"), (OldPlan.FREE, "free"), (Level.ONE, 1), (OldLevel.ONE, 1),
     (SimpleLazyObject(lambda: "a"), "a"), (LocalProxy(lambda: 7), 7),
@@ -141,12 +141,12 @@ ONE = [  # two spellings of one identity: a subclass stands for its value, and a
 
 
 @pytest.mark.parametrize(("one", "same"), ONE, ids=range(len(ONE)))
-def test_a_subclass_stands_for_its_value_however_it_is_shown(one: Any, same: Any) -> None:
+def test_an_instance_of_a_subclass_counts_as_its_value_whatever_its_repr(one: Any, same: Any) -> None:
     assert identity_text(one) == identity_text(same)
     assert identity_text((one, "x")) == identity_text((same, "x"))
 
 
-class Colour(Enum):
+class Mode(Enum):
     RED = 1
 
 
@@ -157,7 +157,7 @@ class Client:
 
 OTHERS = [
     None, 1.5, 1.0, Decimal(1), Fraction(1), 1j, object(), {"a": 1}, {1, 2}, frozenset({1}), ("a", None), ("a", 1.5),
-    [["a", {}]], type, Colour.RED, Client("a"), bytearray(b"a"), memoryview(b"a"), range(3), date.min,
+    [["a", {}]], type, Mode.RED, Client("a"), bytearray(b"a"), memoryview(b"a"), range(3), date.min,
     SimpleLazyObject(lambda: 7),  # which has no way to its number
 ]  # fmt: skip
 
@@ -173,7 +173,9 @@ def test_other_types_are_an_error_that_does_not_show_the_value(given: Any) -> No
 
 def test_true_and_one_have_budgets_of_their_own() -> None:
     limiter = Limiter()
-    assert [limiter.hit("1/minute", who).allowed for who in (True, 1, False, 0, ("a", True), ("a", 1))] == [True] * 6
+    assert [limiter.hit("1/minute", value).allowed for value in (True, 1, False, 0, ("a", True), ("a", 1))] == [
+        True
+    ] * 6
 
 
 def test_the_deepest_tuple_is_an_error_of_ours_or_an_identity() -> None:
@@ -266,12 +268,12 @@ def test_a_huge_name_costs_its_hash() -> None:
 # ---- a secret ----------------------------------------------------------------------------------------------------
 
 SECRET, OTHER = "correct horse battery staple", b"another secret, as good"
-WHO = ["alice", 42, ("ip", "203.0.113.7"), "x" * 1000]
+VALUES = ["alice", 42, ("ip", "203.0.113.7"), "x" * 1000]
 
 
-@pytest.mark.parametrize("who", WHO, ids=range(len(WHO)))
-def test_a_sealed_text_tells_nothing_and_is_always_the_same(who: Any) -> None:
-    text = identity_text(who)
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+def test_a_sealed_text_shows_nothing_and_is_always_the_same(value: Any) -> None:
+    text = identity_text(value)
     sealed = Seal(SECRET).text(text)
     assert sealed == Seal(SECRET.encode()).text(text) != Seal(OTHER).text(text)
     assert len(sealed) == 33
@@ -304,7 +306,7 @@ def make_settings(**options: Any) -> object:
         (["correct horse battery staple"], "a list is neither text nor bytes"),
     ],
 )
-def test_a_secret_that_is_none_is_refused_and_not_shown(make: Any, secret: Any, problem: str) -> None:
+def test_a_wrong_secret_is_refused_and_not_shown(make: Any, secret: Any, problem: str) -> None:
     with pytest.raises(SettingsError, match=problem) as caught:
         make(secret=secret)
     assert caught.value.what == "secret"
@@ -323,64 +325,64 @@ def test_a_secret_is_never_shown() -> None:
     assert "horse" not in str(caught.value)
 
 
-def test_with_a_secret_no_key_is_the_digest_of_anybody(valkey: Server) -> None:
-    prefix, who = f"secret-{uuid4().hex}", "203.0.113.7"
-    text = identity_text(("ip", who))
+def test_with_a_secret_no_key_is_the_digest_of_an_identity(valkey: Server) -> None:
+    prefix, value = f"secret-{uuid4().hex}", "203.0.113.7"
+    text = identity_text(("ip", value))
     options: Any = {"store": valkey.url, "prefix": prefix, "secret": SECRET}
-    with redis.Redis.from_url(valkey.url, decode_responses=True) as wire, Limiter(**options) as limiter:
-        limiter.hit("5/minute", ("ip", who))
-        limiter.hit("5/minute; 9/hour", who, action="reply")
+    with redis.Redis.from_url(valkey.url, decode_responses=True) as connection, Limiter(**options) as limiter:
+        limiter.hit("5/minute", ("ip", value))
+        limiter.hit("5/minute; 9/hour", value, action="reply")
         web = RateLimitMiddleware(page, default_limits=["5/day"], **options)
-        assert WsgiClient(web).request("GET", "/", peer=who).status == 200
+        assert WsgiClient(web).request("GET", "/", peer=value).status == 200
         web.close()
-        keys = list(wire.scan_iter(f"{prefix}:*"))
+        keys = list(connection.scan_iter(f"{prefix}:*"))
         assert len(keys) == 4
         named = {key.partition("{")[2].partition("}")[0] for key in keys}
-        for plain in (text, identity_text(who), who):
+        for plain in (text, identity_text(value), value):
             assert digest(plain) not in named
-        assert named == {digest(Seal(SECRET).text(each)) for each in (text, identity_text(who))}
+        assert named == {digest(Seal(SECRET).text(each)) for each in (text, identity_text(value))}
 
 
 @pytest.mark.parametrize("url", ["memory", "redis"])
-def test_limiters_of_one_secret_share_budgets_and_another_begins_anew(url: str, valkey: Server) -> None:
+def test_limiters_of_one_secret_share_budgets_and_another_secret_has_new_ones(url: str, valkey: Server) -> None:
     store: Any = MemoryStore() if url == "memory" else valkey.url
-    who = uuid4()
+    value = uuid4()
     options: Any = {"deny_cache": 0}
     with Limiter(store, secret=SECRET, **options) as one, Limiter(store, secret=SECRET.encode(), **options) as same:
-        assert [one.hit("2/minute", who).allowed, same.hit("2/minute", who).allowed] == [True, True]
-        assert not one.hit("2/minute", who)
-        assert same.peek("2/minute", who).remaining == 0
+        assert [one.hit("2/minute", value).allowed, same.hit("2/minute", value).allowed] == [True, True]
+        assert not one.hit("2/minute", value)
+        assert same.peek("2/minute", value).remaining == 0
         for another in (None, OTHER):
             with Limiter(store, secret=another) as anew:
-                assert anew.hit("2/minute", who).remaining == 1
-        same.reset("2/minute", who)
-        assert one.hit("2/minute", who).remaining == 1
+                assert anew.hit("2/minute", value).remaining == 1
+        same.reset("2/minute", value)
+        assert one.hit("2/minute", value).remaining == 1
 
 
 def test_the_asynchronous_limiter_has_the_same_keys(valkey: Server) -> None:
-    who = uuid4()
+    value = uuid4()
 
     async def main() -> int | None:
         async with AsyncLimiter(valkey.url, secret=SECRET) as limiter:
-            return (await limiter.hit("5/minute", who)).remaining
+            return (await limiter.hit("5/minute", value)).remaining
 
     with Limiter(valkey.url, secret=SECRET) as limiter:
-        limiter.hit("5/minute", who)
+        limiter.hit("5/minute", value)
         assert asyncio.run(main()) == 3
 
 
 @pytest.mark.parametrize("url", ["memory", "redis"])
 def test_bans_by_hand_know_the_secret(url: str, valkey: Server) -> None:
     where: Any = {"store": MemoryStore()} if url == "memory" else {"store": valkey.url, "prefix": f"ban-{uuid4()}"}
-    who, ban = f"{uuid4()}", Ban(after=1, within=60, duration=60)
-    rule = Rule(name="login", quota="1/minute", key=lambda environ: who, ban=ban)
+    value, ban = f"{uuid4()}", Ban(after=1, within=60, duration=60)
+    rule = Rule(name="login", quota="1/minute", key=lambda environ: value, ban=ban)
     with Limiter(secret=SECRET, deny_cache=0, **where) as limiter:
         web = RateLimitMiddleware(page, rules=[rule], secret=SECRET, deny_cache=0, **where)
         assert WsgiClient(web).statuses("/") == [200]
-        limiter.ban(who, ban)
-        assert digest(Seal(SECRET).text(identity_text(who))) in limiter.bans(ban)
-        assert digest(identity_text(who)) not in limiter.bans(ban)
+        limiter.ban(value, ban)
+        assert digest(Seal(SECRET).text(identity_text(value))) in limiter.bans(ban)
+        assert digest(identity_text(value)) not in limiter.bans(ban)
         assert WsgiClient(web).request("GET", "/").status == 429
-        limiter.unban(who, ban)
+        limiter.unban(value, ban)
         assert limiter.bans(ban) == {}
         web.close()

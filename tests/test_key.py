@@ -1,25 +1,24 @@
-"""Keys: every form, what it falls back to, and what is no key."""
+"""Keys: every form, what it falls back to, and wrong keys."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import isawaitable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 
 from sluicegate.address import Trust
 from sluicegate.errors import IdentityError
 from sluicegate.identity import identity_text
-from sluicegate.key import address_key, ready_key, validate_key
+from sluicegate.rules.key import Keys, address_key, identity_of, validate_key
 
 
 @dataclass
 class FakeCaller:
-    """One request as an adapter would tell it; `asked` is what the key looked at."""
+    """One request as an adapter shows it; `headers_read` has the headers that the key read."""
 
     peer: str | None = "198.51.100.9"
     headers: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -28,10 +27,10 @@ class FakeCaller:
     native: Any = "the framework's request"
     method: str = "GET"
     path: str = "/"
-    asked: list[str] = field(default_factory=list)
+    headers_read: list[str] = field(default_factory=list)
 
     def header(self, name: str) -> Sequence[str]:
-        self.asked.append(name)
+        self.headers_read.append(name)
         return self.headers.get(name.lower(), ())
 
     def path_value(self, name: str) -> str | None:
@@ -41,18 +40,24 @@ class FakeCaller:
         return self.signed_in
 
 
-async def later(value: Any) -> Any:
+async def awaited(value: Any) -> Any:
     return value
 
 
 def answer(spec: object, caller: FakeCaller, trust: Trust | None = None) -> str | None:
     """The identity's text, awaited where it has to be."""
-    found = ready_key(spec, address_key(Trust() if trust is None else trust))(caller)
-    return asyncio.run(later_answer(found)) if isawaitable(found) else found
+    key = Keys(address_key(Trust() if trust is None else trust)).ready(spec)
 
+    async def run() -> str | None:
+        steps, reply = identity_of(key, caller, {}), None
+        while True:
+            try:
+                waiting = steps.send(reply)
+            except StopIteration as end:
+                return cast("str | None", end.value)
+            reply = await waiting.answer
 
-async def later_answer(found: Awaitable[Any]) -> Any:
-    return await found
+    return asyncio.run(run())
 
 
 ADDRESS: Final = ("ip", "198.51.100.9")
@@ -69,7 +74,7 @@ KEYS: dict[str, tuple[Any, FakeCaller, Any]] = {
     "user, an empty name is one": ("user", FakeCaller(signed_in=""), ("user", "")),
     "user, a long name": ("user", FakeCaller(signed_in="l" * 129), ("user", "l" * 129)),
     "user, a name that is long with its kind": ("user", FakeCaller(signed_in="l" * 120), ("user", "l" * 120)),
-    "user, a stranger": ("user", FakeCaller(), ADDRESS),
+    "user, nobody signed in": ("user", FakeCaller(), ADDRESS),
     "header": ("header:X-API-Key", FakeCaller(headers={"x-api-key": ["k"]}), ("header:x-api-key", "k")),
     "header, in any case": ("header:x-api-KEY", FakeCaller(headers={"x-api-key": ["k"]}), ("header:x-api-key", "k")),
     "header, the first of two lines": (
@@ -89,10 +94,10 @@ KEYS: dict[str, tuple[Any, FakeCaller, Any]] = {
     "path, none": ("path:team", FakeCaller(parameters={"club": "red"}), ADDRESS),
     "function": (lambda request: ("own", request), FakeCaller(), ("own", "the framework's request")),
     "function, None": (lambda request: None, FakeCaller(), None),
-    "function, async": (lambda request: later("own"), FakeCaller(), "own"),
-    "function, async None": (lambda request: later(None), FakeCaller(), None),
-    "user, async": ("user", FakeCaller(signed_in=later("alice")), ("user", "alice")),
-    "user, an async stranger": ("user", FakeCaller(signed_in=later(None)), ADDRESS),
+    "function, async": (lambda request: awaited("own"), FakeCaller(), "own"),
+    "function, async None": (lambda request: awaited(None), FakeCaller(), None),
+    "user, async": ("user", FakeCaller(signed_in=awaited("alice")), ("user", "alice")),
+    "user, async, nobody signed in": ("user", FakeCaller(signed_in=awaited(None)), ADDRESS),
     "tuple": (
         ("user", "path:team"),
         FakeCaller(signed_in=42, parameters={"team": "red"}),
@@ -102,8 +107,8 @@ KEYS: dict[str, tuple[Any, FakeCaller, Any]] = {
     "tuple in a tuple": ((("ip",), "ip"), FakeCaller(), ((ADDRESS,), ADDRESS)),
     "tuple, a part falls back": (("ip", "user"), FakeCaller(), (ADDRESS, ADDRESS)),
     "tuple, a function says None": (("ip", lambda request: None), FakeCaller(), None),
-    "tuple, async parts": (("user", lambda request: later(7)), FakeCaller(signed_in=later(1)), (("user", 1), 7)),
-    "tuple, an async part says None": (("ip", lambda request: later(None)), FakeCaller(), None),
+    "tuple, async parts": (("user", lambda request: awaited(7)), FakeCaller(signed_in=awaited(1)), (("user", 1), 7)),
+    "tuple, an async part says None": (("ip", lambda request: awaited(None)), FakeCaller(), None),
 }
 
 
@@ -115,24 +120,24 @@ def test_keys(spec: Any, caller: FakeCaller, identity: Any) -> None:
 
 
 @pytest.mark.parametrize("spec", ["ip", "user", "header:X-API-Key", "path:team"])
-def test_whatever_is_missing_the_address_behind_the_proxies_stands_in(spec: str) -> None:
+def test_a_key_that_finds_nothing_falls_back_to_the_address_behind_the_proxies(spec: str) -> None:
     assert answer(spec, FakeCaller(headers=BEHIND), PROXY) == identity_text(("ip", "203.0.113.7"))
 
 
 def test_only_the_trusted_header_is_looked_up() -> None:
-    for trust, asked in [(PROXY, ["X-Forwarded-For"]), (Trust.of(1, "X-Real-IP"), ["X-Real-IP"])]:
+    for trust, headers_read in [(PROXY, ["X-Forwarded-For"]), (Trust.of(1, "X-Real-IP"), ["X-Real-IP"])]:
         caller = FakeCaller()
         answer("ip", caller, trust)
-        assert caller.asked == asked
+        assert caller.headers_read == headers_read
 
 
 @pytest.mark.parametrize(("strict", "looks"), [(False, 1000 + 4), (True, 5000)])
-def test_where_nobody_is_trusted_the_first_requests_are_looked_at_and_then_few(strict: bool, looks: int) -> None:
+def test_without_trusted_proxies_the_first_requests_are_checked_and_then_few(strict: bool, looks: int) -> None:
     caller = FakeCaller()
     key = address_key(Trust(), strict=strict)
     for _ in range(5000):
         key(caller)
-    assert caller.asked == ["X-Forwarded-For", "Forwarded"] * looks
+    assert caller.headers_read == ["X-Forwarded-For", "Forwarded"] * looks
 
 
 def test_kinds_never_meet() -> None:
@@ -141,6 +146,92 @@ def test_kinds_never_meet() -> None:
     specs: list[Any] = ["ip", "user", "header:X-API-Key", "header:ip", "path:ip", "path:user", lambda request: request]
     specs += [("ip", "user"), ("user", "ip"), ("ip",), (("ip",),)]
     assert len({answer(spec, caller) for spec in specs}) == len(specs)
+
+
+class Greedy:
+    """A key function that equals every other object of its class, with the same hash."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.calls = 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Greedy)
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __call__(self, request: object) -> str:
+        self.calls += 1
+        return self.name
+
+    def method(self, request: object) -> str:
+        return self(request)
+
+    def other(self, request: object) -> str:
+        self.calls += 1
+        return f"other of {self.name}"
+
+
+class Unhashable(Greedy):
+    """The same without a hash."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Word(str):
+    """A callable text, which equals the text."""
+
+    __slots__ = ()
+
+    def __call__(self, request: object) -> str:
+        return f"called {self}"
+
+
+def answers(*specs: object) -> list[str | None]:
+    """The identities of one caller under keys of one application."""
+    keys, caller, found = Keys(address_key(Trust())), FakeCaller(signed_in=7), dict[Any, str | None]()
+    return [drained(identity_of(keys.ready(spec), caller, found)) for spec in specs]
+
+
+def drained(steps: Generator[Any, Any, str | None]) -> str | None:
+    with pytest.raises(StopIteration) as end:
+        next(steps)
+    return cast("str | None", end.value.value)
+
+
+APART: Final[dict[str, tuple[object, object]]] = {  # two keys of one application that must not become one
+    "equal objects": (Greedy("a"), Greedy("b")),
+    "equal objects without a hash": (Unhashable("a"), Unhashable("b")),
+    "methods of equal objects": (Greedy("a").method, Greedy("b").method),
+    "two methods of one object": ((one := Greedy("a")).method, one.other),
+    "an object and its method": ((two := Greedy("a")), two.other),
+    "a callable text and a text": (Word("user"), "user"),
+    "a text and a callable text": ("user", Word("user")),
+    "two callable texts": (Word("user"), Word("users")),
+    "parts of tuples": ((Greedy("a"), "ip"), (Greedy("b"), "ip")),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), APART.values(), ids=APART)
+def test_keys_that_are_equal_but_not_the_same_stay_apart(first: object, second: object) -> None:
+    pair = answers(first, second)
+    assert pair == [*answers(first), *answers(second)]
+    assert pair[0] != pair[1]
+
+
+@pytest.mark.parametrize("kind", [Greedy, Unhashable])
+@pytest.mark.parametrize("spec", [lambda key: key, lambda key: key.method], ids=["object", "method"])
+def test_one_function_is_called_once(kind: type[Greedy], spec: Callable[[Greedy], object]) -> None:
+    key = kind("a")
+    assert len(set(answers(spec(key), spec(key), (spec(key), "ip")))) == 2
+    assert key.calls == 1
+
+
+def test_a_key_that_is_freed_leaves_no_other_its_identity() -> None:
+    keys, caller, found = Keys(address_key(Trust())), FakeCaller(), dict[Any, str | None]()
+    texts = [drained(identity_of(keys.ready(Greedy(str(at)).method), caller, found)) for at in range(100)]
+    assert len(set(texts)) == 100
 
 
 UNKNOWN: Final = "not known"
@@ -173,7 +264,7 @@ NAMELESS: Final = "the name after the colon is missing or not one"
         (("ip", ("user", "adress")), "adress", UNKNOWN),
     ],
 )
-def test_what_is_no_key(spec: object, given: object, problem: str) -> None:
+def test_wrong_keys(spec: object, given: object, problem: str) -> None:
     with pytest.raises(IdentityError, match='use "user", "ip", "header:Name", "path:name", a tuple of these') as caught:
         validate_key(spec)
     assert (caught.value.what, caught.value.given, caught.value.problem) == ("key", given, problem)
@@ -181,7 +272,7 @@ def test_what_is_no_key(spec: object, given: object, problem: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*SG102")
 @pytest.mark.parametrize("trust", [Trust(), PROXY, Trust.of(1)])
-def test_nothing_long_that_a_stranger_sends_is_remembered(trust: Trust) -> None:
+def test_no_long_text_of_a_client_is_cached(trust: Trust) -> None:
     texts = [letter * (60_000 + trust.hops + 2 * len(trust.networks)) for letter in "6["]
     before = [sys.getrefcount(text) for text in texts]
     for peer in (*texts, "198.51.100.9"):

@@ -1,7 +1,7 @@
 """The 38 known errors of rate limiters (collected from the field, with sources), each under its number.
 
 Every test here is named `test_<number>_<what went wrong elsewhere>` and runs in memory, on Valkey 9 and on Redis 6.2.
-Those that are not the engine's are told in ELSEWHERE; a test at the end counts to 38.
+ELSEWHERE lists those that do not concern the engine; a test at the end counts to 38.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ELSEWHERE: Final = {
     33: "a refund in the wrong window: with reserve and settle, in their own issue",
     35: "a shadow rule influences enforcement: with dry runs, in their own issue",
     37: "a negative number in a header: tests/test_http.py; here 27",
-    38: "a store's failure told as 429: tests/test_gate.py and the adapters' exam",
+    38: "a store's failure reported as 429: tests/test_gate.py and the adapters' exam",
 }
 ALGORITHMS = pytest.mark.parametrize("algorithm", NAMES)
 
@@ -54,7 +54,7 @@ def limiter(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Limi
 
 
 @pytest.fixture
-def wire(server: Server) -> Iterator[Any]:
+def connection(server: Server) -> Iterator[Any]:
     server.flush()
     with client(server, decode_responses=True) as plain:
         yield plain
@@ -87,22 +87,24 @@ def test_03_a_hit_pushes_the_end_of_the_window_away(limiter: Limiter, clock: Man
 
 
 @ALGORITHMS
-def test_04_a_key_without_expiry(server: Server, wire: Any, algorithm: str) -> None:
+def test_04_a_key_without_expiry(server: Server, connection: Any, algorithm: str) -> None:
     """State and expiry are written by one script: no crash can come between."""
     with Limiter(server.url, deadline=10, algorithm=algorithm) as limiter:
         for cost in (1, 1, 2):
             limiter.hit("3/minute; 5/hour", "a", cost=cost)
-            assert [wire.pttl(key) > 0 for key in wire.scan_iter()] == [True, True]
+            assert [connection.pttl(key) > 0 for key in connection.scan_iter()] == [True, True]
 
 
 @ALGORITHMS
 @pytest.mark.parametrize(
     "text", ["3/microsecond", "3 per 999 microseconds", "3 per 1001 microseconds", "3/second", "3/minute"]
 )
-def test_05_an_expiry_of_zero_or_shorter_than_the_state(server: Server, wire: Any, algorithm: str, text: str) -> None:
+def test_05_an_expiry_of_zero_or_shorter_than_the_state(
+    server: Server, connection: Any, algorithm: str, text: str
+) -> None:
     with Limiter(server.url, deadline=10, algorithm=algorithm) as limiter:
         whole = limiter.hit(text, "a", cost=3).reset_after
-        (left,) = [wire.pttl(key) for key in wire.scan_iter()] or [0]
+        (left,) = [connection.pttl(key) for key in connection.scan_iter()] or [0]
         assert left >= whole * 1000 - 1000  # less the time between the two calls
 
 
@@ -112,23 +114,25 @@ def test_06_floats_lose_the_last_microsecond(server: Server, start: float) -> No
     with Limiter(server.url, deadline=10, clock=clock) as limiter:
         for algorithm in NAMES:
             clock.advance_us(1)
-            who = f"{start} {server.name}"
-            assert limiter.hit("1/second", who, algorithm=algorithm)
-            wait = limiter.peek("1/second", who, algorithm=algorithm).retry_after
+            identity = f"{start} {server.name}"
+            assert limiter.hit("1/second", identity, algorithm=algorithm)
+            wait = limiter.peek("1/second", identity, algorithm=algorithm).retry_after
             assert wait is not None
             clock.advance_us(round(wait * 1e6) - 1)
-            assert limiter.peek("1/second", who, algorithm=algorithm).retry_after == 0.000001
+            assert limiter.peek("1/second", identity, algorithm=algorithm).retry_after == 0.000001
             clock.advance_us(1)
-            assert limiter.hit("1/second", who, algorithm=algorithm)
+            assert limiter.hit("1/second", identity, algorithm=algorithm)
 
 
 @ALGORITHMS
-def test_07_tostring_keeps_fourteen_digits(server: Server, wire: Any, clock: ManualClock, algorithm: str) -> None:
+def test_07_tostring_keeps_fourteen_digits(server: Server, connection: Any, clock: ManualClock, algorithm: str) -> None:
     with Limiter(server.url, deadline=10, clock=clock, algorithm=algorithm) as limiter:
         limiter.hit("5/minute", "a")
-        (key,) = wire.scan_iter()
+        (key,) = connection.scan_iter()
         with client(server) as raw:
-            read = {"list": raw.lrange, "string": lambda *all: [raw.getrange(*all)], "zset": raw.zrange}[wire.type(key)]
+            read = {"list": raw.lrange, "string": lambda *all: [raw.getrange(*all)], "zset": raw.zrange}[
+                connection.type(key)
+            ]
             kept = b"".join(read(key, 0, -1))
     assert b"e+" not in kept
     moment = 1760000000123457
@@ -231,13 +235,13 @@ def test_19_several_limits_are_charged_in_part(limiter: Limiter, algorithm: str)
     for quota in ("1/hour; 5/day; 9/week", "9/week; 5/day; 1/hour"):
         decision = limiter.hit(quota, "a", algorithm=algorithm)
         assert not decision
-        assert sorted(outcome.remaining for outcome in decision.results) == [0, 5, 9]
+        assert sorted(outcome.remaining for outcome in decision.outcomes) == [0, 5, 9]
 
 
 def test_20_the_first_limit_that_matches_ends_the_search(limiter: Limiter) -> None:
     decision = limiter.hit("1/hour; 1/day; 1/week", "a")
-    assert [outcome.remaining for outcome in decision.results] == [0, 0, 0]
-    assert [outcome.allowed for outcome in limiter.hit("1/hour; 1/day; 1/week", "a").results] == [False] * 3
+    assert [outcome.remaining for outcome in decision.outcomes] == [0, 0, 0]
+    assert [outcome.allowed for outcome in limiter.hit("1/hour; 1/day; 1/week", "a").outcomes] == [False] * 3
 
 
 @ALGORITHMS
@@ -247,12 +251,12 @@ def test_21_two_limits_share_a_key(limiter: Limiter, algorithm: str) -> None:
         assert limiter.hit(quota, "a", algorithm=algorithm), quota
 
 
-def test_22_the_keys_of_a_plan_lie_in_several_slots(server: Server, wire: Any) -> None:
+def test_22_the_keys_of_a_plan_lie_in_several_slots(server: Server, connection: Any) -> None:
     with Limiter(server.url, deadline=10) as limiter:
-        for who in ("a", "{b}", "}{", "c{d}e", "\0"):
-            wire.flushall()
-            limiter.hit("1/second; 2/minute; 3/hour; 4/day", who, action="{x}y")
-            keys = list(wire.scan_iter())
+        for identity in ("a", "{b}", "}{", "c{d}e", "\0"):
+            connection.flushall()
+            limiter.hit("1/second; 2/minute; 3/hour; 4/day", identity, action="{x}y")
+            keys = list(connection.scan_iter())
             assert len(keys) == 4
             assert len({key_slot(key.encode()) for key in keys}) == 1
 
@@ -305,10 +309,10 @@ def test_36_the_window_before_dies_too_soon(limiter: Limiter, clock: ManualClock
     assert limiter.peek("4/minute", "a", algorithm="sliding-counter").remaining == 2
 
 
-def test_36_its_key_lives_for_two_windows(server: Server, wire: Any) -> None:
+def test_36_its_key_lives_for_two_windows(server: Server, connection: Any) -> None:
     with Limiter(server.url, deadline=10, algorithm="sliding-counter") as limiter:
         limiter.hit("4/minute", "a")
-        assert [wire.pttl(key) > 110_000 for key in wire.scan_iter()] == [True]
+        assert [connection.pttl(key) > 110_000 for key in connection.scan_iter()] == [True]
 
 
 def test_every_known_error_is_somewhere() -> None:

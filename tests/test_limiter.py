@@ -1,10 +1,11 @@
-"""The limiters: the plain call, the decision, the schemes S1 to S6 that users bring from articles, both colours."""
+"""The limiters, sync and async: the plain call, the decision, and the schemes S1 to S6 from articles."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -14,17 +15,19 @@ import redis.asyncio
 import sluicegate.stores.memory
 from sluicegate import AsyncLimiter, ConfigurationError, Decision, Limiter, ManualClock, Quota, StoreError
 from sluicegate.algorithms import ALGORITHMS
-from sluicegate.errors import AlgorithmError, ColourError, QuotaError, RuleError, SettingsError, StoreURLError
-from sluicegate.gate import Gate
+from sluicegate.errors import AlgorithmError, AsyncMismatchError, QuotaError, RuleError, SettingsError, StoreURLError
 from sluicegate.identity import identity_text
+from sluicegate.limiter import OPTIONS
 from sluicegate.plan import Check, Plan
-from sluicegate.settings import Settings
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 from sluicegate.stores.redis import AsyncRedisStore, RedisStore
-from sluicegate.testing import Awaited, BrokenStore, OpenStore, ShutStore
+from sluicegate.stores.wrappers import StoreOptions
+from sluicegate.testing import AsyncAdapter, BrokenStore, OpenStore, ShutStore
 from sluicegate.testing.store import terms
+from sluicegate.web.gate import Gate
+from sluicegate.web.settings import Settings
 from tests.servers import MAKERS
-from tests.stores.colours import COLOURS
+from tests.stores.modes import MODES
 
 EVERY_STORE = ("memory", *MAKERS)
 
@@ -34,27 +37,35 @@ def clock() -> ManualClock:
     return ManualClock(1_760_000_000)
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> Any:
-    return COLOURS[request.param]
+def test_settings_have_every_option_of_a_limiter_with_its_default() -> None:
+    settings = {option.name: option.default for option in fields(Settings)}
+    options = Limiter.__init__.__kwdefaults__
+    assert {name: settings[name] for name in OPTIONS} == options
+    stack = StoreOptions.__init__.__kwdefaults__ or {}
+    assert {name: options[name] for name in stack} == stack
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> Any:
+    return MODES[request.param]
 
 
 @pytest.fixture(params=EVERY_STORE)
-def limiter(request: pytest.FixtureRequest, colour: Any, clock: ManualClock) -> Iterator[Any]:
-    """A limiter of each colour on each store, all following one clock."""
+def limiter(request: pytest.FixtureRequest, mode: Any, clock: ManualClock) -> Iterator[Any]:
+    """A sync and an async limiter on each store, all with one clock."""
     where = "memory://"
     if request.param != "memory":
         server = request.getfixturevalue(request.param)
         server.flush()
         where = server.url
-    with colour(where, clock=clock, deadline=10, on_store_failure="raise") as made:  # CI machines may be busy
+    with mode(where, clock=clock, deadline=10, on_store_failure="raise") as made:  # CI machines may be busy
         yield made
 
 
 def test_s1_the_plain_question(limiter: Any, clock: ManualClock) -> None:
     """This user may reply at most 5 times a minute."""
-    told = [limiter.is_action_allowed("alice", "reply", 60, 5) for _ in range(20)]
-    assert told == [True] * 5 + [False] * 15
+    allowed = [limiter.is_action_allowed("alice", "reply", 60, 5) for _ in range(20)]
+    assert allowed == [True] * 5 + [False] * 15
     assert limiter.is_action_allowed("alice", "post", period=600, max_count=10)
     assert limiter.is_action_allowed("another", "reply", period=60, max_count=5)
     clock.advance(60)
@@ -63,17 +74,19 @@ def test_s1_the_plain_question(limiter: Any, clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_s1_by_every_algorithm(limiter: Any, algorithm: str) -> None:
-    told = [limiter.is_action_allowed("alice", "reply", period=60, max_count=5, algorithm=algorithm) for _ in range(8)]
-    assert told == [True] * 5 + [False] * 3
+    allowed = [
+        limiter.is_action_allowed("alice", "reply", period=60, max_count=5, algorithm=algorithm) for _ in range(8)
+    ]
+    assert allowed == [True] * 5 + [False] * 3
 
 
 def test_s2_a_fixed_window_ends_when_it_said_it_would(limiter: Any, clock: ManualClock) -> None:
     """EXPIRE on every hit pushed the end away for ever; here steady traffic is let in again on time."""
-    told = []
+    allowed = []
     for _ in range(13):
-        told.append(limiter.hit("5/minute", "alice", algorithm="fixed-window").allowed)
+        allowed.append(limiter.hit("5/minute", "alice", algorithm="fixed-window").allowed)
         clock.advance(10)
-    assert told == [True] * 5 + [False] + [True] * 5 + [False] + [True]
+    assert allowed == [True] * 5 + [False] + [True] * 5 + [False] + [True]
 
 
 def test_s2_the_boundary_is_what_the_default_algorithm_mends(limiter: Any, clock: ManualClock) -> None:
@@ -91,8 +104,8 @@ def test_s2_the_boundary_is_what_the_default_algorithm_mends(limiter: Any, clock
 
 def test_s3_two_requests_of_one_moment_are_two(limiter: Any) -> None:
     """The same millisecond as ZSET member counted once."""
-    told = [limiter.hit("5/minute", "alice", algorithm="sliding-log").allowed for _ in range(7)]
-    assert told == [True] * 5 + [False] * 2
+    allowed = [limiter.hit("5/minute", "alice", algorithm="sliding-log").allowed for _ in range(7)]
+    assert allowed == [True] * 5 + [False] * 2
 
 
 @pytest.mark.parametrize(("counted", "passes"), [(False, True), (True, False)])
@@ -136,14 +149,14 @@ def test_s6_the_funnel(limiter: Any, clock: ManualClock) -> None:
 
 def test_a_decision_by_example(limiter: Any, clock: ManualClock) -> None:
     decision = limiter.hit("5/minute; 100/day", "alice", action="like")
-    assert list(decision.outcomes) == ["like-minute", "like-day"]
+    assert list(decision.by_rule) == ["like-minute", "like-day"]
     assert (decision.allowed, decision.rule, decision.limit, decision.remaining) == (True, "like-minute", 5, 4)
     assert (decision.retry_after, decision.reset_after, decision.degraded) == (0.0, 60.0, False)
     clock.advance(15)
     refused = limiter.hit("5/minute; 100/day", "alice", action="like", cost=5)
     assert not refused
     assert (refused.rule, refused.limit, refused.remaining, refused.retry_after) == ("like-minute", 5, 4, 45.0)
-    assert refused.outcomes["like-day"].remaining == 99, "a refused request costs nothing"
+    assert refused.by_rule["like-day"].remaining == 99, "a refused request costs nothing"
 
 
 def test_peek_and_reset(limiter: Any) -> None:
@@ -156,7 +169,7 @@ def test_peek_and_reset(limiter: Any) -> None:
     limiter.reset(quota, "a", action="other")
     assert not limiter.peek(quota, "a").allowed
     limiter.reset(quota, "a")
-    assert [outcome.remaining for outcome in limiter.peek(quota, "a").results] == [2, 3]
+    assert [outcome.remaining for outcome in limiter.peek(quota, "a").outcomes] == [2, 3]
 
 
 def test_budgets_are_apart(limiter: Any) -> None:
@@ -180,15 +193,15 @@ def test_a_limit_changed_on_live_state(limiter: Any, algorithm: str, first: str,
     assert limiter.hit(then, "a", algorithm=algorithm).remaining == remaining
 
 
-def test_both_colours_have_the_same_names_and_arguments() -> None:
-    def told(kind: type) -> dict[str, list[str]]:
+def test_sync_and_async_have_the_same_names_and_arguments() -> None:
+    def signatures(kind: type) -> dict[str, list[str]]:
         return {
             name: list(inspect.signature(call).parameters)
             for name, call in vars(kind).items()
             if callable(call) and not name.startswith("__")
         }
 
-    assert told(Limiter) == told(AsyncLimiter)
+    assert signatures(Limiter) == signatures(AsyncLimiter)
 
 
 def test_context_managers_close_what_they_opened(clock: ManualClock) -> None:
@@ -204,7 +217,7 @@ def test_context_managers_close_what_they_opened(clock: ManualClock) -> None:
     assert store.closed == 0
 
     async def main() -> None:
-        async with AsyncLimiter(Awaited(store)) as limiter:
+        async with AsyncLimiter(AsyncAdapter(store)) as limiter:
             assert await limiter.is_action_allowed("a", "b", 60, 1)
         assert store.closed == 0
 
@@ -234,10 +247,10 @@ def test_a_wrong_limiter_cannot_be_made(kind: Any, options: dict[str, Any], erro
 
 CLIENT, ASYNC_CLIENT = redis.Redis(password="pass4word"), redis.asyncio.Redis(password="pass4word")
 NO_STORES: list[tuple[Any, str, str]] = [  # what was given, the problem, what to do
-    (MemoryStore, "a class, not a store made of it", "give MemoryStore(…), or a URL"),
-    (AsyncMemoryStore, "a class, not a store made of it", "give AsyncMemoryStore(…), or a URL"),
-    (RedisStore, "a class, not a store made of it", "give RedisStore(…), or a URL"),
-    (redis.Redis, "a class, not a store made of it", "give a URL such as"),
+    (MemoryStore, "a class, not an instance of it", "give MemoryStore(…), or a URL"),
+    (AsyncMemoryStore, "a class, not an instance of it", "give AsyncMemoryStore(…), or a URL"),
+    (RedisStore, "a class, not an instance of it", "give RedisStore(…), or a URL"),
+    (redis.Redis, "a class, not an instance of it", "give a URL such as"),
     (sluicegate.stores.memory, "a module, not a store", "give a URL such as memory://"),
     (None, "neither a URL nor a store", "give a URL such as memory://"),
     (b"memory://", "neither a URL nor a store", "give a URL such as memory://, as text"),
@@ -263,8 +276,8 @@ def test_what_is_no_store_is_refused_when_the_limiter_is_made(
 NO_CLIENTS: list[tuple[Any, Any, str]] = [  # a store over a client, what was given, the problem
     *[(RedisStore, each, "not a client of redis-py") for each in ("redis://localhost", None, redis.Redis, object())],
     *[(AsyncRedisStore, each, "not a client of redis-py") for each in ("redis://localhost", None, redis.asyncio.Redis)],
-    (RedisStore, ASYNC_CLIENT, "of the other colour"),
-    (AsyncRedisStore, CLIENT, "of the other colour"),
+    (RedisStore, ASYNC_CLIENT, "methods are asynchronous"),
+    (AsyncRedisStore, CLIENT, "methods are synchronous"),
 ]
 
 
@@ -275,10 +288,10 @@ def test_what_is_no_client_is_refused_when_the_store_is_made(kind: Any, given: A
     assert "pass4word" not in str(caught.value)
 
 
-def test_a_store_of_the_other_colour_is_refused() -> None:
-    with pytest.raises(ColourError, match="SG009"):
+def test_a_sync_store_in_an_async_limiter_is_refused_and_the_reverse() -> None:
+    with pytest.raises(AsyncMismatchError, match="SG009"):
         Limiter(AsyncMemoryStore(MemoryStore()))  # type: ignore[arg-type]
-    with pytest.raises(ColourError, match="SG009"):
+    with pytest.raises(AsyncMismatchError, match="SG009"):
         AsyncLimiter(MemoryStore())  # type: ignore[arg-type]
 
 
@@ -340,14 +353,14 @@ def test_hostile_identities_and_actions_are_ordinary(limiter: Any, identity: Any
     assert not limiter.hit("1/hour", identity, action=action)
 
 
-@pytest.mark.parametrize("wrap", [lambda store: store, Awaited])
+@pytest.mark.parametrize("wrap", [lambda store: store, AsyncAdapter])
 def test_the_testing_stores(wrap: Any) -> None:
     def hit(store: Any, times: int = 1) -> Decision:
-        if wrap is not Awaited:
+        if wrap is not AsyncAdapter:
             return [Limiter(store, on_store_failure="raise").hit("5/minute", "a") for _ in range(times)][-1]
 
         async def main() -> Decision:
-            limiter = AsyncLimiter(Awaited(store), on_store_failure="raise")
+            limiter = AsyncLimiter(AsyncAdapter(store), on_store_failure="raise")
             return [await limiter.hit("5/minute", "a") for _ in range(times)][-1]
 
         return asyncio.run(main())

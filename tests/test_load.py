@@ -1,4 +1,4 @@
-"""The load that fault tests drive: bounded, even, and honest about what it met."""
+"""The load generator of the fault tests: its rate, its bounds and its results."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from threading import Event, Thread
 
 import pytest
 
-from tests.load import NO_ANSWER, Load
+from tests.load import NO_RESPONSE, Load
 from tests.servers import free_port
 
 
 class Page(BaseHTTPRequestHandler):
-    """Answers at once, or a tenth of a second late, or not, as the request asks."""
+    """Responds at once, after 0.1 s, or not at all, as the request's X-Wish says."""
 
     protocol_version = "HTTP/1.1"
 
@@ -31,7 +31,7 @@ class Page(BaseHTTPRequestHandler):
         self.wfile.write(b"ok")
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -46,14 +46,14 @@ def page() -> Iterator[int]:
             thread.join()
 
 
-def test_phases_are_told_apart() -> None:
+def test_each_phase_has_its_own_results() -> None:
     with page() as port, Load(port, rate=200, headers=lambda phase: {"X-Wish": phase}) as load:
         for phase, seconds in (("before", 0.2), ("late", 0.3), ("busy", 0.1), ("none", 0.1), ("after", 0.1)):
             load.phase(phase)
             load.run(seconds)
         load.stop()
         statuses = {phase: set(load.summary(phase).statuses) for phase in ("before", "late", "busy", "none", "after")}
-        assert statuses == {"before": {200}, "late": {200}, "busy": {503}, "none": {NO_ANSWER}, "after": {200}}
+        assert statuses == {"before": {200}, "late": {200}, "busy": {503}, "none": {NO_RESPONSE}, "after": {200}}
         before, late = load.summary("before"), load.summary("late")
         assert before.p50 <= before.p99 <= before.max
         assert before.p50 < 0.1 <= late.p50 < 1
@@ -61,7 +61,7 @@ def test_phases_are_told_apart() -> None:
         assert load.samples("before")[0].body == b"ok"
 
 
-def test_paths_take_turns() -> None:
+def test_requests_alternate_between_paths() -> None:
     with page() as port, Load(port, "/a", "/b", rate=200, phase="only") as load:
         load.run(0.2)
         load.stop()
@@ -70,7 +70,7 @@ def test_paths_take_turns() -> None:
         assert sum(counts) == load.summary("only").requests
 
 
-def test_the_rate_and_the_number_are_bounded() -> None:
+def test_the_rate_and_the_number_of_requests_are_bounded() -> None:
     with page() as port, Load(port, rate=100, connections=4, limit=30) as load:
         took = load.run_until(lambda: len(load.samples("before")) == 30, "30 requests", patience=10)
         assert took >= 0.25
@@ -78,10 +78,10 @@ def test_the_rate_and_the_number_are_bounded() -> None:
         assert load.summary("before").requests == 30
 
 
-def test_a_server_that_is_not_there_is_no_error_of_ours() -> None:
+def test_a_missing_server_raises_no_error() -> None:
     with Load(free_port(), rate=100, connections=2) as load:
         load.run(0.1)
         with pytest.raises(TimeoutError, match="the moon"):
             load.run_until(lambda: False, "the moon", patience=0.05)
         load.stop()
-        assert set(load.summary("before").statuses) == {NO_ANSWER}
+        assert set(load.summary("before").statuses) == {NO_RESPONSE}

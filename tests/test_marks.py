@@ -1,4 +1,4 @@
-"""marks.py and passage.py: what decorators leave on views, guards, and the names that budgets get."""
+"""Marks and endpoints: what decorators leave on views, guards, and the names of budgets."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 
 from sluicegate import Limiter, ManualClock
 from sluicegate.errors import AlgorithmError, ConfigurationError, IdentityError, QuotaError, RuleError
-from sluicegate.gate import Gate
-from sluicegate.marks import EXEMPT, Mark, declare, declare_within, guarded, make_mark, marks_of
-from sluicegate.passage import Passage, Place, label_of, scope_of, short_name
-from sluicegate.settings import Settings
+from sluicegate.web.endpoint import Endpoint, label_of, scope_of, short_name
+from sluicegate.web.gate import Gate
+from sluicegate.web.marks import EXEMPT, Mark, declare, declare_within, guarded, make_mark, marks_of
+from sluicegate.web.request_state import RequestState
+from sluicegate.web.settings import Settings
 
 
 def view(number: int, *, text: str = "") -> str:
@@ -34,7 +35,7 @@ def fresh() -> Callable[..., Any]:
 
 
 class Watch:
-    """A guard that notes, and answers what it was told to."""
+    """A guard that records its calls, and returns a given value."""
 
     def __init__(self, answer: Any = None) -> None:
         self.seen: list[tuple[Any, ...]] = []
@@ -66,7 +67,7 @@ def test_marks_gather_innermost_first_and_each_once() -> None:
     assert marks_of(made) == (one, two)
 
 
-def test_marks_are_told_apart_by_identity() -> None:
+def test_marks_are_compared_by_identity() -> None:
     assert make_mark("1/s") != make_mark("1/s")
 
 
@@ -80,7 +81,7 @@ def test_a_bound_method_is_marked_on_its_function() -> None:
     assert marks_of(Pages.home) == marks_of(Pages().home) == (mark,)
 
 
-def test_a_mark_reaches_what_a_decorator_farther_in_may_have_registered() -> None:
+def test_a_mark_reaches_the_functions_that_a_view_wraps() -> None:
     made = fresh()
     outer = plain(guarded(made, make_mark("1/s"), Watch()))
     mark = make_mark("2/s")
@@ -91,7 +92,7 @@ def test_a_mark_reaches_what_a_decorator_farther_in_may_have_registered() -> Non
 
 
 @pytest.mark.parametrize("inner", [len, "".join, object()])
-def test_what_takes_no_marks_is_passed_over_inside(inner: Any) -> None:
+def test_a_built_in_inside_a_view_is_skipped(inner: Any) -> None:
     made, mark = fresh(), make_mark("1/s")
     made.__wrapped__ = inner  # type: ignore[attr-defined]
     assert marks_of(declare_within(made, mark)) == (mark,)
@@ -115,7 +116,7 @@ def test_what_takes_no_marks_is_passed_over_inside(inner: Any) -> None:
         (("5/minute", {"override_defaults": 1}), RuleError),
         (("5/minute", {"count_denied": 1}), RuleError),
         (("5/minute", {"on_store_failure": "open"}), RuleError),
-        (("5/minute", {"lease": 6}), RuleError),
+        (("5/minute", {"prefetch": 6}), RuleError),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(arguments: tuple[Any, ...], error: type[ConfigurationError]) -> None:
@@ -143,16 +144,16 @@ def test_a_rule_gets_the_views_name_and_scope_where_it_was_given_none(
 # Guards
 
 
-def test_a_guard_goes_on_with_the_arguments_and_looks_like_the_view() -> None:
+def test_a_guard_passes_the_arguments_on_and_looks_like_the_view() -> None:
     made, watch, mark = fresh(), Watch(), make_mark("1/s")
-    standing = guarded(declare(made, mark), mark, watch)
-    assert standing(5, text="x") == "5x"
+    guarded_view = guarded(declare(made, mark), mark, watch)
+    assert guarded_view(5, text="x") == "5x"
     assert watch.seen == [(mark, made, (5,), {"text": "x"})]
-    assert (standing.__name__, standing.__doc__, marks_of(standing)) == ("made", "A view.", (mark,))
-    assert inspect.signature(standing) == inspect.signature(made)
+    assert (guarded_view.__name__, guarded_view.__doc__, marks_of(guarded_view)) == ("made", "A view.", (mark,))
+    assert inspect.signature(guarded_view) == inspect.signature(made)
 
 
-def test_a_guard_may_answer_instead() -> None:
+def test_a_guard_may_return_a_response_instead() -> None:
     called: list[int] = []
     assert guarded(called.append, make_mark("1/s"), Watch(answer=429))(5) == 429
     assert called == []
@@ -163,9 +164,9 @@ def test_an_async_view_stays_one(answer: Any, expected: int) -> None:
     async def later(number: int) -> int:
         return number
 
-    standing = guarded(later, make_mark("1/s"), Watch(answer))
-    assert inspect.iscoroutinefunction(standing)
-    assert asyncio.run(standing(5)) == expected
+    guarded_view = guarded(later, make_mark("1/s"), Watch(answer))
+    assert inspect.iscoroutinefunction(guarded_view)
+    assert asyncio.run(guarded_view(5)) == expected
 
 
 # Places
@@ -200,25 +201,25 @@ def test_labels(thing: Any, label: str) -> None:
 @pytest.mark.parametrize(
     ("place", "name", "scope"),
     [
-        (Place(label="shop.reply", route="/a"), "reply", "shop.reply"),
-        (Place(label="shop.Pages.home", route="/a"), "home", "shop.Pages.home"),
-        (Place(label="shop.make.<locals>.reply", route="/a"), "reply", "shop.make.<locals>.reply[/a]"),
-        (Place(label="shop.<lambda>", route="/a"), "<lambda>", "shop.<lambda>[/a]"),
-        (Place(), "limit", ""),
+        (Endpoint(label="shop.reply", route="/a"), "reply", "shop.reply"),
+        (Endpoint(label="shop.Pages.home", route="/a"), "home", "shop.Pages.home"),
+        (Endpoint(label="shop.make.<locals>.reply", route="/a"), "reply", "shop.make.<locals>.reply[/a]"),
+        (Endpoint(label="shop.<lambda>", route="/a"), "<lambda>", "shop.<lambda>[/a]"),
+        (Endpoint(), "limit", ""),
     ],
 )
-def test_names_and_scopes_of_views(place: Place, name: str, scope: str) -> None:
+def test_names_and_scopes_of_views(place: Endpoint, name: str, scope: str) -> None:
     assert (short_name(place), scope_of(place)) == (name, scope)
 
 
 @pytest.mark.parametrize("label", ["shop.größe", "x" * 200, "a.b\x00c"])
 def test_a_scope_that_could_not_be_one_is_digested(label: str) -> None:
-    scope, other = scope_of(Place(label=label)), scope_of(Place(label=label + "x"))
+    scope, other = scope_of(Endpoint(label=label)), scope_of(Endpoint(label=label + "x"))
     assert scope != other
     assert scope[0] == other[0] == "~"
     assert len(scope) < 30
-    assert short_name(Place(label=label)).isascii()
-    assert len(short_name(Place(label=label))) <= 128
+    assert short_name(Endpoint(label=label)).isascii()
+    assert len(short_name(Endpoint(label=label))) <= 128
 
 
 def test_a_second_mark_of_a_view_has_a_second_budget() -> None:
@@ -228,23 +229,23 @@ def test_a_second_mark_of_a_view_has_a_second_budget() -> None:
         make_mark("1/s", scope="s"),
         make_mark("1/s", name="n"),
     )
-    place = Place(marks=(one, two, shared, EXEMPT, three), label="shop.reply")
+    place = Endpoint(marks=(one, two, shared, EXEMPT, three), label="shop.reply")
     assert [scope_of(place, mark) for mark in (one, two, three)] == ["shop.reply", "shop.reply#2", "shop.reply#3"]
 
 
 # Passages
 
 
-def test_a_passage_makes_one_answer_of_several() -> None:
-    limiter, passage = Limiter(clock=ManualClock()), Passage(Gate(Settings()))
-    passage.note(None)
-    assert passage.decision is None
+def test_a_request_state_joins_several_decisions() -> None:
+    limiter, state = Limiter(clock=ManualClock()), RequestState(Gate(Settings()))
+    state.note(None)
+    assert state.decision is None
     first = limiter.hit("5/minute", "a", action="x")
-    passage.note(first)
-    assert passage.decision == first
+    state.note(first)
+    assert state.decision == first
     for _ in range(2):
-        passage.note(limiter.hit("1/minute", "a", action="y"))
-    decision = passage.decision
+        state.note(limiter.hit("1/minute", "a", action="y"))
+    decision = state.decision
     assert decision is not None
-    assert (decision.allowed, decision.rule, list(decision.outcomes)) == (False, "y-2", ["x", "y", "y-2"])
-    assert [outcome.allowed for outcome in decision.results] == [True, True, False]
+    assert (decision.allowed, decision.rule, list(decision.by_rule)) == (False, "y-2", ["x", "y", "y-2"])
+    assert [outcome.allowed for outcome in decision.outcomes] == [True, True, False]

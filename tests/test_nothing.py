@@ -1,4 +1,4 @@
-"""An option that can name nothing is refused: a slip must not become a rule that limits nobody."""
+"""An option that can never match is refused: a mistake must not become a rule that limits no request."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sluicegate import Ban, Concurrency, ConfigurationError, Quota, Rule, Tiers
 from sluicegate.algorithms import ALGORITHMS
 from sluicegate.errors import AlgorithmError, IdentityError, QuotaError, RuleError, SettingsError, StoreURLError
 from sluicegate.limiter import AsyncLimiter, Limiter
-from sluicegate.marks import MarkOptions, make_mark
-from sluicegate.rule import METHODS
-from sluicegate.settings import Settings
+from sluicegate.rules.rule import METHODS
+from sluicegate.web.marks import MarkOptions, make_mark
+from sluicegate.web.settings import Settings
 from sluicegate.wsgi import RateLimitMiddleware
 
 
@@ -116,14 +116,14 @@ RULE: list[Row] = [
     ({"cost": 6}, RuleError, "could never pass"),
     ({"cost": 0, "ban": BAN}, RuleError, "never refuses"),
     ({"cost": 0, "count_denied": True}, RuleError, "never refuses"),
-    ({"cost": 0, "lease": 2}, RuleError, "never refuses"),
+    ({"cost": 0, "prefetch": 2}, RuleError, "never refuses"),
     ({"cost": 0, "charge_when": by_team}, RuleError, "charges nothing"),
     ({"cost": 0, "refund_when": by_team}, RuleError, "charges nothing"),
-    ({"lease": 0}, RuleError, "not a whole number above 0"),
-    ({"lease": 6}, RuleError, "more than 5"),
-    ({"lease": 2, "mode": "shadow"}, RuleError, "what is in shadow"),
-    ({"quota": "5 at once", "lease": 2}, RuleError, "so many at once"),
-    ({"quota": "5 at once", "algorithm": "gcra"}, RuleError, "so many at once"),
+    ({"prefetch": 0}, RuleError, "not a whole number above 0"),
+    ({"prefetch": 6}, RuleError, "more than 5"),
+    ({"prefetch": 2, "mode": "shadow"}, RuleError, "a rule in shadow"),
+    ({"quota": "5 at once", "prefetch": 2}, RuleError, "has no meaning for a Concurrency"),
+    ({"quota": "5 at once", "algorithm": "gcra"}, RuleError, "has no meaning for a Concurrency"),
     ({"mode": ""}, RuleError, "not known"),
     ({"enforce_percent": 10, "mode": "shadow"}, RuleError, 'beside mode="shadow"'),
     ({"enforce_percent": 1e-13}, RuleError, "enforces for nobody"),
@@ -168,7 +168,7 @@ def test_a_rule_of_the_settings(row: Row) -> None:
     assert caught.value.source == "settings"
 
 
-KEPT: list[dict[str, Any]] = [  # what looks like a slip and is none
+KEPT: list[dict[str, Any]] = [  # what looks like a mistake and is correct
     {"methods": ["PURGE"]},
     {"methods": ["PROPFIND", "MKCALENDAR", "REPORT", "VERSION-CONTROL", "QUERY"]},
     {"methods": "post"},
@@ -192,7 +192,7 @@ KEPT: list[dict[str, Any]] = [  # what looks like a slip and is none
     {"enforce_percent": 1e-6},
     {"cost": 0},
     {"count_denied": True},
-    {"lease": 5},
+    {"prefetch": 5},
     {"name": "a b"},
 ]
 
@@ -231,9 +231,9 @@ BANS: list[tuple[dict[str, Any], str]] = [
     ({"within": ""}, "cannot be read"),
     ({"duration": 0}, "shorter than a microsecond"),
     ({"duration": "5/minute"}, "cannot be read"),
-    ({"factor": 2}, "not given beside a factor"),
+    ({"factor": 2}, "missing, but factor is above 1"),
     ({"factor": 2, "longest": 59}, "shorter than the first ban"),
-    ({"longest": 90}, "without a factor no ban is longer"),
+    ({"longest": 90}, "without a factor above 1 no ban is longer"),
     ({"name": ""}, "not a name"),
     ({"name": " "}, "blanks around it"),
     ({"name": "abuse "}, "blanks around it"),
@@ -262,7 +262,7 @@ SETTINGS: list[Row] = [
     ({"default_limits": [""]}, QuotaError, "an empty part"),
     ({"default_limits": [()]}, QuotaError, "not a quota"),
     ({"default_limits": ["5/minute", "6/minute"]}, QuotaError, "two quotas over the same period"),
-    ({"default_limits": ["5 at once"]}, QuotaError, "so many at once"),
+    ({"default_limits": ["5 at once"]}, QuotaError, "a quota per time is expected"),
     ({"rules": [{}]}, RuleError, 'has no "name"'),
     ({"rules": [""]}, SettingsError, "neither a Rule nor a mapping"),
     ({"key": ""}, IdentityError, "not known"),
@@ -278,17 +278,17 @@ SETTINGS: list[Row] = [
     ({"trusted_proxies": 0}, SettingsError, "not between 1 and 32"),
     ({"trusted_header": ""}, SettingsError, "not the name of a header"),
     ({"trusted_header": "X-Real-IP "}, SettingsError, "not the name of a header"),
-    ({"allow": ""}, SettingsError, "names nobody"),
-    ({"allow": [""]}, SettingsError, "names nobody"),
-    ({"deny": [" 192.0.2.1"]}, SettingsError, "names nobody"),
-    ({"deny": [()]}, SettingsError, "names nobody"),
-    ({"deny": ["alice"]}, SettingsError, "names nobody"),  # the key "user" gives ("user", "alice")
-    ({"deny": [42]}, SettingsError, "names nobody"),
-    ({"deny": [("alice",)]}, SettingsError, "names nobody"),
-    ({"deny": [("User", "alice")]}, SettingsError, "names nobody"),
-    ({"deny": [("user", "alice")], "key": "ip"}, SettingsError, "names nobody"),
-    ({"deny": [("header:X-Key", "k")], "key": "header:X-Key"}, SettingsError, "names nobody"),  # in lower case
-    ({"deny": [("user", "alice")], "key": ("user", "ip")}, SettingsError, "names nobody"),
+    ({"allow": ""}, SettingsError, "the key never gives"),
+    ({"allow": [""]}, SettingsError, "the key never gives"),
+    ({"deny": [" 192.0.2.1"]}, SettingsError, "the key never gives"),
+    ({"deny": [()]}, SettingsError, "the key never gives"),
+    ({"deny": ["alice"]}, SettingsError, "the key never gives"),  # the key "user" gives ("user", "alice")
+    ({"deny": [42]}, SettingsError, "the key never gives"),
+    ({"deny": [("alice",)]}, SettingsError, "the key never gives"),
+    ({"deny": [("User", "alice")]}, SettingsError, "the key never gives"),
+    ({"deny": [("user", "alice")], "key": "ip"}, SettingsError, "the key never gives"),
+    ({"deny": [("header:X-Key", "k")], "key": "header:X-Key"}, SettingsError, "the key never gives"),  # in lower case
+    ({"deny": [("user", "alice")], "key": ("user", "ip")}, SettingsError, "the key never gives"),
     ({"deny": ["shop.NUMBER"]}, SettingsError, "leads to a int, not to a function"),
     ({"secret": ""}, SettingsError, "only 0 bytes long"),
     ({"on_store_failure": ""}, SettingsError, "not known"),
@@ -324,7 +324,7 @@ def test_settings(row: Row) -> None:
     assert words in f"{caught.value.problem}; {caught.value.expected}"
 
 
-NONE: list[dict[str, Any]] = [  # an empty list that says what the default says: none
+NONE: list[dict[str, Any]] = [  # an empty list that means the same as the default: none
     {"default_limits": []},
     {"rules": []},
     {"allow": []},

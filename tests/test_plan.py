@@ -1,4 +1,4 @@
-"""Plans and decisions: which rule binds, and what a client is told."""
+"""Plans and decisions: the binding rule, and the numbers for the client."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from sluicegate.errors import RateLimitExceeded
-from sluicegate.plan import NEVER, Check, Decision, Outcome, Plan
+from sluicegate.plan import NEVER, Check, Decision, Outcome, Plan, RateLimitExceeded
 from sluicegate.quota import Quota
 from sluicegate.testing.store import terms
 
@@ -59,9 +58,9 @@ DECISIONS: dict[str, tuple[Decision, tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(("decision", "told"), DECISIONS.values(), ids=DECISIONS)
-def test_decisions(decision: Decision, told: tuple[Any, ...]) -> None:
-    assert told == (
+@pytest.mark.parametrize(("decision", "expected"), DECISIONS.values(), ids=DECISIONS)
+def test_decisions(decision: Decision, expected: tuple[Any, ...]) -> None:
+    assert expected == (
         decision.allowed,
         decision.rule,
         decision.limit,
@@ -75,7 +74,7 @@ def test_decisions(decision: Decision, told: tuple[Any, ...]) -> None:
 
 def test_outcomes_are_in_rule_order() -> None:
     results = (passed(5, 4), refused(3, 9), passed(9, 1))
-    assert list(decide(*results).outcomes.items()) == list(zip("abc", results, strict=True))
+    assert list(decide(*results).by_rule.items()) == list(zip("abc", results, strict=True))
 
 
 def test_a_decision_is_not_degraded_unless_said() -> None:

@@ -1,10 +1,10 @@
-"""Preflights: what browsers send is free, and nothing that looks like it."""
+"""Preflights: requests as browsers send them, and requests that only look like them."""
 
 from __future__ import annotations
 
 import pytest
 
-from sluicegate.preflight import is_preflight
+from sluicegate.web.preflight import is_preflight
 
 BROWSERS = {"origin": "https://a.example", "access-control-request-method": "POST"}
 
@@ -14,7 +14,7 @@ BROWSERS = {"origin": "https://a.example", "access-control-request-method": "POS
     [
         ("OPTIONS", BROWSERS, True),
         ("OPTIONS", {**BROWSERS, "content-length": "0"}, True),
-        ("OPTIONS", {**BROWSERS, "content-length": ""}, True),  # as WSGI servers tell that there is none
+        ("OPTIONS", {**BROWSERS, "content-length": ""}, True),  # WSGI servers: no body
         ("OPTIONS", {"origin": "https://a.example"}, False),
         ("OPTIONS", {"access-control-request-method": "POST"}, False),
         ("OPTIONS", {**BROWSERS, "origin": ""}, False),

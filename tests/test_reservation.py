@@ -1,4 +1,4 @@
-"""Reservations and places in flight: both colours, in memory and on real servers."""
+"""Reservations and concurrency slots, sync and async, in memory and on real servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from sluicegate import AsyncLimiter, Concurrency, Limiter, ManualClock, StoreError
 from sluicegate.errors import QuotaError, RuleError
-from sluicegate.testing import Awaited
+from sluicegate.testing import AsyncAdapter
 from sluicegate.testing.store import NAMES
 from tests.servers import MAKERS
 from tests.stores.breakable import Breakable
@@ -29,14 +29,14 @@ def clock() -> ManualClock:
     return ManualClock(1_760_000_000)
 
 
-class Asked:
-    """A limiter of either colour, and what it gives out, called plainly."""
+class EitherLimiter:
+    """A sync or async limiter, with its reservations and slots, called as if sync."""
 
     def __init__(self, limiter: Any, runner: asyncio.Runner | None) -> None:
-        self.limiter, self._runner = limiter, runner
+        self.inner, self._runner = limiter, runner
 
     def __call__(self, name: str, *arguments: Any, **options: Any) -> Any:
-        return self.wait(getattr(self.limiter, name)(*arguments, **options))
+        return self.wait(getattr(self.inner, name)(*arguments, **options))
 
     def wait(self, answer: Any) -> Any:
         return self._runner.run(answer) if self._runner is not None and asyncio.iscoroutine(answer) else answer
@@ -55,7 +55,7 @@ class Asked:
 
 
 @pytest.fixture(params=["sync", "async"])
-def colour(request: pytest.FixtureRequest) -> str:
+def mode(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -69,15 +69,15 @@ def where(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def asked(colour: str, where: str, clock: ManualClock) -> Iterator[Asked]:
-    if colour == "sync":
+def limiter(mode: str, where: str, clock: ManualClock) -> Iterator[EitherLimiter]:
+    if mode == "sync":
         with Limiter(where, clock=clock, deadline=PATIENCE) as limiter:
-            yield Asked(limiter, None)
+            yield EitherLimiter(limiter, None)
         return
     with asyncio.Runner() as runner:
-        later = AsyncLimiter(where, clock=clock, deadline=PATIENCE)
-        yield Asked(later, runner)
-        runner.run(later.close())
+        async_limiter = AsyncLimiter(where, clock=clock, deadline=PATIENCE)
+        yield EitherLimiter(async_limiter, runner)
+        runner.run(async_limiter.close())
 
 
 @ALGORITHMS
@@ -85,86 +85,88 @@ def asked(colour: str, where: str, clock: ManualClock) -> Iterator[Asked]:
     ("estimate", "actual", "left"),
     [(60, 60, 40), (60, 20, 80), (60, 0, 100), (60, 90, 10), (60, 100, 0), (60, 10**9, 0), (0, 30, 70), (0, 0, 100)],
 )
-def test_settled_it_costs_what_it_cost(asked: Asked, algorithm: str, estimate: int, actual: int, left: int) -> None:
-    reservation = asked("reserve", QUOTA, "a", cost=estimate, algorithm=algorithm)
+def test_a_settled_reservation_costs_the_actual_cost(
+    limiter: EitherLimiter, algorithm: str, estimate: int, actual: int, left: int
+) -> None:
+    reservation = limiter("reserve", QUOTA, "a", cost=estimate, algorithm=algorithm)
     assert reservation
     assert reservation.decision.remaining == 100 - estimate
-    asked.wait(reservation.settle(actual))
-    assert asked.left(algorithm=algorithm) == left
+    limiter.wait(reservation.settle(actual))
+    assert limiter.left(algorithm=algorithm) == left
     for again in (actual, 0, 100):
-        asked.wait(reservation.settle(again))
-    asked.wait(reservation.cancel())
-    assert asked.left(algorithm=algorithm) == left, "only the first time counts"
+        limiter.wait(reservation.settle(again))
+    limiter.wait(reservation.cancel())
+    assert limiter.left(algorithm=algorithm) == left, "only the first time counts"
 
 
 @ALGORITHMS
-def test_cancelled_it_costs_nothing(asked: Asked, algorithm: str) -> None:
-    asked("hit", QUOTA, "a", cost=10, algorithm=algorithm)
-    asked.wait(asked("reserve", QUOTA, "a", cost=90, algorithm=algorithm).cancel())
-    assert asked.left(algorithm=algorithm) == 90
+def test_a_cancelled_reservation_costs_nothing(limiter: EitherLimiter, algorithm: str) -> None:
+    limiter("hit", QUOTA, "a", cost=10, algorithm=algorithm)
+    limiter.wait(limiter("reserve", QUOTA, "a", cost=90, algorithm=algorithm).cancel())
+    assert limiter.left(algorithm=algorithm) == 90
 
 
 @ALGORITHMS
 def test_debt_is_charged_whatever_is_left_and_goes_no_further_than_the_limit(
-    asked: Asked, clock: ManualClock, algorithm: str
+    limiter: EitherLimiter, clock: ManualClock, algorithm: str
 ) -> None:
-    reservation = asked("reserve", QUOTA, "a", cost=10, algorithm=algorithm)
+    reservation = limiter("reserve", QUOTA, "a", cost=10, algorithm=algorithm)
     clock.advance(1)
-    assert asked("hit", QUOTA, "a", cost=90, algorithm=algorithm)
-    asked.wait(reservation.settle(500))
-    assert asked.left(algorithm=algorithm) <= 1, "a bucket has leaked a unit or so"
-    clock.advance(121)  # two windows: weighed ones go on for so long
-    assert asked.left(algorithm=algorithm) == 100, "who waits it out owes nothing more"
+    assert limiter("hit", QUOTA, "a", cost=90, algorithm=algorithm)
+    limiter.wait(reservation.settle(500))
+    assert limiter.left(algorithm=algorithm) <= 1, "a bucket has leaked a unit or so"
+    clock.advance(121)  # two windows: a weighted window counts for so long
+    assert limiter.left(algorithm=algorithm) == 100, "after the wait the whole limit is free"
 
 
 @ALGORITHMS
-def test_what_was_refused_has_nothing_to_settle(asked: Asked, algorithm: str) -> None:
-    asked("hit", QUOTA, "a", cost=50, algorithm=algorithm)
-    reservation = asked("reserve", QUOTA, "a", cost=60, algorithm=algorithm)
+def test_a_refused_reservation_has_nothing_to_settle(limiter: EitherLimiter, algorithm: str) -> None:
+    limiter("hit", QUOTA, "a", cost=50, algorithm=algorithm)
+    reservation = limiter("reserve", QUOTA, "a", cost=60, algorithm=algorithm)
     assert not reservation
     for actual in (0, 40):
-        asked.wait(reservation.settle(actual))
-    assert asked.left(algorithm=algorithm) == 50
+        limiter.wait(reservation.settle(actual))
+    assert limiter.left(algorithm=algorithm) == 50
 
 
 @pytest.mark.parametrize("algorithm", ["sliding-window", "sliding-log", "fixed-window"])
 def test_a_refund_goes_to_the_window_that_was_charged_or_nowhere(
-    asked: Asked, clock: ManualClock, algorithm: str
+    limiter: EitherLimiter, clock: ManualClock, algorithm: str
 ) -> None:
-    reservation = asked("reserve", QUOTA, "a", cost=60, algorithm=algorithm)
+    reservation = limiter("reserve", QUOTA, "a", cost=60, algorithm=algorithm)
     clock.advance(60)
-    asked("hit", QUOTA, "a", cost=30, algorithm=algorithm)
-    asked.wait(reservation.settle(5))
-    assert asked.left(algorithm=algorithm) == 70
+    limiter("hit", QUOTA, "a", cost=30, algorithm=algorithm)
+    limiter.wait(reservation.settle(5))
+    assert limiter.left(algorithm=algorithm) == 70
 
 
 @ALGORITHMS
-def test_of_a_process_that_died_the_charge_expires(asked: Asked, clock: ManualClock, algorithm: str) -> None:
-    assert asked("reserve", QUOTA, "a", cost=100, algorithm=algorithm)  # and nobody ever settles it
-    assert not asked("hit", QUOTA, "a", algorithm=algorithm)
+def test_the_charge_of_a_dead_process_expires(limiter: EitherLimiter, clock: ManualClock, algorithm: str) -> None:
+    assert limiter("reserve", QUOTA, "a", cost=100, algorithm=algorithm)  # it is never settled
+    assert not limiter("hit", QUOTA, "a", algorithm=algorithm)
     clock.advance(120 if algorithm == "sliding-counter" else 60)
-    assert asked.left(algorithm=algorithm) == 100
+    assert limiter.left(algorithm=algorithm) == 100
 
 
-def test_under_several_quotas_each_is_settled_and_owes_no_more_than_its_own_limit(asked: Asked) -> None:
+def test_under_several_quotas_each_is_settled_up_to_its_own_limit(limiter: EitherLimiter) -> None:
     quotas = "100/minute; 1000/day"
     for actual, left in ((30, [70, 970]), (400, [0, 570])):
-        asked.wait(asked("reserve", quotas, "a", cost=50).settle(actual))
-        outcomes = asked("peek", quotas, "a", cost=0).results
+        limiter.wait(limiter("reserve", quotas, "a", cost=50).settle(actual))
+        outcomes = limiter("peek", quotas, "a", cost=0).outcomes
         assert [outcome.remaining for outcome in outcomes] == left, "120 of it are charged to the minute, which has 100"
 
 
 @pytest.mark.parametrize("actual", [-1, 1.0, "1", None, True])
-def test_what_is_no_number_of_units_settles_nothing(asked: Asked, actual: Any) -> None:
-    reservation = asked("reserve", QUOTA, "a", cost=60)
+def test_a_wrong_number_of_units_settles_nothing(limiter: EitherLimiter, actual: Any) -> None:
+    reservation = limiter("reserve", QUOTA, "a", cost=60)
     with pytest.raises(RuleError, match="not a whole number of units"):
-        asked.wait(reservation.settle(actual))
-    asked.wait(reservation.settle(10))
-    assert asked.left() == 90
+        limiter.wait(reservation.settle(actual))
+    limiter.wait(reservation.settle(10))
+    assert limiter.left() == 90
 
 
 @pytest.mark.parametrize("actual", [1, 99])
-def test_of_many_threads_one_settles(valkey: Any, actual: int) -> None:
+def test_only_one_of_many_threads_settles(valkey: Any, actual: int) -> None:
     valkey.flush()
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -186,7 +188,7 @@ def test_of_many_threads_one_settles(valkey: Any, actual: int) -> None:
 
 
 @pytest.mark.parametrize("actual", [1, 99])
-def test_of_many_tasks_one_settles_though_it_is_cancelled(valkey: Any, actual: int) -> None:
+def test_only_one_of_many_tasks_settles_even_if_it_is_cancelled(valkey: Any, actual: int) -> None:
     valkey.flush()
 
     async def main(where: str) -> int | None:
@@ -213,33 +215,35 @@ def inside(clock: ManualClock) -> Breakable:
 
 
 @pytest.fixture
-def over(colour: str, inside: Breakable) -> Iterator[Callable[[str], Asked]]:
+def over(mode: str, inside: Breakable) -> Iterator[Callable[[str], EitherLimiter]]:
     """Makes a limiter of this policy over the store that may break."""
     with asyncio.Runner() as runner:
-        if colour == "sync":
-            yield lambda policy: Asked(Limiter(inside, on_store_failure=policy), None)
+        if mode == "sync":
+            yield lambda policy: EitherLimiter(Limiter(inside, on_store_failure=policy), None)
         else:
-            yield lambda policy: Asked(AsyncLimiter(Awaited(inside), on_store_failure=policy), runner)
+            yield lambda policy: EitherLimiter(AsyncLimiter(AsyncAdapter(inside), on_store_failure=policy), runner)
 
 
-def test_what_the_stand_in_was_charged_is_settled_with_it(over: Callable[[str], Asked], inside: Breakable) -> None:
-    asked = over("local")
+def test_a_charge_of_the_local_fallback_is_settled_there(
+    over: Callable[[str], EitherLimiter], inside: Breakable
+) -> None:
+    limiter = over("local")
     inside.down = True
     for actual, left in ((10, 90), (95, 0)):
-        reservation = asked("reserve", QUOTA, "a", cost=60 if actual == 10 else 20)
+        reservation = limiter("reserve", QUOTA, "a", cost=60 if actual == 10 else 20)
         assert reservation.decision.degraded
-        asked.wait(reservation.settle(actual))
-        assert asked.left() == left
+        limiter.wait(reservation.settle(actual))
+        assert limiter.left() == left
 
 
 @pytest.mark.parametrize("policy", ["local", "allow", "deny", "raise"])
 def test_a_refund_that_the_store_does_not_take_heals_by_expiry(
-    over: Callable[[str], Asked], inside: Breakable, clock: ManualClock, policy: str
+    over: Callable[[str], EitherLimiter], inside: Breakable, clock: ManualClock, policy: str
 ) -> None:
-    asked = over(policy)
-    reservation = asked("reserve", QUOTA, "a", cost=60)
+    limiter = over(policy)
+    reservation = limiter("reserve", QUOTA, "a", cost=60)
     inside.down = True
-    asked.wait(reservation.settle(10))
+    limiter.wait(reservation.settle(10))
     inside.down = False
     clock.advance(2)
     while (decision := over(policy)("peek", QUOTA, "a", cost=0)).degraded:
@@ -250,90 +254,90 @@ def test_a_refund_that_the_store_does_not_take_heals_by_expiry(
 
 
 @pytest.mark.parametrize("policy", ["local", "allow", "deny", "raise"])
-def test_debt_that_the_store_does_not_take_is_no_error_unless_that_is_wanted(
-    over: Callable[[str], Asked], inside: Breakable, policy: str
+def test_debt_that_the_store_does_not_record_raises_only_under_the_policy_raise(
+    over: Callable[[str], EitherLimiter], inside: Breakable, policy: str
 ) -> None:
-    asked = over(policy)
-    reservation = asked("reserve", QUOTA, "a", cost=60)
+    limiter = over(policy)
+    reservation = limiter("reserve", QUOTA, "a", cost=60)
     inside.down = True
     with pytest.raises(StoreError) if policy == "raise" else nullcontext():
-        asked.wait(reservation.settle(80))
-    asked.wait(reservation.settle(80))
+        limiter.wait(reservation.settle(80))
+    limiter.wait(reservation.settle(80))
 
 
-# Places
+# Slots
 
 
-def test_a_place_is_held_for_a_block(asked: Asked) -> None:
+def test_a_slot_is_held_for_a_block(limiter: EitherLimiter) -> None:
     two = Concurrency(2)
-    blocks = [asked.limiter.hold(two, "a", action="report") for _ in range(3)]
-    places = [asked.enter(block) for block in blocks]
+    blocks = [limiter.inner.hold(two, "a", action="report") for _ in range(3)]
+    places = [limiter.enter(block) for block in blocks]
     assert [bool(place) for place in places] == [True, True, False]
     assert [place.decision.remaining for place in places] == [1, 0, 0]
-    assert asked("peek", two, "a").limit == 2, "of another action"
-    asked.leave(blocks[2])
-    assert asked.left(two, action="report") == 0, "who had no place gives none back"
-    assert not asked.leave(blocks[0], KeyError("the block failed"))
-    assert asked.left(two, action="report") == 1
-    asked.leave(blocks[1])
-    assert asked.left(two, action="report") == 2
+    assert limiter("peek", two, "a").limit == 2, "of another action"
+    limiter.leave(blocks[2])
+    assert limiter.left(two, action="report") == 0, "a refused block releases no slot"
+    assert not limiter.leave(blocks[0], KeyError("the block failed"))
+    assert limiter.left(two, action="report") == 1
+    limiter.leave(blocks[1])
+    assert limiter.left(two, action="report") == 2
 
 
-def test_it_takes_its_text_and_several_places(asked: Asked) -> None:
-    block = asked.limiter.hold("3 at once", "a", cost=2)
-    assert asked.enter(block).decision.remaining == 1
-    refused = asked.limiter.hold("3 at once", "a", cost=2)
-    assert not asked.enter(refused)
-    asked.leave(refused)
-    asked.leave(block)
-    assert asked.left("3 at once") == 3
+def test_hold_takes_a_text_and_several_slots(limiter: EitherLimiter) -> None:
+    block = limiter.inner.hold("3 at once", "a", cost=2)
+    assert limiter.enter(block).decision.remaining == 1
+    refused = limiter.inner.hold("3 at once", "a", cost=2)
+    assert not limiter.enter(refused)
+    limiter.leave(refused)
+    limiter.leave(block)
+    assert limiter.left("3 at once") == 3
 
 
-def test_what_is_renewed_is_held_on_and_what_is_not_comes_back(asked: Asked, clock: ManualClock) -> None:
+def test_a_renewed_slot_stays_held_and_the_other_expires(limiter: EitherLimiter, clock: ManualClock) -> None:
     two = Concurrency(2, lease=30)
-    blocks = [asked.limiter.hold(two, "a") for _ in range(2)]
-    kept, _ = [asked.enter(block) for block in blocks]
+    blocks = [limiter.inner.hold(two, "a") for _ in range(2)]
+    kept, _ = [limiter.enter(block) for block in blocks]
     for _ in range(3):
         clock.advance(10)
-        asked.wait(kept.renew())
-    assert asked.left(two) == 1, "the other one's lease is over"
+        limiter.wait(kept.renew())
+    assert limiter.left(two) == 1, "the other one's lease is over"
     clock.advance_us(29_999_999)
-    assert asked.left(two) == 1
-    asked.leave(blocks[1])
-    assert asked.left(two) == 1, "who is late gives back what is nobody's"
-    asked.leave(blocks[0])
-    assert asked.left(two) == 2
+    assert limiter.left(two) == 1
+    limiter.leave(blocks[1])
+    assert limiter.left(two) == 1, "a late release frees no slot of another block"
+    limiter.leave(blocks[0])
+    assert limiter.left(two) == 2
 
 
-def test_after_its_end_there_is_nothing_to_renew_or_release(asked: Asked) -> None:
-    block = asked.limiter.hold("1 at once", "a")
-    place = asked.enter(block)
-    asked.wait(place.release())
-    other = asked.limiter.hold("1 at once", "a")
-    assert asked.enter(other)
-    asked.wait(place.renew())
-    asked.wait(place.release())
-    asked.leave(block)
-    assert asked.left("1 at once") == 0, "it is the other one's now"
-    asked.leave(other)
+def test_after_its_end_there_is_nothing_to_renew_or_release(limiter: EitherLimiter) -> None:
+    block = limiter.inner.hold("1 at once", "a")
+    place = limiter.enter(block)
+    limiter.wait(place.release())
+    other = limiter.inner.hold("1 at once", "a")
+    assert limiter.enter(other)
+    limiter.wait(place.renew())
+    limiter.wait(place.release())
+    limiter.leave(block)
+    assert limiter.left("1 at once") == 0, "it is the other one's now"
+    limiter.leave(other)
 
 
-def test_a_reset_frees_every_place(asked: Asked) -> None:
-    asked.enter(asked.limiter.hold("1 at once", "a"))
-    asked("reset", "1 at once", "a")
-    assert asked.left("1 at once") == 1
+def test_a_reset_frees_every_slot(limiter: EitherLimiter) -> None:
+    limiter.enter(limiter.inner.hold("1 at once", "a"))
+    limiter("reset", "1 at once", "a")
+    assert limiter.left("1 at once") == 1
 
 
-def test_so_many_per_time_is_not_held_and_so_many_at_once_not_hit(asked: Asked) -> None:
-    with pytest.raises(RuleError, match="so many per time, where so many at once are meant"):
-        asked.enter(asked.limiter.hold("5/minute", "a"))
+def test_hold_refuses_a_quota_and_hit_refuses_a_concurrency(limiter: EitherLimiter) -> None:
+    with pytest.raises(RuleError, match="a quota per time, where a Concurrency is expected"):
+        limiter.enter(limiter.inner.hold("5/minute", "a"))
     for name, options in (("hit", {}), ("reserve", {"cost": 1})):
         for given in (Concurrency(5), "5 at once"):
             with pytest.raises(QuotaError, match="use hold"):
-                asked(name, given, "a", **options)
+                limiter(name, given, "a", **options)
 
 
-def test_a_task_that_is_cancelled_over_and_over_releases_its_place(valkey: Any) -> None:
+def test_a_task_that_is_cancelled_repeatedly_releases_its_slot(valkey: Any) -> None:
     valkey.flush()
 
     async def work(limiter: AsyncLimiter, began: asyncio.Event) -> None:
@@ -357,3 +361,20 @@ def test_a_task_that_is_cancelled_over_and_over_releases_its_place(valkey: Any) 
                         pass
 
     asyncio.run(main())
+
+
+def test_a_slot_that_is_released_after_close_leaves_no_connection_open(valkey: Any) -> None:
+    valkey.flush()
+
+    def connections() -> int:
+        return len(valkey.command("CLIENT LIST TYPE normal").splitlines())
+
+    async def main() -> list[int]:
+        limiter = AsyncLimiter(url(valkey), deadline=PATIENCE)
+        open_before = connections()
+        async with limiter.hold("1 at once", "alice"):
+            held = connections()
+            await limiter.close()
+        return [held - open_before, connections() - open_before]
+
+    assert asyncio.run(main()) == [1, 0]

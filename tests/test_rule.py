@@ -1,4 +1,4 @@
-"""Rules: every option, checked when the rule is made; and which budget a rule is kept under."""
+"""Rules: every option, validated when the rule is made; and the key of a rule's budget."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sluicegate.concurrency import Concurrency
 from sluicegate.errors import AlgorithmError, ConfigurationError, IdentityError, QuotaError, RuleError
 from sluicegate.limiter import Limiter
 from sluicegate.quota import Quota
-from sluicegate.rule import Rule
-from sluicegate.terms import make_terms
-from sluicegate.tiers import Tiers
+from sluicegate.rules.rule import Rule
+from sluicegate.rules.terms import make_terms
+from sluicegate.rules.tiers import Tiers
 
 MINUTE_US, DAY_US = 60_000_000, 86_400_000_000
 
@@ -67,7 +67,7 @@ WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str, str, str]] = [
         QuotaError,
         "rule 'login': quota",
         "two quotas over the same",
-        "keep the smaller",
+        "keep the smaller quota",
     ),
     ({"key": "adress"}, IdentityError, "rule 'login': key", "not known", 'use "user", "ip"'),
     ({"key": ()}, IdentityError, "rule 'login': key", "not a key", 'use "user", "ip"'),
@@ -99,10 +99,22 @@ WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str, str, str]] = [
     ({"enforce_percent": "10"}, RuleError, PERCENT, "not a percentage", "give a number from 0 to 100"),
     ({"enforce_percent": True}, RuleError, PERCENT, "not a percentage", "give a number from 0 to 100"),
     ({"enforce_percent": 10, "mode": "shadow"}, RuleError, PERCENT, "given beside mode", "leave out the mode"),
-    ({"lease": 2, "mode": "shadow"}, RuleError, "rule 'login': lease", "what is in shadow", "leave out the lease"),
-    ({"lease": 2, "enforce_percent": 99}, RuleError, "rule 'login': lease", "what is in shadow", "leave out the lease"),
+    ({"prefetch": 2, "mode": "shadow"}, RuleError, "rule 'login': prefetch", "a rule in shadow", "leave out prefetch"),
+    (
+        {"prefetch": 2, "enforce_percent": 99},
+        RuleError,
+        "rule 'login': prefetch",
+        "a rule in shadow",
+        "leave out prefetch",
+    ),
     ({"quota": PLANS, "cost": 6}, RuleError, "rule 'login': cost", "more than 5, so it could never pass", LOWER),
-    ({"quota": PLANS, "lease": 6}, RuleError, "rule 'login': lease", "more than 5, all there is", "give a small part"),
+    (
+        {"quota": PLANS, "prefetch": 6},
+        RuleError,
+        "rule 'login': prefetch",
+        "more than 5, the whole budget",
+        "give a small part",
+    ),
     ({"quota": BUCKETS, "algorithm": "fixed-window"}, AlgorithmError, BURST, "no burst", "leave the burst out"),
     ({"methods": ()}, RuleError, "rule 'login': methods", "not names of HTTP methods", METHODS),
     ({"methods": ""}, RuleError, "rule 'login': methods", "no such method", METHODS),
@@ -121,17 +133,47 @@ WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str, str, str]] = [
     ({"route": 5}, RuleError, "rule 'login': route", "not the name of a route", ROUTES),
     ({"when": "always"}, RuleError, "rule 'login': when", "not a function", "give a function of the request"),
     ({"when": True}, RuleError, "rule 'login': when", "not a function", "give a function of the request"),
-    ({"count_denied": 1}, RuleError, "rule 'login': count_denied", "neither True nor False", "give one of them"),
-    ({"count_denied": None}, RuleError, "rule 'login': count_denied", "neither True nor False", "give one of them"),
+    ({"count_denied": 1}, RuleError, "rule 'login': count_denied", "neither True nor False", "give True or False"),
+    ({"count_denied": None}, RuleError, "rule 'login': count_denied", "neither True nor False", "give True or False"),
     ({"on_store_failure": "open"}, RuleError, "rule 'login': on_store_failure", "not known", "local, allow, deny"),
     ({"on_store_failure": "raise"}, RuleError, "rule 'login': on_store_failure", "not known", "local, allow, deny"),
     ({"on_store_failure": ""}, RuleError, "rule 'login': on_store_failure", "not known", "local, allow, deny"),
-    ({"lease": 0}, RuleError, "rule 'login': lease", "not a whole number above 0", "give 1 (no lease) or more"),
-    ({"lease": 2.0}, RuleError, "rule 'login': lease", "not a whole number above 0", "give 1 (no lease) or more"),
-    ({"lease": True}, RuleError, "rule 'login': lease", "not a whole number above 0", "give 1 (no lease) or more"),
-    ({"lease": 6}, RuleError, "rule 'login': lease", "more than 5, all there is", "give a small part of it"),
-    ({"lease": 4, "quota": "9/m burst 3"}, RuleError, "rule 'login': lease", "more than 3", "give a small part of it"),
-    ({"lease": 2, "count_denied": True}, RuleError, "rule 'login': lease", "cannot be counted", "leave out"),
+    (
+        {"prefetch": 0},
+        RuleError,
+        "rule 'login': prefetch",
+        "not a whole number above 0",
+        "give 1 (no prefetch) or more",
+    ),
+    (
+        {"prefetch": 2.0},
+        RuleError,
+        "rule 'login': prefetch",
+        "not a whole number above 0",
+        "give 1 (no prefetch) or more",
+    ),
+    (
+        {"prefetch": True},
+        RuleError,
+        "rule 'login': prefetch",
+        "not a whole number above 0",
+        "give 1 (no prefetch) or more",
+    ),
+    (
+        {"prefetch": 6},
+        RuleError,
+        "rule 'login': prefetch",
+        "more than 5, the whole budget",
+        "give a small part of the budget",
+    ),
+    (
+        {"prefetch": 4, "quota": "9/m burst 3"},
+        RuleError,
+        "rule 'login': prefetch",
+        "more than 3",
+        "give a small part of the budget",
+    ),
+    ({"prefetch": 2, "count_denied": True}, RuleError, "rule 'login': prefetch", "cannot be counted", "leave out"),
 ]
 
 
@@ -173,14 +215,14 @@ def test_what_is_refused(row: tuple[dict[str, Any], type[ConfigurationError], st
         ("count_denied", True, True),
         ("on_store_failure", "deny", "deny"),
         ("on_store_failure", None, None),
-        ("lease", 5, 5),
+        ("prefetch", 5, 5),
     ],
 )
 def test_what_is_kept(option: str, given: Any, kept: Any) -> None:
     assert getattr(rule(**{option: given}), option) == kept
 
 
-def test_a_cost_that_a_function_tells_is_not_known_yet() -> None:
+def test_a_cost_function_is_not_called_at_startup() -> None:
     assert callable(rule(quota=lambda request: "5/minute", cost=99).quota)
 
 
@@ -249,7 +291,7 @@ def test_a_quota_that_it_can_just_carry(quota: str, algorithm: str) -> None:
         ("5/s, 10/5 minutes, 9/month", ("login-second", "login-5-minutes", "login-30-days")),
     ],
 )
-def test_several_quotas_are_told_apart_by_their_periods(quota: str, names: tuple[str, ...]) -> None:
+def test_names_of_several_quotas_differ_by_period(quota: str, names: tuple[str, ...]) -> None:
     assert rule(quota=quota).names == names
     assert tuple([terms.name for terms in rule(quota=quota).terms("gcra")]) == names
 
@@ -268,10 +310,10 @@ def test_terms(algorithm: str) -> None:
 
 
 def test_terms_carry_what_stores_need_to_know() -> None:
-    (terms,) = rule(on_store_failure="deny", lease=4).terms("gcra")
-    assert (terms.on_store_failure, terms.lease) == ("deny", 4)
-    (terms,) = rule(quota=lambda request: None, lease=4).terms("gcra", "3/hour")
-    assert terms.lease == 3, "a quota of the moment may be less than a lease"
+    (terms,) = rule(on_store_failure="deny", prefetch=4).terms("gcra")
+    assert (terms.on_store_failure, terms.prefetch) == ("deny", 4)
+    (terms,) = rule(quota=lambda request: None, prefetch=4).terms("gcra", "3/hour")
+    assert terms.prefetch == 3, "a quota of the moment may be less than a lease"
 
 
 def test_the_same_quota_of_the_moment_makes_the_same_terms() -> None:

@@ -1,12 +1,14 @@
-"""settings.py: every option from each source, and what a person may get wrong."""
+"""Settings: every option from each source, and the mistakes that a person can make."""
 
 from __future__ import annotations
 
+import copy
 import pickle
+import re
 import sys
 import tomllib
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -23,9 +25,12 @@ from sluicegate.errors import (
     RuleError,
     SettingsError,
 )
-from sluicegate.settings import Settings
 from sluicegate.stores import StoreChange
 from sluicegate.testing import OpenStore
+from sluicegate.web.endpoint import Endpoint
+from sluicegate.web.gate import Gate
+from sluicegate.web.marks import make_mark
+from sluicegate.web.settings import Settings
 
 CLOCK, STORE = ManualClock(), OpenStore()
 SECRET = "correct horse battery staple"
@@ -35,30 +40,30 @@ def by_team(request: object) -> str:
     return "team"
 
 
-async def later(change: object) -> None:
-    """A hook that nobody would await."""
+async def awaitable(change: object) -> None:
+    """A hook that is never awaited."""
 
 
 def slow(request: object, decision: object) -> str:
     return "slow"
 
 
-def told(change: StoreChange) -> None:
-    """Somebody's hook."""
+def note_change(change: StoreChange) -> None:
+    """A hook of the user's."""
 
 
 @pytest.fixture(autouse=True)
 def _shop() -> Iterator[None]:
     """A module of the user's, for dotted names."""
     shop = ModuleType("shop")
-    shop.by_team, shop.slow, shop.told = by_team, slow, told  # type: ignore[attr-defined]
+    shop.by_team, shop.slow, shop.note_change, shop.awaitable = by_team, slow, note_change, awaitable  # type: ignore[attr-defined]
     sys.modules["shop"] = shop
     yield
     del sys.modules["shop"]
 
 
 # option → (as Python gives it, as TOML writes it, as a variable holds it, what Settings then has)
-# None where a source cannot tell the option.
+# None if a source cannot express the option.
 OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
     "store": ("redis://r:6379/0", '"redis://r:6379/0"', "redis://r:6379/0", "redis://r:6379/0"),
     "default_limits": (
@@ -86,7 +91,7 @@ OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
     "deadline": (0.05, "0.05", "0.05", 0.05),
     "replicas": (4, "4", "4", 4),
     "deny_cache": (0, "0", "0", 0),
-    "on_store_change": (told, '"shop.told"', "shop.told", told),
+    "on_store_change": (note_change, '"shop.note_change"', "shop.note_change", note_change),
     "enabled": (False, "false", "false", False),
     "prefix": ("shop", '"shop"', "shop", "shop"),
     "on_denied": (slow, '"shop.slow"', "shop.slow", slow),
@@ -96,7 +101,7 @@ OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
 
 
 def test_the_table_has_every_option() -> None:
-    assert list(OPTIONS) == [option.name for option in fields(Settings) if option.init]
+    assert list(OPTIONS) == [option.name for option in fields(Settings) if option.init and option.name != "source"]
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -129,12 +134,12 @@ def test_from_the_environment(option: str) -> None:
 
 
 @pytest.mark.parametrize("option", [option for option, row in OPTIONS.items() if row[2] is None])
-def test_what_is_too_much_for_a_variable_says_so(option: str) -> None:
-    with pytest.raises(SettingsError, match="cannot be told in a variable"):
+def test_options_that_a_variable_cannot_hold_are_refused(option: str) -> None:
+    with pytest.raises(SettingsError, match="cannot be given in a variable"):
         Settings.from_environ({f"SLUICEGATE_{option.upper()}": "x"})
 
 
-def test_defaults_trust_nobody_and_limit_nothing() -> None:
+def test_defaults_trust_no_proxy_and_limit_nothing() -> None:
     settings = Settings()
     assert (settings.trust, settings.default_limits, settings.rules) == (Trust(), (), ())
     assert (settings.store, settings.key, settings.on_store_failure) == ("memory://", "user", "local")
@@ -175,7 +180,7 @@ def test_a_table_of_another_name_and_a_prefix_of_another_name(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("option", ["headers", "trusted_proxies", "on_denied", "on_store_change"])
-def test_none_is_written_as_a_word_where_it_must_be(option: str, tmp_path: Path) -> None:
+def test_none_is_written_as_a_word_in_files_and_variables(option: str, tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
     path.write_text(f'[sluicegate]\n{option} = "none"\n')
     assert getattr(Settings.from_toml(path), option) is None
@@ -226,7 +231,7 @@ def test_rules_from_mappings_have_every_option_of_a_rule() -> None:
         "when": by_team,
         "count_denied": True,
         "on_store_failure": "deny",
-        "lease": 1,
+        "prefetch": 1,
         "ban": Ban(after=3, within=60, duration=60),
         "mode": "enforce",
         "enforce_percent": 12.5,
@@ -267,7 +272,7 @@ def test_an_unknown_name_suggests_the_nearest(name: Any, near: str | None) -> No
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"store": 5}, None, ""),  # the limiter says it, for it knows what a store is
+        ({"store": 5}, None, ""),  # the limiter raises this error: it knows what a store is
         ({"default_limits": 5}, SettingsError, "not a list of quotas"),
         ({"default_limits": [5]}, QuotaError, "not a quota"),
         ({"default_limits": ["10/fortnight"]}, QuotaError, "fortnight"),
@@ -318,7 +323,7 @@ def test_an_unknown_name_suggests_the_nearest(name: Any, near: str | None) -> No
         ({"deny_cache": float("inf")}, SettingsError, "0 for none"),
         ({"on_store_change": 5}, SettingsError, "not a plain function"),
         ({"on_store_change": "shop.nobody"}, SettingsError, "cannot be imported"),
-        ({"on_store_change": later}, SettingsError, "not a plain function"),
+        ({"on_store_change": awaitable}, SettingsError, "not a plain function"),
         ({"enabled": "yes"}, SettingsError, "neither True nor False"),
         ({"enabled": 1}, SettingsError, "neither True nor False"),
         ({"on_denied": "slow"}, SettingsError, "not a function"),
@@ -419,7 +424,7 @@ WRONG_LINES: list[tuple[str, str, str]] = [
     ("settings", 'secret = "short"', "secret '…': only 5 bytes long"),
     ("settings", 'prefix = "a b"', "prefix 'a b': "),
     ("settings", 'default_limits = ["9/minute burst 20"]', "default_limits: algorithm 'sliding-window' with quota"),
-    ("settings", 'strict = true\ntrusted_proxies = ["0.0.0.0/0"]', "trusted_proxies '0.0.0.0/0': this is everybody"),
+    ("settings", 'strict = true\ntrusted_proxies = ["0.0.0.0/0"]', "trusted_proxies '0.0.0.0/0': this network"),
     ("rule", 'name = "login"\nquota = "5/fortnight"', "rule 'login': quota '5/fortnight': unknown unit"),
     ("rule", 'name = "login"\nquota = "9/m burst 20"', "rule 'login': algorithm 'sliding-window' with quota"),
     ("rule", 'name = "login"\nquota = "5/m; 6/m"', "rule 'login': quota '5/minute; 6/minute': two quotas"),
@@ -432,10 +437,106 @@ WRONG_LINES: list[tuple[str, str, str]] = [
     ("rule", 'name = "login"\nquota = "5/m"\nban = {after = 3}', "rule 'login': ban {'after': 3}: has no \"within\""),
     ("rule", 'name = "login"\nquota = "5/m"\nban = {afte = 3}', "rule 'login': ban 'afte': no such option"),
     ("rule", 'name = "login"', "rule 'login' {'name': 'login'}: has no \"quota\""),
-    ("rule", 'quota = "5/minute"', "rule 2 {'quota': '5/minute'}: has no \"name\""),
-    ("rule", 'name = ""\nquota = "5/minute"', "rule 2: name '': "),
+    ("rule", 'quota = "5/minute"', "rule 2 (counted from 1) {'quota': '5/minute'}: has no \"name\""),
+    ("rule", 'name = ""\nquota = "5/minute"', "rule 2 (counted from 1): name '': "),
     ("rule", 'name = "first"\nquota = "5/minute"', "rules 'first': two rules of this name"),
 ]  # fmt: skip
+
+
+WRONG_AT_START: list[tuple[str, str, str]] = [  # a line of TOML that is wrong only for an adapter
+    ("settings", 'store = "carrier://pigeon"', "store "),
+    (
+        "settings", 'key = "shop.awaitable"\ndefault_limits = ["1/s"]',
+        "rule 'default': key 'tests.test_settings.awaitable': ",
+    ),
+    ("settings", 'deny = ["shop.awaitable"]', "deny 'tests.test_settings.awaitable': an async function"),
+    (
+        "rule", 'name = "a"\nquota = "1/s"\nwhen = "shop.awaitable"',
+        "rule 'a': when 'tests.test_settings.awaitable': an async",
+    ),
+    ("rule", 'name = "a"\nquota = "1/s"\nroute = "nowhere"', "rule 'a': route 'nowhere': no such route"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("place", "line", "message"), WRONG_AT_START)
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_error_at_the_start_of_an_adapter_names_the_file(
+    place: str, line: str, message: str, copied: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "shop.toml"
+    other = {"settings": "", "rule": 'name = "last"\nquota = "1/minute"'}
+    path.write_text(LIMITS.format(**{**other, place: line}))
+    settings = Settings.from_toml(path)
+    with pytest.raises(ConfigurationError) as caught:
+        Gate(copy.deepcopy(pickle.loads(pickle.dumps(settings))) if copied else settings).check_routes([])
+    assert str(caught.value).startswith(f"{path} [sluicegate]: {message}")
+
+
+def test_an_error_at_the_start_names_the_variable_or_all_of_them() -> None:
+    with pytest.raises(ConfigurationError, match=r"^environment SLUICEGATE_STORE: store "):
+        Gate(Settings.from_environ({"SLUICEGATE_STORE": "carrier://pigeon"}))
+    variables = {"SLUICEGATE_KEY": "shop.awaitable", "SLUICEGATE_DEFAULT_LIMITS": "1/minute"}
+    with pytest.raises(ConfigurationError, match=r"^environment SLUICEGATE_\*: rule 'default': key "):
+        Gate(Settings.from_environ(variables))
+
+
+CHANGES: dict[str, Callable[[Settings], Settings]] = {
+    "replace": lambda settings: replace(settings, strict=True),
+    "replace twice": lambda settings: replace(replace(settings, strict=True), strict=False),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda settings: cast("Settings", pickle.loads(pickle.dumps(settings))),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_settings_that_were_changed_in_code_keep_their_source(
+    change: Callable[[Settings], Settings], tmp_path: Path
+) -> None:
+    path = tmp_path / "shop.toml"
+    path.write_text('[sluicegate]\nstore = "carrier://pigeon"')
+    settings = change(Settings.from_toml(path))
+    assert (type(settings.source), settings.source) == (str, f"{path} [sluicegate]")
+    with pytest.raises(ConfigurationError, match=rf"^{re.escape(str(path))} \[sluicegate\]: store "):
+        Gate(settings)
+
+
+@pytest.mark.parametrize(
+    "read", [Settings.from_mapping, lambda options: Settings.from_environ({"SLUICEGATE_SOURCE": "x"})]
+)
+def test_the_source_is_no_option(read: Callable[[dict[str, str]], Settings]) -> None:
+    with pytest.raises(SettingsError, match="no such setting"):
+        read({"source": "x"})
+
+
+def test_an_error_in_code_names_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "shop.toml"
+    path.write_text("[sluicegate]")
+    gate = Gate(Settings.from_toml(path))
+    with pytest.raises(ConfigurationError, match=r"^rule 'view': key ") as caught:
+        gate.bind(Endpoint("view", (make_mark("1/minute", key=awaitable),), label="shop.view"))
+    assert caught.value.source == ""
+    with pytest.raises(ConfigurationError, match=r"^store "):
+        Gate(Settings(store="carrier://pigeon"))
+
+
+@pytest.mark.parametrize("raised", [RuntimeError("no database"), KeyError("TEAM"), SyntaxError("invalid syntax")])
+@pytest.mark.parametrize("option", ["key", "deny", "on_denied", "rule"])
+def test_a_module_that_raises_at_import_names_the_setting(
+    option: str, raised: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "teams", raising=False)
+    error = f"{type(raised).__name__}({raised.args[0]!r})"
+    (tmp_path / "teams.py").write_text(f"raise {error}")
+    rule = {"name": "login", "quota": "1/minute", "key": "teams.of"}
+    shapes: dict[str, dict[str, Any]] = {"deny": {"deny": ["teams.of"]}, "rule": {"rules": [rule]}}
+    options = shapes.get(option, {option: "teams.of"})
+    with pytest.raises(SettingsError, match=r"'teams\.of': cannot be imported") as caught:
+        Settings(**options)
+    assert str(caught.value).startswith("rule 'login': key " if option == "rule" else f"{option} ")
+    assert f"({type(raised).__name__}: " in str(caught.value)
+    assert isinstance(caught.value.__cause__, type(raised))
 
 
 @pytest.mark.parametrize(("place", "line", "message"), WRONG_LINES)

@@ -1,26 +1,27 @@
-"""Tiers, quotas and costs that are functions of the request: what they may answer, what they cost, what is refused."""
+"""Tiers, quotas and costs that are functions of the request: what they may return, what they cost, what is refused."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
 import pytest
 
 from sluicegate import ManualClock, Quota, Rule, Tiers
-from sluicegate.errors import AlgorithmError, ColourError, ConfigurationError, QuotaError, RuleError
-from sluicegate.gate import AsyncGate, Gate
-from sluicegate.http import denial
+from sluicegate.errors import AlgorithmError, AsyncMismatchError, ConfigurationError, QuotaError, RuleError
 from sluicegate.limiter import Limiter
-from sluicegate.marks import make_mark
-from sluicegate.passage import NOWHERE
 from sluicegate.plan import Check, Plan
 from sluicegate.quota import MAX_LIMIT
-from sluicegate.settings import Settings
-from sluicegate.stores.entries import KINDS, SHARED
+from sluicegate.rules.terms import _parsed, make_terms
 from sluicegate.stores.memory import MemoryStore
-from sluicegate.terms import _read, make_terms
+from sluicegate.stores.memory_table import KINDS, SHARED
+from sluicegate.web.endpoint import NOWHERE
+from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.http import denial
+from sluicegate.web.marks import make_mark
+from sluicegate.web.settings import Settings
 from tests import test_gate
 from tests.test_gate import Ask, Visitor, names, settings
 
@@ -39,7 +40,7 @@ def plan_of(visitor: Visitor) -> Any:
     return visitor.path
 
 
-async def plan_later(visitor: Visitor) -> Any:
+async def plan_async(visitor: Visitor) -> Any:
     await asyncio.sleep(0)
     return visitor.path
 
@@ -53,7 +54,16 @@ def statuses(decisions: list[Any]) -> list[bool | None]:
 
 @pytest.mark.parametrize(
     ("tier", "expected"),
-    [("free", FREE), ("paid", PAID), ("staff", None), ("gold", PAID), (None, PAID), ([], PAID), ({"free"}, PAID)],
+    [
+        ("free", FREE),
+        ("paid", PAID),
+        ("staff", None),
+        ("gold", PAID),
+        (None, PAID),
+        ([], PAID),
+        ({"free"}, PAID),
+        (("x", [1]), PAID),
+    ],
 )
 def test_each_tier_has_its_quotas(tier: Any, expected: Any) -> None:
     tiers = Tiers(TABLE, by=lambda request: tier, default="paid")
@@ -66,12 +76,41 @@ def test_a_tier_may_be_any_value() -> None:
     assert (tiers(Plans.FREE), tiers(2)) == (FREE, PAID[:1])
 
 
-@pytest.mark.parametrize("tier", ["gold", None, [], "x" * 10_000])
+class Pairs(Mapping[Any, Any]):
+    """A table whose keys a dict takes for one."""
+
+    def __iter__(self) -> Any:
+        return iter([True, 1])
+
+    def __len__(self) -> int:
+        return 2
+
+    def __contains__(self, tier: object) -> bool:
+        return tier in (True, 1)
+
+    def __getitem__(self, tier: object) -> str:
+        return "1/minute" if tier is True else "2/minute"
+
+
+def test_true_and_1_are_two_tiers() -> None:
+    """A dict takes them for one, so a table cannot have both."""
+    staff, first = [Tiers({name: "1/minute"}, by=lambda request: request) for name in (True, 1)]
+    assert (staff(True), first(1), first(1.0)) == (FREE, FREE, FREE)
+    for tiers, tier in ((staff, 1), (staff, 1.0), (first, True)):
+        with pytest.raises(RuleError, match="not in the table"):
+            tiers(tier)
+    with pytest.raises(RuleError, match="no such tier"):
+        Tiers({True: "1/minute"}, by=str, default=1)
+    with pytest.raises(RuleError, match="two names that are equal for Python"):
+        Tiers(Pairs(), by=str)
+
+
+@pytest.mark.parametrize("tier", ["gold", None, [], ("x", [1]), "x" * 10_000])
 def test_without_a_default_an_unknown_tier_is_an_error(ask: Ask, tier: Any) -> None:
-    """Not the strictest, which no program can tell of two quotas; and not no limit, for that would be a slip."""
+    """Not the strictest tier, because two quotas may have no order; and not unlimited: that would hide a mistake."""
     rule = Rule(name="r", quota=Tiers(TABLE, by=lambda visitor: tier))
     with pytest.raises(RuleError, match="not in the table; return one of free, paid, staff") as caught:
-        ask(settings(rules=[rule]), NOWHERE.place, Visitor())
+        ask(settings(rules=[rule]), NOWHERE.endpoint, Visitor())
     assert len(str(caught.value)) < 500
 
 
@@ -85,6 +124,7 @@ WRONG: list[tuple[Any, dict[str, Any], type[ConfigurationError], str]] = [
     (TABLE, {"by": "plan"}, RuleError, "not a function"),
     (TABLE, {"default": "gold"}, RuleError, "no such tier; use one of free, paid, staff"),
     (TABLE, {"default": []}, RuleError, "no such tier"),
+    (TABLE, {"default": ("x", [1])}, RuleError, "no such tier"),
 ]
 
 
@@ -111,7 +151,7 @@ def test_a_table_cannot_be_changed() -> None:
 def test_a_rule_of_tiers(ask: Ask) -> None:
     rule = Rule(name="r", quota=Tiers(TABLE, by=plan_of, default="free"), key="ip")
     visitors = [Visitor(path=path) for path in ("paid", "paid", "paid", "free", "gold", "staff")]
-    decisions = ask(settings(rules=[rule]), NOWHERE.place, *visitors)
+    decisions = ask(settings(rules=[rule]), NOWHERE.endpoint, *visitors)
     assert statuses(decisions) == [True, True, False, False, False, None]
     assert [names(decision) for decision in decisions[2:]] == [["r-minute", "r-day"], ["r"], ["r"], []]
 
@@ -120,34 +160,34 @@ QUOTAS = ["2/minute", Quota(2, 60), (Quota(2, 60), Quota(9, 3600)), "2/minute; 9
 
 
 @pytest.mark.parametrize("quota", QUOTAS, ids=str)
-@pytest.mark.parametrize("later", [False, True])
-def test_what_a_quota_function_may_answer(quota: Any, later: bool) -> None:
-    async def answer_later(visitor: Visitor) -> Any:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_a_quota_function_may_return(quota: Any, is_async: bool) -> None:
+    async def answer_async(visitor: Visitor) -> Any:
         await asyncio.sleep(0)
         return quota
 
     async def decide() -> list[Any]:
-        gate = AsyncGate(settings(rules=[Rule(name="r", quota=answer_later if later else lambda visitor: quota)]))
-        return [await gate.decide(Visitor(), gate.bind(NOWHERE.place)) for _ in range(3)]
+        gate = AsyncGate(settings(rules=[Rule(name="r", quota=answer_async if is_async else lambda visitor: quota)]))
+        return [await gate.decide(Visitor(), gate.bind(NOWHERE.endpoint)) for _ in range(3)]
 
     assert statuses(asyncio.run(decide())) == ([None] * 3 if quota is None else [True, True, False])
 
 
 @pytest.mark.parametrize("option", ["quota", "tiers", "cost"])
-def test_asynchronous_functions_in_either_colour(option: str) -> None:
-    """An asynchronous application awaits them; a synchronous one says at start-up that it cannot."""
+def test_asynchronous_functions_in_sync_and_async_gates(option: str) -> None:
+    """An asynchronous application awaits them; a synchronous one raises an error at start-up."""
     rules = {
-        "quota": Rule(name="r", quota=plan_later),
-        "tiers": Rule(name="r", quota=Tiers({"2/minute": "2/minute"}, by=plan_later)),
-        "cost": Rule(name="r", quota="2/minute", cost=_cost_later),
+        "quota": Rule(name="r", quota=plan_async),
+        "tiers": Rule(name="r", quota=Tiers({"2/minute": "2/minute"}, by=plan_async)),
+        "cost": Rule(name="r", quota="2/minute", cost=_cost_async),
     }
     made = settings(rules=[rules[option]])
-    with pytest.raises(ColourError, match="give a plain function"):
+    with pytest.raises(AsyncMismatchError, match="give a plain function"):
         Gate(made)
 
     async def decide() -> list[Any]:
         gate = AsyncGate(made)
-        return [await gate.decide(Visitor(path="2/minute"), gate.bind(NOWHERE.place)) for _ in range(3)]
+        return [await gate.decide(Visitor(path="2/minute"), gate.bind(NOWHERE.endpoint)) for _ in range(3)]
 
     assert statuses(asyncio.run(decide())) == [True, True, False]
 
@@ -157,7 +197,7 @@ class Later:
         yield from ()
 
 
-async def _cost_later(visitor: Visitor) -> int:
+async def _cost_async(visitor: Visitor) -> int:
     await asyncio.sleep(0)
     return 1
 
@@ -165,12 +205,12 @@ async def _cost_later(visitor: Visitor) -> int:
 def test_what_cannot_be_seen_at_start_up_is_an_error_at_once() -> None:
     made = settings(rules=[Rule(name="r", quota=Tiers(TABLE, by=lambda visitor: Later()))])
     gate = Gate(made)
-    with pytest.raises(ColourError, match="called synchronously"):
-        gate.decide(Visitor(path="free"), gate.bind(NOWHERE.place))
+    with pytest.raises(AsyncMismatchError, match="called synchronously"):
+        gate.decide(Visitor(path="free"), gate.bind(NOWHERE.endpoint))
 
 
 @pytest.mark.parametrize("gate", [Gate, AsyncGate])
-def test_a_store_is_asked_about_every_tier_at_start_up(gate: Any) -> None:
+def test_a_store_checks_every_tier_at_start_up(gate: Any) -> None:
     rule = Rule(name="r", quota=Tiers({"slow": "5/minute", "fast": "7000000/second"}, by=str), algorithm="gcra")
     with pytest.raises(AlgorithmError, match=r"CL\.THROTTLE"):
         gate(Settings(rules=[rule], store="redis+cell://127.0.0.1:1"))
@@ -186,22 +226,22 @@ def test_texts_that_are_made_for_each_request_fill_no_memory() -> None:
     [bound] = gate.bind_own(test_gate.place(), [mark])
     for _ in range(5_000):
         gate.decide(Visitor(path=f"{next(numbers)}/day"), [bound])
-    for cache in (_read, make_terms):
+    for cache in (_parsed, make_terms):
         info = cache.cache_info()
         assert info.maxsize is not None
         assert info.currsize <= info.maxsize
 
 
-def test_newcomers_to_a_full_store_share_no_more_than_so_many_budgets() -> None:
+def test_new_identities_in_a_full_store_have_a_fixed_number_of_budgets() -> None:
     store = MemoryStore(max_keys=1, clock=ManualClock())
     one = make_terms("one", (Quota(1, 60),), algorithm="gcra")[0]
-    for _ in range(2):  # refused, so it makes room for nobody
+    for _ in range(2):  # refused, so no other entry is evicted for it
         store.run(Plan((Check(one, "a", 1),)))
     for limit in range(1, 2 * SHARED):
         terms = make_terms("more", (Quota(limit, 60),), algorithm="sliding-window")[0]
         for _ in range(2):
             store.run(Plan((Check(terms, str(limit), 1),)))
-    entries = store._entries
+    entries = store._table
     assert (len(store), len(entries._shared), len(entries._common)) == (1, SHARED, KINDS)
 
 
@@ -222,9 +262,9 @@ COSTS = [-1, 1.5, 1.0, float("nan"), float("inf"), True, False, "1", None, (), M
 
 
 @pytest.mark.parametrize("cost", COSTS, ids=lambda cost: type(cost).__name__)
-def test_what_a_cost_function_may_not_answer(ask: Ask, cost: Any) -> None:
+def test_what_a_cost_function_may_not_return(ask: Ask, cost: Any) -> None:
     with pytest.raises(RuleError, match="rule 'r': cost"):
-        ask(settings(rules=[Rule(name="r", quota="5/minute", cost=lambda visitor: cost)]), NOWHERE.place, Visitor())
+        ask(settings(rules=[Rule(name="r", quota="5/minute", cost=lambda visitor: cost)]), NOWHERE.endpoint, Visitor())
     with pytest.raises(RuleError, match=r"^cost"):
         Limiter().hit("5/minute", "a", cost=cost)
 
@@ -232,14 +272,14 @@ def test_what_a_cost_function_may_not_answer(ask: Ask, cost: Any) -> None:
 @pytest.mark.parametrize("algorithm", ["sliding-window", "gcra"])
 @pytest.mark.parametrize("cost", [6, MAX_LIMIT])
 def test_a_cost_that_never_fits(ask: Ask, algorithm: str, cost: int) -> None:
-    """429, for it is this client's quota that it would exceed; no Retry-After, for there is no time to tell."""
+    """429, because it would exceed this client's quota; no Retry-After, because no wait helps."""
     rules = [Rule(name="dear", quota="5/minute", cost=lambda visitor: cost, algorithm=algorithm)]
     rules += [Rule(name="all", quota="9/minute", algorithm=algorithm)]
     made = settings(rules=rules, default_limits=["1/minute"])
-    for decision in ask(made, NOWHERE.place, Visitor(), Visitor()):
+    for decision in ask(made, NOWHERE.endpoint, Visitor(), Visitor()):
         assert decision is not None
         assert (decision.allowed, decision.rule, decision.limit, decision.remaining) == (False, "dear", 5, 5)
-        assert (decision.retry_after, decision.outcomes["all"].remaining) == (None, 9), "the others cost nothing"
+        assert (decision.retry_after, decision.by_rule["all"].remaining) == (None, 9), "the others cost nothing"
         answer = denial(decision, "draft-11", epoch=0)
         fields = dict(answer.fields)
         assert (answer.status, fields.get("Retry-After"), fields["RateLimit"]) == (429, None, '"dear";r=5')
@@ -252,6 +292,6 @@ def test_a_number_of_another_kind_is_a_number(ask: Ask) -> None:
         pass
 
     rule = Rule(name="r", quota="5/minute", cost=lambda visitor: Units(3))
-    [decision] = ask(settings(rules=[rule]), NOWHERE.place, Visitor())
+    [decision] = ask(settings(rules=[rule]), NOWHERE.endpoint, Visitor())
     assert decision is not None
     assert type(decision.checks[0].cost) is int

@@ -1,4 +1,4 @@
-"""The cluster and the Sentinels that other tests stand on: redis-py finds its way in them, and they heal."""
+"""The cluster and the Sentinels of other tests: redis-py works with them, and they recover."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.sentinels import Sentinels
 from tests.servers import Server, ask, wait_until
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -34,7 +34,7 @@ def outside(node: Server) -> list[str]:
     assert node.process is not None
     sockets = set()
     for descriptor in Path(f"/proc/{node.process.pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed since
+        with suppress(FileNotFoundError):  # closed since the listing
             sockets.add(str(descriptor.readlink()))
     found = []
     for table in ("tcp", "tcp6"):
@@ -45,7 +45,7 @@ def outside(node: Server) -> list[str]:
     return found
 
 
-def test_redis_py_finds_its_way(each_cluster: Cluster) -> None:
+def test_redis_py_works_on_a_cluster(each_cluster: Cluster) -> None:
     node = each_cluster.nodes[0]
     with redis.RedisCluster("127.0.0.1", node.port, socket_timeout=10) as client:
         for number in range(50):
@@ -56,19 +56,19 @@ def test_redis_py_finds_its_way(each_cluster: Cluster) -> None:
     assert [node.command("DBSIZE") for node in each_cluster.masters] == ["0"] * 3
 
 
-def test_slots_are_shared_evenly(each_cluster: Cluster) -> None:
+def test_slots_are_distributed_evenly(each_cluster: Cluster) -> None:
     first, second, third = each_cluster.masters
     edges = {0: first, 5460: first, 5461: second, 10_921: second, 10_922: third, SLOTS - 1: third}
     assert {slot: each_cluster.node_of(slot) for slot in edges} == edges
     assert each_cluster.url == f"redis+cluster://127.0.0.1:{first.port},127.0.0.1:{second.port},127.0.0.1:{third.port}"
 
 
-@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="only Linux says who listens where")
-def test_nodes_listen_on_loopback_alone(each_cluster: Cluster) -> None:
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="only Linux lists the sockets of a process")
+def test_nodes_listen_on_loopback_only(each_cluster: Cluster) -> None:
     assert [address for node in each_cluster.nodes for address in outside(node)] == []
 
 
-def test_half_way_the_old_owner_says_ask_and_the_new_one_try_again(moving_cluster: Cluster) -> None:
+def test_during_a_migration_the_old_owner_replies_ask_and_the_new_one_tryagain(moving_cluster: Cluster) -> None:
     old, new, _ = moving_cluster.masters
     here, moved = moving_cluster.key_in(7, "here"), moving_cluster.key_in(7, "moved")
     for key in (here, moved):
@@ -102,13 +102,13 @@ def test_a_client_follows_a_slot_that_moves(moving_cluster: Cluster) -> None:
             assert client.incr(key) == expected
 
 
-def test_restore_ends_a_migration_that_was_begun(moving_cluster: Cluster) -> None:
+def test_restore_ends_a_migration(moving_cluster: Cluster) -> None:
     moving_cluster.begin_migration(9, moving_cluster.masters[2])
     moving_cluster.restore()
     assert ask(moving_cluster.masters[0], "SET", moving_cluster.key_in(9, "key"), 1)
 
 
-def test_a_killed_node_comes_back_to_its_place(moving_cluster: Cluster) -> None:
+def test_a_killed_node_returns_with_its_slots(moving_cluster: Cluster) -> None:
     first, second, _ = moving_cluster.masters
     name = moving_cluster.id_of(first)
     first.kill()
@@ -118,10 +118,10 @@ def test_a_killed_node_comes_back_to_its_place(moving_cluster: Cluster) -> None:
     assert moving_cluster.node_of(0) is first
 
 
-def test_a_paused_node_answers_again_when_restored(moving_cluster: Cluster) -> None:
+def test_a_paused_node_replies_again_when_restored(moving_cluster: Cluster) -> None:
     first, *_ = moving_cluster.masters
     first.pause()
-    assert moving_cluster.node_of(0) is first  # told by the others
+    assert moving_cluster.node_of(0) is first  # as the other nodes report
     moving_cluster.restore()
     assert ask(first, "SET", moving_cluster.key_in(0, "key"), 1)
 
@@ -134,7 +134,7 @@ def down(cluster: Cluster, node: Server) -> bool:
     return False
 
 
-def test_a_replica_takes_over() -> None:
+def test_a_replica_is_promoted() -> None:
     with Cluster(replicas=1, full_coverage=False) as cluster:
         servers = pids(list(cluster.nodes))
         (replica,) = cluster.replicas
@@ -142,7 +142,7 @@ def test_a_replica_takes_over() -> None:
         wait_until("the replica to take over", lambda: cluster.node_of(0) is replica)
         cluster.restore()
         assert cluster.node_of(0) is cluster.masters[0]
-    assert all(map(gone, servers))
+    assert all(map(has_ended, servers))
 
 
 def client_of(sentinels: Sentinels) -> redis.Redis:
@@ -190,4 +190,4 @@ def test_sentinels_leave_nothing_behind() -> None:
         assert len(servers) == 6
         sentinels.servers[2].kill()
         sentinels.sentinels[2].pause()
-    assert all(map(gone, servers))
+    assert all(map(has_ended, servers))

@@ -1,4 +1,4 @@
-"""Every public value can be copied and pickled, or says that it cannot: tasks and processes are handed all of them."""
+"""Every public value can be copied and pickled, or raises an error: applications pass values to tasks and processes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from sluicegate import (
     StoreError,
     Tiers,
 )
-from sluicegate.errors import ColourError, MissingExtraError, QuotaError, StrictError
-from sluicegate.gate import AsyncGate, Gate
-from sluicegate.marks import make_mark
-from sluicegate.settings import Settings
+from sluicegate.errors import AsyncMismatchError, MissingExtraError, QuotaError, StrictError
 from sluicegate.stores.memory import MemoryStore
+from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.marks import make_mark
+from sluicegate.web.settings import Settings
 
 
 def plan_of(request: Any) -> str:
@@ -125,7 +125,7 @@ def test_equal_tiers_are_one() -> None:
     assert all(one != other for other in others)
 
 
-def test_values_reach_a_process_of_its_own() -> None:
+def test_values_reach_another_process() -> None:
     """Under spawn everything that a process is given is pickled."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         found = pool.map(copy.copy, [VALUES["tiers"], VALUES["rule"], VALUES["settings of everything"]])
@@ -152,7 +152,7 @@ def test_a_copy_of_a_decision_says_the_same(decision: Decision, how: str) -> Non
 
 ERRORS = [
     QuotaError("quota", "10/fortnight", problem="unknown unit", expected="use day"),
-    ColourError("rule 'r': key", plan_of, problem="async", expected="give a plain function"),
+    AsyncMismatchError("rule 'r': key", plan_of, problem="async", expected="give a plain function"),
     MissingExtraError("redis", "redis"),
     StrictError("SG103", "trusted_proxies", "0.0.0.0/0", problem="everybody", expected="name them"),
     StoreError("localhost:6379", TimeoutError("too late")),

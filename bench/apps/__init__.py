@@ -1,7 +1,7 @@
-"""One small application for each framework, behind the limiter that the environment names.
+"""One small application for each framework. Environment variables select its limiter.
 
-`BENCH_LIMITER` is a key of the module's LIMITERS, `BENCH_STORE` a URL, `BENCH_LIMIT` how many requests an hour each
-identity has; the identity is the header X-User. Limiters put out their header fields where they have any.
+`BENCH_LIMITER` is a key of the module's LIMITERS, `BENCH_STORE` a URL, `BENCH_LIMIT` the requests an hour of each
+identity. The identity is the header X-User. Limiters that have response fields send them.
 """
 
 import os

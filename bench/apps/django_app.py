@@ -33,7 +33,7 @@ settings.configure(
 
 
 def empty(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
-    """What any middleware costs."""
+    """A middleware that does nothing: the cost of any middleware."""
 
     def middleware(request: HttpRequest) -> HttpResponse:
         return get_response(request)

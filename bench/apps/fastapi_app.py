@@ -30,7 +30,7 @@ def sluicegate(app: FastAPI) -> None:
 
 
 def of_fastapi_limiter(app: FastAPI) -> None:
-    """Over pyrate-limiter, with the factory of one bucket for each key that it leaves to the user."""
+    """fastapi-limiter over pyrate-limiter, with a factory of one bucket for each key; the user has to write one."""
 
     async def user(request: Request) -> str:
         return request.headers["x-user"]

@@ -10,7 +10,7 @@ from sluicegate.flask import RateLimiter
 
 
 def empty(app: Flask) -> None:
-    """What any pair of hooks costs."""
+    """Two hooks that do nothing: the cost of any pair of hooks."""
 
     @app.before_request
     def before() -> None:

@@ -24,7 +24,7 @@ async def home(request: Request) -> Response:
 
 
 class Empty:
-    """What any middleware costs that looks at the response's start."""
+    """A middleware that only wraps `send`: the cost of any middleware that reads the response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -37,14 +37,14 @@ class Empty:
 
 
 class Base(BaseHTTPMiddleware):
-    """What Starlette's own base class costs."""
+    """A BaseHTTPMiddleware that does nothing: the cost of Starlette's base class."""
 
     async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
         return await call_next(request)
 
 
 class ByHand:
-    """limits as one would put it into a pure ASGI middleware: asyncio, one hit, no header fields."""
+    """The library limits in a hand-written ASGI middleware: asyncio, one hit, no response fields."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -1,6 +1,6 @@
-"""Past one machine: what one server core and one worker carry, and a model of what several do.
+"""Scaling: the capacity of one server core and of one worker, and a model of many of both.
 
 `python -m bench.scale` starts it. `stream` and `workers` make load; `server`, `growth`, `hot` and `size` measure;
-`model` and `page` are pure and import neither a peer nor sluicegate, so tests can read them. It has figures, races and
-tables in common with the rest of the benchmark, and no contender: sluicegate is alone here.
+`model` and `page` are pure and import neither a peer nor sluicegate, so tests can import them. It uses the figures,
+races and tables of the rest of the benchmark. It measures only sluicegate, no peers.
 """

@@ -1,4 +1,4 @@
-"""The command: measure how far it scales, keep the figures, and write docs/scale.md.
+"""The command `python -m bench.scale`: measure scaling, store the figures, and write docs/scale.md.
 
 python -m bench.scale [--quick] [--publish]
 """
@@ -25,14 +25,14 @@ VERSIONS = ("Valkey", "Redis", "redis", "hiredis")
 
 
 class Part(NamedTuple):
-    """What is measured, and how much of it."""
+    """One part: its function, and its effort in a quick and in a full run."""
 
     measure: Callable[[Course], list[Figure]]
     quick: Effort
     full: Effort
 
 
-# The seconds bound each part, less its warming up.
+# The seconds bound each part, without its warm-up.
 PARTS = {
     "server": Part(server.measure, Effort(3, 1_000, 12), Effort(9, 4_000, 50)),
     "growth": Part(growth.measure, Effort(3, 0, 12, turn=0.2), Effort(5, 0, 35, turn=0.6)),
@@ -42,12 +42,12 @@ PARTS = {
 
 
 def main() -> int:
-    """Measure, show, keep."""
+    """Measure, print and store."""
     parser = argparse.ArgumentParser(prog="python -m bench.scale", description="how far sluicegate scales")
     parser.add_argument(
         "--quick", dest="effort", action="store_const", const="quick", default="full", help="a short run"
     )
-    parser.add_argument("--publish", action="store_true", help="renew docs/scale.md and its pictures")
+    parser.add_argument("--publish", action="store_true", help="update docs/scale.md and its pictures")
     options = parser.parse_args()
     run = about(options.effort)
     run["versions"] = {name: run["versions"][name] for name in VERSIONS}
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def applications() -> dict[str, Any]:
-    """CPU of whole applications for one request, which scripts/bench has measured."""
+    """The CPU of whole applications for one request, as scripts/bench measured it."""
     if not BENCH.is_file():
         return {"of": "not measured", "cpu": {}}
     bench = json.loads(BENCH.read_text("utf-8"))
@@ -79,14 +79,14 @@ def applications() -> dict[str, Any]:
 
 
 def keep(run: dict[str, Any], *, publishing: bool) -> None:
-    """The JSON, the tables in the terminal, and with `publishing` the page."""
+    """Write the JSON, print the tables, and with `publishing` write the page."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{time.strftime('%Y-%m-%dT%H%M%S')}-scale-{run['effort']}.json"
     path.write_text(json.dumps(run, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     read = Run(run)
     for name, section in SECTIONS.items():
         console.print(f"\n{name}\n{section(read)}", markup=False, soft_wrap=True)
-    console.print(f"kept in {path}")
+    console.print(f"stored in {path}")
     if publishing:
         for written in publish(run):
             console.print(f"wrote {written}")

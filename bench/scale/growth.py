@@ -1,4 +1,4 @@
-"""How checks a second grow with worker processes, and what a cluster adds to each check: as far as two cores go."""
+"""Checks a second with one and two worker processes, and the cost that a cluster adds to each check. For two cores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ONE, TWO = "1000000/hour", "1000000/hour; 10000000/day"
 
 
 def measure(course: Course) -> list[Figure]:
-    """One process and two of each kind on one server; then two rules on that server and on a cluster."""
+    """Measure one and two processes of each kind on one server; then two rules on that server and on a cluster."""
     seconds = course.effort.turn
     with valkey_server() as server, Cluster() as cluster, Fleet() as fleet:
         contenders = []

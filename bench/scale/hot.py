@@ -1,10 +1,10 @@
-"""One identity that everybody counts: what leases save when it passes, and the deny cache when it is refused."""
+"""One identity that every request counts: what prefetch saves while it passes, and the deny cache while refused."""
 
 from __future__ import annotations
 
 from bench.figures import Figure
 from bench.race import Contender, Course
-from bench.scale.model import DEFAULT, KINDS, LEASES, PASSES, REFUSED, STALENESS
+from bench.scale.model import DEFAULT, KINDS, PASSES, PREFETCHES, REFUSED, STALENESS
 from bench.scale.server import PLENTY
 from bench.scale.stream import Words, stream
 from bench.scale.workers import Fleet, Load
@@ -14,7 +14,7 @@ SPENT = "10/day"
 
 
 def measure(course: Course) -> list[Figure]:
-    """A single thread, and many tasks: those find a trip on its way more often."""
+    """Measure one thread and many tasks. Of many tasks, more find a round trip already on its way."""
     with valkey_server() as server, Fleet() as fleet:
         words = Words(SPENT, DEFAULT)
         words.load(server)
@@ -22,7 +22,7 @@ def measure(course: Course) -> list[Figure]:
         contenders = []
         for kind in (KINDS[0], KINDS[-1]):
             load = Load(server.url, PLENTY, tasks=kind.tasks, threads=kind.threads, identities=1)
-            loads = {PASSES.format(lease): load._replace(lease=lease) for lease in LEASES}
+            loads = {PASSES.format(n): load._replace(prefetch=n) for n in PREFETCHES}
             refused = load._replace(quota=SPENT, allowed=False)
             loads |= {REFUSED.format(age): refused._replace(deny_cache=float(age)) for age in STALENESS}
             contenders += [

@@ -1,13 +1,13 @@
-"""The model of many workers and servers, and what it is checked against. Pure: figures in, numbers out.
+"""The model of many workers and servers, and its comparison with measurements. Pure: figures in, numbers out.
 
-A check costs its worker and one server core some CPU, and neither does two things at once:
+A check costs CPU on its worker and on one server core. Each of them does one thing at a time:
 
     server, µs  = script + further × (rules - 1) + wire / depth      depth: checks that arrive in one read
     checks/s    = the least of  workers × 10⁶ / worker's µs,  nodes × 10⁶ / (runs × server's µs)
 
-A worker that only waits while the server works for it does 10⁶ / (worker's µs + server's µs). On a machine where both
-share the cores, cores × 10⁶ / (worker's µs + server's µs) bounds it as well. What the server
-tells of its CPU gives the constants; what is predicted with them is held against checks that were counted by a clock.
+A worker that waits while the server works for it makes 10⁶ / (worker's µs + server's µs). If both run on the same
+cores, cores × 10⁶ / (worker's µs + server's µs) is a bound too. The constants come from the CPU that the server
+reports. The predictions are compared with checks that were counted and timed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ DEEP: Final = 64
 DEPTHS: Final = (1, 4, 16, DEEP)
 HOT: Final = "server, one identity"
 OLDEST: Final = ", Redis 6.2"
-FULL: Final = 90.0  # per cent of a core that a server must have had, for its rate to be what it carries
-QUIET: Final = 10.0  # per cent of all cores that others may have had, for two workers' rate to be what they reach
+FULL: Final = 90.0  # per cent: the server must use this much of a core for its rate to be its capacity
+QUIET: Final = (
+    10.0  # per cent of all cores: other processes may use at most this much, else the rate of two workers is too low
+)
 
 
 class Point(NamedTuple):
-    """How a server is asked: by so many rules in one script, so many checks at once on a connection."""
+    """One kind of check: the algorithm, the rules in one script, the checks at once on a connection (`depth`)."""
 
     algorithm: str
     rules: int
@@ -46,7 +48,7 @@ class Point(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """How a worker process checks. `waits`: it does nothing while the server works, as tasks in step do."""
+    """How a worker process checks. `waits`: it does nothing while the server works, like tasks that wait together."""
 
     name: str
     tasks: int = 0
@@ -62,14 +64,14 @@ KINDS: Final = (
 PROCESSES: Final = "workers, {} processes"
 SINGLE: Final = "two rules, one server"
 CLUSTER: Final = "two rules, cluster"
-LEASES: Final = (1, 10, 100)
+PREFETCHES: Final = (1, 10, 100)
 PASSES: Final = "one identity, lease {}"
 STALENESS: Final = ("0", "1")
 REFUSED: Final = "one identity, refused, deny_cache {}"
 
 
 class Size(NamedTuple):
-    """A fill: so many hits of 10 per minute by each of at most so many identities."""
+    """A fill: `hits` of 10 per minute by each identity, for at most `most` identities."""
 
     name: str
     algorithm: str
@@ -93,7 +95,7 @@ SIZES: Final = (
 
 
 class Known:
-    """Figures by what they are of."""
+    """Figures by topic, contender and measure."""
 
     def __init__(self, figures: Iterable[Figure]) -> None:
         self._found = {(each.topic, each.contender, each.measure): each for each in figures}
@@ -102,18 +104,18 @@ class Known:
         return self._found.get((topic, contender, measure))
 
     def of(self, topic: str, contender: str, measure: str) -> float:
-        """A median; KeyError when it was not measured."""
+        """The median; KeyError if it was not measured."""
         return self._found[topic, contender, measure].middle
 
     def at(self, point: Point, measure: str) -> float:
         return self.of(point.topic, point.name, measure)
 
     def full(self, topic: str, contender: str) -> Figure | None:
-        """Checks a second in the rounds in which the server's core was full; None when it never was."""
+        """Checks a second in the rounds in which the server's core was full; None if there were none."""
         return self._rates(topic, contender, "busy", lambda percent: percent >= FULL)
 
     def quiet(self, topic: str, contender: str) -> Figure | None:
-        """Checks a second in the rounds in which the machine did little else; None when there was no such."""
+        """Checks a second in the rounds in which the machine did little else; None if there were none."""
         return self._rates(topic, contender, "others", lambda percent: percent <= QUIET)
 
     def _rates(self, topic: str, contender: str, by: str, wanted: Callable[[float], bool]) -> Figure | None:
@@ -125,7 +127,7 @@ class Known:
         return rate._replace(samples=samples) if samples else None
 
     def steps(self, size: Size) -> list[tuple[int, float]]:
-        """Bytes for one identity at each number of them."""
+        """Bytes for one identity, for each number of identities."""
         return sorted((int(name), each.middle) for (topic, name, _), each in self._found.items() if topic == size.topic)
 
 
@@ -134,7 +136,7 @@ class Core(NamedTuple):
 
     script: float  # of a script with one rule
     further: float  # of each further rule
-    wire: float  # of reading and answering once, however many checks that holds
+    wire: float  # of one read and one answer, for any number of checks
 
     def us(self, *, rules: int = 1, depth: int = 1) -> float:
         """CPU of one check.
@@ -150,7 +152,10 @@ class Core(NamedTuple):
 
 
 def core(known: Known, algorithm: str = DEFAULT, *, refused: bool = False) -> Core:
-    """From the server's own account: two depths, and one and three rules. The wire is the same for all algorithms."""
+    """The constants from the server's reported CPU at two depths and with one and three rules.
+
+    `wire` is the same for all algorithms.
+    """
     shallow, deep = (known.at(Point(DEFAULT, 1, depth=depth), "server") for depth in (1, DEEP))
     wire = max(0.0, (shallow - deep) / (1 - 1 / DEEP))
     one, three = (known.at(Point(algorithm, rules, refused=refused), "server") for rules in (1, 3))
@@ -158,7 +163,7 @@ def core(known: Known, algorithm: str = DEFAULT, *, refused: bool = False) -> Co
 
 
 class Reach(NamedTuple):
-    """Checks a second, and what they end at."""
+    """Checks a second, and what bounds them."""
 
     rate: float
     end: str
@@ -167,9 +172,9 @@ class Reach(NamedTuple):
 def reach(
     *, workers: int, worker: float, nodes: int, server: float, cores: int | None = None, waits: bool = False
 ) -> Reach:
-    """What so many workers and nodes carry, given the CPU that a check costs each.
+    """The capacity of these workers and nodes, from the CPU that a check costs each.
 
-    `cores`: if they have to share them; `waits`: if a worker does nothing while the server works for it.
+    `cores`: the number of cores if all run on one machine. `waits`: a worker is idle while the server works for it.
 
     >>> reach(workers=4, worker=200, nodes=1, server=25)
     Reach(rate=20000.0, end='workers')
@@ -184,7 +189,7 @@ def reach(
 
 
 class Prediction(NamedTuple):
-    """What the model said of something that it was not made from; and what was measured, if the machine was free."""
+    """A prediction that the model's constants do not come from; and the measurement, if the machine was idle enough."""
 
     what: str
     predicted: float
@@ -192,17 +197,17 @@ class Prediction(NamedTuple):
 
     @property
     def error(self) -> float | None:
-        """By how much it said too much, as a part of what was measured."""
+        """How much too high the prediction is, as a fraction of the measurement."""
         return None if self.measured is None else self.predicted / self.measured - 1
 
 
 def predictions(known: Known, *, cores: int) -> list[Prediction]:
-    """Checks a second, all of them."""
+    """All predictions, in checks a second."""
     return [*_servers(known), *_workers(known, cores=cores)]
 
 
 def _servers(known: Known) -> list[Prediction]:
-    """Two rules are predicted for every algorithm; of those that are not the default, the worst is kept."""
+    """Predictions for the server. Of two rules under a non-default algorithm, only the worst prediction is kept."""
     default = core(known)
     points = [Point(DEFAULT, 1, depth=depth) for depth in DEPTHS[1:-1]] + [Point(DEFAULT, 3, depth=1)]
     found = [_served(known, default, point) for point in [*points, Point(DEFAULT, 2)]]
@@ -222,7 +227,7 @@ def _served(known: Known, said: Core, point: Point) -> Prediction:
 
 
 def _workers(known: Known, *, cores: int) -> list[Prediction]:
-    """By the clock, from what a check cost one worker and the server."""
+    """Predictions for workers, from the CPU of one worker and of the server for a check."""
     found = []
     for kind in KINDS:
         alone = PROCESSES.format(1)
@@ -235,8 +240,8 @@ def _workers(known: Known, *, cores: int) -> list[Prediction]:
     return found
 
 
-def sizes_foretold(known: Known) -> list[Prediction]:
-    """Bytes for one of all identities, from a tenth of them; none where that is as far as the fill came."""
+def predicted_sizes(known: Known) -> list[Prediction]:
+    """Bytes for one identity, predicted from a tenth of the identities; omitted if the fill stopped there."""
     found = []
     for size in SIZES:
         steps = known.steps(size)
@@ -246,7 +251,7 @@ def sizes_foretold(known: Known) -> list[Prediction]:
 
 
 def worst(found: Sequence[Prediction]) -> tuple[float, float] | None:
-    """The median and the largest error, whichever way; None if nothing could be held against anything.
+    """The median and the largest absolute error; None if nothing could be compared.
 
     >>> worst([Prediction("a", 90, 100), Prediction("b", 120, 100), Prediction("c", 5, None)])
     (0.15, 0.2)

@@ -1,8 +1,8 @@
-"""From the JSON of a run to docs/scale.md: what stands between its marks, and its pictures.
+"""The tables and pictures of docs/scale.md, generated from the JSON of a run.
 
     python -m bench.scale.page
 
-writes them again from docs/assets/scale.json. Pure but for the files: nothing is measured here.
+generates them again from docs/assets/scale.json. It reads and writes files, and measures nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from bench.figures import Figure, Spread
 from bench.plots import DOCS, MARK, Bar, Panel, Plot, draw
-from bench.scale.model import ALGORITHMS, DEEP, DEFAULT, KINDS, LEASES, PASSES, REFUSED, STALENESS, Known, Point
+from bench.scale.model import ALGORITHMS, DEEP, DEFAULT, KINDS, PASSES, PREFETCHES, REFUSED, STALENESS, Known, Point
 from bench.scale.tables import SECTIONS, Run
 
 PAGE: Final = DOCS / "scale.md"
@@ -25,13 +25,13 @@ PLOTS: Final = (
 
 
 def page(text: str, run: dict[str, Any]) -> str:
-    """The page with what stands between its marks made from the run."""
+    """The page, with the text between its marks generated from the run."""
     read = Run(run)
     return MARK.sub(lambda found: f"{found[1]}{SECTIONS[found[2]](read)}\n{found[3]}", text)
 
 
 def publish(run: dict[str, Any]) -> list[Path]:
-    """Write the figures, the pictures and the page. The paths that were written."""
+    """Write the figures, the pictures and the page; return their paths."""
     KEPT.write_text(json.dumps(run, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
     written = [KEPT]
     for plot in PLOTS:
@@ -43,14 +43,14 @@ def publish(run: dict[str, Any]) -> list[Path]:
 
 
 def picture(plot: Plot) -> Path:
-    """Where the picture is kept."""
+    """The path of the picture."""
     return KEPT.with_name(f"scale-{plot.name}.svg")
 
 
 def drawn(plot: Plot, run: dict[str, Any]) -> str:
     """The picture as SVG."""
     known = Run(run).known
-    return draw(plot, _by_rules(known) if plot.name == "server" else _by_lease(known))
+    return draw(plot, _by_rules(known) if plot.name == "server" else _by_prefetch(known))
 
 
 def _by_rules(known: Known) -> list[Panel]:
@@ -62,14 +62,14 @@ def _by_rules(known: Known) -> list[Panel]:
     return [Panel(f"{rules} rule{'s' * (rules > 1)}", 1, bars(rules)) for rules in (1, 2, 3)]
 
 
-def _by_lease(known: Known) -> list[Panel]:
-    topics = {f"lease {lease}" if lease > 1 else "no lease": PASSES.format(lease) for lease in LEASES}
+def _by_prefetch(known: Known) -> list[Panel]:
+    topics = {f"prefetch {n}" if n > 1 else "no prefetch": PASSES.format(n) for n in PREFETCHES}
     topics |= {"refused": REFUSED.format(STALENESS[-1]), "refused, deny_cache 0": REFUSED.format(STALENESS[0])}
     return [
         Panel(
             kind.name,
             0,
-            [_bar(label, known.figure(topic, kind.name, "rate"), "lease") for label, topic in topics.items()],
+            [_bar(label, known.figure(topic, kind.name, "rate"), "prefetch") for label, topic in topics.items()],
         )
         for kind in (KINDS[0], KINDS[-1])
     ]

@@ -1,4 +1,4 @@
-"""What one core of a server carries: checks a second when it is full, and the CPU of each by its own account."""
+"""The capacity of one server core: checks a second when it is full, and its reported CPU for each check."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bench.scale.model import ALGORITHMS, DEFAULT, DEPTHS, HOT, OLDEST, Point
 from bench.scale.stream import Stream, Words, account, stream
 from tests.servers import Server, redis_server, valkey_server
 
-QUOTAS = ("10/hour", "100/day", "1000/week")  # nobody is freed while it is measured
+QUOTAS = ("10/hour", "100/day", "1000/week")  # no budget refills during the measurement
 PLENTY = "1000000000/hour"
-OPEN = 64  # checks on their way at any moment, however they are spread over connections
+OPEN = 64  # checks on their way at any time, over all connections
 
 
 class Case(NamedTuple):
-    """What is asked, and how: `refused` ones have spent their ten; `one` has all checks under one key."""
+    """What to measure. `point.refused`: the identities have used up their ten hits; `one`: all checks use one key."""
 
     point: Point
     one: bool = False
@@ -29,7 +29,7 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """Every algorithm with one to three rules, many at once; the default also with few and one at once."""
+    """Every algorithm with one to three rules and many checks at once; the default also with few, and one at once."""
     found = [Point(name, rules, refused=no) for name in ALGORITHMS for rules in (1, 2, 3) for no in (False, True)]
     found += [Point(DEFAULT, 1, depth=depth) for depth in DEPTHS if depth != found[0].depth]
     found += [Point(DEFAULT, 3, depth=1), Point(DEFAULT, 3, depth=1, refused=True)]
@@ -37,7 +37,7 @@ def cases() -> list[Case]:
 
 
 def measure(course: Course) -> list[Figure]:
-    """All on Valkey; the default on the oldest Redis as well."""
+    """Measure all cases on Valkey, and the default on the oldest Redis too."""
     with valkey_server() as server, redis_server() as oldest:
         contenders = [_contender(course, server, case, number=number) for number, case in enumerate(cases())]
         old = [Case(Point(DEFAULT, 1)), Case(Point(DEFAULT, 1, depth=1))]
@@ -57,7 +57,7 @@ def _contender(course: Course, server: Server, case: Case, *, number: int) -> Co
 
 
 def _allowed(course: Course, server: Server, words: Words, point: Point) -> Turn:
-    """Identities new in each round, in the middle of their windows: four of ten hits are there, four more are timed."""
+    """New identities in each round, in the middle of their windows: four of ten hits are done, four more are timed."""
 
     def turn(number: int) -> dict[str, float]:
         frames = [words.frame(f"user:{number}.{each}") for each in range(course.effort.checks // 4)]
@@ -68,7 +68,7 @@ def _allowed(course: Course, server: Server, words: Words, point: Point) -> Turn
 
 
 def _refused(course: Course, server: Server, words: Words, point: Point) -> Turn:
-    """Identities that have spent all they have."""
+    """Identities that have used up their limit."""
     frames = [words.frame(f"user:{each}") for each in range(max(1, course.effort.checks // 20))]
 
     def turn(number: int) -> dict[str, float]:
@@ -85,9 +85,11 @@ def _one(course: Course, server: Server, words: Words, point: Point) -> Turn:
 
 
 def _full(server: Server, frames: Sequence[bytes], *, point: Point, allowed: bool) -> dict[str, float]:
-    """Checks a second, microseconds of the server for each, and how much of a core that was, in per cent."""
+    """Checks a second, the server's microseconds for each, and the per cent of a core that it used."""
     with Stream(server, connections=max(4, OPEN // point.depth)) as opened:
-        opened.send(frames[: len(frames) // 10], depth=point.depth)  # now the server has accepted all of them
+        opened.send(
+            frames[: len(frames) // 10], depth=point.depth
+        )  # after this the server has accepted all connections
         before = account(server)
         found = opened.send(frames, depth=point.depth)
         cpu = account(server).since(before).cpu

@@ -1,8 +1,7 @@
-"""How many bytes a server takes for very many identities: all of its memory, by its own account, less that of an empty
-one.
+"""The bytes that a server needs for very many identities: its reported memory, minus that of an empty server.
 
-The clock of the checks is moved by hand: so a full window has its hits at uneven moments, and no key expires while the
-others are made. Every step of a fill is kept, for what a table of keys takes grows by leaps.
+A ManualClock times the checks. So a full window has its hits at uneven times, and no key expires during the fill. Every
+step of a fill is stored, because the memory of a hash table grows in jumps.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _PERIOD = 60.0
 
 
 def measure(course: Course) -> list[Figure]:
-    """Every size, on a server of its own."""
+    """Measure every size, each on a new server."""
     figures = []
     hits = {size: size.hits * min(size.most, course.effort.checks) for size in SIZES}
     for size in SIZES:
@@ -34,7 +33,7 @@ def measure(course: Course) -> list[Figure]:
 
 
 class _Clocked(NamedTuple):
-    """The words of checks, and the clock that they tell."""
+    """The frames of checks, and the clock in them."""
 
     words: Words
     clock: ManualClock
@@ -45,7 +44,7 @@ class _Clocked(NamedTuple):
 
 
 def _fill(course: Course, server: Server, size: Size, *, seconds: float) -> list[Figure]:
-    """Step by step up to all identities; no further step that would not be done in time."""
+    """Fill the server step by step, and skip the steps that would take too long."""
     clock = ManualClock()
     clocked = _Clocked(Words("10/minute", size.algorithm, clock=clock), clock)
     clocked.words.load(server)

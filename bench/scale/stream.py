@@ -1,7 +1,7 @@
-"""Checks that are packed beforehand, sent by one process from several connections: so the server is what is full.
+"""A load generator that sends prepared checks from one process over several connections, so that the server is full.
 
 A connection sends `depth` checks in one write and waits for their answers. Sending and reading cost this process one or
-two microseconds for each check, a tenth of what the server needs; how busy that was is told beside every figure.
+two microseconds for each check, a tenth of the server's cost. The figures include how busy the server was.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import hiredis
 
 from sluicegate.clock import Clock
 from sluicegate.plan import Check, Plan, Terms
-from sluicegate.rule import Rule
-from sluicegate.stores.redis.wire import Wire
+from sluicegate.rules.rule import Rule
+from sluicegate.stores.redis.encoding import Encoder
+from sluicegate.stores.wrappers import PREFIX
 from tests.servers import HOST, PATIENCE, Server
 
 _CHUNK = 1 << 18
 
 
 class Account(NamedTuple):
-    """What a server says of itself: seconds of CPU, and how many scripts it has run."""
+    """What a server reports: its seconds of CPU, and the number of scripts that it ran."""
 
     cpu: float
     trips: int
@@ -38,18 +39,18 @@ class Account(NamedTuple):
 
 
 def account(*servers: Server) -> Account:
-    """Of all these servers together."""
-    told = [info(server, "cpu") for server in servers]
+    """The sums over these servers."""
+    used = [info(server, "cpu") for server in servers]
     counts = [info(server, "commandstats") for server in servers]
     calls = [each[name] for each in counts for name in ("cmdstat_evalsha", "cmdstat_eval") if name in each]
     return Account(
-        cpu=sum(float(each["used_cpu_user"]) + float(each["used_cpu_sys"]) for each in told),
+        cpu=sum(float(each["used_cpu_user"]) + float(each["used_cpu_sys"]) for each in used),
         trips=sum(int(call.partition("calls=")[2].partition(",")[0]) for call in calls),
     )
 
 
-def worked() -> float:
-    """Seconds that all cores of this machine together have worked, for whomever."""
+def cpu_seconds() -> float:
+    """Seconds of CPU that all processes of this machine have used, over all cores."""
     user, nice, system, _, _, interrupts, soft, stolen, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
     return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
 
@@ -61,25 +62,25 @@ def info(server: Server, section: str) -> dict[str, str]:
 
 
 class Words:
-    """What is sent for checks of some rules: the frames that a store would send."""
+    """The frames that a store sends for checks of these rules."""
 
     def __init__(self, quota: str, algorithm: str, *, scope: str = "scale", clock: Clock | None = None) -> None:
-        self._wire = Wire(prefix="sluicegate", clock=clock, split=False)
+        self._encoder = Encoder(prefix=PREFIX, clock=clock, split=False)
         self._terms: tuple[Terms, ...] = Rule(name=scope, quota=quota).terms(algorithm)
 
     def frame(self, identity: str) -> bytes:
-        return self._wire.run(self._plan(identity)).frame
+        return self._encoder.run(self._plan(identity)).frame
 
     def load(self, server: Server) -> None:
-        """Make the script known to the server."""
-        stream(server, [self._wire.run(self._plan("somebody")).with_text().frame])
+        """Load the script into the server."""
+        stream(server, [self._encoder.run(self._plan("somebody")).with_text().frame])
 
     def _plan(self, identity: str) -> Plan:
         return Plan(tuple(Check(terms, identity, 1) for terms in self._terms))
 
 
 class Answers(NamedTuple):
-    """How many checks were answered, how many of them allowed, and in how many seconds."""
+    """The number of answered checks, how many were allowed, and the seconds."""
 
     checks: int
     allowed: int
@@ -120,13 +121,13 @@ class Stream(ExitStack):
 
 
 def stream(server: Server, frames: Iterable[bytes], *, connections: int = 1, depth: int = 1) -> Answers:
-    """Connect, send all frames, hang up."""
+    """Connect, send all frames, and disconnect."""
     with Stream(server, connections=connections) as opened:
         return opened.send(frames, depth=depth)
 
 
 class _Line:
-    """One connection, and how many answers it waits for."""
+    """One connection, and the number of answers that it waits for."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -141,7 +142,7 @@ class _Line:
         return self.waiting
 
     def read(self) -> tuple[int, int]:
-        """How many answers came, and how many of them allow."""
+        """Read the answers that have arrived: how many, and how many of them allowed."""
         chunk = self._socket.recv(_CHUNK)
         if not chunk:
             raise ConnectionError("the server closed the connection")
@@ -151,6 +152,6 @@ class _Line:
             if not isinstance(reply, list):
                 raise RuntimeError(f"a check was answered with {reply!r}")
             checks += 1
-            allowed += all(reply[2::5])  # after the tag and the time, five for each rule, the first says allowed
+            allowed += all(reply[2::5])  # a tag and a time, then five values for each rule; the first is `allowed`
         self.waiting -= checks
         return checks, allowed

@@ -1,7 +1,7 @@
-"""What the page says of a run, as tables and sentences. Pure.
+"""The tables and sentences of docs/scale.md, from a run. Pure.
 
-Rates by the clock are those of rounds in which the core was full. Where a machine was too busy with other things for
-that, a rate is the inverse of the CPU, and stands in brackets.
+A measured rate is from the rounds in which the core was full. If the machine was too busy with other work for that, the
+rate is the inverse of the CPU, and is in square brackets.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bench.figures import Figure, from_json
 from bench.plots import machine
-from bench.report import Rows, markdown, told
+from bench.report import Rows, format_spread, markdown
 from bench.scale.model import (
     ALGORITHMS,
     CLUSTER,
@@ -20,9 +20,9 @@ from bench.scale.model import (
     DEPTHS,
     HOT,
     KINDS,
-    LEASES,
     OLDEST,
     PASSES,
+    PREFETCHES,
     PROCESSES,
     REFUSED,
     SINGLE,
@@ -31,9 +31,9 @@ from bench.scale.model import (
     Known,
     Point,
     core,
+    predicted_sizes,
     predictions,
     reach,
-    sizes_foretold,
     worst,
 )
 
@@ -44,17 +44,17 @@ HUNDRED_MILLION: Final = 100_000_000
 
 
 class Run:
-    """A run, read: its figures, the CPU of whole applications that it was given, and what the model makes of both."""
+    """A parsed run: its figures, the CPU of whole applications, and the model's constants."""
 
     def __init__(self, run: dict[str, Any]) -> None:
-        self.told = run
+        self.raw = run
         self.known = Known(from_json(run["figures"]))
         self.cores: int = run["cores"]
         self.apps: dict[str, dict[str, float]] = run["apps"]["cpu"]
         self.core = core(self.known)
 
     def worker(self) -> tuple[str, float]:
-        """The quickest whole application, or a worker that does nothing but check; and its CPU for each request."""
+        """The fastest whole application, or else a worker that only checks; and its CPU for each request."""
         whole = [(each["sluicegate Redis"], name) for name, each in self.apps.items() if "sluicegate Redis" in each]
         if whole:
             us, name = min(whole)
@@ -64,7 +64,7 @@ class Run:
 
 
 def plain(number: float) -> str:
-    """A number as people say it: three digits that count.
+    """A number rounded to three significant digits.
 
     >>> plain(45231.7), plain(0.04567), plain(213.5)
     ('45,200', '0.0457', '214')
@@ -80,13 +80,13 @@ def cell(figure: Figure | None, digits: int | None = None) -> str:
     if figure is None:
         return "–"
     if digits is not None:
-        return told(figure.spread, digits=digits)
+        return format_spread(figure.spread, digits=digits)
     low, middle, high = (plain(each) for each in figure.spread)
     return middle if low == high else f"{middle} ({low}–{high})"
 
 
 def full(run: Run, topic: str, name: str) -> str:
-    """Checks a second of a full core; in brackets what its CPU comes to where the core never was full."""
+    """Checks a second of a full core; in brackets the inverse of the CPU if the core never was full."""
     found = run.known.full(topic, name)
     return cell(found) if found is not None else f"[{plain(1e6 / run.known.of(topic, name, 'server'))}]"
 
@@ -100,7 +100,9 @@ def servers(run: Run) -> str:
     table = markdown(rows)
     if "[" not in table:
         return table
-    return f"{table}\n\nIn square brackets: 10⁶ / CPU. The machine had other things to do, and the core never got full."
+    return (
+        f"{table}\n\nIn square brackets: 10⁶ / CPU. The machine was busy with other work, and the core was never full."
+    )
 
 
 def depths(run: Run) -> str:
@@ -115,7 +117,7 @@ def depths(run: Run) -> str:
 
 
 def constants(run: Run) -> str:
-    """The numbers of the model, in a sentence."""
+    """The constants of the model, in a sentence."""
     found = {name: core(run.known, name) for name in ALGORITHMS}
     scripts = ", ".join(f"`{name}` {each.script:.1f} and {each.further:.1f}" for name, each in found.items())
     wire = found[DEFAULT].wire
@@ -135,7 +137,7 @@ def checked(run: Run) -> str:
 
 
 def percent(error: float | None) -> str:
-    """By how much too much.
+    """A relative error in per cent.
 
     >>> percent(0.123), percent(-0.001), percent(None)
     ('+12%', '+0%', '–')
@@ -190,7 +192,7 @@ def clusters(run: Run) -> str:
 
 
 def hot(run: Run) -> str:
-    topics = {f"`lease={lease}`" if lease > 1 else "no lease": PASSES.format(lease) for lease in LEASES}
+    topics = {f"`prefetch={n}`" if n > 1 else "no prefetch": PASSES.format(n) for n in PREFETCHES}
     topics |= {f"refused, `deny_cache={age}`": REFUSED.format(age) for age in STALENESS}
     rows: Rows = [["one worker", "trips for 1,000 requests", "requests/s", "worker's CPU, µs", "server's CPU, µs"]]
     for kind in (KINDS[0], KINDS[-1]):
@@ -203,11 +205,11 @@ def hot(run: Run) -> str:
 
 
 def sizes(run: Run) -> str:
-    foretold = {each.what: each for each in sizes_foretold(run.known)}
+    predicted = {each.what: each for each in predicted_sizes(run.known)}
     rows: Rows = [["10/minute", "measured with", "bytes each", "a million", "a hundred million", "from a tenth"]]
     for size in SIZES:
         many, each = run.known.steps(size)[-1]
-        error = percent(foretold[size.topic].error) if size.topic in foretold else "–"
+        error = percent(predicted[size.topic].error) if size.topic in predicted else "–"
         label = f"{size.name}, {size.server}"
         rows.append([label, f"{many:,}", f"{each:.0f}", _bytes(1e6 * each), _bytes(HUNDRED_MILLION * each), error])
     return markdown(rows)
@@ -230,7 +232,7 @@ def _bytes(count: float) -> str:
 
 
 def thumb(run: Run) -> str:
-    """The rule of thumb, in figures."""
+    """The rule of thumb, in numbers."""
     us, deep = run.core, run.core.rate(depth=DEEP)
     _, worker = run.worker()
     most = SHARE * us.rate()
@@ -242,7 +244,7 @@ def thumb(run: Run) -> str:
 
 
 SECTIONS: Final = {
-    "machine": lambda run: f"{machine(run.told)} Whole applications: {run.told['apps']['of']}.",
+    "machine": lambda run: f"{machine(run.raw)} Whole applications: {run.raw['apps']['of']}.",
     "servers": servers,
     "depths": depths,
     "constants": constants,

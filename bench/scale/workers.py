@@ -1,8 +1,8 @@
-"""Worker processes that check as fast as they can, by threads or by tasks: what each check costs them and the server.
+"""Worker processes that check as fast as they can, in threads or tasks: the cost of a check for worker and server.
 
-A check is made as an adapter makes it: a plan of the rules' terms, the limiter's whole stack, a decision. Every one is
-looked at: a worker that is answered by anything but the server raises. Processes are started once and keep their
-limiters, so nothing but checks is timed.
+A check is made as an adapter makes it: a plan of the rules' terms, the limiter's whole stack, a decision. Every
+decision is tested: a worker raises unless the server answered. Processes start once and keep their limiters, so
+only checks are timed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple, Self
 
 from bench.race import Turn
 from bench.scale.model import DEFAULT
-from bench.scale.stream import account, worked
+from bench.scale.stream import account, cpu_seconds
 from sluicegate import AsyncLimiter, Limiter, Rule
 from sluicegate.limiter import conclude
 from sluicegate.plan import Check, Plan, Terms
@@ -30,21 +30,21 @@ MOST = 2  # processes: as many as there are cores
 
 
 class Load(NamedTuple):
-    """What one process does: so many tasks of one event loop, or else threads."""
+    """What one process does: checks from `tasks` of one event loop, or else from `threads`."""
 
     url: str
     quota: str
     tasks: int = 0
     threads: int = 1
     identities: int = 1_000
-    apart: bool = False  # whether the second rule counts another identity than the first
-    lease: int = 1
+    apart: bool = False  # whether the second rule counts a different identity
+    prefetch: int = 1
     deny_cache: float = 1.0
-    allowed: bool = True  # what every check must come to
+    allowed: bool = True  # the expected outcome of every check
 
 
-class Share(NamedTuple):
-    """What one process did: checks, and its seconds of time and of CPU."""
+class Work(NamedTuple):
+    """The work of one process: its checks, its seconds, and its seconds of CPU."""
 
     checks: int
     seconds: float
@@ -52,7 +52,7 @@ class Share(NamedTuple):
 
 
 class Fleet:
-    """Up to two processes, started when they are first needed and ended with the block."""
+    """Up to two processes. They start when they are first needed, and end with the block."""
 
     def __init__(self) -> None:
         self._pool = ProcessPoolExecutor(MOST, mp_context=multiprocessing.get_context("spawn"))
@@ -65,29 +65,29 @@ class Fleet:
 
     def turn(self, load: Load, servers: Sequence[Server], *, seconds: float, processes: int = 1) -> Turn:
         def turn(number: int) -> dict[str, float]:
-            before, all_before, began = account(*servers), worked(), time.perf_counter()
+            before, all_before, began = account(*servers), cpu_seconds(), time.perf_counter()
             started = [self._pool.submit(drive, load, seconds) for _ in range(processes)]
-            shares = [each.result() for each in started]
+            works = [each.result() for each in started]
             used = account(*servers).since(before)
             cores = (time.perf_counter() - began) * (os.cpu_count() or 1)
-            checks, cpu = sum(share.checks for share in shares), sum(share.cpu for share in shares)
+            checks, cpu = sum(work.checks for work in works), sum(work.cpu for work in works)
             return {
-                "rate": sum(share.checks / share.seconds for share in shares),
+                "rate": sum(work.checks / work.seconds for work in works),
                 "worker": cpu / checks * 1e6,
                 "server": used.cpu / checks * 1e6,
                 "trips": used.trips / checks * 1_000,
-                "others": (worked() - all_before - used.cpu - cpu) / cores * 100,
+                "others": (cpu_seconds() - all_before - used.cpu - cpu) / cores * 100,
             }
 
         return turn
 
 
-def drive(load: Load, seconds: float) -> Share:
-    """Check for so long, in this process."""
+def drive(load: Load, seconds: float) -> Work:
+    """Check for `seconds`, in this process."""
     work = _by_tasks if load.tasks else _by_threads
     cpu, began = time.process_time(), time.perf_counter()
     checks = work(load, began + seconds)
-    return Share(checks, time.perf_counter() - began, time.process_time() - cpu)
+    return Work(checks, time.perf_counter() - began, time.process_time() - cpu)
 
 
 def _by_threads(load: Load, until: float) -> int:
@@ -103,7 +103,7 @@ def _by_threads(load: Load, until: float) -> int:
     for thread in others:
         thread.join()
     if len(counts) < load.threads:
-        raise RuntimeError("a thread gave up")
+        raise RuntimeError("a thread raised an error")
     return sum(counts)
 
 
@@ -134,7 +134,7 @@ async def _check_async(load: Load, until: float, offset: int) -> int:
         checks += 1
         if time.perf_counter() >= until:
             break
-        await asyncio.sleep(0)  # the others' turn, as when the next request is read
+        await asyncio.sleep(0)  # let other tasks run, as when the next request is read
     return checks
 
 
@@ -144,31 +144,41 @@ def _expect(load: Load, allowed: object) -> None:
 
 
 def _names(load: Load, offset: int) -> Iterator[str]:
-    """The identities, begun somewhere else by each thread or task."""
+    """The identities; each thread or task starts at another one."""
     names = [f"user:{each}" for each in range(load.identities)]
     start = offset * 37 % load.identities
     return cycle(names[start:] + names[:start])
 
 
 def _plans(load: Load) -> Callable[[str], Plan]:
-    terms: tuple[Terms, ...] = Rule(name="scale", quota=load.quota, lease=load.lease).terms(DEFAULT)
+    terms = _terms(load)
     if not load.apart:
         return lambda name: Plan(tuple([Check(each, name, 1) for each in terms]))
     own, shared = terms
     return lambda name: Plan((Check(own, name, 1), Check(shared, f"company:{name[-1]}", 1)))
 
 
+def _terms(load: Load) -> tuple[Terms, ...]:
+    return Rule(name="scale", quota=load.quota, prefetch=load.lease).terms(DEFAULT)
+
+
 @cache
 def _limiter(load: Load) -> Limiter:
-    return Limiter(load.url, on_store_failure="raise", deadline=5, deny_cache=load.deny_cache)
+    limiter = Limiter(load.url, on_store_failure="raise", deadline=5, deny_cache=load.deny_cache)
+    for each in _terms(load):
+        limiter.accept(each)  # adds prefetch to the wrappers if the load has it
+    return limiter
 
 
 @cache
 def _async_limiter(load: Load) -> AsyncLimiter:
-    return AsyncLimiter(load.url, on_store_failure="raise", deadline=5, deny_cache=load.deny_cache)
+    limiter = AsyncLimiter(load.url, on_store_failure="raise", deadline=5, deny_cache=load.deny_cache)
+    for each in _terms(load):
+        limiter.accept(each)
+    return limiter
 
 
 @cache
 def _runner() -> asyncio.Runner:
-    """One event loop for all that this process does, so connections stay open."""
+    """One event loop for all checks of this process, so that connections stay open."""
     return asyncio.Runner()

@@ -1,22 +1,23 @@
-"""sluicegate: the gate that decides how many requests may enter.
+"""Rate limiting for web applications: the public names.
 
-The public names, listed once. Adapters live in `sluicegate.starlette`, `sluicegate.fastapi`, `sluicegate.flask`,
-`sluicegate.django`, `sluicegate.asgi` and `sluicegate.wsgi`; importing sluicegate imports none of them, nor Redis.
+Adapters live in `sluicegate.starlette`, `sluicegate.fastapi`, `sluicegate.flask`,
+`sluicegate.django`, `sluicegate.asgi` and `sluicegate.wsgi`; importing sluicegate imports neither an adapter nor redis.
 """
 
 from typing import TYPE_CHECKING
 
 from sluicegate.clock import ManualClock
 from sluicegate.concurrency import Concurrency
-from sluicegate.errors import ConfigurationError, RateLimitExceeded, SluicegateError, SluicegateWarning, StoreError
+from sluicegate.errors import ConfigurationError, SluicegateError, SluicegateWarning, StoreError
 from sluicegate.limiter import AsyncLimiter, Limiter
-from sluicegate.plan import Decision, Outcome
+from sluicegate.plan import Decision, Outcome, RateLimitExceeded
 from sluicegate.quota import Quota
 
 if TYPE_CHECKING:
-    from sluicegate.ban import Ban
-    from sluicegate.rule import Rule
-    from sluicegate.tiers import Tiers
+    from sluicegate.rules.ban import Ban
+    from sluicegate.rules.rule import Rule
+    from sluicegate.rules.tiers import Tiers
+    from sluicegate.web.settings import Settings
 
 __version__ = "0.1.0"
 
@@ -32,6 +33,7 @@ __all__ = [
     "Quota",
     "RateLimitExceeded",
     "Rule",
+    "Settings",
     "SluicegateError",
     "SluicegateWarning",
     "StoreError",
@@ -40,12 +42,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Rule, when it is asked for: a plain limiter needs none of what it needs, a third of the time to import this."""
-    if name in ("Ban", "Rule", "Tiers"):
-        from sluicegate.ban import Ban
-        from sluicegate.rule import Rule
-        from sluicegate.tiers import Tiers
+    """Import Ban, Rule, Settings and Tiers at their first use, because a plain limiter does not need them.
 
-        globals().update(Ban=Ban, Rule=Rule, Tiers=Tiers)
+    Their import is a third of the time to import sluicegate. The import statements are written out, so that packers
+    such as PyInstaller find the modules.
+    """
+    if name in ("Ban", "Rule", "Settings", "Tiers"):
+        from sluicegate.rules.ban import Ban
+        from sluicegate.rules.rule import Rule
+        from sluicegate.rules.tiers import Tiers
+        from sluicegate.web.settings import Settings
+
+        globals().update(Ban=Ban, Rule=Rule, Settings=Settings, Tiers=Tiers)
         return globals()[name]
     raise AttributeError(f"module 'sluicegate' has no attribute {name!r}")

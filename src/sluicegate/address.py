@@ -1,7 +1,6 @@
-"""The client's address: the socket's peer, and behind named proxies what one header says.
+"""The client's address: the socket's peer, or, behind trusted proxies, the address in one header.
 
-One pure function over strings, and the value that says whom to trust. It knows no framework: an adapter
-hands it the peer and every line of the one header. Nothing is trusted unless `Trust` names it.
+An adapter passes the peer and every line of that header. Only the proxies in `Trust` are trusted.
 """
 
 from __future__ import annotations
@@ -17,34 +16,35 @@ from sluicegate.errors import SettingsError
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-NO_PEER: Final = "no-peer"  # a unix socket: one budget for all who come that way, never an invented 127.0.0.1
+NO_PEER: Final = "no-peer"  # a unix socket: one budget for all its clients, never an invented 127.0.0.1
 _NAT64: Final = IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are the client's IPv4 address
-_NAT64_LOCAL: Final = IPv6Network("64:ff9b:1::/48")  # RFC 8215: they are somewhere in it, as each network likes
+_NAT64_LOCAL: Final = IPv6Network("64:ff9b:1::/48")  # RFC 8215: each network chooses the position of the IPv4 address
 IPV6_PREFIX: Final = 64  # bits that one client's addresses have in common
 IPV6_NETWORK: Final = 48  # bits that the addresses of one site have in common
-_WIDEST: Final = 7  # bits of the widest network that is anybody's own: fc00::/7
+_WIDEST: Final = 7  # bits of the widest private network: fc00::/7
 TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 # Each quantifier is possessive: it never backtracks, so a text is read once from left to right.
 _PAIR: Final = re.compile(r'\s*+(?:([^=;\s]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^;"]*+)))?+\s*+(?:;|\Z)')
-_BACKWARDS: Final = re.compile(r'(?:[^",]|"(?:"\\|[^"])*+")*+(?=,|\Z)')  # one element, read from its end
+_BACKWARDS: Final = re.compile(r'(?:[^",]|"(?:"\\|[^"])*+")*+(?=,|\Z)')  # one element, matched from its end
 LONGEST: Final = 64  # characters of an address with zone, brackets and port
 _MOST_HOPS: Final = 32  # elements of the trusted header that are read, from its end
 _MOST_READ: Final = 8_192  # characters of the trusted header that are read, from its end
-"""Proxies append on the right, so a client can only push its own text out of what is read. The cut may fall inside an
-address, and its rest may look like another address. So a cut element gives no address, and the walk ends there."""
+"""Proxies append on the right, so a client can only push its own text out of the part that is read. The cut may fall
+inside an address, and the rest may look like another address. So a cut element gives no address, and the walk ends
+there."""
 
 
 class Trust(NamedTuple):
-    """Whom to believe about the client's address: nobody, so many hops, or the named networks."""
+    """The proxies that are trusted to report the client's address: none, a number of hops, or the listed networks."""
 
     hops: int = 0
     networks: tuple[Network, ...] = ()
-    unix: bool = False  # a peer without an address is one of the proxies
+    unix: bool = False  # True: a peer without an address is a trusted proxy
     header: str = "X-Forwarded-For"
 
     @classmethod
     def of(cls, proxies: object, header: object = "X-Forwarded-For") -> Trust:
-        """From the settings `trusted_proxies` (a hop count, or networks) and `trusted_header`.
+        """Make a Trust from the settings `trusted_proxies` (a hop count, or networks) and `trusted_header`.
 
         >>> Trust.of(["10.0.0.0/8", "unix"]).unix
         True
@@ -77,22 +77,22 @@ class Trust(NamedTuple):
         )
 
     def trusts(self, address: Address | None) -> bool:
-        """Whether this hop is one of the named proxies."""
+        """True if this hop is in one of the trusted networks."""
         if address is None:
             return self.unix
         return any(address in network for network in self.networks if network.version == address.version)
 
     @property
     def everybody(self) -> tuple[Network, ...]:
-        """Those of the networks that are no network of proxies, but a good part of the internet."""
+        """The trusted networks that are too wide to contain only one operator's proxies."""
         return tuple([network for network in self.networks if network.prefixlen < _WIDEST])
 
 
 def client_address(peer: str | None, lines: Sequence[str], trust: Trust, *, prefix: int = IPV6_PREFIX) -> str:
-    """The client's address as a budget sees it: an IPv4 address, or an IPv6 network of so many bits.
+    """Return the client's address for a budget: an IPv4 address, or an IPv6 network of `prefix` bits.
 
-    `lines` are all lines of the trusted header, in order; they are read only where `trust` says so. What cannot be
-    read ends the walk at the last hop that could.
+    `lines` are all lines of the trusted header, in order. They are read only if the peer is trusted. Hops are read from
+    the last one; reading stops at the first hop that cannot be read.
 
     >>> client_address("10.0.0.1", ["6.6.6.6, 203.0.113.7"], Trust.of("10.0.0.0/8"))
     '203.0.113.7'
@@ -104,7 +104,8 @@ def client_address(peer: str | None, lines: Sequence[str], trust: Trust, *, pref
 
 
 def client_network(peer: str | None, lines: Sequence[str], trust: Trust, *, prefix: int = IPV6_NETWORK) -> str:
-    """The network that a client's address is in: 24 bits of an IPv4 address, 48 or fewer of an IPv6 address.
+    """Return the network that contains a client's address: 24 bits of an IPv4 address, 48 bits or fewer of an IPv6
+    address.
 
     >>> client_network("10.0.0.1", ["2001:db8:1:2::3"], Trust.of("10.0.0.0/8"))
     '2001:db8:1::'
@@ -119,7 +120,7 @@ def client_network(peer: str | None, lines: Sequence[str], trust: Trust, *, pref
 
 
 def exact_address(peer: str | None, lines: Sequence[str], trust: Trust) -> Address | None:
-    """The same address, whole: for comparing it with networks. None where nobody knows one.
+    """Return the client's address with all its bits, to compare it with networks. None if the client has no address.
 
     >>> exact_address("::ffff:198.51.100.9", [], Trust())
     IPv4Address('198.51.100.9')
@@ -129,12 +130,12 @@ def exact_address(peer: str | None, lines: Sequence[str], trust: Trust) -> Addre
 
 
 def _believed(peer: str | None, lines: Sequence[str], trust: Trust) -> Address | None:
-    """The last hop that the trusted proxies tell of; None where the peer is all that there is."""
+    """Return the client's address that the trusted proxies report; None if only the peer counts."""
     if not lines or not (trust.hops or trust.networks or trust.unix):
         return None
     hop = parse_address(peer)
     if peer and hop is None and not trust.hops:
-        return None  # a peer that is no address cannot be in a network
+        return None  # a peer that is not an address cannot be in a network
     elements = _elements(lines, trust.header)
     if trust.hops:
         if len(elements) < trust.hops:
@@ -151,13 +152,13 @@ def _believed(peer: str | None, lines: Sequence[str], trust: Trust) -> Address |
 
 
 def is_rewritten(peer: str | None, lines: Sequence[str], header: str) -> bool:
-    """Whether somebody, such as the server, has taken the peer from this header already."""
+    """True if the server or a middleware has taken the peer from this header already."""
     address = parse_address(peer)
     return address is not None and address in [parse_address(element) for element in _elements(lines, header)]
 
 
 def _group_of(peer: str | None, prefix: int) -> str:
-    """The budget of a peer that nothing else is known about."""
+    """Return the budget of a peer, if no header gives another address."""
     if not peer:
         return NO_PEER
     address = parse_address(peer)
@@ -165,7 +166,9 @@ def _group_of(peer: str | None, prefix: int) -> str:
 
 
 def group(address: Address, prefix: int = IPV6_PREFIX) -> str:
-    """One budget for all the addresses that one client can easily have: an IPv6 network, else the address itself."""
+    """Return one budget for all addresses that one client can easily have: an IPv6 network, or else the address
+    itself.
+    """
     if isinstance(address, IPv4Address) or address.is_loopback or address in _NAT64_LOCAL:
         return str(address)
     free = 128 - prefix
@@ -173,21 +176,23 @@ def group(address: Address, prefix: int = IPV6_PREFIX) -> str:
 
 
 def check_prefix(prefix: object) -> None:
-    """Refuse what is no length of an IPv6 prefix."""
+    """Raise SettingsError for a value that is not the length of an IPv6 prefix."""
     if not isinstance(prefix, int) or isinstance(prefix, bool) or not 1 <= prefix <= 128:
-        expected = "give 64, or down to 48 for strangers with larger networks"
+        expected = "give 64, or down to 48 for clients with larger networks"
         raise SettingsError("ipv6_prefix", prefix, problem="not a number of bits from 1 to 128", expected=expected)
 
 
 def parse_address(text: str | None) -> Address | None:
-    """An address from what a socket or a proxy wrote; None if it is none. Ports, brackets and zones are dropped.
+    """Parse an address from the text of a socket or a proxy; None if the text is not an address. Ports, brackets and
+    zones are dropped.
 
-    An IPv4 address inside an IPv6 one (mapped, or NAT64) is the IPv4 address: decided on the bits.
+    An IPv4 address inside an IPv6 address (mapped, or NAT64) becomes the IPv4 address. The bits are compared, not the
+    text.
     """
     return None if text is None or len(text) > LONGEST else _parsed(text)
 
 
-@lru_cache(maxsize=4096)  # of short texts only: what a client makes up may not fill the memory
+@lru_cache(maxsize=4096)  # only for short texts: text that a client invents must not fill the memory
 def _parsed(text: str) -> Address | None:
     text = text.strip(" \t")
     if text.startswith("["):
@@ -217,7 +222,7 @@ def _is_port(text: str) -> bool:
 
 
 def _elements(lines: Sequence[str], header: str) -> list[str]:
-    """The last hops that the header's lines name, oldest first. A hop that cannot be read is an empty text."""
+    """Return the last hops in the header's lines, oldest first. A hop that cannot be read becomes an empty text."""
     text = ",".join(lines)
     end = text[-_MOST_READ:]
     is_forwarded = header.lower() == "forwarded"
@@ -230,9 +235,9 @@ def _elements(lines: Sequence[str], header: str) -> list[str]:
 
 
 def _unquoted_split(text: str) -> list[str]:
-    """Split at the last 32 commas outside quotes. What remains is the first element.
+    """Split at the last 32 commas outside quotes. The first element is the remaining text.
 
-    From the right, because a quote that a client left open then hides no proxy's element.
+    It splits from the right: then a quote that a client left open cannot hide the element of a proxy.
     """
     elements: list[str] = []
     at, backwards = 0, text[::-1]
@@ -243,10 +248,11 @@ def _unquoted_split(text: str) -> list[str]:
 
 
 def _forwarded_for(element: str) -> str:
-    """The `for` of one element (RFC 7239 §4); "" for an element with none, with two, or that cannot be read to its end.
+    """Return the `for` value of one element (RFC 7239 §4); "" if the element has no `for`, has two, or cannot be read
+    to its end.
 
-    Two of them are ambiguous: a proxy that copies a header of the client's without quotes writes what the client chose.
-    Parameters are read one by one, because a quoted one may hold such text.
+    Two `for` values are ambiguous: a proxy that copies a client's header without quotes writes text that the client
+    chose. Parameters are read one by one, because a quoted value may contain the text `for=`.
     """
     found: list[str] = []
     at = 0
@@ -262,7 +268,9 @@ def _forwarded_for(element: str) -> str:
 
 
 def network_of(name: object, option: str, expected: str) -> Network:
-    """A network, or the one of an address; what lies inside IPv6 (mapped, or NAT64) is the IPv4 one."""
+    """Parse a network, or an address as a network of one address. An IPv4 network inside IPv6 (mapped, or NAT64)
+    becomes the IPv4 network.
+    """
     try:
         network: Network = ip_network(str(name))
     except (ValueError, TypeError) as error:

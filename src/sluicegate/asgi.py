@@ -1,10 +1,10 @@
-"""The adapter for any ASGI application, pure ASGI: the base that the Starlette adapter stands on.
+"""The adapter for any ASGI application, in pure ASGI: the base of the Starlette adapter.
 
-It turns a scope into a caller, asks the gate, and either passes the request on untouched, with fields added to the
-response's start, or answers it before its body is read. The application is called once. What it raises is its own, with
-one exception: a RateLimitExceeded that leaves the application before a response has started is answered as a refusal of
-this limiter. The gate refunds what the response refunds before the response starts. It frees the place of a concurrency
-limit when the application has returned or the last byte was sent.
+The middleware makes a caller from the scope and asks the gate. The middleware passes the request on unchanged and adds
+fields to the start of the response, or it sends a refusal before the body is read. It calls the application once and
+passes its exceptions on. The only exception is a RateLimitExceeded before a response has started: the middleware sends
+it as its own refusal. Charges that the response refunds are refunded before the response starts. The middleware
+releases the slot of a concurrency limit when the application has returned or the last byte was sent.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from inspect import isawaitable
 from typing import Any, Final, NoReturn, cast
 
 from sluicegate.clock import epoch_seconds
-from sluicegate.ending import AsyncEnding
-from sluicegate.errors import ConfigurationError, RateLimitExceeded, SettingsError
-from sluicegate.gate import AsyncGate, Bound
-from sluicegate.http import denial, denial_fields, response_fields
-from sluicegate.messages import (
+from sluicegate.errors import ConfigurationError, SettingsError
+from sluicegate.plan import Decision, RateLimitExceeded
+from sluicegate.web.asgi_messages import (
     ACCEPT,
     BEGINNINGS,
     HTTP,
@@ -35,10 +33,14 @@ from sluicegate.messages import (
     merged,
     response_of,
 )
-from sluicegate.passage import NOWHERE, Arrival, Passage, Place, warn_of_twice
-from sluicegate.plan import Decision
-from sluicegate.preflight import is_preflight
-from sluicegate.settings import Settings, hide
+from sluicegate.web.bound import Bound
+from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint
+from sluicegate.web.gate import AsyncGate
+from sluicegate.web.http import denial, fields_for
+from sluicegate.web.preflight import is_preflight
+from sluicegate.web.request_state import RequestState, warn_of_twice
+from sluicegate.web.settings import Settings, hide
+from sluicegate.web.settlement import AsyncSettlement
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -46,17 +48,17 @@ Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SERVED: Final[ContextVar[Scope | None]] = ContextVar("sluicegate_served", default=None)
-"""The request that is being served, for views that do not take one."""
+"""The scope of the request that is being served, for views without a request argument."""
 
-REASON: Final = "rate limit exceeded"  # of a WebSocket that is closed
+REASON: Final = "rate limit exceeded"  # why a WebSocket is closed
 DENIAL_EXTENSION: Final = "websocket.http.response"
 _STATE: Final = "sluicegate"
 _FRAMEWORKS: Final = frozenset({"starlette", "fastapi", "sluicegate"})
-_RUNNING: Final = frozenset({"starlette.middleware.authentication", "starlette.middleware.base"})  # the user's own code
+_RUNNING: Final = frozenset({"starlette.middleware.authentication", "starlette.middleware.base"})  # user code
 
 
 class AsgiCaller:
-    """What a scope tells about who is asking."""
+    """The client of a request, read from its scope."""
 
     __slots__ = ("method", "scope")
 
@@ -66,7 +68,7 @@ class AsgiCaller:
 
     @property
     def native(self) -> Any:
-        """The scope itself; the Starlette adapter gives its own request."""
+        """The ASGI scope. The Starlette adapter returns a request instead."""
         return self.scope
 
     @property
@@ -82,46 +84,50 @@ class AsgiCaller:
         return str(client[0]) if client else None
 
     def header(self, name: str) -> Sequence[str]:
-        """All lines of a header, in order."""
+        """Return all lines of a header, in order."""
         wanted, lines = encoded_name(name), []
-        for key, value in header_lines(self.scope):
+        found = self.scope.get("headers")
+        for key, value in found if type(found) is list else header_lines(self.scope):  # nearly always this is a list
             if key == wanted:
                 lines.append(value.decode("latin-1"))
         return lines
 
     def path_value(self, name: str) -> str | None:
-        """A parameter of the matched path."""
+        """Return a parameter of the matched path."""
         value = (self.scope.get("path_params") or {}).get(name)
         return None if value is None else str(value)
 
     def user(self) -> Hashable | None:
-        """The user that an authentication middleware outside this one has left in the scope."""
+        """Return the user that an outer authentication middleware has put into the scope."""
         user = self.scope.get("user")
         if user is None or not getattr(user, "is_authenticated", False):
             return None
         for attribute in ("identity", "display_name"):  # Starlette's SimpleUser has only a display name
             with suppress(AttributeError, NotImplementedError):
                 name = getattr(user, attribute)
-                if name is not None and name != "":  # else all users without a name would be one identity
+                if name is not None and name != "":  # otherwise all users without a name would share an identity
                     return str(name)
         return None
 
 
-class Exchange(Passage):
-    """The passage of one request, and the state of its response."""
+class Exchange(RequestState):
+    """The state of one request and of its response."""
 
     __slots__ = ("begun", "covered", "refused")
 
     def __init__(self, gate: AsyncGate) -> None:
-        self.gate, self.decision, self.ending, self.enforced = gate, None, None, set()  # made for every request
-        self.begun = ""  # the type of the message that began the response, or of a later one that closed the socket
-        self.covered = False  # another limiter inside this one answers what the application raises
-        self.refused: Decision | None = None  # by the application, and still to be answered
+        # Not by super(): this runs for every request.
+        self.gate, self.decision, self.settlement, self.enforced = gate, None, None, set()
+        self.begun = ""  # the type of the message that started the response, or of a later one that closed the socket
+        self.covered = False  # True: an inner limiter sends the response to a raised refusal
+        self.refused: Decision | None = None  # a refusal that the application raised; its response is still to be sent
 
     def takes(self, error: RateLimitExceeded | RuntimeError) -> bool:
-        """Whether an error of the application is a refusal that can be answered: no response has started.
+        """True if this error is a refusal, and the limiter can still send its response, because no response has
+        started.
 
-        So is a RuntimeError that Starlette raised from a refusal, because this limiter held a response back.
+        Starlette raises a RuntimeError from a refusal after this limiter held a response back. Such an error counts as
+        a refusal.
         """
         if isinstance(error, RateLimitExceeded):
             if self.refused is None and self.begun in ("", ACCEPT):
@@ -131,11 +137,11 @@ class Exchange(Passage):
         return self.refused is not None
 
     def holds_back(self, message: Message) -> bool:
-        """Whether the start of a response is a framework's 500 for a RateLimitExceeded. This limiter answers that
-        itself.
+        """True if this message starts a framework's 500 for a RateLimitExceeded. The limiter sends its own response
+        instead.
 
-        Any other response that is made while a RateLimitExceeded is handled is the application's own answer to it, and
-        gets the fields of that refusal.
+        Any other response during the handling of a RateLimitExceeded is the application's own response to the refusal.
+        This response gets the fields of the refusal.
         """
         error = sys.exception()
         if not isinstance(error, RateLimitExceeded) or self.covered or self.begun:
@@ -149,8 +155,9 @@ class Exchange(Passage):
 class RateLimitMiddleware:
     """Limits every HTTP request and WebSocket handshake of an ASGI application.
 
-    Options are those of `sluicegate.settings.Settings`; or hand over a whole `settings`. Wrong ones raise here, at
-    start-up. `on_denied(scope, decision)` returns an ASGI application that answers, or an awaitable of one.
+    Give the options of `sluicegate.Settings`, or a Settings object as `settings`. Wrong options raise here, at
+    start-up. `on_denied(scope, decision)` returns an ASGI application that sends the response, or an awaitable of such
+    an application.
     """
 
     def __init__(self, app: ASGIApp, /, *, settings: Settings | None = None, **options: Any) -> None:
@@ -164,96 +171,106 @@ class RateLimitMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
         if kind not in ("http", "websocket"):
-            await (self._live if kind == "lifespan" else self.app)(scope, receive, send)
+            await (self._lifespan if kind == "lifespan" else self.app)(scope, receive, send)
             return
         if not self._checked:
             self._check(scope)
-        state = scope.get("state")
-        if state is None:
-            state = scope["state"] = {}
-        outer, passage = state.get(_STATE), Exchange(self.gate)
+        scope_state = scope.get("state")
+        if scope_state is None:
+            scope_state = scope["state"] = {}
+        outer, state = scope_state.get(_STATE), Exchange(self.gate)
         if outer is not None and not isinstance(outer, Exchange):
-            raise _taken()
-        state[_STATE] = passage
+            raise _name_taken()
+        scope_state[_STATE] = state
         if self.settings.enabled:
             caller, arrival = self.arrive(scope)
             is_plain = arrival is NOWHERE and outer is None
-            bounds = self._everywhere if is_plain else self._bounds(passage, outer, arrival)
+            bounds = self._everywhere if is_plain else self._bounds(state, outer, arrival)
             if caller.method == "OPTIONS" and self._is_free(scope, caller):
                 bounds = ()
             if bounds or self.gate.denies:
                 decision = await self.gate.decide(caller, bounds)
-                passage.note(decision)
+                if self.gate.may_owe:
+                    state.note(decision)
+                else:
+                    state.decision = decision  # the first of this request
                 if outer is not None:
                     warn_of_twice(outer, self.gate, decision)
                 if decision is not None and not decision.allowed:
                     if kind == "websocket":
-                        await receive()  # the handshake has to be heard before it is answered
-                    await self._deny(decision, caller, (scope, receive, send), passage=passage)
+                        await receive()  # ASGI: receive the handshake before the response to it
+                    await self._deny(decision, caller, (scope, receive, send), state=state)
                     return
         if outer is not None:
             outer.covered = True
         before = SERVED.get()
         SERVED.set(scope)
         try:
-            try:  # every other error of the application is its own
-                await self.app(scope, receive, self._telling(passage, send))
+            try:  # every other error of the application passes
+                await self.app(scope, receive, self._adding_fields(state, send))
             except (RateLimitExceeded, RuntimeError) as error:
-                if not passage.takes(error):
+                if not state.takes(error):
                     raise
-            if passage.refused is not None:
-                refused, passage.refused = passage.refused, None
-                await self._deny(refused, self.caller(scope), (scope, receive, send), passage=passage)
+            if state.refused is not None:
+                refused, state.refused = state.refused, None
+                await self._deny(refused, self.caller(scope), (scope, receive, send), state=state)
         finally:
-            if passage.ending is not None:
-                await cast("AsyncEnding", passage.ending).over(sys.exception())
-        SERVED.set(before)  # not in the `finally`: after an error nobody asks
+            if state.settlement is not None:
+                await cast("AsyncSettlement", state.settlement).over(sys.exception())
+        SERVED.set(before)  # not in the `finally`: after an error nothing reads it
 
     def arrive(self, scope: Scope) -> tuple[AsgiCaller, Arrival]:
-        """Who asks, and where the request will arrive; an unknown application has one place for all."""
+        """Return the caller, and the endpoint of the request. An unknown application has one endpoint for all
+        requests.
+        """
         return AsgiCaller(scope), NOWHERE
 
-    def places(self, scope: Scope) -> list[Place]:
-        """Every place that can be seen ahead."""
-        return [NOWHERE.place]
+    def endpoints(self, scope: Scope) -> list[Endpoint]:
+        """Return all endpoints that are known before a request."""
+        return [NOWHERE.endpoint]
 
     def caller(self, scope: Scope) -> AsgiCaller:
-        """Who asks, of a scope that the application has seen already."""
+        """Return the caller of a scope that has passed through the application."""
         return AsgiCaller(scope)
 
     def answers_preflight(self, scope: Scope) -> bool:
-        """Whether something other than a view answers a CORS preflight: here, a CORS layer that can be seen ahead."""
+        """True if a CORS preflight gets its response from something other than a view: in this class, from a CORS layer
+        inside the limiter.
+        """
         answering = (type(each) for each in chain(self.app) if is_cors(type(each)) or not passes_preflight(type(each)))
         return is_cors(next(answering, None))
 
     def own_answer(self, decision: Decision, caller: AsgiCaller) -> Awaitable[ASGIApp | None]:
-        """The user's own answer to a refused request, if there is one."""
+        """Return the user's own response to a refused request, or None."""
         return answer_of(self.settings, caller, decision)
 
     def _is_free(self, scope: Scope, caller: AsgiCaller) -> bool:
-        """Whether this is a preflight that runs no view. The method counts as sent: no CORS layer answers "options"."""
+        """True if this is a preflight that runs no view. A CORS layer accepts only OPTIONS in capitals."""
         return is_preflight(scope["method"], caller.header) and self.answers_preflight(scope)
 
-    def _bounds(self, passage: Passage, outer: Passage | None, arrival: Arrival) -> tuple[Bound, ...]:
-        """The rules that hold here; what a limiter further outside has charged already is not charged again."""
-        place, marks = arrival
+    def _bounds(self, state: RequestState, outer: RequestState | None, arrival: Arrival) -> tuple[Bound, ...]:
+        """Return the rules for this endpoint, without the marks that an outer limiter has enforced."""
+        endpoint, marks = arrival
         if outer is not None:
-            passage.enforced.update(outer.enforced)
-        done = frozenset([mark for mark in place.marks if mark in passage.enforced])
-        passage.enforced.update(place.marks, marks)
-        return self.gate.bind(place, done)
+            state.enforced.update(outer.enforced)
+        done = frozenset([mark for mark in endpoint.marks if mark in state.enforced])
+        state.enforced.update(endpoint.marks, marks)
+        return self.gate.bind(endpoint, done)
 
     def _check(self, scope: Scope) -> None:
-        """Bind all places that can be seen, so that rules which cannot work are errors now and not one by one."""
-        places = self.places(scope)
-        self.gate.check_routes({name for place in places for name in place.names})
-        for place in places:
-            self.gate.bind(place)
-        self._everywhere = self.gate.bind(NOWHERE.place)
+        """Bind all known endpoints, so that rules that cannot work raise now and not at their first request."""
+        self.gate.limiter.check_loop()
+        endpoints = self.endpoints(scope)
+        self.gate.check_routes({name for endpoint in endpoints for name in endpoint.names})
+        for endpoint in endpoints:
+            self.gate.bind(endpoint)
+        self._everywhere = self.gate.bind(NOWHERE.endpoint)
         self._checked = True
 
-    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the application live, unless its rules cannot work. Servers want to be told, raising is not enough."""
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application's lifespan. If its rules cannot work, send startup.failed, because for a web server an
+        exception is not enough.
+        """
         try:
             self._check(scope)
         except ConfigurationError as error:
@@ -261,97 +278,106 @@ class RateLimitMiddleware:
         await self.app(scope, receive, self._closing(scope, send))
 
     def _closing(self, scope: Scope, send: Send) -> Send:
-        """A send that looks at the state of an application that has started, and closes the gate when it has ended."""
+        """Make a `send` that checks the application's state after start-up, and closes the gate after shutdown."""
 
         async def close(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete" and _STATE in (scope.get("state") or ()):
-                raise _taken()
+                raise _name_taken()
             if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
                 await self.gate.close()
             await send(message)
 
         return close
 
-    def _telling(self, passage: Exchange, send: Send) -> Send:
-        """A send that adds the fields of the decision to the start of the response."""
+    def _adding_fields(self, state: Exchange, send: Send) -> Send:
+        """Make a `send` that adds the fields of the decision to the start of the response."""
 
-        def tell(message: Message) -> Awaitable[None]:
-            if passage.ending is not None or passage.refused is not None:
-                return self._attend(passage, message, send)
+        def send_with_fields(message: Message) -> Awaitable[None]:
+            if state.settlement is not None or state.refused is not None:
+                return self._send_and_settle(state, message, send)
             kind = message["type"]
             if kind in BEGINNINGS:
-                if sys.exception() is not None and passage.holds_back(message):
+                if sys.exception() is not None and state.holds_back(message):
                     return _nothing()
-                passage.begun = kind
-                decision = passage.decision
+                state.begun = kind
+                decision = state.decision
                 if decision is not None and kind in STARTS:
-                    message = self._told(decision, message)
+                    message = self._with_fields(decision, message)
             return send(message)
 
-        return tell
+        return send_with_fields
 
-    def _told(self, decision: Decision, message: Message) -> Message:
-        told = response_fields if decision.allowed else denial_fields
-        fields = told(decision, self.settings.headers, epoch=epoch_seconds(), status=message["status"])
+    def _with_fields(self, decision: Decision, message: Message) -> Message:
+        """Return the start of a response with the fields of the decision."""
+        fields = fields_for(decision, self.settings.headers, epoch=epoch_seconds(), status=message["status"])
         return {**message, "headers": merged(message.get("headers", ()), fields)} if fields else message
 
-    async def _attend(self, passage: Exchange, message: Message, send: Send) -> None:
-        """Send a message of a request that owes something when it is answered, or until it is over."""
-        if passage.refused is not None:
-            return  # it belongs to a response that was held back
+    async def _send_and_settle(self, state: Exchange, message: Message, send: Send) -> None:
+        """Send a message of a request that has a settlement: refund, renew or release charges when the message requires
+        it.
+        """
+        if state.refused is not None:
+            return  # the message belongs to a response that was held back
         if message["type"] in BEGINNINGS:
-            if passage.holds_back(message):
+            if state.holds_back(message):
                 return
-            passage.begun, message = message["type"], listed(message)
-        ending = cast("AsyncEnding", passage.ending)
-        response = None if ending.answered_once else response_of(message)
+            state.begun, message = message["type"], listed(message)
+        settlement = cast("AsyncSettlement", state.settlement)
+        response = None if settlement.answered_once else response_of(message)
         if response is None:
-            await ending.going_on()
+            await settlement.going_on()
         else:
-            passage.regain(await ending.answered(response))
-        decision = passage.decision
-        await send(message if decision is None or message["type"] not in STARTS else self._told(decision, message))
+            state.regain(await settlement.answered(response))
+        decision = state.decision
+        if decision is not None and message["type"] in STARTS:
+            message = self._with_fields(decision, message)
+        await send(message)
         if is_last(message):
-            await ending.ended()
+            await settlement.ended()
 
     async def _deny(
-        self, decision: Decision, caller: AsgiCaller, call: tuple[Scope, Receive, Send], *, passage: Exchange
+        self, decision: Decision, caller: AsgiCaller, call: tuple[Scope, Receive, Send], *, state: Exchange
     ) -> None:
-        """Answer a refused request. Before its body is read if we refused; later if the application raised the
-        refusal."""
+        """Send the response to a refused request: before its body is read, or later if the application raised the
+        refusal.
+        """
         scope, receive, send = call
-        telling = self._telling(passage, send)
         start, rest = HTTP
         if scope["type"] == "websocket":
-            if passage.begun or not can_deny(scope):
-                await telling({"type": "websocket.close", "code": 1008, "reason": REASON})
+            if state.begun or not can_deny(scope):
+                closing = {"type": "websocket.close", "code": 1008, "reason": REASON}
+                await self._adding_fields(state, send)(closing)
                 return
             start, rest = WEBSOCKET
         own = await self.own_answer(decision, caller)
         if own is not None:
-            await own(scope, receive, telling)
+            await own(scope, receive, self._adding_fields(state, send))
             return
         dialect = self.settings.headers
-        if passage.decision is not decision:  # the fields are those of everything that was decided
-            send, dialect = telling, None
+        if state.decision is not decision:  # the fields cover all decisions about the request
+            send, dialect = self._adding_fields(state, send), None
         accept = ",".join(caller.header("accept"))
         answer = denial(decision, dialect, epoch=epoch_seconds(), accept=accept)
         await send({"type": start, "status": answer.status, "headers": [*denied(answer)]})
         await send({"type": rest, "body": b"" if caller.method == "HEAD" else answer.body, "more_body": False})
 
 
-def _taken() -> SettingsError:
-    """The error for an application that keeps a value of its own under our name in the state."""
+def _name_taken() -> SettingsError:
+    """Return the error for an application whose state has another value under this library's name."""
     problem = "each request's decision is kept under this name"
-    return SettingsError("state", _STATE, problem=problem, expected="give what the lifespan yields another name")
+    return SettingsError(
+        "state", _STATE, problem=problem, expected="use another name for the value that the lifespan yields"
+    )
 
 
 async def _nothing() -> None:
-    """Send nothing: the message is held back."""
+    """Send nothing: the limiter holds the message back."""
 
 
 def header_lines(scope: Scope) -> Sequence[tuple[bytes, bytes]]:
-    """The header lines of a request; none where the scope has none. What can be read only once is kept in a list."""
+    """Return the header lines of a request; empty if the scope has no headers. An iterator becomes a list, and the list
+    replaces it in the scope.
+    """
     lines = scope.get("headers")
     if lines is None:
         return ()
@@ -361,10 +387,10 @@ def header_lines(scope: Scope) -> Sequence[tuple[bytes, bytes]]:
 
 
 def chain(app: Any) -> Iterator[Any]:
-    """An application, and the one it wraps, and so on, as long as each has the attribute `app`."""
+    """Yield an application, then the application that it wraps, and so on, as long as there is an attribute `app`."""
     seen: set[int] = set()
     while app is not None:
-        app = getattr(app, "__self__", app)  # a router gives its middleware a method of its own
+        app = getattr(app, "__self__", app)  # a router passes a bound method to its middleware
         if id(app) in seen:
             return
         seen.add(id(app))
@@ -373,42 +399,42 @@ def chain(app: Any) -> Iterator[Any]:
 
 
 def is_cors(kind: object) -> bool:
-    """Whether this class is Starlette's CORS layer, which answers every preflight, or inherits how that is called."""
+    """True if this class is Starlette's CORS layer, which responds to every preflight, or inherits its `__call__`."""
     cors = getattr(sys.modules.get("starlette.middleware.cors"), "CORSMiddleware", None)
     return cors is not None and isinstance(kind, type) and issubclass(kind, cors) and kind.__call__ is cors.__call__
 
 
 def passes_preflight(kind: object) -> bool:
-    """Whether this is a framework's layer or a limiter that passes a preflight on and runs no code of the user's.
+    """True if this layer belongs to a framework or is a limiter, passes a preflight on and runs no code of the user.
 
-    Any other layer may answer, and look at what the client sent before it does: an API key, for example.
+    Any other layer may respond after it has read something that the client sent, for example an API key.
     """
     module = str(getattr(kind, "__module__", ""))
     return module.partition(".")[0] in _FRAMEWORKS and module not in _RUNNING
 
 
-def passage_of(scope: Scope) -> Passage | None:
-    """What sluicegate has done about the request of this scope; None where no adapter has seen it."""
+def state_of(scope: Scope) -> RequestState | None:
+    """Return the state of this scope's request; None if no adapter has seen the request."""
     state = scope.get("state")
-    is_mapping = isinstance(state, (dict, MutableMapping))  # nearly always a dict, which is soon seen
+    is_mapping = isinstance(state, (dict, MutableMapping))  # dict first: nearly always it is a dict
     found: object = cast("Any", state).get(_STATE) if is_mapping else getattr(state, _STATE, None)
-    return found if isinstance(found, Passage) else None
+    return found if isinstance(found, RequestState) else None
 
 
 async def refuse_to_start(error: ConfigurationError, receive: Receive, send: Send) -> NoReturn:
-    """Tell the server, in the words of the lifespan protocol, why the application cannot start."""
+    """Report to the web server, by the lifespan protocol, why the application cannot start, and raise the error."""
     await receive()
     await send({"type": "lifespan.startup.failed", "message": str(error)})
     raise error
 
 
 def can_deny(scope: Scope) -> bool:
-    """Whether the server can answer a WebSocket handshake with a response."""
+    """True if the web server can send a response to a WebSocket handshake."""
     return DENIAL_EXTENSION in (scope.get("extensions") or {})
 
 
 async def answer_of(settings: Settings, caller: AsgiCaller, decision: Decision) -> ASGIApp | None:
-    """What `on_denied` answers; None without one."""
+    """Return the ASGI application that `on_denied` returned; None if it returned None or is not set."""
     if settings.on_denied is None:
         return None
     own = settings.on_denied(caller.native, decision)

@@ -1,7 +1,7 @@
-"""Users' functions that are asynchronous, and the error of a synchronous application that meets one.
+"""Asynchronous functions of users, and the error when a synchronous application calls one.
 
-Start-up finds functions that are certainly asynchronous. A plain function that returns a coroutine is found when it is
-first called. Then the error has the same words, and the coroutine is closed.
+Start-up finds functions that are certainly asynchronous. A plain function that returns a coroutine is found at its
+first call. Then the error has the same text, and the coroutine is closed.
 """
 
 from __future__ import annotations
@@ -9,29 +9,30 @@ from __future__ import annotations
 import ast
 import collections.abc
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from functools import partial
 from types import CoroutineType, FunctionType
 from typing import Any, Final, NamedTuple, TypeGuard, get_origin
 
-from sluicegate.errors import ColourError
+from sluicegate.errors import AsyncMismatchError
 
-_READY: Final = frozenset({str, tuple, int, bytes, bool, type(None)})  # the types of nearly every answer
+_READY: Final = frozenset({str, tuple, int, bytes, bool, type(None)})  # the types of nearly all results
 _LATER: Final = ("Awaitable", "Coroutine", "CoroutineType")
 _TYPES: Final = (collections.abc.Awaitable, collections.abc.Coroutine, CoroutineType)
 _CALLED: Final = "an async function, but this application is called synchronously"
 
 
 def waits(answer: object) -> TypeGuard[Awaitable[Any]]:
-    """Whether the value that a user's function returned must be awaited."""
+    """True if the value that a user's function returned must be awaited."""
     return type(answer) not in _READY and inspect.isawaitable(answer)
 
 
-def answers_later(function: object) -> bool:
-    """Whether a function is surely asynchronous: by its kind, a mark, or the annotation of what it returns.
+def is_async(function: object) -> bool:
+    """True if a function is certainly asynchronous: by its kind, by asgiref's mark, or by its return annotation.
 
-    A plain function that wraps an asynchronous one does not count: it may run that one to its end itself.
+    A plain function that wraps an asynchronous function does not count: it may run the asynchronous function itself.
     """
     while isinstance(function, partial):
         function = function.func
@@ -39,25 +40,37 @@ def answers_later(function: object) -> bool:
         return True
     if isinstance(function, (FunctionType, type)) or inspect.ismethod(function) or not callable(function):
         return False
-    if type(function).__module__ == "functools":  # a cache answers what its function answers
-        return answers_later(getattr(function, "__wrapped__", None))
+    if type(function).__module__ == "functools":  # a cache returns what its function returns
+        return is_async(getattr(function, "__wrapped__", None))
     call = type(function).__call__
-    return isinstance(call, FunctionType) and answers_later(call)
+    return isinstance(call, FunctionType) and is_async(call)
 
 
 def _is_marked(function: object) -> bool:
-    """Whether asgiref has marked it; from Python 3.12 on inspect knows that mark."""
+    """True if asgiref has marked the function as asynchronous. From Python 3.12 on `inspect` knows this mark."""
     return type(getattr(function, "_is_coroutine", None)) is object
 
 
+def _annotations(function: FunctionType) -> dict[str, Any]:
+    """Return the function's annotations. From Python 3.14 on this evaluates the annotations; a name that is not defined
+    stays a ForwardRef.
+    """
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format, get_annotations
+
+        return get_annotations(function, format=Format.FORWARDREF)
+    return function.__annotations__
+
+
 def _says_so(function: object) -> bool:
-    """Whether its annotation says that it returns an awaitable, and nothing else."""
+    """True if the function's annotation says that the function always returns an awaitable."""
     function = getattr(function, "__func__", function)
     if not isinstance(function, FunctionType):
         return False
     found: Any = None
-    with suppress(NameError, AttributeError, TypeError):  # an annotation that cannot be read says nothing
-        found = function.__annotations__.get("return")
+    with suppress(NameError, AttributeError, TypeError):  # an annotation that cannot be evaluated is ignored
+        found = _annotations(function).get("return")
+    found = getattr(found, "__forward_arg__", found)
     if not isinstance(found, str):
         return (get_origin(found) or found) in _TYPES
     try:
@@ -68,23 +81,28 @@ def _says_so(function: object) -> bool:
     return (name.attr if isinstance(name, ast.Attribute) else getattr(name, "id", "")) in _LATER
 
 
-def name_of(function: Any) -> str:
-    """The module and qualified name of a function, through partials and objects; a text as it is."""
+def label_of(function: Any) -> str:
+    """Return the module and qualified name of a function or a view, also inside partials and for instances. A text is
+    returned unchanged.
+
+    >>> label_of(partial(label_of))
+    'sluicegate.awaiting.label_of'
+    """
     if isinstance(function, str):
         return function
-    while isinstance(function, partial):
+    while hasattr(function, "func"):
         function = function.func
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def called_at_once(what: str, function: object) -> ColourError:
-    """The error of an asynchronous function in a synchronous application."""
-    return ColourError(what, name_of(function), problem=_CALLED, expected="give a plain function")
+def async_mismatch(what: str, function: object) -> AsyncMismatchError:
+    """Return the error for an asynchronous function in a synchronous application."""
+    return AsyncMismatchError(what, label_of(function), problem=_CALLED, expected="give a plain function")
 
 
-def give_up(answer: object) -> None:
-    """Close an answer that will never be awaited."""
+def close_unawaited(answer: object) -> None:
+    """Close an awaitable that will never be awaited, so that Python does not warn about it."""
     for name in ("close", "cancel"):
         if callable(end := getattr(answer, name, None)):
             end()
@@ -92,38 +110,34 @@ def give_up(answer: object) -> None:
 
 
 class Waiting(NamedTuple):
-    """An answer that is still to be awaited, with the option that it is the answer of."""
+    """An awaitable that a user's function returned, with the rule and the option that the function belongs to."""
 
     answer: Awaitable[Any]
     rule: str | None
     option: str
     function: object
 
-    def refused(self) -> ColourError:
-        """The error where it cannot be awaited."""
-        give_up(self.answer)
-        return called_at_once(self.option if self.rule is None else f"rule {self.rule!r}: {self.option}", self.function)
+    def refused(self) -> AsyncMismatchError:
+        """Close the awaitable, and return the error for an application that cannot await it."""
+        close_unawaited(self.answer)
+        return async_mismatch(self.option if self.rule is None else f"rule {self.rule!r}: {self.option}", self.function)
 
 
 class Later:
-    """A result that is computed from one or more answers, after they were awaited. It may be closed instead."""
+    """A result that is computed from an awaitable after the awaitable was awaited. The awaitable may be closed
+    instead.
+    """
 
-    __slots__ = ("_answers", "_make", "function")
+    __slots__ = ("_answer", "_make", "function")
 
-    def __init__(self, answers: Sequence[Any], make: Callable[..., Any], *, function: object) -> None:
-        self._answers = answers
+    def __init__(self, answer: Awaitable[Any], make: Callable[[Any], Any], *, function: object) -> None:
+        self._answer = answer
         self._make = make
-        self.function = function  # whose answer has to be awaited
+        self.function = function  # the user's function that returned the awaitable
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        found = [*self._answers]
-        for at, answer in enumerate(found):
-            if waits(answer):
-                found[at] = yield from answer.__await__()
-        return self._make(*found)
+        return self._make((yield from self._answer.__await__()))
 
     def close(self) -> None:
-        """Close the answers without awaiting them."""
-        for answer in self._answers:
-            if waits(answer):
-                give_up(answer)
+        """Close the awaitable without awaiting it."""
+        close_unawaited(self._answer)

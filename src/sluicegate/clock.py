@@ -1,6 +1,6 @@
-"""Clocks: the only module, stores apart, that reads the time.
+"""Clocks. Only this module and the stores read the time.
 
-Inside sluicegate a time is an integer count of microseconds. This module knows the errors, and nothing else.
+Inside sluicegate a time is an integer count of microseconds.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from math import isfinite
 from time import monotonic_ns
 from typing import Final, Protocol
 
+from sluicegate import fork
 from sluicegate.errors import ConfigurationError
 
 MICROSECOND = 1_000_000  # microseconds in a second
@@ -20,29 +21,29 @@ LATEST_US: Final = 5_680_281_600 * MICROSECOND
 
 
 class Clock(Protocol):
-    """Anything that tells the time in integer microseconds and never goes back.
+    """An object that returns the time in whole microseconds. The time never goes back.
 
-    A store takes moments from 0 to LATEST_US.
+    A store accepts times from 0 to LATEST_US.
     """
 
     def now_us(self) -> int:
-        """Microseconds since a fixed but unstated moment."""
+        """Return the microseconds since a fixed but unspecified moment."""
         ...
 
 
 class SystemClock:
-    """The machine's monotonic clock: unmoved by NTP, daylight saving or an operator's hand."""
+    """The machine's monotonic clock. NTP, daylight saving and an operator who sets the time do not move it."""
 
     def now_us(self) -> int:
-        """Microseconds since an unstated moment, the same for all threads of the process."""
+        """Return the microseconds since an unspecified moment, which is the same for all threads of the process."""
         return monotonic_ns() // 1000
 
 
 class ManualClock:
-    """A clock moved by hand, for tests: hand it to a limiter and no test needs to sleep.
+    """A clock that a test moves. Give it to a limiter, and no test needs to sleep.
 
-    Any store follows it, Redis included. `start` and `advance` are in seconds. The clock begins at 0 or later, never
-    goes back and never passes the year 2150; ConfigurationError otherwise.
+    All stores use it, also Redis stores. `start` and `advance` are in seconds. The clock begins at 0 or later, never
+    goes back and never passes the year 2150; raises ConfigurationError otherwise.
 
     >>> from sluicegate import Limiter, ManualClock
     >>> clock = ManualClock()
@@ -57,30 +58,45 @@ class ManualClock:
     def __init__(self, start: float = 1_000_000_000) -> None:
         self._now_us = _checked("ManualClock: start", start, _microseconds(start))
         self._lock = threading.Lock()
+        fork.renew(self)
+
+    def after_fork(self) -> None:
+        """Go on from the time of the parent's clock."""
+        self._lock = threading.Lock()
 
     def now_us(self) -> int:
-        """The time that the clock was last moved to, in microseconds."""
+        """Return the time of this clock in microseconds."""
         return self._now_us
 
     def advance(self, seconds: float) -> None:
-        """Move forward by so many seconds, rounded to the nearest microsecond."""
+        """Move forward by a number of seconds, rounded to the nearest microsecond."""
         self._advance(seconds, _microseconds(seconds))
 
     def advance_us(self, microseconds: int) -> None:
-        """Move forward by so many microseconds."""
+        """Move forward by a whole number of microseconds."""
+        if type(microseconds) is not int:
+            problem, expected = "not a whole number of microseconds", "give an int, or call advance() with seconds"
+            raise ConfigurationError("ManualClock: advance_us", microseconds, problem=problem, expected=expected)
         self._advance(microseconds, microseconds)
 
     def _advance(self, given: object, microseconds: int | None) -> None:
         if microseconds is not None and microseconds < 0:
             problem = "a ManualClock cannot go back"
-            raise ConfigurationError("ManualClock: advance", given, problem=problem, expected="give 0 or more")
+            raise ConfigurationError(
+                "ManualClock: advance",
+                given,
+                problem=problem,
+                expected="give 0 or more (seconds to advance, microseconds to advance_us)",
+            )
         with self._lock:
             moved = None if microseconds is None else self._now_us + microseconds
             self._now_us = _checked("ManualClock: advance", given, moved)
 
 
 def read_us(clock: Clock) -> int:
-    """The time that a clock returns. ConfigurationError if a store cannot count with it: it might allow everything."""
+    """Return the time of a clock. Raises ConfigurationError for a time that a store cannot use: with such a time the
+    store might allow everything.
+    """
     now = clock.now_us()
     if type(now) is int and 0 <= now <= LATEST_US:
         return now
@@ -89,10 +105,10 @@ def read_us(clock: Clock) -> int:
 
 
 def _microseconds(seconds: float) -> int | None:
-    """A number of seconds in microseconds; None where it is no finite number."""
+    """Convert seconds to microseconds; None if the value is not a finite number."""
     try:
         return round(seconds * MICROSECOND) if isfinite(seconds) else None
-    except (TypeError, OverflowError):  # no number, or an int that is beyond any float
+    except (TypeError, OverflowError):  # not a number, or an int that is too large for a float
         return None
 
 

@@ -1,7 +1,7 @@
-"""Concurrency: how many at once. A value, its text and its printer.
+"""Concurrency: a limit on requests in flight. This module has the value, its parser and its printer.
 
-It is kept as a quota whose period is the lease: what nobody releases comes back when that is over, as any charge does.
-This module knows quotas and the error tree; nothing of rules, algorithms or stores.
+A concurrency limit is stored as a quota whose period is the lease. A slot that is never released expires after the
+lease, in the same way as any charge expires.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _TEXT: Final = r"\s*+(\S++)\s++at\s++once(?:\s++for\s++(\S.*+))?\s*+"
 class Concurrency:
     """At most `limit` requests of one identity in flight at the same time, in all processes together.
 
-    A place is taken when a request begins and released when it ends. `lease` is in seconds (or a timedelta): so long
-    after it was taken or renewed, a place comes back by itself, should its process have died. Raises QuotaError.
+    A request takes a slot when it begins and releases it when it ends. `lease` is in seconds (or a timedelta): if the
+    process dies, the slot becomes free when the lease has passed since the slot was taken or last renewed. Raises
+    QuotaError for wrong arguments.
 
     >>> Concurrency(10) == Concurrency.parse("10 at once")
     True
@@ -37,7 +38,7 @@ class Concurrency:
     __slots__ = ("quota",)
     __match_args__ = ("limit", "lease")
 
-    quota: Quota  # so many, for so long
+    quota: Quota  # the limit is the number of slots, the period is the lease
 
     def __init__(self, limit: int, lease: float | Fraction | timedelta = LEASE) -> None:
         try:
@@ -48,10 +49,10 @@ class Concurrency:
         object.__setattr__(self, "quota", quota)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a Concurrency cannot be changed; {name!r} is what it was made with")
+        raise AttributeError(f"a Concurrency cannot be changed; make a new one instead of setting {name!r}")
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a Concurrency cannot be changed; {name!r} is what it was made with")
+        raise AttributeError(f"a Concurrency cannot be changed; make a new one instead of setting {name!r}")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Concurrency) and self.quota == other.quota
@@ -64,7 +65,7 @@ class Concurrency:
 
     @property
     def limit(self) -> int:
-        """How many may be in flight."""
+        """The number of requests that may be in flight."""
         return self.quota.limit
 
     @property
@@ -72,9 +73,14 @@ class Concurrency:
         """The lease in seconds."""
         return self.quota.period
 
+    @staticmethod
+    def is_meant(text: str) -> bool:
+        """True if a text has the words "at once", so that `parse` reads it."""
+        return re.search(_WORDS, text, re.IGNORECASE) is not None
+
     @classmethod
     def parse(cls, text: str) -> Concurrency:
-        """Read it from its text; QuotaError for anything else.
+        """Parse a Concurrency from its text. Raises QuotaError for any other text.
 
         >>> Concurrency.parse("3 at once for 10 minutes").lease
         600
@@ -96,7 +102,7 @@ class Concurrency:
         return made
 
     def __str__(self) -> str:
-        """The text that parses back to this very value."""
+        """Return the text that parses back to this value."""
         if self.lease == LEASE:
             return f"{self.limit} at once"
         span = self.quota.span
@@ -104,10 +110,3 @@ class Concurrency:
 
     def __repr__(self) -> str:
         return f"Concurrency({str(self)!r})"
-
-
-def concurrency(given: object) -> Concurrency | None:
-    """A Concurrency, or what a text says that speaks of one; None for everything else."""
-    if isinstance(given, str) and re.search(_WORDS, given, re.IGNORECASE):
-        return Concurrency.parse(given)
-    return given if isinstance(given, Concurrency) else None

@@ -1,7 +1,7 @@
-"""Every error that sluicegate raises, drawn once.
+"""Every error that sluicegate raises and every warning that it gives, with their codes.
 
     SluicegateError
-    ├── ConfigurationError (ValueError)     something a person wrote cannot work; raised at start-up (SG010)
+    ├── ConfigurationError (ValueError)     a configuration that cannot work; raised at start-up (SG010)
     │   ├── QuotaError                SG001  a quota, or its text
     │   ├── RuleError                 SG002  a rule, or the arguments of @limit
     │   ├── SettingsError             SG003  a setting: unknown name, wrong type, wrong value
@@ -10,14 +10,15 @@
     │   ├── IdentityError             SG006  a key that is not understood, or an identity of a wrong type
     │   ├── MissingExtraError         SG007  an optional package is not installed (also an ImportError)
     │   ├── NotEnforcedError          SG008  a decorated view was reached without an adapter
-    │   ├── ColourError               SG009  an async function where only sync ones can run
+    │   ├── AsyncMismatchError        SG009  an async function where only sync ones can run
     │   └── StrictError               SG011  a warning, under `strict=True`; its own code is that of the warning
-    ├── StoreError                    SG020  the store did not answer, or not sensibly
-    └── RateLimitExceeded             SG021  a request was refused; carries the decision
+    ├── StoreError                    SG020  the store is unavailable, or its reply makes no sense
+    └── plan.RateLimitExceeded        SG021  a request was refused; carries the decision
 
-Beside them stands SluicegateWarning (a UserWarning, SG1xx) for what works today and will hurt one day.
+A SluicegateWarning (a UserWarning, SG1xx) is about a configuration that works and will cause trouble. WARNINGS lists
+all warnings.
 
-This module knows nothing of the rest of sluicegate. Codes are stable and explained in docs/errors.md.
+Codes are stable and explained in docs/errors.md.
 """
 
 from __future__ import annotations
@@ -26,14 +27,13 @@ import sys
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Self
-
-if TYPE_CHECKING:
-    from sluicegate.plan import Decision
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
 
 
 class SluicegateError(Exception):
-    """The root of everything that sluicegate raises. Errors can be pickled: task queues send them between processes."""
+    """The base class of all errors of sluicegate. Errors can be pickled, because task queues send them between
+    processes.
+    """
 
     code: ClassVar[str] = "SG000"
 
@@ -42,11 +42,11 @@ class SluicegateError(Exception):
 
 
 class ConfigurationError(SluicegateError, ValueError):
-    """Something a person wrote cannot work.
+    """A value in the code or in the settings cannot work.
 
-    The message says what was given, what is wrong with it and what to do; the same facts are
-    attributes: `what`, `given`, `problem`, `expected`. `source` is the file, the mapping or the variable that it was
-    given in; empty where it was given in code.
+    The message contains the given value, the problem and what to do. The same facts are attributes: `what`, `given`,
+    `problem`, `expected`. `source` is the file, the mapping or the variable that the value was read from. It is empty
+    for a value given in code.
     """
 
     code = "SG010"
@@ -60,15 +60,15 @@ class ConfigurationError(SluicegateError, ValueError):
         super().__init__(self._message())
 
     def within(self, part: str) -> Self:
-        """The same error, whose `what` begins with the part of the configuration that it is about."""
+        """Put the part of the configuration with the error at the beginning of `what`. Return this error."""
         if self.what != part and not self.what.startswith((f"{part}:", f"{part} ")):
             self.what = f"{part}: {self.what}"
             self.args = (self._message(),)
         return self
 
     def found_in(self, source: str) -> Self:
-        """The same error, which says where the wrong thing stands."""
-        if self.what != source:  # it is the source itself that is wrong
+        """Set the source of the wrong value. Return this error."""
+        if self.what != source:  # else the source itself is wrong
             self.source = source
             self.args = (self._message(),)
         return self
@@ -97,7 +97,7 @@ class SettingsError(ConfigurationError):
 
 
 class StoreURLError(ConfigurationError):
-    """No store can be opened from what was given."""
+    """No store can be opened from the given value."""
 
     code = "SG004"
 
@@ -109,15 +109,15 @@ class AlgorithmError(ConfigurationError):
 
 
 class IdentityError(ConfigurationError):
-    """A key is not understood, or a key function returned something that cannot be an identity."""
+    """A key cannot be read, or a key function returned a value that cannot be an identity."""
 
     code = "SG006"
 
 
 class MissingExtraError(ConfigurationError, ImportError):
-    """An optional package is not installed, or cannot be imported; the message names the extra that brings it.
+    """An optional package is not installed, or cannot be imported; the message says which extra installs it.
 
-    `broken` is the import's own error where the package is installed.
+    `broken` is the error of the import, if the package is installed.
     """
 
     code = "SG007"
@@ -134,58 +134,59 @@ class MissingExtraError(ConfigurationError, ImportError):
 
 
 class NotEnforcedError(ConfigurationError):
-    """A decorated view was reached although no adapter had enforced its limits."""
+    """A decorated view was called, and no adapter had enforced its limits."""
 
     code = "SG008"
 
 
-class ColourError(ConfigurationError):
-    """An async function was given where only synchronous ones can run, or an async store to a sync limiter."""
+class AsyncMismatchError(ConfigurationError):
+    """An async function where only sync ones can run, or an async store for a sync limiter."""
 
     code = "SG009"
 
 
 class StrictError(ConfigurationError):
-    """What is a SluicegateWarning otherwise. `code` is that of the warning."""
+    """A warning that `strict=True` turned into an error. `code` is the code of the warning."""
 
     code = "SG011"
 
     def __init__(self, code: str, what: str, given: object, *, problem: str, expected: str) -> None:
-        self.code = code  # type: ignore[misc]  # of a class everywhere else
+        self.code = code  # type: ignore[misc]  # elsewhere it is a class attribute
         super().__init__(what, given, problem=problem, expected=expected)
 
 
+Concerns = Literal["plan", "rule", "node", "store"]
+"""What a failure of a store concerns: one plan, all plans of a rule, all plans of one server, or all plans."""
+
+
 class StoreError(SluicegateError):
-    """The store did not answer in time, or not sensibly. `cause` is the client's own exception."""
+    """The store did not reply in time, or its reply makes no sense. `cause` is the exception of the client library.
+
+    `concerns` says what the failure concerns. "node" (one server of the store) and "store" (all of it) open the circuit
+    breaker. "plan" and "rule" do not, because the store still replies to others. `advice` says what to do, if that is
+    known.
+    """
 
     code = "SG020"
 
-    def __init__(self, store: str, cause: BaseException | str) -> None:
+    def __init__(
+        self, store: str, cause: BaseException | str, *, concerns: Concerns = "store", advice: str = ""
+    ) -> None:
         self.store = store
         self.cause = cause
-        shown = cause if isinstance(cause, str) else f"{type(cause).__name__}: {cause}"
-        super().__init__(f"store {store}: {shown} [{self.code}]")
+        self.concerns = concerns
+        self.advice = advice
+        super().__init__(f"store {store}: {cause_text(cause)}{f'; {advice}' if advice else ''} [{self.code}]")
 
 
-class RateLimitExceeded(SluicegateError):
-    """A request was refused. `decision` says by which rule and when to come back."""
-
-    code = "SG021"
-
-    def __init__(self, decision: Decision) -> None:
-        if not hasattr(decision, "retry_after"):
-            expected = "give the decision that a limiter returned, as limiter.hit(…) does"
-            given = type(decision).__name__  # the value may say who was refused
-            raise ConfigurationError("RateLimitExceeded", given, problem="not a decision", expected=expected)
-        self.decision = decision
-        wait = decision.retry_after
-        when = "it can never pass: its cost is above the limit" if wait is None else f"retry after {wait:.16g} seconds"
-        super().__init__(f"rate limit {decision.rule!r} exceeded; {when} [{self.code}]")
+def cause_text(cause: BaseException | str) -> str:
+    """Return the text of a cause as errors show it: the text itself, or the type and the text of an exception."""
+    return cause if isinstance(cause, str) else f"{type(cause).__name__}: {cause}"
 
 
 @contextmanager
 def within(part: str) -> Generator[None, None, None]:
-    """Have every ConfigurationError from the block begin with this part of the configuration."""
+    """Put this part of the configuration at the beginning of every ConfigurationError that the block raises."""
     try:
         yield
     except ConfigurationError as error:
@@ -194,7 +195,7 @@ def within(part: str) -> Generator[None, None, None]:
 
 
 def _revived(kind: type[SluicegateError], args: tuple[Any, ...], facts: dict[str, Any]) -> SluicegateError:
-    """An error as it was: `__init__` would not know the message that it once made."""
+    """Rebuild an error from a pickle. `__init__` is not called, because its arguments are not in the pickle."""
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(facts)
@@ -202,7 +203,7 @@ def _revived(kind: type[SluicegateError], args: tuple[Any, ...], facts: dict[str
 
 
 class SluicegateWarning(UserWarning):
-    """Something works, but not as a person would wish. `code` is stable and explained in the docs."""
+    """A configuration that works and will cause trouble. `code` is stable and explained in the docs."""
 
     def __init__(self, code: str, text: str) -> None:
         self.code = code
@@ -210,12 +211,97 @@ class SluicegateWarning(UserWarning):
 
     @classmethod
     def warn(cls, code: str, text: str) -> None:
-        """Warn, at the line outside sluicegate that led here."""
+        """Warn at the nearest line of code outside sluicegate."""
         warnings.warn(cls(code, text), stacklevel=_outside())
 
 
+class CodedWarning(NamedTuple):
+    """The parts of a warning's message, with the same meaning as in a ConfigurationError. `problem` contains names of
+    facts in braces.
+    """
+
+    what: str
+    problem: str
+    expected: str
+
+
+WARNINGS: Final = {
+    "SG101": CodedWarning(
+        "store",
+        "this is one of {count} workers, and memory:// counts separately in each worker, so that a client may get "
+        "{count} times its limit",
+        'use "embedded://" on one machine, or "redis://…"',
+    ),
+    "SG102": CodedWarning(
+        "header",
+        "a request has this header, but `trusted_proxies` is not set: behind a proxy, all clients share one budget",
+        "set `trusted_proxies`, or silence this warning if clients reach the application directly",
+    ),
+    "SG103": CodedWarning(
+        "trusted_proxies",
+        "this network contains clients too, so each client can choose the address that is counted",
+        "give the networks of your own proxies",
+    ),
+    "SG104": CodedWarning(
+        "@limit on",
+        "RateLimitMiddleware is missing: the decorator enforces this limit, but no default limits and no rules apply",
+        "add it to MIDDLEWARE, or silence this warning if you need only decorators",
+    ),
+    "SG105": CodedWarning(
+        "rule",
+        "charged twice for one request, by two limiters that count in the same store",
+        "remove one of the two limiters, or give each limiter a separate prefix",
+    ),
+    "SG106": CodedWarning(
+        "client",
+        "the client retries {count} times: if a reply is lost, the request is charged again",
+        "give the client retry=Retry(NoBackoff(), 0)",
+    ),
+    "SG107": CodedWarning(
+        "client",
+        "the client has no socket_timeout: if its server hangs, every request hangs",
+        "give the client a socket_timeout and a socket_connect_timeout",
+    ),
+    "SG108": CodedWarning(
+        "rule",
+        "two rules with this name apply to one request, so one of the two is shown under another name",
+        "give each rule a unique name",
+    ),
+    "SG109": CodedWarning(
+        "server",
+        "when its memory is full, it evicts keys ({policy}): then a refused client may be allowed again",
+        'set its maxmemory-policy to "noeviction", or give sluicegate a separate server',
+    ),
+}
+
+_warned: Final[set[str]] = set()
+
+
+def warn(code: str, given: str, *, strict: bool, **facts: object) -> None:
+    """Warn about `given`, once per process. Under `strict` raise a StrictError instead, every time."""
+    what, problem, expected = WARNINGS[code]
+    problem = problem.format_map(facts)
+    if strict:
+        raise StrictError(code, what, given, problem=problem, expected=expected)
+    text = f"{what} {given!r}: {problem}; {expected}"
+    if text not in _warned:
+        SluicegateWarning.warn(code, text)
+        _warned.add(text)  # added last: if a filter makes the warning an error, every call raises
+
+
+def check_strict(strict: object) -> None:
+    """Raise SettingsError for a value that is neither True nor False."""
+    if not isinstance(strict, bool):
+        raise SettingsError("strict", strict, problem="neither True nor False", expected="give True or False")
+
+
+def forget_warnings() -> None:
+    """Forget which warnings were given, so that each is given again: for tests."""
+    _warned.clear()
+
+
 def _outside() -> int:
-    """How far above `warn` the code of somebody else stands."""
+    """Return the number of frames from `warn` up to the first frame outside sluicegate."""
     frame, level = sys._getframe(1), 1  # pyright: ignore[reportPrivateUsage]  # inspect is slow to import
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "sluicegate":
         frame, level = frame.f_back, level + 1
@@ -223,17 +309,17 @@ def _outside() -> int:
 
 
 def _masked(text: str) -> str:
-    """The text without the rest of a URL that stands in the place of something else: it may hold a password."""
+    """Return the text without the user part of a URL, because this part may hold a password."""
     before, colon, rest = text.partition("://")
     at, _, after = rest.rpartition("@")
     return f"{before}{colon}…@{after}" if at else text
 
 
 def _shown(given: object) -> str:
-    """What was given, short enough for a log line."""
+    """Return the repr of the given value, shortened for a log line."""
     try:
         text = repr(given)
-    except ValueError:  # Python writes out no number of more than 4,300 digits
+    except ValueError:  # Python does not format a number of more than 4,300 digits
         return f"(a very long {type(given).__name__})"
     text = _masked(text)
     return text if len(text) <= 200 else f"{text[:180]}… ({len(text)} characters)"

@@ -1,4 +1,4 @@
-"""The optional packages of sluicegate's extras, where they are imported: `with needs("redis"): import redis`."""
+"""The import of optional packages, which extras install: `with needs("redis"): import redis`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sluicegate.errors import MissingExtraError
 
 @contextmanager
 def needs(extra: str) -> Generator[None]:
-    """Imports that this extra makes possible. MissingExtraError [SG007] when one of them fails.
+    """Wrap a block of imports that need this extra. Raises MissingExtraError [SG007] if an import fails.
 
-    It names the package that is missing, or that is installed and broken. Where an extra includes another one
-    (`embedded` includes `redis`), the outer one is named: it is what the user asked for. An ImportError about
+    The error says which package is missing, or is installed and broken. If an extra includes another extra (`embedded`
+    includes `redis`), the error shows the outer extra, because the user asked for this one. An ImportError about
     sluicegate's own modules passes unchanged.
     """
     try:
@@ -29,7 +29,9 @@ def needs(extra: str) -> Generator[None]:
 
 
 def _package(error: ImportError) -> str:
-    """The package that cannot be imported. An error that names no module comes from the package that raised it."""
+    """Return the package that cannot be imported. If the error has no module name, the package that raised the error
+    cannot be imported.
+    """
     name = error.name
     if name is None:
         trace = error.__traceback__
@@ -39,6 +41,8 @@ def _package(error: ImportError) -> str:
 
 
 def _is_absent(error: ImportError) -> bool:
-    """Whether a whole package is not there. A part of a package, or of Python, is missing from what is installed."""
+    """True if a whole package is missing. False if only a part of a package, or of Python, is missing: then the package
+    is installed and broken.
+    """
     name = error.name or ""
     return isinstance(error, ModuleNotFoundError) and "." not in name and name not in sys.stdlib_module_names

@@ -1,7 +1,7 @@
 """Values that are not shown: the password in a store's URL, and the secret. A traceback may print every local variable.
 
-They are text and bytes with another repr. A traceback with local variables, an error tracker and a debugger print the
-repr. So every entry point wraps such a value first, before anything can fail.
+Hidden values are text and bytes with another repr. A traceback with local variables, an error tracker and a debugger
+print the repr. So every entry point wraps such a value first, before anything can fail.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 _HOST: Final = r"(?:[A-Za-z0-9.\-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?"
-_URL: Final = (  # a password that was not percent-encoded may hold any of @ / ? #
+_URL: Final = (  # a password that was not percent-encoded may contain @ / ? #
     rf"([A-Za-z][A-Za-z0-9+.\-]*://)(?:[!-\"$-.0->A-~]*@)?({_HOST}(?:,{_HOST})*)(/[^@?#]*|)(?:\?[^@#]*)?"
 )
 
@@ -26,7 +26,7 @@ class Hidden(str):
 
 
 class HiddenURL(Hidden):
-    """A URL that is shown without what may be a password."""
+    """A URL that is shown without the part that may be a password."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ class Concealed:
 
 
 def hide_store(store: Any) -> Any:
-    """What was given as a store: a URL is shown without its password, and what is no store not at all."""
+    """Wrap the `store` option: a URL is shown without its password, and a value that is not a store is not shown."""
     if isinstance(store, str):
         return HiddenURL(store)
     plain = store is None or isinstance(store, (type, Concealed)) or hasattr(store, "run")
@@ -64,7 +64,7 @@ def hide_store(store: Any) -> Any:
 
 
 def hide_secret(secret: Any) -> Any:
-    """What was given as a secret."""
+    """Wrap the `secret` option, so that it is not shown."""
     match secret:
         case Hidden() | HiddenBytes() | Concealed() | None:
             return secret
@@ -76,12 +76,14 @@ def hide_secret(secret: Any) -> Any:
 
 
 def hide_options(options: Mapping[Any, Any], known: frozenset[str]) -> dict[Any, Any]:
-    """A copy of settings as they were given."""
+    """Copy settings exactly as they were given, with passwords and secrets hidden."""
     return {name: _hide_option(name, value, known) for name, value in options.items()}
 
 
 def _hide_option(name: object, value: Any, known: frozenset[str]) -> Any:
-    """The value of one setting. Text under an unknown name is hidden: the name may be a misspelt `secret`."""
+    """Return the value of one setting, hidden if necessary. Text under an unknown name is hidden, because the name may
+    be a misspelt `secret`.
+    """
     option = name.lower() if isinstance(name, str) else ""
     if option == "store":
         return hide_store(value)
@@ -92,7 +94,9 @@ def _hide_option(name: object, value: Any, known: frozenset[str]) -> Any:
 
 
 def shown_url(url: str) -> str:
-    """A URL as an error may show it: scheme, host, port and path, and "…" unless it is certain which part is which."""
+    """Return a URL in a form that an error may show: scheme, host, port and path. The result is "…" if it is not
+    certain where each part begins.
+    """
     match = re.fullmatch(_URL, url)
     if match is not None:
         return "".join(match.groups())

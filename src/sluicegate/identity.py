@@ -1,8 +1,4 @@
-"""Who is asking: identities as text that cannot collide, and the address behind named proxies.
-
-Pure functions over strings, and the secret that may be mixed into them. This module knows the error tree; it knows no
-framework, no store and no rule.
-"""
+"""Identities as text: two different identities never have the same text. A secret may be mixed into the text."""
 
 from __future__ import annotations
 
@@ -21,29 +17,29 @@ Identity = Hashable
 Value = TypeVar("Value", str, int, bytes)
 
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
-_LONGEST = 128  # characters kept as they are; what is longer is replaced by its digest
-_LONGEST_NAME: Final = 512  # characters of an account's name; an address of e-mail has 254 at most
+_LONGEST = 128  # characters; a longer text is replaced by its digest
+_LONGEST_NAME: Final = 512  # characters of an account's name; an e-mail address has at most 254
 _SHORTEST_SECRET: Final = 16  # bytes
 
 
 def identity_text(identity: object) -> str:
-    """One identity as text: different identities always give different texts, none longer than a line.
+    """Encode one identity as text. Different identities always have different texts, of at most 128 characters.
 
-    The type is part of it ("42" and 42 are two, and so are True and 1), tuples are told by the lengths of their parts,
-    and nothing is normalised, so no separator, brace, control character or lone surrogate makes two identities one.
-    A subclass stands for its value, so a member of a StrEnum or IntEnum is its text or number. A list is a tuple.
-    IdentityError for other types.
+    The text contains the type ("42" and 42 are two identities, and True and 1 are two identities) and the lengths of a
+    tuple's parts. Nothing is normalised. So a separator, brace, control character or lone surrogate never makes two
+    identities equal. An instance of a subclass counts as its value: a member of a StrEnum or IntEnum is its text or
+    number. A list counts as a tuple. Raises IdentityError for other types.
 
     >>> identity_text("alice"), identity_text(("user", 42))
     ('salice', 't5:suser3:i2a')
     """
-    if type(identity) is str and len(identity) < _LONGEST:  # as most are
+    if type(identity) is str and len(identity) < _LONGEST:  # most identities are text
         return f"s{identity}"
-    return _short(_told(identity))
+    return _short(_encoded(identity))
 
 
 def joined(texts: Iterable[str]) -> str:
-    """The text of a tuple, from the texts of its parts.
+    """Return the text of a tuple, made from the texts of its parts.
 
     >>> joined(map(identity_text, ("user", 42))) == identity_text(("user", 42))
     True
@@ -51,31 +47,31 @@ def joined(texts: Iterable[str]) -> str:
     return _short("t" + "".join([f"{len(text)}:{text}" for text in texts]))
 
 
-def teller(kind: str) -> Callable[[object], str]:
-    """What tells the text of `(kind, identity)`, with the part of it that is always the same made once.
+def encoder(kind: str) -> Callable[[object], str]:
+    """Make a function that encodes `(kind, identity)`. The constant part is encoded once.
 
-    >>> teller("user")(42) == identity_text(("user", 42))
+    >>> encoder("user")(42) == identity_text(("user", 42))
     True
     """
     start = joined([identity_text(kind)])
 
-    def tell(identity: object) -> str:
+    def encode(identity: object) -> str:
         text = identity_text(identity)
         return _short(f"{start}{len(text)}:{text}")
 
-    return tell
+    return encode
 
 
 def _short(text: str) -> str:
-    """The text, or its digest where it is longer than a line."""
+    """Return the text, or its digest if the text is longer than 128 characters."""
     if len(text) <= _LONGEST:
         return text
     return "h" + _hashed(text, size=32).hex()
 
 
-def _told(identity: object) -> str:
+def _encoded(identity: object) -> str:
     match identity:
-        case bool():  # before the int that it is too: True is not user 1
+        case bool():  # before int, of which bool is a subclass: True is not user 1
             return "o1" if identity else "o0"
         case str():
             return f"s{_value_of(identity, str)}"
@@ -85,14 +81,16 @@ def _told(identity: object) -> str:
             return f"b{_value_of(identity, bytes).hex()}"
         case tuple() | list():
             return joined([identity_text(part) for part in identity])
-    uuid = sys.modules.get("uuid")  # whoever has a UUID has imported it, and nobody else need wait for that
+    uuid = sys.modules.get("uuid")  # already imported if the application uses UUIDs; other applications do not need it
     if uuid is not None and isinstance(identity, uuid.UUID):
         return f"u{cast(Any, identity).hex}"
     raise _no_client(identity)
 
 
 def _value_of(identity: object, kind: type[Value]) -> Value:
-    """The plain value of a subclass, which may show itself in another way; or of a proxy, such as a lazy object."""
+    """Return the plain value of an instance of a subclass (its repr may differ) or of a proxy (for example a lazy
+    object).
+    """
     if type(identity) is kind:
         return identity
     if issubclass(type(identity), kind):
@@ -116,30 +114,33 @@ def _no_client(identity: object) -> IdentityError:
 
 
 def account(text: str) -> str:
-    """The name of an account in the one form that all its spellings share, for keys that read what somebody typed.
+    """Return an account's name in one form for all its spellings. Use it in keys that read text that a user typed.
 
     Compatibility forms, letter case and blanks around it make no difference (NFKC and full case folding). Look-alikes
-    of other scripts and invisible characters inside do. A name of more than 512 characters is replaced by its digest,
-    so that a huge one costs no more than its hash. Twice is the same as once.
+    of other scripts and invisible characters inside the name do make a difference. A name of more than 512 characters
+    is replaced by its digest, so that a huge name costs only one hash. To call the function on its own result changes
+    nothing.
 
     >>> account("  Ａｌｉｃｅ ") == account("alice") == "alice"
     True
     >>> account("STRASSE") == account("straße")
     True
     """
-    from unicodedata import normalize  # here: who counts by number has no use for its tables
+    from unicodedata import normalize  # imported here, because applications without such names do not need its tables
 
     text = text.strip()
-    if len(text) <= _LONGEST_NAME:  # as Unicode's definition D146 says, which needs both rounds; a blank may come of it
+    if len(text) <= _LONGEST_NAME:  # Unicode's definition D146, which needs both rounds; a blank may appear
         folded = normalize("NFKC", normalize("NFD", text).casefold())
         text = normalize("NFKC", folded.casefold()).strip()
     return text if len(text) <= _LONGEST_NAME else f"~{_hashed(text, size=32).hex()}"
 
 
 class Seal:
-    """Replaces the texts of identities by digests under a secret, which nobody can check a guess against without it.
+    """Replaces the texts of identities with keyed digests. Without the secret nobody can test a guess against the
+    digests.
 
-    `secret` is text or bytes, 16 bytes at least; SettingsError otherwise. It is never shown.
+    `secret` is text or bytes, at least 16 bytes; otherwise the constructor raises SettingsError. The secret is never
+    shown.
     """
 
     def __init__(self, secret: str | bytes) -> None:
@@ -160,7 +161,9 @@ class Seal:
 
 
 def _key_of(secret: str | bytes | Concealed) -> bytes | SettingsError:
-    """A key of the one length that fits. An error is returned: where it is raised, no variable holds the secret."""
+    """Return the key of the digests. An error is returned, not raised here: the caller that raises it has no variable
+    with the secret.
+    """
     raw = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
     expected = "give 16 bytes or more, as secrets.token_hex(32) makes them"
     if not isinstance(raw, bytes):
@@ -173,7 +176,7 @@ def _key_of(secret: str | bytes | Concealed) -> bytes | SettingsError:
 
 
 def digest(text: str) -> str:
-    """128 bits of an identity as 22 characters: what leaves the process instead of the identity.
+    """Return 128 bits of an identity's hash as 22 characters. This digest leaves the process instead of the identity.
 
     >>> len(digest("salice"))
     22
@@ -182,14 +185,14 @@ def digest(text: str) -> str:
 
 
 def _hashed(text: str, *, size: int) -> bytes:
-    """So many bytes of a hash that nobody can turn around."""
+    """Return the first `size` bytes of a one-way hash."""
     raw: bytes = _blake2b()(text.encode("utf-8", "surrogatepass"), digest_size=size).digest()
     return raw
 
 
 @cache
 def _blake2b() -> Any:
-    """Imported when first called: hashlib brings OpenSSL, and budgets in memory have no use for either."""
+    """Import blake2b at the first call: hashlib imports OpenSSL, and budgets in memory need neither module."""
     from hashlib import blake2b
 
     return blake2b

@@ -1,41 +1,46 @@
-"""The engine and its two drivers: plan, run, conclude.
+"""The limiters: they make a plan, run it in a store, and conclude a decision.
 
-`Limiter` and `AsyncLimiter` differ by one await. This module knows rules' terms and the store protocols; it imports no
-concrete store (the store table does, by URL), no HTTP and no framework.
+`Limiter` and `AsyncLimiter` differ only by one await.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
+from threading import Lock
 from types import TracebackType
-from typing import Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self, TypeVar
 
+from sluicegate import fork
 from sluicegate.algorithms import DEFAULT, find
-from sluicegate.banning import AsyncBanning, Banning
-from sluicegate.cautions import check_strict
-from sluicegate.clock import Clock
-from sluicegate.errors import QuotaError, RuleError
+from sluicegate.clock import MICROSECOND, Clock
+from sluicegate.errors import AsyncMismatchError, ConfigurationError, QuotaError, RuleError, StoreError, check_strict
 from sluicegate.hidden import hide_secret, hide_store
 from sluicegate.identity import Seal, digest, identity_text
 from sluicegate.plan import Check, Decision, Outcome, Plan, Terms, new
 from sluicegate.quota import MAX_LIMIT, Quota
-from sluicegate.reservation import AsyncReserving, Reserving
-from sluicegate.shadow import report
+from sluicegate.reservation import AsyncReservation, AsyncSlot, Reservation, Slot
+from sluicegate.rules.rollout import report
+from sluicegate.rules.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
 from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange, open_async_store, open_store
-from sluicegate.stores.stack import PREFIX, STALENESS, Stack, check_given
-from sluicegate.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
+from sluicegate.stores.wrappers import PREFIX, STALENESS, StoreOptions, add_prefetch, check_given
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from sluicegate.rules.ban import Ban
 
 _LONGEST_ACTION: Final = 128
 
 
 def conclude(plan: Plan, outcomes: tuple[Outcome, ...]) -> Decision:
-    """The decision that the outcomes of a plan come to."""
+    """Make the decision from the outcomes of a plan."""
     allowed, shadowed = True, False
     for outcome in outcomes:
         if not outcome.allowed:
             allowed = False
-        elif outcome.retry_after != 0:  # in shadow: what would have been a refusal
+        elif outcome.retry_after != 0:  # a shadow rule that would have refused
             shadowed = True
     decision = new(Decision, (allowed, plan.checks, outcomes))
     if shadowed and allowed and plan.charge:
@@ -43,36 +48,91 @@ def conclude(plan: Plan, outcomes: tuple[Outcome, ...]) -> Decision:
     return decision
 
 
-class _Engine:
-    """What both limiters share: everything but the store's one await.
+_AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
 
-    `accept`, for whoever makes rules, raises a ConfigurationError for terms that the store cannot keep.
-    """
 
-    accept: Callable[[Terms], object]
+class _Engine(Generic[_AnyStore]):
+    """The common part of both limiters: the constructor, and everything except the await of the store."""
 
-    def __init__(self, *, algorithm: str, secret: str | bytes | None, strict: bool) -> None:
+    store: _AnyStore
+    _asynchronous: ClassVar[bool]
+    _open: ClassVar[Callable[..., Any]]
+    _wrap: ClassVar[Callable[..., Any]]
+
+    def __init__(
+        self,
+        store: str | _AnyStore = "memory://",
+        *,
+        prefix: str = PREFIX,
+        algorithm: str = DEFAULT,
+        clock: Clock | None = None,
+        on_store_failure: str = "local",
+        deadline: float = DEADLINE,
+        replicas: int = 1,
+        deny_cache: float = STALENESS,
+        on_store_change: Callable[[StoreChange], object] | None = None,
+        secret: str | bytes | None = None,
+        strict: bool = False,
+    ) -> None:
+        store, secret = hide_store(store), hide_secret(secret)
         find(algorithm)
         check_strict(strict)
         self._algorithm = algorithm
         self._seal = None if secret is None else Seal(secret).text
-        self._strict = strict
+        options = StoreOptions(
+            on_store_failure=on_store_failure,
+            deadline=deadline,
+            replicas=replicas,
+            deny_cache=deny_cache,
+            on_store_change=on_store_change,
+            clock=clock,
+        )
+        opened: Any = store
+        if isinstance(store, str):
+            opened = self._open(store, prefix=prefix, clock=clock, deadline=deadline)
+        else:
+            check_given(store, clock, prefix=prefix, asynchronous=self._asynchronous)
+        self._opened = opened
+        self._adding = Lock()
+        fork.renew(self)
+        self.store = self._wrap(options, opened, owned=opened is not store)
+        self._closes = self.store is not store  # the store was opened here, or is a wrapper made here
+        if (warn := getattr(opened, "warn", None)) is not None:
+            warn(strict=strict)
+
+    def after_fork(self) -> None:
+        """Renew the lock. The store renews itself."""
+        self._adding = Lock()
+
+    def accept(self, terms: Terms) -> None:
+        """Prepare the store for the terms of a rule. Raises ConfigurationError for terms that the store cannot keep.
+
+        The gate calls this before it runs a plan with these terms.
+        """
+        if (accept := getattr(self._opened, "accept", None)) is not None:
+            accept(terms)
+        if terms.prefetch > 1:
+            with self._adding:  # several threads may bind views at the same time, when the views are first called
+                self.store = add_prefetch(self.store, clock=getattr(self._opened, "clock", None))
+
+    def check_loop(self) -> None:
+        """Raise AsyncMismatchError if the store works only on asyncio, and another event loop such as trio runs."""
+        if getattr(self._opened, "needs_asyncio", False):
+            from sluicegate.stores.completion import running_loop
+
+            if running_loop() is None:
+                problem = "it works only on asyncio, and no event loop of asyncio runs here"
+                expected = 'run the application on asyncio, or use "memory://"'
+                raise AsyncMismatchError("store", self._opened, problem=problem, expected=expected)
 
     def __reduce__(self) -> NoReturn:
         name = type(self).__name__
         raise TypeError(f"{name} holds connections and cannot be copied or pickled; make one in each process")
 
     def _text(self, identity: object) -> str:
-        """The text of an identity as stores are told it."""
+        """Return the text of an identity in the form that stores get."""
         text = identity_text(identity)
         return text if self._seal is None else self._seal(text)
-
-    def _meet(self, store: object) -> None:
-        """Ask a store what it cannot keep and what is to be said of it, if it can be asked."""
-        self._opened = store
-        self.accept = getattr(store, "accept", _accept_all)
-        if (caution := getattr(store, "caution", None)) is not None:
-            caution(strict=self._strict)
 
     def _plan(
         self, quota: QuotaSpec, identity: Any, *, action: str, cost: int, algorithm: str | None, charge: bool = True
@@ -85,9 +145,15 @@ class _Engine:
         terms = _terms(spec, scope, self._algorithm if algorithm is None else algorithm)
         if len(terms) == 1:
             if terms[0].held and charge and cost:
-                raise QuotaError("quota", quota, problem="its place has to be released", expected="use hold")
+                raise QuotaError(
+                    "quota", quota, problem="a Concurrency, whose slot must be released", expected="use hold"
+                )
             return new(Plan, ((new(Check, (terms[0], text, cost)),), charge, False, None))
         return Plan(tuple([new(Check, (each, text, cost)) for each in terms]), charge)
+
+
+OPTIONS: Final = tuple(_Engine.__init__.__kwdefaults__ or ())
+"""The names of a limiter's options. Settings have each of them under the same name."""
 
 
 @lru_cache(maxsize=4096)
@@ -95,13 +161,15 @@ def _terms(quota: Quota | str | Quotas, action: str, algorithm: str) -> tuple[Te
     return make_terms("default" if action == "" else action, read(quota), algorithm=algorithm, scope=action)
 
 
-@lru_cache(maxsize=4096, typed=True)  # True is not 1, nor is 5.0 a whole number
+@lru_cache(maxsize=4096, typed=True)  # True is not 1, and 5.0 is not a whole number
 def _quota(limit: int, period: float) -> Quota:
     return Quota(limit, period)
 
 
 def _short(action: object) -> str:
-    """An action as a scope: text of any length, kept whole only while it is short and cannot be taken for a digest."""
+    """Return the scope of an action: the text itself if it is short and does not look like a digest, else the digest of
+    the text.
+    """
     if not isinstance(action, str):
         raise RuleError(
             "action", action, problem=f"a {type(action).__name__} is not text", expected='give a name like "reply"'
@@ -109,21 +177,21 @@ def _short(action: object) -> str:
     return action if len(action) <= _LONGEST_ACTION and action[:1] != "~" else f"~{digest(action)}"
 
 
-class Limiter(_Engine, Banning, Reserving):
-    """Says whether somebody may do something now, for synchronous code.
+class Limiter(_Engine[Store]):
+    """Decides whether a user may do something now, for synchronous code.
 
-    `store` is a URL (`memory://`, `redis://…`) or a Store; `prefix` begins every key in a shared server;
-    `algorithm` is used where a call names none; `clock` is a ManualClock for tests. A store made from a URL is
-    closed by `close` or by leaving a `with` block; one that was handed in is not. Raises ConfigurationError when made
-    wrong.
+    `store` is a URL (`memory://`, `redis://…`) or a Store; `prefix` begins every key in a shared server; `algorithm` is
+    used if a call gives no algorithm; `clock` is a ManualClock for tests. A store made from a URL is closed by `close`
+    or at the end of a `with` block. A store object that was given stays open. Raises ConfigurationError for wrong
+    arguments.
 
-    While the store does not answer, `on_store_failure` decides: "local" (the limits hold in this process, each divided
-    by `replicas`), "allow", "deny", or "raise" for a StoreError from the call. `deadline` bounds the seconds that the
-    store may cost a call; `on_store_change` is told when it goes and when it is back. A refusal may be remembered for
-    `deny_cache` seconds.
+    While the store is unavailable, `on_store_failure` decides: "local" (the limits hold in this process, each divided
+    by `replicas`), "allow", "deny", or "raise" for a StoreError from the call. `deadline` is the longest time in
+    seconds that a call waits for the store; `on_store_change` is called when the store becomes unavailable and when it
+    is available again. A refusal may be cached for `deny_cache` seconds.
 
-    `secret`, 16 bytes at least, makes what is kept of identities a keyed digest: limiters that share budgets share it.
-    `strict` makes errors of what would be warnings.
+    With `secret`, at least 16 bytes, stores keep identities as keyed digests. Limiters that share budgets need the same
+    secret. `strict` turns warnings into errors.
 
     >>> limiter = Limiter()
     >>> limiter.is_action_allowed("alice", "reply", period=60, max_count=5)
@@ -133,53 +201,24 @@ class Limiter(_Engine, Banning, Reserving):
     (True, 5, 4, 'like-minute')
     """
 
-    def __init__(
-        self,
-        store: str | Store = "memory://",
-        *,
-        prefix: str = PREFIX,
-        algorithm: str = DEFAULT,
-        clock: Clock | None = None,
-        on_store_failure: str = "local",
-        deadline: float = DEADLINE,
-        replicas: int = 1,
-        deny_cache: float = STALENESS,
-        on_store_change: Callable[[StoreChange], object] | None = None,
-        secret: str | bytes | None = None,
-        strict: bool = False,
-    ) -> None:
-        store, secret = hide_store(store), hide_secret(secret)
-        super().__init__(algorithm=algorithm, secret=secret, strict=strict)
-        stack = Stack(
-            on_store_failure=on_store_failure,
-            deadline=deadline,
-            replicas=replicas,
-            deny_cache=deny_cache,
-            on_store_change=on_store_change,
-            clock=clock,
-        )
-        if isinstance(store, str):
-            opened = open_store(store, prefix=prefix, clock=clock, deadline=deadline)
-            self.store: Store = stack.around(opened, owned=True)
-        else:
-            check_given(store, clock, prefix=prefix, colour=Store)
-            opened = store
-            self.store = stack.around(store, owned=False)
-        self._meet(opened)
-        self._closes = self.store is not store  # what was opened here, and what was put around a store that was given
+    _asynchronous = False
+    _open = staticmethod(open_store)
+    _wrap = staticmethod(StoreOptions.wrap)
 
     def is_action_allowed(
         self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: str | None = None
     ) -> bool:
-        """Whether this user may do this action now, at most `max_count` times in any `period` seconds. Counts if so."""
+        """True if this user may do this action now: at most `max_count` times in any `period` seconds. If True, the
+        action is counted.
+        """
         return self.hit(_quota(max_count, period), user_id, action=action_key, algorithm=algorithm).allowed
 
     def hit(
         self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
     ) -> Decision:
-        """Charge `cost` units to an identity if every quota allows it, else nothing, and say how it stands.
+        """Charge `cost` units to an identity if every quota allows them, or else charge nothing. Return the decision.
 
-        `identity` is text, bytes, an int, a UUID or a tuple of these; budgets are apart for each `action`.
+        `identity` is text, bytes, an int, a UUID or a tuple of these. Each `action` has separate budgets.
         """
         plan = self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm)
         return conclude(plan, self.store.run(plan))
@@ -187,11 +226,11 @@ class Limiter(_Engine, Banning, Reserving):
     def peek(
         self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
     ) -> Decision:
-        """What `hit` would say now, and how much is left, without charging."""
+        """Return the decision that `hit` would return now, without charging."""
         return self.run(self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm, charge=False))
 
     def reset(self, quota: QuotaSpec, identity: object, *, action: str = "", algorithm: str | None = None) -> None:
-        """Give an identity its whole budget back."""
+        """Give an identity its whole budget back: forget all its charges."""
         for check in self._plan(quota, identity, action=action, cost=0, algorithm=algorithm).checks:
             self.store.forget(check.terms.rule_id, check.identity)
 
@@ -199,8 +238,81 @@ class Limiter(_Engine, Banning, Reserving):
         """Decide a plan: the one call that reaches the store."""
         return conclude(plan, self.store.run(plan))
 
+    def reserve(
+        self, quota: QuotaSpec, identity: object, *, cost: int, action: str = "", algorithm: str | None = None
+    ) -> Reservation:
+        """Charge an estimated `cost`, as `hit` does. Settle it when the actual cost is known.
+
+        >>> from sluicegate import Limiter
+        >>> limiter = Limiter()
+        >>> tokens = limiter.reserve("1000/minute", "alice", cost=300)
+        >>> tokens.settle(120)
+        >>> limiter.peek("1000/minute", "alice", cost=0).remaining
+        880
+        """
+        plan = self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm)
+        return Reservation(self.store, self._take(plan))
+
+    @contextmanager
+    def hold(self, concurrency: QuotaSpec, identity: object, *, action: str = "", cost: int = 1) -> Generator[Slot]:
+        """Hold a concurrency slot during a `with` block, if a slot is free. The slot is released at the end of the
+        block.
+
+        `concurrency` is a Concurrency or its text; `cost` is the number of slots. Raises RuleError for a quota per
+        time.
+
+        >>> from sluicegate import Concurrency, Limiter
+        >>> limiter = Limiter()
+        >>> with limiter.hold(Concurrency(1), "alice") as first, limiter.hold("1 at once", "alice") as second:
+        ...     bool(first), bool(second)
+        (True, False)
+        """
+        slot = None
+        try:
+            slot = Slot(self.store, self._take(_slot_plan(self._plan, concurrency, identity, action=action, cost=cost)))
+            yield slot
+        finally:
+            if slot is not None:
+                slot.release()
+
+    def _take(self, plan: Plan) -> Decision:
+        """Decide a plan that the caller settles. If an interrupt finds it charged, refund it: nobody would settle."""
+        outcomes: tuple[Outcome, ...] = ()
+        try:
+            outcomes = self.store.run(plan)
+            return conclude(plan, outcomes)
+        except BaseException:
+            if outcomes:
+                self.store.refund(plan, outcomes)
+            raise
+
+    def ban(self, identity: object, ban: Ban, duration: float | str | timedelta | None = None) -> None:
+        """Ban an identity from now on, whether it is banned already or not.
+
+        The ban lasts for `duration` (seconds, a timedelta, or words like "1 day"), or else for as long as the
+        identity's next ban would last. Like any other ban, it makes the next ban longer. Raises StoreError if the store
+        is unavailable.
+        """
+        _check_kept(self.store.run(_manual_ban(self._text(identity), ban, duration)))
+
+    def unban(self, identity: object, ban: Ban) -> None:
+        """End a ban, and forget the earlier strikes and bans. Other processes may cache the ban for `deny_cache`
+        seconds.
+        """
+        self.store.forget(ban.terms.rule_id, self._text(identity))
+
+    def bans(self, ban: Ban) -> dict[str, float]:
+        """Return the banned identities, and for each the number of seconds until its ban ends.
+
+        Identities are shown as digests, because a store has only digests. The call scans every key of the store in
+        small steps. Raises ConfigurationError if the store cannot list them.
+        """
+        return _in_seconds(_lister(self._opened)(ban.terms))
+
     def close(self) -> None:
-        """Close what this limiter opened. A store that was handed in stays open; leased permits go back to it."""
+        """Close the store that this limiter opened. A store object that was given stays open; prefetched permits are
+        refunded in it.
+        """
         if self._closes:
             self.store.close()
 
@@ -213,8 +325,8 @@ class Limiter(_Engine, Banning, Reserving):
         self.close()
 
 
-class AsyncLimiter(_Engine, AsyncBanning, AsyncReserving):
-    """Limiter for asynchronous code: the same names and arguments, awaited.
+class AsyncLimiter(_Engine[AsyncStore]):
+    """The Limiter for asynchronous code: the same methods and arguments, but the methods are awaited.
 
     >>> import asyncio
     >>> async def main():
@@ -224,73 +336,103 @@ class AsyncLimiter(_Engine, AsyncBanning, AsyncReserving):
     True
     """
 
-    def __init__(
-        self,
-        store: str | AsyncStore = "memory://",
-        *,
-        prefix: str = PREFIX,
-        algorithm: str = DEFAULT,
-        clock: Clock | None = None,
-        on_store_failure: str = "local",
-        deadline: float = DEADLINE,
-        replicas: int = 1,
-        deny_cache: float = STALENESS,
-        on_store_change: Callable[[StoreChange], object] | None = None,
-        secret: str | bytes | None = None,
-        strict: bool = False,
-    ) -> None:
-        store, secret = hide_store(store), hide_secret(secret)
-        super().__init__(algorithm=algorithm, secret=secret, strict=strict)
-        stack = Stack(
-            on_store_failure=on_store_failure,
-            deadline=deadline,
-            replicas=replicas,
-            deny_cache=deny_cache,
-            on_store_change=on_store_change,
-            clock=clock,
-        )
-        if isinstance(store, str):
-            opened = open_async_store(store, prefix=prefix, clock=clock, deadline=deadline)
-            self.store: AsyncStore = stack.around_async(opened, owned=True)
-        else:
-            check_given(store, clock, prefix=prefix, colour=AsyncStore)
-            opened = store
-            self.store = stack.around_async(store, owned=False)
-        self._meet(opened)
-        self._closes = self.store is not store  # what was opened here, and what was put around a store that was given
+    _asynchronous = True
+    _open = staticmethod(open_async_store)
+    _wrap = staticmethod(StoreOptions.wrap_async)
 
     async def is_action_allowed(
         self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: str | None = None
     ) -> bool:
-        """Whether this user may do this action now, at most `max_count` times in any `period` seconds. Counts if so."""
+        """True if this user may do this action now: at most `max_count` times in any `period` seconds. If True, the
+        action is counted.
+        """
         return (await self.hit(_quota(max_count, period), user_id, action=action_key, algorithm=algorithm)).allowed
 
     async def hit(
         self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
     ) -> Decision:
-        """Charge `cost` units to an identity if every quota allows it, else nothing, and say how it stands."""
+        """Charge `cost` units to an identity if every quota allows them, or else charge nothing. Return the
+        decision.
+        """
         plan = self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm)
-        return conclude(plan, await self.store.run(plan))
+        try:
+            return conclude(plan, await self.store.run(plan))
+        except RuntimeError:
+            self.check_loop()
+            raise
 
     async def peek(
         self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
     ) -> Decision:
-        """What `hit` would say now, and how much is left, without charging."""
+        """Return the decision that `hit` would return now, without charging."""
         return await self.run(self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm, charge=False))
 
     async def reset(
         self, quota: QuotaSpec, identity: object, *, action: str = "", algorithm: str | None = None
     ) -> None:
-        """Give an identity its whole budget back."""
+        """Give an identity its whole budget back: forget all its charges."""
+        self.check_loop()
         for check in self._plan(quota, identity, action=action, cost=0, algorithm=algorithm).checks:
             await self.store.forget(check.terms.rule_id, check.identity)
 
     async def run(self, plan: Plan) -> Decision:
         """Decide a plan: the one call that reaches the store."""
-        return conclude(plan, await self.store.run(plan))
+        try:
+            return conclude(plan, await self.store.run(plan))
+        except RuntimeError:
+            self.check_loop()
+            raise
+
+    async def reserve(
+        self, quota: QuotaSpec, identity: object, *, cost: int, action: str = "", algorithm: str | None = None
+    ) -> AsyncReservation:
+        """Charge an estimated `cost`, as `hit` does. Settle it when the actual cost is known."""
+        plan = self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm)
+        return AsyncReservation(self.store, await self._take(plan))
+
+    @asynccontextmanager
+    async def hold(
+        self, concurrency: QuotaSpec, identity: object, *, action: str = "", cost: int = 1
+    ) -> AsyncGenerator[AsyncSlot]:
+        """Hold a concurrency slot during a `with` block, if a slot is free. The slot is released at the end of the
+        block.
+        """
+        taken = await self._take(_slot_plan(self._plan, concurrency, identity, action=action, cost=cost))
+        slot = AsyncSlot(self.store, taken)
+        try:
+            yield slot
+        finally:
+            await slot.release()
+
+    async def _take(self, plan: Plan) -> Decision:
+        """Decide a plan that the caller settles. If the caller is cancelled meanwhile, refund it."""
+        # Imported here: asyncio is half the time to import sluicegate, and a Limiter does not need it.
+        from sluicegate.stores.completion import complete
+
+        return await complete(self.run(plan), lambda made: self.store.refund(Plan(made.checks), made.outcomes))
+
+    async def ban(self, identity: object, ban: Ban, duration: float | str | timedelta | None = None) -> None:
+        """Ban an identity from now on, whether it is banned already or not."""
+        self.check_loop()
+        _check_kept(await self.store.run(_manual_ban(self._text(identity), ban, duration)))
+
+    async def unban(self, identity: object, ban: Ban) -> None:
+        """End a ban, and forget the earlier strikes and bans."""
+        self.check_loop()
+        await self.store.forget(ban.terms.rule_id, self._text(identity))
+
+    async def bans(self, ban: Ban) -> dict[str, float]:
+        """Return the banned identities as digests, and for each the number of seconds until its ban ends."""
+        self.check_loop()
+        return _in_seconds(await _lister(self._opened)(ban.terms))
 
     async def close(self) -> None:
-        """Close what this limiter opened. A store that was handed in stays open; leased permits go back to it."""
+        """Close the store that this limiter opened. A store object that was given stays open; prefetched permits are
+        refunded in it. Refunds that cancelled callers have left under way come first, for at most a second.
+        """
+        from sluicegate.stores.completion import wait_for_the_rest
+
+        await wait_for_the_rest()
         if self._closes:
             await self.store.close()
 
@@ -303,5 +445,42 @@ class AsyncLimiter(_Engine, AsyncBanning, AsyncReserving):
         await self.close()
 
 
-def _accept_all(terms: Terms) -> None:
-    """What a store says of any terms when it has no `accept` of its own."""
+def _manual_ban(text: str, ban: Ban, duration: float | str | timedelta | None) -> Plan:
+    """Make a plan with as many strikes as a ban needs to begin."""
+    terms = ban.terms if duration is None else ban.lasting(duration)
+    return Plan((Check(terms, text, ban.after),))
+
+
+def _check_kept(outcomes: tuple[Outcome, ...]) -> None:
+    """Raise StoreError if only this process knows of the ban."""
+    if any([outcome.source != "store" for outcome in outcomes]):
+        raise StoreError(
+            "of this limiter",
+            "unavailable, so the ban holds only in this process; ban again when the store is available",
+        )
+
+
+def _lister(store: Any) -> Any:
+    found = getattr(store, "bans", None)
+    if found is None:
+        problem, expected = "this store cannot list bans", "keep them in a memory:// or redis:// store"
+        raise ConfigurationError("store", store, problem=problem, expected=expected)
+    return found
+
+
+def _in_seconds(found: dict[str, int]) -> dict[str, float]:
+    return {name: left / MICROSECOND for name, left in found.items()}
+
+
+def _slot_plan(plan: Callable[..., Plan], concurrency: QuotaSpec, identity: object, **options: Any) -> Plan:
+    """Make a plan that takes slots. The plan is made as a peek, because `_plan` raises for a plan that charges
+    slots.
+    """
+    peek = plan(concurrency, identity, algorithm=None, charge=False, **options)
+    if not all([check.terms.held for check in peek.checks]):
+        problem, expected = (
+            "a quota per time, where a Concurrency is expected",
+            'give a Concurrency or "10 at once"',
+        )
+        raise RuleError("concurrency", concurrency, problem=problem, expected=expected)
+    return peek._replace(charge=True)

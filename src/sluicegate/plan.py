@@ -1,7 +1,7 @@
 """Check, Plan, Outcome, Decision: the values that flow through sluicegate.
 
-They are tuples, so they are frozen and cheap, and they know nothing: no clock, no store, no framework.
-Times are integers in microseconds; only Decision, which users read, speaks in seconds.
+The values are tuples, so they are frozen and cheap. Times are integers in microseconds. Only Decision, which users
+read, has seconds.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
 from sluicegate.clock import MICROSECOND
+from sluicegate.errors import ConfigurationError, SluicegateError
 from sluicegate.quota import Quota
 
 new: Final = tuple.__new__
-"""Makes one of the values below from a tuple of all its fields, in half the time: for what every check makes."""
+"""Makes one of the values below from a tuple of all its fields, in half the time of a call of its class."""
 
 BAN: Final = "ban"
 """The algorithm of a ban's terms, which no rule can choose: see `sluicegate.algorithms.ban`."""
@@ -23,31 +24,38 @@ NEVER: Final = None
 
 
 Source = Literal["store", "local", "policy"]
-"""Who made an outcome: the store, its stand-in in this process's memory, or a policy that counts nothing."""
+"""Who made an outcome: the store, the local fallback in this process's memory, or a policy that counts nothing."""
 
 FAILURE_POLICIES: Final = ("local", "allow", "deny")
-"""What may become of a check whose store does not answer: counted here, let pass, or refused."""
+"""What happens to a check while the store is unavailable: it is counted in this process, allowed, or refused."""
 
 
 class Terms(NamedTuple):
-    """What is the same in every check of one rule, computed once at start-up. Compared and hashed by identity."""
+    """The constant part of every check of one rule, computed at start-up. Terms are compared and hashed by object
+    identity.
+    """
 
     name: str  # unique among the rules of a request; shown in header fields
-    rule_id: str  # what the budget is kept under: scope, algorithm, period
-    algorithm: str  # the algorithm's own name; the familiar aliases are resolved
-    params: tuple[int, ...]  # the algorithm's; the first is always the limit
-    window_us: int  # how long the limit takes to come back whole; shown in header fields
-    quota: Quota  # what all this was made from
+    rule_id: str  # the first part of the budget's key: scope, algorithm, period
+    algorithm: str  # the algorithm's own name; aliases are resolved
+    params: tuple[int, ...]  # the algorithm's parameters; the first is always the limit
+    window_us: int  # the time until a used-up limit is full again; shown in header fields
+    quota: Quota  # the quota that these terms were made from
     count_denied: bool = False
-    on_store_failure: str | None = None  # the policy of this rule; None: the application's
-    lease: int = 1  # permits that a process may take in one trip to the store
-    shadow: bool = False  # counted and reported, and refuses nobody
-    refund_when: Callable[..., bool] | None = None  # whether a response gives the charge back
-    held: bool = False  # the charge is released when the response has ended
-    ban: Terms | None = None  # of the ban that a refusal counts towards
+    on_store_failure: str | None = None  # the rule's policy; None means the application's policy
+    prefetch: int = 1  # permits that a process may fetch in one call of the store
+    shadow: bool = False  # a shadow rule: it is counted and reported, and never refuses
+    refund_when: Callable[..., bool] | None = None  # the predicate that says whether a response refunds the charge
+    held: bool = False  # the charge is refunded when the response has ended
+    ban: Terms | None = None  # the ban that a refusal counts towards
+
+    @property
+    def limit(self) -> int:
+        """The limit in units: the first of the algorithm's parameters."""
+        return self.params[0]
 
     def __deepcopy__(self, memo: object) -> Terms:
-        """The same object, for another would be compared as another."""
+        """Return the same object: terms are compared by identity, so a copy would not be equal."""
         return self
 
 
@@ -62,15 +70,17 @@ class Check(NamedTuple):
     identity: str
     cost: int
 
-    def __repr__(self) -> str:  # identities are personal data: they stay out of logs
+    def __repr__(self) -> str:  # an identity is personal data and must not be logged
         return f"Check({self.terms.rule_id!r}, identity=…, cost={self.cost})"
 
 
 class Plan(NamedTuple):
-    """The checks of one request, no two of one budget: all are charged, or none. With `charge=False` none ever is.
+    """The checks of one request. Each check has a different budget. Either all checks are charged or none.
+    `charge=False` charges none.
 
-    With `forced=True` each is charged, allowed or not, as far as its limit goes: what has been used already is owed.
-    `network` says which network the request came from. A store calls it only when it has no room for an identity.
+    With `forced=True` each check is charged, allowed or not, up to its limit, because the units have already been used.
+    `network` is a function that returns the network that the request came from. A store calls `network` only when it
+    has no room for an identity.
     """
 
     checks: tuple[Check, ...]
@@ -80,73 +90,75 @@ class Plan(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What one check came to. Times are microseconds from now.
+    """The result of one check. Times are in microseconds from now.
 
-    For 10 per second of which 6 are used, a check at cost 1 has `limit` 10 and leaves `remaining` 3.
-    A shadow check is always `allowed`; its `retry_after` is 0 if it would have passed, and else how long it would wait.
+    If a quota is 10 per second and 6 units are used, a check at cost 1 has `limit` 10 and leaves `remaining` 3. A
+    shadow check is always `allowed`; its `retry_after` is 0 if an enforced check would have passed, or else the time
+    that an enforced check would have to wait.
     """
 
     allowed: bool
     limit: int
-    remaining: int  # units left after this request (never negative)
-    retry_after: int | None  # the least wait after which the same cost passes (0 when it just did), or NEVER
-    reset_after: int  # until everything is free again and the key may be forgotten
-    next_after: int  # until `remaining` next grows; 0 when nothing is used
-    at: int = 0  # when that was, by the store's own clock: a refund names the charge by it
+    remaining: int  # the units left after this request (never negative)
+    retry_after: int | None  # the shortest wait after which the same cost passes (0 if it passed now), or NEVER
+    reset_after: int  # the time until the limit is full again and the key may be deleted
+    next_after: int  # the time until `remaining` next grows; 0 if nothing is used
+    at: int = 0  # the time of the check on the store's clock; a refund uses it to find the charge
     source: Source = "store"
 
 
 class Decision(NamedTuple):
-    """The answer to one request: whether it may pass, and what to tell the client. True when allowed.
+    """The decision about one request: whether the request may pass, and the numbers for the client. A decision is true
+    if it allows.
 
-    The numbers are those of the binding rule: among the rules that refused, the one that takes longest
-    to free, or a ban if one holds; when all allowed, the one with the smallest share left. A shadow rule is never
-    binding. Times are in seconds.
+    The numbers belong to the binding rule. If rules refused, the binding rule is the refusing rule with the longest
+    wait, or a ban if a ban is active. If all rules allowed, it is the rule with the smallest fraction of its limit
+    left. A shadow rule is never binding. Times are in seconds.
     """
 
     allowed: bool
     checks: tuple[Check, ...]
-    results: tuple[Outcome, ...]
+    outcomes: tuple[Outcome, ...]
 
     def __bool__(self) -> bool:
         return self.allowed
 
     @property
     def degraded(self) -> bool:
-        """Whether the store did not answer, and its stand-in or a policy did for at least one rule."""
-        return any([outcome.source != "store" for outcome in self.results])
+        """True if the store was unavailable, so that the local fallback or a policy decided at least one rule."""
+        return any([outcome.source != "store" for outcome in self.outcomes])
 
     @property
     def unavailable(self) -> bool:
-        """Whether the request was refused because a rule wants that while the store does not answer: 503, not 429."""
-        return any([outcome.source == "policy" and not outcome.allowed for outcome in self.results])
+        """True if a rule refused because the store is unavailable (`on_store_failure="deny"`): 503, not 429."""
+        return any([outcome.source == "policy" and not outcome.allowed for outcome in self.outcomes])
 
     @property
     def banned(self) -> bool:
-        """Whether a ban holds: what refuses is not, or not only, a quota."""
-        pairs = zip(self.checks, self.results, strict=True)
+        """True if a ban is active: the refusal comes from the ban, and perhaps from quotas as well."""
+        pairs = zip(self.checks, self.outcomes, strict=True)
         return any([check.terms.algorithm == BAN and not outcome.allowed for check, outcome in pairs])
 
     @property
     def forbidden(self) -> bool:
-        """Whether the request was refused by the list of those who are denied: 403, and no wait helps."""
-        return not self.allowed and not self.results
+        """True if the request was refused by the `deny` list: 403, and waiting does not help."""
+        return not self.allowed and not self.outcomes
 
     @property
-    def outcomes(self) -> dict[str, Outcome]:
+    def by_rule(self) -> dict[str, Outcome]:
         """The outcome of each rule by the rule's name, in rule order."""
-        return {check.terms.name: outcome for check, outcome in zip(self.checks, self.results, strict=True)}
+        return {check.terms.name: outcome for check, outcome in zip(self.checks, self.outcomes, strict=True)}
 
     @property
     def would_refuse(self) -> tuple[str, ...]:
         """The names of the shadow rules that would have refused this request."""
-        pairs = zip(self.checks, self.results, strict=True)
-        return tuple([check.terms.name for check, told in pairs if check.terms.shadow and told.retry_after != 0])
+        pairs = zip(self.checks, self.outcomes, strict=True)
+        return tuple([check.terms.name for check, outcome in pairs if check.terms.shadow and outcome.retry_after != 0])
 
     @property
     def binding(self) -> tuple[Check, Outcome] | None:
-        """The check that decided, with its outcome; None when no rule applied."""
-        pairs = [pair for pair in zip(self.checks, self.results, strict=True) if not pair[0].terms.shadow]
+        """The check of the binding rule, with its outcome; None if no rule applied."""
+        pairs = [pair for pair in zip(self.checks, self.outcomes, strict=True) if not pair[0].terms.shadow]
         refused = [pair for pair in pairs if not pair[1].allowed]
         if refused:
             return max(refused, key=lambda pair: (pair[0].terms.algorithm == BAN, _wait(pair[1])))
@@ -167,14 +179,16 @@ class Decision(NamedTuple):
 
     @property
     def remaining(self) -> int | None:
-        """What the binding rule still allows after this request; None when no rule applied."""
+        """The units that the binding rule still allows after this request; None when no rule applied."""
         pair = self.binding
         return None if pair is None else pair[1].remaining
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds after which the same request passes if nobody else comes: 0.0 when allowed, None for never."""
-        pairs = zip(self.checks, self.results, strict=True)
+        """The seconds after which the same request passes, if no other requests come: 0.0 if it is allowed, None if it
+        never passes.
+        """
+        pairs = zip(self.checks, self.outcomes, strict=True)
         waits = [outcome.retry_after for check, outcome in pairs if not check.terms.shadow]
         if any(wait is NEVER for wait in waits):
             return None
@@ -182,22 +196,38 @@ class Decision(NamedTuple):
 
     @property
     def reset_after(self) -> float:
-        """Seconds until the binding rule's limit is whole again."""
+        """The seconds until the binding rule's limit is full again."""
         pair = self.binding
         return 0.0 if pair is None else pair[1].reset_after / MICROSECOND
 
 
-FORBIDDEN: Final = Decision(allowed=False, checks=(), results=())
-"""What is decided about somebody on the list of those who are denied: no rule is asked, and no store."""
+class RateLimitExceeded(SluicegateError):
+    """A request was refused. `decision` has the rule and the time to wait."""
+
+    code = "SG021"
+
+    def __init__(self, decision: Decision) -> None:
+        if not hasattr(decision, "retry_after"):
+            expected = "give the decision that a limiter returned, as limiter.hit(…) does"
+            given = type(decision).__name__  # the value may name the client
+            raise ConfigurationError("RateLimitExceeded", given, problem="not a decision", expected=expected)
+        self.decision = decision
+        wait = decision.retry_after
+        when = "it can never pass: its cost is above the limit" if wait is None else f"retry after {wait:.16g} seconds"
+        super().__init__(f"rate limit {decision.rule!r} exceeded; {when} [{self.code}]")
+
+
+FORBIDDEN: Final = Decision(allowed=False, checks=(), outcomes=())
+"""The decision about a client on the `deny` list: no rule is checked, and no store is called."""
 
 
 def strikers(checks: tuple[Check, ...], ban: Check) -> list[bool]:
-    """Of each check of a plan, whether its refusal is a strike towards a ban: it names the ban, for this identity."""
+    """Return for each check of a plan whether its refusal is a strike towards this ban of this identity."""
     return [terms.ban is ban.terms and identity == ban.identity for terms, identity, _ in checks]
 
 
 def charged(plan: Plan, outcomes: tuple[Outcome, ...]) -> list[tuple[Check, Outcome]]:
-    """What a store charged for a plan, and can be refunded: nothing unless every check was allowed."""
+    """Return the charges of a plan that a store made and can refund: none unless every check was allowed."""
     if not plan.charge or not all([outcome.allowed for outcome in outcomes]):
         return []
     return [
@@ -208,7 +238,9 @@ def charged(plan: Plan, outcomes: tuple[Outcome, ...]) -> list[tuple[Check, Outc
 
 
 def in_shadow(outcome: Outcome, *, passed: bool) -> Outcome:
-    """The outcome of a shadow check, from how it stands and whether it would have passed: never a refusal."""
+    """Make the outcome of a shadow check from the outcome of a normal check. `passed` says whether the normal check
+    passed. The result is never a refusal.
+    """
     return outcome._replace(allowed=True, retry_after=0 if passed else outcome.retry_after)
 
 

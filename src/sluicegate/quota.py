@@ -1,7 +1,4 @@
-"""Quota: how much per how long. A value, its text and its printer.
-
-This module knows the standard library and the error tree; nothing of rules, algorithms or stores.
-"""
+"""Quota: a number of units per period. This module has the value, its parser and its printer."""
 
 from __future__ import annotations
 
@@ -10,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from sluicegate.errors import QuotaError
 
-if TYPE_CHECKING:  # imported where they are needed, which is seldom: they are a third of the time to import sluicegate
+if TYPE_CHECKING:  # imported only where needed: these imports are a third of the time to import sluicegate
     from datetime import timedelta
     from fractions import Fraction
 
 MAX_LIMIT: Final = 10**15 - 1  # the largest Integer of a Structured Field (RFC 9651 §3.3.1)
-MAX_PERIOD_US: Final = 100 * 365 * 86_400 * 10**6  # now and two of them stay below 2^53, where doubles are exact
+MAX_PERIOD_US: Final = 100 * 365 * 86_400 * 10**6  # a time plus two periods stays below 2^53, where doubles are exact
 
 _SECOND = 1_000_000
-_SPANS: Final = {  # the printer's units, largest first; every one is parsed again
+_SPANS: Final = {  # the units of the printer, largest first; the parser reads each unit
     "week": 604_800 * _SECOND,
     "day": 86_400 * _SECOND,
     "hour": 3_600 * _SECOND,
@@ -27,7 +24,7 @@ _SPANS: Final = {  # the printer's units, largest first; every one is parsed aga
     "millisecond": 1_000,
     "microsecond": 1,
 }
-# Short forms. There is no "ms": "5/ms" is a slip for "5/m", sixty thousand times too generous.
+# Short forms. There is no "ms": "5/ms" would be a typo for "5/m", and allow sixty thousand times as much.
 _SHORT: Final = {"s": "second", "sec": "second", "m": "minute", "min": "minute", "h": "hour", "d": "day", "w": "week"}
 _UNITS: Final = {
     **_SPANS,
@@ -38,8 +35,8 @@ _UNITS: Final = {
 }
 _KNOWN: Final = "use second, minute, hour, day, week, month (30 days) or year (365 days)"
 _FORM: Final = 'write it like "10/minute", "10 per 5 minutes" or "1/second burst 20"'
-LONGEST: Final = 1_000  # characters of a text that is read at all
-_DIGITS: Final = 30  # of a number that is read at all: Python converts no more than 4,300
+LONGEST: Final = 1_000  # a longer text is not read
+_DIGITS: Final = 30  # digits; a longer number is not read: Python converts at most 4,300
 _NUMBER: Final = r"[+-]?[0-9][0-9_.]*"
 _PART: Final = (  # not compiled here: that would be a tenth of the time to import sluicegate
     rf"\s*(?P<limit>{_NUMBER})\s*(?:/|\bper\b)\s*(?:(?P<times>{_NUMBER})\s*)?(?P<unit>[^\W\d_]+)"
@@ -48,11 +45,11 @@ _PART: Final = (  # not compiled here: that would be a tenth of the time to impo
 
 
 class Quota:
-    """So much per so long: `limit` units in any `period`, with an optional `burst`.
+    """A rate: `limit` units in any `period`, with an optional `burst`.
 
-    `period` is given in seconds (or as a timedelta) and kept as whole microseconds in `period_us`.
-    `burst` is for the bucket algorithms only: how many units may pass at once from idle. Note that
-    60 per minute and 1 per second with a burst of 60 are the same bucket. Raises QuotaError.
+    `period` is given in seconds (or as a timedelta) and kept as whole microseconds in `period_us`. `burst` is for the
+    bucket algorithms only: the number of units that may pass at the same moment after an idle time. Note that 60 per
+    minute and 1 per second with a burst of 60 are the same bucket. Raises QuotaError for wrong arguments.
 
     >>> Quota(10, 60) == Quota.parse("10/minute")
     True
@@ -60,7 +57,7 @@ class Quota:
     ('10 per 5 minutes', '1/second burst 20')
     """
 
-    # By hand, for `dataclasses` would be a quarter of the time to import sluicegate.
+    # Not a dataclass: `dataclasses` would be a quarter of the time to import sluicegate.
     __slots__ = ("burst", "limit", "period_us")
     __match_args__ = ("limit", "period_us", "burst")
 
@@ -74,10 +71,10 @@ class Quota:
         object.__setattr__(self, "burst", None if burst is None else _whole(burst, "burst"))
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a Quota cannot be changed; {name!r} is what it was made with")
+        raise AttributeError(f"a Quota cannot be changed; make a new one instead of setting {name!r}")
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a Quota cannot be changed; {name!r} is what it was made with")
+        raise AttributeError(f"a Quota cannot be changed; make a new one instead of setting {name!r}")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Quota) and self._facts() == other._facts()
@@ -99,7 +96,7 @@ class Quota:
 
     @classmethod
     def parse(cls, text: str) -> Quota:
-        """Read one quota from its text; QuotaError for anything that is not exactly one.
+        """Read one quota from its text. Raises QuotaError if the text is not exactly one quota.
 
         >>> Quota.parse("10/5m")
         Quota('10 per 5 minutes')
@@ -107,13 +104,16 @@ class Quota:
         quotas = cls.parse_all(text)
         if len(quotas) != 1:
             raise QuotaError(
-                "quota", text, problem=f"{len(quotas)} quotas where one is wanted", expected="give a single quota"
+                "quota",
+                text,
+                problem=f"{len(quotas)} quotas, but only one is allowed here",
+                expected="give a single quota",
             )
         return quotas[0]
 
     @classmethod
     def parse_all(cls, text: str) -> tuple[Quota, ...]:
-        """Read one or several quotas, separated by `;`, `,` or `|`. All of them hold at once.
+        """Read one or several quotas, separated by `;`, `,` or `|`. All quotas hold at the same time.
 
         >>> Quota.parse_all("10/minute; 1000/day")
         (Quota('10/minute'), Quota('1000/day'))
@@ -126,7 +126,8 @@ class Quota:
 
     @classmethod
     def funnel(cls, capacity: int, leaking_rate: float | Fraction) -> Quota:
-        """A leaky bucket in its own terms: `capacity` units fit, `leaking_rate` units drain each second.
+        """Make a quota from the parameters of a leaky bucket: the bucket holds `capacity` units, and `leaking_rate`
+        units drain each second.
 
         >>> Quota.funnel(capacity=15, leaking_rate=0.5)
         Quota('1 per 2 seconds burst 15')
@@ -139,7 +140,10 @@ class Quota:
             rate = Fraction(0)
         if rate <= 0:
             raise QuotaError(
-                "leaking_rate", leaking_rate, problem="not a positive number", expected="give units per second, as 0.5"
+                "leaking_rate",
+                leaking_rate,
+                problem="not a positive number",
+                expected="give units per second, for example 0.5",
             )
         if rate.numerator > MAX_LIMIT:
             raise QuotaError(
@@ -155,7 +159,7 @@ class Quota:
         return unit if times == 1 else f"{times} {unit}s"
 
     def __str__(self) -> str:
-        """The text that parses back to this very quota."""
+        """Return the text that parses back to this quota."""
         span = self.span
         rate = f"{self.limit} per {span}" if " " in span else f"{self.limit}/{span}"
         return rate if self.burst is None else f"{rate} burst {self.burst}"
@@ -165,7 +169,7 @@ class Quota:
 
 
 def _parse_part(part: str, text: str) -> Quota:
-    """One quota of `text`; errors show the whole text and name the part."""
+    """Parse one part of `text`. Errors show the whole text and the wrong part."""
 
     def error(problem: str, expected: str = _FORM) -> QuotaError:
         return QuotaError("quota", text, problem=problem, expected=expected)
@@ -180,7 +184,7 @@ def _parse_part(part: str, text: str) -> Quota:
         if len(given) > _DIGITS:
             raise error(f"{field} has {len(given)} digits", f"give at most {MAX_LIMIT}")
         if int(given) == 0:
-            raise error(f"{field} is zero", "give 1 or more; to forbid a request altogether refuse it in the view")
+            raise error(f"{field} is zero", "give 1 or more; to refuse every request, refuse it in the view")
         return int(given)
 
     if not part.strip():
@@ -200,7 +204,7 @@ def _parse_part(part: str, text: str) -> Quota:
 
 
 def _seconds(us: int) -> int | Fraction:
-    """Microseconds in seconds, exactly."""
+    """Convert microseconds to exact seconds."""
     if us % _SECOND == 0:
         return us // _SECOND
     from fractions import Fraction
@@ -209,7 +213,7 @@ def _seconds(us: int) -> int | Fraction:
 
 
 def _whole(number: object, field: str) -> int:
-    """A count as an int between 1 and MAX_LIMIT."""
+    """Return a count as an int between 1 and MAX_LIMIT. Raises QuotaError for any other value."""
     if not isinstance(number, int) or isinstance(number, bool):
         raise QuotaError(field, number, problem="not a whole number", expected="give an int, 1 or more")
     if number < 1:
@@ -220,9 +224,9 @@ def _whole(number: object, field: str) -> int:
 
 
 def _microseconds(period: object) -> int:
-    """A period in whole microseconds, between 1 µs and 100 years."""
+    """Convert a period to whole microseconds, between 1 µs and 100 years. Raises QuotaError for any other period."""
     plain = isinstance(period, (int, float)) and not isinstance(period, bool)
-    seconds = cast(float, period) if plain else _told_otherwise(period)
+    seconds = cast(float, period) if plain else _exact_seconds(period)
     try:
         us = round(seconds * _SECOND)
     except (OverflowError, ValueError):
@@ -234,8 +238,8 @@ def _microseconds(period: object) -> int:
     return us
 
 
-def _told_otherwise(period: object) -> Fraction:
-    """Seconds, of a timedelta or a Fraction."""
+def _exact_seconds(period: object) -> Fraction:
+    """Return a period as exact seconds."""
     from datetime import timedelta
     from fractions import Fraction
 

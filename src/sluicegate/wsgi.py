@@ -1,9 +1,9 @@
-"""The adapter for any WSGI application; what it reads from an environ, the Flask adapter reads as well.
+"""The adapter for any WSGI application. The Flask adapter uses its caller.
 
-It asks the gate and either passes the request on, with fields added when the response starts, or answers it. The
-application is called once, and its iterable is handed back as it is, unless something is held until the last byte, or
-the application has still to say how it answers. Nothing that it raises is caught, with one exception: a
-`RateLimitExceeded` that comes before its response has started is answered like a refusal of ours.
+The middleware asks the gate. It either passes the request on and adds fields when the response starts, or refuses it.
+It calls the application once and returns the application's iterable itself, unless the request holds a slot until the
+last byte, or the application has not called start_response yet. It passes exceptions on, except a `RateLimitExceeded`
+before the response has started: it handles that as its own refusal.
 """
 
 from __future__ import annotations
@@ -15,31 +15,32 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from sluicegate.after import Headers, Response
-from sluicegate.awaiting import answers_later, called_at_once, give_up, waits
+from sluicegate.awaiting import async_mismatch, close_unawaited, is_async, waits
 from sluicegate.clock import epoch_seconds
-from sluicegate.ending import Ending
-from sluicegate.errors import RateLimitExceeded, RuleError
-from sluicegate.gate import Gate
-from sluicegate.http import Fields, denial, denial_fields, merge, response_fields
-from sluicegate.passage import Passage, Place, warn_of_twice
-from sluicegate.plan import Decision
-from sluicegate.rule import Rule
-from sluicegate.settings import Settings, hide
+from sluicegate.errors import RuleError
+from sluicegate.plan import Decision, RateLimitExceeded
+from sluicegate.rules.response import Headers, Response
+from sluicegate.rules.rule import Rule
+from sluicegate.web.endpoint import Endpoint
+from sluicegate.web.gate import Gate
+from sluicegate.web.http import Fields, denial, fields_for, merge
+from sluicegate.web.request_state import RequestState, warn_of_twice
+from sluicegate.web.settings import Settings, hide
+from sluicegate.web.settlement import Settlement
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None] | None
 
-KEY: Final = "sluicegate.passage"
-_NOWHERE: Final = Place()
-_RAISED: Final[list[bytes]] = []  # stands for what an application would have returned
-_WITHOUT_HTTP: Final = ("CONTENT_TYPE", "CONTENT_LENGTH")  # the two headers that PEP 3333 names otherwise
+KEY: Final = "sluicegate.state"
+_NOWHERE: Final = Endpoint()
+_RAISED: Final[list[bytes]] = []  # instead of the iterable, while the application has returned none
+_WITHOUT_HTTP: Final = ("CONTENT_TYPE", "CONTENT_LENGTH")  # the two headers without HTTP_ in PEP 3333
 
 
 class WsgiCaller:
-    """What an environ tells about who is asking."""
+    """The client of a request, read from its environ."""
 
     __slots__ = ("environ",)
 
@@ -48,12 +49,12 @@ class WsgiCaller:
 
     @property
     def native(self) -> Any:
-        """The environ itself; the Flask adapter gives its own request."""
+        """The environ itself. The Flask adapter returns its request instead."""
         return self.environ
 
     @property
     def method(self) -> str:
-        """The method, in capitals: there are servers and applications that take it in any case."""
+        """The method in capitals, because some servers and applications accept it in any case."""
         return str(self.environ.get("REQUEST_METHOD", "GET")).upper()
 
     @property
@@ -63,26 +64,26 @@ class WsgiCaller:
 
     @property
     def peer(self) -> str | None:
-        """The address of the socket's other end; empty on a unix socket."""
+        """The address of the client's end of the socket; empty on a unix socket."""
         return self.environ.get("REMOTE_ADDR")
 
     def header(self, name: str) -> Sequence[str]:
-        """A header; servers have joined its lines already."""
+        """Return a header as one line: the server has joined its lines."""
         key = name.upper().replace("-", "_")
         value = self.environ.get(key if key in _WITHOUT_HTTP else f"HTTP_{key}")
         return () if value is None else (value,)
 
     def path_value(self, name: str) -> str | None:
-        """A bare WSGI application tells nothing of its routes."""
+        """Return None: a bare WSGI application has no named routes."""
         return None
 
     def user(self) -> Hashable | None:
-        """The user that the server has authenticated."""
+        """Return the user that the server has authenticated."""
         return self.environ.get("REMOTE_USER") or None
 
 
-class _Served(Passage):
-    """The passage of one request, and whether its response has started."""
+class _Served(RequestState):
+    """The state of one request, and whether its response has started."""
 
     __slots__ = ("started",)
 
@@ -94,9 +95,9 @@ class _Served(Passage):
 class RateLimitMiddleware:
     """Limits every request of a WSGI application.
 
-    Options are those of `sluicegate.settings.Settings`; or hand over a whole `settings`. Wrong ones raise here, at
-    start-up. `on_denied(environ, decision)` returns a WSGI application that answers. The application finds what was
-    decided in `environ["sluicegate.passage"].decision`.
+    Give the options of `sluicegate.Settings`, or a whole `settings`. Wrong options raise here, at start-up.
+    `on_denied(environ, decision)` returns a WSGI application for the response. That application finds the decision in
+    `environ["sluicegate.state"].decision`.
     """
 
     def __init__(self, app: WSGIApplication, *, settings: Settings | None = None, **options: Any) -> None:
@@ -107,8 +108,8 @@ class RateLimitMiddleware:
             if isinstance(rule, Rule) and rule.route is not None:
                 problem, expected = "a bare WSGI application has no named routes", 'give a path such as "/api/*"'
                 raise RuleError(f"rule {rule.name!r}: route", rule.route, problem=problem, expected=expected)
-        if answers_later(self.settings.on_denied):
-            raise called_at_once("on_denied", self.settings.on_denied)
+        if is_async(self.settings.on_denied):
+            raise async_mismatch("on_denied", self.settings.on_denied)
         for key in (self.settings.key, *[getattr(rule, "key", None) for rule in self.settings.rules]):
             for part in key if isinstance(key, tuple) else (key,):
                 if isinstance(part, str) and part.startswith("path:"):
@@ -118,130 +119,132 @@ class RateLimitMiddleware:
         self._bounds = self.gate.bind(_NOWHERE)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        passage = _Served(self.gate)
-        tell = self._telling(passage, start_response)
+        state = _Served(self.gate)
+        respond = self._adding_fields(state, start_response)
         if self.settings.enabled and (self._bounds or self.gate.denies):
             decision = self.gate.decide(WsgiCaller(environ), self._bounds)
             warn_of_twice(environ.get(KEY), self.gate, decision)
-            environ[KEY] = passage
-            passage.note(decision)
+            environ[KEY] = state
+            state.note(decision)
             if decision is not None and not decision.allowed:
-                return self._refuse(environ, decision, tell=tell, start=start_response)
-        return self._pass(passage, environ, tell)
+                return self._refuse(environ, decision, respond=respond, raw=start_response)
+        return self._pass(state, environ, respond)
 
     def close(self) -> None:
         """Close what the settings made this middleware open."""
         self.gate.close()
 
     def _refuse(
-        self, environ: WSGIEnvironment, decision: Decision, *, tell: StartResponse, start: StartResponse | None = None
+        self,
+        environ: WSGIEnvironment,
+        decision: Decision,
+        *,
+        respond: StartResponse,
+        raw: StartResponse | None = None,
     ) -> Iterable[bytes]:
-        """Answer with what `on_denied` gives, or with our own answer. Through `start` it goes out as it is."""
+        """Return the response of `on_denied`, or our own, which `raw` starts without adding fields."""
         if self.settings.on_denied is not None:
             own: WSGIApplication = self.settings.on_denied(environ, decision)
             if waits(own):
-                give_up(own)
-                raise called_at_once("on_denied", self.settings.on_denied)
-            return own(environ, tell)
+                close_unawaited(own)
+                raise async_mismatch("on_denied", self.settings.on_denied)
+            return own(environ, respond)
         caller = WsgiCaller(environ)
         accept = ",".join(caller.header("accept"))
         answer = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
         status = f"{answer.status} {HTTPStatus(answer.status).phrase}"
-        if start is None:
-            tell(status, list(answer.fields[:2]))  # those about the body; it adds the others
+        if raw is None:
+            respond(status, answer.body_fields)  # `respond` adds the others
         else:
-            start(status, list(answer.fields))
+            raw(status, answer.all_fields)
         return [b"" if caller.method == "HEAD" else answer.body]
 
-    def _pass(self, passage: _Served, environ: WSGIEnvironment, tell: StartResponse) -> Iterable[bytes]:
-        """Call the application. Only a request that owes something is looked after until it is over."""
-        ending = cast("Ending | None", passage.ending)
-        if ending is None:
-            return self._call(passage, environ, tell)
+    def _pass(self, state: _Served, environ: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
+        """Call the application. If some charges depend on the response, settle them when the request ends."""
+        settlement = cast("Settlement | None", state.settlement)
+        if settlement is None:
+            return self._call(state, environ, respond)
         chunks: Iterable[bytes] = _RAISED
-        try:  # no `except`: whatever the application raises is its own
-            chunks = self._call(passage, environ, tell)
+        try:  # no `except`: the application's exceptions pass
+            chunks = self._call(state, environ, respond)
         finally:
             if chunks is _RAISED:
-                ending.over(sys.exception())
-        return Attended(chunks, ending) if ending.holds or not ending.answered_once else chunks
+                settlement.over(sys.exception())
+        return SettlingBody(chunks, settlement) if settlement.holds or not settlement.answered_once else chunks
 
-    def _call(self, passage: _Served, environ: WSGIEnvironment, tell: StartResponse) -> Iterable[bytes]:
-        """Call the application, and answer the refusal that it may raise instead of starting a response."""
+    def _call(self, state: _Served, environ: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
+        """Call the application. If it raises a refusal before a response has started, return the refusal."""
         try:
-            chunks = self.app(environ, tell)
+            chunks = self.app(environ, respond)
         except RateLimitExceeded as error:
-            if passage.started:
+            if state.started:
                 raise
             raised = error.decision
         else:
-            if passage.started:
+            if state.started:
                 return chunks
-            return _Unstarted(chunks, passage, partial(self._exceeded, passage, environ, tell=tell))
-        return self._exceeded(passage, environ, raised, tell=tell)
+            return _Unstarted(chunks, state, partial(self._exceeded, state, environ, respond=respond))
+        return self._exceeded(state, environ, raised, respond=respond)
 
     def _exceeded(
-        self, passage: _Served, environ: WSGIEnvironment, raised: Decision, *, tell: StartResponse
+        self, state: _Served, environ: WSGIEnvironment, raised: Decision, *, respond: StartResponse
     ) -> Iterable[bytes]:
-        """Answer a refusal that the application has raised, together with what was decided before."""
-        decision = raised._replace(allowed=False) if raised else raised  # what is raised is a refusal
-        if raised is passage.decision or decision.forbidden:
-            passage.decision = decision
+        """Return the response to a refusal that the application raised. The fields also cover the earlier decisions."""
+        decision = raised._replace(allowed=False) if raised else raised  # a raised decision is a refusal
+        if raised is state.decision or decision.forbidden:
+            state.decision = decision
         else:
-            passage.note(decision)
-        return self._refuse(environ, cast("Decision", passage.decision), tell=tell)
+            state.note(decision)
+        return self._refuse(environ, cast("Decision", state.decision), respond=respond)
 
-    def _telling(self, passage: _Served, start_response: StartResponse) -> StartResponse:
-        """A start_response that adds the fields of the decision, also to what `on_denied` answers."""
+    def _adding_fields(self, state: _Served, start_response: StartResponse) -> StartResponse:
+        """Return a start_response that adds the fields of the decision, also to the response of `on_denied`."""
 
-        def tell(status: str, headers: Fields, exc_info: ExcInfo = None) -> Callable[[bytes], object]:
-            passage.started = True
-            if passage.ending is not None:  # also a second time, when an error takes the place of the first answer
+        def respond(status: str, headers: Fields, exc_info: ExcInfo = None) -> Callable[[bytes], object]:
+            state.started = True
+            if state.settlement is not None:  # also at the second call, when an error replaces the first response
                 answer = Response(int(status[:3]), Headers(headers))
-                passage.regain(cast("Ending", passage.ending).answered(answer))
-            decision = passage.decision
+                state.regain(cast("Settlement", state.settlement).answered(answer))
+            decision = state.decision
             if decision is not None:
-                told = response_fields if decision.allowed else denial_fields
-                fields = told(decision, self.settings.headers, epoch=epoch_seconds(), status=int(status[:3]))
+                fields = fields_for(decision, self.settings.headers, epoch=epoch_seconds(), status=int(status[:3]))
                 headers = merge(headers, fields) if fields else headers
             return start_response(status, headers, exc_info)
 
-        return tell
+        return respond
 
 
-class Attended:
-    """The body of a request that owes something until it is over: what is held is renewed as it is sent."""
+class SettlingBody:
+    """The body of a response that settles when it ends. While it is sent, held charges are renewed."""
 
-    def __init__(self, chunks: Iterable[bytes], ending: Ending) -> None:
+    def __init__(self, chunks: Iterable[bytes], settlement: Settlement) -> None:
         self._chunks = chunks
-        self._ending = ending
+        self._settlement = settlement
 
     def __iter__(self) -> Iterator[bytes]:
         try:
             for chunk in self._chunks:
-                self._ending.going_on()
+                self._settlement.going_on()
                 yield chunk
         finally:
-            self._ending.over(sys.exception())
+            self._settlement.over(sys.exception())
 
     def close(self) -> None:
-        """Close the application's own iterable. The server calls this whether it has sent everything or not."""
+        """Close the application's iterable. The server calls this even if it could not send everything."""
         try:
             close = getattr(self._chunks, "close", None)
             if close is not None:
                 close()
         finally:
-            self._ending.ended()
+            self._settlement.ended()
 
 
 class _Unstarted:
-    """The body of an application that has not called start_response yet, as a generator does with its first step."""
+    """The body of an application that has not called start_response yet: a generator calls it in its first step."""
 
-    def __init__(
-        self, chunks: Iterable[bytes], passage: _Served, refuse: Callable[[Decision], Iterable[bytes]]
-    ) -> None:
+    def __init__(self, chunks: Iterable[bytes], state: _Served, refuse: Callable[[Decision], Iterable[bytes]]) -> None:
         self._chunks = chunks
-        self._passage = passage
+        self._state = state
         self._refuse = refuse
 
     def __iter__(self) -> Iterator[bytes]:
@@ -249,7 +252,7 @@ class _Unstarted:
             yield from self._chunks
             return
         except RateLimitExceeded as error:
-            if self._passage.started:
+            if self._state.started:
                 raise
             raised = error.decision
         self.close()
@@ -257,7 +260,7 @@ class _Unstarted:
         yield from self._chunks
 
     def close(self) -> None:
-        """Close the application's own iterable, or that of the refusal."""
+        """Close the application's iterable, or that of the refusal."""
         close = getattr(self._chunks, "close", None)
         if close is not None:
             close()

@@ -1,1 +1,1 @@
-"""What runs in the process of a framework's tests: one recorder for each test runner, one module for each insertion."""
+"""Modules that run in the process of a framework's tests: the recorders, and a module for each insertion."""

@@ -1,7 +1,7 @@
-"""A pytest plugin: sluicegate.asgi around whatever a TestClient gets, and around every ASGI application of Starlette's
-that a test calls by hand, with the scope that it makes.
+"""Pytest plugin: sluicegate.asgi around each TestClient's application, and around each ASGI application of Starlette
+that a test calls directly.
 
-Applications are responses, routes, routers and middleware as well. Inside of another one they are left alone.
+Responses, routes, routers and middleware are ASGI applications too. Inside a wrapped one they are not wrapped again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import starlette
 from starlette.testclient import TestClient
 
-from sluicegate.asgi import RateLimitMiddleware, passage_of
+from sluicegate.asgi import RateLimitMiddleware, state_of
 from suites.inside.limits import OPTIONS
 
 _ASGI = ["self", "scope", "receive", "send"]
@@ -31,7 +31,7 @@ def _open_limited(self: TestClient, app: Any, *args: Any, **kwargs: Any) -> None
 
 
 def _applications() -> Iterator[type]:
-    """Every class of Starlette's whose instances are ASGI applications."""
+    """Every class of Starlette whose instances are ASGI applications."""
     for module in pkgutil.walk_packages(starlette.__path__, "starlette."):
         if module.name == TestClient.__module__:
             continue
@@ -46,7 +46,7 @@ def _limited(call: Any) -> Any:
     @wraps(call)
     async def limited(self: Any, scope: Any, receive: Any, send: Any) -> None:
         app = partial(call, self)
-        await (app if passage_of(scope) else RateLimitMiddleware(app, **OPTIONS))(scope, receive, send)
+        await (app if state_of(scope) else RateLimitMiddleware(app, **OPTIONS))(scope, receive, send)
 
     return limited
 

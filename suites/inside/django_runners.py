@@ -1,6 +1,6 @@
-"""Django's test runner, recording; and others that insert the middleware.
+"""Django test runners: one records the results, the others also insert the middleware.
 
-Tests change `settings.MIDDLEWARE`, and test checks of it. Only handlers are shown another one, always with ours in it.
+Tests change `settings.MIDDLEWARE`, and test Django's checks of it. So only request handlers read the changed list.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Recorded(unittest.TextTestResult):
 
     def addUnexpectedSuccess(self, test: Any) -> None:  # noqa: N802
         super().addUnexpectedSuccess(test)
-        write_test(test.id(), FAILED, "passes, and should not")
+        write_test(test.id(), FAILED, "passed, but was expected to fail")
 
     def addError(self, test: Any, err: Any) -> None:  # noqa: N802
         super().addError(test, err)
@@ -54,7 +54,7 @@ def _why(err: Any) -> str:
 
 
 class Plain(DiscoverRunner):
-    """Records."""
+    """Records the result of every test."""
 
     def get_resultclass(self) -> type[unittest.TextTestResult]:
         return _Recorded
@@ -65,8 +65,8 @@ class Plain(DiscoverRunner):
         return result
 
 
-class _Shown:
-    """The settings as handlers see them."""
+class _HandlerSettings:
+    """Django's settings for its request handlers, with the middleware inserted."""
 
     def __init__(self, *, first: bool) -> None:
         self._first = first
@@ -87,7 +87,7 @@ class First(Plain):
 
     def setup_test_environment(self, **kwargs: Any) -> None:
         super().setup_test_environment(**kwargs)
-        vars(base)["settings"] = _Shown(first=self.first)
+        vars(base)["settings"] = _HandlerSettings(first=self.first)
 
 
 class Last(First):

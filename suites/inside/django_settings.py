@@ -1,4 +1,4 @@
-"""The settings of Django's tests, with sluicegate's beside them. SUITES_RUNNER names the test runner."""
+"""The settings of Django's tests, with sluicegate's added. SUITES_RUNNER names the test runner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pytest plugin: a RateLimiter on every Flask application."""
+"""Pytest plugin: a RateLimiter on every Flask application."""
 
 from __future__ import annotations
 

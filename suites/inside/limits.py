@@ -1,4 +1,4 @@
-"""The options of every insertion: limits that nothing reaches. Counts what the memory stores are asked."""
+"""The options of every insertion: limits that no test reaches. Counts the calls of the memory stores."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from sluicegate.concurrency import Concurrency
 from sluicegate.plan import Outcome, Plan
-from sluicegate.rule import Rule
+from sluicegate.rules.rule import Rule
 from sluicegate.stores.memory import MemoryStore
 from suites.inside.record import write
 
-# Without fields in the responses: there are tests of all that stands in a response.
+# No RateLimit fields: some tests compare whole responses.
 OPTIONS: Final[dict[str, Any]] = {"default_limits": ["1000000000/day"], "headers": None}
 
-# What a request can be asked for, what its response can give back, and what is held until its end.
+# One rule reads the request, one refunds by the response, and one holds a slot until the end.
 RULES: Final = (
     Rule(name="asked", quota="1000000000/day", key=("ip", "header:Accept"), methods=["GET", "POST"], path="/*"),
     Rule(name="answered", quota="1000000000/day", key="ip", refund_when=lambda response: response.status_code >= 400),
@@ -27,14 +27,14 @@ if os.environ["SUITES_RULES"]:
 _run = MemoryStore.run
 
 
-class _Asked:
-    """How often the stores of this process were asked."""
+class _Calls:
+    """The number of calls of the stores in this process."""
 
     times = 0
 
 
 def _run_counted(self: MemoryStore, plan: Plan) -> tuple[Outcome, ...]:
-    _Asked.times += 1
+    _Calls.times += 1
     return _run(self, plan)
 
 
@@ -43,4 +43,4 @@ MemoryStore.run = _run_counted  # type: ignore[method-assign]
 
 @atexit.register
 def _write_count() -> None:
-    write(requests=_Asked.times)
+    write(requests=_Calls.times)

@@ -1,4 +1,4 @@
-"""Writes what became of each test into the file that SUITES_RESULTS names; as a plugin it does so for pytest."""
+"""Recorder: writes the result of each test to the file that SUITES_RESULTS names. It is also a pytest plugin."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pytest
 
 from suites.outcomes import FAILED, PASSED, SKIPPED
 
-_FILE: Final = os.open(os.environ["SUITES_RESULTS"], os.O_WRONLY | os.O_APPEND)  # now: tests clear the environment
+_FILE: Final = os.open(
+    os.environ["SUITES_RESULTS"], os.O_WRONLY | os.O_APPEND
+)  # at import: tests clear the environment
 _LOG: Final = os.dup(2)  # pytest captures what the tests print
-_SILENCE: Final = 150  # seconds without a result; then the run stops, and its log shows where
+_SILENCE: Final = 150  # seconds without a result until the run stops; its log then has the traceback
 
 
 def _wait_for_next() -> None:
@@ -21,18 +23,18 @@ def _wait_for_next() -> None:
 
 
 def write(**entry: Any) -> None:
-    """One line. Written at once, because a run may end at any test."""
+    """Write one line. It is not buffered, because a run may end at any test."""
     _wait_for_next()
     os.write(_FILE, json.dumps(entry).encode() + b"\n")
 
 
 def write_test(name: str, outcome: str, why: str = "") -> None:
-    """What became of one test."""
+    """Write the result of one test."""
     write(test=name, outcome=outcome, why=why)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Setup, body and teardown are reported each on its own; a setup or teardown that passes says nothing."""
+    """Record one phase. pytest reports setup, call and teardown; a setup or teardown that passes is not written."""
     if report.outcome == "passed":
         if report.when == "call":
             write_test(report.nodeid, PASSED)
@@ -43,13 +45,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """A module that cannot be imported."""
+    """Record a module that cannot be imported."""
     if report.failed:
         write_test(report.nodeid, FAILED, _why_failed(report.longreprtext))
 
 
 def pytest_sessionfinish(exitstatus: int) -> None:
-    """All tests were run, unless pytest itself failed."""
+    """Record the end of the run: all tests ran, unless pytest itself failed."""
     if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         write(ended=True)
 
@@ -61,7 +63,7 @@ def _why_skipped(report: pytest.TestReport) -> str:
 
 
 def _why_failed(text: str) -> str:
-    """pytest begins the lines of the error with E."""
+    """The first line of the error. pytest starts the error's lines with E."""
     lines = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
     return next(iter(lines or text.splitlines()[-1:]), "")
 

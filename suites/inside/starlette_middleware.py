@@ -1,6 +1,6 @@
-"""A pytest plugin: sluicegate.starlette in every application of Starlette, and around all else that a TestClient gets.
+"""Pytest plugin: sluicegate.starlette in every Starlette application, and around any other one of a TestClient.
 
-An application gets the middleware when it builds its stack, before the user's own, where `add_middleware` puts it.
+The middleware is added when the application builds its stack, outside the user's own, as `add_middleware` does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A pytest plugin: sluicegate.wsgi around every Flask application. One middleware serves all, and keeps none alive."""
+"""Pytest plugin: sluicegate.wsgi around every Flask application. One middleware serves all and references none."""
 
 from __future__ import annotations
 

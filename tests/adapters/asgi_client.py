@@ -1,4 +1,4 @@
-"""An ASGI server of a few lines, strict about the protocol, that mounts an application under /app."""
+"""A small ASGI server that checks the protocol and mounts an application under /app."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from urllib.parse import unquote
 
 import anyio
 
-from sluicegate.testing.adapter import Answer, Headers
+from sluicegate.testing.client import Answer, Headers
 
-MOUNT = "/app"  # so that prefix bugs cannot hide
+MOUNT = "/app"  # to find bugs with prefixes
 App = Callable[..., Awaitable[None]]
 DENIAL: dict[str, Any] = {"websocket.http.response": {}}
 
@@ -23,7 +23,7 @@ def make_scope(
     peer: str | None = "198.51.100.9",
     **more: Any,
 ) -> dict[str, Any]:
-    """What a server makes of a request: every header line apart, names in lower case, no client without a peer."""
+    """The scope that a server makes: each header line separate, names in lower case, no client without a peer."""
     target, _, query = path.partition("?")
     scope = {
         "type": "http",
@@ -47,12 +47,12 @@ def make_scope(
 
 
 def _bytes(value: str) -> bytes:
-    """A header's value as a client sends it: text beyond latin-1 is what came as latin-1 already."""
+    """The bytes of a header value: ASCII text becomes latin-1 bytes, other text UTF-8."""
     return value.encode("latin-1") if value.isascii() else value.encode()
 
 
 class Handshake(NamedTuple):
-    """What became of a WebSocket handshake: accepted, denied by a response, or closed."""
+    """The result of a WebSocket handshake: accepted, denied by a response, or closed."""
 
     accepted: bool
     answer: Answer | None = None
@@ -61,7 +61,7 @@ class Handshake(NamedTuple):
 
 
 class Server:
-    """One connection as its server sees it. What the application sends is checked; what it receives is counted."""
+    """The server's side of one connection. It checks what the application sends and counts what it receives."""
 
     def __init__(self, scope: dict[str, Any], body: bytes = b"") -> None:
         self.scope = scope
@@ -120,7 +120,7 @@ class Server:
 
 
 class AsgiClient:
-    """The exam's client for any ASGI application. Each request has an event loop of its own, as strict as can be."""
+    """The exam's client for any ASGI application. Each request runs in its own event loop, in debug mode."""
 
     def __init__(self, app: App, calls: list[str] | None = None, *, backend: str = "asyncio") -> None:
         self.app = app
@@ -153,7 +153,7 @@ class AsgiClient:
         return self.serve(scope).handshake
 
     def serve(self, scope: dict[str, Any], body: bytes = b"", *, raising: bool = False) -> Server:
-        """One connection from beginning to end."""
+        """One complete connection."""
         server = Server(scope, body)
 
         async def main() -> None:
@@ -163,7 +163,7 @@ class AsgiClient:
         return server
 
     def live(self, *events: str) -> list[Any]:
-        """What the application answers to the server's lifespan: startup, and shutdown if it is asked to."""
+        """The application's answers to the lifespan messages: startup, and shutdown if given."""
         coming = [{"type": f"lifespan.{event}"} for event in events]
         sent: list[Any] = []
 

@@ -1,6 +1,6 @@
-"""A Django project in one module: settings, routes and views for the adapter's tests, and two servers to speak to it.
+"""A Django project in one module: settings, routes and views for the adapter's tests, served by WSGI and by ASGI.
 
-`settings.configure` stands here and nowhere else. Each test says what SLUICEGATE and MIDDLEWARE are by `serving(...)`.
+Only this module calls `settings.configure`. Each test sets SLUICEGATE and MIDDLEWARE by `serving(...)`.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from django.utils.asyncio import async_unsafe  # noqa: E402
 from django.views.decorators.http import require_http_methods  # noqa: E402
 
 from sluicegate.django import exempt, limit  # noqa: E402
-from sluicegate.testing.adapter import Answer, Headers  # noqa: E402
-from sluicegate.testing.after import wrong  # noqa: E402
+from sluicegate.testing.charges import wrong  # noqa: E402
+from sluicegate.testing.client import Answer, Headers  # noqa: E402
 
 MOUNT = "/app"  # so that prefix bugs cannot hide
 CALLS: list[str] = []
 
 
 class User:
-    """A user without a database: what a project's own backend may well return."""
+    """A user without a database, as a project's own backend may return."""
 
     is_authenticated = True
 
@@ -62,7 +62,7 @@ class User:
 
 
 class Backend(BaseBackend):
-    """Finds users where a database would: not on an event loop."""
+    """Finds users like a database does: not on an event loop."""
 
     @async_unsafe
     def get_user(self, user_id: Any) -> Any:
@@ -124,28 +124,28 @@ def exempted(request: HttpRequest) -> HttpResponse:
 def stream(request: HttpRequest) -> StreamingHttpResponse:
     note("stream")
 
-    async def later() -> AsyncIterator[str]:
+    async def async_chunks() -> AsyncIterator[str]:
         yield "one"
         yield "two"
 
-    def now() -> Iterator[str]:
+    def chunks() -> Iterator[str]:
         yield "one"
         yield "two"
 
-    return StreamingHttpResponse(later() if hasattr(request, "scope") else now())
+    return StreamingHttpResponse(async_chunks() if hasattr(request, "scope") else chunks())
 
 
 def slow(request: HttpRequest) -> StreamingHttpResponse:
-    async def later() -> AsyncIterator[str]:
-        for chunk in now():
+    async def async_chunks() -> AsyncIterator[str]:
+        for chunk in chunks():
             yield chunk
 
-    def now() -> Iterator[str]:
+    def chunks() -> Iterator[str]:
         for chunk in ("one", "two", "three"):
             note(chunk)
             yield chunk
 
-    return StreamingHttpResponse(later() if hasattr(request, "scope") else now())
+    return StreamingHttpResponse(async_chunks() if hasattr(request, "scope") else chunks())
 
 
 @limit("2/minute", charge_when=wrong, scope="guess")
@@ -190,7 +190,7 @@ urlpatterns = [
 
 
 def by_wsgi(app: Any, request: dict[str, Any], body: bytes) -> Answer:
-    """Call a WSGI application as a server does, and read the whole response."""
+    """Call a WSGI application like a server, and read the whole response."""
     environ: dict[str, Any] = {
         "REQUEST_METHOD": request["method"],
         "SCRIPT_NAME": MOUNT,
@@ -220,7 +220,7 @@ def by_wsgi(app: Any, request: dict[str, Any], body: bytes) -> Answer:
 
 
 def by_asgi(app: Any, request: dict[str, Any], body: bytes) -> Answer:
-    """Call an ASGI application as a server does, on a loop of its own, and read the whole response."""
+    """Call an ASGI application like a server, on its own event loop, and read the whole response."""
     return asyncio.run(call_asgi(app, request, body))
 
 
@@ -242,7 +242,7 @@ async def call_asgi(app: Any, request: dict[str, Any], body: bytes = b"") -> Ans
 
     async def receive() -> Any:
         if not incoming:
-            await done.wait()  # a client that stays until the end
+            await done.wait()  # the client stays connected until the end
             return {"type": "http.disconnect"}
         return incoming.pop()
 
@@ -257,11 +257,11 @@ async def call_asgi(app: Any, request: dict[str, Any], body: bytes = b"") -> Ans
 
 
 class Site:
-    """The project behind one of the two servers."""
+    """The project, served by WSGI or by ASGI."""
 
-    def __init__(self, *, later: bool) -> None:
-        self.later = later
-        self.app: Any = get_asgi_application() if later else get_wsgi_application()
+    def __init__(self, *, asgi: bool) -> None:
+        self.asgi = asgi
+        self.app: Any = get_asgi_application() if asgi else get_wsgi_application()
         self.calls = CALLS
         self.calls.clear()
 
@@ -269,7 +269,7 @@ class Site:
         self, method: str, path: str, *, headers: Headers = (), peer: str | None = "198.51.100.9", body: bytes = b""
     ) -> Answer:
         asked = {"method": method, "path": path, "headers": headers, "peer": peer}
-        return (by_asgi if self.later else by_wsgi)(self.app, asked, body)
+        return (by_asgi if self.asgi else by_wsgi)(self.app, asked, body)
 
     def statuses(self, *asked: str, **options: Any) -> list[int]:
         """The statuses of these requests, each a path or "METHOD path"."""
@@ -280,15 +280,15 @@ class Site:
 @contextmanager
 def serving(
     *,
-    later: bool,
+    asgi: bool,
     middleware: Sequence[str] = (OURS,),
     urls: Sequence[Any] | None = None,
     django_settings: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Site]:
-    """The project with these settings of SLUICEGATE, on WSGI or ASGI, with other routes if they are given."""
+    """The project with these SLUICEGATE settings, on WSGI or ASGI, and with these routes if they are given."""
     changed: dict[str, Any] = {"MIDDLEWARE": list(middleware), "SLUICEGATE": options, **(django_settings or {})}
     if urls is not None:
-        changed["ROOT_URLCONF"] = tuple(urls)  # Django takes a list of patterns too; it has to be hashable
+        changed["ROOT_URLCONF"] = tuple(urls)  # a list of patterns instead of a module; Django needs it hashable
     with override_settings(**changed):
-        yield Site(later=later)
+        yield Site(asgi=asgi)

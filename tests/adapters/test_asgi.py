@@ -1,4 +1,4 @@
-"""The bare ASGI middleware: the exam, by rules for paths, and what ASGI asks (C and ST of our checklist)."""
+"""The plain ASGI middleware: the exam with rules for paths, and the ASGI items of the checklist (C and ST)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from sluicegate import ManualClock, Rule
 from sluicegate.asgi import AsgiCaller, RateLimitMiddleware
 from sluicegate.errors import SettingsError
 from sluicegate.identity import identity_text
-from sluicegate.testing import Awaited, BrokenStore
-from sluicegate.testing.adapter import AdapterClient, AdapterExam
-from sluicegate.testing.after import wrong
+from sluicegate.testing import AsyncAdapter, BrokenStore
+from sluicegate.testing.adapter import AdapterExam
+from sluicegate.testing.charges import wrong
+from sluicegate.testing.client import AdapterClient
 from tests.adapters.asgi_client import MOUNT, AsgiClient, make_scope
 from tests.adapters.wsgi_client import Recorder, addresses, check_fields
 
@@ -33,7 +34,7 @@ Send = Callable[[Any], Any]
 
 
 def make_app(calls: list[str]) -> Any:
-    """The exam's application, as plain as ASGI can be."""
+    """The exam's application in plain ASGI."""
 
     async def app(scope: Any, receive: Any, send: Send) -> None:
         path = scope["path"].removeprefix(MOUNT)
@@ -76,7 +77,7 @@ def respond(method: str, path: str, calls: list[str]) -> tuple[int, list[bytes],
 
 
 class TestASGI(AdapterExam):
-    later = True
+    is_async = True
     charges_preflights = True
     backend = "asyncio"
 
@@ -86,7 +87,7 @@ class TestASGI(AdapterExam):
         return AsgiClient(RateLimitMiddleware(make_app(calls), rules=rules, **options), calls, backend=self.backend)
 
     def test_override_scope_methods_exempt_and_path_keys(self) -> None:
-        """Without decorators nothing is exempt and no default overridden; the other half holds by rules."""
+        """Without decorators nothing is exempt and no default is overridden. Rules do the rest."""
         client = self.client(clock=ManualClock())
         assert [client.request("GET", f"/shared/{name}").status for name in "aba"] == [200, 200, 429]
         assert [client.request(method, "/posted").status for method in ("GET", "POST", "GET", "POST")] == [200] * 3 + [
@@ -100,7 +101,7 @@ class TestASGIOnTrio(TestASGI):
 
 
 async def hello(scope: Any, receive: Any, send: Send) -> None:
-    """Answers HTTP, accepts sockets, knows no lifespan."""
+    """An application that handles HTTP, accepts sockets, and has no lifespan."""
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.accept", "headers": [(b"x-own", b"1")]})
@@ -114,10 +115,10 @@ def limited(app: Any = hello, **options: Any) -> AsgiClient:
     return AsgiClient(RateLimitMiddleware(app, **{"default_limits": ["1/minute"], "clock": ManualClock(), **options}))
 
 
-# ---- what ASGI asks ----------------------------------------------------------------------------------------------
+# ---- what ASGI requires ------------------------------------------------------------------------------------------
 
 
-def test_st01_other_scopes_pass_untouched() -> None:
+def test_st01_other_scopes_pass_unchanged() -> None:
     seen: list[Any] = []
 
     async def app(*call: Any) -> None:
@@ -149,7 +150,7 @@ def test_c16_the_gate_is_closed_with_the_application_and_a_given_store_is_not() 
             await send({"type": f"lifespan.{event}.complete"})
 
     given = Recorder()
-    client = limited(app, store=Awaited(given), clock=None)
+    client = limited(app, store=AsyncAdapter(given), clock=None)
     assert [each["type"] for each in client.live("startup", "shutdown")] == [
         "lifespan.startup.complete",
         "lifespan.shutdown.complete",
@@ -174,7 +175,7 @@ def test_st02_a_refusal_does_not_read_the_body() -> None:
     assert (server.answer.status, server.received) == (429, 0)
 
 
-def test_st15_the_scope_gets_nothing_but_our_state() -> None:
+def test_st15_only_our_state_is_added_to_the_scope() -> None:
     scope = make_scope()
     before = {**scope, "state": {}}
     limited().serve(scope)
@@ -207,7 +208,7 @@ def test_the_messages_of_the_application_are_not_changed_in_place() -> None:
     ],
     ids=["another's", "same name", "retry-after"],
 )
-def test_c06_fields_that_the_application_has_sent_are_kept(own: Any, field: str, expect: str) -> None:
+def test_c06_fields_of_the_application_are_kept(own: Any, field: str, expect: str) -> None:
     answer = limited().get("/", answer=own)
     assert answer.one(field) == expect
 
@@ -224,7 +225,7 @@ def test_c18_two_limiters_make_one_list_of_unique_names() -> None:
 # ---- WebSockets --------------------------------------------------------------------------------------------------
 
 
-def test_st05_a_refused_handshake_is_answered_by_429_where_the_server_can() -> None:
+def test_st05_a_refused_handshake_gets_a_429_if_the_server_can_send_it() -> None:
     client = limited()
     assert client.connect("/") == (True, None, None, ["hello"])
     refused = client.connect("/").answer
@@ -232,23 +233,23 @@ def test_st05_a_refused_handshake_is_answered_by_429_where_the_server_can() -> N
     assert (refused.status, refused.one("retry-after"), refused.one("ratelimit")) == (429, "60", '"default";r=0;t=60')
 
 
-def test_st05_a_refused_handshake_is_closed_where_the_server_cannot_answer() -> None:
+def test_st05_a_refused_handshake_is_closed_if_the_server_cannot_send_a_429() -> None:
     client = limited()
     assert client.connect("/", denial=False).accepted
     assert client.connect("/", denial=False) == (False, None, 1008, ())
-    assert client.serve(make_scope(type="websocket", extensions={})).received == 1  # it was heard first
+    assert client.serve(make_scope(type="websocket", extensions={})).received == 1  # the handshake was received first
 
 
-def test_st05_a_connection_is_counted_once_and_an_allowed_one_is_not_touched() -> None:
+def test_st05_a_connection_is_counted_once_and_an_allowed_one_passes_unchanged() -> None:
     recorder = Recorder()
-    client = limited(store=Awaited(recorder), clock=None)
+    client = limited(store=AsyncAdapter(recorder), clock=None)
     scope = make_scope(type="websocket", extensions={})
     server = client.serve(scope)
     assert server.messages[0] == {"type": "websocket.accept", "headers": [(b"x-own", b"1")]}
     assert len(recorder.plans) == 1
 
 
-# ---- who is asking -----------------------------------------------------------------------------------------------
+# ---- the identity ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:.*SG102")
@@ -256,14 +257,14 @@ def test_st05_a_connection_is_counted_once_and_an_allowed_one_is_not_touched() -
 def test_c07_the_table_of_addresses(row: dict[str, Any]) -> None:
     recorder = Recorder()
     options = {option: row[option] for option in ("trusted_proxies", "trusted_header")}
-    client = limited(store=Awaited(recorder), clock=None, key="ip", **options)
+    client = limited(store=AsyncAdapter(recorder), clock=None, key="ip", **options)
     client.get("/", peer=row["peer"], headers=[(row["trusted_header"], line) for line in row["lines"]])
     assert recorder.identity == identity_text(("ip", row["expect"]))
 
 
 def test_c07_an_underscore_makes_another_header() -> None:
     recorder = Recorder()
-    client = limited(store=Awaited(recorder), clock=None, key="ip", trusted_proxies=1)
+    client = limited(store=AsyncAdapter(recorder), clock=None, key="ip", trusted_proxies=1)
     client.get("/", headers=[("x_forwarded_for", "203.0.113.7")])
     assert recorder.identity == identity_text(("ip", "198.51.100.9"))
 
@@ -297,23 +298,23 @@ def test_c23_the_host_header_decides_nothing() -> None:
     [("deny", [503, 503]), ("allow", [200, 200]), ("local", [200, 429])],
     ids=str,
 )
-def test_c15_without_the_store_the_policy_holds(policy: str, statuses: list[int]) -> None:
-    client = limited(store=Awaited(BrokenStore()), on_store_failure=policy, clock=None)
+def test_c15_without_the_store_the_failure_policy_decides(policy: str, statuses: list[int]) -> None:
+    client = limited(store=AsyncAdapter(BrokenStore()), on_store_failure=policy, clock=None)
     answers = [client.get("/") for _ in range(2)]
     assert [answer.status for answer in answers] == statuses
     assert [answer.one("retry-after") for answer in answers if answer.status == 503] == ["1"] * statuses.count(503)
 
 
 @pytest.mark.parametrize(("status", "wait"), [(429, "60"), (420, "60"), (200, None), (302, None)])
-def test_a_function_answers_in_our_place(status: int, wait: str | None) -> None:
+def test_on_denied_makes_the_response(status: int, wait: str | None) -> None:
     async def shrug(scope: Any, receive: Any, send: Send) -> None:
         await send({"type": "http.response.start", "status": status, "headers": [(b"cache-control", b"private")]})
         await send({"type": "http.response.body", "body": b"no"})
 
-    async def later(scope: Any, decision: Any) -> Any:
+    async def async_on_denied(scope: Any, decision: Any) -> Any:
         return shrug
 
-    for on_denied in (lambda scope, decision: shrug, later):
+    for on_denied in (lambda scope, decision: shrug, async_on_denied):
         client = limited(on_denied=on_denied)
         assert client.get("/").status == 200
         answer = client.get("/")

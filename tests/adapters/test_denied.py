@@ -1,4 +1,4 @@
-"""Who is denied by a list: `on_denied`, the applications' own handlers for 403, and what it is not to be taken for."""
+"""Clients on the deny list: `on_denied`, the applications' handlers for 403, and the handlers that are not called."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from werkzeug.exceptions import Forbidden, HTTPException
 
 from sluicegate import ManualClock
 from sluicegate.asgi import RateLimitMiddleware as AsgiMiddleware
-from sluicegate.errors import RateLimitExceeded
 from sluicegate.fastapi import RESPONSES
 from sluicegate.flask import Denied, RateLimiter, rate_limited
-from sluicegate.plan import Decision
-from sluicegate.problem import TYPES
+from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.starlette import RateLimitMiddleware
-from sluicegate.testing.adapter import Answer
+from sluicegate.testing.client import Answer
+from sluicegate.web.problem import TYPES
 from sluicegate.wsgi import RateLimitMiddleware as WsgiMiddleware
 from tests.adapters import test_starlette_exam, test_wsgi_exam
 from tests.adapters.asgi_client import AsgiClient
@@ -44,7 +43,7 @@ def check(answer: Answer, body: bytes, status: int = 403) -> None:
 
 
 @pytest.mark.parametrize("kind", [403, Forbidden, Denied, HTTPException])
-def test_flask_s_handlers_answer(kind: Any) -> None:
+def test_flask_s_handlers_are_used(kind: Any) -> None:
     app = make_app([])
     RateLimiter(app, **DENY, default_limits=["9/minute"])
 
@@ -57,21 +56,21 @@ def test_flask_s_handlers_answer(kind: Any) -> None:
     check(WsgiClient(app).request("GET", "/open", peer=PEER), b"403: This client is not allowed here.")
 
 
-def test_flask_s_handler_for_429_is_not_asked_and_listeners_are_told() -> None:
-    app, told = make_app([]), []
+def test_flask_s_handler_for_429_is_not_called_and_listeners_are() -> None:
+    app, signals = make_app([]), []
     RateLimiter(app, **DENY)
     app.register_error_handler(429, lambda error: ("slow down", 429))
 
     def listen(sender: Flask, decision: Decision) -> None:
-        told.append((decision.forbidden, decision.rule))
+        signals.append((decision.forbidden, decision.rule))
 
     with rate_limited.connected_to(listen, app):
         answer = WsgiClient(app).request("GET", "/open", peer=PEER)
     assert json.loads(answer.body)["title"] == "Forbidden"
-    assert told == [(True, None)]
+    assert signals == [(True, None)]
 
 
-def test_flask_s_on_denied_answers() -> None:
+def test_flask_s_on_denied_makes_the_response() -> None:
     app = make_app([])
     RateLimiter(app, **DENY, on_denied=lambda request, decision: f"away: {decision.forbidden}")
     check(WsgiClient(app).request("GET", "/open", peer=PEER), b"away: True")
@@ -86,7 +85,7 @@ def starlette(**options: Any) -> Starlette:
     return app
 
 
-def test_starlette_s_handler_for_403_answers_and_that_for_limits_does_not() -> None:
+def test_starlette_s_handler_for_403_is_used_and_not_that_for_limits() -> None:
     app = starlette()
     app.add_exception_handler(RateLimitExceeded, lambda request, error: PlainTextResponse("slow down", 429))
     answer = AsgiClient(app).request("GET", "/open", peer=PEER)
@@ -97,7 +96,7 @@ def test_starlette_s_handler_for_403_answers_and_that_for_limits_does_not() -> N
     check(answer, b"Forbidden. This client is not allowed here.")
 
 
-def test_starlette_s_on_denied_answers() -> None:
+def test_starlette_s_on_denied_makes_the_response() -> None:
     def away(request: Request, decision: Decision) -> Response:
         return JSONResponse({"forbidden": decision.forbidden}, 403)
 
@@ -112,12 +111,12 @@ def test_a_handshake_is_refused() -> None:
     assert client.connect("/", denial=False) == (False, None, 1008, ())
 
 
-def test_fastapi_s_schema_tells_both_problems() -> None:
+def test_fastapi_s_schema_has_both_problems() -> None:
     schema = RESPONSES[429]["content"]["application/problem+json"]["schema"]["properties"]["type"]
     assert schema["enum"] == [f"{TYPES}quota-exceeded", f"{TYPES}abnormal-usage-detected"]
 
 
-def test_fastapi_s_handler_for_403_answers() -> None:
+def test_fastapi_s_handler_for_403_is_used() -> None:
     app = FastAPI()
     app.add_middleware(RateLimitMiddleware, **DENY)
 
@@ -135,20 +134,20 @@ def sorry(request: HttpRequest, decision: Decision) -> HttpResponse:
     return HttpResponse(f"away: {decision.forbidden}", status=403)
 
 
-@pytest.mark.parametrize("later", [False, True])
-def test_django_s_on_denied_answers(later: bool) -> None:
-    with serving(later=later, **DENY, on_denied=sorry, default_limits=["1/minute"], clock=ManualClock()) as site:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_django_s_on_denied_makes_the_response(is_async: bool) -> None:
+    with serving(asgi=is_async, **DENY, on_denied=sorry, default_limits=["1/minute"], clock=ManualClock()) as site:
         check(site.request("GET", "/open", peer=PEER), b"away: True")
         preflight = [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]
         others = [site.request("OPTIONS", "/nowhere", headers=preflight).status for _ in range(3)]
-        assert others == [404] * 3, "with a list of the denied, a preflight of others still costs nothing"
+        assert others == [404] * 3, "with a deny list, a preflight of another client is still free"
         assert site.request("GET", "/open").status == 200
 
 
 # Plain WSGI and ASGI
 
 
-def test_wsgi_s_on_denied_answers() -> None:
+def test_wsgi_s_on_denied_makes_the_response() -> None:
     def away(environ: Any, decision: Decision) -> Any:
         def answer(environ: Any, start_response: Any) -> list[bytes]:
             start_response("403 Forbidden", [("Content-Type", "text/plain")])

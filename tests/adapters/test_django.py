@@ -1,4 +1,4 @@
-"""What is peculiar to Django: colours, what reaches no view, settings, installation (DJ: our checklist)."""
+"""The Django adapter: sync and async, requests that reach no view, settings, installation (DJ: our checklist)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from django.views import View
 from django.views.decorators.http import require_GET
 
 from sluicegate import Decision, ManualClock
-from sluicegate.django import RateLimitMiddleware, decision, exempt, gates, limit
-from sluicegate.errors import ColourError, RuleError, SettingsError, StoreURLError
-from sluicegate.testing import Awaited, BrokenStore
+from sluicegate.django import RateLimitMiddleware, conf, decision, exempt, limit
+from sluicegate.errors import AsyncMismatchError, RuleError, SettingsError, StoreURLError
+from sluicegate.testing import AsyncAdapter, BrokenStore
 from tests.adapters.django_app import AUTH, COMMON, OURS, SESSIONS, Site, call_asgi, serving
 
 HERE = "tests.adapters.test_django"
@@ -37,92 +37,94 @@ def ok(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 
 
-# ---- DJ1: both colours -------------------------------------------------------------------------------------------
+# ---- DJ1: sync and async -----------------------------------------------------------------------------------------
 
 
-def test_dj01_under_asgi_everything_runs_on_the_event_loops_thread() -> None:
+def test_dj01_under_asgi_key_and_view_run_in_the_thread_of_the_event_loop() -> None:
     threads: dict[str, int] = {}
 
     def key(request: HttpRequest) -> str:
         threads["key"] = threading.get_ident()
-        return "somebody"
+        return "alice"
 
     async def view(request: HttpRequest) -> HttpResponse:
         threads["view"] = threading.get_ident()
         return HttpResponse()
 
-    with serving(later=True, urls=[path("x", view)], default_limits=["1/minute"], key=key) as site:
+    with serving(asgi=True, urls=[path("x", view)], default_limits=["1/minute"], key=key) as site:
         assert site.statuses("/x", "/x", "/nowhere") == [200, 429, 429]
-    assert threads == {"key": threading.get_ident(), "view": threading.get_ident()}  # asyncio.run is in this thread
+    assert threads == {"key": threading.get_ident(), "view": threading.get_ident()}  # asyncio.run runs in this thread
 
 
-def test_dj01_one_class_is_marked_as_what_it_wraps() -> None:
-    async def later(request: HttpRequest) -> HttpResponse:
+def test_dj01_one_class_is_sync_or_async_like_the_function_it_wraps() -> None:
+    async def async_ok(request: HttpRequest) -> HttpResponse:
         return HttpResponse()
 
     assert RateLimitMiddleware.sync_capable
     assert RateLimitMiddleware.async_capable
-    now, then = RateLimitMiddleware(ok), RateLimitMiddleware(later)
-    response = asyncio.run(asyncio.wait_for(then(HttpRequest()), 10))  # type: ignore[arg-type]
+    sync, async_ = RateLimitMiddleware(ok), RateLimitMiddleware(async_ok)
+    response = asyncio.run(asyncio.wait_for(async_(HttpRequest()), 10))  # type: ignore[arg-type]
     assert response.status_code == 200
-    assert isinstance(now(HttpRequest()), HttpResponse)
+    assert isinstance(sync(HttpRequest()), HttpResponse)
 
 
 def test_c12_concurrent_requests_admit_exactly_the_limit() -> None:
-    with serving(later=True, default_limits=["7/minute"], clock=ManualClock()) as site:
-        asked = {"method": "GET", "path": "/shared/b", "headers": [], "peer": "198.51.100.9"}
+    with serving(asgi=True, default_limits=["7/minute"], clock=ManualClock()) as site:
+        request = {"method": "GET", "path": "/shared/b", "headers": [], "peer": "198.51.100.9"}
 
         async def crowd() -> list[int]:
-            return [answer.status for answer in await asyncio.gather(*(call_asgi(site.app, asked) for _ in range(30)))]
+            return [
+                answer.status for answer in await asyncio.gather(*(call_asgi(site.app, request) for _ in range(30)))
+            ]
 
         assert asyncio.run(crowd()).count(200) == 2  # the view's own limit
-    with serving(later=False, default_limits=["7/minute"], clock=ManualClock()) as site:
+    with serving(asgi=False, default_limits=["7/minute"], clock=ManualClock()) as site:
         with ThreadPoolExecutor(8) as pool:
             statuses = list(pool.map(lambda _: site.request("GET", "/open").status, range(40)))
         assert statuses.count(200) == 7
 
 
-# ---- DJ4: what reaches no view -----------------------------------------------------------------------------------
+# ---- DJ4: requests that reach no view ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", [[OURS, COMMON], [COMMON, OURS]], ids=["outside", "inside"])
 def test_dj04_redirects_for_a_slash_are_limited(order: list[str], asgi: bool) -> None:
-    with serving(later=asgi, middleware=order, default_limits=["2/minute"], clock=ManualClock()) as site:
+    with serving(asgi=asgi, middleware=order, default_limits=["2/minute"], clock=ManualClock()) as site:
         assert site.statuses("/slash", "/slash", "/slash") == [301, 301, 429]
 
 
 def test_dj04_each_request_is_charged_once(asgi: bool) -> None:
-    with serving(later=asgi, default_limits=["9/minute"], clock=ManualClock()) as site:
+    with serving(asgi=asgi, default_limits=["9/minute"], clock=ManualClock()) as site:
         paths = ["/open", "/nowhere", "/boom", "/limited", "/open"]
         left = [(site.request("GET", path).one("ratelimit") or "").split(",")[0] for path in paths]
         assert left == [f'"default";r={r};t=60' for r in (8, 7, 6, 5, 4)]
 
 
 class Early:
-    """A middleware that answers before anything inside does, with something to close."""
+    """A middleware that returns its own response to every request, with a resource to close."""
 
     sync_capable = True
     async_capable = True
     closed: list[str] = []  # noqa: RUF012  # emptied by the test
 
     def __init__(self, get_response: Any) -> None:
-        self.later = iscoroutinefunction(get_response)
-        if self.later:
+        self.is_async = iscoroutinefunction(get_response)
+        if self.is_async:
             markcoroutinefunction(self)
 
     def __call__(self, request: HttpRequest) -> Any:
         response: Any = HttpResponse("early", headers={"Cache-Control": "public"})
         response._resource_closers.append(lambda: self.closed.append("closed"))
-        return sync_to_async(lambda: response)() if self.later else response
+        return sync_to_async(lambda: response)() if self.is_async else response
 
 
-def test_dj04_other_middlewares_answers_are_limited_and_closed_once(asgi: bool) -> None:
+def test_dj04_responses_of_other_middleware_are_limited_and_closed_once(asgi: bool) -> None:
     finished: list[Any] = []
     Early.closed.clear()
     request_finished.connect(lambda **_: finished.append(1), weak=False, dispatch_uid="test")
     try:
         with serving(
-            later=asgi, middleware=[OURS, f"{HERE}.Early"], default_limits=["1/minute"], clock=ManualClock()
+            asgi=asgi, middleware=[OURS, f"{HERE}.Early"], default_limits=["1/minute"], clock=ManualClock()
         ) as site:
             answers = [site.request("GET", "/open") for _ in range(2)]
     finally:
@@ -134,12 +136,12 @@ def test_dj04_other_middlewares_answers_are_limited_and_closed_once(asgi: bool) 
 
 
 def test_dj04_a_failed_csrf_check_counts_against_the_views_own_limit(asgi: bool) -> None:
-    with serving(later=asgi, middleware=[CSRF, OURS], default_limits=["9/minute"], clock=ManualClock()) as site:
+    with serving(asgi=asgi, middleware=[CSRF, OURS], default_limits=["9/minute"], clock=ManualClock()) as site:
         assert site.statuses("POST /posted", "POST /posted", "POST /open") == [403, 429, 403]
 
 
 class Cors:
-    """A middleware that answers preflights, as CORS layers do."""
+    """A middleware that responds to preflights, like a CORS layer."""
 
     status = 200
     sync_capable = True
@@ -147,25 +149,25 @@ class Cors:
 
     def __init__(self, get_response: Any) -> None:
         self.get_response = get_response
-        self.later = iscoroutinefunction(get_response)
-        if self.later:
+        self.is_async = iscoroutinefunction(get_response)
+        if self.is_async:
             markcoroutinefunction(self)
 
     def __call__(self, request: HttpRequest) -> Any:
         if request.method != "OPTIONS" or "Access-Control-Request-Method" not in request.headers:
             return self.get_response(request)
         response = HttpResponse("preflight", status=self.status, headers={"Access-Control-Allow-Origin": "*"})
-        return sync_to_async(lambda: response)() if self.later else response
+        return sync_to_async(lambda: response)() if self.is_async else response
 
 
 class KeyCheck(Cors):
-    """One that answers them as a check of API keys does."""
+    """A middleware that responds to preflights like a check of API keys."""
 
     status = 401
 
 
 class ToLogin(Cors):
-    """One that sends to a login page."""
+    """Redirects them to a login page."""
 
     status = 302
 
@@ -174,45 +176,45 @@ PREFLIGHT: Any = {"headers": [("Origin", "https://a.example"), ("Access-Control-
 
 
 class Answers(View):
-    """A class whose `options` is Django's own."""
+    """A view class with Django's own `options`."""
 
     def get(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse("ok")
 
 
-# (middleware, path, statuses of three preflights, what is left for another request)
+# (middleware, path, statuses of three preflights, status of the next request)
 PREFLIGHTS: list[tuple[list[str], str, list[int], int]] = [
     ([OURS, f"{HERE}.Cors"], "/x", [200, 200, 200], 200),
     ([f"{HERE}.Cors", OURS], "/x", [200, 200, 200], 200),
     ([OURS, f"{HERE}.Cors"], "/nowhere", [200, 200, 200], 200),
-    ([OURS, f"{HERE}.KeyCheck"], "/x", [401, 401, 429], 429),  # or keys could be guessed for nothing
+    ([OURS, f"{HERE}.KeyCheck"], "/x", [401, 401, 429], 429),  # else keys could be guessed without limit
     ([OURS, f"{HERE}.ToLogin"], "/x", [302, 302, 429], 429),
     ([OURS], "/nowhere", [404, 404, 404], 200),  # the URL resolver
     ([OURS, COMMON], "/slash", [301, 301, 301], 200),
     ([OURS], "/x", [200, 200, 429], 429),
-    ([OURS], "/later", [200, 200, 429], 429),
+    ([OURS], "/async", [200, 200, 429], 429),
     ([OURS], "/class", [200, 200, 429], 429),
     ([OURS], "/405", [405, 405, 429], 429),
 ]
 
 
-@pytest.mark.parametrize("denying", [{}, {"deny": ["192.0.2.0/24"]}], ids=["", "with a list of the denied"])
+@pytest.mark.parametrize("denying", [{}, {"deny": ["192.0.2.0/24"]}], ids=["", "with a deny list"])
 @pytest.mark.parametrize(("middleware", "where", "statuses", "other"), PREFLIGHTS)
 def test_a_preflight_is_free_unless_a_view_runs(
     middleware: list[str], where: str, statuses: list[int], other: int, denying: dict[str, Any], asgi: bool
 ) -> None:
-    async def later(request: HttpRequest) -> HttpResponse:
+    async def async_ok(request: HttpRequest) -> HttpResponse:
         return HttpResponse("ok")
 
     urls = [
         path("x", ok),
-        path("later", later),
+        path("async", async_ok),
         path("class", Answers.as_view()),
         path("405", require_GET(ok)),
         path("slash/", ok),
     ]
     options: dict[str, Any] = {"default_limits": ["2/minute"], "clock": ManualClock(), "urls": urls, **denying}
-    with serving(later=asgi, middleware=middleware, **options) as site:
+    with serving(asgi=asgi, middleware=middleware, **options) as site:
         answers = [site.request("OPTIONS", where, **PREFLIGHT) for _ in range(3)]
         assert [answer.status for answer in answers] == statuses
         assert (answers[0].one("ratelimit") is None) is (other == 200 or statuses[0] == 302)
@@ -222,14 +224,14 @@ def test_a_preflight_is_free_unless_a_view_runs(
 
 
 def test_two_middlewares_charge_once(asgi: bool) -> None:
-    with serving(later=asgi, middleware=[OURS, OURS], default_limits=["2/minute"], clock=ManualClock()) as site:
+    with serving(asgi=asgi, middleware=[OURS, OURS], default_limits=["2/minute"], clock=ManualClock()) as site:
         assert site.statuses("/open", "/nowhere", "/open") == [200, 404, 429]
         with override_settings(SLUICEGATE={"DEFAULT_LIMITS": ["2/minute"]}):
             assert site.request("GET", "/open").one("ratelimit") == '"default";r=1;t=60'
 
 
 class SyncOnly:
-    """A middleware that knows nothing of event loops: it puts all middlewares outside it into a thread."""
+    """A middleware that is only sync: Django runs all middleware outside it in a thread."""
 
     sync_capable = True
     async_capable = False
@@ -241,7 +243,7 @@ class SyncOnly:
         return self.get_response(request)
 
 
-def test_a_middleware_that_is_only_sync_puts_the_limiter_into_a_thread() -> None:
+def test_the_limiter_runs_in_a_thread_outside_a_sync_middleware() -> None:
     async def hidden(request: HttpRequest) -> HttpResponse:
         return await limit("1/minute")(view)(request)
 
@@ -250,7 +252,7 @@ def test_a_middleware_that_is_only_sync_puts_the_limiter_into_a_thread() -> None
 
     order = [OURS, f"{HERE}.SyncOnly", SESSIONS, AUTH]
     with serving(
-        later=True, middleware=order, urls=[path("x", hidden)], default_limits=["2/minute"], clock=ManualClock()
+        asgi=True, middleware=order, urls=[path("x", hidden)], default_limits=["2/minute"], clock=ManualClock()
     ) as site:
         assert site.statuses("/x", "/nowhere", "/nowhere") == [200, 404, 429]
 
@@ -259,8 +261,8 @@ def test_a_middleware_that_is_only_sync_puts_the_limiter_into_a_thread() -> None
 
 
 def test_dj05_override_settings_takes_effect_and_is_undone() -> None:
-    with serving(later=False, default_limits=["1/minute"], clock=ManualClock()):
-        client = Client(raise_request_exception=False)  # one handler throughout
+    with serving(asgi=False, default_limits=["1/minute"], clock=ManualClock()):
+        client = Client(raise_request_exception=False)  # one handler for the whole test
 
         def statuses(times: int) -> list[int]:
             return [client.get("/open").status_code for _ in range(times)]
@@ -273,7 +275,7 @@ def test_dj05_override_settings_takes_effect_and_is_undone() -> None:
         assert statuses(2) == [200, 429]
 
 
-def test_dj05_what_was_opened_is_closed() -> None:
+def test_dj05_gates_are_closed_when_the_setting_changes() -> None:
     closed: list[str] = []
 
     class Watched(BrokenStore):
@@ -281,18 +283,18 @@ def test_dj05_what_was_opened_is_closed() -> None:
             closed.append("closed")
 
     with override_settings(SLUICEGATE={}):
-        sync, later = gates.sync_gate(), gates.async_gate()
-        sync.limiter.store, later.limiter.store = Watched(), Awaited(Watched())
-        assert (gates.sync_gate(), gates.async_gate()) == (sync, later)
+        sync, async_ = conf.sync_gate(), conf.async_gate()
+        sync.limiter.store, async_.limiter.store = Watched(), AsyncAdapter(Watched())
+        assert (conf.sync_gate(), conf.async_gate()) == (sync, async_)
         with override_settings(DEBUG=True):
-            assert gates.sync_gate() is sync  # another setting
+            assert conf.sync_gate() is sync  # another setting
     assert closed == ["closed", "closed"]
-    assert gates.sync_gate() is not sync
+    assert conf.sync_gate() is not sync
 
     async def change() -> None:
         with override_settings(SLUICEGATE={}):
-            gates.async_gate().limiter.store = Awaited(Watched())
-        await asyncio.gather(*gates._closing)
+            conf.async_gate().limiter.store = AsyncAdapter(Watched())
+        await asyncio.gather(*conf._closing)
 
     asyncio.run(change())
     assert len(closed) == 3
@@ -310,29 +312,29 @@ BAD_SETTINGS: list[tuple[str, Any, type[Exception], str]] = [
 )
 def test_dj10_wrong_settings_cannot_start(given: Any, error: type[Exception], text: str, asgi: bool) -> None:
     with override_settings(MIDDLEWARE=[OURS], SLUICEGATE=given), pytest.raises(error, match=text):
-        Site(later=asgi)
+        Site(asgi=asgi)
 
 
-async def denied_later(request: HttpRequest, decision: Decision) -> HttpResponse:
-    return HttpResponse(f"later: {decision.rule}", status=429)
+async def denied_async(request: HttpRequest, decision: Decision) -> HttpResponse:
+    return HttpResponse(f"async: {decision.rule}", status=429)
 
 
-def test_what_cannot_be_awaited_cannot_start() -> None:
-    with pytest.raises(ColourError, match="on_denied"), serving(later=False, on_denied=denied_later):
+def test_an_async_on_denied_cannot_start_under_wsgi() -> None:
+    with pytest.raises(AsyncMismatchError, match="on_denied"), serving(asgi=False, on_denied=denied_async):
         pass
 
 
 ROUTE: dict[str, Any] = {"name": "r", "quota": "1/minute", "route": "itme"}
 
 
-def test_a_rule_for_a_route_that_is_not_there_cannot_start(asgi: bool) -> None:
-    with pytest.raises(RuleError, match="did you mean"), serving(later=asgi, rules=[ROUTE]):
+def test_a_rule_for_an_unknown_route_cannot_start(asgi: bool) -> None:
+    with pytest.raises(RuleError, match="did you mean"), serving(asgi=asgi, rules=[ROUTE]):
         pass
 
 
-def test_a_route_of_another_urlconf_starts_where_the_check_is_silenced(asgi: bool) -> None:
+def test_a_route_of_another_urlconf_starts_with_the_check_silenced(asgi: bool) -> None:
     silenced = {"SILENCED_SYSTEM_CHECKS": ["sluicegate.E002"]}
-    with serving(later=asgi, rules=[ROUTE], django_settings=silenced) as site:
+    with serving(asgi=asgi, rules=[ROUTE], django_settings=silenced) as site:
         assert site.statuses("/open") == [200]
 
 
@@ -377,7 +379,7 @@ def typed(request: HttpRequest, number: int) -> HttpResponse:
 
 
 @exempt
-async def typed_later(request: HttpRequest) -> StreamingHttpResponse:
+async def typed_async(request: HttpRequest) -> StreamingHttpResponse:
     return StreamingHttpResponse()
 
 
@@ -385,5 +387,5 @@ async def typed_later(request: HttpRequest) -> StreamingHttpResponse:
 def test_decorators_keep_types() -> None:
     request = HttpRequest()
     assert_type(typed(request, 5), HttpResponse)
-    assert_type(asyncio.run(typed_later(request)), StreamingHttpResponse)
+    assert_type(asyncio.run(typed_async(request)), StreamingHttpResponse)
     assert_type(decision(request), Decision | None)

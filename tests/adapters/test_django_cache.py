@@ -1,4 +1,4 @@
-"""Django's caches keep pages, and never the fields of the client that a page was made for."""
+"""Django's caches store pages without the RateLimit fields of the client that a page was made for."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def _empty() -> Iterator[None]:
 
 
 class Update(UpdateCacheMiddleware):
-    """A project's own."""
+    """A project's subclass."""
 
 
 class Both(CacheMiddleware):
-    """Both halves in one."""
+    """A project's subclass of both cache middlewares."""
 
 
 def page(request: HttpRequest) -> HttpResponse:
     return HttpResponse("page")
 
 
-async def page_later(request: HttpRequest) -> HttpResponse:
+async def page_async(request: HttpRequest) -> HttpResponse:
     return HttpResponse("page")
 
 
@@ -59,27 +59,27 @@ def template(request: HttpRequest) -> HttpResponse:
 
 
 def own(request: HttpRequest) -> HttpResponse:
-    """It has a limiter of its own, whose fields are its affair."""
+    """A page with RateLimit fields of its own limiter, which stay."""
     return HttpResponse("page", headers={"RateLimit-Policy": '"own";q=5;w=1', "RateLimit": '"own";r=5'})
 
 
 def limited(view: Any) -> Any:
-    """The view under a budget, as a new function, so that marks do not meet."""
+    """The view with a limit, as a new function, so that marks stay apart."""
 
-    def now(request: HttpRequest) -> HttpResponse:
+    def copy(request: HttpRequest) -> HttpResponse:
         return view(request)
 
-    return limit("9/minute", name="view")(now)
+    return limit("9/minute", name="view")(copy)
 
 
 BOTH, DEFAULT, VIEW, NONE = ["default", "view"], ["default"], ["view"], list[str]()
 
-# (middleware, view, rules that count a page that is made, rules that count one from the cache)
-PLACES: dict[str, tuple[list[str], Any, list[str], list[str]]] = {
-    "per site": ([UPDATE, OURS, FETCH], limited(page), BOTH, DEFAULT),  # a hit has no view
-    "per site, async view": ([UPDATE, OURS, FETCH], limit("9/minute", name="view")(page_later), BOTH, DEFAULT),
+# (middleware, view, rules that count a new page, rules that count a page from the cache)
+SETUPS: dict[str, tuple[list[str], Any, list[str], list[str]]] = {
+    "per site": ([UPDATE, OURS, FETCH], limited(page), BOTH, DEFAULT),  # a page from the cache runs no view
+    "per site, async view": ([UPDATE, OURS, FETCH], limit("9/minute", name="view")(page_async), BOTH, DEFAULT),
     "per site, a template": ([UPDATE, OURS, FETCH], limited(template), BOTH, DEFAULT),
-    "per site, a project's own": ([f"{HERE}.Update", OURS, FETCH], limited(page), BOTH, DEFAULT),
+    "per site, subclassed": ([f"{HERE}.Update", OURS, FETCH], limited(page), BOTH, DEFAULT),
     "per site, wholly inside": ([OURS, UPDATE, FETCH], limited(page), BOTH, DEFAULT),
     "per site, wholly outside": ([UPDATE, FETCH, OURS], limited(page), BOTH, NONE),
     "per site, in one": ([f"{HERE}.Both", OURS], limited(page), BOTH, NONE),
@@ -92,49 +92,49 @@ PLACES: dict[str, tuple[list[str], Any, list[str], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("where", PLACES)
-def test_no_cache_keeps_our_fields(where: str, asgi: bool) -> None:
-    middleware, view, made, kept = PLACES[where]
+@pytest.mark.parametrize("where", SETUPS)
+def test_no_cache_stores_our_fields(where: str, asgi: bool) -> None:
+    middleware, view, made, kept = SETUPS[where]
     options: dict[str, Any] = {"default_limits": ["9/minute"], "clock": ManualClock(), "urls": [path("x", view)]}
-    with serving(later=asgi, middleware=middleware, **options) as site:
+    with serving(asgi=asgi, middleware=middleware, **options) as site:
         answers = [site.request("GET", "/x", peer=f"203.0.113.{number}") for number in (1, 2, 2)]
     assert [answer.body for answer in answers] == [b"page"] * 3
     expected = [[f'"{name}";r={left};t=60' for name in names] for names, left in ((made, 8), (kept, 8), (kept, 7))]
     assert [answer.one("ratelimit") for answer in answers] == [", ".join(items) or None for items in expected]
-    assert len(cache._cache) == 2  # type: ignore[attr-defined]  # the page, and by which headers it varies
+    assert len(cache._cache) == 2  # type: ignore[attr-defined]  # the page, and the headers it varies by
     assert all(b"atelimit" not in each.lower() for each in cache._cache.values())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("dialect", ["draft-7", "draft-6", "x-ratelimit", "x-ratelimit-delta"])
-def test_nor_those_of_other_dialects(dialect: str, asgi: bool) -> None:
+def test_no_cache_stores_fields_of_other_dialects(dialect: str, asgi: bool) -> None:
     options: dict[str, Any] = {"default_limits": ["9/minute"], "headers": dialect, "urls": [path("x", page)]}
-    with serving(later=asgi, middleware=[UPDATE, FETCH, OURS], **options) as site:
+    with serving(asgi=asgi, middleware=[UPDATE, FETCH, OURS], **options) as site:
         answers = [site.request("GET", "/x") for _ in range(2)]
-    told = [[name for name, _ in answer.headers if "ratelimit" in name] for answer in answers]
-    assert told[0]
-    assert told[1] == []
+    names = [[name for name, _ in answer.headers if "ratelimit" in name] for answer in answers]
+    assert names[0]
+    assert names[1] == []
 
 
-def test_the_fields_of_the_application_are_kept(asgi: bool) -> None:
+def test_the_fields_of_the_application_are_stored(asgi: bool) -> None:
     options: dict[str, Any] = {"default_limits": ["9/minute"], "clock": ManualClock(), "urls": [path("x", own)]}
-    with serving(later=asgi, middleware=[UPDATE, FETCH, OURS], **options) as site:
-        told = [site.request("GET", "/x").one("ratelimit") for _ in range(2)]
-    assert told == ['"own";r=5, "default";r=8;t=60', '"own";r=5']
+    with serving(asgi=asgi, middleware=[UPDATE, FETCH, OURS], **options) as site:
+        fields = [site.request("GET", "/x").one("ratelimit") for _ in range(2)]
+    assert fields == ['"own";r=5, "default";r=8;t=60', '"own";r=5']
 
 
-def test_a_refusal_is_never_kept(asgi: bool) -> None:
+def test_a_refusal_is_never_stored(asgi: bool) -> None:
     options: dict[str, Any] = {"default_limits": ["1/minute"], "urls": [path("x", page), path("y", page)]}
-    with serving(later=asgi, middleware=[UPDATE, FETCH, OURS], **options) as site:
+    with serving(asgi=asgi, middleware=[UPDATE, FETCH, OURS], **options) as site:
         assert site.statuses("/x", "/y", "/x") == [200, 429, 200]  # the last from the cache
         assert site.statuses("/y", peer="203.0.113.1") == [200]
 
 
-def test_a_copy_for_a_cache_keeps_what_others_added_later() -> None:
-    with serving(later=False, urls=[path("x", own)], default_limits=["9/minute"]):
+def test_a_pickled_copy_keeps_fields_that_others_added() -> None:
+    with serving(asgi=False, urls=[path("x", own)], default_limits=["9/minute"]):
         response = Client().get("/x")
         response.headers["Vary"] = "Accept"
-        kept = pickle.loads(pickle.dumps(response.headers))
-    assert dict(kept) == {
+        stored = pickle.loads(pickle.dumps(response.headers))
+    assert dict(stored) == {
         "Content-Type": "text/html; charset=utf-8",
         "RateLimit-Policy": '"own";q=5;w=1',
         "RateLimit": '"own";r=5',

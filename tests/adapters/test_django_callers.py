@@ -1,26 +1,32 @@
-"""Who is asking, as Django's requests tell it: users, addresses, headers (DJ2, DJ7, C7, C8 of our checklist)."""
+"""What keys read from a Django request: user, address, headers (DJ2, DJ7, C7, C8 of our checklist)."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
+from copy import copy
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.contrib.sessions.backends.signed_cookies import SessionStore
 from django.core.handlers.asgi import ASGIRequest
 from django.core.handlers.wsgi import WSGIRequest
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
 from django.utils.functional import SimpleLazyObject
 
 from sluicegate import ManualClock
 from sluicegate.address import Trust
-from sluicegate.django import gates
-from sluicegate.django.visit import AsyncDjangoCaller, DjangoCaller, Visit
+from sluicegate.django import conf, decision, limit
+from sluicegate.django.request import AsyncDjangoRequestState, DjangoRequestState, begin
 from sluicegate.identity import identity_text
-from sluicegate.key import address_key
+from sluicegate.rules.key import address_key
+from sluicegate.web.gate import AsyncGate, Gate
 from tests.adapters.django_app import AUTH, OURS, SESSIONS, User, serving
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "addresses.json").read_text())
@@ -44,23 +50,23 @@ def cookie_of(user: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("order", [[OURS, SESSIONS, AUTH], [SESSIONS, AUTH, OURS]], ids=["first", "last"])
-def test_dj02_the_user_is_known_wherever_the_limiter_stands(order: list[str], asgi: bool) -> None:
-    with serving(later=asgi, middleware=order, default_limits=["1/minute"], clock=ManualClock()) as site:
+def test_dj02_the_user_is_known_at_every_position_of_the_limiter(order: list[str], asgi: bool) -> None:
+    with serving(asgi=asgi, middleware=order, default_limits=["1/minute"], clock=ManualClock()) as site:
         seven, eight = cookie_of("7"), cookie_of("8")
         assert site.statuses("/open", "/open", headers=seven) == [200, 429]
         assert site.statuses("/open", headers=seven, peer="203.0.113.1") == [429]  # the user, not the address
         assert site.statuses("/open", headers=eight) == [200]
         assert site.statuses("/nowhere", headers=eight) == [429]  # and on a 404
-        assert site.statuses("/open", "/open") == [200, 429]  # a stranger: the address
+        assert site.statuses("/open", "/open") == [200, 429]  # not signed in: the address
 
 
 def test_dj02_without_authentication_it_is_the_address(asgi: bool) -> None:
-    with serving(later=asgi, default_limits=["1/minute"], key="user", clock=ManualClock()) as site:
+    with serving(asgi=asgi, default_limits=["1/minute"], key="user", clock=ManualClock()) as site:
         assert site.statuses("/open", "/open") == [200, 429]
         assert site.statuses("/open", peer="203.0.113.1") == [200]
 
 
-class Stranger:
+class Anonymous:
     is_authenticated = False
     pk = None
 
@@ -74,8 +80,8 @@ class Unsaved(User):
 USERS: list[tuple[str, Any, Any]] = [
     ("plain", lambda: User("7"), "7"),
     ("lazy, without auser", lambda: SimpleLazyObject(lambda: User("7")), "7"),
-    ("stranger", Stranger, None),
-    ("lazy stranger", lambda: SimpleLazyObject(Stranger), None),
+    ("anonymous", Anonymous, None),
+    ("lazy anonymous", lambda: SimpleLazyObject(Anonymous), None),
     ("without a primary key", Unsaved, None),
     ("a number", lambda: User(7), "7"),  # type: ignore[arg-type]
 ]
@@ -85,22 +91,22 @@ USERS: list[tuple[str, Any, Any]] = [
 def test_dj02_users_of_other_authentications(user: Any, expect: Any) -> None:
     request: Any = HttpRequest()
     request.user = user()
-    assert DjangoCaller(request, Visit(gates.sync_gate())).user() == expect
-    request.user = user()  # nobody has looked at this one
+    assert DjangoRequestState(request, conf.sync_gate()).user() == expect
+    request.user = user()  # a new one, not read yet
 
-    async def ask() -> Any:
-        found = AsyncDjangoCaller(request, Visit(gates.async_gate())).user()
+    async def read() -> Any:
+        found: Any = AsyncDjangoRequestState(request, conf.async_gate()).user()
         return await found if asyncio.iscoroutine(found) else found
 
-    assert asyncio.run(ask()) == expect
+    assert asyncio.run(read()) == expect
 
 
 # ---- DJ7, C7: addresses ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("peer", [None, ""])
-def test_dj07_a_missing_peer_has_a_budget_of_its_own(peer: str | None, asgi: bool) -> None:
-    with serving(later=asgi, default_limits=["1/minute"], clock=ManualClock()) as site:
+def test_dj07_a_missing_peer_has_its_own_budget(peer: str | None, asgi: bool) -> None:
+    with serving(asgi=asgi, default_limits=["1/minute"], clock=ManualClock()) as site:
         assert site.statuses("/open", "/open", peer=peer) == [200, 429]
         assert site.statuses("/open") == [200]
 
@@ -131,15 +137,142 @@ def asgi_request(vector: dict[str, Any]) -> HttpRequest:
 @pytest.mark.parametrize("vector", VECTORS, ids=[vector["name"] for vector in VECTORS])
 def test_c07_c08_the_address_table(vector: dict[str, Any], make: Any) -> None:
     key = address_key(Trust.of(vector["trusted_proxies"], vector["trusted_header"]))
-    assert key(DjangoCaller(make(vector), Visit(gates.sync_gate()))) == identity_text(("ip", vector["expect"]))
+    request = make(vector)
+    assert key(DjangoRequestState(request, conf.sync_gate())) == identity_text(("ip", vector["expect"]))
 
 
-def test_callers_tell_what_the_application_would_read() -> None:
+def test_the_state_reads_what_the_application_would_read() -> None:
     environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/ü".encode().decode("latin-1"), "wsgi.input": io.BytesIO()}
-    caller = DjangoCaller(
-        WSGIRequest({**environ, "CONTENT_TYPE": "text/plain", "HTTP_X_A": "1"}), Visit(gates.sync_gate())
-    )
-    assert (caller.method, caller.path, caller.peer) == ("POST", "/ü", None)
-    assert [caller.header(name) for name in ("Content-Type", "x-a", "X-B")] == [("text/plain",), ("1",), ()]
-    assert caller.path_value("name") is None
-    assert DjangoCaller(HttpRequest(), Visit(gates.sync_gate())).method == "GET"
+    request = WSGIRequest({**environ, "CONTENT_TYPE": "text/plain", "HTTP_X_A": "1"})
+    state = DjangoRequestState(request, conf.sync_gate())
+    assert (state.method, state.path, state.peer) == ("POST", "/ü", None)
+    assert [state.header(name) for name in ("Content-Type", "x-a", "X-B")] == [("text/plain",), ("1",), ()]
+    assert state.path_value("name") is None
+    bare = HttpRequest()
+    assert DjangoRequestState(bare, conf.sync_gate()).method == "GET"
+
+
+# ---- one object per request --------------------------------------------------------------------------------------
+
+
+def hidden(view: Any) -> Any:
+    """The view without its mark: the middleware charges the defaults, and then the decorator charges its own rule."""
+    return lambda request: view(request)  # noqa: PLW0108  # the lambda hides the mark
+
+
+def answer(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("answer")
+
+
+async def answer_async(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("answer")
+
+
+@pytest.mark.parametrize("view", [answer, answer_async], ids=["def", "async def"])
+def test_one_object_reads_one_request(view: Any, asgi: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: list[Any] = []
+    for gate in (Gate, AsyncGate):
+        decide: Any = gate.decide
+
+        def noted(self: Any, caller: Any, bounds: Any, decide: Any = decide) -> Any:
+            readers.append(caller)
+            return decide(self, caller, bounds)
+
+        monkeypatch.setattr(gate, "decide", noted)
+    limited = limit("9/minute")(view)
+    around = markcoroutinefunction(hidden(limited)) if view is answer_async else hidden(limited)
+    with serving(asgi=asgi, urls=[path("x", around)], default_limits=["9/minute"], clock=ManualClock()) as site:
+        assert site.statuses("/x") == [200]
+    middleware, decorator = readers
+    assert middleware is decorator
+
+
+def test_a_request_that_is_done_needs_no_garbage_collector() -> None:
+    # Under WSGI only: under ASGI Django itself makes cycles around a request.
+    found: list[Any] = []
+
+    def view(request: HttpRequest) -> HttpResponse:
+        assert decision(request) is not None
+        found.append(ref(request))
+        return HttpResponse()
+
+    gc.disable()
+    try:
+        with serving(asgi=False, urls=[path("x", view)], default_limits=["9/minute"], clock=ManualClock()) as site:
+            assert site.statuses("/x") == [200]
+            assert found[0]() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("make", [wsgi_request, asgi_request])
+def test_the_address_can_be_read_after_the_request_was_freed(make: Any) -> None:
+    # A charge continues after the request's task is cancelled, and may then count by network.
+    request = make({"peer": "10.0.0.1", "trusted_header": "X-Forwarded-For", "lines": ["203.0.113.7"]})
+    gate = conf.async_gate() if make is asgi_request else conf.sync_gate()
+    state = begin(request, gate)
+    del request
+    gc.collect()
+    assert (state.peer, state.header("X-Forwarded-For")) == ("10.0.0.1", ("203.0.113.7",))
+
+
+def readdressing(get_response: Any) -> Any:
+    """A middleware that passes on a copy of the request, with another address."""
+
+    def changed(request: Any) -> Any:
+        other = copy(request)
+        other.META = {**request.META, "REMOTE_ADDR": "203.0.113.1"}
+        return other
+
+    if not iscoroutinefunction(get_response):
+        return lambda request: get_response(changed(request))
+
+    async def middleware(request: HttpRequest) -> Any:
+        return await get_response(changed(request))
+
+    return markcoroutinefunction(middleware)
+
+
+readdressing.async_capable = True  # type: ignore[attr-defined]
+
+
+def test_keys_read_the_request_that_the_view_gets(asgi: bool) -> None:
+    order = [OURS, f"{__name__}.readdressing"]
+    with serving(asgi=asgi, middleware=order, default_limits=["1/minute"], key="ip", clock=ManualClock()) as site:
+        assert site.statuses("/open") == [200]
+        assert site.statuses("/open", peer="198.51.100.77") == [429]
+
+
+def closed(get_response: Any) -> Any:
+    """A middleware that returns the response of a limited view, which it calls with a copy of the request."""
+    view = limit("9/minute")(answer_async if iscoroutinefunction(get_response) else answer)
+
+    def middleware(request: HttpRequest) -> Any:
+        return view(copy(request))
+
+    return markcoroutinefunction(middleware) if iscoroutinefunction(get_response) else middleware
+
+
+closed.async_capable = True  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("method", ["GET", "OPTIONS"])
+def test_a_middleware_that_responds_by_a_view_with_a_copy(method: str, asgi: bool) -> None:
+    # The copy is freed before the middleware above charges the default limits.
+    options: Any = {"default_limits": ["1/minute"], "key": "ip", "clock": ManualClock()}
+    with serving(asgi=asgi, middleware=[OURS, f"{__name__}.closed"], **options) as site:
+        assert site.statuses(f"{method} /open", f"{method} /open") == [200, 429]
+
+
+@pytest.mark.parametrize("make", [wsgi_request, asgi_request])
+def test_a_state_whose_copy_of_the_request_was_freed_reads_its_own_request(make: Any) -> None:
+    request = make({"peer": "10.0.0.1", "trusted_header": "X-Forwarded-For", "lines": ["203.0.113.7"]})
+    state = begin(request, conf.async_gate() if make is asgi_request else conf.sync_gate())
+    other = copy(request)
+    other.method = "OPTIONS"
+    assert (state.charging(other, ()).native, state.method) == (other, "OPTIONS")
+    del other
+    gc.collect()
+    assert state.native is request
+    assert (state.method, state.path, state.path_value("name"), state.user()) == ("GET", request.path_info, None, None)
+    assert not state.is_cors_preflight()

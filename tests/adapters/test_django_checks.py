@@ -1,4 +1,4 @@
-"""System checks: ids are tested, not prose. No check asks a server."""
+"""System checks: ids are tested, not prose. No check connects to a server."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from django.test import override_settings
 from sluicegate import Rule
 from sluicegate.django import RateLimitMiddleware
 from sluicegate.django.checks import CHECKS, check
-from sluicegate.settings import Settings
-from sluicegate.testing import Awaited, OpenStore
+from sluicegate.testing import AsyncAdapter, OpenStore
+from sluicegate.web.settings import Settings
 from tests.adapters.django_app import AUTH, OURS, SESSIONS
 
-NOWHERE = "redis://127.0.0.1:1/0"  # nobody listens there
+NOWHERE = "redis://127.0.0.1:1/0"  # no server listens there
 
 
 class Child(RateLimitMiddleware):
-    """A project's own."""
+    """A project's subclass."""
 
 
-async def key_later(request: Any) -> str:
-    return "somebody"
+async def key_async(request: Any) -> str:
+    return "alice"
 
 
 class Cache(CacheMiddleware):
-    """A project's own, both halves in one."""
+    """A project's subclass of both cache middlewares."""
 
 
 CACHE = "django.middleware.cache.UpdateCacheMiddleware"
@@ -43,7 +43,7 @@ TABLE: list[tuple[str, Any, list[str], dict[str, Any], list[str]]] = [
     ("all is well", FINE, [OURS], {}, []),
     ("nothing at all", None, [], {}, []),
     ("a Settings", Settings(default_limits=["1/minute"]), [OURS], {}, []),
-    ("an async store", {"STORE": Awaited(OpenStore()), "RULES": []}, [OURS], {}, []),
+    ("an async store", {"STORE": AsyncAdapter(OpenStore()), "RULES": []}, [OURS], {}, []),
     ("unknown name", {"DEFAULT_LIMIT": []}, [OURS], {}, ["sluicegate.E001"]),
     ("no dict", "1/minute", [OURS], {}, ["sluicegate.E001"]),
     ("a quota", {"DEFAULT_LIMITS": ["1/fortnight"]}, [OURS], {}, ["sluicegate.E001"]),
@@ -51,7 +51,7 @@ TABLE: list[tuple[str, Any, list[str], dict[str, Any], list[str]]] = [
     ("an algorithm", {"DEFAULT_LIMITS": ["1/s burst 5"]}, [OURS], {}, ["sluicegate.E001"]),
     (
         "async store and route",
-        {**FINE, "STORE": Awaited(OpenStore()), "RULES": [{"name": "a", "quota": "1/s", "route": "itme"}]},
+        {**FINE, "STORE": AsyncAdapter(OpenStore()), "RULES": [{"name": "a", "quota": "1/s", "route": "itme"}]},
         [OURS],
         {},
         ["sluicegate.E002"],
@@ -59,24 +59,30 @@ TABLE: list[tuple[str, Any, list[str], dict[str, Any], list[str]]] = [
     ("a route by name", {"RULES": [{"name": "a", "quota": "1/s", "route": "item"}]}, [OURS], {}, []),
     ("a route by template", {"RULES": [{"name": "a", "quota": "1/s", "route": "/items/<str:name>"}]}, [OURS], {}, []),
     ("no such route", {"RULES": [{"name": "a", "quota": "1/s", "route": "itme"}]}, [OURS], {}, ["sluicegate.E002"]),
-    ("both colours at once", {**FINE, "STORE": OpenStore(), "KEY": key_later}, [OURS], {}, ["sluicegate.E002"]),
+    (
+        "a sync store and an async key",
+        {**FINE, "STORE": OpenStore(), "KEY": key_async},
+        [OURS],
+        {},
+        ["sluicegate.E002"],
+    ),
     ("missing", None, [OURS], {}, ["sluicegate.W001"]),
     ("empty", {}, [CHILD], {}, ["sluicegate.W001"]),
-    ("users, nobody signs in", {**FINE, "KEY": "user"}, [OURS], {}, ["sluicegate.W002"]),
+    ("users without authentication", {**FINE, "KEY": "user"}, [OURS], {}, ["sluicegate.W002"]),
     ("users in a tuple", {**FINE, "KEY": ("user", "path:x")}, [OURS], {}, ["sluicegate.W002"]),
     ("users in a rule", {"RULES": [{"name": "a", "quota": "1/s", "key": "user"}]}, [OURS], {}, ["sluicegate.W002"]),
     ("users in a Rule", {"RULES": [Rule(name="a", quota="1/s", key="user")]}, [OURS], {}, ["sluicegate.W002"]),
-    ("users who sign in", {**FINE, "KEY": "user"}, [OURS, SESSIONS, AUTH], {}, []),
+    ("users with authentication", {**FINE, "KEY": "user"}, [OURS, SESSIONS, AUTH], {}, []),
     ("twice", FINE, [OURS, CHILD], {}, ["sluicegate.W003"]),
     ("a proxy", FINE, [OURS], {"SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}, ["sluicegate.W004"]),
     ("a proxy's host", FINE, [OURS], {"USE_X_FORWARDED_HOST": True}, ["sluicegate.W004"]),
     ("a named proxy", {**FINE, "TRUSTED_PROXIES": 1}, [OURS], {"USE_X_FORWARDED_HOST": True}, []),
     ("a cache outside", FINE, [CACHE, OURS, FETCH], {}, ["sluicegate.W005"]),
-    ("a cache outside, ours a project's own", FINE, [CACHE, CHILD], {}, ["sluicegate.W005"]),
-    ("a cache of a project's own", FINE, [f"{__name__}.Cache", SESSIONS, OURS], {}, ["sluicegate.W005"]),
+    ("a cache outside, our subclass", FINE, [CACHE, CHILD], {}, ["sluicegate.W005"]),
+    ("a subclassed cache outside", FINE, [f"{__name__}.Cache", SESSIONS, OURS], {}, ["sluicegate.W005"]),
     ("a cache inside", FINE, [OURS, CACHE, FETCH], {}, []),
     ("a cache alone", FINE, [CACHE, FETCH], {}, []),
-    ("another's mistake", FINE, [OURS, "no.such.Middleware"], {}, []),
+    ("a middleware that does not exist", FINE, [OURS, "no.such.Middleware"], {}, []),
 ]
 
 
@@ -101,7 +107,7 @@ def test_dj06_ids_are_stable_and_unique() -> None:
     ]
     assert len(set(ids)) == len(ids)
     assert all(re.fullmatch(r"sluicegate\.[EW][0-9]{3}", each) for each in ids)
-    assert {row.id for row in CHECKS} == {each for row in TABLE for each in row[4]}  # each is provoked above
+    assert {row.id for row in CHECKS} == {each for row in TABLE for each in row[4]}  # each has a row in TABLE
 
 
 @override_settings(SLUICEGATE={}, MIDDLEWARE=[OURS], SILENCED_SYSTEM_CHECKS=["sluicegate.W001"])
@@ -113,7 +119,7 @@ def test_dj06_checks_are_registered_once_and_can_be_silenced() -> None:
 
 
 @override_settings(SLUICEGATE={"DEFAULT_LIMIT": []})
-def test_dj10_an_error_says_what_to_do() -> None:
+def test_dj10_an_error_names_the_nearest_option() -> None:
     (message,) = check()
     assert 'did you mean "default_limits"?' in message.msg
     assert message.hint

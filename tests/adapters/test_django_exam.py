@@ -1,4 +1,4 @@
-"""The exam that every adapter takes, by Django: once as a server speaks WSGI to it, once ASGI."""
+"""The exam of all adapters, for Django: once under WSGI, once under ASGI."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from sluicegate.testing.adapter import AdapterClient, AdapterExam
+from sluicegate.testing.adapter import AdapterExam
+from sluicegate.testing.client import AdapterClient
 from tests.adapters.django_app import serving
 
 
 class DjangoExam(AdapterExam):
-    """One exam for both colours."""
+    """The exam for WSGI and ASGI."""
 
     charges_preflights = True
-    later: bool
+    is_async: bool
 
     @pytest.fixture(autouse=True)
     def _restore(self) -> Iterator[None]:
@@ -24,13 +25,13 @@ class DjangoExam(AdapterExam):
             yield
 
     def client(self, **options: Any) -> AdapterClient:
-        self.stack.close()  # one SLUICEGATE holds at a time
-        return self.stack.enter_context(serving(later=self.later, **options))
+        self.stack.close()  # Django has one SLUICEGATE setting at a time
+        return self.stack.enter_context(serving(asgi=self.is_async, **options))
 
 
 class TestDjangoWSGI(DjangoExam):
-    later = False
+    is_async = False
 
 
 class TestDjangoASGI(DjangoExam):
-    later = True
+    is_async = True

@@ -1,4 +1,4 @@
-"""`raise RateLimitExceeded(decision)` in a view of Django is the refusal that the adapter gives."""
+"""`raise RateLimitExceeded(decision)` in a Django view: the adapter returns its refusal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def asgi(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def heard() -> Iterator[list[Decision]]:
+def signals() -> Iterator[list[Decision]]:
     decisions: list[Decision] = []
     rate_limited.connect(lambda decision, **_: decisions.append(decision), weak=False, dispatch_uid="raised")
     yield decisions
@@ -55,7 +55,7 @@ def unavailable() -> Decision:
     return Limiter(BrokenStore(), on_store_failure="deny").hit("1/hour", "alice", action="export")
 
 
-def banned_from_here() -> Decision:
+def forbidden() -> Decision:
     return FORBIDDEN
 
 
@@ -71,7 +71,7 @@ def plain(request: HttpRequest) -> HttpResponse:
     return HttpResponse("never")
 
 
-async def later(request: HttpRequest) -> HttpResponse:
+async def async_plain(request: HttpRequest) -> HttpResponse:
     deeper()
     return HttpResponse("never")
 
@@ -82,7 +82,7 @@ class Plain(View):
         return HttpResponse("never")
 
 
-class Later(View):
+class AsyncPlain(View):
     async def get(self, request: HttpRequest) -> HttpResponse:
         deeper()
         return HttpResponse("never")
@@ -93,16 +93,16 @@ def in_a_template(request: HttpRequest) -> HttpResponse:
 
 
 def bare(view: Any) -> Any:
-    """The same view as a new one, so that marks do not meet."""
+    """The same view as a new object, so that marks stay apart."""
     if isinstance(view, type):
         return type(view.__name__, (view,), {"__module__": view.__module__})
-    if view is later:
+    if view is async_plain:
 
-        async def again(request: HttpRequest) -> HttpResponse:
-            return await later(request)
+        async def async_copy(request: HttpRequest) -> HttpResponse:
+            return await async_plain(request)
 
-        return again
-    return lambda request: view(request)  # noqa: PLW0108  # a function of its own
+        return async_copy
+    return lambda request: view(request)  # noqa: PLW0108  # a new function
 
 
 def of(view: Any, *, decorated: bool) -> Any:
@@ -110,7 +110,7 @@ def of(view: Any, *, decorated: bool) -> Any:
     return made.as_view() if hasattr(made, "as_view") else made
 
 
-VIEWS = {"function": plain, "async": later, "class": Plain, "async class": Later}
+VIEWS = {"function": plain, "async": async_plain, "class": Plain, "async class": AsyncPlain}
 HOW: list[tuple[str, list[str], bool]] = [
     *[(name, [OURS], decorated) for name in VIEWS for decorated in (False, True)],
     *[(name, [], True) for name in VIEWS],
@@ -118,12 +118,12 @@ HOW: list[tuple[str, list[str], bool]] = [
 
 
 @pytest.mark.parametrize(("view", "middleware", "decorated"), HOW)
-def test_a_refusal_raised_in_a_view_is_ours(
-    view: str, middleware: list[str], decorated: bool, asgi: bool, heard: list[Decision], caplog: Any
+def test_a_raised_refusal_is_handled_as_our_own(
+    view: str, middleware: list[str], decorated: bool, asgi: bool, signals: list[Decision], caplog: Any
 ) -> None:
     urls = [path("x", of(VIEWS[view], decorated=decorated))]
     defaults = ["5/minute"] if middleware else []
-    with serving(later=asgi, middleware=middleware, urls=urls, default_limits=defaults, clock=ManualClock()) as site:
+    with serving(asgi=asgi, middleware=middleware, urls=urls, default_limits=defaults, clock=ManualClock()) as site:
         answer, head = site.request("GET", "/x"), site.request("HEAD", "/x")
     assert (answer.status, answer.one("retry-after"), answer.one("cache-control")) == (429, "3600", "no-store")
     assert json.loads(answer.body)["violated-policies"] == ["export"]
@@ -133,7 +133,7 @@ def test_a_refusal_raised_in_a_view_is_ours(
         f'"{name}"' for name in names
     ]
     assert (head.status, head.body) == (429, b"")
-    assert [decision.rule for decision in heard] == ["export", "export"]
+    assert [decision.rule for decision in signals] == ["export", "export"]
     assert not [record for record in caplog.records if record.name == "django.request"]  # as for our own refusals
 
 
@@ -143,8 +143,8 @@ def test_a_refusal_raised_in_a_view_is_ours(
     [
         ("refused", 429, "3600", "Quota Exceeded"),
         ("unavailable", 503, "1", "Temporary Reduced Capacity"),
-        ("banned_from_here", 403, None, "Forbidden"),
-        ("allowed", 429, "1", "Quota Exceeded"),  # whoever raises it refuses
+        ("forbidden", 403, None, "Forbidden"),
+        ("allowed", 429, "1", "Quota Exceeded"),  # raising it makes it a refusal
     ],
 )
 def test_the_decision_says_which_refusal_it_is(
@@ -152,48 +152,48 @@ def test_the_decision_says_which_refusal_it_is(
 ) -> None:
     monkeypatch.setattr(f"{HERE}.make", globals()[name])
     urls = [path("x", of(plain, decorated=True))]
-    with serving(later=asgi, middleware=middleware, urls=urls, clock=ManualClock()) as site:
+    with serving(asgi=asgi, middleware=middleware, urls=urls, clock=ManualClock()) as site:
         answer = site.request("GET", "/x")
     assert (answer.status, answer.one("retry-after")) == (status, retry)
     assert json.loads(answer.body)["title"] == title
-    assert '"view";q=9' in (answer.one("ratelimit-policy") or "")  # which was charged before
+    assert '"view";q=9' in (answer.one("ratelimit-policy") or "")  # it was charged before the view ran
 
 
 def denied(request: HttpRequest, decision: Decision) -> HttpResponse:
     return HttpResponse(f"no: {decision.rule}", status=418)
 
 
-async def denied_later(request: HttpRequest, decision: Decision) -> HttpResponse:
+async def denied_async(request: HttpRequest, decision: Decision) -> HttpResponse:
     return HttpResponse(f"no: {decision.rule}", status=418)
 
 
 @pytest.mark.parametrize("middleware", [[OURS], []], ids=["middleware", "alone"])
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("on_denied", ["denied", "denied_later"])
-def test_on_denied_answers(on_denied: str, view: str, middleware: list[str], asgi: bool) -> None:
-    if on_denied == "denied_later" and not asgi:
-        return  # nobody could await it, and it cannot start
+@pytest.mark.parametrize("on_denied", ["denied", "denied_async"])
+def test_on_denied_makes_the_response(on_denied: str, view: str, middleware: list[str], asgi: bool) -> None:
+    if on_denied == "denied_async" and not asgi:
+        return  # WSGI cannot await it: the project does not start
     urls = [path("x", of(VIEWS[view], decorated=True))]
     options: dict[str, Any] = {"on_denied": f"{HERE}.{on_denied}", "urls": urls, "clock": ManualClock()}
-    with serving(later=asgi, middleware=middleware, **options) as site:
+    with serving(asgi=asgi, middleware=middleware, **options) as site:
         answer = site.request("GET", "/x")
     assert (answer.status, answer.body) == (418, b"no: export")
     assert (answer.one("retry-after"), answer.one("ratelimit")) == ("3600", '"export";r=0;t=3600')
 
 
-def test_it_is_an_answer_where_limits_are_off_and_in_a_template(asgi: bool) -> None:
+def test_it_is_handled_with_limits_off_and_from_a_template(asgi: bool) -> None:
     for enabled in (False, True):
-        with serving(later=asgi, urls=[path("x", plain), path("t", in_a_template)], enabled=enabled) as site:
+        with serving(asgi=asgi, urls=[path("x", plain), path("t", in_a_template)], enabled=enabled) as site:
             for where in ("/x", "/t"):
                 answer = site.request("GET", where)
                 assert (answer.status, answer.one("ratelimit")) == (429, '"export";r=0;t=3600')
 
 
-def test_two_middlewares_answer_once(asgi: bool, heard: list[Decision]) -> None:
-    with serving(later=asgi, middleware=[OURS, OURS], urls=[path("x", plain)], default_limits=["5/minute"]) as site:
+def test_two_middlewares_refuse_once(asgi: bool, signals: list[Decision]) -> None:
+    with serving(asgi=asgi, middleware=[OURS, OURS], urls=[path("x", plain)], default_limits=["5/minute"]) as site:
         answer = site.request("GET", "/x")
     assert answer.one("ratelimit-policy") == '"default";q=5;w=60, "export";q=1;w=3600'
-    assert len(heard) == 1
+    assert len(signals) == 1
 
 
 def test_the_decision_about_the_request_itself_may_be_raised(asgi: bool) -> None:
@@ -202,7 +202,7 @@ def test_the_decision_about_the_request_itself_may_be_raised(asgi: bool) -> None
         assert found is not None
         raise RateLimitExceeded(found)
 
-    with serving(later=asgi, urls=[path("x", view)], default_limits=["5/minute"], clock=ManualClock()) as site:
+    with serving(asgi=asgi, urls=[path("x", view)], default_limits=["5/minute"], clock=ManualClock()) as site:
         answer = site.request("GET", "/x")
     assert (answer.status, answer.one("retry-after")) == (429, "1")
     assert answer.one("ratelimit-policy") == '"default";q=5;w=60'
@@ -210,13 +210,13 @@ def test_the_decision_about_the_request_itself_may_be_raised(asgi: bool) -> None
 
 def test_charges_that_depend_on_the_response_see_the_refusal(asgi: bool) -> None:
     view = limit("2/minute", charge_when=lambda response: response.status_code == 429)(bare(plain))
-    with serving(later=asgi, urls=[path("x", view)], clock=ManualClock()) as site:
+    with serving(asgi=asgi, urls=[path("x", view)], clock=ManualClock()) as site:
         left = [site.request("GET", "/x").one("ratelimit-policy") for _ in range(3)]
-    assert [len((each or "").split(", ")) for each in left] == [2, 2, 1]  # the third is refused before the view
+    assert [len((each or "").split(", ")) for each in left] == [2, 2, 1]  # the third is refused before the view runs
 
 
 def test_other_exceptions_pass(asgi: bool) -> None:
-    with serving(later=asgi, default_limits=["5/minute"]) as site:
+    with serving(asgi=asgi, default_limits=["5/minute"]) as site:
         assert site.request("GET", "/boom").status == 500
 
 
@@ -235,8 +235,8 @@ def test_what_the_view_wrote_is_rolled_back_under_atomic_requests(
 ) -> None:
     call_command("migrate", verbosity=0)
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
-    with serving(later=asgi, middleware=middleware, urls=[path("x", writes)], clock=ManualClock()) as site:
-        asked = {"method": "GET", "path": "/x", "headers": [], "peer": "198.51.100.9"}
-        answer = async_to_sync(call_asgi)(site.app, asked) if asgi else by_wsgi(site.app, asked, b"")
+    with serving(asgi=asgi, middleware=middleware, urls=[path("x", writes)], clock=ManualClock()) as site:
+        request = {"method": "GET", "path": "/x", "headers": [], "peer": "198.51.100.9"}
+        answer = async_to_sync(call_asgi)(site.app, request) if asgi else by_wsgi(site.app, request, b"")
     assert answer.status == 429
     assert not SessionStore().exists("written00")

@@ -1,4 +1,4 @@
-"""What becomes of Django's responses: streams, fields, denials; and who else is told (C and DJ8 of our checklist)."""
+"""Django's responses: streams, fields, refusals; and the signal (C and DJ8 of our checklist)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import django
 import http_sf
 import pytest
 from asgiref.sync import sync_to_async
@@ -21,7 +22,7 @@ from django.urls import path
 from sluicegate import Decision, ManualClock
 from sluicegate.django import decision, limit, rate_limited
 from sluicegate.errors import SettingsError
-from sluicegate.testing import Awaited, BrokenStore
+from sluicegate.testing import AsyncAdapter, BrokenStore
 from tests.adapters.django_app import COMMON, OURS, serving
 
 HERE = "tests.adapters.test_django_responses"
@@ -32,7 +33,7 @@ def asgi(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-# ---- DJ8, C5, C6: responses pass as they are ---------------------------------------------------------------------
+# ---- DJ8, C5, C6: responses pass unchanged -----------------------------------------------------------------------
 
 
 def chunks(log: list[str]) -> Iterator[bytes]:
@@ -41,7 +42,7 @@ def chunks(log: list[str]) -> Iterator[bytes]:
         yield chunk.encode()
 
 
-async def chunks_later(log: list[str]) -> AsyncIterator[bytes]:
+async def chunks_async(log: list[str]) -> AsyncIterator[bytes]:
     for chunk in chunks(log):
         yield chunk
 
@@ -50,10 +51,10 @@ def test_dj08_streaming_responses_keep_streaming() -> None:
     log: list[str] = []
     urls = [
         path("stream", lambda request: StreamingHttpResponse(chunks(log))),
-        path("later", lambda request: StreamingHttpResponse(chunks_later(log))),
+        path("async", lambda request: StreamingHttpResponse(chunks_async(log))),
         path("file", lambda request: FileResponse(io.BytesIO(b"a file" * 9999))),
     ]
-    with serving(later=False, urls=urls, default_limits=["9/minute"], clock=ManualClock()):
+    with serving(asgi=False, urls=urls, default_limits=["9/minute"], clock=ManualClock()):
         response: Any = Client().get("/stream")
         assert response.streaming
         assert log == []
@@ -67,32 +68,32 @@ def test_dj08_streaming_responses_keep_streaming() -> None:
     log.clear()
 
     async def first_chunk() -> bytes:
-        response: Any = await AsyncClient().get("/later")
+        response: Any = await AsyncClient().get("/async")
         assert response.is_async
         assert log == []
         return await anext(aiter(response.streaming_content))
 
-    with serving(later=True, urls=urls, default_limits=["9/minute"]):
+    with serving(asgi=True, urls=urls, default_limits=["9/minute"]):
         assert asyncio.run(first_chunk()) == b"one"
         assert log == ["one"]
 
 
-def test_c05_an_allowed_response_is_the_same_but_for_the_fields(asgi: bool) -> None:
+def test_c05_an_allowed_response_differs_only_by_the_fields(asgi: bool) -> None:
     answers = []
     choices: list[dict[str, Any]] = [{"enabled": False}, {"default_limits": ["9/minute"]}]
     for options in choices:
-        with serving(later=asgi, middleware=[COMMON, OURS], **options) as site:
+        with serving(asgi=asgi, middleware=[COMMON, OURS], **options) as site:
             answers.append(site.request("GET", "/open"))
-    free, told = answers
-    added = [header for header in told.headers if header not in free.headers]
+    free, limited = answers
+    added = [header for header in limited.headers if header not in free.headers]
     assert [name for name, _ in added] == ["ratelimit-policy", "ratelimit"]
-    assert told._replace(headers=[header for header in told.headers if header not in added]) == free
+    assert limited._replace(headers=[header for header in limited.headers if header not in added]) == free
 
 
-def test_c02_c06_c18_fields_are_valid_lists_and_join_those_that_are_there(asgi: bool) -> None:
+def test_c02_c06_c18_fields_are_valid_lists_and_join_the_existing_ones(asgi: bool) -> None:
     own = {"RateLimit-Policy": '"default";q=5;w=1', "RateLimit": '"default";r=5', "Retry-After": "3"}
     view = limit("4/minute", name='odd "name"')(lambda request: HttpResponse(status=503, headers=own))
-    with serving(later=asgi, urls=[path("x", view)], default_limits=["9/minute"], clock=ManualClock()) as site:
+    with serving(asgi=asgi, urls=[path("x", view)], default_limits=["9/minute"], clock=ManualClock()) as site:
         answer = site.request("GET", "/x")
     assert answer.one("retry-after") == "3"
     policies: Any = http_sf.parse((answer.one("ratelimit-policy") or "").encode(), tltype="list")
@@ -110,8 +111,8 @@ def test_c02_c06_c18_fields_are_valid_lists_and_join_those_that_are_there(asgi: 
 
 @pytest.mark.parametrize(("policy", "expect"), [("local", [200, 429]), ("allow", [200, 200]), ("deny", [503, 503])])
 def test_c15_without_the_store_the_policy_decides(policy: str, expect: list[int], asgi: bool) -> None:
-    store = Awaited(BrokenStore()) if asgi else BrokenStore()
-    with serving(later=asgi, store=store, default_limits=["1/minute"], on_store_failure=policy) as site:
+    store = AsyncAdapter(BrokenStore()) if asgi else BrokenStore()
+    with serving(asgi=asgi, store=store, default_limits=["1/minute"], on_store_failure=policy) as site:
         answers = [site.request("GET", "/open") for _ in range(2)]
         assert [answer.status for answer in answers] == expect
         if policy == "deny":
@@ -119,7 +120,7 @@ def test_c15_without_the_store_the_policy_decides(policy: str, expect: list[int]
             assert answers[0].one("ratelimit") is None
 
 
-# ---- what users hand in, and what they are told ------------------------------------------------------------------
+# ---- on_denied, the signal and the log ---------------------------------------------------------------------------
 
 
 def denied(request: HttpRequest, decision: Decision) -> HttpResponse:
@@ -132,23 +133,23 @@ def denied_by_template(request: HttpRequest, decision: Decision) -> HttpResponse
     )
 
 
-async def denied_later(request: HttpRequest, decision: Decision) -> HttpResponse:
-    return HttpResponse(f"later: {decision.rule}", status=429)
+async def denied_async(request: HttpRequest, decision: Decision) -> HttpResponse:
+    return HttpResponse(f"async: {decision.rule}", status=429)
 
 
 DENIED = [
     ("denied", 403, b"no: default"),
     ("denied_by_template", 429, b"t: default"),
-    ("denied_later", 429, b"later: default"),
+    ("denied_async", 429, b"async: default"),
 ]
 
 
 @pytest.mark.parametrize(("name", "status", "body"), DENIED)
 @pytest.mark.parametrize("where", ["/open", "/nowhere"])
-def test_on_denied_answers(name: str, status: int, body: bytes, where: str, asgi: bool) -> None:
-    if name == "denied_later" and not asgi:
-        return  # test_django.py: test_what_cannot_be_awaited_cannot_start
-    with serving(later=asgi, default_limits=["1/minute"], on_denied=f"{HERE}.{name}", clock=ManualClock()) as site:
+def test_on_denied_makes_the_response(name: str, status: int, body: bytes, where: str, asgi: bool) -> None:
+    if name == "denied_async" and not asgi:
+        return  # test_django.py: test_an_async_on_denied_cannot_start_under_wsgi
+    with serving(asgi=asgi, default_limits=["1/minute"], on_denied=f"{HERE}.{name}", clock=ManualClock()) as site:
         site.request("GET", where)
         answer = site.request("GET", where)
     assert (answer.status, answer.body) == (status, body)
@@ -156,15 +157,13 @@ def test_on_denied_answers(name: str, status: int, body: bytes, where: str, asgi
     assert answer.one("ratelimit") == '"default";r=0;t=60'
 
 
-def sent_away(request: HttpRequest, decision: Decision) -> HttpResponse:
+def redirect(request: HttpRequest, decision: Decision) -> HttpResponse:
     return HttpResponse(status=302, headers={"Location": "/slow-down"})
 
 
-def test_an_on_denied_that_returns_no_response_is_an_error_that_says_so(
-    asgi: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_on_denied_that_returns_no_response_is_an_error(asgi: bool, caplog: pytest.LogCaptureFixture) -> None:
     options: dict[str, Any] = {"default_limits": ["1/minute"], "on_denied": lambda request, decision: "slow down"}
-    with serving(later=asgi, clock=ManualClock(), **options) as site:
+    with serving(asgi=asgi, clock=ManualClock(), **options) as site:
         assert site.statuses("/open", "/open") == [200, 500]
     (error,) = [record.exc_info[1] for record in caplog.records if record.exc_info]
     assert isinstance(error, SettingsError)
@@ -172,14 +171,14 @@ def test_an_on_denied_that_returns_no_response_is_an_error_that_says_so(
 
 
 def test_on_denied_may_redirect(asgi: bool) -> None:
-    options: dict[str, Any] = {"default_limits": ["1/minute"], "on_denied": sent_away, "clock": ManualClock()}
-    with serving(later=asgi, **options) as site:
+    options: dict[str, Any] = {"default_limits": ["1/minute"], "on_denied": redirect, "clock": ManualClock()}
+    with serving(asgi=asgi, **options) as site:
         site.request("GET", "/open")
         answer = site.request("GET", "/open")
     assert (answer.status, answer.one("retry-after"), answer.one("cache-control")) == (302, None, "no-store")
 
 
-def test_a_refusal_that_more_is_decided_after_tells_of_that_too() -> None:
+def test_a_refusal_has_the_fields_of_a_later_decision_too() -> None:
     view = limit("1/minute", name="first")(lambda request: HttpResponse("first"))
     more = limit("9/minute", name="more")(lambda request: HttpResponse("more"))
 
@@ -188,25 +187,23 @@ def test_a_refusal_that_more_is_decided_after_tells_of_that_too() -> None:
         more(request)
         return answer
 
-    with serving(later=False, urls=[path("x", both)], clock=ManualClock()) as site:
+    with serving(asgi=False, urls=[path("x", both)], clock=ManualClock()) as site:
         answers = [site.request("GET", "/x") for _ in range(2)]
     assert [answer.status for answer in answers] == [200, 429]
     assert answers[1].one("ratelimit-policy") == '"first";q=1;w=60, "more";q=9;w=60'
 
 
 @pytest.mark.parametrize("on_denied", [None, f"{HERE}.denied"])
-def test_a_flood_of_refusals_does_not_fill_the_log(
-    asgi: bool, on_denied: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_refusals_do_not_fill_the_log(asgi: bool, on_denied: str | None, caplog: pytest.LogCaptureFixture) -> None:
     options: dict[str, Any] = {"default_limits": ["2/minute"], "on_denied": on_denied, "clock": ManualClock()}
-    with serving(later=asgi, **options) as site:
+    with serving(asgi=asgi, **options) as site:
         site.statuses("/nowhere", *["/open"] * 5)
     assert [record.getMessage() for record in caplog.records if record.name == "django.request"] == [
         "Not Found: /app/nowhere"
     ]
 
 
-def test_c22_the_decision_is_there_for_views_and_listeners(asgi: bool) -> None:
+def test_c22_views_and_receivers_get_the_decision(asgi: bool) -> None:
     seen: list[Any] = []
 
     def view(request: HttpRequest) -> HttpResponse:
@@ -214,30 +211,47 @@ def test_c22_the_decision_is_there_for_views_and_listeners(asgi: bool) -> None:
         assert found is not None
         return HttpResponse(str(found.remaining))
 
-    def hear(sender: Any, *, request: HttpRequest, decision: Decision, **_: Any) -> None:
+    def receive(sender: Any, *, request: HttpRequest, decision: Decision, **_: Any) -> None:
         seen.append((sender, request.path_info, decision.rule))
-        raise RuntimeError("logged, and nothing else")
+        raise RuntimeError("logged, and the answer stays")
 
-    rate_limited.connect(hear)
-    with serving(later=asgi, urls=[path("x", view)], default_limits=["1/minute"], clock=ManualClock()) as site:
+    rate_limited.connect(receive)
+    with serving(asgi=asgi, urls=[path("x", view)], default_limits=["1/minute"], clock=ManualClock()) as site:
         assert site.request("GET", "/x").body == b"0"
         assert site.request("GET", "/x").status == 429
-    rate_limited.disconnect(hear)
+    rate_limited.disconnect(receive)
     assert seen == [(ASGIRequest if asgi else WSGIRequest, "/x", "default")]
     assert decision(HttpRequest()) is None
 
 
-def test_async_keys_and_listeners_on_the_loop() -> None:
-    heard: list[str] = []
+def test_async_keys_and_receivers() -> None:
+    signals: list[str] = []
 
     async def key(request: HttpRequest) -> str:
-        return await sync_to_async(lambda: "somebody")()
+        return await sync_to_async(lambda: "alice")()
 
-    async def hear(**event: Any) -> None:
-        heard.append(event["decision"].rule)
+    async def receive(**event: Any) -> None:
+        signals.append(event["decision"].rule)
 
-    rate_limited.connect(hear)
-    with serving(later=True, default_limits=["1/minute"], key=key, clock=ManualClock()) as site:
+    rate_limited.connect(receive)
+    with serving(asgi=True, default_limits=["1/minute"], key=key, clock=ManualClock()) as site:
         assert site.statuses("/open", "/open") == [200, 429]
-    rate_limited.disconnect(hear)
-    assert heard == ["default"]
+    rate_limited.disconnect(receive)
+    assert signals == ["default"]
+
+
+# ---- Django 6 ----------------------------------------------------------------------------------------------------
+
+CSP = "django.middleware.csp.ContentSecurityPolicyMiddleware"
+
+
+@pytest.mark.skipif(django.VERSION < (6,), reason="Django 6 brings the middleware")
+@pytest.mark.parametrize("order", [[OURS, CSP], [CSP, OURS]], ids=["outside", "inside"])
+def test_a_refusal_has_the_content_security_policy(order: list[str], asgi: bool) -> None:
+    policy = {"SECURE_CSP": {"default-src": ["'self'"]}}
+    options: dict[str, Any] = {"default_limits": ["1/minute"], "clock": ManualClock(), "django_settings": policy}
+    with serving(asgi=asgi, middleware=order, **options) as site:
+        answers = [site.request("GET", "/open") for _ in range(2)]
+    assert [answer.status for answer in answers] == [200, 429]
+    assert [answer.one("content-security-policy") for answer in answers] == ["default-src 'self'"] * 2
+    assert answers[0].one("ratelimit") == '"default";r=0;t=60'

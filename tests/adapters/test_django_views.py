@@ -1,4 +1,4 @@
-"""Every kind of view that Django knows, limited to two a minute: with the middleware, and by its decorator alone."""
+"""Every kind of Django view, limited to 2 a minute: with the middleware, and by its decorator alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sluicegate.errors import NotEnforcedError
 from tests.adapters.django_app import OURS, serving
 
 MIDDLEWARE = [OURS]
-pytestmark = pytest.mark.filterwarnings("ignore:.*SG104")  # by a decorator alone, as every view here is too
+pytestmark = pytest.mark.filterwarnings("ignore:.*SG104")  # every view here also runs by its decorator alone
 two = limit("2/minute")
 
 
@@ -29,7 +29,7 @@ def plain(request: HttpRequest) -> HttpResponse:
     return HttpResponse("passed")
 
 
-async def later(request: HttpRequest) -> HttpResponse:
+async def async_plain(request: HttpRequest) -> HttpResponse:
     return HttpResponse("passed")
 
 
@@ -41,7 +41,7 @@ class Plain(View):
         return HttpResponse("posted")
 
 
-class Later(View):
+class AsyncPlain(View):
     async def get(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse("passed")
 
@@ -50,21 +50,21 @@ class Later(View):
 
 
 def copy_of(view: Any) -> Any:
-    """The same function or class as a new object, so that marks do not meet."""
+    """The same function or class as a new object, so that marks stay apart."""
     if isinstance(view, type):
         return type(view.__name__, (view,), {"__module__": view.__module__})
 
     if iscoroutinefunction(view):
 
-        async def again(request: HttpRequest) -> HttpResponse:
+        async def async_copy(request: HttpRequest) -> HttpResponse:
             return await view(request)
 
-        return again
+        return async_copy
 
-    def now(request: HttpRequest) -> HttpResponse:
+    def sync_copy(request: HttpRequest) -> HttpResponse:
         return view(request)
 
-    return now
+    return sync_copy
 
 
 def on_one_method(cls: Any, decorator: Any) -> Any:
@@ -80,11 +80,11 @@ def copied(method: Any) -> Any:
 
         return get
 
-    def now(self: Any, request: HttpRequest) -> HttpResponse:
+    def sync_copy(self: Any, request: HttpRequest) -> HttpResponse:
         return method(self, request)
 
-    now.__name__ = "get"
-    return now
+    sync_copy.__name__ = "get"
+    return sync_copy
 
 
 def direct(method: Any) -> Any:
@@ -93,7 +93,7 @@ def direct(method: Any) -> Any:
 
 
 def hidden(view: Any) -> Any:
-    """A wrapper that forgets functools.wraps, so that the middleware cannot see the mark."""
+    """A wrapper without functools.wraps: the middleware cannot see the mark."""
     if iscoroutinefunction(view):
 
         async def outer(request: HttpRequest) -> HttpResponse:
@@ -108,7 +108,7 @@ def hidden(view: Any) -> Any:
 
 
 class Rest:
-    """What REST framework's `as_view` gives: a function that names its class as `cls`, and the verbs' methods."""
+    """Like REST framework's `as_view`: it returns a function with its class as `cls` and the methods as `actions`."""
 
     http_method_names = ("get", "head")
 
@@ -139,25 +139,25 @@ two(Parent)
 
 VIEWS: dict[str, Callable[[], Any]] = {
     "function": lambda: two(copy_of(plain)),
-    "async function": lambda: two(copy_of(later)),
+    "async function": lambda: two(copy_of(async_plain)),
     "csrf_exempt outside": lambda: csrf_exempt(two(copy_of(plain))),
     "csrf_exempt inside": lambda: two(csrf_exempt(copy_of(plain))),
-    "async csrf_exempt outside": lambda: csrf_exempt(two(copy_of(later))),
+    "async csrf_exempt outside": lambda: csrf_exempt(two(copy_of(async_plain))),
     "hidden by a wrapper": lambda: hidden(two(copy_of(plain))),
-    "async hidden by a wrapper": lambda: hidden(two(copy_of(later))),
+    "async hidden by a wrapper": lambda: hidden(two(copy_of(async_plain))),
     "partial": lambda: two(partial(copy_of(plain))),
     "callable object": lambda: two(Called()),
     "class": lambda: two(copy_of(Plain)).as_view(),
-    "async class": lambda: two(copy_of(Later)).as_view(),
+    "async class": lambda: two(copy_of(AsyncPlain)).as_view(),
     "subclass": lambda: copy_of(Parent).as_view(),
     "as_view": lambda: two(copy_of(Plain).as_view()),
-    "async as_view": lambda: two(copy_of(Later).as_view()),
+    "async as_view": lambda: two(copy_of(AsyncPlain).as_view()),
     "dispatch": lambda: method_decorator(two, name="dispatch")(copy_of(Plain)).as_view(),
-    "async dispatch": lambda: method_decorator(two, name="dispatch")(copy_of(Later)).as_view(),
+    "async dispatch": lambda: method_decorator(two, name="dispatch")(copy_of(AsyncPlain)).as_view(),
     "method": lambda: on_one_method(Plain, method_decorator(two)).as_view(),
-    "async method": lambda: on_one_method(Later, method_decorator(two)).as_view(),
+    "async method": lambda: on_one_method(AsyncPlain, method_decorator(two)).as_view(),
     "method directly": lambda: on_one_method(Plain, direct).as_view(),
-    "async method directly": lambda: on_one_method(Later, direct).as_view(),
+    "async method directly": lambda: on_one_method(AsyncPlain, direct).as_view(),
     "REST framework": lambda: Rest.as_view({"get": "retrieve"}),
 }
 
@@ -170,7 +170,7 @@ def asgi(request: pytest.FixtureRequest) -> bool:
 @pytest.mark.parametrize("installed", [MIDDLEWARE, []], ids=["middleware", "alone"])
 @pytest.mark.parametrize("kind", VIEWS)
 def test_dj03_dj11_every_kind_of_view(kind: str, installed: list[str], asgi: bool) -> None:
-    with serving(later=asgi, middleware=installed, urls=[path("x", VIEWS[kind]())], clock=ManualClock()) as site:
+    with serving(asgi=asgi, middleware=installed, urls=[path("x", VIEWS[kind]())], clock=ManualClock()) as site:
         answers = [site.request("GET", "/x") for _ in range(3)]
         assert [answer.status for answer in answers] == [200, 200, 429]
         assert [answer.body for answer in answers[:2]] == [b"passed", b"passed"]
@@ -183,8 +183,8 @@ def test_dj03_dj11_every_kind_of_view(kind: str, installed: list[str], asgi: boo
 
 
 @pytest.mark.parametrize("kind", ["method", "async method", "method directly", "async method directly"])
-def test_dj03_a_method_has_a_budget_of_its_own(kind: str, asgi: bool) -> None:
-    with serving(later=asgi, urls=[path("x", VIEWS[kind]())], clock=ManualClock()) as site:
+def test_dj03_a_method_has_its_own_budget(kind: str, asgi: bool) -> None:
+    with serving(asgi=asgi, urls=[path("x", VIEWS[kind]())], clock=ManualClock()) as site:
         assert site.statuses("/x", "HEAD /x", "/x", "POST /x", "HEAD /x") == [200, 200, 429, 200, 429]
         refused = site.request("GET", "/x")
         assert (refused.one("ratelimit-policy") or "").startswith('"One.get";q=2')
@@ -193,7 +193,7 @@ def test_dj03_a_method_has_a_budget_of_its_own(kind: str, asgi: bool) -> None:
 @pytest.mark.parametrize("installed", [MIDDLEWARE, []], ids=["middleware", "alone"])
 def test_dj03_a_class_and_its_method_both_count(installed: list[str], asgi: bool) -> None:
     view = limit("3/minute")(on_one_method(Plain, method_decorator(two))).as_view()
-    with serving(later=asgi, middleware=installed, urls=[path("x", view)], clock=ManualClock()) as site:
+    with serving(asgi=asgi, middleware=installed, urls=[path("x", view)], clock=ManualClock()) as site:
         assert site.statuses("/x", "/x", "/x", "POST /x") == [
             200,
             200,
@@ -206,7 +206,7 @@ def test_dj03_a_class_and_its_method_both_count(installed: list[str], asgi: bool
 def test_decorators_stack_and_are_charged_together(installed: list[str], asgi: bool) -> None:
     view = limit("3/hour")(limit("2/minute")(copy_of(plain)))
     clock = ManualClock()
-    with serving(later=asgi, middleware=installed, urls=[path("x", view)], clock=clock) as site:
+    with serving(asgi=asgi, middleware=installed, urls=[path("x", view)], clock=clock) as site:
         assert site.statuses("/x", "/x", "/x") == [200, 200, 429]  # the refusal took nothing from the hour
         clock.advance(60)
         assert site.statuses("/x", "/x") == [200, 429]
@@ -221,31 +221,66 @@ def test_two_decorators_over_one_period_are_two_budgets(make: Any, installed: li
     def both(view: Any) -> Any:
         return limit("2/minute", key="ip")(limit("1/minute", key="ip", methods=["HEAD"])(view))
 
-    with serving(later=asgi, middleware=installed, urls=[path("x", make(both))], clock=ManualClock()) as site:
+    with serving(asgi=asgi, middleware=installed, urls=[path("x", make(both))], clock=ManualClock()) as site:
         assert site.statuses("HEAD /x", "HEAD /x", "/x", "/x") == [200, 429, 200, 429]
 
 
-def test_classes_and_views_do_not_share_by_accident(asgi: bool) -> None:
+def test_classes_and_views_have_separate_budgets(asgi: bool) -> None:
     other: Any = type("Other", (Plain,), {"__module__": Plain.__module__})
     first, second = two(copy_of(Plain)), two(other)
     urls = [path("a", first.as_view()), path("b", second.as_view()), path("c", Plain.as_view())]
     for installed in (MIDDLEWARE, []):
-        with serving(later=asgi, middleware=installed, urls=urls, clock=ManualClock()) as site:
+        with serving(asgi=asgi, middleware=installed, urls=urls, clock=ManualClock()) as site:
             assert site.statuses("/a", "/a", "/a", "/b", "/c", "/c", "/c") == [200, 200, 429, 200, 200, 200, 200]
 
 
 def test_one_view_at_two_routes_is_one_budget(asgi: bool) -> None:
-    with serving(later=asgi, urls=[path("a", two(later)), path("b", later)], clock=ManualClock()) as site:
-        assert site.statuses("/a", "/b", "/a") == [200, 200, 429]  # above the route: the bare function is marked too
+    with serving(asgi=asgi, urls=[path("a", two(async_plain)), path("b", async_plain)], clock=ManualClock()) as site:
+        assert site.statuses("/a", "/b", "/a") == [
+            200,
+            200,
+            429,
+        ]  # @limit marks the function itself, so its other route is limited too
 
 
-@pytest.mark.parametrize("view", [plain, later, Plain, Later], ids=["def", "async def", "class", "async class"])
+@pytest.mark.parametrize(
+    "view", [plain, async_plain, Plain, AsyncPlain], ids=["def", "async def", "class", "async class"]
+)
 @pytest.mark.parametrize("installed", [MIDDLEWARE, []], ids=["middleware", "decorator"])
 def test_a_view_that_is_exempt_at_one_route_is_limited_at_another(view: Any, installed: list[str], asgi: bool) -> None:
     limited = two(view.as_view() if hasattr(view, "as_view") else copy_of(view))
     urls = [path("a", limited), path("free", exempt(limited))]
-    with serving(later=asgi, middleware=installed, urls=urls, clock=ManualClock()) as site:
+    with serving(asgi=asgi, middleware=installed, urls=urls, clock=ManualClock()) as site:
         assert site.statuses("/free", "/a", "/free", "/a", "/free", "/a") == [200] * 5 + [429]
+
+
+# A view function at two routes, marked at one of them: what holds at the other.
+TWO_ROUTES = {"def": plain, "async def": async_plain, "class": Plain, "async class": AsyncPlain}
+
+
+@pytest.mark.parametrize("kind", TWO_ROUTES)
+def test_exempt_at_one_route_leaves_the_bare_view_limited(kind: str, asgi: bool) -> None:
+    bare: Any = copy_of(TWO_ROUTES[kind])
+    bare = bare.as_view() if hasattr(bare, "as_view") else bare
+    urls = [path("bare", bare), path("free", exempt(bare))]
+    with serving(asgi=asgi, urls=urls, default_limits=["2/minute"], clock=ManualClock()) as site:
+        assert site.statuses("/free", "/bare", "/free", "/bare", "/bare", "/free") == [200] * 4 + [429, 200]
+
+
+@pytest.mark.parametrize(
+    ("installed", "expect"),
+    [(MIDDLEWARE, [200, 200, 429, 429]), ([], [200, 200, 200, 429])],
+    ids=["middleware: one budget for both", "alone: the bare view is free"],
+)
+@pytest.mark.parametrize("kind", TWO_ROUTES)
+def test_limit_at_one_route_marks_the_bare_view_too(
+    kind: str, installed: list[str], expect: list[int], asgi: bool
+) -> None:
+    bare: Any = copy_of(TWO_ROUTES[kind])
+    bare = bare.as_view() if hasattr(bare, "as_view") else bare
+    urls = [path("bare", bare), path("limited", two(bare))]
+    with serving(asgi=asgi, middleware=installed, urls=urls, clock=ManualClock()) as site:
+        assert site.statuses("/limited", "/limited", "/bare", "/limited") == expect
 
 
 @exempt
@@ -259,7 +294,7 @@ def test_exempt_frees_functions_and_classes(asgi: bool) -> None:
         path("c", Exempt.as_view()),
         path("d", copy_of(Exempt).as_view()),
     ]
-    with serving(later=asgi, urls=urls, default_limits=["1/minute"], clock=ManualClock()) as site:
+    with serving(asgi=asgi, urls=urls, default_limits=["1/minute"], clock=ManualClock()) as site:
         assert site.statuses("/f", "/f", "/c", "/c", "/d", "/d") == [200] * 6
 
 
@@ -267,10 +302,10 @@ def test_rules_find_views_by_all_their_names(asgi: bool) -> None:
     urls = [path("in/", include(([path("x/<int:n>", lambda request, n: HttpResponse("x"), name="x")], "app")))]
     for route in ("app:x", "in/x/<int:n>", "/in/x/<int:n>"):
         rule = {"name": "r", "quota": "1/minute", "route": route}
-        with serving(later=asgi, urls=[*urls, path("y", plain)], rules=[rule], clock=ManualClock()) as site:
+        with serving(asgi=asgi, urls=[*urls, path("y", plain)], rules=[rule], clock=ManualClock()) as site:
             assert site.statuses("/in/x/1", "/in/x/2", "/y", "/y") == [200, 429, 200, 200]
     label = {"name": "r", "quota": "1/minute", "route": f"{__name__}.plain"}
-    with serving(later=asgi, urls=[path("y", plain)], rules=[label], clock=ManualClock()) as site:
+    with serving(asgi=asgi, urls=[path("y", plain)], rules=[label], clock=ManualClock()) as site:
         assert site.statuses("/y", "/y") == [200, 429]
 
 
@@ -293,9 +328,9 @@ def test_dj11_a_decorated_class_can_be_called_by_hand(kind: str) -> None:
 
 @pytest.mark.parametrize("installed", [MIDDLEWARE, []], ids=["middleware", "alone"])
 @pytest.mark.parametrize("kind", ["function", "async function", "class", "async class", "hidden by a wrapper"])
-def test_dj11_a_preflight_that_a_view_answers_is_charged(kind: str, installed: list[str], asgi: bool) -> None:
+def test_dj11_a_preflight_that_a_view_handles_is_charged(kind: str, installed: list[str], asgi: bool) -> None:
     preflight = {"headers": [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]}
-    with serving(later=asgi, middleware=installed, urls=[path("x", VIEWS[kind]())], clock=ManualClock()) as site:
+    with serving(asgi=asgi, middleware=installed, urls=[path("x", VIEWS[kind]())], clock=ManualClock()) as site:
         assert site.statuses("OPTIONS /x", "OPTIONS /x", "OPTIONS /x", **preflight) == [200, 200, 429]
         assert site.statuses("/x", "OPTIONS /x") == [429, 429]
 
@@ -305,7 +340,7 @@ def test_dj03_a_class_adds_to_what_it_inherits(installed: list[str], asgi: bool)
     child = limit("3/hour")(copy_of(Parent))
     clock = ManualClock()
     urls = [path("x", child.as_view()), path("y", copy_of(Plain).as_view())]
-    with serving(later=asgi, middleware=installed, urls=urls, clock=clock) as site:
+    with serving(asgi=asgi, middleware=installed, urls=urls, clock=clock) as site:
         assert site.statuses("/x", "/x", "/x") == [200, 200, 429]
         clock.advance(60)
         assert site.statuses("/x", "/x", "/y", "/y", "/y") == [200, 429, 200, 200, 200]
@@ -319,16 +354,16 @@ def test_a_decorated_view_is_free_where_limits_are_off() -> None:
 
 def test_dj11_middleware_and_bare_decorator_share_a_budget(asgi: bool) -> None:
     view = two(copy_of(plain))
-    with serving(later=asgi, urls=[path("x", view)], clock=ManualClock()) as site:
+    with serving(asgi=asgi, urls=[path("x", view)], clock=ManualClock()) as site:
         assert site.statuses("/x") == [200]
         with override_settings(MIDDLEWARE=[]):
-            bare = type(site)(later=asgi)
+            bare = type(site)(asgi=asgi)
         assert bare.statuses("/x", "/x") == [200, 429]
         assert site.statuses("/x") == [429]
 
 
 @override_settings(SLUICEGATE={})
-def test_what_is_no_view_says_so() -> None:
+def test_a_call_without_a_request_is_an_error() -> None:
     with pytest.raises(NotEnforcedError, match="without a request"):
         two(lambda: None)()
 
@@ -342,8 +377,8 @@ def test_a_view_that_returns_nothing_is_called_once() -> None:
     assert calls == ["called"]
 
 
-def test_decorated_views_keep_their_colour() -> None:
-    marked = markcoroutinefunction(lambda request: later(request))  # noqa: PLW0108  # no `async def` itself
-    assert iscoroutinefunction(two(copy_of(later)))
+def test_decorated_views_stay_sync_or_async() -> None:
+    marked = markcoroutinefunction(lambda request: async_plain(request))  # noqa: PLW0108  # async only by its mark
+    assert iscoroutinefunction(two(copy_of(async_plain)))
     assert iscoroutinefunction(two(marked))
     assert not iscoroutinefunction(two(copy_of(plain)))

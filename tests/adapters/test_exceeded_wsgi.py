@@ -1,4 +1,4 @@
-"""`raise RateLimitExceeded(decision)` in what Flask or a bare WSGI application runs is the refusal of the adapter."""
+"""`raise RateLimitExceeded(decision)` under Flask or the WSGI adapter: handled as the adapter's own refusal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sluicegate import Decision, Limiter, ManualClock, RateLimitExceeded, Rule
 from sluicegate.errors import SluicegateError
 from sluicegate.flask import RateLimited, RateLimiter, decision, limit, rate_limited
 from sluicegate.testing import BrokenStore
-from sluicegate.testing.adapter import Answer
-from sluicegate.testing.after import Watched
+from sluicegate.testing.charges import Watched
+from sluicegate.testing.client import Answer
 from sluicegate.wsgi import RateLimitMiddleware
 from tests.adapters.wsgi_client import WsgiClient, call, check_fields, make_environ
 
@@ -27,15 +27,15 @@ HELD = Rule(name="held", quota="1 at once for 1 hour")
 
 
 class Mails:
-    """A limiter of the application's own: one mail an hour."""
+    """The application's own limiter: one mail an hour."""
 
     def __init__(self, **options: Any) -> None:
         self.limiter = Limiter(**{"clock": ManualClock()} | options)
 
     def send(self) -> Any:  # None
-        asked = self.limiter.hit("1/hour", "alice", action="mail")
-        if not asked:
-            raise RateLimitExceeded(asked)
+        decision = self.limiter.hit("1/hour", "alice", action="mail")
+        if not decision:
+            raise RateLimitExceeded(decision)
 
     def used_up(self) -> Mails:
         self.limiter.hit("1/hour", "alice", action="mail")
@@ -57,7 +57,7 @@ def flask_app(step: Callable[[], Any], **options: Any) -> WsgiClient:
     return WsgiClient(app)
 
 
-def flask_later(step: Callable[[], Any], **options: Any) -> WsgiClient:
+def flask_async(step: Callable[[], Any], **options: Any) -> WsgiClient:
     app = Flask("mails")
     RateLimiter(app, **{"clock": ManualClock()} | options)
 
@@ -105,12 +105,12 @@ def bare_generator(step: Callable[[], Any], **options: Any) -> WsgiClient:
 
 
 BARE = [bare, bare_generator]
-APPS = pytest.mark.parametrize("app", [flask_app, flask_later, flask_before, flask_in_a_blueprint, *BARE])
+APPS = pytest.mark.parametrize("app", [flask_app, flask_async, flask_before, flask_in_a_blueprint, *BARE])
 
 
 @APPS
 @pytest.mark.parametrize("options", [{"default_limits": ["9/minute"]}, {}, {"enabled": False}])
-def test_it_is_a_429_with_all_that_a_refusal_has(app: Any, options: Any) -> None:
+def test_it_is_a_429_like_a_refusal_of_the_adapter(app: Any, options: Any) -> None:
     client = app(Mails().send, **options)
     assert client.statuses("/open", "/open") == [200, 429]
     answer = client.request("GET", "/open")
@@ -142,15 +142,15 @@ def test_the_status_is_that_of_the_decision(app: Any) -> None:
     assert (store_down.status, store_down.one("retry-after")) == (503, "1")
 
     def forbid() -> None:
-        raise RateLimitExceeded(Decision(allowed=False, checks=(), results=()))
+        raise RateLimitExceeded(Decision(allowed=False, checks=(), outcomes=()))
 
     denied = app(forbid, default_limits=["9/minute"]).request("GET", "/open")
     assert (denied.status, denied.one("retry-after"), denied.one("cache-control")) == (403, None, "no-store")
 
 
 @APPS
-def test_what_had_passed_is_a_429_as_well(app: Any) -> None:
-    """It is misuse, and clients must not read a wait of 0 from it."""
+def test_an_allowed_decision_is_a_429_too(app: Any) -> None:
+    """This is misuse. Clients must not get a wait of 0."""
     passed = Limiter(clock=ManualClock()).hit("2/hour", "alice", action="mail")
     assert passed.allowed
 
@@ -164,7 +164,7 @@ def test_what_had_passed_is_a_429_as_well(app: Any) -> None:
 
 
 @APPS
-def test_subclasses_are_answered_and_other_errors_are_not(app: Any) -> None:
+def test_subclasses_are_handled_and_other_errors_are_not(app: Any) -> None:
     class TooManyMails(RateLimitExceeded): ...
 
     refused = Limiter(clock=ManualClock()).hit("1/hour", "alice", cost=2, action="mail")
@@ -180,8 +180,8 @@ def test_subclasses_are_answered_and_other_errors_are_not(app: Any) -> None:
     assert app(raising(RuntimeError("mail"))).request("GET", "/open").status == 500
 
 
-@pytest.mark.parametrize("app", [flask_app, flask_later, flask_in_a_blueprint, *BARE])
-def test_charges_that_wait_are_settled_by_it(app: Any) -> None:
+@pytest.mark.parametrize("app", [flask_app, flask_async, flask_in_a_blueprint, *BARE])
+def test_the_response_settles_the_charges(app: Any) -> None:
     store = Watched(ManualClock())
     given_back = Rule(name="fails", quota="1/hour", refund_when=lambda response: response.status_code == 429)
     client = app(Mails().used_up().send, rules=[HELD, given_back], store=store, clock=None)
@@ -241,7 +241,7 @@ def test_a_handler_may_be_registered_before_the_limiter_or_after_it(first: bool)
 
 
 @pytest.mark.parametrize("kind", [429, RateLimitExceeded, HTTPException])
-def test_a_blueprints_handlers_answer_for_it_alone(kind: Any) -> None:
+def test_a_blueprints_handlers_are_used_for_it_only(kind: Any) -> None:
     app, pages = Flask("mails"), Blueprint("pages", __name__)
     RateLimiter(app)
     mails = Mails().used_up()
@@ -254,7 +254,7 @@ def test_a_blueprints_handlers_answer_for_it_alone(kind: Any) -> None:
     assert answers[0].body == b"of the blueprint"
 
 
-def test_trapped_errors_stay_errors_unless_a_handler_takes_them() -> None:
+def test_trapped_errors_stay_errors_without_a_handler() -> None:
     def trap(app: Flask) -> Any:
         app.config["TRAP_HTTP_EXCEPTIONS"] = True
         app.logger.disabled = True
@@ -263,24 +263,24 @@ def test_trapped_errors_stay_errors_unless_a_handler_takes_them() -> None:
     assert raising_board(lambda app: (trap(app), handler(429)(app))).status == 420
 
 
-def test_the_signal_and_on_denied_are_asked_once() -> None:
-    heard: list[Any] = []
+def test_the_signal_and_on_denied_are_called_once() -> None:
+    signals: list[Any] = []
 
     def slow(request: Any, decision: Decision) -> dict[str, str]:
-        heard.append(decision.rule)
+        signals.append(decision.rule)
         return {"slow": "down"}
 
     app = Flask("mails")
     RateLimiter(app, on_denied=slow)
     mails = Mails().used_up()
     app.get("/open")(lambda: mails.send() or "sent")
-    with rate_limited.connected_to(lambda sender, decision: heard.append(sender), app):
+    with rate_limited.connected_to(lambda sender, decision: signals.append(sender), app):
         answer = WsgiClient(app).request("GET", "/open")
-    assert heard == [app, "mail"]
+    assert signals == [app, "mail"]
     assert (json.loads(answer.body), answer.one("retry-after")) == ({"slow": "down"}, "3600")
 
 
-def test_on_denied_may_raise_it_itself() -> None:
+def test_on_denied_may_raise_the_refusal() -> None:
     def raises(request: Any, decision: Decision) -> Any:
         raise RateLimitExceeded(decision)
 
@@ -326,7 +326,7 @@ def test_a_refusal_inside_a_view_names_the_same_rules_in_body_and_fields() -> No
 # Bare WSGI
 
 
-def test_wsgi_s_on_denied_answers_and_is_closed() -> None:
+def test_wsgi_s_on_denied_makes_the_response_and_is_closed() -> None:
     closed: list[str] = []
 
     class Sorry(list[bytes]):
@@ -346,7 +346,7 @@ def test_wsgi_s_on_denied_answers_and_is_closed() -> None:
     assert closed == ["sorry", "sorry"]
 
 
-def test_a_response_that_has_started_is_not_answered_again() -> None:
+def test_a_response_that_has_started_is_not_replaced() -> None:
     mails = Mails().used_up()
 
     def started(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -367,7 +367,7 @@ def test_a_response_that_has_started_is_not_answered_again() -> None:
             assert [name for name, _ in store.log] == (["run", "release"] if rules else [])
 
 
-def test_a_generator_that_starts_late_is_read_and_closed_as_before() -> None:
+def test_a_generator_that_starts_late_is_read_and_closed() -> None:
     noted: list[str] = []
 
     def late(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
@@ -390,7 +390,7 @@ def test_a_generator_that_starts_late_is_read_and_closed_as_before() -> None:
     )
 
 
-def test_an_inner_middleware_answers_what_the_application_raises() -> None:
+def test_an_inner_middleware_handles_what_the_application_raises() -> None:
     mails = Mails().used_up()
 
     def page(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -403,7 +403,7 @@ def test_an_inner_middleware_answers_what_the_application_raises() -> None:
     assert answer.status == 429
 
 
-def test_flask_streams_pass_it_on() -> None:
+def test_a_refusal_in_a_flask_stream_passes() -> None:
     app, mails = Flask("mails"), Mails().used_up()
     RateLimiter(app)
 

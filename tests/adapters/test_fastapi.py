@@ -1,4 +1,4 @@
-"""What is FastAPI's own: included routers, the dependency, OpenAPI (FA: our checklist)."""
+"""FastAPI's own features: included routers, the dependency, OpenAPI (FA in our checklist)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from sluicegate import Decision, ManualClock, RateLimitExceeded, Rule
 from sluicegate.errors import NotEnforcedError, RuleError
 from sluicegate.fastapi import RESPONSES, RateLimit, RateLimitMiddleware, decision, exempt, limit
-from sluicegate.starlette.places import Ahead
-from sluicegate.testing import Awaited
+from sluicegate.starlette.routes import RouteFinder
+from sluicegate.testing import AsyncAdapter
 from tests.adapters.asgi_client import AsgiClient, make_scope
 from tests.adapters.wsgi_client import Recorder, addresses, check_fields
 
 JSON = [("Content-Type", "application/json")]
 KEEPS_ROUTERS = hasattr(fastapi.routing, "iter_route_contexts")  # from 0.137 on
-OUTER = "/outer" if KEEPS_ROUTERS else ""  # before, a router's own prefix was not given to plain routes inside it
+OUTER = "/outer" if KEEPS_ROUTERS else ""  # before, plain routes inside a router did not get its prefix
 
 
 class Item(BaseModel):
@@ -71,7 +71,7 @@ def limited(app: FastAPI, **options: Any) -> AsgiClient:
 
 def recorded(app: FastAPI, **options: Any) -> tuple[AsgiClient, Recorder]:
     recorder = Recorder()
-    return limited(app, store=Awaited(recorder), clock=None, **options), recorder
+    return limited(app, store=AsyncAdapter(recorder), clock=None, **options), recorder
 
 
 def scopes(recorder: Recorder) -> list[list[str]]:
@@ -96,7 +96,7 @@ def nested() -> FastAPI:
     return app
 
 
-def test_fa01_views_of_included_routers_are_seen_ahead() -> None:
+def test_fa01_views_of_included_routers_are_found_before_the_call() -> None:
     client, recorder = recorded(nested(), default_limits="9/minute")
     answers = [client.get(f"/{path}") for path in ("v1/outer/inner/rare/1", "v2/outer/inner/rare/2")]
     assert [answer.status for answer in answers] == [200, 200]
@@ -111,8 +111,8 @@ def test_fa01_views_of_included_routers_are_seen_ahead() -> None:
     ]
 
 
-def test_fa01_views_that_cannot_be_seen_are_charged_when_they_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FastAPI 0.137.0 keeps routers, and has no public way to look into them yet."""
+def test_fa01_views_that_are_not_found_are_charged_when_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FastAPI 0.137.0 keeps included routers, and has no public function that lists their routes."""
     monkeypatch.delattr(fastapi.routing, "iter_route_contexts", raising=False)
     client = limited(nested(), default_limits="9/minute")
     answers = [client.get(f"/v{number}/outer/inner/rare/1") for number in (1, 2)]
@@ -123,10 +123,10 @@ def test_fa01_views_that_cannot_be_seen_are_charged_when_they_are_reached(monkey
     assert [client.connect("/v1/outer/inner/socket").accepted for _ in range(2)] == [True, False]
 
 
-def test_fa02_the_place_knows_the_whole_path() -> None:
+def test_fa02_the_endpoint_has_the_whole_path() -> None:
     app = nested()
-    places = Ahead(app).places({"type": "lifespan", "app": app})
-    routes = {place.route for place in places if place.marks}
+    endpoints = RouteFinder(app).endpoints({"type": "lifespan", "app": app})
+    routes = {endpoint.route for endpoint in endpoints if endpoint.marks}
     assert routes >= {
         "/v1/outer/inner/rare/{number}",
         "/v2/outer/inner/rare/{number}",
@@ -144,7 +144,7 @@ def test_fa02_the_place_knows_the_whole_path() -> None:
     ]
 
 
-def test_fa02_a_function_of_no_name_is_told_apart_by_its_whole_path() -> None:
+def test_fa02_the_budget_of_a_lambda_is_named_by_its_whole_path() -> None:
     app = FastAPI()
     for prefix in ("/a", "/b"):
         router = APIRouter(prefix=prefix)
@@ -170,7 +170,7 @@ def test_fa10_a_mounted_application_keeps_its_own_limiter() -> None:
 # ---- FA3, FA9: the dependency ------------------------------------------------------------------------------------
 
 
-def test_fa03_the_dependency_stands_on_routes_routers_and_the_application() -> None:
+def test_fa03_the_dependency_limits_routes_routers_and_the_application() -> None:
     app = FastAPI(dependencies=[Depends(RateLimit("9/minute"))])
     router = APIRouter(prefix="/r", dependencies=[Depends(RateLimit("5/minute"))])
 
@@ -192,7 +192,7 @@ def test_fa03_the_dependency_stands_on_routes_routers_and_the_application() -> N
     check_fields(refused)
 
 
-def test_fa03_the_dependency_serves_sockets() -> None:
+def test_fa03_the_dependency_limits_sockets() -> None:
     app = FastAPI()
 
     @app.websocket("/", dependencies=[Depends(RateLimit("1/minute"))])
@@ -234,7 +234,7 @@ def test_fa09_the_same_dependency_is_charged_once() -> None:
     assert len(answer.all("ratelimit")) == 1
 
 
-def test_fa09_equal_dependencies_are_one_and_others_are_not() -> None:
+def test_fa09_equal_dependencies_are_one_and_different_ones_are_not() -> None:
     assert RateLimit("5/minute") == RateLimit("5 per minute")
     assert (
         len({RateLimit("5/minute"), RateLimit("5/minute", key="ip"), RateLimit("6/minute"), RateLimit("5/minute")}) == 3
@@ -253,7 +253,7 @@ def test_without_scope_each_route_has_its_own_budget_and_with_it_they_share() ->
     assert client.statuses("/shared/0", "/shared/1") == [200, 429]
 
 
-def test_the_dependency_needs_the_middleware_and_obeys_it() -> None:
+def test_the_dependency_needs_the_middleware_and_uses_its_settings() -> None:
     app = FastAPI(dependencies=[Depends(RateLimit("1/minute"))])
     app.get("/")(lambda: "x")
     app.get("/free")(free)
@@ -270,13 +270,13 @@ def test_a_decorated_dependency_refuses_the_request_and_not_only_itself() -> Non
     app = FastAPI()
 
     app.get("/sync", dependencies=[Depends(sync_dependency)])(lambda: "x")
-    app.get("/later", dependencies=[Depends(async_dependency)])(lambda: "x")
+    app.get("/async", dependencies=[Depends(async_dependency)])(lambda: "x")
     client = limited(app)
-    for path in ("/sync", "/later"):
+    for path in ("/sync", "/async"):
         assert client.statuses(path, path) == [200, 429]
 
 
-# ---- FA4, FA5: every kind of answer ------------------------------------------------------------------------------
+# ---- FA4, FA5: all kinds of responses ----------------------------------------------------------------------------
 
 
 def answering(**options: Any) -> FastAPI:
@@ -312,7 +312,7 @@ PATHS = {
 
 @pytest.mark.parametrize(("path", "status"), PATHS.items())
 @pytest.mark.parametrize("depends", [False, True])
-def test_fa04_every_answer_has_the_fields(path: str, status: int, depends: bool) -> None:
+def test_fa04_every_response_has_the_fields(path: str, status: int, depends: bool) -> None:
     if depends:
         client = limited(answering(dependencies=[Depends(RateLimit("5/minute", name="one"))]))
     else:
@@ -367,7 +367,7 @@ def test_fa07_the_429_is_documented_and_valid() -> None:
     OpenAPI(**app.openapi())
 
 
-def test_fa07_what_is_answered_is_what_is_documented() -> None:
+def test_fa07_the_response_is_the_documented_one() -> None:
     app = FastAPI(dependencies=[Depends(RateLimit("1/minute"))])
     app.get("/")(lambda: "x")
     app.get("/rare")(rare)
@@ -409,15 +409,15 @@ def test_fa08_a_handler_of_the_application_wins(kind: Any) -> None:
 def test_endpoints_that_yield() -> None:
     app = FastAPI()
 
-    @app.get("/later")
+    @app.get("/async")
     @limit("1/minute")
-    async def later() -> AsyncIterator[Item]:
+    async def async_items() -> AsyncIterator[Item]:
         yield Item(name="a")
         yield Item(name="b")
 
     client = limited(app)
-    assert client.get("/later").body.split() == [b'{"name":"a"}', b'{"name":"b"}']
-    assert client.get("/later").status == 429
+    assert client.get("/async").body.split() == [b'{"name":"a"}', b'{"name":"b"}']
+    assert client.get("/async").status == 429
 
 
 @pytest.mark.filterwarnings("ignore:.*SG102")
@@ -433,18 +433,18 @@ def test_c07_the_table_of_addresses(row: dict[str, Any]) -> None:
     assert row["expect"] in seen[0]
 
 
-def test_a_dependency_takes_the_options_of_limit_but_one() -> None:
+def test_a_dependency_takes_the_options_of_limit_except_override_defaults() -> None:
     with pytest.raises(RuleError, match=r"override_defaults.*@limit"):
         RateLimit("5/minute", override_defaults=True)  # type: ignore[call-arg]
     with pytest.raises(RuleError):
         RateLimit("5/minute", cost=-1)
 
 
-# ---- slips: without `Depends`, or without a quota ----------------------------------------------------------------
+# ---- mistakes: without `Depends`, or without a quota ----------------------------------------------------------------
 
 
 def with_dependencies(*given: Any) -> dict[str, Any]:
-    """The places that take a list of dependencies: each makes an application of them."""
+    """Each way to give a list of dependencies, as a function that makes an application with them."""
 
     def on_route() -> FastAPI:
         app = FastAPI()
@@ -497,6 +497,7 @@ WORKS = {
     **with_dependencies(ONCE),
     "annotated": as_parameter(Annotated[Decision | None, ONCE]),
     "by default": as_parameter(Decision | None, ONCE),
+    "by default, of another type": as_parameter(int, ONCE),
     "with Depends": as_parameter(Annotated[Decision | None, Depends(ONCE)]),
 }
 FAILS = {
@@ -518,12 +519,17 @@ def test_a_dependency_limits_also_without_depends(make: Callable[[], FastAPI]) -
 
 
 @pytest.mark.parametrize("make", FAILS.values(), ids=FAILS)
-def test_the_class_in_place_of_a_dependency_is_an_error_at_the_start(make: Callable[[], FastAPI]) -> None:
+def test_the_class_instead_of_an_instance_is_an_error_at_the_start(make: Callable[[], FastAPI]) -> None:
     expect = r"the class itself, without a quota; give RateLimit\(\"10/minute\"\), or Depends.* \[SG002\]"
     with pytest.raises(RuleError, match=expect):
         limited(make()).live("startup")
 
 
-def test_a_dependency_says_what_it_is() -> None:
+def test_a_dependency_as_an_annotation_is_an_error() -> None:
+    with pytest.raises(RuleError, match=r"an annotation; write Annotated\[Decision \| None, RateLimit.* \[SG002\]"):
+        as_parameter(ONCE)()
+
+
+def test_the_repr_of_a_dependency_has_its_quota() -> None:
     assert repr(RateLimit("5/minute")) == "RateLimit((Quota('5/minute'),))"
     assert isinstance(RateLimit("5/minute"), DependsMarker)

@@ -1,4 +1,4 @@
-"""The exam that every adapter takes, by FastAPI: by routes of the application, and of routers inside routers."""
+"""The tests that every adapter passes, for FastAPI: routes of the application, and of routers inside routers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from fastapi import APIRouter, FastAPI, HTTPException
 from fastapi.responses import PlainTextResponse, RedirectResponse, StreamingResponse
 
 from sluicegate.fastapi import RateLimitMiddleware, exempt, limit
-from sluicegate.testing.adapter import AdapterClient, AdapterExam
-from sluicegate.testing.after import wrong
+from sluicegate.testing.adapter import AdapterExam
+from sluicegate.testing.charges import wrong
+from sluicegate.testing.client import AdapterClient
 from tests.adapters.asgi_client import AsgiClient
 
 
@@ -117,7 +118,7 @@ def nested(calls: list[str]) -> FastAPI:
 
 
 class TestFastAPI(AdapterExam):
-    later = True
+    is_async = True
     make_app = staticmethod(flat)
 
     def client(self, **options: Any) -> AdapterClient:

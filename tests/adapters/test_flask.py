@@ -1,6 +1,6 @@
-"""What our checklist asks of Flask (FL…), and what it asks of all that needs a real Flask request (C…).
+"""Our checklist for Flask (FL…), and its items for all adapters that need a real Flask request (C…).
 
-FL03 is in test_flask_views.py; FL09, a command line, comes with its own issue.
+FL03 is in test_flask_views.py; FL09, a command line, is not implemented.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyReques
 from werkzeug.middleware.proxy_fix import ProxyFix
 
 from sluicegate import ManualClock
-from sluicegate.errors import ColourError, RuleError, SettingsError, StoreURLError
+from sluicegate.errors import AsyncMismatchError, RuleError, SettingsError, StoreURLError
 from sluicegate.flask import (
     Denied,
     Installation,
@@ -33,7 +33,7 @@ from sluicegate.flask import (
 )
 from sluicegate.identity import identity_text
 from sluicegate.testing import BrokenStore, ShutStore
-from sluicegate.testing.adapter import Answer
+from sluicegate.testing.client import Answer
 from tests.adapters.test_flask_exam import make_app
 from tests.adapters.wsgi_client import (
     Recorder,
@@ -50,7 +50,7 @@ PREFLIGHT = [("Origin", "https://a.example"), ("Access-Control-Request-Method", 
 
 
 def client(**options: Any) -> WsgiClient:
-    """The exam's application under a limiter with these options."""
+    """The application of the common tests, under a limiter with these options."""
     app = make_app([])
     RateLimiter(app, **{"clock": None if "store" in options else ManualClock()} | options)
     return WsgiClient(app)
@@ -130,7 +130,7 @@ def test_fl01_wrong_configuration_cannot_start(config: dict[str, Any], options: 
 
 
 @pytest.mark.parametrize("prefix", [None, "ADMIN_"])
-def test_fl01_other_names_are_the_applications_own(prefix: str | None) -> None:
+def test_fl01_other_names_in_the_config_are_ignored(prefix: str | None) -> None:
     app = Flask(__name__)
     app.config.update(SLUICEGATE={"STORE": "nowhere://"}, ADMIN={"STORE": "nowhere://"})
     RateLimiter(app, config_prefix=prefix)
@@ -140,13 +140,13 @@ def test_fl01_other_names_are_the_applications_own(prefix: str | None) -> None:
 @pytest.mark.parametrize(
     "thing", [5, "app", Flask, Flask(__name__).wsgi_app, lambda request: "key", ["1/minute"], Response]
 )
-def test_fl01_what_is_no_application_cannot_be_limited(thing: Any) -> None:
+def test_fl01_only_a_flask_application_can_be_limited(thing: Any) -> None:
     for install in (RateLimiter, RateLimiter().init_app):
         with pytest.raises(SettingsError, match="give a Flask application"):
             install(thing)
 
 
-def test_fl01_no_application_cannot_be_limited() -> None:
+def test_fl01_none_is_not_an_application() -> None:
     nothing: Any = None
     with pytest.raises(SettingsError, match="give a Flask application"):
         RateLimiter().init_app(nothing)
@@ -155,7 +155,7 @@ def test_fl01_no_application_cannot_be_limited() -> None:
 # FL02: the application's own error handlers
 
 
-def test_fl02_errorhandler_429_answers_and_the_fields_survive() -> None:
+def test_fl02_errorhandler_429_is_used_and_the_fields_stay() -> None:
     app = make_app([])
     RateLimiter(app, **ONE, clock=ManualClock())
 
@@ -171,7 +171,7 @@ def test_fl02_errorhandler_429_answers_and_the_fields_survive() -> None:
     check_fields(answer)
 
 
-def test_fl02_a_handler_for_all_http_errors_answers() -> None:
+def test_fl02_a_handler_for_all_http_errors_is_used() -> None:
     """The handler of Flask's own documentation, which rewrites the error's response."""
     app = make_app([])
     RateLimiter(app, **ONE, clock=ManualClock())
@@ -189,7 +189,7 @@ def test_fl02_a_handler_for_all_http_errors_answers() -> None:
     check_fields(answer)
 
 
-def test_fl02_a_blueprints_handler_answers() -> None:
+def test_fl02_a_blueprints_handler_is_used() -> None:
     app, pages = Flask(__name__), Blueprint("pages", __name__)
     pages.get("/hello")(lambda: "hello")
     pages.register_error_handler(429, lambda error: ("pages", 429))
@@ -218,7 +218,7 @@ def test_fl02_the_errors_are_werkzeugs_own() -> None:
 
 
 @pytest.mark.parametrize("error", [RateLimited, StoreUnavailable, Denied])
-def test_fl02_an_error_of_the_applications_own_making_is_refused(error: Any) -> None:
+def test_fl02_an_application_cannot_make_our_errors(error: Any) -> None:
     for given in ((), ("slow down",)):
         with pytest.raises(RuleError, match=r"raise RateLimitExceeded\(decision\)"):
             error(*given)
@@ -228,7 +228,7 @@ def test_fl02_an_error_of_the_applications_own_making_is_refused(error: Any) -> 
     ("accept", "media"),
     [("text/html,*/*;q=0.8", "text/plain; charset=utf-8"), ("*/*", "application/problem+json")],
 )
-def test_fl02_without_a_handler_the_answer_is_ours(accept: str, media: str) -> None:
+def test_fl02_without_a_handler_the_response_is_ours(accept: str, media: str) -> None:
     app = make_app([])
     RateLimiter(app, **ONE)
     assert refused(app, Accept=accept).one("content-type") == media
@@ -260,7 +260,7 @@ def test_fl02_a_refusal_of_never_has_no_retry_after() -> None:
         (Response("slow"), 200, b"slow"),
     ],
 )
-def test_on_denied_returns_whatever_a_view_may(value: Any, status: int, body: bytes) -> None:
+def test_on_denied_returns_what_a_view_may_return(value: Any, status: int, body: bytes) -> None:
     speaker = client(**ONE, on_denied=lambda request, decision: value)
     speaker.request("GET", "/open")
     answer = speaker.request("GET", "/open")
@@ -269,7 +269,7 @@ def test_on_denied_returns_whatever_a_view_may(value: Any, status: int, body: by
     assert answer.one("ratelimit") == '"default";r=0;t=60'
 
 
-def test_on_denied_reads_request_and_decision_and_may_leave_the_answer_to_us() -> None:
+def test_on_denied_gets_request_and_decision_and_may_return_none() -> None:
     seen: list[tuple[str, str | None]] = []
     speaker = client(**ONE, on_denied=lambda request, decision: seen.append((request.path, decision.rule)))
     assert speaker.statuses("/open", "/redirect") == [200, 429]
@@ -283,7 +283,7 @@ def test_on_denied_may_be_async() -> None:
     assert client(default_limits=["1/minute"], on_denied=slow).statuses("/open", "/open") == [200, 429]
 
 
-# FL04: what matches no view
+# FL04: requests without a view
 
 
 def test_fl04_errors_redirects_and_options_are_counted_and_static_files_are_not(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def two(first: dict[str, Any], second: dict[str, Any]) -> WsgiClient:
     return WsgiClient(app)
 
 
-def test_fl05_two_limiters_make_one_list_and_enforce_a_mark_once() -> None:
+def test_fl05_two_limiters_add_one_list_of_fields_and_enforce_a_mark_once() -> None:
     speaker = two({"default_limits": ["9/minute"]}, {"default_limits": ["3/hour"]})
     answer = speaker.request("GET", "/limited")
     check_fields(answer)
@@ -370,7 +370,7 @@ def test_fl05_each_has_a_config_of_its_own_and_the_view_reads_one_decision() -> 
     def view() -> str:
         found = decision()
         assert found is not None
-        return str([outcome.limit for outcome in found.results])
+        return str([outcome.limit for outcome in found.outcomes])
 
     assert WsgiClient(app).request("GET", "/a").body == b"[9, 5]"
 
@@ -393,7 +393,7 @@ def test_fl05_init_app_twice_is_an_error() -> None:
         limiter.init_app(app)
 
 
-# FL06: where requests come from
+# FL06: contexts and proxies
 
 
 def test_fl06_test_client_and_contexts() -> None:
@@ -418,7 +418,7 @@ class OwnWays(Flask):
 
 
 def handled(app: Flask, kind: Any) -> Flask:
-    app.register_error_handler(kind, lambda error: ("told", 418))
+    app.register_error_handler(kind, lambda error: ("answered", 418))
     return app
 
 
@@ -428,7 +428,7 @@ def trapped(app: Flask) -> Flask:
 
 
 def replaced(app: Flask) -> Flask:
-    app.handle_user_exception = lambda e: Response("told", 418)  # type: ignore[method-assign]
+    app.handle_user_exception = lambda e: Response("answered", 418)  # type: ignore[method-assign]
     return app
 
 
@@ -445,9 +445,9 @@ def replaced(app: Flask) -> Flask:
         (lambda: OwnWays("x"), True),
         (lambda: replaced(Flask("x")), True),
     ],
-    ids=["nobody", "404", "429", "TooManyRequests", "HTTPException", "Exception", "trap", "subclass", "replaced"],
+    ids=["no handler", "404", "429", "TooManyRequests", "HTTPException", "Exception", "trap", "subclass", "replaced"],
 )
-def test_a_refusal_raises_where_somebody_may_handle_it(make: Callable[[], Flask], raises: bool) -> None:
+def test_a_refusal_raises_if_a_handler_may_handle_it(make: Callable[[], Flask], raises: bool) -> None:
     app = make()
     RateLimiter(app, **ONE)
     with app.test_request_context("/open", environ_base={"REMOTE_ADDR": "203.0.113.1"}):
@@ -462,7 +462,7 @@ def test_a_refusal_raises_where_somebody_may_handle_it(make: Callable[[], Flask]
 
 
 def test_fl06_requests_inside_one_application_context_are_apart() -> None:
-    """flask.g is shared by them, so nothing about a request may be kept there."""
+    """They share flask.g, so the state of a request cannot be kept there."""
     app = make_app([])
     RateLimiter(app, default_limits=["9/minute"])
     with app.app_context():
@@ -476,7 +476,7 @@ def test_fl06_requests_inside_one_application_context_are_apart() -> None:
     ("trusted", "expected"),
     [(None, "203.0.113.7"), (["10.0.0.0/8"], "203.0.113.7"), (["192.0.2.0/24"], "10.0.0.1")],
 )
-def test_fl06_behind_proxy_fix_one_of_both_reads_the_header(trusted: Any, expected: str) -> None:
+def test_fl06_with_proxy_fix_only_one_reads_the_header(trusted: Any, expected: str) -> None:
     store = Recorder()
     app = make_app([])
     RateLimiter(app, store=store, **ONE, trusted_proxies=trusted)
@@ -558,34 +558,36 @@ def test_flask_login_is_not_imported_where_it_is_not_used() -> None:
     assert _python(script) == "False"
 
 
-# FL09 (a command) is not in this release. FL10: the signal
+# FL10: the signal
 
 
-def test_fl10_the_signal_names_the_application_and_a_failing_listener_harms_nobody(
+def test_fl10_the_signal_has_the_application_and_a_failing_listener_changes_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     app, other = make_app([]), make_app([])
     for each in (app, other):
         RateLimiter(each, **ONE)
-    heard: list[tuple[Any, str | None]] = []
+    signals: list[tuple[Any, str | None]] = []
 
     def failing(sender: Flask, decision: Any) -> None:
         raise RuntimeError("listener")
 
     async def listening(sender: Flask, decision: Any) -> None:
-        heard.append((sender, decision.rule))
+        signals.append((sender, decision.rule))
 
     with rate_limited.connected_to(failing, app), rate_limited.connected_to(listening, app):
         assert refused(other).status == 429
         assert refused(app).status == 429
-    assert heard == [(app, "default")]
-    assert [record.message for record in caplog.records] == ["sluicegate: a listener of rate_limited failed"]
+    assert signals == [(app, "default")]
+    assert [record.message for record in caplog.records] == [
+        "sluicegate: a listener of the signal rate_limited failed; the request is refused all the same"
+    ]
 
 
-# FL11: fields on what others answer
+# FL11: fields on responses of other functions
 
 
-def test_fl11_fields_on_errors_and_on_answers_of_other_before_requests() -> None:
+def test_fl11_fields_on_errors_and_on_responses_of_other_before_requests() -> None:
     app = Flask(__name__)
     app.logger.disabled = True
     RateLimiter(app, default_limits=["9/minute"])
@@ -628,9 +630,7 @@ def test_fl11_fields_of_the_application_are_kept() -> None:
 
 
 @pytest.mark.parametrize(("status", "wait", "left"), [(429, "60", True), (420, "60", True), (302, None, False)])
-def test_fl11_what_hooks_make_of_a_refusal_is_told_as_what_it_has_become(
-    status: int, wait: str | None, left: bool
-) -> None:
+def test_fl11_the_fields_match_the_status_that_a_hook_has_set(status: int, wait: str | None, left: bool) -> None:
     app = make_app([])
     RateLimiter(app, **ONE, clock=ManualClock())
 
@@ -645,11 +645,11 @@ def test_fl11_what_hooks_make_of_a_refusal_is_told_as_what_it_has_become(
     assert answer.one("ratelimit") == ('"default";r=0;t=60' if left else None)
 
 
-# FL12: nothing early
+# FL12: no I/O at import and in init_app
 
 
 def test_fl12_nothing_is_read_at_import_and_nothing_is_opened_by_init_app() -> None:
-    limiter = RateLimiter(store="redis://203.0.113.1:1/0", default_limits=["1/minute"])  # nobody answers there
+    limiter = RateLimiter(store="redis://203.0.113.1:1/0", default_limits=["1/minute"])  # no server listens there
     app = Flask(__name__)
     limiter.init_app(app)
     assert app.extensions["sluicegate"][0].extension is limiter
@@ -665,20 +665,20 @@ def test_an_async_key_cannot_start() -> None:
     async def key(request: Any) -> str:
         return "k"
 
-    with pytest.raises(ColourError):
+    with pytest.raises(AsyncMismatchError):
         RateLimiter(Flask(__name__), **ONE, key=key)
 
 
-# C: what every adapter does
+# C: for all adapters
 
 
-def test_c05_what_passes_is_the_applications_own() -> None:
+def test_c05_an_allowed_response_is_unchanged() -> None:
     plain, under = client(enabled=False), client(default_limits=["9/minute"], headers=None)
     for path in ("/open", "/stream", "/items/x", "/nowhere", "/redirect"):
         assert under.request("GET", path) == plain.request("GET", path)
 
 
-def test_c05_a_stream_is_not_read_ahead() -> None:
+def test_c05_a_stream_is_not_read_in_advance() -> None:
     made: list[str] = []
 
     def chunks() -> Iterator[str]:
@@ -703,7 +703,7 @@ def test_c15_without_the_store_the_policy_decides(policy: str, statuses: list[in
     assert speaker.statuses("/open", "/open", "/open") == statuses
 
 
-def test_c15_a_handler_for_503_answers_and_retry_after_stays() -> None:
+def test_c15_a_handler_for_503_is_used_and_retry_after_stays() -> None:
     app = make_app([])
     RateLimiter(app, store=BrokenStore(), **ONE, on_store_failure="deny")
     app.register_error_handler(503, lambda error: (f"{error.retry_after} {error.decision.degraded}", 503))
@@ -740,8 +740,8 @@ def test_refusals_before_the_body_is_read() -> None:
 
 
 def test_the_oldest_flask_is_tested_too() -> None:
-    """scripts/test-oldest runs this very file on the version that pyproject.toml promises."""
-    assert tuple(map(int, version("flask").split(".")[:2])) >= (3, 0)
+    """scripts/test-oldest runs this file on the lower bound in pyproject.toml."""
+    assert tuple(map(int, version("flask").split(".")[:2])) >= (2, 3)
 
 
 def _python(script: str) -> str:

@@ -1,4 +1,4 @@
-"""What Flask answers before it asks our limits: all of it is charged, but for the preflights that no view answers."""
+"""Requests that get a response before our limits: all are charged, except preflights that no view handles."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from werkzeug.exceptions import HTTPException
 
 from sluicegate import ManualClock, Rule
 from sluicegate.flask import RateLimiter, decision, exempt, limit, rate_limited
-from sluicegate.testing.adapter import Answer
-from sluicegate.testing.after import Watched
+from sluicegate.testing.charges import Watched
+from sluicegate.testing.client import Answer
 from tests.adapters.wsgi_client import WsgiClient, call, check_fields, make_environ
 
 FIVE: Any = {"default_limits": ["5/minute"]}
@@ -24,7 +24,7 @@ PREFLIGHT = [("Origin", "https://a.example"), ("Access-Control-Request-Method", 
 
 
 def board(early: Callable[[Flask], object], **options: Any) -> Flask:
-    """An application that something was registered on before the limiter."""
+    """An application with a function that was registered before the limiter."""
     app = Flask("board")
     app.logger.disabled = True
     early(app)
@@ -36,7 +36,7 @@ def board(early: Callable[[Flask], object], **options: Any) -> Flask:
 
 
 def keyed(app: Flask) -> None:
-    """The check of a key, as applications write it."""
+    """A check of an API key."""
 
     @app.before_request
     def check() -> None:
@@ -55,7 +55,7 @@ def raises(app: Flask) -> None:
     app.before_request(broken)
 
 
-def later(app: Flask) -> None:
+def aborts_async(app: Flask) -> None:
     @app.before_request
     async def check() -> None:
         abort(401)
@@ -79,13 +79,13 @@ def handled(app: Flask) -> None:
     keyed(app)
 
 
-EARLY = [(keyed, 401), (returns, 503), (raises, 500), (later, 401), (preprocesses, 410), (no_response, 500)]
+EARLY = [(keyed, 401), (returns, 503), (raises, 500), (aborts_async, 401), (preprocesses, 410), (no_response, 500)]
 EARLY += [(trapped, 500), (handled, 402)]
 
 
 @pytest.mark.parametrize("path", ["/open", "/nowhere"])
 @pytest.mark.parametrize(("early", "status"), EARLY)
-def test_whatever_answers_is_charged_and_refused(early: Any, status: int, path: str) -> None:
+def test_every_early_response_is_charged_and_refused(early: Any, status: int, path: str) -> None:
     client = WsgiClient(board(early, **FIVE))
     answers = [client.request("GET", path) for _ in range(7)]
     assert [answer.status for answer in answers] == [status] * 5 + [500 if early is trapped else 429] * 2
@@ -97,7 +97,7 @@ def test_whatever_answers_is_charged_and_refused(early: Any, status: int, path: 
 
 
 @pytest.mark.parametrize(("early", "status"), EARLY)
-def test_nothing_is_charged_where_no_rule_holds_or_the_limiter_is_off(early: Any, status: int) -> None:
+def test_nothing_is_charged_if_no_rule_applies_or_the_limiter_is_off(early: Any, status: int) -> None:
     assert WsgiClient(board(early, **FIVE, enabled=False)).statuses(*["/open"] * 7) == [status] * 7
     assert WsgiClient(board(early, **FIVE)).statuses(*["/free"] * 7) == [status] * 7
 
@@ -124,12 +124,12 @@ def test_a_right_key_is_charged_once_out_of_the_same_budget() -> None:
 
 
 def test_the_order_stays_as_registered() -> None:
-    """An earlier function may set what a key reads; a later one runs only for what has passed."""
+    """An earlier function may set a value that a key reads; a later one runs only if the request is allowed."""
     seen: list[str] = []
 
     def names(app: Flask) -> None:
         @app.before_request
-        def who() -> None:
+        def set_user() -> None:
             g.user = request.headers.get("X-User")
             seen.append("early")
 
@@ -168,7 +168,7 @@ def test_a_blueprints_own_before_request_runs_after_ours_as_before(path: str) ->
     assert WsgiClient(app).statuses(*[path] * 6) == [expected] * 5 + [429]
 
 
-# What a refusal comes to, as anywhere
+# Responses to a refusal
 
 
 def answers_429(app: Flask) -> None:
@@ -182,7 +182,7 @@ def answers_all(app: Flask) -> None:
 
 
 @pytest.mark.parametrize(("early", "body"), [(answers_429, b"default 60"), (answers_all, b"429")])
-def test_handlers_answer(early: Any, body: bytes) -> None:
+def test_handlers_are_used(early: Any, body: bytes) -> None:
     client = WsgiClient(board(early, default_limits=["1/minute"]))
     answers = [client.request("GET", "/open") for _ in range(2)]
     assert [answer.status for answer in answers] == [401, 420]
@@ -190,20 +190,20 @@ def test_handlers_answer(early: Any, body: bytes) -> None:
 
 
 def test_on_denied_and_the_signal() -> None:
-    heard: list[Any] = []
+    calls: list[Any] = []
 
     def denied(request: Any, decision: Any) -> Any:
-        heard.append((request.path, decision.rule))
+        calls.append((request.path, decision.rule))
         return "slow"
 
     app = board(keyed, default_limits=["1/minute"], on_denied=denied)
-    with rate_limited.connected_to(lambda sender, decision: heard.append(sender), app):
+    with rate_limited.connected_to(lambda sender, decision: calls.append(sender), app):
         answers = [WsgiClient(app).request("GET", "/open") for _ in range(2)]
     assert (answers[1].status, answers[1].body) == (429, b"slow")
-    assert heard == [app, ("/open", "default")]
+    assert calls == [app, ("/open", "default")]
 
 
-def test_on_denied_may_abort_and_a_key_may_fail_as_ever() -> None:
+def test_on_denied_may_abort_and_a_key_may_fail() -> None:
     def away(request: Any, decision: Any) -> Any:
         abort(418)
 
@@ -231,7 +231,7 @@ def test_text_head_and_dialects() -> None:
     assert client.request("HEAD", "/open").body == b""
 
 
-def test_the_answer_that_nobody_reads_is_closed_and_its_cors_fields_are_kept() -> None:
+def test_the_replaced_response_is_closed_and_its_cors_fields_are_kept() -> None:
     closed: list[str] = []
 
     def early(app: Flask) -> None:
@@ -258,7 +258,7 @@ def test_the_answer_that_nobody_reads_is_closed_and_its_cors_fields_are_kept() -
     assert closed == ["stream", "stream"]
 
 
-# Several limiters, and what waits for the response
+# Several limiters, and charges that wait for the response
 
 
 def two(early: Any, first: str, second: str) -> WsgiClient:
@@ -282,7 +282,7 @@ def two(early: Any, first: str, second: str) -> WsgiClient:
 def test_several_limiters_decide_in_their_order(
     early: Any, status: int, first: str, second: str, expected: Any
 ) -> None:
-    """What the first refuses, the second does not charge: the same as where nothing answers early."""
+    """The second does not charge a request that the first has refused, as without an early response."""
     if early is trapped:
         return  # a refusal is an error there
     client = two(early, first, second)
@@ -301,7 +301,7 @@ def test_what_waits_for_the_response_is_settled_by_it(early: Any, status: int, k
     assert [name for name, _ in store.log].count("release") == (1 if kept else 2)
 
 
-# Where `after` is not called
+# Requests for which `after` is not called
 
 
 def breaks_after(app: Flask) -> None:
@@ -316,12 +316,12 @@ def both(app: Flask) -> None:
 
 
 def left(app: Flask) -> int | None:
-    """What is left of the default limit, by a context in which only the limiter's own function runs."""
+    """The remainder of the default limit, read in a context where only the limiter's function runs."""
     [installed] = app.extensions["sluicegate"]
     with app.test_request_context("/open", environ_base=HERE):
         installed.before()
         found = decision()
-    return None if found is None else found.outcomes["default"].remaining
+    return None if found is None else found.by_rule["default"].remaining
 
 
 @pytest.mark.parametrize("early", [both, keyed, raises])
@@ -357,10 +357,10 @@ def test_errors_of_views_are_charged_once() -> None:
     assert left(app) == 2
 
 
-# Uses of contexts that are no requests
+# Contexts without a request
 
 
-def test_contexts_alone_charge_nothing() -> None:
+def test_a_context_without_a_dispatch_charges_nothing() -> None:
     store = Watched(ManualClock())
     app = board(keyed, **FIVE, store=store, clock=None)
     with app.test_request_context("/open"):
@@ -385,14 +385,14 @@ def test_contexts_alone_charge_nothing() -> None:
 def test_a_view_called_by_an_earlier_function_is_charged_and_released_once() -> None:
     store = Watched(ManualClock())
     app = Flask("board")
-    inner = limit("2/hour", name="inner")(limit("1 at once", name="place")(lambda: "inner"))
+    inner = limit("2/hour", name="inner")(limit("1 at once", name="slot")(lambda: "inner"))
     app.before_request(lambda: None if inner() else "never")
     RateLimiter(app, **FIVE, store=store)
     app.get("/open", endpoint="open")(lambda: "open")
     answers = [WsgiClient(app).request("GET", "/open") for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
     assert answers[0].one("ratelimit-policy") == (
-        '"inner";q=2;w=3600, "place";q=1;qu="concurrent-requests", "default";q=5;w=60'
+        '"inner";q=2;w=3600, "slot";q=1;qu="concurrent-requests", "default";q=5;w=60'
     )
     assert [name for name, _ in store.log].count("release") == 2
 
@@ -410,7 +410,7 @@ def nothing(app: Flask) -> None: ...
 
 
 def cors_by_after_request(app: Flask) -> None:
-    """As flask-cors does it."""
+    """As flask-cors does."""
 
     @app.after_request
     def cors(response: Response) -> Response:
@@ -446,13 +446,13 @@ def no_automatic_options(app: Flask) -> None:
         (no_automatic_options, "/plain", 405),
     ],
 )
-def test_a_preflight_that_no_view_answers_is_free(early: Any, path: str, status: int) -> None:
+def test_a_preflight_that_no_view_handles_is_free(early: Any, path: str, status: int) -> None:
     app = board(early, **FIVE)
     assert ask(app, path) == [status] * 7
     assert left(app) == 4
 
 
-class Asked(MethodView):
+class Page(MethodView):
     def get(self) -> str:
         return "get"
 
@@ -469,7 +469,7 @@ def any_method(app: Flask) -> None:
     ("early", "path", "status"),
     [
         (nothing, "/own", 200),
-        (lambda app: app.add_url_rule("/asked", view_func=Asked.as_view("asked")), "/asked", 200),
+        (lambda app: app.add_url_rule("/asked", view_func=Page.as_view("asked")), "/asked", 200),
         (any_method, "/any", 200),
         (keyed, "/open", 401),
         (keyed, "/nowhere", 401),
@@ -477,7 +477,7 @@ def any_method(app: Flask) -> None:
     ],
     ids=["view", "class", "any method", "key", "key, nowhere", "error"],
 )
-def test_a_preflight_that_a_view_answers_or_a_check_refuses_is_charged(early: Any, path: str, status: int) -> None:
+def test_a_preflight_that_a_view_handles_or_a_check_refuses_is_charged(early: Any, path: str, status: int) -> None:
     app = board(early, **FIVE)
     assert ask(app, path) == [status] * 5 + [429] * 2
 
@@ -492,7 +492,7 @@ def test_keys_cannot_be_guessed_by_preflights(first: bool) -> None:
     assert ask(app, X_Key="wrong", times=3) == [401, 401, 429]
 
 
-def test_a_mark_on_a_view_that_answers_preflights_is_charged() -> None:
+def test_a_mark_on_a_view_that_handles_preflights_is_charged() -> None:
     app = Flask("board")
     app.route("/own", methods=["GET", "OPTIONS"], endpoint="own")(limit("2/minute")(lambda: "own"))
     RateLimiter(app)
@@ -502,30 +502,30 @@ def test_a_mark_on_a_view_that_answers_preflights_is_charged() -> None:
 @pytest.mark.parametrize("early", [nothing, cors_by_before_request, keyed])
 @pytest.mark.parametrize("path", ["/open", "/own", "/nowhere"])
 def test_preflights_of_the_denied_are_denied(early: Any, path: str) -> None:
-    asked: list[int] = []
+    calls: list[int] = []
     app = board(early, **FIVE, deny=["198.51.100.0/24"])
-    app.before_request(lambda: asked.append(1))
+    app.before_request(lambda: calls.append(1))
     assert ask(app, path, times=3) == [403] * 3
-    assert asked == []
+    assert calls == []
 
 
-def test_an_early_answer_to_the_denied_is_denied() -> None:
+def test_an_early_response_to_a_denied_client_is_replaced() -> None:
     assert WsgiClient(board(keyed, deny=["198.51.100.9"])).statuses("/open", "/free", "/nowhere") == [403] * 3
 
 
-def test_the_errors_own_listeners_are_left_alone() -> None:
-    heard: list[Any] = []
+def test_other_listeners_of_the_error_are_still_called() -> None:
+    calls: list[Any] = []
     app = board(raises, **FIVE)
 
     def note(sender: Flask, exception: BaseException) -> None:
-        heard.append(type(exception))
+        calls.append(type(exception))
 
     with got_request_exception.connected_to(note, app):
         WsgiClient(app).statuses("/open", "/open")
-    assert heard == [RuntimeError] * 2
+    assert calls == [RuntimeError] * 2
 
 
-def test_what_an_earlier_function_redirects_is_told_nothing_but_charged() -> None:
+def test_a_redirect_of_an_earlier_function_is_charged() -> None:
     app = board(lambda app: app.before_request(lambda: redirect("/login")), default_limits=["1/minute"])
     answers: list[Answer] = [call(app, make_environ()) for _ in range(2)]
     assert [(answer.status, answer.one("ratelimit")) for answer in answers] == [

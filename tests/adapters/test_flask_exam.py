@@ -1,4 +1,4 @@
-"""The exam that every adapter takes, by Flask."""
+"""The tests that every adapter passes, for Flask."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from flask import Flask, abort, redirect
 from werkzeug.wrappers import Response
 
 from sluicegate.flask import RateLimiter, exempt, limit
-from sluicegate.testing.adapter import AdapterClient, AdapterExam
-from sluicegate.testing.after import wrong
+from sluicegate.testing.adapter import AdapterExam
+from sluicegate.testing.charges import wrong
+from sluicegate.testing.client import AdapterClient
 from tests.adapters.wsgi_client import WsgiClient
 
 
 def make_app(calls: list[str]) -> Flask:
     """The exam's application."""
     app = Flask(__name__)
-    app.logger.disabled = True  # /boom is meant
+    app.logger.disabled = True  # the error of /boom is intended
 
     @app.route("/open", methods=["GET", "POST"])
     def open() -> str:  # noqa: A001

@@ -1,4 +1,4 @@
-"""`del app` frees a Flask application at once, with the limiter as without it: no reference cycle goes through it."""
+"""`del app` frees a Flask application at once, with and without the limiter: no reference cycle contains it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELD = Rule(name="held", quota="1 at once")
 
 
 def is_freed(build: Build, paths: Sequence[str], *limiters: dict[str, Any]) -> bool:
-    """Whether an application that has served these is gone with its last reference, by counting alone."""
+    """Whether reference counting alone frees an application that has served these paths."""
     app = Flask("board", static_folder="static")
     app.logger.disabled = True
     build(app)
@@ -45,8 +45,8 @@ def page() -> str:
     return "page"
 
 
-async def page_later() -> str:
-    return "later"
+async def async_page() -> str:
+    return "async"
 
 
 def exceeding() -> str:
@@ -67,7 +67,7 @@ def marked(app: Flask) -> None:
     inside.add_url_rule("/page", view_func=page)
     app.register_blueprint(inside)
     app.add_url_rule("/open", "open", limit("1/minute")(page))
-    app.add_url_rule("/later", "later", limit("1/minute")(page_later))
+    app.add_url_rule("/async", "async", limit("1/minute")(async_page))
     app.add_url_rule("/items", view_func=Items.as_view("items"))
 
 
@@ -102,7 +102,7 @@ def fails(app: Flask) -> None:
     app.add_url_rule("/open", view_func=lambda: str(1 / 0))
 
 
-async def slow_later(request: Any, decision: Any) -> str:
+async def slow_async(request: Any, decision: Any) -> str:
     return "slow"
 
 
@@ -113,7 +113,7 @@ LIMITERS = pytest.mark.parametrize(
         [{}],
         [{"enabled": False}],
         [{"default_limits": ["1/minute"], "on_denied": lambda request, decision: ("slow", 429)}],
-        [{"default_limits": ["1/minute"], "on_denied": slow_later}],
+        [{"default_limits": ["1/minute"], "on_denied": slow_async}],
         [{"rules": [HELD, Rule(name="waits", quota="1/minute", charge_when=lambda response: False)]}],
         [{"default_limits": ["2/minute"]}, {"default_limits": ["1/minute"], "key": lambda request: request.path}],
     ],
@@ -126,7 +126,7 @@ LIMITERS = pytest.mark.parametrize(
     ("build", "paths"),
     [
         (pages, ["/open"]),
-        (marked, ["/open", "/inside/page", "/later", "/items"]),
+        (marked, ["/open", "/inside/page", "/async", "/items"]),
         (handles, ["/open"]),
         (early, ["/open"]),
         (exceeds, ["/open"]),
@@ -136,33 +136,33 @@ LIMITERS = pytest.mark.parametrize(
 def test_an_application_is_freed_at_once(
     limiters: list[dict[str, Any]], build: Build, paths: list[str], used: bool
 ) -> None:
-    # asgiref ties up the error that an async function answers, as it does for an async error handler.
-    tied = build is exceeds and limiters[0].get("on_denied") is slow_later and not is_freed(async_handler, paths)
+    # asgiref keeps a cycle with the error that an async function handles, as for an async error handler.
+    tied = build is exceeds and limiters[0].get("on_denied") is slow_async and not is_freed(async_handler, paths)
     assert is_freed(build, paths if used else (), *limiters) or tied
 
 
 @pytest.mark.parametrize("path", ["/open", "/nowhere", "/static/none"])
 @pytest.mark.parametrize("build", [pages, aborts, fails, early])
 @LIMITERS
-def test_only_what_flask_itself_ties_up_is_left_to_the_collector(
+def test_only_cycles_of_flask_itself_are_left_to_the_collector(
     limiters: list[dict[str, Any]], build: Build, path: str
 ) -> None:
-    """An error that nobody handles, a 404 or a 500, is a variable of a frame that its own traceback refers to."""
+    """An error without a handler (404, 500) is a variable of a frame that its own traceback refers to."""
     assert is_freed(build, [path], *limiters) or not is_freed(build, [path])
 
 
-def test_the_limiter_goes_with_the_application() -> None:
+def test_the_limiter_is_freed_with_the_application() -> None:
     app = Flask("board")
     marked(app)
     RateLimiter(app, default_limits=["1/minute"])
-    heard: list[Any] = []
+    signals: list[Any] = []
 
     def note(sender: Flask, decision: Any) -> None:
-        heard.append(decision.rule)
+        signals.append(decision.rule)
 
     rate_limited.connect(note, app)
     WsgiClient(app).statuses("/open", "/open")
     installed = weakref.ref(app.extensions["sluicegate"][0])
     ref = weakref.ref(app)
     del app
-    assert (ref(), installed(), heard) == (None, None, ["default"])
+    assert (ref(), installed(), signals) == (None, None, ["default"])

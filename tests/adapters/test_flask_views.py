@@ -1,4 +1,4 @@
-"""What `@limit` and `@exempt` may stand on in Flask (FL03), and what happens to a decorated view that nobody limits."""
+"""What `@limit` and `@exempt` decorate in Flask (FL03), and decorated views without a limiter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flask.views import MethodView, View
 from sluicegate import ManualClock, Rule
 from sluicegate.errors import NotEnforcedError, QuotaError, RuleError
 from sluicegate.flask import RateLimiter, decision, exempt, limit
-from sluicegate.testing.adapter import Answer
+from sluicegate.testing.client import Answer
 from tests.adapters.wsgi_client import WsgiClient, sf_list
 
 
@@ -35,26 +35,26 @@ def hello() -> str:
     return "hello"
 
 
-async def later() -> str:
-    return "later"
+async def async_view() -> str:
+    return "async"
 
 
 def plain(view: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator as many are: it keeps name and attributes."""
+    """A usual decorator: it keeps name and attributes."""
 
     @wraps(view)
-    async def later(*args: Any, **kwargs: Any) -> Any:
+    async def async_view(*args: Any, **kwargs: Any) -> Any:
         return await view(*args, **kwargs)
 
     @wraps(view)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return view(*args, **kwargs)
 
-    return later if iscoroutinefunction(view) else wrapper
+    return async_view if iscoroutinefunction(view) else wrapper
 
 
-def rude(view: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that hides what it wraps."""
+def hiding(view: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that hides the view inside it."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return view(*args, **kwargs)
@@ -75,7 +75,7 @@ class Thing:
 
 
 class Unhashable(Thing):
-    """A view that cannot be looked up in a dictionary."""
+    """A view without a hash."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -104,20 +104,20 @@ def over_plain(route: Callable[..., Any], view: Any) -> None:
     limit("2/minute")(plain(route(view)))
 
 
-def under_rude(route: Callable[..., Any], view: Any) -> None:
-    route(rude(limit("2/minute")(view)))
+def under_hiding(route: Callable[..., Any], view: Any) -> None:
+    route(hiding(limit("2/minute")(view)))
 
 
 @pytest.mark.parametrize("view", ["function", "async", "lambda", "partial", "object", "method"])
 @pytest.mark.parametrize("order", [below, above, between, twice_above, under_plain, over_plain])
 def test_fl03_a_view_of_any_kind_above_and_below_the_route(order: Callable[..., None], view: str) -> None:
-    async def made_later() -> str:
-        return "later"
+    async def made_async() -> str:
+        return "async"
 
     app = Flask(__name__)
     views = {
         "function": lambda: "here",
-        "async": made_later,
+        "async": made_async,
         "lambda": lambda: "there",
         "partial": partial(lambda text: text, "part"),
         "object": Thing(),
@@ -131,7 +131,7 @@ def test_fl03_a_view_of_any_kind_above_and_below_the_route(order: Callable[..., 
 
 def test_fl03_a_mark_that_a_decorator_hides_is_enforced_by_the_view() -> None:
     app = Flask(__name__)
-    under_rude(app.get("/a", endpoint="a"), lambda: "hidden")
+    under_hiding(app.get("/a", endpoint="a"), lambda: "hidden")
     client = limited(app, default_limits=["3/minute"])
     assert client.statuses("/a", "/a", "/a", "/a") == [
         200,
@@ -161,7 +161,7 @@ def test_fl03_blueprints_nested_and_registered_twice() -> None:
 
 
 def nested() -> Callable[[], str]:
-    """A view as an application factory makes it: its qualified name says nothing of which one it is."""
+    """A view that a factory makes: all its views have one qualified name."""
 
     def view() -> str:
         return "nested"
@@ -210,7 +210,7 @@ def test_fl03_two_functions_of_one_name_have_two_budgets() -> None:
         def handler() -> str:
             return text
 
-        handler.__qualname__ = "handler"  # as if both stood in the module, one after the other
+        handler.__qualname__ = "handler"  # as if the module defined both, one after the other
         return handler
 
     app = Flask(__name__)
@@ -234,7 +234,7 @@ def test_fl03_a_blueprint_and_its_view_may_both_be_limited() -> None:
     app.register_blueprint(blueprint)
     client = limited(app)
     statuses = [client.request(method, "/form").status for method in ("GET", "POST", "POST", "GET", "GET")]
-    assert statuses == [200, 200, 429, 200, 429]  # what GET spends is not POST's
+    assert statuses == [200, 200, 429, 200, 429]  # GET is not charged to the budget of POST
 
 
 class Page(View):
@@ -243,7 +243,7 @@ class Page(View):
 
 
 def subclass(base: type[View], **attributes: Any) -> type[View]:
-    """A fresh class, because limits stay on the one that they were declared on."""
+    """A new class."""
     return type("Fresh", (base,), attributes)
 
 
@@ -304,25 +304,25 @@ def test_fl03_single_methods_of_a_class() -> None:
     app.add_url_rule("/a", view_func=Items.as_view("a"))
     client = limited(app)
     steps = [
-        *[("HEAD", 200), ("GET", 200), ("GET", 429), ("HEAD", 429)],  # HEAD is answered by get
+        *[("HEAD", 200), ("GET", 200), ("GET", 429), ("HEAD", 429)],  # `get` handles HEAD
         *[("POST", 200), ("POST", 429)],
         *[("PUT", 200)] * 9,
-        *[("DELETE", 200), ("DELETE", 429)],  # what passed of the others came out of the class's four as well
+        *[("DELETE", 200), ("DELETE", 429)],  # the class's budget of 4 was charged by the other methods as well
     ]
     assert [(method, client.request(method, "/a").status) for method, _ in steps] == steps
 
 
 def test_fl03_an_async_view_uses_the_sync_store() -> None:
-    """FL07: each async view has a new event loop, which a pool of an async client would not survive."""
+    """FL07: each async view has a new event loop. The connection pool of an async client does not work across loops."""
     app = Flask(__name__)
-    app.get("/a")(limit("2/minute")(later))
+    app.get("/a")(limit("2/minute")(async_view))
     client = limited(app)
-    assert [client.request("GET", "/a").body for _ in range(2)] == [b"later"] * 2
+    assert [client.request("GET", "/a").body for _ in range(2)] == [b"async"] * 2
     assert client.request("GET", "/a").status == 429
 
 
 @pytest.mark.parametrize("nearer", ["view", "method", "blueprint"])
-def test_a_limit_inside_something_exempt_still_holds(nearer: str) -> None:
+def test_a_limit_inside_something_exempt_still_applies(nearer: str) -> None:
     app, blueprint, inner = Flask(__name__), exempt(Blueprint("b", __name__)), Blueprint("inner", __name__)
     blueprint.get("/free", endpoint="free")(lambda: "free")
     if nearer == "view":
@@ -338,9 +338,26 @@ def test_a_limit_inside_something_exempt_still_holds(nearer: str) -> None:
     assert client.statuses("/free", "/free", "/a", "/a", "/a") == [200, 200, 200, 200, 429]
 
 
-def test_limit_and_exempt_on_one_view_is_an_error() -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: exempt(limit("2/minute")(lambda: "a")),
+        lambda: limit("2/minute")(exempt(lambda: "a")),
+        lambda: exempt(limit("2/minute")(subclass(Page))),
+        lambda: limit("2/minute")(exempt(subclass(Page))),
+        lambda: exempt(subclass(Page, dispatch_request=limit("2/minute")(lambda self: "a"))),
+        lambda: exempt(limit("2/minute")(Blueprint("b", __name__))),
+        lambda: limit("2/minute")(exempt(Blueprint("b", __name__))),
+    ],
+)
+def test_limit_and_exempt_on_one_view_is_an_error_at_the_decorator(make: Callable[[], Any]) -> None:
+    with pytest.raises(RuleError, match="has @limit as well"):
+        make()
+
+
+def test_limit_on_a_class_and_exempt_on_its_view_is_an_error_at_the_first_request() -> None:
     app = Flask(__name__)
-    app.get("/a", endpoint="a")(exempt(limit("2/minute")(lambda: "a")))
+    app.add_url_rule("/a", view_func=exempt(limit("2/minute")(subclass(Page)).as_view("a")))
     limited(app)
     app.testing = True
     with pytest.raises(RuleError, match="has @limit as well"):
@@ -348,7 +365,7 @@ def test_limit_and_exempt_on_one_view_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["writes", None])
-def test_a_name_is_shown_and_shares_nothing(name: str | None) -> None:
+def test_a_name_is_shown_and_shares_no_budget(name: str | None) -> None:
     app = Flask(__name__)
     for path in ("/a", "/b"):
         app.get(path, endpoint=path[1:])(limit("1/minute", name=name)(lambda: "x"))
@@ -358,7 +375,7 @@ def test_a_name_is_shown_and_shares_nothing(name: str | None) -> None:
     assert policies(answers[0]) == [name or "<lambda>"]
 
 
-def test_a_view_called_by_another_enforces_itself_once_and_out_of_its_own_budget() -> None:
+def test_a_view_called_by_another_view_is_charged_once_and_to_its_own_budget() -> None:
     app = Flask(__name__)
 
     @app.get("/reply")
@@ -405,8 +422,8 @@ def test_a_decorated_view_without_a_limiter_is_an_error() -> None:
     app.testing = True
     app.get("/a")(limit("1/minute")(hello))
     app.add_url_rule("/b", view_func=limit("1/minute")(subclass(Page)).as_view("b"))
-    app.get("/c", endpoint="c")(limit("1/minute")(later))
-    for path, name in (("/a", "hello"), ("/b", "Fresh"), ("/c", "later")):
+    app.get("/c", endpoint="c")(limit("1/minute")(async_view))
+    for path, name in (("/a", "hello"), ("/b", "Fresh"), ("/c", "async_view")):
         with pytest.raises(NotEnforcedError, match=rf"{name}'.*call RateLimiter\(app\).*SG008"):
             app.test_client().get(path)
 
@@ -441,19 +458,19 @@ def test_a_limiter_on_another_application_does_not_count() -> None:
         ("5/minute", {"override_defaults": "yes"}, RuleError),
     ],
 )
-def test_wrong_arguments_show_at_the_decorator(quota: str, options: dict[str, Any], error: type[Exception]) -> None:
+def test_wrong_arguments_raise_at_the_decorator(quota: str, options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         limit(quota, **options)
 
 
 @pytest.mark.parametrize("decorate", [limit("1/minute"), exempt])
 @pytest.mark.parametrize("thing", ["text", 5, None, dict, View, MethodView, Flask(__name__)])
-def test_what_is_no_view_cannot_be_decorated(thing: Any, decorate: Any) -> None:
+def test_only_views_and_blueprints_can_be_decorated(thing: Any, decorate: Any) -> None:
     with pytest.raises(RuleError, match="neither a view nor a blueprint"):
         decorate(thing)
 
 
-def test_a_wrong_rule_is_an_error_at_the_first_request_whatever_it_asks_for() -> None:
+def test_a_wrong_rule_is_an_error_at_the_first_request_to_any_path() -> None:
     app = Flask(__name__)
     app.testing = True
     app.get("/a", endpoint="a")(limit("1/s burst 5")(lambda: "a"))  # the application's own algorithm has no bursts
@@ -508,7 +525,7 @@ def test_the_decision_can_be_read_in_a_view() -> None:
     assert client.request("GET", "/b").body == b"None"
 
 
-def test_types_of_decorated_views_stay() -> None:
+def test_decorated_views_keep_their_types() -> None:
     @limit("5/minute", key="ip", methods=["GET"])
     def item(number: int) -> str:
         return str(number)

@@ -1,4 +1,4 @@
-"""A request is freed when it is over, by counting alone: no reference cycle and no timer of the loop keeps it."""
+"""A request is freed at its end by reference counts alone: no cycle and no timer of the event loop keeps it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REFUSED: Decision = Limiter(clock=ManualClock()).hit("1/hour", "alice", cost=2)
 
 
 class Scope(dict[str, Any]):
-    """A scope that can be watched."""
+    """A scope that allows weak references."""
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ async def answers(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def streams(scope: Any, receive: Any, send: Any) -> None:
-    """What it holds is renewed between two parts."""
+    """A stream whose slot is renewed between two parts."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     CLOCK.advance(30)
     await send({"type": "http.response.body", "body": b"x", "more_body": True})
@@ -62,10 +62,10 @@ async def talks(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def spin() -> None:
-    """Let the loop turn until a lease of 3 ms has been renewed."""
+    """Let the event loop run until a lease of 3 ms was renewed."""
     loop = asyncio.get_running_loop()
     end = loop.time() + 0.003
-    while loop.time() < end:  # noqa: ASYNC110  # what is waited for is a timer that nobody has a name of
+    while loop.time() < end:  # noqa: ASYNC110  # no reference to the timer to wait for
         await asyncio.sleep(0)
 
 
@@ -81,8 +81,8 @@ RULES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("view", [answers, streams, fails, refuses, waits, talks])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another"])
-def test_a_request_is_freed_when_it_is_over(view: View, options: dict[str, Any], beside: bool) -> None:
-    """Beside another that is held, whose timer stands first in the loop: a cancelled one behind it stays there."""
+def test_a_request_is_freed_at_its_end(view: View, options: dict[str, Any], beside: bool) -> None:
+    """Also beside another held request, whose timer is first in the loop: the loop keeps cancelled timers after it."""
     kind = "websocket" if view is talks else "http"
 
     async def begin(app: Any, silent: asyncio.Event) -> tuple[asyncio.Task[None], weakref.ref[Scope]]:

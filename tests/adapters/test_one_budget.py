@@ -1,4 +1,4 @@
-"""A view that is made inside a function has one budget under all its URLs, as a view of a module has."""
+"""A view that is defined inside a function has one budget for all its URLs, like a view of a module."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from starlette.testclient import TestClient
 
 from sluicegate import django as in_django
 from sluicegate import starlette as in_starlette
-from sluicegate.django import gates
-from sluicegate.passage import Place, label_of, scope_of
-from sluicegate.rule import Rule
+from sluicegate.django import conf
+from sluicegate.rules.rule import Rule
+from sluicegate.web.endpoint import Endpoint, label_of, scope_of
 from tests.adapters.django_app import serving
 
 Statuses = Callable[..., list[int]]
@@ -88,9 +88,9 @@ def test_a_view_of_a_factory_has_one_budget(
 
 
 @pytest.mark.parametrize("first", ["/a", "/b"])
-@pytest.mark.parametrize("later", [False, True], ids=["wsgi", "asgi"])
-def test_workers_of_django_agree_on_the_budget(first: str, later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its name in the store is that of the first route in the URLconf, whichever route is asked for first."""
+@pytest.mark.parametrize("is_async", [False, True], ids=["wsgi", "asgi"])
+def test_workers_of_django_agree_on_the_budget(first: str, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its key in the store names the first route of the URLconf, whichever route is requested first."""
 
     @in_django.limit("2/minute")
     def view(request: HttpRequest) -> HttpResponse:
@@ -99,13 +99,13 @@ def test_workers_of_django_agree_on_the_budget(first: str, later: bool, monkeypa
     urls = ModuleType("urls_of_a_factory")
     urls.urlpatterns = [path("a", view), path("b", csrf_exempt(view))]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, urls.__name__, urls)
-    with override_settings(ROOT_URLCONF=urls.__name__), serving(later=later) as client:
+    with override_settings(ROOT_URLCONF=urls.__name__), serving(asgi=is_async) as client:
         other = {"/a": "/b", "/b": "/a"}[first]
         assert [client.request("GET", at).status for at in (first, other, other, first)] == [200, 200, 429, 429]
-        gate = gates.async_gate() if later else gates.sync_gate()
+        gate = conf.async_gate() if is_async else conf.sync_gate()
         (kept_under,) = {
             terms.rule_id for found in gate._bound.values() for bound in found for terms in bound.terms or ()
         }
-        scope = scope_of(Place(label=label_of(view), route="a"))
+        scope = scope_of(Endpoint(label=label_of(view), route="a"))
         (terms,) = Rule(name="view", quota="2/minute", scope=scope).terms("sliding-window")
         assert kept_under == terms.rule_id

@@ -1,4 +1,4 @@
-"""Preflights through the ASGI adapters: free where a CORS layer or the router answers, charged where a view runs."""
+"""Preflights through the ASGI adapters: free if a CORS layer or the router responds, charged if a view runs."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ async def raw(scope: Any, receive: Any, send: Any) -> None:
 
 
 class Silent(CORSMiddleware):
-    """Answers as its parent does."""
+    """A subclass that behaves like its parent."""
 
 
 class Picky(CORSMiddleware):
-    """Leaves some paths to the application."""
+    """A CORS layer that passes some paths to the application."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await self.app(scope, receive, send)
@@ -68,7 +68,7 @@ class Passing(BaseHTTPMiddleware):
 
 
 class Hiding:
-    """A middleware that hides what it wraps."""
+    """A middleware that hides the application inside."""
 
     def __init__(self, app: Any) -> None:
         self._inner = app
@@ -78,7 +78,7 @@ class Hiding:
 
 
 class Checking(BaseHTTPMiddleware):
-    """Answers by itself whoever brings a wrong key."""
+    """A middleware that responds to requests with a wrong key."""
 
     async def dispatch(self, request: Request, call_next: Callable[..., Any]) -> Response:
         return PlainTextResponse("wrong key", 401)
@@ -93,7 +93,7 @@ USERS = Middleware(AuthenticationMiddleware, backend=Backend())
 
 
 class Rewriting:
-    """Gives the request another method."""
+    """A middleware that changes the method."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -197,7 +197,7 @@ UNSEEN: dict[str, Any] = {
         lambda: Passing(CORSMiddleware(raw, allow_origins=["*"])), kind=AsgiMiddleware
     ),
 }
-"""Layers of one's own: nothing shows whether they answer, or what they look at."""
+"""Layers of the user: it is unknown whether they respond, and what they read."""
 CHARGED: dict[str, Any] = {
     "a view": of(ANY),
     "a view beside a route for another method": of(Route("/", view), ANY),
@@ -227,16 +227,16 @@ def statuses(app: Any, headers: Any = PREFLIGHT) -> list[int]:
 
 
 @pytest.mark.parametrize("make", FREE.values(), ids=FREE)
-def test_a_preflight_that_no_view_answers_is_free(make: Any) -> None:
+def test_a_preflight_that_no_view_handles_is_free(make: Any) -> None:
     app = make()
     assert 429 not in statuses(app)
     assert ran == []
-    assert 429 in statuses(app, ORIGIN), "a bare OPTIONS is counted"
+    assert 429 in statuses(app, ORIGIN), "a bare OPTIONS is charged"
 
 
 @pytest.mark.parametrize("make", UNSEEN.values(), ids=UNSEEN)
-def test_a_preflight_that_a_layer_of_one_s_own_may_answer_is_charged(make: Any) -> None:
-    """A layer that checks an API key would answer any number of guesses."""
+def test_a_preflight_that_a_layer_of_the_user_may_handle_is_charged(make: Any) -> None:
+    """A layer that checks an API key would respond to any number of guesses."""
     first, *others = statuses(make())
     assert first != 429
     assert others == [429, 429]
@@ -249,13 +249,13 @@ def test_a_preflight_that_runs_a_view_is_charged(make: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["options", "Options"])
-def test_a_method_that_is_not_in_capitals_is_no_preflight(method: str) -> None:
-    """A CORS layer does not answer it, and a route for any method runs its view."""
+def test_a_method_in_lower_case_is_no_preflight(method: str) -> None:
+    """A CORS layer does not handle it, and a route for any method runs its view."""
     app = of(Route("/", type("Raw", (), {"__call__": staticmethod(raw)})()), inside=[CORS])()
     assert AsgiClient(app).statuses("/", "/", method=method, headers=PREFLIGHT) == [200, 429]
 
 
-def test_a_free_preflight_leaves_the_decorator_s_budget_alone_and_a_charged_one_does_not() -> None:
+def test_only_a_charged_preflight_uses_the_budget_of_a_decorator() -> None:
     @limit("1/minute")
     async def rare(request: Request) -> Response:
         return await view(request)
@@ -294,7 +294,7 @@ def test_fastapi_s_routers(app: Any, expect: list[int]) -> None:
     assert AsgiClient(app).statuses("/in/", "/in/", method="OPTIONS", headers=PREFLIGHT) == expect
 
 
-def test_fastapi_s_dependency_is_charged_where_a_view_runs() -> None:
+def test_fastapi_s_dependency_is_charged_if_a_view_runs() -> None:
     app = FastAPI()
     app.api_route("/", methods=["OPTIONS"], dependencies=[Depends(RateLimit("1/minute"))])(lambda: "x")
     app.add_middleware(RateLimitMiddleware, clock=ManualClock())
@@ -314,7 +314,7 @@ def test_a_sub_application_of_fastapi_with_a_cors_layer() -> None:
     assert ran == []
 
 
-def test_those_who_are_denied_are_refused_also_where_preflights_are_free() -> None:
+def test_a_denied_client_is_refused_also_for_a_free_preflight() -> None:
     app = of(ANY, inside=[CORS])()
     client = AsgiClient(RateLimitMiddleware(app, deny=["192.0.2.0/24"]))
     assert client.statuses("/", method="OPTIONS", headers=PREFLIGHT, peer="192.0.2.7") == [403]

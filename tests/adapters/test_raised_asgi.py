@@ -1,4 +1,4 @@
-"""`raise RateLimitExceeded` in an application under an ASGI adapter: the refusal that the adapter would give."""
+"""`raise RateLimitExceeded` in an application under an ASGI adapter: the adapter handles it as its own refusal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sluicegate.fastapi import RateLimit
 from sluicegate.plan import FORBIDDEN
 from sluicegate.starlette import RateLimitMiddleware, Refused, decision
 from sluicegate.testing import BrokenStore
-from sluicegate.testing.after import wrong
+from sluicegate.testing.charges import wrong
 from tests.adapters.asgi_client import AsgiClient, make_scope
 from tests.adapters.wsgi_client import check_fields
 
@@ -34,7 +34,7 @@ TEXT = [("Accept", "text/plain")]
 
 
 def refused(action: str = "post", quota: str = "1/minute", **options: Any) -> Decision:
-    """A refusal of a limiter of the application's own."""
+    """A refusal of the application's own limiter."""
     limiter = Limiter(clock=ManualClock(), **options)
     limiter.hit(quota, "alice", action=action)
     return limiter.hit(quota, "alice", action=action)
@@ -173,7 +173,7 @@ APPS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("make", APPS.values(), ids=APPS)
-def test_it_is_the_adapter_s_429(make: Any) -> None:
+def test_the_adapter_sends_429(make: Any) -> None:
     client = AsgiClient(make())
     answer = client.serve(make_scope(path="/"), raising=True).answer
     assert (answer.status, answer.one("content-type")) == (429, "application/problem+json")
@@ -193,14 +193,14 @@ def handler(request: Request, error: Any) -> Response:
     return PlainTextResponse(f"wait {error.decision.retry_after:g}", 429)
 
 
-def stranger(request: Request, error: Any) -> Response:
+def unrelated(request: Request, error: Any) -> Response:
     return PlainTextResponse("some error", 418)
 
 
 @pytest.mark.parametrize("kind", [RateLimitExceeded, 429])
 @pytest.mark.parametrize("inside", [[], [Passing]], ids=["", "below a middleware"])
 @pytest.mark.parametrize("where", ["inside", "around", "mounted", "mounted and itself"])
-def test_a_handler_of_the_application_answers(kind: Any, inside: Any, where: str) -> None:
+def test_a_handler_of_the_application_is_used(kind: Any, inside: Any, where: str) -> None:
     if where == "around":
         app: Any = RateLimitMiddleware(
             Starlette(routes=[Route("/", endpoint)], exception_handlers={kind: handler}),
@@ -211,7 +211,7 @@ def test_a_handler_of_the_application_answers(kind: Any, inside: Any, where: str
         app = starlette(inside=inside, handlers={kind: handler})
     else:
         own = {kind: handler} if where == "mounted and itself" else {}
-        outer = {kind: stranger if own else handler}
+        outer = {kind: unrelated if own else handler}
         sub = Starlette(routes=[Route("/", endpoint)], exception_handlers=own)
         app = Starlette(routes=[Mount("/", sub)], exception_handlers=outer, middleware=[limiter()])
     answer = AsgiClient(app).serve(make_scope(path="/"), raising=True).answer
@@ -221,7 +221,7 @@ def test_a_handler_of_the_application_answers(kind: Any, inside: Any, where: str
     check_fields(answer)
 
 
-def test_on_denied_answers() -> None:
+def test_on_denied_makes_the_response() -> None:
     def on_denied(request: Request, decision: Decision) -> Response:
         return PlainTextResponse(f"{request.url.path} {decision.rule}", 420)
 
@@ -230,7 +230,7 @@ def test_on_denied_answers() -> None:
     assert (answer.one("retry-after"), answer.one("ratelimit")) == ("60", '"post";r=0;t=60')
 
 
-def test_a_handler_that_answers_500_is_heard() -> None:
+def test_a_handler_may_send_500() -> None:
     app = starlette(handlers={RateLimitExceeded: lambda request, error: PlainTextResponse("mine", 500)})
     answer = AsgiClient(app).serve(make_scope(path="/"), raising=True).answer
     assert (answer.status, answer.body, answer.one("retry-after")) == (500, b"mine", "60")
@@ -272,7 +272,7 @@ def test_every_kind_of_decision(make: Any, status: int, wait: str | None, option
         check_fields(answer)
 
 
-def test_what_the_middleware_has_decided_can_be_raised() -> None:
+def test_the_decision_of_the_middleware_can_be_raised() -> None:
     async def view(request: Request) -> Response:
         found = decision(request)
         assert found is not None
@@ -283,7 +283,7 @@ def test_what_the_middleware_has_decided_can_be_raised() -> None:
     assert answer.one("ratelimit-policy") == '"default";q=9;w=60'
 
 
-def test_two_limiters_answer_once() -> None:
+def test_two_limiters_refuse_once() -> None:
     inner = starlette(default_limits="5/minute")
     client = AsgiClient(RateLimitMiddleware(inner, default_limits="9/minute", clock=ManualClock()))
     answer = client.serve(make_scope(path="/"), raising=True).answer
@@ -292,8 +292,8 @@ def test_two_limiters_answer_once() -> None:
     check_fields(answer)
 
 
-def test_refused_that_no_handler_sees_is_noted_once() -> None:
-    """It is an HTTPException, which is no more than an error outside of Starlette's own middleware."""
+def test_refused_without_a_handler_is_added_once() -> None:
+    """Refused is an HTTPException. Outside Starlette's own middleware it is an ordinary error."""
 
     class Raising(BaseHTTPMiddleware):
         async def dispatch(self, request: Request, call_next: Callable[..., Any]) -> Response:
@@ -310,7 +310,7 @@ def test_refused_that_no_handler_sees_is_noted_once() -> None:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["in the stream", "in the background"])
-def test_a_response_that_has_started_is_left_alone(after: bool) -> None:
+def test_a_response_that_has_started_is_not_changed(after: bool) -> None:
     async def chunks() -> AsyncIterator[str]:
         yield "one"
         fail()
@@ -326,7 +326,7 @@ def test_a_response_that_has_started_is_left_alone(after: bool) -> None:
     assert answer.one("ratelimit") == '"default";r=8;t=60'
 
 
-def test_a_background_task_of_fastapi_is_left_alone() -> None:
+def test_a_refusal_in_a_background_task_of_fastapi_sends_nothing() -> None:
     app = FastAPI()
 
     @app.get("/")
@@ -339,7 +339,7 @@ def test_a_background_task_of_fastapi_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), ValueError("boom"), HTTPException(500)], ids=repr)
-def test_other_errors_are_the_application_s_own(error: Exception) -> None:
+def test_other_errors_pass(error: Exception) -> None:
     async def view(request: Request) -> Response:
         try:
             fail()
@@ -352,7 +352,7 @@ def test_other_errors_are_the_application_s_own(error: Exception) -> None:
     assert client.get("/").one("retry-after") is None
 
 
-def test_a_view_that_answers_itself_is_heard() -> None:
+def test_a_view_may_handle_the_refusal_itself() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         try:
             fail()
@@ -386,7 +386,7 @@ def test_a_handshake_is_refused(denial: bool, kind: str) -> None:
 
 
 @pytest.mark.parametrize("denial", [True, False])
-def test_an_open_socket_is_closed_and_a_closed_one_is_left_alone(denial: bool) -> None:
+def test_an_open_socket_is_closed_and_a_closed_one_gets_nothing(denial: bool) -> None:
     async def opened(websocket: WebSocket) -> None:
         await websocket.accept()
         await websocket.send_text("hello")
@@ -407,8 +407,8 @@ def test_an_open_socket_is_closed_and_a_closed_one_is_left_alone(denial: bool) -
     assert client.connect("/closed", denial=denial).code == 1000
 
 
-def test_what_was_charged_is_settled_by_the_answer() -> None:
-    """A rule that waits for the response sees the 429, and a place in flight is free again."""
+def test_the_response_settles_the_charges() -> None:
+    """The predicate of a rule gets the 429, and the slot is free again."""
     seen: list[int] = []
 
     def watch(response: Any) -> bool:
@@ -423,7 +423,7 @@ def test_what_was_charged_is_settled_by_the_answer() -> None:
     assert {answer.one("ratelimit") for answer in answers} == {'"post";r=0;t=60'}
 
 
-def test_without_a_middleware_it_is_an_error_like_any_other() -> None:
+def test_without_a_middleware_it_is_an_ordinary_error() -> None:
     assert AsgiClient(Starlette(routes=[Route("/", endpoint)])).get("/").status == 500
 
 

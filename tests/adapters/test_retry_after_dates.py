@@ -1,4 +1,4 @@
-"""A later `Retry-After` of the application's own stays, also if it is a date, in each adapter that adds ours."""
+"""A later `Retry-After` of the application stays, also if it is a date, in every adapter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluicegate import ManualClock
 from sluicegate.asgi import RateLimitMiddleware as AsgiMiddleware
 from sluicegate.clock import epoch_seconds
 from sluicegate.flask import RateLimiter
-from sluicegate.testing.adapter import Answer
+from sluicegate.testing.client import Answer
 from sluicegate.wsgi import RateLimitMiddleware as WsgiMiddleware
 from tests.adapters import test_wsgi_exam
 from tests.adapters.asgi_client import AsgiClient
@@ -61,7 +61,7 @@ def django(date: str) -> list[Answer]:
     def denied(request: Any, decision: Any) -> HttpResponse:
         return HttpResponse("slow", status=429, headers={"Retry-After": date})
 
-    with serving(later=False, **ONE, clock=ManualClock(), on_denied=denied) as site:
+    with serving(asgi=False, **ONE, clock=ManualClock(), on_denied=denied) as site:
         return [site.request("GET", "/open") for _ in range(2)]
 
 

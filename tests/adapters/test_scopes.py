@@ -1,4 +1,4 @@
-"""Legal and odd ASGI scopes and messages, through every ASGI adapter: what is optional may be absent."""
+"""Legal but unusual ASGI scopes and messages, through every ASGI adapter: optional keys may be absent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluicegate.asgi import AsgiCaller, RateLimitMiddleware
 from sluicegate.fastapi import RateLimitMiddleware as FastAPIMiddleware
 from sluicegate.starlette import RateLimitMiddleware as StarletteMiddleware
 from sluicegate.starlette import limit
-from sluicegate.testing.after import wrong
+from sluicegate.testing.charges import wrong
 from tests.adapters.asgi_client import AsgiClient
 
 HTTP: dict[str, Any] = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "path": "/"}
@@ -62,7 +62,7 @@ def around_starlette(**options: Any) -> Any:
 
 def of_fastapi(**options: Any) -> Any:
     app = FastAPI()
-    app.router.routes.extend([Route("/", Page), WebSocketRoute("/socket", accept)])  # its own need more of a scope
+    app.router.routes.extend([Route("/", Page), WebSocketRoute("/socket", accept)])  # its own routes read more keys
     app.add_middleware(FastAPIMiddleware, **options)
     return app
 
@@ -72,7 +72,7 @@ APPS = [of_asgi, of_starlette, around_starlette, of_fastapi]
 
 @pytest.mark.parametrize("make", APPS)
 @pytest.mark.parametrize("key", KEYS, ids=NAMES)
-def test_a_scope_with_nothing_optional_is_served_and_limited(make: Any, key: Any) -> None:
+def test_a_scope_without_optional_keys_is_served_and_limited(make: Any, key: Any) -> None:
     client = AsgiClient(make(default_limits="1/minute", key=key, clock=ManualClock()))
     assert client.serve({**HTTP}, raising=True).answer.status == 200
     refused = client.serve({**HTTP}, raising=True).answer
@@ -81,7 +81,7 @@ def test_a_scope_with_nothing_optional_is_served_and_limited(make: Any, key: Any
 
 @pytest.mark.parametrize("make", APPS)
 @pytest.mark.parametrize("key", KEYS, ids=NAMES)
-def test_what_is_optional_may_be_none(make: Any, key: Any) -> None:
+def test_optional_keys_may_be_none(make: Any, key: Any) -> None:
     client = AsgiClient(make(default_limits="1/minute", key=key, clock=ManualClock()))
     for name in ("client", "extensions", "headers", "root_path", "state", "user"):
         client.serve({**HTTP, name: None}, raising=True)
@@ -89,7 +89,7 @@ def test_what_is_optional_may_be_none(make: Any, key: Any) -> None:
 
 
 @pytest.mark.parametrize("make", APPS)
-def test_a_handshake_with_nothing_optional_is_served_and_limited(make: Any) -> None:
+def test_a_handshake_without_optional_keys_is_served_and_limited(make: Any) -> None:
     client = AsgiClient(make(default_limits="1/minute", clock=ManualClock()))
     assert client.serve({**SOCKET}, raising=True).handshake.accepted
     assert client.serve({**SOCKET}, raising=True).handshake.code == 1008
@@ -97,7 +97,7 @@ def test_a_handshake_with_nothing_optional_is_served_and_limited(make: Any) -> N
 
 @pytest.mark.parametrize("make", APPS)
 @pytest.mark.parametrize("options", [{"deny": ["192.0.2.0/24"]}, {"trusted_proxies": 1}, {"headers": None}], ids=str)
-def test_every_option_takes_a_scope_with_nothing_optional(make: Any, options: Any) -> None:
+def test_every_option_works_without_optional_keys(make: Any, options: Any) -> None:
     rules = [Rule(name="one", quota="1/minute", path="/*", methods=["GET"])]
     client = AsgiClient(make(rules=rules, clock=ManualClock(), **options))
     assert [client.serve({**HTTP}, raising=True).answer.status for _ in range(2)] == [200, 429]
@@ -116,7 +116,7 @@ LINES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("lines", LINES.values(), ids=LINES)
-def test_headers_of_any_kind_are_read_again_and_again_and_reach_the_application(lines: Any) -> None:
+def test_headers_of_any_iterable_are_read_repeatedly_and_reach_the_application(lines: Any) -> None:
     seen: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -132,15 +132,15 @@ def test_headers_of_any_kind_are_read_again_and_again_and_reach_the_application(
 
 @pytest.mark.parametrize("make", [of_starlette, around_starlette, of_fastapi])
 @pytest.mark.parametrize("lines", LINES.values(), ids=LINES)
-def test_functions_of_a_request_read_headers_of_any_kind(make: Any, lines: Any) -> None:
+def test_functions_of_a_request_read_headers_of_any_iterable(make: Any, lines: Any) -> None:
     client = AsgiClient(
         make(default_limits="1/minute", key=lambda request: request.headers.get("x-key"), clock=ManualClock())
     )
     assert [client.serve({**HTTP, "headers": lines()}).answer.status for _ in range(2)] == [200, 429]
 
 
-def test_a_name_in_capitals_is_another_header() -> None:
-    """Servers send names in lower case; what does not is not believed, and limits by the address."""
+def test_a_header_name_in_capitals_is_ignored() -> None:
+    """Servers send names in lower case. A name in capitals is ignored, and the address is the key."""
     client = AsgiClient(RateLimitMiddleware(bare, default_limits="1/minute", key="header:X-Key", clock=ManualClock()))
     keys = [b"alice", b"bob"]
     assert [client.serve({**HTTP, "headers": [(b"X-Key", key)]}).answer.status for key in keys] == [200, 429]

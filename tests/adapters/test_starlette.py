@@ -1,4 +1,4 @@
-"""The middleware among Starlette's own and its routes (ST: our checklist)."""
+"""The middleware for Starlette, among other middleware and with routes (ST in our checklist)."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from starlette.websockets import WebSocket
 from sluicegate import ManualClock, RateLimitExceeded, Rule
 from sluicegate.asgi import AsgiCaller
 from sluicegate.errors import AlgorithmError, ConfigurationError, SettingsError
-from sluicegate.http import EXPOSED
 from sluicegate.identity import identity_text
 from sluicegate.plan import Plan
-from sluicegate.settings import Settings
 from sluicegate.starlette import RateLimitMiddleware, decision, exempt, limit
-from sluicegate.testing import Awaited
+from sluicegate.testing import AsyncAdapter
+from sluicegate.web.http import EXPOSED
+from sluicegate.web.settings import Settings
 from tests.adapters.asgi_client import AsgiClient, make_scope
 from tests.adapters.wsgi_client import Recorder, addresses, check_fields
 
@@ -59,9 +59,9 @@ def client_of(*routes: Any, middleware: Any = (), **options: Any) -> AsgiClient:
 
 
 def recorded(*routes: Any, **options: Any) -> tuple[AsgiClient, list[Plan]]:
-    """An application that refuses nothing, and the plans that reach its store."""
+    """An application that refuses nothing, and the plans that its store gets."""
     recorder = Recorder()
-    return client_of(*routes, store=Awaited(recorder), clock=None, **options), recorder.plans
+    return client_of(*routes, store=AsyncAdapter(recorder), clock=None, **options), recorder.plans
 
 
 def rule_ids(plans: list[Plan]) -> list[list[str]]:
@@ -85,13 +85,13 @@ def test_st01_lifespan_and_its_state_reach_the_application() -> None:
         assert client.get("/").status_code == 429
 
 
-def test_st01_a_lifespan_that_takes_our_name_stops_the_start() -> None:
+def test_st01_a_lifespan_state_with_our_name_stops_the_start() -> None:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, str]]:
         yield {"sluicegate": "a limiter of the application's own"}
 
     app = Starlette(routes=[Route("/", page)], lifespan=lifespan, middleware=[limiter(default_limits="1/minute")])
-    with pytest.raises(SettingsError, match=r"state .sluicegate.: .* another name \[SG003\]"), TestClient(app):
+    with pytest.raises(SettingsError, match=r"state .sluicegate.: .* another name .*\[SG003\]"), TestClient(app):
         pass
     scope = make_scope(path="/", state={"sluicegate": "of a server that keeps the state without us"})
     with pytest.raises(SettingsError, match="SG003"):
@@ -148,12 +148,12 @@ class Tokens:
         return None if name is None else (AuthCredentials(["authenticated"]), SimpleUser(name))
 
 
-def test_the_user_is_known_when_authentication_stands_outside() -> None:
+def test_the_user_is_known_when_authentication_is_outside() -> None:
     tokens = Middleware(AuthenticationMiddleware, backend=cast(Any, Tokens()))
     client = client_of(Route("/", page), middleware=[tokens], default_limits="1/minute")
     a, b = [("Authorization", "a")], [("Authorization", "b")]
-    asked = [client.get("/", headers=headers).status for headers in (a, b, a, [], [])]
-    assert asked == [200, 200, 429, 200, 429]
+    statuses = [client.get("/", headers=headers).status for headers in (a, b, a, [], [])]
+    assert statuses == [200, 200, 429, 200, 429]
     assert client.get("/", headers=a, peer="203.0.113.1").status == 429  # the user, not the address
 
 
@@ -265,7 +265,7 @@ def test_st11_a_view_has_one_budget_wherever_it_is_mounted() -> None:
     assert rule_ids(plans) == [[f"{__name__}.rare"]] * 3
 
 
-def test_st11_views_made_by_one_function_are_told_apart_by_their_routes() -> None:
+def test_st11_views_made_by_one_function_have_a_budget_per_route() -> None:
     def make() -> Any:
         @limit("1/minute")
         async def view(request: Request) -> Response:
@@ -277,15 +277,15 @@ def test_st11_views_made_by_one_function_are_told_apart_by_their_routes() -> Non
     assert client.statuses("/a", "/b/a", "/a", "/b/a") == [200, 200, 429, 429]
 
 
-def test_st12_what_matches_nothing_shares_the_defaults_and_no_route_s_budget() -> None:
+def test_st12_a_request_without_a_route_is_charged_to_the_defaults_only() -> None:
     routes = [Route("/rare", rare), Route("/slash/", page), Mount("/sub", routes=[Route("/rare", rare)])]
     client, plans = recorded(*routes, default_limits="9/minute")
-    asked = ("/nowhere", "/sub/nowhere", "/slash")
-    assert client.statuses(*asked) == [404, 404, 307]
+    requests = ("/nowhere", "/sub/nowhere", "/slash")
+    assert client.statuses(*requests) == [404, 404, 307]
     assert client.statuses("/rare", "/sub/rare", method="DELETE") == [405, 405]
     assert rule_ids(plans) == [["default"]] * 5
     free, plans = recorded(*routes)
-    assert free.statuses(*asked) == [404, 404, 307]
+    assert free.statuses(*requests) == [404, 404, 307]
     assert plans == []
 
 
@@ -307,7 +307,7 @@ def test_st14_the_middleware_of_a_route_a_mount_and_a_router() -> None:
         )
     )
     assert client.statuses("/route", "/route", "/route") == [200, 200, 429]
-    assert client.request("POST", "/route").status == 405  # answered before the limiter
+    assert client.request("POST", "/route").status == 405  # the response is from before the limiter
     assert client.statuses("/default/a", "/default/b", "/default/a") == [200, 200, 429]
     assert client.statuses("/mount/often", "/mount/page") == [200, 429]
     assert client.statuses("/router/often", "/router/often", "/router/often") == [200, 200, 429]
@@ -348,7 +348,7 @@ def test_a_mounted_application_with_a_limiter_keeps_it() -> None:
     assert client.statuses("/own/", "/own/page", "/wrapped/", "/wrapped/") == [429, 200, 200, 429]
 
 
-def test_hosts_sockets_and_names_are_seen_ahead() -> None:
+def test_hosts_sockets_and_names_are_found_before_the_call() -> None:
     @limit("1/minute", key="path:room")
     async def socket(websocket: WebSocket) -> None:
         await websocket.accept()
@@ -395,7 +395,7 @@ class TeapotError(Exception):
     pass
 
 
-def test_a_convertor_that_raises_does_so_in_the_router_and_not_in_the_limiter() -> None:
+def test_a_convertor_raises_in_the_router_and_not_in_the_limiter() -> None:
     register_url_convertor("hex", Hex())
     try:
         app = app_of(Route("/{number:hex}", rare), default_limits="9/minute", key="path:number")
@@ -408,7 +408,7 @@ def test_a_convertor_that_raises_does_so_in_the_router_and_not_in_the_limiter() 
     assert client.statuses("/a", "/0A", "/b") == [200, 429, 200]  # by the converted value
 
 
-def test_routes_that_come_later_are_learned() -> None:
+def test_routes_that_are_added_later_are_found() -> None:
     app = app_of(Route("/", page))
     client = AsgiClient(app)
     assert client.get("/").status == 200
@@ -417,18 +417,18 @@ def test_routes_that_come_later_are_learned() -> None:
     assert (answer.status, answer.one("ratelimit")) == (200, '"rare";r=0;t=60')
 
 
-# ---- answers -----------------------------------------------------------------------------------------------------
+# ---- responses ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("later", [False, True])
-def test_on_denied_answers(later: bool) -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_on_denied_makes_the_response(is_async: bool) -> None:
     def plain(request: Request, decision: Any) -> Response:
         return JSONResponse({"path": request.url.path, "wait": decision.retry_after}, 429)
 
     async def awaited(request: Request, decision: Any) -> Response:
         return plain(request, decision)
 
-    client = client_of(Route("/{x}", page), default_limits="1/minute", on_denied=awaited if later else plain)
+    client = client_of(Route("/{x}", page), default_limits="1/minute", on_denied=awaited if is_async else plain)
     assert client.get("/a").status == 200
     refused = client.get("/a")
     assert json.loads(refused.body) == {"path": "/app/a", "wait": 60}
@@ -436,20 +436,20 @@ def test_on_denied_answers(later: bool) -> None:
     check_fields(refused)
 
 
-@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("own", ["no", {"error": "no"}, ("no", 429), 429], ids=repr)
-def test_on_denied_that_returns_no_response_is_an_error_that_says_so(own: Any, later: bool) -> None:
+def test_on_denied_that_returns_no_response_is_an_error_that_says_so(own: Any, is_async: bool) -> None:
     async def awaited(request: Request, decision: Any) -> Any:
         return own
 
-    client = client_of(Route("/", page), default_limits="1/minute", on_denied=awaited if later else lambda *_: own)
+    client = client_of(Route("/", page), default_limits="1/minute", on_denied=awaited if is_async else lambda *_: own)
     assert client.get("/").status == 200
     with pytest.raises(SettingsError, match=rf"on_denied .*{type(own).__name__}.*: not a response; return "):
         client.serve(make_scope(path="/"), raising=True)
 
 
 class Named:
-    """A user as an authentication middleware leaves it, with some of the names that it may have."""
+    """A user of an authentication middleware, with some of the names that a user may have."""
 
     is_authenticated = True
 
@@ -481,8 +481,8 @@ def test_a_user_is_known_by_the_first_name_that_it_has(names: dict[str, Any], ex
 
 
 @pytest.mark.parametrize("kind", [RateLimitExceeded, 429])
-@pytest.mark.parametrize("later", [False, True])
-def test_the_application_s_own_handler_answers(kind: Any, later: bool) -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_application_s_own_handler_is_used(kind: Any, is_async: bool) -> None:
     def plain(request: Request, error: Any) -> Response:
         assert isinstance(error, RateLimitExceeded)
         return PlainTextResponse(f"not now: {error.decision.rule}", error.status_code)  # type: ignore[attr-defined]
@@ -491,7 +491,7 @@ def test_the_application_s_own_handler_answers(kind: Any, later: bool) -> None:
         return plain(request, error)
 
     app = app_of(Route("/", page), default_limits="1/minute")
-    app.add_exception_handler(kind, awaited if later else plain)
+    app.add_exception_handler(kind, awaited if is_async else plain)
     answers = [AsgiClient(app).get("/") for _ in range(2)]
     assert answers[1].body == b"not now: default"
     check_fields(answers[1])
@@ -525,7 +525,7 @@ def test_c26_a_rule_that_cannot_work_stops_the_start(routes: list[Any]) -> None:
     with pytest.raises(AlgorithmError, match="burst"):
         sent = client.live("startup")
     assert sent == []
-    with pytest.raises(AlgorithmError, match="burst"):  # a server that speaks no lifespan
+    with pytest.raises(AlgorithmError, match="burst"):  # a server without lifespan
         client.serve(make_scope(path="/page"), raising=True)
     assert client_of(*routes, algorithm="gcra").live("startup", "shutdown")[0] == {"type": "lifespan.startup.complete"}
 
@@ -555,10 +555,10 @@ def test_c26_a_wrong_option_of_add_middleware_stops_the_start(options: dict[str,
         messages.append(message)
 
     async def main() -> None:
-        for _ in range(2):  # and it does not get better by trying again
+        for _ in range(2):  # a second try fails as well
             with pytest.raises(ConfigurationError):
                 await app({"type": "lifespan", "state": {}}, receive, send)
-        with pytest.raises(ConfigurationError):  # a server that speaks no lifespan never gets an unlimited answer
+        with pytest.raises(ConfigurationError):  # a server without lifespan never gets an unlimited response
             await app(make_scope(path="/page"), receive, send)
 
     anyio.run(main)
@@ -573,7 +573,7 @@ def test_c26_a_wrong_option_raises_where_the_middleware_is_made_by_hand(options:
         RateLimitMiddleware(Starlette(routes=[Route("/page", page)]), **options)
 
 
-def test_c26_the_server_is_told_why() -> None:
+def test_c26_the_server_gets_the_reason() -> None:
     messages: list[Any] = []
 
     async def receive() -> Any:

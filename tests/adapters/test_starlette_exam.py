@@ -1,4 +1,4 @@
-"""The exam that every adapter takes, by Starlette: the middleware inside, outside, and on trio."""
+"""The tests that every adapter passes, for Starlette: the middleware inside, outside, and on trio."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response, S
 from starlette.routing import Route
 
 from sluicegate.starlette import RateLimitMiddleware, exempt, limit
-from sluicegate.testing.adapter import AdapterClient, AdapterExam
-from sluicegate.testing.after import wrong
+from sluicegate.testing.adapter import AdapterExam
+from sluicegate.testing.charges import wrong
+from sluicegate.testing.client import AdapterClient
 from tests.adapters.asgi_client import AsgiClient
 
 
@@ -96,12 +97,12 @@ def make_app(calls: list[str]) -> Starlette:
         Route("/boom", boom),
         Route("/items/{name}", item),
     ]
-    limit("2/minute")(above)  # the route has taken the bare function already
+    limit("2/minute")(above)  # the route has the undecorated function
     return Starlette(routes=routes)
 
 
 class TestStarlette(AdapterExam):
-    later = True
+    is_async = True
     backend = "asyncio"
 
     def client(self, **options: Any) -> AdapterClient:
@@ -120,7 +121,7 @@ class TestStarletteOnTrio(TestStarlette):
 class TestStarletteFromOutside(AdapterExam):
     """The middleware wrapped around the whole application."""
 
-    later = True
+    is_async = True
 
     def client(self, **options: Any) -> AdapterClient:
         calls: list[str] = []

@@ -1,4 +1,4 @@
-"""`@limit` on everything that Starlette takes for an endpoint, seen ahead and not (ST6 and ST7 of our checklist)."""
+"""`@limit` on each kind of endpoint of Starlette, found before the call and not (ST6 and ST7 of our checklist)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket
 from sluicegate import ManualClock, RateLimitExceeded
 from sluicegate.errors import NotEnforcedError, RuleError
 from sluicegate.starlette import RateLimitMiddleware, exempt, limit
-from sluicegate.testing import Awaited
+from sluicegate.testing import AsyncAdapter
 from tests.adapters.asgi_client import AsgiClient, make_scope
 from tests.adapters.wsgi_client import Recorder, check_fields
 
@@ -28,8 +28,8 @@ MAIN = threading.get_ident()
 once = limit("1/minute")
 
 
-def told() -> Response:
-    """Where the view ran."""
+def where() -> Response:
+    """A response that says where the view ran."""
     return PlainTextResponse("loop" if threading.get_ident() == MAIN else "thread")
 
 
@@ -39,7 +39,7 @@ def told() -> Response:
 def make_async() -> Any:
     @once
     async def view(request: Request) -> Response:
-        return told()
+        return where()
 
     return view
 
@@ -47,7 +47,7 @@ def make_async() -> Any:
 def make_sync() -> Any:
     @once
     def view(request: Request) -> Response:
-        return told()
+        return where()
 
     return view
 
@@ -67,14 +67,14 @@ def make_wrapped() -> Any:
 def make_partial() -> Any:
     @once
     def view(number: int, request: Request) -> Response:
-        return told()
+        return where()
 
     return partial(view, 1)
 
 
 def make_partial_inside() -> Any:
     async def view(number: int, request: Request) -> Response:
-        return told()
+        return where()
 
     return once(partial(view, 1))
 
@@ -83,7 +83,7 @@ def make_bound() -> Any:
     class Shop:
         @once
         async def view(self, request: Request) -> Response:
-            return told()
+            return where()
 
     return Shop().view
 
@@ -91,7 +91,7 @@ def make_bound() -> Any:
 def make_bound_outside() -> Any:
     class Shop:
         def view(self, request: Request) -> Response:
-            return told()
+            return where()
 
     return once(Shop().view)
 
@@ -100,7 +100,7 @@ def make_class() -> Any:
     @once
     class View(HTTPEndpoint):
         async def get(self, request: Request) -> Response:
-            return told()
+            return where()
 
     return View
 
@@ -116,7 +116,7 @@ def make_method() -> Any:
     class View(HTTPEndpoint):
         @once
         async def get(self, request: Request) -> Response:
-            return told()
+            return where()
 
     return View
 
@@ -125,7 +125,7 @@ def make_sync_method() -> Any:
     class View(HTTPEndpoint):
         @once
         def get(self, request: Request) -> Response:
-            return told()
+            return where()
 
     return View
 
@@ -147,7 +147,7 @@ endpoints = pytest.mark.parametrize(("make", "ran"), ENDPOINTS.items(), ids=lamb
 
 
 def opaque(app: Any) -> Any:
-    """The application, hidden from those who look ahead."""
+    """The application, behind a function that hides its routes."""
 
     async def hidden(scope: Any, receive: Any, send: Any) -> None:
         await app(scope, receive, send)
@@ -173,7 +173,7 @@ def hidden(*routes: Any, **options: Any) -> AsgiClient:
 
 
 def hidden_router(*routes: Any, **options: Any) -> AsgiClient:
-    """Nobody inside knows an application, or an exception handler."""
+    """A router without an application, so without exception handlers."""
     return AsgiClient(RateLimitMiddleware(opaque(Mount("/m", routes=list(routes)).app), clock=ManualClock(), **options))
 
 
@@ -195,7 +195,7 @@ def test_st06_every_endpoint_is_limited_wherever_it_is(way: Any, make: Any, ran:
 
 
 @endpoints
-def test_st07_without_the_middleware_it_is_an_error_and_never_unlimited(make: Any, ran: bytes) -> None:
+def test_st07_without_the_middleware_a_limited_view_is_an_error(make: Any, ran: bytes) -> None:
     client = AsgiClient(Starlette(routes=[Route("/", make())]))
     with pytest.raises(NotEnforcedError, match=r"reached without RateLimitMiddleware.*SG008"):
         client.serve(make_scope(path="/"), raising=True)
@@ -213,7 +213,7 @@ def test_disabled_everything_passes(way: Any, make: Any, ran: bytes) -> None:
 
 def recorded(way: Any, *routes: Any, **options: Any) -> tuple[AsgiClient, Recorder]:
     recorder = Recorder()
-    return way(*routes, store=Awaited(recorder), clock=None, **options), recorder
+    return way(*routes, store=AsyncAdapter(recorder), clock=None, **options), recorder
 
 
 def names(recorder: Recorder) -> list[list[str]]:
@@ -223,23 +223,23 @@ def names(recorder: Recorder) -> list[list[str]]:
 @once
 @limit("9/hour")
 async def twice(request: Request) -> Response:
-    return told()
+    return where()
 
 
-def test_one_plan_holds_everything_that_can_be_seen() -> None:
+def test_one_plan_has_all_rules_of_a_view_that_is_found() -> None:
     client, recorder = recorded(visible, Route("/", twice), default_limits="5/minute")
     client.get("/")
     assert names(recorder) == [["default", "twice", "twice-2"]]
 
 
-def test_what_cannot_be_seen_is_charged_in_one_plan_of_its_own() -> None:
+def test_a_view_that_is_not_found_is_charged_by_a_second_plan() -> None:
     client, recorder = recorded(hidden, Route("/", twice), default_limits="5/minute")
     answer = client.get("/m/")
     assert names(recorder) == [["default"], ["twice", "twice-2"]]
     check_fields(answer)
 
 
-def test_the_budget_is_the_same_whether_it_was_seen_or_not() -> None:
+def test_the_budget_is_the_same_whether_the_view_is_found_or_not() -> None:
     ids = []
     for way in (visible, hidden):
         client, recorder = recorded(way, Route("/", twice))
@@ -253,14 +253,14 @@ def test_the_budget_is_the_same_whether_it_was_seen_or_not() -> None:
 class Both(HTTPEndpoint):
     @limit("2/minute")
     async def get(self, request: Request) -> Response:
-        return told()
+        return where()
 
     @limit("1/minute")
     def post(self, request: Request) -> Response:
-        return told()
+        return where()
 
     async def put(self, request: Request) -> Response:
-        return told()
+        return where()
 
 
 @pytest.mark.parametrize("way", [visible, hidden])
@@ -282,23 +282,23 @@ def test_methods_have_budgets_apart_from_each_other_and_from_their_class(way: An
 
 
 @pytest.mark.parametrize("way", [visible, hidden])
-def test_exempt_is_free_of_everything_that_is_seen(way: Any) -> None:
+def test_exempt_cancels_the_limits_of_the_view(way: Any) -> None:
     @exempt
     @once
     async def view(request: Request) -> Response:
-        return told()
+        return where()
 
     client = way(Route("/", view))
     assert [client.get(WAYS[way]).status for _ in range(3)] == [200, 200, 200]
 
 
-def test_a_preflight_that_an_endpoint_answers_itself_is_charged_in_the_dark_too() -> None:
+def test_a_preflight_that_an_endpoint_handles_itself_is_charged_by_the_guard_too() -> None:
     client = hidden(Route("/", make_async(), methods=["OPTIONS"]))
     headers = [("Origin", "https://a.example"), ("Access-Control-Request-Method", "PUT")]
     assert [client.request("OPTIONS", "/m/", headers=headers).status for _ in range(3)] == [200, 429, 429]
 
 
-# ---- functions that are no endpoints -----------------------------------------------------------------------------
+# ---- functions that are not endpoints ----------------------------------------------------------------------------
 
 
 @once
@@ -364,14 +364,14 @@ def test_the_request_is_the_one_that_is_served_after_another_was_served_inside_i
         return PlainTextResponse(await costly())
 
     recorder = Recorder()
-    visible(Route("/", view), store=Awaited(recorder), clock=None).get("/")
+    visible(Route("/", view), store=AsyncAdapter(recorder), clock=None).get("/")
     assert "198.51.100.9" in recorder.identity
 
 
-# ---- answers in the dark -----------------------------------------------------------------------------------------
+# ---- responses of the guard ---------------------------------------------------------------------------------------
 
 
-def test_on_denied_and_handlers_answer_in_the_dark_too() -> None:
+def test_on_denied_and_handlers_are_used_by_the_guard_too() -> None:
     def shrug(request: Request, decision: Any) -> Response:
         return JSONResponse({"wait": decision.retry_after}, 429)
 
@@ -447,8 +447,8 @@ class Application:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...
 
 
-@pytest.mark.parametrize("view", [Application(), Application, staticmethod(told), 5])
-def test_what_has_no_guard_is_refused(view: Any) -> None:
+@pytest.mark.parametrize("view", [Application(), Application, staticmethod(where), 5])
+def test_only_what_can_have_a_guard_can_be_limited(view: Any) -> None:
     with pytest.raises(RuleError, match="not something that can be guarded"):
         once(view)
 
@@ -456,7 +456,7 @@ def test_what_has_no_guard_is_refused(view: Any) -> None:
 @pytest.mark.parametrize(
     "options", [{"quota": "2/minut"}, {"quota": "2/minute", "key": "usr"}, {"quota": "1/s", "cost": 2}]
 )
-def test_c26_a_typo_shows_at_the_decorator(options: dict[str, Any]) -> None:
+def test_c26_a_typo_raises_at_the_decorator(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="SG00"):
         limit(**options)
 
@@ -468,10 +468,10 @@ def test_st13_a_thread_s_view_is_charged_on_trio_as_well() -> None:
     assert client.statuses("/m/", "/m/") == [200, 429]
 
 
-def test_c12_in_the_dark_exactly_the_limit_passes() -> None:
+def test_c12_by_the_guard_exactly_the_limit_passes() -> None:
     @limit("7/minute")
     def view(request: Request) -> Response:
-        return told()
+        return where()
 
     app = Starlette(routes=[Mount("/m", app=opaque(Router([Route("/", view)])))], middleware=middleware())
     statuses: list[int] = []

@@ -1,4 +1,4 @@
-"""What a type checker sees of a decorated view: exactly what was decorated. mypy reads the assertions."""
+"""The types of decorated views: those of the undecorated views. mypy checks the assertions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def plain(number: int, *, word: str = "") -> PlainTextResponse:
 
 
 @limit("5/minute", key=lambda request: request.client)
-async def later(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("later")
+async def async_view(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("async_view")
 
 
 @exempt
@@ -39,9 +39,9 @@ class Page(HTTPEndpoint):
 
 
 def seen(connection: HTTPConnection) -> None:
-    """Never called: only its types are looked at."""
+    """Never called: mypy checks its types."""
     assert_type(plain(2, word="x"), PlainTextResponse)
-    takes: Callable[[Request], Awaitable[PlainTextResponse]] = later
+    takes: Callable[[Request], Awaitable[PlainTextResponse]] = async_view
     page: type[Page] = Page
     assert_type(free(2), str)
     assert_type(decision(connection), Decision | None)
@@ -52,9 +52,9 @@ def seen(connection: HTTPConnection) -> None:
     RateLimit("5/minute", override_defaults=True)  # type: ignore[call-arg]
 
 
-def test_pk03_the_decorated_is_what_it_says() -> None:
+def test_pk03_a_decorated_view_keeps_its_type() -> None:
     assert isinstance(Page, type)
-    assert (plain.__name__, later.__name__, free(2)) == ("plain", "later", "freefree")
+    assert (plain.__name__, async_view.__name__, free(2)) == ("plain", "async_view", "freefree")
     with pytest.raises(NotEnforcedError):
         plain(2)
     assert callable(seen)

@@ -1,4 +1,4 @@
-"""What is peculiar to WSGI, and the items of our checklist that a bare application can show (C…)."""
+"""The plain WSGI middleware: the protocol, and the items of the checklist (C…) that a plain application can show."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ import http_sf
 import pytest
 
 from sluicegate import Limiter, ManualClock, Rule
-from sluicegate.errors import AlgorithmError, ColourError, ConfigurationError, QuotaError, RuleError, SettingsError
+from sluicegate.errors import (
+    AlgorithmError,
+    AsyncMismatchError,
+    ConfigurationError,
+    QuotaError,
+    RuleError,
+    SettingsError,
+)
 from sluicegate.identity import identity_text
-from sluicegate.settings import Settings
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.testing import BrokenStore
-from sluicegate.testing.adapter import Answer
+from sluicegate.testing.client import Answer
+from sluicegate.web.settings import Settings
 from sluicegate.wsgi import RateLimitMiddleware, WsgiCaller
 from tests.adapters.wsgi_client import (
     Recorder,
@@ -37,7 +44,7 @@ Fields = list[tuple[str, str]]
 
 
 def page(status: str = "200 OK", fields: Fields | None = None) -> WSGIApplication:
-    """An application with one answer."""
+    """An application with one response."""
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         start_response(status, [("Content-Type", "text/plain"), *(fields or [])])
@@ -50,7 +57,7 @@ def ask(app: Callable[..., Iterable[bytes]], **request: Any) -> Answer:
     return call(app, make_environ(**request))
 
 
-def test_c01_retry_after_is_a_whole_number_and_exactly_so_long_is_enough() -> None:
+def test_c01_retry_after_is_whole_seconds_and_exactly_enough() -> None:
     clock = ManualClock()
     app = RateLimitMiddleware(page(), default_limits=["3/minute", "5/hour"], clock=clock)
     for step in (0.0, 0.3, 1.7, 20.9, 0.000001, 59.999999, 3000.0):
@@ -74,7 +81,7 @@ def test_c02_c03_c04_fields_parse_and_agree() -> None:
     assert [name for name, _ in sf_list(refused, "ratelimit")] == ["default-minute"]
 
 
-def test_c05_what_passes_is_the_applications_own() -> None:
+def test_c05_an_allowed_response_is_the_applications_own() -> None:
     class Body(list[bytes]):
         def close(self) -> None: ...
 
@@ -99,7 +106,7 @@ def test_c05_what_passes_is_the_applications_own() -> None:
     assert started == [("200 OK", own, None)]
 
 
-def test_c05_exc_info_is_passed_on_and_fields_stand_on_the_second_start_too() -> None:
+def test_c05_exc_info_is_passed_on_and_a_second_start_has_the_fields_too() -> None:
     def failing(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         start_response("200 OK", [("Content-Type", "text/plain")])
         try:
@@ -123,7 +130,7 @@ def test_c05_exc_info_is_passed_on_and_fields_stand_on_the_second_start_too() ->
         ("503 No", [("Retry-After", "7")], '"default";r=8;t=60'),
     ],
 )
-def test_c06_fields_join_those_that_are_there(status: str, own: Fields, expected: str | None) -> None:
+def test_c06_fields_are_merged_with_existing_ones(status: str, own: Fields, expected: str | None) -> None:
     app = RateLimitMiddleware(page(status, own), default_limits=["9/minute"], clock=ManualClock())
     started: list[Fields] = []
     app(make_environ(), lambda _status, headers, _info=None: started.append(headers))  # type: ignore[arg-type]
@@ -148,7 +155,7 @@ def test_c07_c08_the_address_table(row: dict[str, Any]) -> None:
     assert store.identity == identity_text(("ip", row["expect"]))
 
 
-def test_c12_threads_admit_exactly_the_limit() -> None:
+def test_c12_threads_allow_exactly_the_limit() -> None:
     app = RateLimitMiddleware(page(), default_limits=["100/hour"], clock=ManualClock())
     statuses: list[int] = []
     start = threading.Barrier(8)
@@ -186,7 +193,7 @@ def test_c15_without_the_store_the_policy_decides(
         assert b"temporary-reduced-capacity" in answers[0].body
 
 
-def test_c16_only_what_was_opened_is_closed() -> None:
+def test_c16_only_an_opened_store_is_closed() -> None:
     store = Recorder()
     RateLimitMiddleware(page(), store=store).close()
     assert store.closed == 0
@@ -194,8 +201,8 @@ def test_c16_only_what_was_opened_is_closed() -> None:
 
 def test_c17_dialects() -> None:
     app = RateLimitMiddleware(page(), default_limits=["9/minute"], headers="draft-7", clock=ManualClock())
-    told = http_sf.parse((ask(app).one("ratelimit") or "").encode(), tltype="dictionary")
-    assert told == {"limit": (9, {}), "remaining": (8, {}), "reset": (60, {})}
+    fields = http_sf.parse((ask(app).one("ratelimit") or "").encode(), tltype="dictionary")
+    assert fields == {"limit": (9, {}), "remaining": (8, {}), "reset": (60, {})}
 
 
 def test_c18_two_stacked_limiters_make_one_valid_list() -> None:
@@ -209,7 +216,7 @@ def test_c18_two_stacked_limiters_make_one_valid_list() -> None:
     assert [answer.status for answer in answers] == [200, 200, 429]
 
 
-def test_c20_a_cost_that_never_fits_has_no_time_to_come_back() -> None:
+def test_c20_a_cost_above_the_limit_has_no_retry_after() -> None:
     rule = Rule(name="bulk", quota="5/minute", cost=lambda environ: 6)
     answer = ask(RateLimitMiddleware(page(), rules=[rule]))
     assert (answer.status, answer.one("retry-after")) == (429, None)
@@ -220,7 +227,7 @@ def test_c22_the_application_can_read_the_decision() -> None:
     seen: list[int | None] = []
 
     def reading(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        seen.append(environ["sluicegate.passage"].decision.remaining)
+        seen.append(environ["sluicegate.state"].decision.remaining)
         return page()(environ, start_response)
 
     ask(RateLimitMiddleware(reading, default_limits=["9/minute"]))
@@ -255,7 +262,7 @@ def test_a_refusal_does_not_read_the_body() -> None:
     assert started == ["429 Too Many Requests"]
 
 
-def test_on_denied_answers_and_the_fields_are_added() -> None:
+def test_on_denied_makes_the_response_and_the_fields_are_added() -> None:
     def sorry(environ: dict[str, Any], decision: Any) -> WSGIApplication:
         return page("420 Calm", [("Cache-Control", "public, max-age=60"), ("X-Rule", decision.rule)])
 
@@ -315,7 +322,7 @@ def test_a_given_limiter_store_is_shared_with_the_application(policy: str) -> No
     assert ask(app).status == 200
 
 
-async def _later(environ: object) -> str:
+async def _async_key(environ: object) -> str:
     return "k"
 
 
@@ -325,7 +332,7 @@ async def _later(environ: object) -> str:
         ({"default_limit": ["1/minute"]}, SettingsError, 'did you mean "default_limits"?'),
         ({"default_limits": ["10/fortnight"]}, QuotaError, "fortnight"),
         ({"default_limits": ["1/s burst 5"]}, AlgorithmError, "burst"),
-        ({"key": _later}, ColourError, "called synchronously"),
+        ({"key": _async_key}, AsyncMismatchError, "called synchronously"),
         ({"rules": [{"name": "a", "quota": "1/s", "route": "home"}]}, RuleError, "no named routes"),
         ({"settings": Settings(), "enabled": False}, SettingsError, "beside settings="),
         ({"store": "nowhere://"}, ConfigurationError, "nowhere"),
@@ -337,7 +344,7 @@ def test_wrong_options_cannot_start(options: dict[str, Any], error: type[Excepti
 
 
 @pytest.mark.parametrize("settings", [{"enabled": False}, Settings], ids=["a mapping", "the class"])
-def test_settings_that_are_none_are_an_error(settings: Any) -> None:
+def test_other_values_for_settings_are_an_error(settings: Any) -> None:
     with pytest.raises(SettingsError, match=r"settings .*: not Settings; give Settings\("):
         RateLimitMiddleware(page(), settings=settings)
 

@@ -1,4 +1,4 @@
-"""The exam that every adapter takes, by the bare WSGI middleware: rules by path stand for the decorators."""
+"""The adapter exam for the plain WSGI middleware: rules for paths replace the decorators."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from wsgiref.validate import validator
 
 from sluicegate import ManualClock, Rule
-from sluicegate.testing.adapter import AdapterClient, AdapterExam
-from sluicegate.testing.after import wrong
+from sluicegate.testing.adapter import AdapterExam
+from sluicegate.testing.charges import wrong
+from sluicegate.testing.client import AdapterClient
 from sluicegate.wsgi import RateLimitMiddleware
 from tests.adapters.wsgi_client import WsgiClient
 
@@ -43,7 +44,7 @@ RULES = (
 
 
 def make_app(calls: list[str]) -> WSGIApplication:
-    """The exam's application, its own protocol checked as well."""
+    """The exam's application, which also checks the protocol."""
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
@@ -96,7 +97,7 @@ class TestWSGI(AdapterExam):
         return WsgiClient(RateLimitMiddleware(make_app(calls), rules=rules, **options), calls)
 
     def test_override_scope_methods_exempt_and_path_keys(self) -> None:
-        """Without decorators nothing is exempt and no default overridden; the other half holds by rules."""
+        """Without decorators nothing is exempt and no default is overridden. Rules do the rest."""
         client = self.client(clock=ManualClock())
         assert [client.request("GET", f"/shared/{name}").status for name in "aba"] == [200, 200, 429]
         statuses = [client.request(method, "/posted").status for method in ("GET", "POST", "GET", "POST")]

@@ -1,4 +1,4 @@
-"""A WSGI server of a few lines, strict about the protocol, that mounts an application under /app."""
+"""A small WSGI server that checks the protocol and mounts an application under /app."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pytest
 from sluicegate import Outcome
 from sluicegate.plan import Plan
 from sluicegate.testing import OpenStore
-from sluicegate.testing.adapter import Answer, Headers
+from sluicegate.testing.client import Answer, Headers
 
-MOUNT = "/app"  # so that prefix bugs cannot hide
+MOUNT = "/app"  # to find bugs with prefixes
 Environ = dict[str, Any]
 
 
@@ -31,7 +31,7 @@ def make_environ(
     peer: str | None = "198.51.100.9",
     body: bytes = b"",
 ) -> Environ:
-    """What a server makes of a request: lines of one header joined by commas, no REMOTE_ADDR where there is no peer."""
+    """The environ that a server makes: lines of a header joined by commas, no REMOTE_ADDR without a peer."""
     target, _, query = path.partition("?")
     environ: Environ = {
         "REQUEST_METHOD": method,
@@ -59,7 +59,7 @@ def make_environ(
 
 
 def call(app: Callable[..., Iterable[bytes]], environ: Environ) -> Answer:
-    """One request, checked by the validator of the standard library; what the application raises is a 500."""
+    """One request, checked by the validator of the standard library. An exception of the application is a 500."""
     started: list[tuple[str, list[tuple[str, str]]]] = []
     written: list[bytes] = []
 
@@ -104,7 +104,7 @@ class WsgiClient:
 
 
 class Recorder(OpenStore):
-    """A store that lets everything pass and remembers each plan."""
+    """A store that allows everything and keeps each plan."""
 
     def __init__(self) -> None:
         self.plans: list[Plan] = []
@@ -119,18 +119,18 @@ class Recorder(OpenStore):
 
     @property
     def identity(self) -> str:
-        """Who the last request was from, by its first rule."""
+        """The identity of the last request, by its first rule."""
         return self.plans[-1].checks[0].identity
 
 
 def addresses() -> list[Any]:
-    """The table of addresses: what a peer and the lines of a header come to."""
+    """The table of addresses: a peer, header lines, and the resulting address."""
     table = json.loads((Path(__file__).parent.parent / "vectors" / "addresses.json").read_text("utf-8"))
     return [pytest.param(row, id=row["name"]) for row in table]
 
 
 def address_environ(row: dict[str, Any]) -> Environ:
-    """The request of one row, as a server hands it over: bytes read as latin-1."""
+    """The environ for one row, as a server makes it: bytes decoded as latin-1."""
     lines = [(row["trusted_header"], line.encode().decode("latin-1")) for line in row["lines"]]
     return make_environ(headers=lines, peer=row["peer"])
 
@@ -138,9 +138,9 @@ def address_environ(row: dict[str, Any]) -> Environ:
 def check_fields(answer: Answer) -> None:
     """The fields of draft 11 as the Structured Fields oracle reads them (C2 to C4)."""
     policies = dict(sf_list(answer, "ratelimit-policy"))
-    told = dict(sf_list(answer, "ratelimit"))
-    assert told.keys() <= policies.keys()
-    for name, values in told.items():
+    values_by_name = dict(sf_list(answer, "ratelimit"))
+    assert values_by_name.keys() <= policies.keys()
+    for name, values in values_by_name.items():
         assert 0 <= values["r"] <= policies[name]["q"]
         assert policies[name]["w"] >= 1
         if answer.status == 429:

@@ -1,4 +1,4 @@
-"""The exact rational model: each algorithm by its definition alone, every answer found by search.
+"""The exact rational model: each algorithm by its definition only, every outcome found by search.
 
 A model knows how much is used at a moment, and how to add a hit. All the rest (retry_after, next_after, reset_after)
 is the least whole microsecond at which something holds, found by bisection: no formula of the code is repeated.
@@ -140,7 +140,7 @@ KINDS: dict[str, Callable[[], Budget]] = {
 
 
 def least(holds: Callable[[int], bool]) -> int:
-    """The least d ≥ 0 for which something holds that goes on to hold ever after."""
+    """Return the least d ≥ 0 for which a condition is true, if it stays true for every larger d."""
     if holds(0):
         return 0
     low, high = 0, 1
@@ -210,7 +210,7 @@ def _remaining(budget: Budget, at: int, terms: Terms) -> int:
 
 
 def _outcome(budget: Budget, now: int, terms: Terms, wanted: int) -> Outcome:
-    """How a budget stands now, and when `wanted` would pass (0 for a request that has passed)."""
+    """Return the outcome of a budget now, and when `wanted` would pass (0 for a request that has passed)."""
     limit = terms.params[0]
     remaining = _remaining(budget, now, terms)
     retry: int | None = NEVER

@@ -124,7 +124,7 @@ REFUNDS = [  # charges as (second, cost); the first is given back at a second; t
     ("sliding-counter, 4/minute", [(0, 2), (60, 1)], 75, {75: 3}),  # the window before this one
     ("sliding-counter, 4/minute", [(0, 2), (60, 1), (120, 1)], 121, {121: 2, 180: 3}),
     ("gcra, 4/minute", [(0, 3)], 0, {0: 4}),
-    ("gcra, 4/minute", [(0, 3), (0, 1)], 15, {15: 3}),  # one unit has leaked, and cannot be told whose
+    ("gcra, 4/minute", [(0, 3), (0, 1)], 15, {15: 3}),  # one unit has leaked; the state does not say which request's
     ("gcra, 4/minute", [(0, 1), (15, 4)], 15, {15: 0}),
 ]
 

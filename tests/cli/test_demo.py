@@ -1,4 +1,4 @@
-"""`sluicegate demo`, as a person runs it."""
+"""`sluicegate demo`, run as a process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
@@ -41,10 +42,12 @@ def test_once_on_a_server(server: Server) -> None:
     check_transcript(done.stdout)
 
 
-def test_without_once_it_stays_up_until_interrupted() -> None:
-    with subprocess.Popen([*SLUICEGATE, "demo"], stdout=subprocess.PIPE, text=True) as process:
+def test_without_once_it_runs_until_interrupted() -> None:
+    with ExitStack() as stack:
+        process = stack.enter_context(subprocess.Popen([*SLUICEGATE, "demo"], stdout=subprocess.PIPE, text=True))
+        stack.callback(process.kill)
         assert process.stdout is not None
-        address = next(line for line in process.stdout if "stays up" in line)
+        address = next(line for line in process.stdout if "keeps running" in line)
         port = int(re.search(r"127\.0\.0\.1:(\d+)", address)[1])  # type: ignore[index]
         assert ask(port, "POST", "/reply", {"X-User": "alice"}).status == 429
         assert ask(port, "POST", "/reply", {"X-User": "you"}).status == 200
@@ -52,7 +55,7 @@ def test_without_once_it_stays_up_until_interrupted() -> None:
             assert next(line for line in process.stdout if line.strip()).strip().startswith("curl -i -X POST")
         process.send_signal(signal.SIGINT)
         assert not process.stdout.read().strip()
-    assert process.returncode == 0
+        assert process.wait(10) == 0
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,7 @@ def test_without_once_it_stays_up_until_interrupted() -> None:
         (["--store", f"redis://127.0.0.1:{free_port()}"], "Connection refused"),
     ],
 )
-def test_what_cannot_work_is_one_sentence(words: list[str], says: str) -> None:
+def test_an_error_is_one_sentence(words: list[str], says: str) -> None:
     done = run("demo", "--once", *words)
     assert done.returncode == 2
     assert says in done.stderr

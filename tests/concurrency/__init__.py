@@ -1,1 +1,1 @@
-"""Many at once: processes, threads and tasks."""
+"""Concurrent requests: processes, threads and tasks."""

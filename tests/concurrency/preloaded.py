@@ -13,7 +13,7 @@ before = [limiter.hit("1000/day", f"before {n}") for n in range(3)]  # connectio
 
 
 def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    """Who asks is in the query; the answer is what is left to them, and whether they may."""
+    """Hit for the identity in the query string. The body: what remains, whether it is degraded, the process id."""
     decision = limiter.hit("1000/day", environ["QUERY_STRING"])
     start_response("200 OK", [("Content-Type", "text/plain")])
     return [f"{decision.remaining} {decision.degraded} {os.getpid()}".encode()]

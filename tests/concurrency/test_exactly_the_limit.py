@@ -1,4 +1,4 @@
-"""Many at once, and exactly the limit passes: processes, threads and tasks, for every algorithm."""
+"""Of many concurrent requests exactly the limit passes: processes, threads and tasks, every algorithm."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from uuid import uuid4
 import pytest
 
 from sluicegate import AsyncLimiter, Ban, Limiter, Rule
-from sluicegate.gate import Gate
-from sluicegate.passage import Place
-from sluicegate.settings import Settings
 from sluicegate.testing.store import NAMES
+from sluicegate.web.endpoint import Endpoint
+from sluicegate.web.gate import Gate
+from sluicegate.web.settings import Settings
 from sluicegate.wsgi import WsgiCaller
 from tests.cluster import Cluster
 from tests.sentinels import Sentinels
 from tests.servers import Server
 from tests.stores.places import PATIENCE, url
 
-PROCESSES, HITS, LIMIT = 8, 400, 1000  # nothing comes back within a test: a thousandth of a day is 86 s
+PROCESSES, HITS, LIMIT = 8, 400, 1000  # no budget refills within a test: a thousandth of a day is 86 s
 ALGORITHMS = pytest.mark.parametrize("algorithm", NAMES)
 
 _barrier: Barrier | None = None
@@ -39,7 +39,7 @@ def _join(barrier: Barrier) -> None:
 
 
 def _hammer(work: tuple[str, str, str, str, int]) -> int:
-    """How many of so many hits one process gets through; all processes begin together."""
+    """How many hits of one process are allowed. All processes start together."""
     where, quota, identity, algorithm, hits = work
     with Limiter(where, algorithm=algorithm, deadline=PATIENCE) as limiter:
         limiter.peek(quota, identity)
@@ -80,7 +80,7 @@ def test_s10_500_requests_against_50_per_5_seconds(pool: Pool, server: Server) -
     admitted = sum(pool.map(_hammer, [work] * PROCESSES, chunksize=1))
     if (elapsed := monotonic() - began) < 5:
         assert admitted == 50
-    else:  # a machine that needs longer has seen more than one window
+    else:  # on a slow machine the requests fall into more than one window
         assert 50 <= admitted <= 50 * (1 + elapsed // 5)
 
 
@@ -88,7 +88,7 @@ BAN = Ban(after=100, within="1 day", duration="1 hour")
 
 
 def _overstep(work: tuple[str, str, int]) -> list[str]:
-    """What one process is told, all beginning together: "passed", "refused", or "banned"."""
+    """The results of one process: "passed", "refused" or "banned". All processes start together."""
     where, identity, hits = work
     settings = Settings(
         store=where,
@@ -98,7 +98,7 @@ def _overstep(work: tuple[str, str, int]) -> list[str]:
         rules=[Rule(name="login", quota="5/day", ban=BAN)],
     )
     gate = Gate(settings)
-    caller, bounds = WsgiCaller({}), gate.bind(Place())
+    caller, bounds = WsgiCaller({}), gate.bind(Endpoint())
     assert _barrier is not None
     _barrier.wait(60)
     decisions = [gate.decide(caller, bounds) for _ in range(hits)]
@@ -106,20 +106,20 @@ def _overstep(work: tuple[str, str, int]) -> list[str]:
     return ["passed" if each else "banned" if cast("Any", each).banned else "refused" for each in decisions]
 
 
-@pytest.mark.parametrize("place", ["server", "cluster"])
-def test_8_processes_are_banned_after_exactly_so_many_refusals(
-    pool: Pool, place: str, request: pytest.FixtureRequest
+@pytest.mark.parametrize("topology", ["server", "cluster"])
+def test_8_processes_are_banned_after_exactly_the_set_refusals(
+    pool: Pool, topology: str, request: pytest.FixtureRequest
 ) -> None:
-    found = request.getfixturevalue("valkey" if place == "server" else place)
+    found = request.getfixturevalue("valkey" if topology == "server" else topology)
     parts = pool.map(_overstep, [(found.url, uuid4().hex, 50)] * PROCESSES, chunksize=1)
-    told = [each for part in parts for each in part]
-    assert [told.count(each) for each in ("passed", "refused")] == [5, BAN.after - 1]
-    assert told.count("banned") == PROCESSES * 50 - 5 - BAN.after + 1
+    results = [each for part in parts for each in part]
+    assert [results.count(each) for each in ("passed", "refused")] == [5, BAN.after - 1]
+    assert results.count("banned") == PROCESSES * 50 - 5 - BAN.after + 1
 
 
 @pytest.fixture
 def hasty() -> Iterator[None]:
-    """Threads that are interrupted as often as the interpreter can."""
+    """Makes the interpreter switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -127,7 +127,7 @@ def hasty() -> Iterator[None]:
 
 
 def at_once(threads: int, work: Callable[[], int]) -> int:
-    """The sum of what threads bring that begin together."""
+    """The sum of the results of threads that start together."""
     barrier = ThreadBarrier(threads)
 
     def run() -> int:
@@ -150,11 +150,11 @@ def test_16_threads_in_memory_under_three_rules(hasty: None, algorithm: str) -> 
     limiter = Limiter(algorithm=algorithm)
     quota = "500/day; 1000/week; 250/month"
     assert at_once(16, lambda: sum(limiter.hit(quota, "one").allowed for _ in range(40))) == 250
-    assert [outcome.remaining for outcome in limiter.peek(quota, "one").results] == [250, 750, 0]
+    assert [outcome.remaining for outcome in limiter.peek(quota, "one").outcomes] == [250, 750, 0]
 
 
 @ALGORITHMS
-def test_16_threads_share_a_limiter_on_a_server(server: Server, algorithm: str) -> None:
+def test_16_threads_use_one_limiter_on_a_server(server: Server, algorithm: str) -> None:
     identity = uuid4().hex
     with Limiter(url(server), algorithm=algorithm, deadline=PATIENCE) as limiter:
         admitted = at_once(16, lambda: sum(limiter.hit("200/day; 300/week", identity).allowed for _ in range(25)))

@@ -1,1 +1,1 @@
-"""Faults on real servers under load: what each adapter's users see of them."""
+"""Faults of a real store under load: what the users of each adapter notice."""

@@ -1,6 +1,6 @@
-"""Two pages in every framework, /limited and /free, under its adapter, whose options come as JSON in the environment.
+"""Two pages, /limited and /free, in every framework with its adapter. The options come as JSON in the environment.
 
-They run in a process of their own: `uvicorn --factory tests.faults.apps:asgi`, `gunicorn 'tests.faults.apps:wsgi()'`.
+They run in their own process: `uvicorn --factory tests.faults.apps:asgi`, `gunicorn 'tests.faults.apps:wsgi()'`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def flask() -> Any:
 
 
 def django_pair(configure: Callable[[], None]) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """The application that Django makes of its settings, for either kind of server."""
+    """Return two functions that make the Django application: for WSGI and for ASGI servers."""
 
     def wsgi() -> Any:
         configure()

@@ -1,4 +1,4 @@
-"""One site for each adapter, which every test of faults leaves in good health."""
+"""One site for each adapter. Every fault is repaired when its test ends."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.site import ADAPTERS, Site, standing
+from tests.faults.site import ADAPTERS, Site, serving
 
 
 @pytest.fixture(scope="session", params=ADAPTERS)
-def standing_site(request: pytest.FixtureRequest) -> Iterator[Site]:
-    with standing(request.param) as site:
+def open_site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    with serving(request.param) as site:
         yield site
 
 
 @pytest.fixture
-def site(standing_site: Site) -> Iterator[Site]:
-    """Each adapter's site in turn; what the test broke is mended when it ends."""
-    yield standing_site
-    standing_site.restore()
+def site(open_site: Site) -> Iterator[Site]:
+    """Each adapter's site in turn. The fault of the test is repaired when it ends."""
+    yield open_site
+    open_site.restore()

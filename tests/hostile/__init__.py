@@ -1,1 +1,1 @@
-"""What strangers send to walk around a limit, to fill it up or to turn it against its owner."""
+"""Hostile requests: they try to bypass a limit, to exhaust it, or to use it against others."""

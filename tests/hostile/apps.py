@@ -1,14 +1,14 @@
-"""One shop in every framework, for the corpus to be thrown at: each view says in `X-View` that it has run.
+"""One shop in every framework, the target of the corpus. Each view puts its name into `X-View`.
 
-They run in a process of their own, like those of tests/faults/apps.py, whose options they share.
+They run in a separate process, like those of tests/faults/apps.py, and take the same options.
 
 | path | view |
 |---|---|
 | / | "home" |
 | GET, POST /login | "login" |
-| GET, POST /session | "form" for GET, "session" for POST; a class where the framework has them |
-| GET, POST /api/board | "board"; mounted, where the framework mounts |
-| GET, POST /decorated | "decorated"; behind `@limit("1/day", key="ip")`, where the adapter knows views |
+| GET, POST /session | "form" for GET, "session" for POST; a class if the framework has them |
+| GET, POST /api/board | "board"; mounted, if the framework mounts |
+| GET, POST /decorated | "decorated"; behind `@limit("1/day", key="ip")`, if the adapter has views |
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ METHODS = ["GET", "POST"]
 
 
 def _view(path: str, method: str) -> str:
-    """What an application without a framework makes of a request: it knows its paths, and methods in any case."""
+    """The view of an application without a framework. It accepts methods in any case."""
     if path == "/session":
         return "session" if method.upper() == "POST" else "form"
     return VIEWS.get(path, "")
@@ -178,7 +178,7 @@ def _configure_django() -> None:
     settings.configure(
         ALLOWED_HOSTS=["*"],
         SLUICEGATE=options(),
-        LOGGING_CONFIG=None,  # so that Python shows every warning
+        LOGGING_CONFIG=None,  # Python shows every warning
         MIDDLEWARE=["sluicegate.django.RateLimitMiddleware", "django.middleware.common.CommonMiddleware"],
         ROOT_URLCONF=(
             path("", view("home")),
@@ -189,7 +189,7 @@ def _configure_django() -> None:
         ),
         SECRET_KEY="only for tests",
     )
-    logging.getLogger("django.security.DisallowedHost").disabled = True  # a 400 of Django's own, with its traceback
+    logging.getLogger("django.security.DisallowedHost").disabled = True  # Django sends 400 and logs a traceback
     django.setup()
 
 

@@ -1,7 +1,7 @@
-"""Hostile requests, as values: what each is called, what it sends, and the view that it wants to reach past its rule.
+"""Hostile requests as values: the name, what is sent, and the view that it tries to reach in spite of its rule.
 
-A request is a start line, its own header lines and a body; `to_bytes` adds what every client sends and, where asked,
-the line of a proxy. A `raw` one is sent as it is. None of them may have a budget of its own.
+A request is a start line, header lines and a body. `to_bytes` adds what every client sends and, on request, the line of
+a proxy. A `raw` request is sent unchanged. None of them may have its own budget.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 FORWARDED_FOR: Final = b"X-Forwarded-For: "
-PROXY: Final = b"<the proxy's line>"  # where it goes in a raw request
+PROXY: Final = b"<the proxy's line>"  # replaced in a raw request
 
 
 class Hostile(NamedTuple):
-    """One request. `wants` is the view whose rule is used up; `free`: a browser's preflight, which costs nothing."""
+    """One request. `wants` is the view whose rule is used up. A `free` one is a preflight: it is not charged."""
 
     name: str
     start: bytes = b"GET / HTTP/1.1"
@@ -25,7 +25,7 @@ class Hostile(NamedTuple):
     free: bool = False
 
     def to_bytes(self, client: bytes | None) -> bytes:
-        """What goes over the wire; `client` is the address that a proxy writes below the last line that it found."""
+        """The bytes to send. `client` is the address that a proxy writes below the last line that it found."""
         if self.raw:
             return self.raw.replace(PROXY, b"" if client is None else FORWARDED_FOR + client + b"\r\n")
         lines = [b"X-Client: 6", *self.lines]  # the first of its own may be folded into the line above
@@ -218,7 +218,7 @@ HOME: Final = {"login": b"/login", "session": b"/session", "board": b"/api/board
 
 
 def _spellings(path: bytes) -> list[bytes]:
-    """Other ways to write a path."""
+    """Other spellings of a path."""
     first, rest = path[1:2], path[2:]
     ends = (
         b"/", b"//", b"/.", b"/..", b"/./", b"%2f", b"%2F", b"/%2e", b";", b";a=b", b";/", b"%3b", b"?", b"?a=/",

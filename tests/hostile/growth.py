@@ -1,26 +1,29 @@
-"""How the work on a text grows with its length: hostile texts of every length, and a measure of what they cost.
+"""The growth of work with the length of a text: hostile texts of every length, and a measure of their cost.
 
-The rule of the house is to measure in a benchmark and never in a test. This is the one exception, with
-`test_worst_request`, so it has to be right on a busy machine. It reads the CPU time of its own thread. It compares a
-text with the same text at a sixteenth of the length, where linear and quadratic work lie far apart. A reading that is
-too steep counts if it stays too steep in ten rounds, between the least times that were seen.
+The house measures in benchmarks and not in tests. This module and `test_worst_request` are the only exceptions, so
+the measure must be right on a busy machine. It reads the CPU time of its own thread. It compares a text with the same
+text at a sixteenth of the length, where linear and quadratic work differ much. A reading that is too steep counts only
+if it stays too steep in ten rounds, between the lowest times so far.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import permutations
 from time import thread_time
 from typing import Any, Final, NamedTuple
 
 LENGTHS: Final = (64, 256, 1_024, 4_096, 16_384)  # each four times the one before
-FLOOR: Final = 0.004  # seconds: below it a reading says nothing; 16,384 quadratic steps take ten times as long or more
+FLOOR: Final = 0.004  # seconds: a shorter reading means nothing; 16,384 quadratic steps take ten times as long or more
 STEEPEST: Final = 110
 """Times the work for 16 times the text: linear is 16, quadratic is 256, cubic is 4,096.
 
-Linear work was seen at 68: a long text takes fresh memory from the system, which a short one need not.
+Linear work was measured at 68: a long text needs new memory from the system, a short one does not.
 """
 ROUNDS: Final = 10
 
@@ -37,23 +40,23 @@ SIGNS: Final = (
     "\u200b",
     "\ud800",
 )
-"""What formats are made of, blanks and controls, and Unicode that folds, grows or cannot be encoded."""
+"""Signs of formats, blanks, controls, and Unicode that folds, grows or cannot be encoded."""
 
 
 class Family(NamedTuple):
-    """Texts of one form and of every length: the start, the middle again and again, the end."""
+    """Texts of one form and any length: the start, the repeated middle, the end."""
 
     start: str
     middle: str
     end: str = ""
 
     def text(self, length: int) -> str:
-        """The one of about this length."""
+        """The text of about this length."""
         return self.start + self.middle * (length // len(self.middle)) + self.end
 
 
 def families(middles: Iterable[str], ends: Iterable[str], starts: Iterable[str] = ()) -> Iterator[Family]:
-    """Every sign repeated, before every end; and every two signs in turn."""
+    """Every sign repeated, before every end, and every two signs in turn."""
     middles, ends = tuple(dict.fromkeys(middles)), tuple(dict.fromkeys(ends))
     for start in dict.fromkeys(("", *starts)):
         for middle in middles:
@@ -65,28 +68,44 @@ def families(middles: Iterable[str], ends: Iterable[str], starts: Iterable[str] 
 
 
 def too_steep(act: Act, family: Family, *, before: Callable[[], object] = bool) -> str:
-    """Where the work grows faster than the text: what was measured; "" where it does not.
+    """The measured times if the work grows faster than the text; otherwise "".
 
     `before` runs before each reading: it empties the caches.
     """
     for length in LENGTHS:
         text = family.text(length)
         taken = _seconds(act, text, before)
-        if taken > FLOOR and (found := _certain(act, (family.text(length // 16), text), before)):
+        if taken > FLOOR and (found := _certain(act, (family.text(length // 16), text), before, long=taken)):
             return f"{family!r}: {found}"
     return ""
 
 
-def _certain(act: Act, texts: tuple[str, str], before: Callable[[], object]) -> str:
-    """The readings of a text and of a sixteenth of it, if each round says that they are too far apart."""
-    short, long = float("inf"), float("inf")
+def _certain(act: Act, texts: tuple[str, str], before: Callable[[], object], *, long: float) -> str:
+    """The readings of a text and of a sixteenth of it, if they are too far apart in each round.
+
+    `long` is the first reading of the long text.
+    """
+    short = float("inf")
     for _ in range(ROUNDS):
-        short = min(short, *[_seconds(act, texts[0], before) for _ in range(3)])
-        long = min(long, _seconds(act, texts[1], before))
+        short = min(short, _seconds(act, texts[0], before))
         if long <= max(FLOOR, STEEPEST * short):
             return ""
+        long = min(long, _seconds(act, texts[1], before))
     lengths = tuple(map(len, texts))
     return f"{short * 1000:.2f} ms for {lengths[0]} characters, {long * 1000:.2f} ms for {lengths[1]}"
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Stop the tracer of a coverage run, here and in new threads: it makes Python code several times slower."""
+    tracer, of_threads = sys.gettrace(), threading.gettrace()
+    sys.settrace(None)
+    threading.settrace(None)
+    try:
+        yield
+    finally:
+        threading.settrace(of_threads)
+        sys.settrace(tracer)
 
 
 def _seconds(act: Act, text: str, before: Callable[[], object]) -> float:
@@ -94,9 +113,10 @@ def _seconds(act: Act, text: str, before: Callable[[], object]) -> float:
     before()
     gc.disable()
     try:
-        begun = thread_time()
-        act(text)
-        return thread_time() - begun
+        with untraced():
+            begun = thread_time()
+            act(text)
+            return thread_time() - begun
     finally:
         gc.enable()
 
@@ -108,7 +128,7 @@ _CATEGORIES: Final = {"SPACE": " \t\n", "DIGIT": "09", "WORD": "aZ_09é"}
 
 
 def of_pattern(pattern: str, flags: int = 0) -> Iterator[Family]:
-    """The families that a regular expression is afraid of, from its own parse.
+    """The families that may be slow for a regular expression, from its own parse.
 
     The starts are texts that lead to each of its repeats. The signs are those that it names and some that it does not,
     one for each set of its parts that take it.
@@ -120,12 +140,12 @@ def of_pattern(pattern: str, flags: int = 0) -> Iterator[Family]:
 
 
 def _parts(tree: Any) -> list[Any]:
-    """The parts of a parse that take one character each; a class of characters is one part."""
+    """The parts of a parse that match one character each. A class of characters is one part."""
     return [node for node in _flat(tree) if str(node[0]) in _TAKES_ONE]
 
 
 def _apart(signs: Iterable[str], parts: list[Any]) -> list[str]:
-    """One sign for each set of parts that take it."""
+    """One sign for each set of parts that match it."""
     return list({tuple(_takes(part, sign) for part in parts): sign for sign in signs}.values())
 
 
@@ -168,7 +188,7 @@ def _inner(op: str, value: Any) -> list[Any]:
 
 
 def _starts(tree: Any, before: str, signs: tuple[str, ...]) -> Iterator[str]:
-    """For each repeat of a sequence, and for each one inside it, a text that leads there."""
+    """For each repeat of a sequence, and for each one inside it, a text that reaches it."""
     for node in tree:
         op, value = str(node[0]), node[1]
         if op in _REPEATS:
@@ -179,7 +199,7 @@ def _starts(tree: Any, before: str, signs: tuple[str, ...]) -> Iterator[str]:
 
 
 def _sample(node: Any, signs: tuple[str, ...]) -> str:
-    """A short text that one node takes."""
+    """A short text that one node matches."""
     op, value = str(node[0]), node[1]
     match op:
         case op if op in _TAKES_ONE:
@@ -194,7 +214,7 @@ def _sample(node: Any, signs: tuple[str, ...]) -> str:
 
 
 def _takes(node: Any, sign: str) -> bool:
-    """Whether a part that takes one character takes this one."""
+    """Whether a part that matches one character matches this one."""
     op, value = str(node[0]), node[1]
     match op:
         case "LITERAL":

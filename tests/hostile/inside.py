@@ -1,7 +1,7 @@
-"""Every adapter in this process, under any settings, and called as its server calls it.
+"""Every adapter in this process, under any settings, called as by its server.
 
-A request is a path, a query and header lines. `ready` makes of it a call without arguments: what is prepared outside
-the call is not measured with it.
+A request is a path, a query and header lines. `ready` turns it into a call without arguments. The preparation is
+outside the call and is not measured.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -20,13 +21,15 @@ ROUTE: Final = "/team/"  # what follows is the parameter "name"
 
 
 class Request(NamedTuple):
-    """What a client sends; the path as the application reads it."""
+    """A client's request, with the path as the application reads it."""
 
     path: str = "/"
     query: str = ""
     lines: tuple[tuple[str, str], ...] = ()
     method: str = "GET"
 
+
+quoted: Final = cache(quote)  # the same long texts go to every adapter
 
 Call = Callable[[], int]  # the status
 Ready = Callable[[Request], Call]
@@ -35,7 +38,7 @@ Shop = Callable[[Mapping[str, Any]], AbstractContextManager[Ready]]
 
 def _by_asgi(app: Any, runner: asyncio.Runner) -> Ready:
     def ready(request: Request) -> Call:
-        raw = quote(request.path.encode("utf-8", "surrogatepass"))
+        raw = quoted(request.path, errors="surrogatepass")
         scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -45,7 +48,7 @@ def _by_asgi(app: Any, runner: asyncio.Runner) -> Ready:
             "root_path": "",
             "path": request.path,
             "raw_path": raw.encode(),
-            "query_string": quote(request.query, errors="surrogatepass").encode(),
+            "query_string": quoted(request.query, errors="surrogatepass").encode(),
             "headers": [(b"host", b"shop"), *[(name.lower().encode(), _sent(value)) for name, value in request.lines]],
             "client": (PEER, 50_000),
             "server": ("shop", 80),
@@ -57,7 +60,7 @@ def _by_asgi(app: Any, runner: asyncio.Runner) -> Ready:
         async def receive() -> Any:
             if body:
                 return body.pop()
-            return await asyncio.Event().wait()  # a client that stays
+            return await asyncio.Event().wait()  # a client that stays connected
 
         async def send(message: Any) -> None:
             statuses.extend([message["status"]] if "status" in message else [])
@@ -77,7 +80,7 @@ def _by_wsgi(app: Any) -> Ready:
             "REQUEST_METHOD": request.method,
             "SCRIPT_NAME": "",
             "PATH_INFO": request.path.encode("utf-8", "surrogatepass").decode("latin-1"),
-            "QUERY_STRING": quote(request.query, errors="surrogatepass"),
+            "QUERY_STRING": quoted(request.query, errors="surrogatepass"),
             "SERVER_NAME": "shop",
             "SERVER_PORT": "80",
             "SERVER_PROTOCOL": "HTTP/1.1",
@@ -199,22 +202,22 @@ def _django_urls() -> Sequence[Any]:
     def page(request: HttpRequest, **values: Any) -> HttpResponse:
         return HttpResponse()
 
-    async def page_later(request: HttpRequest, **values: Any) -> HttpResponse:
+    async def async_page(request: HttpRequest, **values: Any) -> HttpResponse:
         return HttpResponse()
 
     marked = limit("1000000/day", key="path:name", scope="team")(page)
-    return path("", page), path("later", page_later), path(ROUTE[1:] + "<path:name>", marked)
+    return path("", page), path("async", async_page), path(ROUTE[1:] + "<path:name>", marked)
 
 
 @contextmanager
 def _django_wsgi(options: Mapping[str, Any]) -> Iterator[Ready]:
-    with serving(later=False, middleware=DJANGO, urls=_django_urls(), **options) as site:
+    with serving(asgi=False, middleware=DJANGO, urls=_django_urls(), **options) as site:
         yield _by_wsgi(site.app)
 
 
 @contextmanager
 def _django_asgi(options: Mapping[str, Any]) -> Iterator[Ready]:
-    with asyncio.Runner() as runner, serving(later=True, middleware=DJANGO, urls=_django_urls(), **options) as site:
+    with asyncio.Runner() as runner, serving(asgi=True, middleware=DJANGO, urls=_django_urls(), **options) as site:
         yield _by_asgi(site.app, runner)
 
 
@@ -269,4 +272,4 @@ PLACES: Final[dict[str, Callable[[str], Request]]] = {
     "many X-Forwarded-For": lambda text: Request(lines=(("X-Forwarded-For", "10.0.0.1"),) * (len(text) // 26)),
     "many headers": lambda text: Request(lines=tuple((f"x{number}", "a") for number in range(len(text) // 16))),
 }
-"""Where a hostile text goes. "many" asks how many lines there are, and not what they say."""
+"""Where a hostile text is put. "many" varies the number of lines, not their text."""

@@ -1,6 +1,6 @@
-"""Published advisories about rate limits and client addresses, and what peers were seen to get wrong: each is a test.
+"""Published advisories about rate limits and client addresses, and known faults of peers: each is a test.
 
-Those about addresses alone are rows of one table; the others have a test that is named after its advisory.
+Advisories about addresses alone are rows of one table. Each other one has a test with its name.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from starlette.routing import Mount, Route
 import tests.adapters.django_app  # noqa: F401  # configures Django
 from sluicegate import Limiter, ManualClock
 from sluicegate.address import Trust, client_address
-from sluicegate.django import gates
-from sluicegate.django.visit import AsyncDjangoCaller, Visit
+from sluicegate.django import conf
+from sluicegate.django.request import AsyncDjangoRequestState
 from sluicegate.identity import digest, identity_text
 from sluicegate.starlette import RateLimitMiddleware, limit
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
@@ -45,7 +45,7 @@ HERE: Final = Path(__file__)
 
 @pytest.mark.parametrize("advisory", LISTED)
 def test_every_advisory_has_its_test(advisory: str) -> None:
-    """Those about addresses alone are rows of a table in tests/test_address.py."""
+    """Advisories about addresses alone are rows of a table in tests/test_address.py."""
     assert advisory in HERE.read_text().partition("HERE: Final")[2] + (HERE.parents[1] / "test_address.py").read_text()
 
 
@@ -67,7 +67,7 @@ async def _reset(request: Request) -> Response:
 
 
 def shop(**options: Any) -> AsgiClient:
-    """Starlette with a login, guarded by rules of the settings; and a view that is guarded by itself."""
+    """Starlette with a login that rules of the settings limit, and a view with its own `@limit`."""
     routes = [
         Route("/login", _login, methods=["GET", "POST"], name="login"),
         Route("/session", _Session, name="session"),
@@ -85,7 +85,7 @@ RULES: Final = {
 
 @pytest.fixture(params=RULES)
 def guarded(request: pytest.FixtureRequest) -> AsgiClient:
-    """A login that has been used up."""
+    """A login whose budget is used up."""
     client = shop(rules=[RULES[request.param]])
     assert client.statuses("/login", "/login", "/reset", method="POST") == [200, 429, 200]
     return client
@@ -138,12 +138,12 @@ def test_ghsa_vpvj_hfh8_388m_another_method_than_the_one_that_is_served(method: 
 
 
 def test_ghsa_vpvj_hfh8_388m_a_method_override_outside_the_limiter_is_what_counts() -> None:
-    """GHSA-vpvj-hfh8-388m (Parse Server): the override goes outside, so the limiter sees what the view will see."""
+    """GHSA-vpvj-hfh8-388m (Parse Server): the override is outside, so the limiter reads the same method as the view."""
     app = RateLimitMiddleware(_served, rules=[{"name": "session", "quota": "1/day", "methods": ["POST"]}])
 
     async def override(scope: Any, receive: Any, send: Any) -> None:
-        asked = dict(scope["headers"]).get(b"x-http-method-override")
-        await app({**scope, "method": asked.decode()} if asked else scope, receive, send)
+        override = dict(scope["headers"]).get(b"x-http-method-override")
+        await app({**scope, "method": override.decode()} if override else scope, receive, send)
 
     client = AsgiClient(override)
     assert client.statuses("/", "/", method="GET", headers=[("X-HTTP-Method-Override", "POST")]) == [200, 429]
@@ -197,7 +197,7 @@ def test_cve_2026_28461_a_query_string_mints_keys(key: str) -> None:
 
 
 def test_mcp_context_forge_4607_a_dictionary_without_bound() -> None:
-    """mcp-context-forge 4607 (CWE-400): an entry for each address, for ever."""
+    """mcp-context-forge 4607 (CWE-400): an entry for each address, forever."""
     clock = ManualClock()
     store = MemoryStore(max_keys=1_000, clock=clock)
     limiter = Limiter(store)
@@ -211,7 +211,7 @@ def test_mcp_context_forge_4607_a_dictionary_without_bound() -> None:
 
 
 def test_django_allauth_65_9_0_a_success_clears_the_failures_of_the_address() -> None:
-    """django-allauth 65.9.0: a good login gives the account its failures back, and the address none."""
+    """django-allauth 65.9.0: a successful login resets the failures of the account, and none of the address."""
     limiter = Limiter(clock=ManualClock())
     account, address = ("account", "alice"), ("ip", "203.0.113.7")
     for _ in range(3):
@@ -239,13 +239,13 @@ def test_cve_2026_3902_an_underscore_stands_for_a_hyphen() -> None:
     """CVE-2026-3902 (Django before 5.2.13): X_Forwarded_For is joined to what the proxy wrote."""
     scope = make_scope(headers=[("X-Forwarded-For", "203.0.113.7"), ("X_Forwarded_For", "6.6.6.6")])
     request = ASGIRequest(scope, io.BytesIO())
-    request.META["HTTP_X_FORWARDED_FOR"] = "203.0.113.7,6.6.6.6"  # as that Django makes it
-    caller = AsyncDjangoCaller(request, Visit(gates.async_gate()))
+    request.META["HTTP_X_FORWARDED_FOR"] = "203.0.113.7,6.6.6.6"  # as those versions of Django do
+    caller = AsyncDjangoRequestState(request, conf.async_gate())
     assert caller.header("X-Forwarded-For") == ("203.0.113.7",)
     assert caller.header("X-Real-IP") == ()
 
 
-# What peers were seen to do, where it concerns abuse and no other test of ours shows it.
+# Known faults of peers that allow abuse and that no other test covers.
 
 
 def test_slowapi_each_value_of_a_path_parameter_has_a_budget() -> None:
@@ -271,8 +271,8 @@ def test_django_smart_ratelimit_a_view_spends_the_budget_of_another() -> None:
 def test_limits_a_slash_in_an_identity_reaches_another_limit() -> None:
     limiter = Limiter(clock=ManualClock())
     assert limiter.hit("1/minute", "alice", action="a/b")
-    for who, action in [("b/alice", "a"), ("alice", "a"), ("a/b/alice", ""), ("alice/1/1/minute", "a/b")]:
-        assert limiter.hit("1/minute", who, action=action)
+    for identity, action in [("b/alice", "a"), ("alice", "a"), ("a/b/alice", ""), ("alice/1/1/minute", "a/b")]:
+        assert limiter.hit("1/minute", identity, action=action)
 
 
 def test_fastapi_limiter_all_clients_share_one_budget() -> None:

@@ -1,8 +1,8 @@
-"""The corpus against every adapter on its real server: no request has a budget of its own, and none is an exception.
+"""The corpus against every adapter on its real server: no request has its own budget, and none raises an exception.
 
-Who sends it all is one client: the peer itself where nobody is trusted, and the last address in X-Forwarded-For where
-the peer is the one trusted proxy. So what is left of the client's one budget goes down with every request, and once it
-is empty nothing passes.
+One client sends all requests: the peer itself without a trusted proxy, and the last address in X-Forwarded-For if the
+peer is the trusted proxy. So every request uses the client's one budget, and when the budget is empty no request
+passes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RULES = [
     {"name": "keyed", "quota": "1000000/day", "key": "header:X-API-Key"},
 ]
 SERVERS_OWN = frozenset({400, 411, 413, 414, 417, 421, 431, 501, 505})
-"""What a server may answer by itself, before any application is called."""
+"""The statuses that a server may send by itself, before it calls an application."""
 
 
 class Site(NamedTuple):
@@ -54,7 +54,7 @@ class Site(NamedTuple):
 
     @property
     def corpus(self) -> list[Hostile]:
-        """All of it, but for what never reaches the adapter as it was sent."""
+        """The corpus without the requests that never reach the adapter as they were sent."""
         if self.adapter == "django_asgi":  # Django raises at any WebSocket, and calls no middleware
             return [row for row in CORPUS if row is not UPGRADE]
         if self.server == "httptools" and self.proxied:  # uvicorn appends trailers to the headers: docs/security.md
@@ -79,7 +79,7 @@ SITES = {
 
 
 class Reply(NamedTuple):
-    """What one connection brought: of each answer the status, the view that ran, and what is left of the budget."""
+    """The responses of one connection: the status of each, the view that ran, and what is left of the budget."""
 
     statuses: tuple[int, ...]
     views: tuple[str, ...]
@@ -87,7 +87,7 @@ class Reply(NamedTuple):
 
 
 def send(port: int, data: bytes, *, source: str = HOST) -> Reply:
-    """Send it all, and read until the server has closed, or has nothing more to say."""
+    """Send all of it, and read until the server closes or stays silent."""
     answer = bytearray()
     with socket.create_connection((HOST, port), timeout=5, source_address=(source, 0)) as connection:
         try:
@@ -105,34 +105,34 @@ def send(port: int, data: bytes, *, source: str = HOST) -> Reply:
 
 
 PLAIN = Hostile("plain")
-BARE = ("asgi", "wsgi")  # adapters that know no views, so no `@limit`
+BARE = ("asgi", "wsgi")  # adapters without views, so without `@limit`
 
 
 def draw_on_the_budget(port: int, site: Site) -> Iterator[str]:
-    """What is wrong while there is a budget: a request that something else paid for, or nobody."""
+    """The faults while there is a budget: requests that were charged elsewhere, or not at all."""
     (left,) = send(port, PLAIN.to_bytes(site.client)).left
     for row in site.corpus:
         reply = send(port, row.to_bytes(site.client))
-        told = f"{row.name}: {reply}"
+        line = f"{row.name}: {reply}"
         if row.wants and row.wants in reply.views:
-            yield f"{told} walked around the rule of {row.wants}"
+            yield f"{line} bypassed the rule of {row.wants}"
         if any(status >= 500 for status in reply.statuses if status not in SERVERS_OWN):
-            yield f"{told} was an exception"
+            yield f"{line} raised an exception"
         for fewer in reply.left:
             if fewer >= left:
-                yield f"{told} has a budget of its own, for {left} were left"
+                yield f"{line} has its own budget: {left} were left"
             left = fewer
-        if not reply.left and 429 not in reply.statuses:  # it says nothing: ask what it took
+        if not reply.left and 429 not in reply.statuses:  # the response has no fields: request what is left
             (fewer,) = send(port, PLAIN.to_bytes(site.client)).left
             charged, left = left - 1 - fewer, fewer
             if charged and row.free:
-                yield f"{told} was charged"
+                yield f"{line} was charged"
             if not charged and not row.free and not SERVERS_OWN.issuperset(reply.statuses):
-                yield f"{told} cost nothing"
+                yield f"{line} was not charged"
 
 
 def ask_when_it_is_empty(port: int, site: Site) -> Iterator[str]:
-    """What is wrong when the budget is used up: a request that passes."""
+    """The faults when the budget is used up: requests that pass."""
     for row in site.corpus:
         reply = send(port, row.to_bytes(site.client))
         if not row.free and not {429, *SERVERS_OWN}.issuperset(reply.statuses):
@@ -140,29 +140,29 @@ def ask_when_it_is_empty(port: int, site: Site) -> Iterator[str]:
 
 
 def use_up(port: int, site: Site) -> None:
-    """Ask until the budget is empty, on one connection after the other."""
+    """Send requests until the budget is empty, on one connection after the other."""
     once = PLAIN.to_bytes(site.client).replace(b"Connection: close\r\n", b"")
     last = PLAIN.to_bytes(site.client)
     for _ in range(BUDGET):
         reply = send(port, once * 19 + last)
         if 429 in reply.statuses:
             return
-    raise AssertionError(f"the budget has no end: {reply}")
+    raise AssertionError(f"the budget is never empty: {reply}")
 
 
 def exceptions_in(log: str) -> Iterator[str]:
-    """The tracebacks that do not end in the server's own code, which raises when a client that it gave up has gone."""
+    """The tracebacks outside the server's code, which raises when a client disconnects that it has given up."""
     for traceback in re.findall(r"^Traceback .*\n(?:[ \t].*\n|\n)*.*", log, re.MULTILINE):
         files = re.findall(r'File "([^"]+)"', traceback)
         if not re.search(r"/site-packages/(uvicorn|h11|httptools|gunicorn|websockets)/", files[-1]):
             yield traceback
-    # SG102 says that forwarded headers come in though no proxy is named: they do.
+    # SG102 warns of forwarded headers without a named proxy. The corpus sends them.
     yield from re.findall("^.*SG(?!102)[0-9]{3}.*$", log, re.MULTILINE)
 
 
 @contextmanager
 def standing(site: Site, log: Path) -> Iterator[int]:
-    """The site's port, and what its server says in the log."""
+    """Start the site, and yield its port. The server writes to the log."""
     port = free_port()
     options = {
         "default_limits": [f"{BUDGET}/day"],
@@ -175,7 +175,7 @@ def standing(site: Site, log: Path) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("name", SITES)
-def test_no_request_has_a_budget_of_its_own_and_none_costs_an_exception(name: str, tmp_path: Path) -> None:
+def test_no_request_has_its_own_budget_and_none_raises(name: str, tmp_path: Path) -> None:
     site, log = SITES[name], tmp_path / "log"
     with standing(site, log) as port:
         for view, path in HOME.items():

@@ -1,11 +1,10 @@
-"""The pure functions that read what strangers write: for any input an answer, and neither a long one nor a late one."""
+"""The pure functions that read a client's text: any input gives a short result, quickly."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Hashable, Sequence
 from dataclasses import dataclass, field
-from inspect import isawaitable
 from time import perf_counter
 from typing import Any, Final
 
@@ -14,13 +13,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sluicegate.address import Trust, client_address
-from sluicegate.gate import Bound, Gate
-from sluicegate.http import merge, wants_text
 from sluicegate.identity import digest, identity_text
-from sluicegate.key import address_key, ready_key
-from sluicegate.passage import NOWHERE
-from sluicegate.preflight import is_preflight
-from sluicegate.settings import Settings
+from sluicegate.rules.key import Keys, ReadyKey, address_key, identity_of
+from sluicegate.web.bound import Bound
+from sluicegate.web.endpoint import NOWHERE
+from sluicegate.web.gate import Gate
+from sluicegate.web.http import merge, wants_text
+from sluicegate.web.preflight import is_preflight
+from sluicegate.web.settings import Settings
 
 WORDS: Final = (
     *'[]:%.,;="\\ \t\r\n\0/{}*', "for=", "10.0.0.1", "203.0.113.7", "::1", "::ffff:", "fe80::1%eth0", "unknown",
@@ -44,8 +44,8 @@ TRUSTS: Final = [
 
 
 @dataclass
-class Stranger:
-    """A caller of whom everything is made up."""
+class FuzzCaller:
+    """A caller with invented values."""
 
     peer: str | None = None
     lines: Sequence[str] = ()
@@ -65,8 +65,8 @@ class Stranger:
         return self.signed_in
 
 
-STRANGERS = st.builds(
-    Stranger,
+CALLERS = st.builds(
+    FuzzCaller,
     peer=st.none() | TEXTS,
     lines=LINES,
     value=st.none() | TEXTS,
@@ -87,29 +87,36 @@ KEYS: Final = {
 }
 
 
-async def _later(native: Any) -> Any:
+async def _async_key(native: Any) -> Any:
     return native
 
 
-async def _answer(waiting: Awaitable[Any]) -> Any:
-    return await waiting
+async def _answer(key: ReadyKey, caller: FuzzCaller) -> str:
+    steps, reply = identity_of(key, caller, {}), None
+    while True:
+        try:
+            waiting = steps.send(reply)
+        except StopIteration as end:
+            return str(end.value)
+        reply = await waiting.answer
 
 
 @pytest.mark.filterwarnings("ignore:.*SG10[23]")
 @pytest.mark.parametrize("kind", KEYS)
-@given(STRANGERS, st.sampled_from(TRUSTS))
-@example(Stranger(peer="x" * 1_000_000, lines=["," * 100_000] * 3, value="\ud800" * 9_999, native="\0"), TRUSTS[2])
-def test_a_key_of_every_kind_names_any_stranger_shortly(kind: str, stranger: Stranger, trust: Trust) -> None:
-    key = ready_key(_later if kind == "async" else KEYS[kind], address_key(trust))
-    found = key(stranger)
-    text = asyncio.run(_answer(found)) if isawaitable(found) else found
+@given(CALLERS, st.sampled_from(TRUSTS))
+@example(FuzzCaller(peer="x" * 1_000_000, lines=["," * 100_000] * 3, value="\ud800" * 9_999, native="\0"), TRUSTS[2])
+def test_a_key_of_every_kind_gives_any_client_a_short_identity(kind: str, caller: FuzzCaller, trust: Trust) -> None:
+    key = Keys(address_key(trust)).ready(_async_key if kind == "async" else KEYS[kind])
+    text = asyncio.run(_answer(key, caller))
     assert 0 < len(text) <= 128
     assert len(digest(text)) == 22
 
 
 @given(st.none() | TEXTS, LINES, TEXTS, st.sampled_from(TRUSTS))
-def test_nothing_in_front_moves_an_address(peer: str | None, lines: list[str], more: str, trust: Trust) -> None:
-    """What a client writes above the proxies' lines changes nothing about whom those lines name."""
+def test_text_before_the_proxies_lines_changes_nothing(
+    peer: str | None, lines: list[str], more: str, trust: Trust
+) -> None:
+    """A client's text above the proxies' lines does not change the address that those lines name."""
     proxies = ["203.0.113.7, 10.0.0.2"] if trust.header == "X-Forwarded-For" else ["for=203.0.113.7, for=10.0.0.2"]
     for those in (proxies, [f"{more},{proxies[0]}"], [more, *proxies]):
         if len(trust.networks) == 1 or trust.hops == 2:
@@ -118,9 +125,9 @@ def test_nothing_in_front_moves_an_address(peer: str | None, lines: list[str], m
 
 
 def bound(**options: Any) -> Bound:
-    """The one rule of some settings, ready."""
+    """The only rule of these settings, bound."""
     gate = Gate(Settings(rules=[{"name": "rule", "quota": "1/day", **options}]))
-    (ready,) = gate.bind(NOWHERE.place)
+    (ready,) = gate.bind(NOWHERE.endpoint)
     return ready
 
 
@@ -135,24 +142,24 @@ PATTERNS: Final = [
 @example("/" + "a/" * 40_000)
 @example("/" * 80_000)
 @example("\n" * 80_000)
-def test_a_pattern_answers_for_any_path(pattern: Bound, path: str) -> None:
-    assert pattern.holds(Stranger(path=path)) in (True, False)
+def test_a_pattern_accepts_any_path(pattern: Bound, path: str) -> None:
+    assert pattern.holds(FuzzCaller(path=path)) in (True, False)
 
 
 @given(st.integers(0, 3).map(lambda slashes: "/" * slashes), st.sampled_from(["", "\n"]))
 def test_what_a_router_takes_for_the_path_is_in_the_pattern(slashes: str, end: str) -> None:
-    assert LOGIN.holds(Stranger(path=f"/{slashes}login{end}", method="POST"))
-    assert not LOGIN.holds(Stranger(path=f"/{slashes}login{end}", method="GET"))
-    assert not LOGIN.holds(Stranger(path=f"/{slashes}login{end}x", method="POST"))
+    assert LOGIN.holds(FuzzCaller(path=f"/{slashes}login{end}", method="POST"))
+    assert not LOGIN.holds(FuzzCaller(path=f"/{slashes}login{end}", method="GET"))
+    assert not LOGIN.holds(FuzzCaller(path=f"/{slashes}login{end}x", method="POST"))
 
 
 @given(TEXTS | st.just("OPTIONS"), st.dictionaries(st.sampled_from(["origin", "cookie", "content-length"]), LINES))
-def test_a_preflight_is_one_or_is_none(method: str, headers: dict[str, list[str]]) -> None:
+def test_is_preflight_for_any_headers(method: str, headers: dict[str, list[str]]) -> None:
     assert not is_preflight(method, lambda name: headers.get(name, ()))
-    asked = {"access-control-request-method": ["POST"], **headers}
+    fields = {"access-control-request-method": ["POST"], **headers}
     clean = not any(headers.get("cookie", ())) and {"", "0"}.issuperset(headers.get("content-length", ()))
     is_one = method == "OPTIONS" and any(headers.get("origin", ())) and clean
-    assert is_preflight(method, lambda name: asked.get(name, ())) is is_one
+    assert is_preflight(method, lambda name: fields.get(name, ())) is is_one
 
 
 @given(TEXTS)
@@ -183,10 +190,10 @@ OURS: Final = [
 def test_fields_of_an_application_never_undo_ours(existing: list[tuple[str, str]]) -> None:
     merged = merge(existing, OURS)
     assert sum(len(value) for _, value in merged) <= sum(len(value) for _, value in existing) + 200 + 2 * len(existing)
-    told = {name.lower(): value for name, value in merged}
-    assert "no-store" in told["cache-control"].lower()
-    assert int(told["retry-after"]) >= 7
-    assert '";r=0;t=7' in told["ratelimit"]
+    values = {name.lower(): value for name, value in merged}
+    assert "no-store" in values["cache-control"].lower()
+    assert int(values["retry-after"]) >= 7
+    assert '";r=0;t=7' in values["ratelimit"]
 
 
 HEAVY: Final = {
@@ -197,7 +204,7 @@ HEAVY: Final = {
 
 @pytest.mark.parametrize(("text", "piece"), HEAVY.values(), ids=HEAVY)
 def test_time_grows_with_the_length_and_no_faster(text: str, piece: str) -> None:
-    """Half a megabyte, more than any server lets through: a second would be a thousand times too long."""
+    """Half a megabyte, more than any server accepts. A second would be a thousand times too long."""
     begun = perf_counter()
     for trust in TRUSTS:
         client_address("10.0.0.1", [text, piece], trust)

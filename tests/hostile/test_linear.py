@@ -1,17 +1,17 @@
-"""No text of a client's costs more work than its length: every pattern and every loop that meets one has a row here.
+"""Linear work for any text of a client: every pattern and every loop that reads one has a row here.
 
-Two tables, and two walks over the source of sluicegate that say which rows they need.
+There are two tables, and two walks over the source of sluicegate that find the rows they need.
 
 PATTERNS. Every call of a function of `re` or `fnmatch` needs a row: where its text comes from and which methods read
-it. The pattern alone is then run on texts that grow, whatever bounds the length before it in the real code.
+it. The test runs the pattern on growing texts, even if the real code bounds the length before it.
 
 LOOPS. Every function that loops needs a row: by `for`, `while`, a comprehension, `map`, `filter`, or a call of its own
 name, bare or on `self`. A loop over a client's text has a row in LOOPS that says how to call it. Any other has a row in
 ASIDE that says what it loops over. A row of ASIDE may name a whole module if no client's text of any length gets there.
 
-The walks cannot see whether a reason in ASIDE is true. So the last test sends hostile requests through every adapter
-and counts the lines that run in each function: only a function in LOOPS may run more lines for a longer text. The walks
-cannot see either what a built-in function does with a text: that is what the rows measure, and those of ALSO.
+The walks cannot find out whether a reason in ASIDE is true. So the last test sends hostile requests through every
+adapter and counts the lines that run in each function: only a function in LOOPS may run more lines for a longer text.
+The walks cannot look into a built-in function either. The rows, and those of ALSO, measure these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from io import BytesIO
 from types import FrameType
@@ -33,29 +33,18 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from sluicegate import (
-    ManualClock,
-    address,
-    after,
-    concurrency,
-    hidden,
-    http,
-    identity,
-    key,
-    messages,
-    preflight,
-    rule,
-    terms,
-)
+from sluicegate import Concurrency, ManualClock, address, hidden, identity
 from sluicegate.address import Trust, client_address
 from sluicegate.asgi import AsgiCaller
-from sluicegate.gate import AsyncGate, Gate
-from sluicegate.passage import NOWHERE
-from sluicegate.settings import Settings
+from sluicegate.rules import key, response, rule, terms
+from sluicegate.web import asgi_messages, http, preflight
+from sluicegate.web.endpoint import NOWHERE
+from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.settings import Settings
 from sluicegate.wsgi import WsgiCaller
 from tests.hostile.growth import Act, families, of_pattern, too_steep
 from tests.hostile.inside import OPTIONS, PLACES, SHOPS
-from tests.hostile.test_fuzz import Stranger
+from tests.hostile.test_fuzz import FuzzCaller
 from tests.test_house import PACKAGE, SOURCE, Module
 
 CLIENT: Final = "a request of a client's"
@@ -68,7 +57,7 @@ RUNNING: Final = [module for module in SOURCE if module.name.partition(".")[0] !
 
 
 class Pattern(NamedTuple):
-    """Where its text comes from, and the methods that read it."""
+    """The source of its text, and the methods that read it."""
 
     source: str
     methods: tuple[str, ...]
@@ -82,34 +71,34 @@ PATTERNS: Final = {
     "address:TOKEN": Pattern(OPERATOR, ("fullmatch",)),
     "address:_PAIR": Pattern("one element of a client's Forwarded", ("match",)),
     "address:_BACKWARDS": Pattern("a client's Forwarded", ("match",)),
-    "concurrency:concurrency": Pattern(QUOTA, ("search",)),
+    "concurrency:Concurrency.is_meant": Pattern(QUOTA, ("search",)),
     "concurrency:Concurrency.parse": Pattern(QUOTA, ("fullmatch",)),
-    "gate:_Rules._ready": Pattern("a client's path", ("fullmatch",), PATHS),
-    "http:_PRINTABLE": Pattern(OPERATOR, ("fullmatch",)),
-    "http:_STRING": Pattern(ANSWER, ("findall", "sub")),
-    "http:_SINGLE": Pattern(ANSWER, ("match",)),
-    "http:_DELAY": Pattern(ANSWER, ("fullmatch",)),
-    "http:_DATE": Pattern(ANSWER, ("fullmatch",)),
-    "http:_weight": Pattern("a client's Accept", ("fullmatch",)),
-    "lists:_ADDRESS": Pattern(OPERATOR, ("fullmatch",)),
-    "passage:_UNPRINTABLE": Pattern("the name of a view", ("search", "sub")),
+    "web.gate:_Rules._ready": Pattern("a client's path", ("fullmatch",), PATHS),
+    "web.http:_PRINTABLE": Pattern(OPERATOR, ("fullmatch",)),
+    "web.http:_STRING": Pattern(ANSWER, ("findall", "sub")),
+    "web.http:_SINGLE": Pattern(ANSWER, ("match",)),
+    "web.http:_DELAY": Pattern(ANSWER, ("fullmatch",)),
+    "web.http:_DATE": Pattern(ANSWER, ("fullmatch",)),
+    "web.http:_weight": Pattern("a client's Accept", ("fullmatch",)),
+    "web.access:_ADDRESS": Pattern(OPERATOR, ("fullmatch",)),
+    "web.endpoint:_UNPRINTABLE": Pattern("the name of a view", ("search", "sub")),
     "quota:Quota.parse_all": Pattern(QUOTA, ("split",)),
     "quota:_parse_part": Pattern(QUOTA, ("fullmatch",)),
-    "rule:_NAME": Pattern(OPERATOR, ("fullmatch",)),
-    "rule:_check_path": Pattern(OPERATOR, ("fullmatch",), tuple(pattern for pattern, *_ in rule._NOT_IN_A_PATH)),
-    "rule:_instead_of": Pattern(OPERATOR, ("fullmatch",)),
+    "rules.rule:_NAME": Pattern(OPERATOR, ("fullmatch",)),
+    "rules.rule:_check_path": Pattern(OPERATOR, ("fullmatch",), tuple(pattern for pattern, *_ in rule._NOT_IN_A_PATH)),
+    "rules.rule:_instead_of": Pattern(OPERATOR, ("fullmatch",)),
     "stores:valid_prefix": Pattern(OPERATOR, ("fullmatch",)),
     "hidden:shown_url": Pattern(OPERATOR, ("fullmatch",)),
     "stores.embedded:_URL": Pattern(OPERATOR, ("fullmatch",)),
     "stores.embedded:_AMOUNT": Pattern(OPERATOR, ("fullmatch",)),
     "stores.embedded:_SECONDS": Pattern(OPERATOR, ("fullmatch",)),
     "stores.memory:_max_keys": Pattern(OPERATOR, ("fullmatch",)),
-    "terms:scope_text": Pattern(OPERATOR, ("fullmatch",)),
+    "rules.terms:scope_text": Pattern(OPERATOR, ("fullmatch",)),
 }
 
 
 class Loop(NamedTuple):
-    """Where the text comes from, how to call what loops over it, and what the text is made of."""
+    """The source of the text, a call of the function that loops over it, and the signs of the text."""
 
     source: str
     act: Act
@@ -122,9 +111,11 @@ HOPS: Final = Trust.of(32)
 OURS: Final = [("RateLimit-Policy", '"a";q=1;w=9'), ("RateLimit", '"a";r=0;t=7'), ("Retry-After", "7")]
 SEAL: Final = identity.Seal("only for these tests")
 FORWARDED: Final = ("for=", 'for="', "for=10.0.0.1,", "for=10.0.0.1;")
-LISTS: Final = Settings(allow=["192.0.2.0/24", ("user", "alice")], deny=["203.0.113.0/24"]).lists
+LISTS: Final = Gate(Settings(allow=["192.0.2.0/24", ("user", "alice")], deny=["203.0.113.0/24"]))
 ASYNC_GATE: Final = AsyncGate(Settings())
-BY_PATH: Final = Gate(Settings(rules=[{"name": "a", "quota": "1/day", "path": "/*a*/*/*.json"}])).bind(NOWHERE.place)[0]
+BY_PATH: Final = Gate(Settings(rules=[{"name": "a", "quota": "1/day", "path": "/*a*/*/*.json"}])).bind(
+    NOWHERE.endpoint
+)[0]
 
 
 def lines_of(text: str) -> list[tuple[bytes, bytes]]:
@@ -139,19 +130,19 @@ def at_once(*acts: Act) -> Act:
 def in_django(text: str) -> object:
     from django.core.handlers.asgi import ASGIRequest
 
-    from sluicegate.django.visit import AsyncDjangoCaller, Visit
+    from sluicegate.django.request import AsyncDjangoRequestState
 
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": []}
     request = ASGIRequest(scope, BytesIO())
-    scope["headers"] = lines_of(text)  # Django has joined the lines by now, in its own time
-    return AsyncDjangoCaller(request, Visit(ASYNC_GATE)).header("Forwarded")
+    scope["headers"] = lines_of(text)  # Django has joined the lines before
+    return AsyncDjangoRequestState(request, ASYNC_GATE).header("Forwarded")
 
 
 def quietly(act: Act) -> Act:
-    """Without the errors that a wrong text deserves."""
+    """Ignore the errors about a wrong text."""
 
     def tried(text: str) -> None:
-        with suppress(ValueError):  # every error about what a person wrote is one
+        with suppress(ValueError):  # every error about a person's text is one
             act(text)
 
     return tried
@@ -178,41 +169,47 @@ LOOPS: Final = {
     "address:_elements": Loop(CLIENT, walk_header, ',"\\', ("10.0.0.1,",)),
     "address:_unquoted_split": Loop(CLIENT, address._unquoted_split, ' ,;"=\\\0', FORWARDED),
     "address:_forwarded_for": Loop(CLIENT, address._forwarded_for, ' ,;"=\\\0a', FORWARDED),
-    "after:Headers.__init__": Loop(ANSWER, lambda text: after.Headers([(each, each) for each in text])),
-    "after:Headers.__getitem__": Loop(ANSWER, lambda text: after.Headers([("x", each) for each in text])["x"]),
+    "rules.response:Headers.__init__": Loop(ANSWER, lambda text: response.Headers([(each, each) for each in text])),
+    "rules.response:Headers.__getitem__": Loop(
+        ANSWER, lambda text: response.Headers([("x", each) for each in text])["x"]
+    ),
     "asgi:AsgiCaller.header": Loop(
         CLIENT, lambda text: AsgiCaller({"path": "/", "headers": lines_of(text)}).header("Forwarded"), "a"
     ),
-    "django.visit:AsyncDjangoCaller.header": Loop(CLIENT, in_django, "a"),
-    "http:_wants_text": Loop(CLIENT, http._wants_text, " ,;=q1", ("text/html;q=",)),
-    "http:merge": Loop(ANSWER, merge_fields, '",;\\a', ('"a', "limit=1, ")),
-    "http:_renamed": Loop(ANSWER, merge_fields, '"\\a', ('"a', '"a-')),
-    "http:_renamed.fresh": Loop(
+    "django.request:AsyncDjangoRequestState.header": Loop(CLIENT, in_django, "a"),
+    "web.http:_wants_text": Loop(CLIENT, http._wants_text, " ,;=q1", ("text/html;q=",)),
+    "web.http:merge": Loop(ANSWER, merge_fields, '",;\\a', ('"a', "limit=1, ")),
+    "web.http:_renamed": Loop(ANSWER, merge_fields, '"\\a', ('"a', '"a-')),
+    "web.http:_renamed.free_name": Loop(
         ANSWER, lambda text: http.merge([("RateLimit", ",".join(f'"a-{at}"' for at in range(len(text) // 8)))], OURS)
     ),
-    "http:_together": Loop(ANSWER, merge_fields, ",0"),
-    "http:_share": Loop(ANSWER, lambda text: http._share([(each, each) for each in text]), "a,"),
+    "web.http:_join": Loop(ANSWER, merge_fields, ",0"),
+    "web.http:_part_left": Loop(ANSWER, lambda text: http._part_left([(each, each) for each in text]), "a,"),
     "identity:joined": Loop(CLIENT, identity.joined, "a\0\ud800"),
-    "identity:_told": Loop(CLIENT, lambda text: identity.identity_text((text, tuple(text), [text])), "a\0\ud800"),
-    "key:_look_for_proxies": Loop(
+    "identity:_encoded": Loop(CLIENT, lambda text: identity.identity_text((text, tuple(text), [text])), "a\0\ud800"),
+    "rules.key:_look_for_proxies": Loop(
         CLIENT,
-        lambda text: key._look_for_proxies(Stranger(peer="10.0.0.1", lines=[text, *text[:999]]), strict=False),
+        lambda text: key._look_for_proxies(FuzzCaller(peer="10.0.0.1", lines=[text, *text[:999]]), strict=False),
         ' ,;"=\\\0',
         FORWARDED,
     ),
-    "lists:Lists._verdict": Loop(
-        CLIENT, lambda text: LISTS and list(LISTS.plan(Stranger(peer=text, signed_in=text, lines=[text]))), " ,:/["
+    "web.access:AccessLists._verdict": Loop(
+        CLIENT, lambda text: list(LISTS.plan(FuzzCaller(peer=text, signed_in=text, lines=[text]), ())), " ,:/["
     ),
-    "messages:response_of": Loop(
+    "web.asgi_messages:response_of": Loop(
         ANSWER,
-        lambda text: messages.response_of({"type": messages.HTTP[0], "status": 200, "headers": lines_of(text)}),
+        lambda text: asgi_messages.response_of(
+            {"type": asgi_messages.HTTP[0], "status": 200, "headers": lines_of(text)}
+        ),
         "a",
     ),
-    "messages:_encoded": Loop(ANSWER, lambda text: messages._encoded([("x", each) for each in text]), "a"),
-    "messages:merged": Loop(
-        ANSWER, lambda text: messages.merged([(b"ratelimit", b"%d" % at) for at in range(len(text))], OURS), "a"
+    "web.asgi_messages:_encoded": Loop(
+        ANSWER, lambda text: asgi_messages._encoded([("x", each) for each in text]), "a"
     ),
-    "preflight:is_preflight": Loop(
+    "web.asgi_messages:merged": Loop(
+        ANSWER, lambda text: asgi_messages.merged([(b"ratelimit", b"%d" % at) for at in range(len(text))], OURS), "a"
+    ),
+    "web.preflight:is_preflight": Loop(
         CLIENT,
         lambda text: preflight.is_preflight("OPTIONS", lambda name: ["0"] * len(text) + [text]),
         "a0",
@@ -231,23 +228,26 @@ ALSO: Final = {  # functions that do not loop, but read a client's text by built
         CLIENT, lambda text: AsgiCaller({"path": f"/a{text}", "root_path": f"/{text[:99]}"}).path, "a/"
     ),
     "WsgiCaller.path": Loop(CLIENT, lambda text: WsgiCaller({"PATH_INFO": text}).path, "/é\xff\ud800"),
-    "Bound.holds": Loop(CLIENT, lambda text: BY_PATH.holds(Stranger(path=text)), "/a\n.é", ("/a", "/a/a/")),
+    "Bound.holds": Loop(CLIENT, lambda text: BY_PATH.holds(FuzzCaller(path=text)), "/a\n.é", ("/a", "/a/a/")),
     "the address of a peer": Loop(
-        CLIENT, lambda text: key.address_key(Trust())(Stranger(peer=text, lines=[text])), " :[]%.0"
+        CLIENT, lambda text: key.address_key(Trust())(FuzzCaller(peer=text, lines=[text])), " :[]%.0"
     ),
     "concurrency": Loop(
-        QUOTA, quietly(concurrency.concurrency), " a1\n", ("1 at once for ", "1 at once for x", "at once ", "at ")
+        QUOTA,
+        quietly(lambda text: Concurrency.is_meant(text) and Concurrency.parse(text)),
+        " a1\n",
+        ("1 at once for ", "1 at once for x", "at once ", "at "),
     ),
     "shown_url": Loop(OPERATOR, hidden.shown_url, "@:/,?#[a0", ("redis://", "redis://a:", "redis://a@")),
 }
 
 ASIDE: Final = {
     "address:Trust.*": "the networks of the operator's proxies",
-    "after:owed": "the checks of one decision",
-    "after:refundable": "the checks of one decision",
-    "after:held": "the checks of one decision",
-    "after:due": "the checks of one decision",
-    "after:regained": "the checks of one decision",
+    "web.charges:owed": "the checks of one decision",
+    "web.charges:refundable": "the checks of one decision",
+    "web.charges:held": "the checks of one decision",
+    "web.charges:due": "the checks of one decision",
+    "web.charges:without": "the checks of one decision",
     "asgi:AsgiCaller.user": "the two names that a user may have",
     "asgi:RateLimitMiddleware._bounds": "the marks of one view",
     "asgi:RateLimitMiddleware.answers_preflight": "the layers of the application",
@@ -255,53 +255,57 @@ ASIDE: Final = {
     "awaiting:*": "the wrappers of one function of the application",
     "django.users:*": "the rules that hold for one request",
     "extras:*": "the frames of one import",
+    "fork:*": "the objects of this process that have a lock",
     "hidden:hide_options": OPERATOR,
-    "key:can_be": OPERATOR,
-    "lists:Lists.asks_the_key": OPERATOR,
-    "lists:_as_the_key_gives": OPERATOR,
-    "wsgi:_Unstarted.*": "the chunks of the application's own answer, each handed on",
+    "rules.key:can_be": OPERATOR,
+    "web.access:AccessLists.asks_the_key": OPERATOR,
+    "web.access:_as_the_key_gives": OPERATOR,
+    "wsgi:_Unstarted.*": "the chunks of the application's own answer, each passed on",
     "asgi:RateLimitMiddleware._check": "the routes of the application",
     "wsgi:RateLimitMiddleware.__init__": "the rules of the settings",
-    "wsgi:Attended.__iter__": "the chunks of the application's own answer, each handed on",
-    "wsgi:Attended.close": "nothing: it calls another function of its name",
-    "starlette.middleware:RateLimitMiddleware.own_answer": "nothing: it calls another function of its name",
-    "django.answers:*": "the checks of one decision, and the fields of one answer",
+    "wsgi:SettlingBody.__iter__": "the chunks of the application's own answer, each passed on",
+    "wsgi:SettlingBody.close": "nothing: it calls another function with its name",
+    "starlette.middleware:RateLimitMiddleware.own_answer": "nothing: it calls another function with its name",
+    "django.responses:*": "the checks of one decision, and the fields of one answer",
     "django.checks:*": "the project's settings, at its start",
     "django.decorators:*": "the classes and marks of one view",
-    "django.endings:*": "the chunks of the application's own answer, each handed on",
-    "django.gates:*": "the names of the project's middleware",
-    "django.places:*": "the routes of the project; a client's path is matched by Django's own patterns",
+    "django.lifecycle:*": "the chunks of the application's own answer, each passed on",
+    "django.conf:*": "the names of the project's middleware",
+    "django.routes:*": "the routes of the project; a client's path is matched by Django's own patterns",
     "fastapi:*": "the dependencies of one route",
+    "flask.decorators:*": "the marks of one view",
     "flask.extension:*": "the options, the limiters and the fields of one application's answer",
-    "flask.refusal:*": "the fields of a refusal, and the handlers of the application",
-    "flask.sites:*": "the routes of the application; a client's path is matched by Werkzeug's own patterns",
-    "starlette.answers:*": "the fields of a refusal, and the handlers of the application",
+    "flask.responses:*": "the fields of a refusal, and the handlers of the application",
+    "flask.routes:*": "the routes of the application; a client's path is matched by Werkzeug's own patterns",
+    "starlette.responses:*": "the fields of a refusal, and the handlers of the application",
     "starlette.decorators:*": "the arguments and marks of one view",
-    "starlette.places:*": "the routes of the application; a client's path is matched by Starlette's own patterns",
-    "gate:*": "rules, terms and checks; their keys, lists and patterns read the request",
-    "http:retry_after": "the checks of one decision",
-    "http:response_fields": "the fields of one decision",
-    "http:denial": "the checks of one decision",
-    "http:_draft_11": "the checks of one decision",
-    "http:_of_one.fields": "the checks of one decision",
-    "http:_policies": "the checks of one decision",
-    "http:_trio": "three numbers",
-    "key:ready_key": OPERATOR,
-    "key:address_key": OPERATOR,
-    "key:_joined.*": "the parts of one key",
-    "lists:Entries.of": OPERATOR,
-    "lists:Lists.functions": OPERATOR,
-    "lists:listed": OPERATOR,
-    "passage:*": "the checks of one decision, and the marks of one view",
+    "starlette.routes:*": "the routes of the application; a client's path is matched by Starlette's own patterns",
+    "web.gate:*": "rules, terms and checks; their keys, lists and patterns read the request",
+    "web.http:retry_after": "the checks of one decision",
+    "web.http:fields_for": "the fields of one decision",
+    "web.http:denial": "the checks of one decision",
+    "web.http:_denial": "the checks of one decision",
+    "web.http:_draft_11": "the checks of one decision",
+    "web.http:_of_one.fields": "the checks of one decision",
+    "web.http:_policies": "the checks of one decision",
+    "web.http:_trio": "three numbers",
+    "rules.key:Keys.ready": OPERATOR,
+    "rules.key:identity_of": "the parts of one key",
+    "rules.key:address_key": OPERATOR,
+    "web.access:AccessList.of": OPERATOR,
+    "web.access:AccessLists.functions": OPERATOR,
+    "web.access:listed": OPERATOR,
+    "web.endpoint:*": "the marks of one view, and its wrappers",
+    "web.request_state:*": "the checks of one decision, and the marks of one view",
     "quota:Quota.span": "the seven units",
-    "terms:*": "the quotas of one rule; a text of them has 1,000 characters at most",
+    "rules.terms:*": "the quotas of one rule; a text of them has 1,000 characters at most",
     # Values, the engine and its stores: of a request they see checks, whose identities have 128 characters at most.
     **dict.fromkeys(
-        ("algorithms.*", "ban:*", "banning:*", "ending:*", "limiter:*", "naming:*", "plan:*",
-         "problem:*", "reservation:*", "shadow:*", "stores:*", "stores.*"),
+        ("algorithms.*", "rules.ban:*", "web.settlement:*", "limiter:*", "web.bound:*", "plan:*",
+         "web.problem:*", "reservation:*", "rules.rollout:*", "stores:*", "stores.*"),
         "checks and what stores keep of them; an identity has 128 characters at most",
     ),
-    **dict.fromkeys(("marks:*", "rule:*", "settings:*", "tiers:*", "workers:*"), OPERATOR),
+    **dict.fromkeys(("web.marks:*", "rules.rule:*", "web.settings:*", "rules.tiers:*"), OPERATOR),
     "errors:*": "the frames of one call",
     "cli.*": OPERATOR,
 }  # fmt: skip
@@ -311,7 +315,7 @@ DEFINES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Found(NamedTuple):
-    """A place in the source that needs a row."""
+    """A line of the source that needs a row."""
 
     row: str
     line: int
@@ -319,7 +323,7 @@ class Found(NamedTuple):
 
 
 def walk(module: Module) -> Iterator[tuple[str, str, ast.AST]]:
-    """Every node, with the dotted name of what defines it and the constant of the module that it is a part of."""
+    """Every node, with the dotted name of its function or class and the module's constant that contains it."""
 
     def below(node: ast.AST, scope: str, constant: str) -> Iterator[tuple[str, str, ast.AST]]:
         for inner in ast.iter_child_nodes(node):
@@ -336,7 +340,7 @@ def walk(module: Module) -> Iterator[tuple[str, str, ast.AST]]:
 
 
 def patterns_in(module: Module) -> Iterator[Found]:
-    """Every call of `re` and `fnmatch`. Its row is named after the constant that it makes, or else its function."""
+    """Every call of `re` and `fnmatch`. Its row has the name of its constant, or else of its function."""
     owners, functions = {}, {}
     for node in module.all(ast.Import, ast.ImportFrom):
         match node:
@@ -357,7 +361,7 @@ def patterns_in(module: Module) -> Iterator[Found]:
 
 
 def loops_in(module: Module) -> Iterator[Found]:
-    """Every function that loops, or that calls its own name. What loops while a module is imported reads no request."""
+    """Every function that loops or calls its own name. A loop during an import reads no request."""
     for scope, _, node in walk(module):
         own = scope.rpartition(".")[2]
         match node:
@@ -426,7 +430,7 @@ def test_a_pattern_is_read_as_its_row_says(row: str) -> None:
         ("x", "class C:\n    def f(self, t): return self.f(t[1:])\ndef g(t): return t and g(t[1:])", ["x:C.f", "x:g"]),
         ("x", "class C:\n    def f(self, t): return self.other.f(t)", []),
         ("address", "_PAIR = re.compile('')\nimport re\ndef _believed(t):\n    for c in t: pass", []),
-        ("rule", "def new(t):\n    for c in t: pass", []),
+        ("rules.rule", "def new(t):\n    for c in t: pass", []),
     ],
 )
 def test_the_walks_find_what_needs_a_row(name: str, text: str, rows: list[str]) -> None:
@@ -437,7 +441,7 @@ def test_the_walks_find_what_needs_a_row(name: str, text: str, rows: list[str]) 
 
 
 def expressions(row: str) -> Iterator[tuple[str, int]]:
-    """The patterns that a row stands for, and their flags."""
+    """The patterns of a row, and their flags."""
     home, _, name = row.partition(":")
     module = import_module(f"sluicegate.{home}")
     made = getattr(module, name, None)
@@ -464,6 +468,7 @@ READERS: Final[dict[str, Callable[[re.Pattern[str]], Act]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", PATTERNS)
 def test_a_pattern_works_in_proportion_to_its_text(row: str) -> None:
     for text, flags in expressions(row):
@@ -477,30 +482,35 @@ def test_a_pattern_works_in_proportion_to_its_text(row: str) -> None:
 @pytest.mark.parametrize(
     ("pattern", "method"),
     [
-        (r'\s*([^=;\s]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;"]*))\s*(?:;|\Z)', "match"),  # cubic: once the one for pairs
-        (r'"((?:[^"\\]|\\.)*)"', "findall"),  # once the one for names of rules in a field
-        (r"\s*(\S+)\s+at\s+once(?:\s+for\s+(\S.*?))?\s*", "fullmatch"),  # once the one for so many at once
+        (
+            r'\s*([^=;\s]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^;"]*))\s*(?:;|\Z)',
+            "match",
+        ),  # cubic: an old one for pairs
+        (r'"((?:[^"\\]|\\.)*)"', "findall"),  # an old pattern for names of rules in a field
+        (r"\s*(\S+)\s+at\s+once(?:\s+for\s+(\S.*?))?\s*", "fullmatch"),  # an old pattern for concurrency limits
         (r"\s+$", "search"),
         (r"a*b?a*c", "match"),
         (r".*x.*y", "search"),
     ],
 )
-def test_a_pattern_that_works_more_than_that_is_found(pattern: str, method: str) -> None:
+def test_a_slower_pattern_is_found(pattern: str, method: str) -> None:
     act = READERS[method](re.compile(pattern))
     assert any(too_steep(act, family) for family in of_pattern(pattern))
 
 
-def caches() -> list[Any]:
-    """Whatever sluicegate remembers by lru_cache."""
+@cache
+def caches(modules: int) -> list[Any]:
+    """Every lru_cache of sluicegate when this many modules are loaded. The search takes milliseconds."""
     loaded = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "sluicegate"]
     return [each for module in loaded for each in vars(module).values() if type(each) is type(address._parsed)]
 
 
 def forget() -> None:
-    for cache in caches():
-        cache.cache_clear()
+    for each in caches(len(sys.modules)):
+        each.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*SG102")
 @pytest.mark.parametrize("row", [*LOOPS, *ALSO])
 def test_a_loop_works_in_proportion_to_its_text(row: str) -> None:
@@ -510,10 +520,13 @@ def test_a_loop_works_in_proportion_to_its_text(row: str) -> None:
         assert not found, f"{row}: {found}"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*SG102")
-@pytest.mark.parametrize("row", ["address:_believed", "key:_look_for_proxies", "lists:Lists._verdict", *ALSO])
-def test_no_long_text_is_remembered(row: str) -> None:
-    """Made-up texts of 32 kB, each a new one, leave nothing behind."""
+@pytest.mark.parametrize(
+    "row", ["address:_believed", "rules.key:_look_for_proxies", "web.access:AccessLists._verdict", *ALSO]
+)
+def test_no_long_text_is_cached(row: str) -> None:
+    """New invented texts of 32 kB leave nothing in the caches."""
     act = {**LOOPS, **ALSO}[row].act
     act("a" * 32_768)
     gc.collect()
@@ -529,7 +542,7 @@ def test_no_long_text_is_remembered(row: str) -> None:
 
 
 def lines_run(first: Callable[[], object], again: Callable[[], object]) -> Counter[str]:
-    """How many lines of each function of sluicegate run during a call, when a store has seen its like."""
+    """How many lines of each function of sluicegate run during a call, when the store has seen such a call."""
     counted: Counter[str] = Counter()
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -556,14 +569,15 @@ LENGTHS: Final = (256, 1_024, 4_096)
 MIDDLES: Final = (",", 'for="\\";', "/a=b; ")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*SG10[23]", "ignore:.*SG105")
 @pytest.mark.parametrize("options", ["everything, nobody trusted", "refused, in text", "networks, Forwarded", "hops"])
 @pytest.mark.parametrize("shop", SHOPS)
-def test_only_what_has_a_row_runs_more_lines_for_a_longer_text(shop: str, options: str) -> None:
-    clock = ManualClock()  # or what a store keeps would depend on the time
+def test_only_functions_with_a_row_run_more_lines_for_a_longer_text(shop: str, options: str) -> None:
+    clock = ManualClock()  # otherwise the store's entries would depend on the time
     for place, request in PLACES.items():
         with SHOPS[shop]({**OPTIONS[options], "clock": clock}) as ready:
-            ready(request("a"))()  # what is done only once
+            ready(request("a"))()  # work that is done only once
             for middle in MIDDLES:
                 texts = (middle * (length // len(middle)) for length in LENGTHS)
                 short, middling, long = (lines_run(ready(request(text)), ready(request(text))) for text in texts)

@@ -1,4 +1,4 @@
-"""Where Flask serves a view under a spelling that no `path` pattern knows, `route` and `@limit` hold all the same.
+"""Spellings of a path under which Flask serves a view: `route` and `@limit` limit them all, a `path` pattern may not.
 
 docs/security.md lists such spellings.
 """
@@ -14,7 +14,7 @@ from sluicegate.flask import RateLimiter, limit
 
 
 def ask(*, rule: dict[str, Any] | None = None, decorated: bool = False, spelling: str = "/login/") -> list[int]:
-    """Two logins in Flask: at "/login", and as it is spelled."""
+    """The statuses of two logins in Flask: at "/login", and at this spelling."""
     app = Flask(__name__)
 
     def login() -> str:
@@ -27,12 +27,12 @@ def ask(*, rule: dict[str, Any] | None = None, decorated: bool = False, spelling
     return [client.post(path).status_code for path in ("/login", spelling)]
 
 
-def test_a_path_does_not_know_what_a_route_without_strict_slashes_takes() -> None:
+def test_a_path_pattern_misses_a_spelling_of_a_route_without_strict_slashes() -> None:
     assert ask(rule={"path": "/login"}) == [200, 200]
     assert ask(rule={"path": "/login*"}) == [200, 429]
 
 
 @pytest.mark.parametrize("spelling", ["/login", "/login/", "///login/", "/%6cogin/"])
-def test_a_route_and_a_decorator_know_every_spelling(spelling: str) -> None:
+def test_a_route_and_a_decorator_limit_every_spelling(spelling: str) -> None:
     assert ask(rule={"route": "login"}, spelling=spelling) == [200, 429]
     assert ask(decorated=True, spelling=spelling) == [200, 429]

@@ -1,4 +1,4 @@
-"""A store that breaks on demand and counts its calls, and both colours of what stands around it, called plainly."""
+"""A store that fails on demand and counts its calls, and sync and async wrappers, both called without await."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from sluicegate.clock import Clock
 from sluicegate.errors import StoreError
 from sluicegate.plan import Check, Outcome, Plan
 from sluicegate.quota import Quota
+from sluicegate.rules.terms import make_terms
 from sluicegate.stores.memory import MemoryStore
-from sluicegate.terms import make_terms
-from sluicegate.testing import Awaited
+from sluicegate.testing import AsyncAdapter
 
 DEADLINE = 0.1
 
 
 class Breakable:
-    """A store in memory, but not taken for one, that may hang for its deadline, or refuse to write."""
+    """A memory store that is not a MemoryStore. It can hang for its deadline, or refuse to write."""
 
     def __init__(self, clock: ManualClock | None = None) -> None:
         self._memory = MemoryStore(clock=clock)
         self.clock: Clock | None = clock
         self.down = self.full = False
-        self.calls = 0  # whatever was asked
+        self.calls = 0  # of any method
         self.closed = 0
         self.refunds: list[tuple[str, int]] = []
-        self.before: Callable[[], None] = lambda: None  # something that happens meanwhile
+        self.before: Callable[[], None] = lambda: None  # called at the begin of each call
 
     def __repr__(self) -> str:
         return "StoreInside"
@@ -67,7 +67,7 @@ class Breakable:
 
 
 class Called:
-    """A store of either colour, called plainly; tasks that a call leaves behind get their turn."""
+    """A sync or an async store, called without await. Tasks that a call has started may run before it returns."""
 
     def __init__(self, store: Any, runner: asyncio.Runner) -> None:
         self.store, self._runner = store, runner
@@ -89,7 +89,7 @@ class Called:
         self.answer(self.store.close)
 
     def answer(self, call: Any, *arguments: Any, **options: Any) -> Any:
-        """What a call of this colour comes to."""
+        """The result of a sync or an async call."""
         if not iscoroutinefunction(call):
             return call(*arguments, **options)
 
@@ -103,25 +103,25 @@ class Called:
         return self._runner.run(main())
 
 
-class Colour:
-    """How a test makes a wrapper of one colour around a synchronous store."""
+class Mode:
+    """The mode of a test: it makes a sync or an async wrapper around a sync store."""
 
     def __init__(self, name: str, runner: asyncio.Runner) -> None:
-        self.later = name == "async"
+        self.is_async = name == "async"
         self._runner = runner
 
     def around(self, store: Any, kinds: tuple[Any, Any], **options: Any) -> Called:
-        """The wrapper of this colour, of a pair (sync, async)."""
-        if self.later:
-            return self.called(kinds[1](Awaited(store), **options))
+        """The wrapper of this mode, from a pair (sync, async)."""
+        if self.is_async:
+            return self.called(kinds[1](AsyncAdapter(store), **options))
         return self.called(kinds[0](store, **options))
 
     def called(self, store: Any) -> Called:
-        """A store of this colour."""
+        """A store of this mode."""
         return Called(store, self._runner)
 
 
-@cache  # the same rule always has the same terms, however many others were made meanwhile
+@cache  # so that the same rule always has the same terms
 def check(
     quota: str = "5/minute",
     identity: str = "a",
@@ -131,7 +131,7 @@ def check(
     algorithm: str = "sliding-window",
     **more: Any,
 ) -> Check:
-    """A check of a rule, whose options are `more`."""
+    """A check of a rule with the options `more`."""
     [terms] = make_terms(scope, Quota.parse_all(quota), algorithm=algorithm, **more)
     return Check(terms, identity, cost)
 

@@ -1,4 +1,4 @@
-"""What the tests of wrappers share: a clock, and each colour in turn."""
+"""Fixtures for the tests of wrappers: a clock, and the modes sync and async."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from sluicegate import ManualClock
-from tests.stores.breakable import Colour
+from tests.stores.breakable import Mode
 
 
 @pytest.fixture
@@ -17,6 +17,6 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture(params=["sync", "async"])
-def colour(request: pytest.FixtureRequest) -> Iterator[Colour]:
+def mode(request: pytest.FixtureRequest) -> Iterator[Mode]:
     with asyncio.Runner() as runner:
-        yield Colour(request.param, runner)
+        yield Mode(request.param, runner)

@@ -1,4 +1,4 @@
-"""An application of either protocol, limited on the store that STORE names; each answer says which worker gave it."""
+"""An ASGI and a WSGI application, limited on the store in STORE. Each response names the worker."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def wsgi_app(environ, start_response):
 
 
 async def asgi_app(scope, receive, send):
-    async def told(message):
+    async def results(message):
         if message["type"] == "http.response.start":
             message["headers"] = [*message["headers"], (b"x-worker", str(os.getpid()).encode())]
         await send(message)
 
-    await limited_asgi(scope, receive, told)
+    await limited_asgi(scope, receive, results)

@@ -1,4 +1,4 @@
-"""Where budgets can live, each in both colours: memory, fakeredis, every real server."""
+"""The places where budgets can be kept, each sync and async: memory, fakeredis, every real server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE = 10.0  # seconds: CI machines may be busy
 
 @dataclass
 class Place:
-    """How to make a store there, and how many stories it has time for."""
+    """How to make a store there, and the number of examples."""
 
     make: Callable[[Clock | None], Store | AsyncStore]
     examples: int
@@ -35,7 +35,7 @@ def url(server: object, *options: str) -> str:
 
 
 def client(server: object, **options: object) -> redis.Redis:
-    """A client as one should be that is handed in: no retries, and a timeout."""
+    """A client with the recommended settings: no retries, and a timeout."""
     settings = {"retry": Retry(NoBackoff(), 0), "socket_timeout": 10, **options}
     return redis.Redis.from_url(server.url, **settings)  # type: ignore[attr-defined]
 
@@ -61,7 +61,8 @@ def fake_async(request: pytest.FixtureRequest) -> Iterator[Place]:
     server = fakeredis.FakeServer()
 
     def make(clock: Clock | None) -> AsyncStore:
-        return AsyncRedisStore(fakeredis.FakeAsyncRedis(server=server, socket_timeout=10), prefix="exam", clock=clock)
+        client = fakeredis.FakeAsyncRedis(server=server, socket_timeout=10)
+        return AsyncRedisStore(client, prefix="exam", clock=clock, deadline=PATIENCE)
 
     yield Place(make, examples=10)
 

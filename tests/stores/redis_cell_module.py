@@ -29,11 +29,11 @@ redis-cell = "={VERSION}"
 
 
 def library() -> Path:
-    """The built module. Skips the test where there is no cargo, or where it can fetch nothing."""
+    """The built module. Skips the test if there is no cargo, or if it cannot download the crate."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluicegate"
     cache.mkdir(parents=True, exist_ok=True)
     built = cache / f"redis-cell-{VERSION}-{platform.machine()}.so"
-    with (cache / "redis-cell.lock").open("w") as lock:  # of several test workers one builds
+    with (cache / "redis-cell.lock").open("w") as lock:  # one of the test workers builds
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not built.exists():
             with tempfile.TemporaryDirectory(dir=cache) as directory:
@@ -42,7 +42,7 @@ def library() -> Path:
 
 
 def _build(directory: Path) -> Path:
-    """A crate that is a library cannot be installed: fetch its source with cargo, and build that."""
+    """Cargo cannot install a crate that is a library: download its source with cargo, and build that."""
     cargo = shutil.which("cargo")
     if cargo is None:
         pytest.skip("the real redis-cell is not tested: no cargo here; install Rust, and these tests build it")

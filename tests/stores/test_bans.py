@@ -1,4 +1,4 @@
-"""Bans in the stores: the laws on every store against a model by history, and what holds on the way there."""
+"""Bans in the stores: the laws on every store against a model by history, and in the wrappers."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from redis.retry import Retry
 
 from sluicegate import AsyncLimiter, Ban, ConfigurationError, Limiter, ManualClock, Rule, StoreError
 from sluicegate.algorithms import find
-from sluicegate.ban import with_bans
 from sluicegate.clock import MICROSECOND, Clock
 from sluicegate.errors import AlgorithmError, RuleError
 from sluicegate.identity import digest, identity_text
 from sluicegate.plan import BAN, Check, Outcome, Plan, Terms
+from sluicegate.rules.ban import with_bans
 from sluicegate.stores import Store
 from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.redis import RedisStore
-from sluicegate.stores.redis.wire import script
-from sluicegate.stores.redis_cell import RedisCellStore
-from sluicegate.stores.stack import Stack
-from sluicegate.testing import Awaited
+from sluicegate.stores.redis.cell import RedisCellStore
+from sluicegate.stores.redis.encoding import script
+from sluicegate.stores.wrappers import StoreOptions
+from sluicegate.testing import AsyncAdapter
+from sluicegate.testing.driver import Driver
 from sluicegate.testing.scenarios import examples
-from sluicegate.testing.store import Driver
 from tests.algorithms.model import ModelStore
 from tests.cluster import Cluster
 from tests.servers import MAKERS, Server
-from tests.stores.breakable import Breakable, Called, Colour
+from tests.stores.breakable import Breakable, Called, Mode
 from tests.stores.breakable import check as plain
-from tests.stores.colours import COLOURS, PATIENCE
+from tests.stores.modes import MODES, PATIENCE
 from tests.stores.places import PLACES, Place, client, url
 
 SECOND, HOUR = MICROSECOND, 3600 * MICROSECOND
@@ -46,7 +46,7 @@ BANNED = Ban(after=3, within="10 minutes", duration="1 hour", factor=2, longest=
 
 
 def checks(*rules: Check) -> tuple[Check, ...]:
-    """The checks of a request as a gate makes them."""
+    """The checks of a request, as a gate makes them."""
     return with_bans(list(rules))
 
 
@@ -54,15 +54,15 @@ def check(quota: str = "1/minute", identity: str = "a", *, ban: Ban | None = BAN
     return plain(quota, identity, ban=None if ban is None else ban.terms, **more)
 
 
-# The model: all that has happened, and what follows from it.
+# The model: the whole history, and the outcomes that follow from it.
 
 
 class History:
     """Strikes and bans of one identity."""
 
     def __init__(self) -> None:
-        self.strikes: list[int] = []  # since the first of them, or since the last ban
-        self.bans: list[tuple[int, int]] = []  # the end of each, and its place in the series
+        self.strikes: list[int] = []  # since the first strike, or since the last ban
+        self.bans: list[tuple[int, int]] = []  # the end of each, and its number in the series
 
     def ends(self, now: int) -> int | None:
         return self.bans[-1][0] if self.bans and now < self.bans[-1][0] else None
@@ -107,16 +107,16 @@ class Model:
             return tuple(self._outcome(each, now) for each in bans)
         held = any(self._history(each).ends(now) for each in bans)
         blocked = (*rules, plain("1/minute", scope="blocked", cost=2)) if held else rules
-        told = self._rules.run(plan._replace(checks=blocked))[: len(rules)]
+        results = self._rules.run(plan._replace(checks=blocked))[: len(rules)]
         for each in bans:
-            naming = [(rule, outcome) for rule, outcome in zip(rules, told, strict=True) if rule.terms.ban]
+            naming = [(rule, outcome) for rule, outcome in zip(rules, results, strict=True) if rule.terms.ban]
             struck = [
                 rule.terms.ban is each.terms and rule.identity == each.identity and not outcome.allowed
                 for rule, outcome in naming
             ]
             if plan.charge and any(struck) and not self._history(each).ends(now):
                 self._history(each).strike(now, self._bans[each.terms], 1)
-        return (*told, *[self._outcome(each, now) for each in bans])
+        return (*results, *[self._outcome(each, now) for each in bans])
 
     def forget(self, rule_id: str, identity: str) -> None:
         self._histories.pop((rule_id, identity), None)
@@ -148,7 +148,7 @@ class Model:
 
 
 class Act(NamedTuple):
-    """Wait, then ask with these costs; or do something by hand."""
+    """Wait, then run a plan with these costs; or ban, or unban."""
 
     wait: str
     more: int
@@ -176,7 +176,7 @@ ACTS = st.builds(
 
 
 class TestLaws:
-    """Every store, in both colours, told the same stories as the model."""
+    """Every store, sync and async, gets the same acts as the model."""
 
     place: Place
     runner: asyncio.Runner
@@ -196,7 +196,7 @@ class TestLaws:
             identities=st.sampled_from(["aa", "ab"]),
             acts=st.lists(ACTS, min_size=5, max_size=30),
         )
-        def tell(
+        def run_story(
             bans: tuple[Ban, Ban], second: int | None, counted: bool, identities: str, acts: Sequence[Act]
         ) -> None:
             other = None if second is None else bans[second].terms
@@ -211,11 +211,11 @@ class TestLaws:
             with closing(store):
                 perform(acts, rules, (store, Driver(Model(clock, *bans), self.runner)), clock=clock)
 
-        tell()
+        run_story()
 
 
 def perform(acts: Sequence[Act], rules: list[Check], stores: tuple[Driver, Driver], *, clock: ManualClock) -> None:
-    """Tell both stores one story, and compare every answer."""
+    """Do the same acts on both stores, and compare every outcome."""
     last: tuple[Outcome, ...] = ()
     for act in acts:
         waits: dict[str, list[int]] = {"now": [], "retry": [], "reset": [], "next": []}
@@ -224,16 +224,16 @@ def perform(acts: Sequence[Act], rules: list[Check], stores: tuple[Driver, Drive
             waits["reset"].append(outcome.reset_after)
             waits["next"].append(outcome.next_after)
         clock.advance_us(max(0, max(waits[act.wait], default=0) + act.more))
-        asked = checks(*[rule._replace(cost=cost) for rule, cost in zip(rules, act.costs, strict=True)])
+        chosen = checks(*[rule._replace(cost=cost) for rule, cost in zip(rules, act.costs, strict=True)])
         if act.kind == "unban":
             for store in stores:
-                store.forget(asked[2].terms.rule_id, asked[2].identity)
-        plan = Plan(asked, charge=act.kind != "peek")
+                store.forget(chosen[2].terms.rule_id, chosen[2].identity)
+        plan = Plan(chosen, charge=act.kind != "peek")
         if act.kind == "ban":
-            plan = Plan((asked[2]._replace(cost=asked[2].terms.params[0]),))
-        told, expected = [store.run(plan) for store in stores]
-        assert told == expected
-        last = told
+            plan = Plan((chosen[2]._replace(cost=chosen[2].terms.params[0]),))
+        results, expected = [store.run(plan) for store in stores]
+        assert results == expected
+        last = results
 
 
 # By example, with a clock that is moved by hand.
@@ -247,30 +247,30 @@ def store(request: pytest.FixtureRequest, clock: ManualClock) -> Store:
 
 
 def overstep(store: Store, clock: ManualClock, *, times: int, identity: str = "a") -> list[int | None]:
-    """Ask until refused, and so many times more: what is left of the ban after each refusal, None without one."""
-    asked = Plan(checks(check(identity=identity)))
-    while all(outcome.allowed for outcome in store.run(asked)):
+    """Send requests until one is refused, then more. Returns what is left of the ban after each refusal, or None."""
+    plan = Plan(checks(check(identity=identity)))
+    while all(outcome.allowed for outcome in store.run(plan)):
         pass
     left: list[int | None] = []
     for _ in range(times - 1):
-        (_, ban) = store.run(asked)
+        (_, ban) = store.run(plan)
         left.append(None if ban.allowed else ban.retry_after)
     return left
 
 
 def test_a_ban_begins_with_the_last_strike_and_ends_to_the_microsecond(store: Store, clock: ManualClock) -> None:
-    asked = Plan(checks(check()))
-    assert [all(outcome.allowed for outcome in store.run(asked)) for _ in range(3)] == [True, False, False]
-    rule, ban = store.run(asked)
+    plan = Plan(checks(check()))
+    assert [all(outcome.allowed for outcome in store.run(plan)) for _ in range(3)] == [True, False, False]
+    rule, ban = store.run(plan)
     assert (rule.allowed, ban.allowed, ban.retry_after) == (False, False, HOUR)
     clock.advance_us(HOUR - 1)
-    rule, ban = store.run(asked)
+    rule, ban = store.run(plan)
     assert (rule.allowed, ban.allowed, ban.retry_after) == (True, False, 1)
     clock.advance_us(1)
-    assert [outcome.allowed for outcome in store.run(asked)] == [True, True]
+    assert [outcome.allowed for outcome in store.run(plan)] == [True, True]
 
 
-def test_each_ban_is_longer_up_to_the_longest_and_all_is_forgotten_after_it(store: Store, clock: ManualClock) -> None:
+def test_each_ban_is_longer_up_to_the_longest_and_then_the_series_ends(store: Store, clock: ManualClock) -> None:
     lengths = []
     for _ in range(4):
         lengths.append(overstep(store, clock, times=3)[-1])
@@ -312,7 +312,7 @@ def test_a_banned_identity_is_refused_by_every_rule_that_names_the_ban_and_by_no
     assert rule[:3] == (True, 100, 100), "refused, so nothing was taken"
 
 
-def test_what_is_allowed_leaves_no_trace(clock: ManualClock) -> None:
+def test_an_allowed_plan_leaves_no_ban_state(clock: ManualClock) -> None:
     memory = MemoryStore(clock=clock)
     memory.run(Plan(checks(check())))
     assert len(memory) == 1
@@ -324,7 +324,7 @@ def test_what_is_allowed_leaves_no_trace(clock: ManualClock) -> None:
 # The memory store is bounded.
 
 
-def test_a_flood_of_newcomers_frees_nobody_who_is_banned(clock: ManualClock) -> None:
+def test_a_flood_of_new_identities_evicts_no_banned_one(clock: ManualClock) -> None:
     store = MemoryStore(max_keys=100, clock=clock)
     overstep(store, clock, times=3)
     clock.advance(120)  # the rule alone would let it pass
@@ -335,7 +335,7 @@ def test_a_flood_of_newcomers_frees_nobody_who_is_banned(clock: ManualClock) -> 
     assert not store.run(Plan(checks(check())))[1].allowed
 
 
-def test_who_is_refused_keeps_its_strikes(clock: ManualClock) -> None:
+def test_a_refused_identity_keeps_its_strikes(clock: ManualClock) -> None:
     store = MemoryStore(max_keys=100, clock=clock)
     assert overstep(store, clock, times=2) == [None]
     for number in range(1000):
@@ -343,35 +343,35 @@ def test_who_is_refused_keeps_its_strikes(clock: ManualClock) -> None:
     assert store.run(Plan(checks(check())))[1].retry_after == HOUR
 
 
-def test_in_a_full_store_nobody_is_banned_for_others(clock: ManualClock) -> None:
+def test_in_a_full_store_no_identity_is_banned_for_the_refusals_of_others(clock: ManualClock) -> None:
     store = MemoryStore(max_keys=10, clock=clock)
     for number in range(5):
         overstep(store, clock, times=3, identity=str(number))
     assert len(store) == 10
     for number in range(50):
-        told = store.run(Plan(checks(check(identity=f"newcomer {number}"))))
-        assert told[1].allowed, "banned for what others did"
+        results = store.run(Plan(checks(check(identity=f"newcomer {number}"))))
+        assert results[1].allowed, "banned for what others did"
     assert len(store) == 10
     limiter = Limiter(store)
     limiter.ban("by hand", BANNED)
     assert digest(identity_text("by hand")) in limiter.bans(BANNED)
 
 
-# On the wire.
+# Commands.
 
 
-@pytest.fixture(params=COLOURS)
+@pytest.fixture(params=MODES)
 def limiters(request: pytest.FixtureRequest) -> Any:
-    return COLOURS[request.param]
+    return MODES[request.param]
 
 
 def test_a_refusal_is_counted_in_the_round_trip_that_refuses(server: Server, limiters: Any) -> None:
-    asked = Plan(checks(check(identity=uuid4().hex)))
-    with limiters(url(server)) as limiter, client(server, decode_responses=True) as wire:
-        limiter.run(asked)
-        limiter.run(asked)
-        with wire.monitor() as monitor:
-            decisions = [limiter.run(asked) for _ in range(2)]
+    plan = Plan(checks(check(identity=uuid4().hex)))
+    with limiters(url(server)) as limiter, client(server, decode_responses=True) as connection:
+        limiter.run(plan)
+        limiter.run(plan)
+        with connection.monitor() as monitor:
+            decisions = [limiter.run(plan) for _ in range(2)]
             server.command("ECHO the-end")
             seen = []
             for command in monitor.listen():
@@ -384,13 +384,13 @@ def test_a_refusal_is_counted_in_the_round_trip_that_refuses(server: Server, lim
 
 
 def test_every_key_of_a_ban_expires_and_not_before_its_state(server: Server, clock: ManualClock) -> None:
-    who = uuid4().hex
-    key = f"sg:{{{digest(who)}}}:{BANNED.terms.rule_id}"
-    with closing(RedisStore.from_url(url(server), deadline=PATIENCE)) as store, client(server) as wire:
+    identity = uuid4().hex
+    key = f"sg:{{{digest(identity)}}}:{BANNED.terms.rule_id}"
+    with closing(RedisStore.from_url(url(server), deadline=PATIENCE)) as store, client(server) as connection:
         for _ in range(4):
-            told = store.run(Plan(checks(check(identity=who))))[1]
-            left = wire.pttl(key) * 1000 if wire.exists(key) else 0
-            assert told.reset_after - 5 * SECOND <= left <= told.reset_after + 5000
+            results = store.run(Plan(checks(check(identity=identity))))[1]
+            left = connection.pttl(key) * 1000 if connection.exists(key) else 0
+            assert results.reset_after - 5 * SECOND <= left <= results.reset_after + 5000
         assert left > HOUR
 
 
@@ -402,7 +402,7 @@ def test_a_plan_without_bans_is_sent_without_them() -> None:
     assert "if not KEYS[2]" not in script("run", frozenset({"gcra", BAN}))
 
 
-def test_no_rule_can_choose_it() -> None:
+def test_no_rule_can_choose_the_ban_algorithm() -> None:
     with pytest.raises(AlgorithmError):
         find(BAN)
 
@@ -415,45 +415,45 @@ def where(request: pytest.FixtureRequest) -> str:
     return "memory://" if request.param == "memory" else str(request.getfixturevalue(request.param).url)
 
 
-def told(ban: Ban) -> Ban:
-    """The same ban under a name of its own."""
+def results(ban: Ban) -> Ban:
+    """The same ban under a new name."""
     return Ban(
         after=ban.after, within=ban.within, duration=ban.duration, factor=2, longest=ban.longest, name=uuid4().hex
     )
 
 
 def test_ban_unban_and_bans(where: str) -> None:
-    ban, people = told(BANNED), [f"{number}:{uuid4().hex}" for number in range(150)]
+    ban, identities = results(BANNED), [f"{number}:{uuid4().hex}" for number in range(150)]
     with Limiter(where, deadline=PATIENCE) as limiter:
-        for who in people:
-            limiter.ban(who, ban)
+        for identity in identities:
+            limiter.ban(identity, ban)
         found = limiter.bans(ban)
-        assert set(found) == {digest(identity_text(who)) for who in people}
+        assert set(found) == {digest(identity_text(identity)) for identity in identities}
         assert all(3000 < left <= 3600 for left in found.values())
-        limiter.ban(people[0], ban, "10 seconds")
-        assert limiter.bans(ban)[digest(identity_text(people[0]))] <= 10
-        asked = Plan(checks(check(identity=identity_text(people[1]), ban=ban)))
-        assert limiter.run(asked).banned
-        for who in people:
-            limiter.unban(who, ban)
-        assert limiter.run(asked).allowed
+        limiter.ban(identities[0], ban, "10 seconds")
+        assert limiter.bans(ban)[digest(identity_text(identities[0]))] <= 10
+        plan = Plan(checks(check(identity=identity_text(identities[1]), ban=ban)))
+        assert limiter.run(plan).banned
+        for identity in identities:
+            limiter.unban(identity, ban)
+        assert limiter.run(plan).allowed
         assert limiter.bans(ban) == {}
 
 
 def test_ban_unban_and_bans_awaited(where: str) -> None:
-    ban = Ban(after=1, within=60, duration=60, name=uuid4().hex)  # of cost 1, as what may go together is
-    people = [f"{number}:{uuid4().hex}" for number in range(40)]
+    ban = Ban(after=1, within=60, duration=60, name=uuid4().hex)  # cost 1, so that the plan can be in a batch
+    identities = [f"{number}:{uuid4().hex}" for number in range(40)]
 
     async def main() -> None:
         async with AsyncLimiter(where, deadline=PATIENCE) as limiter:
-            await asyncio.gather(*[limiter.ban(who, ban) for who in people])
+            await asyncio.gather(*[limiter.ban(identity, ban) for identity in identities])
             found = await limiter.bans(ban)
-            assert set(found) == {digest(identity_text(who)) for who in people}
+            assert set(found) == {digest(identity_text(identity)) for identity in identities}
             assert all(40 < left <= 60 for left in found.values())
-            asked = Plan(checks(check(identity=identity_text(people[1]), ban=ban)))
-            assert (await limiter.run(asked)).banned
-            await asyncio.gather(*[limiter.unban(who, ban) for who in people])
-            assert (await limiter.run(asked)).allowed
+            plan = Plan(checks(check(identity=identity_text(identities[1]), ban=ban)))
+            assert (await limiter.run(plan)).banned
+            await asyncio.gather(*[limiter.unban(identity, ban) for identity in identities])
+            assert (await limiter.run(plan)).allowed
             assert await limiter.bans(ban) == {}
 
     asyncio.run(main())
@@ -463,15 +463,15 @@ def test_a_ban_by_hand_makes_the_next_one_longer(clock: ManualClock) -> None:
     store = MemoryStore(clock=clock)
     limiter = Limiter(store)
     limiter.ban("b", BANNED, "5 minutes")
-    limiter.ban("b", BANNED, "1 minute")  # the last word counts, also when it shortens a ban
+    limiter.ban("b", BANNED, "1 minute")  # the last call holds, also if it shortens a ban
     assert limiter.bans(BANNED) == {digest(identity_text("b")): 60}
     clock.advance(60)
     limiter.ban("b", BANNED)
     assert limiter.bans(BANNED) == {digest(identity_text("b")): 3 * 3600}
 
 
-def test_it_takes_the_keys_of_others_for_nothing(server: Server) -> None:
-    """A prefix and a name with the signs of a pattern find their own keys only."""
+def test_bans_ignores_the_keys_of_others(server: Server) -> None:
+    """A prefix and a name with pattern characters match only their own keys."""
     ban = Ban(after=1, within=60, duration=60, name="b?n*")
     with client(server) as given:
         for prefix in ("a*b", "axb", "a[x]b"):
@@ -496,38 +496,38 @@ def test_a_store_that_cannot_list_says_so(clock: ManualClock) -> None:
         Limiter(Breakable(clock)).bans(BANNED)
 
 
-# Through the layers around a store.
+# Through the wrappers.
 
 
-def stacked(colour: Colour, inside: Any, **options: Any) -> Called:
-    stack = Stack(clock=inside.clock, **options)
-    if colour.later:
-        return colour.called(stack.around_async(Awaited(inside), owned=False))
-    return colour.called(stack.around(inside, owned=False))
+def stacked(mode: Mode, inside: Any, **options: Any) -> Called:
+    wrappers = StoreOptions(clock=inside.clock, **options)
+    if mode.is_async:
+        return mode.called(wrappers.wrap_async(AsyncAdapter(inside), owned=False))
+    return mode.called(wrappers.wrap(inside, owned=False))
 
 
-def test_refusals_that_are_strikes_are_asked_and_a_ban_is_remembered(colour: Colour, clock: ManualClock) -> None:
+def test_refusals_that_are_strikes_reach_the_store_and_a_ban_is_remembered(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = colour.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=1, clock=clock))
-    asked = checks(check())
+    store = mode.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=1, clock=clock))
+    both = checks(check())
     for number in range(4):  # one passes, and three are strikes
-        store.run(*asked)
+        store.run(*both)
         assert inside.calls == number + 1
     for _ in range(1000):
-        (_, ban) = store.run(*asked)
+        (_, ban) = store.run(*both)
         assert (ban.allowed, ban.retry_after) == (False, HOUR)
     assert inside.calls == 4
     clock.advance(0.25)
-    assert store.run(*asked)[1].retry_after == HOUR - SECOND // 4
+    assert store.run(*both)[1].retry_after == HOUR - SECOND // 4
     assert inside.calls == 4
     clock.advance(1)
-    store.run(*asked)
+    store.run(*both)
     assert inside.calls == 5
 
 
-def test_unban_ends_what_is_remembered(colour: Colour, clock: ManualClock) -> None:
+def test_unban_drops_the_remembered_refusals(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = colour.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=100, clock=clock))
+    store = mode.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=100, clock=clock))
     for _ in range(5):
         store.run(*checks(check()))
     clock.advance(90)
@@ -536,9 +536,9 @@ def test_unban_ends_what_is_remembered(colour: Colour, clock: ManualClock) -> No
     assert [outcome.allowed for outcome in store.run(*checks(check()))] == [True, True]
 
 
-def test_while_the_store_is_down_bans_hold_and_begin_here(colour: Colour, clock: ManualClock) -> None:
+def test_while_the_store_is_down_bans_hold_and_begin_here(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = stacked(colour, inside, deny_cache=0)
+    store = stacked(mode, inside, deny_cache=0)
     for identity, times in (("banned", 4), ("struck", 3)):
         for _ in range(times):
             store.run(*checks(check(identity=identity)))
@@ -547,17 +547,17 @@ def test_while_the_store_is_down_bans_hold_and_begin_here(colour: Colour, clock:
     rule, ban = store.run(*checks(check(identity="banned")))
     assert (rule.source, ban.source, ban.allowed) == ("local", "local", False)
     assert ban.retry_after == HOUR - (inside.clock.now_us() - 1_760_000_000 * SECOND)  # type: ignore[union-attr]
-    told = [store.run(*checks(check(identity="struck"))) for _ in range(2)]
-    assert [(rule.allowed, ban.allowed) for rule, ban in told] == [(True, True), (False, False)]
-    told = [store.run(*checks(check(identity="new"))) for _ in range(4)]
-    assert [ban.allowed for _, ban in told] == [True, True, True, False]
+    results = [store.run(*checks(check(identity="struck"))) for _ in range(2)]
+    assert [(rule.allowed, ban.allowed) for rule, ban in results] == [(True, True), (False, False)]
+    results = [store.run(*checks(check(identity="new"))) for _ in range(4)]
+    assert [ban.allowed for _, ban in results] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(("policy", "passes"), [("allow", True), ("deny", False)])
-def test_a_ban_follows_the_policy_of_its_rules(colour: Colour, clock: ManualClock, policy: str, passes: bool) -> None:
+def test_a_ban_follows_the_policy_of_its_rules(mode: Mode, clock: ManualClock, policy: str, passes: bool) -> None:
     inside = Breakable(clock)
     inside.down = True
-    store = stacked(colour, inside, on_store_failure="deny" if passes else "allow")
+    store = stacked(mode, inside, on_store_failure="deny" if passes else "allow")
     for _ in range(9):
         rule, ban = store.run(*checks(check(on_store_failure=policy)))
         assert (rule.allowed, ban.allowed, ban.source) == (passes, True, "policy")
@@ -572,7 +572,7 @@ def test_a_ban_by_hand_that_only_this_process_would_know_is_an_error(clock: Manu
 
 
 REFUSED: list[tuple[str, Callable[[], object]]] = [
-    ("a lease", lambda: Rule(name="x", quota="9/minute", lease=3, ban=BANNED)),
+    ("a lease", lambda: Rule(name="x", quota="9/minute", prefetch=3, ban=BANNED)),
     ("CL.THROTTLE", lambda: RedisCellStore("redis+cell://localhost").accept(_gcra())),
 ]
 
@@ -582,7 +582,7 @@ def _gcra() -> Terms:
 
 
 @pytest.mark.parametrize("make", [row[1] for row in REFUSED], ids=[row[0] for row in REFUSED])
-def test_who_cannot_count_refusals_takes_no_ban(make: Callable[[], object]) -> None:
+def test_a_rule_that_cannot_count_refusals_can_have_no_ban(make: Callable[[], object]) -> None:
     with pytest.raises(RuleError, match=r"ban|refusals"):
         make()
 
@@ -591,28 +591,28 @@ def test_who_cannot_count_refusals_takes_no_ban(make: Callable[[], object]) -> N
 
 
 def test_a_ban_and_its_rules_are_one_script(each_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bytes] = []
+    frames: list[bytes] = []
     store = RedisStore.from_url(each_cluster.url, deadline=PATIENCE)
     with closing(store):
-        who = uuid4().hex
-        plan = Plan(checks(check(identity=who), check("9/day", who, scope="b")))
-        store.run(plan)  # brings the script, and the map of the cluster
-        ask = store._links.ask
+        identity = uuid4().hex
+        plan = Plan(checks(check(identity=identity), check("9/day", identity, scope="b")))
+        store.run(plan)  # loads the script and the map of the cluster
+        send = store._connections.send
 
         def noted(one: Any, until: float) -> Any:
-            asked.append(one.command.frame)
-            return ask(one, until)
+            frames.append(one.command.frame)
+            return send(one, until)
 
-        monkeypatch.setattr(store._links, "ask", noted)
-        told = [store.run(plan) for _ in range(3)]
-    assert len(asked) == 3
-    assert [each[2].allowed for each in told] == [True, True, False]
+        monkeypatch.setattr(store._connections, "send", noted)
+        results = [store.run(plan) for _ in range(3)]
+    assert len(frames) == 3
+    assert [each[2].allowed for each in results] == [True, True, False]
 
 
 def test_each_identity_is_struck_by_its_own_refusals(each_cluster: Cluster) -> None:
     with closing(RedisStore.from_url(each_cluster.url, deadline=PATIENCE)) as store:
         one, two = uuid4().hex, uuid4().hex
         plan = Plan(checks(check(identity=one), check("100/day", two, scope="b")))
-        told = [store.run(plan) for _ in range(4)]
-        assert [[outcome.allowed for outcome in each[2:]] for each in told] == [[True, True]] * 3 + [[False, True]]
-        assert [each[1].remaining for each in told] == [99] * 4, "what was taken elsewhere has been given back"
+        results = [store.run(plan) for _ in range(4)]
+        assert [[outcome.allowed for outcome in each[2:]] for each in results] == [[True, True]] * 3 + [[False, True]]
+        assert [each[1].remaining for each in results] == [99] * 4, "what was taken elsewhere has been given back"

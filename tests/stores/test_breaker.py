@@ -1,4 +1,4 @@
-"""breaker.py: a table of what happens to it and where that leads, its log and hook, and what must not wedge it."""
+"""breaker.py: a table of events and the states that follow, the log, the hook, and lost attempts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from sluicegate import ManualClock, StoreError
 from sluicegate.stores import StoreChange
-from sluicegate.stores.breaker import FIRST_US, LONGEST_US, Breaker, Loan
+from sluicegate.stores.breaker import FIRST_US, LONGEST_US, Attempt, Breaker
 
 DOWN = StoreError("there:6379", "it hangs")
 
@@ -31,8 +31,8 @@ def fail(breaker: Breaker) -> None:
     breaker.failed(DOWN, closed=breaker.closed)
 
 
-def lent(take: Callable[[], Loan | None], error: Exception | None = None) -> bool:
-    """Whether something was to be had; the store then answers, or fails."""
+def lent(take: Callable[[], Attempt | None], error: Exception | None = None) -> bool:
+    """True if an attempt was allowed. The store then replies, or fails."""
     loan = take()
     if loan is None:
         return False
@@ -43,7 +43,7 @@ def lent(take: Callable[[], Loan | None], error: Exception | None = None) -> boo
 
 
 def state(breaker: Breaker, clock: ManualClock) -> str:
-    """Its state, found out by what it lends."""
+    """The state of the breaker, found out by what it allows."""
     if breaker.closed:
         return "closed"
     clock.advance(2)
@@ -69,7 +69,7 @@ RECOVERED = "fails, waits, probe answered, trial passed"
     ("story", "end"),
     [
         ("", "closed"),
-        ("probe answered, trial passed", "closed"),  # nothing was lent
+        ("probe answered, trial passed", "closed"),  # no attempt was allowed
         ("fails", "open"),
         ("fails, fails", "open"),
         ("fails, probe answered", "open"),  # not due yet
@@ -77,12 +77,12 @@ RECOVERED = "fails, waits, probe answered, trial passed"
         ("fails, waits, probe failed", "open"),
         ("fails, waits, probe cancelled", "open"),
         ("fails, waits, probe answered", "half"),
-        ("fails, waits, probe answered, probe failed", "half"),  # no probe any more
+        ("fails, waits, probe answered, probe failed", "half"),  # no further probe
         ("fails, waits, probe answered, fails late", "half"),
         ("fails, waits, probe answered, trial failed", "open"),
         ("fails, waits, probe answered, trial cancelled", "open"),
         (RECOVERED, "closed"),
-        (f"{RECOVERED}, fails late", "closed"),  # that was sent before the outage
+        (f"{RECOVERED}, fails late", "closed"),  # a request that was sent before the outage
         (f"{RECOVERED}, fails", "open"),
         (f"fails, waits, probe cancelled, waits, {RECOVERED.removeprefix('fails, ')}", "closed"),
     ],
@@ -108,8 +108,8 @@ def test_the_back_off_doubles_to_a_second(clock: ManualClock, jitter: float, par
     assert waits == [50_000, 100_000, 200_000, 400_000, 800_000, 1_000_000, 1_000_000]
 
 
-def test_a_refused_trial_goes_on_where_the_last_back_off_ended(clock: ManualClock) -> None:
-    """A server that is full answers what writes nothing, and refuses the rest."""
+def test_a_refused_trial_continues_the_last_back_off(clock: ManualClock) -> None:
+    """A full server replies to commands that write nothing, and refuses all others."""
     breaker = make(clock)
     fail(breaker)
     for longer in (100_000, 200_000, 400_000):
@@ -121,7 +121,7 @@ def test_a_refused_trial_goes_on_where_the_last_back_off_ended(clock: ManualCloc
 
 
 @pytest.mark.parametrize(("steady", "backoff"), [(1.9, 2 * FIRST_US), (2, FIRST_US)])
-def test_a_store_that_is_back_for_a_moment_only_is_not_trusted_anew(
+def test_a_failure_soon_after_the_recovery_continues_the_back_off(
     clock: ManualClock, steady: float, backoff: int
 ) -> None:
     breaker = make(clock)
@@ -132,8 +132,8 @@ def test_a_store_that_is_back_for_a_moment_only_is_not_trusted_anew(
     assert breaker.wait_us == backoff
 
 
-def test_what_was_lent_and_lost_comes_back(clock: ManualClock) -> None:
-    """With a forked process, say, or an event loop that nobody runs any more."""
+def test_a_lost_attempt_is_allowed_again(clock: ManualClock) -> None:
+    """It was lost with a forked process, or with an event loop that was closed."""
     breaker = make(clock)
     fail(breaker)
     clock.advance(1)
@@ -148,13 +148,15 @@ def test_what_was_lent_and_lost_comes_back(clock: ManualClock) -> None:
 
 def test_one_line_and_one_call_for_each_transition(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     changes: list[StoreChange] = []
+    caplog.set_level(logging.INFO)
     breaker = make(clock, on_change=changes.append)
     for step in f"fails, fails, fails late, waits, probe failed, waits, {RECOVERED}, fails late, fails".split(", "):
         STEPS[step](breaker, clock)
     expected = [("there:6379", False, DOWN), ("there:6379", True, None), ("there:6379", False, DOWN)]
     assert changes == expected
-    assert [(record.name, record.levelno) for record in caplog.records] == [("sluicegate", logging.WARNING)] * 3
-    assert ["answers again" in record.getMessage() for record in caplog.records] == [False, True, False]
+    levels = [logging.WARNING, logging.INFO, logging.WARNING]
+    assert [(record.name, record.levelno) for record in caplog.records] == [("sluicegate", level) for level in levels]
+    assert ["recovered" in record.getMessage() for record in caplog.records] == [False, True, False]
     assert all("there:6379" in record.getMessage() for record in caplog.records)
 
 
@@ -162,6 +164,7 @@ def test_a_hook_that_fails_is_logged_and_changes_nothing(clock: ManualClock, cap
     def broken(change: StoreChange) -> None:
         raise LookupError("the hook's own mistake")
 
+    caplog.set_level(logging.INFO)
     breaker = make(clock, on_change=broken)
     for step in RECOVERED.split(", "):
         STEPS[step](breaker, clock)
@@ -169,12 +172,12 @@ def test_a_hook_that_fails_is_logged_and_changes_nothing(clock: ManualClock, cap
     assert [record.exc_info is not None for record in caplog.records] == [False, True, False, True]
 
 
-def test_of_many_threads_one_gets_the_probe_and_one_failure_counts(clock: ManualClock) -> None:
+def test_only_one_of_many_threads_gets_the_probe_and_one_failure_counts(clock: ManualClock) -> None:
     changes: list[StoreChange] = []
     breaker = make(clock, on_change=changes.append)
     together = Barrier(8)
 
-    def request(closed: int) -> Loan | None:
+    def request(closed: int) -> Attempt | None:
         together.wait()
         breaker.failed(DOWN, closed=closed)
         together.wait()

@@ -1,4 +1,4 @@
-"""A Redis store as a limiter opens it by default, deny cache included, answers every number as memory does.
+"""A Redis store with the default wrappers, deny cache included, returns the same numbers as memory.
 
 2,000 sequences, always the same ones: `SLUICEGATE_SEED` draws others, `SLUICEGATE_EXAMPLES` that many for each test.
 """
@@ -15,17 +15,18 @@ from fractions import Fraction
 import pytest
 
 from sluicegate import Ban, Concurrency, ManualClock, Quota
-from sluicegate.ban import with_bans
 from sluicegate.clock import MICROSECOND
 from sluicegate.plan import Check, Outcome, Plan, Terms
-from sluicegate.shadow import shadows
+from sluicegate.rules.ban import with_bans
+from sluicegate.rules.rollout import shadows
+from sluicegate.rules.terms import make_terms
 from sluicegate.stores import AsyncStore, Store, open_async_store, open_store
 from sluicegate.stores.memory import MemoryStore
-from sluicegate.stores.stack import Stack
-from sluicegate.terms import make_terms
-from sluicegate.testing.store import NAMES, Driver
+from sluicegate.stores.wrappers import StoreOptions
+from sluicegate.testing.driver import Driver
+from sluicegate.testing.store import NAMES
 from tests.servers import MAKERS, Server
-from tests.stores.colours import PATIENCE
+from tests.stores.modes import PATIENCE
 
 SEQUENCES = 2_000
 EACH = int(os.environ.get("SLUICEGATE_EXAMPLES", SEQUENCES // (2 * len(NAMES) * len(MAKERS))))
@@ -35,20 +36,20 @@ KINDS = ["hit"] * 8 + ["again"] * 5 + ["peek", "force", "reset", "refund", "rene
 WAITS = ["none"] * 6 + ["retry", "retry less 1 µs", "next", "reset", "a little", "a part"]
 BAN = Ban(after=3, within=5, duration=10, factor=2, longest=40)
 
-Paid = tuple[Plan, tuple[Outcome, ...]]
+Charged = tuple[Plan, tuple[Outcome, ...]]
 
 
 @contextmanager
-def opened(server: Server, colour: str, *, clock: ManualClock, runner: asyncio.Runner) -> Iterator[Driver]:
-    """What a limiter puts around a store that it opens, called plainly."""
-    stack = Stack(clock=clock, deadline=PATIENCE)
+def opened(server: Server, mode: str, *, clock: ManualClock, runner: asyncio.Runner) -> Iterator[Driver]:
+    """The wrappers of a store that a limiter opens, called without await."""
+    options = StoreOptions(clock=clock, deadline=PATIENCE)
     around: Store | AsyncStore
-    if colour == "sync":
+    if mode == "sync":
         store = open_store(server.url, prefix="default", clock=clock, deadline=PATIENCE)
-        around = stack.around(store, owned=True)
+        around = options.wrap(store, owned=True)
     else:
-        later = open_async_store(server.url, prefix="default", clock=clock, deadline=PATIENCE)
-        around = stack.around_async(later, owned=True)
+        async_store = open_async_store(server.url, prefix="default", clock=clock, deadline=PATIENCE)
+        around = options.wrap_async(async_store, owned=True)
     driver = Driver(around, runner)
     try:
         yield driver
@@ -74,14 +75,14 @@ def drawn_rules(draw: random.Random, algorithm: str) -> list[Terms]:
 
 
 class Sequence:
-    """What happens to a few identities under a few rules: told to both stores, act by act."""
+    """Acts of a few identities under a few rules, done on both stores."""
 
     def __init__(self, draw: random.Random, algorithm: str, *, stores: list[Driver], clock: ManualClock) -> None:
         self._draw, self._stores, self._clock = draw, stores, clock
         self._rules = drawn_rules(draw, algorithm)
         self._tag = f"{draw.random()}"
         self._plans: list[Plan] = []
-        self._paid: list[Paid] = []
+        self._charged: list[Charged] = []
         self._last: tuple[Outcome, ...] = ()
         self.acts: list[object] = []
 
@@ -107,28 +108,28 @@ class Sequence:
     def _plan(self) -> Plan:
         draw = self._draw
         chosen = draw.sample(self._rules, draw.randint(1, len(self._rules)))
-        who = draw.choice(["alice", "alice", "bob"])
+        name = draw.choice(["alice", "alice", "bob"])
         checks = []
         for terms in chosen:
-            identity = "everybody" if draw.random() < 0.15 else who
+            identity = "everybody" if draw.random() < 0.15 else name
             checks.append(Check(terms, self._tag + identity, draw.randint(0, terms.params[0] + 1)))
         self._plans.append(Plan(with_bans(checks)))
         return self._plans[-1]
 
     def _hit(self) -> None:
-        self._tell(self._plan())
+        self._run(self._plan())
 
     def _again(self) -> None:
-        """As a client that was refused does, with others in between."""
-        self._tell(self._draw.choice(self._plans[-4:]) if self._plans else self._plan())
+        """Retry, as a refused client does, with other requests in between."""
+        self._run(self._draw.choice(self._plans[-4:]) if self._plans else self._plan())
 
     def _peek(self) -> None:
         plan = self._draw.choice([*self._plans[-4:], self._plan()])
-        self._tell(plan._replace(charge=False))
+        self._run(plan._replace(charge=False))
 
     def _force(self) -> None:
         plan = self._plan()
-        self._tell(plan._replace(checks=tuple([each for each in plan.checks if each.cost]), forced=True))
+        self._run(plan._replace(checks=tuple([each for each in plan.checks if each.cost]), forced=True))
 
     def _reset(self) -> None:
         check = self._draw.choice(self._plan().checks)
@@ -137,39 +138,39 @@ class Sequence:
             store.forget(check.terms.rule_id, check.identity)
 
     def _refund(self) -> None:
-        if self._paid:
-            plan, outcomes = self._paid.pop(self._draw.randrange(len(self._paid)))
+        if self._charged:
+            plan, outcomes = self._charged.pop(self._draw.randrange(len(self._charged)))
             self.acts.append(("refund", plan))
             for store in self._stores:
                 store.refund(plan, outcomes)
 
     def _renew(self) -> None:
-        """What is held goes on being held."""
-        for at, (plan, outcomes) in enumerate(self._paid):
+        """Renew held slots."""
+        for at, (plan, outcomes) in enumerate(self._charged):
             if all([check.terms.held and check.cost for check in plan.checks]):
                 self.acts.append(("renew", plan))
-                told, expected = [store.renew(plan, outcomes) for store in self._stores]
-                assert told == expected, self.acts
-                self._paid[at] = (plan, told)
+                results, expected = [store.renew(plan, outcomes) for store in self._stores]
+                assert results == expected, self.acts
+                self._charged[at] = (plan, results)
 
-    def _tell(self, plan: Plan) -> None:
+    def _run(self, plan: Plan) -> None:
         if not plan.checks:
             return
         self.acts.append((plan, [check.identity.removeprefix(self._tag) for check in plan.checks]))
-        told, expected = [store.run(plan) for store in self._stores]
-        assert told == expected, self.acts
-        self._last = told
-        if plan.charge and not plan.forced and all([outcome.allowed for outcome in told]):
-            self._paid.append((plan, told))
+        results, expected = [store.run(plan) for store in self._stores]
+        assert results == expected, self.acts
+        self._last = results
+        if plan.charge and not plan.forced and all([outcome.allowed for outcome in results]):
+            self._charged.append((plan, results))
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_every_number_is_that_of_memory(server: Server, colour: str, algorithm: str) -> None:
+def test_every_number_is_that_of_memory(server: Server, mode: str, algorithm: str) -> None:
     clock = ManualClock(1_760_000_000)
-    with asyncio.Runner() as runner, opened(server, colour, clock=clock, runner=runner) as store:
+    with asyncio.Runner() as runner, opened(server, mode, clock=clock, runner=runner) as store:
         for number in range(EACH):
-            seed = f"{SEED} {server.name} {colour} {algorithm} {number}"
+            seed = f"{SEED} {server.name} {mode} {algorithm} {number}"
             stores = [store, Driver(MemoryStore(clock=clock), runner)]
             sequence = Sequence(random.Random(seed), algorithm, stores=stores, clock=clock)
             try:

@@ -1,4 +1,4 @@
-"""A quota that changes on live state: what is kept and what begins anew, in memory and on Valkey."""
+"""A quota that changes on live state: what is kept and what starts again, in memory and on Valkey."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from sluicegate import ManualClock
 from sluicegate.clock import MICROSECOND
 from sluicegate.plan import Check, Plan
 from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
-from sluicegate.testing.store import Driver, terms
-from tests.stores.breakable import Breakable, Colour
+from sluicegate.testing.driver import Driver
+from sluicegate.testing.store import terms
+from tests.stores.breakable import Breakable, Mode
 from tests.stores.places import memory, memory_async, real, real_async
 
 WINDOWS = ("sliding-window", "sliding-log", "sliding-counter", "fixed-window")
@@ -31,13 +32,13 @@ LOWERED: list[Row] = [
     ("8/minute", 5, 0, "5/minute", 0, 60),
     ("8/minute", 8, 20, "5/minute", 0, 40),
 ]
-ANEW: list[Row] = [
+NEW_BUDGET: list[Row] = [
     ("5/minute", 5, 0, "5/hour", 5, 0),
     ("5/hour", 5, 0, "5/minute", 5, 0),
 ]
 SAME: list[Row] = [("5/minute", 5, 0, "5 per 60 seconds", 0, 60)]
-TABLE = [(name, row) for name in WINDOWS for row in RAISED + LOWERED + ANEW + SAME if name != "sliding-counter"]
-TABLE += [("sliding-counter", row) for row in RAISED + ANEW + [("8/minute", 3, 0, "5/minute", 2, 0)]]
+TABLE = [(name, row) for name in WINDOWS for row in RAISED + LOWERED + NEW_BUDGET + SAME if name != "sliding-counter"]
+TABLE += [("sliding-counter", row) for row in RAISED + NEW_BUDGET + [("8/minute", 3, 0, "5/minute", 2, 0)]]
 TABLE += [
     (name, row)
     for name in BUCKETS
@@ -80,7 +81,7 @@ def test_a_quota_that_changes(store: Driver, clock: ManualClock, algorithm: str,
 
 
 @pytest.mark.parametrize(("before", "after"), [("gcra", "sliding-window"), ("fixed-window", "sliding-counter")])
-def test_an_algorithm_that_changes_begins_anew(store: Driver, before: str, after: str) -> None:
+def test_a_changed_algorithm_starts_with_a_full_budget(store: Driver, before: str, after: str) -> None:
     assert store.run(Plan((Check(terms(before, "5/minute"), "a", 5),)))[0].allowed
     assert store.run(Plan((Check(terms(after, "5/minute"), "a", 1),)))[0].remaining == 4
     assert not store.run(Plan((Check(terms(before, "5/minute"), "a", 1),)))[0].allowed, "and the other is still there"
@@ -88,14 +89,14 @@ def test_an_algorithm_that_changes_begins_anew(store: Driver, before: str, after
 
 @pytest.mark.parametrize("algorithm", WINDOWS)
 def test_there_and_back(store: Driver, clock: ManualClock, algorithm: str) -> None:
-    """A limit that is lowered takes nothing away: raised again, all that was there is there."""
+    """Lowering a limit loses nothing: after it is raised again, the earlier budget is there."""
     assert store.run(Plan((Check(terms(algorithm, "8/minute"), "a", 6),)))[0].allowed
     assert not store.run(Plan((Check(terms(algorithm, "5/minute"), "a", 1),)))[0].allowed
     assert store.run(Plan((Check(terms(algorithm, "8/minute"), "a", 1),)))[0].remaining == 1
 
 
-def test_a_refusal_that_is_remembered_does_not_outlive_its_limit(colour: Colour, clock: ManualClock) -> None:
+def test_a_refusal_that_is_remembered_does_not_outlive_its_limit(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = colour.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=60, clock=clock))
+    store = mode.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=60, clock=clock))
     low, high = (Check(terms("sliding-window", quota), "a", 1) for quota in ("1/minute", "2/minute"))
     assert [store.run(check)[0].allowed for check in (low, low, low, high, high)] == [True, False, False, True, False]

@@ -1,4 +1,4 @@
-"""A clock that goes back (an operator's hand, a failover to a server behind): defined, and the same everywhere."""
+"""A clock that goes back (set by an operator, or after a failover): defined, and the same in all stores."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from sluicegate.algorithms import ALGORITHMS
 from sluicegate.plan import Check, Outcome, Plan
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.redis import RedisStore
+from sluicegate.testing.driver import Driver
 from sluicegate.testing.scenarios import COSTS, LATEST, MOMENTS, WAITS, examples, quotas
-from sluicegate.testing.store import NAMES, Driver, terms
+from sluicegate.testing.store import NAMES, terms
 from tests.servers import Server
 from tests.stores.places import client
 
@@ -55,7 +56,7 @@ def test_python_and_lua_agree_when_the_clock_goes_back(server: Server, algorithm
 
         @examples(60)
         @given(st.data(), quotas(ALGORITHMS[algorithm]), MOMENTS)
-        def tell(data: st.DataObject, quota: object, start: int) -> None:
+        def run_story(data: st.DataObject, quota: object, start: int) -> None:
             clock = Skewed(start)
             pure = Pure(clock)
             remote = Driver(RedisStore(given_client, clock=clock), runner)
@@ -69,18 +70,18 @@ def test_python_and_lua_agree_when_the_clock_goes_back(server: Server, algorithm
                 (last,) = remote.run(Plan((check,)))
                 assert last == pure.run(check)
 
-        tell()
+        run_story()
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_nobody_is_freed_by_a_step_back_nor_frozen_by_a_long_one(server: Server, algorithm: str) -> None:
+def test_a_step_back_admits_no_refused_client_and_a_long_one_blocks_none(server: Server, algorithm: str) -> None:
     rule = terms(algorithm, "2/minute")
     clock = Skewed(1_760_000_000_123_457)
     with closing(RedisStore.from_url(server.url, clock=clock, deadline=10)) as remote:
         for store in (MemoryStore(clock=clock), remote):
-            who = f"{algorithm} {id(store)}"
+            identity = f"{algorithm} {id(store)}"
             start = clock.moment
-            plan = Plan((Check(rule, who, 2),))
+            plan = Plan((Check(rule, identity, 2),))
             assert store.run(plan)[0].allowed
             clock.moment = start - 30_000_000
             (refused,) = store.run(plan)

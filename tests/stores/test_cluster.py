@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import closing
+from time import monotonic
 from typing import Any, ClassVar
 from uuid import uuid4
 
+import hiredis
 import pytest
 import redis
 import redis.asyncio
@@ -20,23 +23,28 @@ from redis.retry import Retry
 from sluicegate import AsyncLimiter, Limiter, ManualClock, StoreError
 from sluicegate.clock import Clock
 from sluicegate.identity import identity_text
-from sluicegate.plan import Check, Plan, Terms
-from sluicegate.stores import AsyncStore, Store, open_async_store, open_store
+from sluicegate.plan import Check, Decision, Plan, Terms
+from sluicegate.stores import AsyncStore, Store, StoreChange, open_async_store, open_store
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.redis import AsyncRedisStore, RedisStore
-from sluicegate.stores.redis.servers import servers
-from sluicegate.stores.redis.topology import slot_of
+from sluicegate.stores.redis.encoding import Encoder
+from sluicegate.stores.redis.operations import Operations
+from sluicegate.stores.redis.steps import Pause, Send
+from sluicegate.stores.redis.topology import slot_of, topology
+from sluicegate.stores.redis.url import servers
 from sluicegate.testing import StoreExam
+from sluicegate.testing.driver import Driver
 from sluicegate.testing.scenarios import examples
-from sluicegate.testing.store import NAMES, Driver, terms
+from sluicegate.testing.store import NAMES, terms
 from tests.cluster import Cluster
-from tests.stores.colours import PATIENCE
+from tests.servers import wait_until
+from tests.stores.modes import PATIENCE
 
 OURS, THEIRS = ("sync", "async"), ("sync client", "async client")
 
 
 class Maker:
-    """Makes stores on a cluster: of our own connections, or over one client of redis-py's."""
+    """Makes stores on a cluster: with their own connections, or over one client of redis-py."""
 
     def __init__(self, how: str, cluster: Cluster, runner: asyncio.Runner) -> None:
         self.cluster, self._how, self._runner = cluster, how, runner
@@ -99,51 +107,51 @@ def moving(request: pytest.FixtureRequest, moving_cluster: Cluster, runner: asyn
         yield made
 
 
-WHO = ("a", "b", "c", "d")  # of as many slots, on all three nodes
+IDENTITIES = ("a", "b", "c", "d")  # in four slots, on all three nodes
 SEVERAL = st.tuples(st.sampled_from(NAMES), st.booleans(), st.sampled_from([False, False, True]))
-CHECKS = st.tuples(SEVERAL, st.sampled_from(WHO), st.integers(0, 3))
+CHECKS = st.tuples(SEVERAL, st.sampled_from(IDENTITIES), st.integers(0, 3))
 STORIES = st.lists(st.tuples(st.integers(0, 40), st.lists(CHECKS, min_size=1, max_size=4), st.booleans()), max_size=12)
 
 
 def test_a_plan_across_slots_is_all_or_nothing(maker: Maker, runner: asyncio.Runner) -> None:
-    """Whoever of several identities refuses, nobody is charged: told by the same story in memory."""
+    """If any identity of a plan is refused, none is charged. Compared with the same acts in memory."""
 
     def rule(name: str, counted: bool, shadow: bool) -> Terms:
         return terms(name, "4/minute", scope=f"{name}{counted}", counted=counted, shadow=shadow)
 
     @examples(25)
     @given(STORIES)
-    def tell(story: list[tuple[int, list[tuple[tuple[str, bool, bool], str, int]], bool]]) -> None:
+    def run_story(story: list[tuple[int, list[tuple[tuple[str, bool, bool], str, int]], bool]]) -> None:
         clock = ManualClock()
         store, reference = maker.drive(clock), Driver(MemoryStore(clock=clock), runner)
         for wait, drawn, charge in story:
             clock.advance(wait)
-            checks = {(facts, who): Check(rule(*facts), who, cost) for facts, who, cost in drawn}
+            checks = {(facts, identity): Check(rule(*facts), identity, cost) for facts, identity, cost in drawn}
             plan = Plan(tuple(checks.values()), charge, forced=wait % 5 == 1)
-            told = store.run(plan)
-            assert told == reference.run(plan)
+            results = store.run(plan)
+            assert results == reference.run(plan)
             if wait % 3 == 1:
-                told, renewed = store.renew(plan, told), reference.renew(plan, told)
-                assert told == renewed
+                results, renewed = store.renew(plan, results), reference.renew(plan, results)
+                assert results == renewed
             if wait % 3 < 2:
                 for each in (store, reference):
-                    each.refund(plan, told)
+                    each.refund(plan, results)
         store.close()
 
-    tell()
+    run_story()
 
 
-def test_the_tighter_slot_is_asked_first(cluster: Cluster) -> None:
-    """A subject that is over its own limit costs what it shares nothing, not even for a moment."""
+def test_the_tighter_slot_is_charged_first(cluster: Cluster) -> None:
+    """A client above its own limit never charges the budget that it shares, not even for a moment."""
     own, shared = terms("fixed-window", "1/minute", scope="own"), terms("fixed-window", "1000/minute", scope="all")
-    me, everybody = uuid4().hex, uuid4().hex
-    plan = Plan((Check(shared, everybody, 1), Check(own, me, 1)))
+    me, common = uuid4().hex, uuid4().hex
+    plan = Plan((Check(shared, common, 1), Check(own, me, 1)))
     store = open_store(cluster.url, prefix="t", deadline=PATIENCE)
     assert [outcome.allowed for outcome in store.run(plan)] == [True, True]
-    shared_node = cluster.node_of(slot_of(everybody))
+    shared_node = cluster.node_of(slot_of(common))
     before = _writes(shared_node)
-    told = store.run(plan)
-    assert [(outcome.allowed, outcome.remaining) for outcome in told] == [(True, 999), (False, 0)]
+    results = store.run(plan)
+    assert [(outcome.allowed, outcome.remaining) for outcome in results] == [(True, 999), (False, 0)]
     assert _writes(shared_node) == before, "the shared budget was charged for a request that its subject may not make"
     store.close()
 
@@ -156,12 +164,12 @@ def _writes(node: Any) -> int:
     return 0
 
 
-def test_slots_may_move_and_be_on_their_way(moving: Maker) -> None:
-    """MOVED and ASK: every request is answered, and charged once."""
+def test_requests_are_charged_once_while_slots_move(moving: Maker) -> None:
+    """After MOVED and ASK every request gets its outcome and is charged once."""
     cluster, store = moving.cluster, moving.drive()
-    who = uuid4().hex
-    slot = slot_of(store._tag + who)  # the driver's own name for it
-    two = Plan(tuple(Check(terms("fixed-window", "100/hour", scope=scope), who, 1) for scope in "xy"))
+    identity = uuid4().hex
+    slot = slot_of(store._tag + identity)  # the driver's own name for it
+    two = Plan(tuple(Check(terms("fixed-window", "100/hour", scope=scope), identity, 1) for scope in "xy"))
 
     def remaining() -> list[int]:
         return [outcome.remaining for outcome in store.run(two)]
@@ -181,12 +189,12 @@ def test_slots_may_move_and_be_on_their_way(moving: Maker) -> None:
     store.close()
 
 
-def test_half_of_a_plan_s_keys_on_their_way(moving: Maker) -> None:
-    """TRYAGAIN until the deadline, then a StoreError, and nothing was charged; as soon as all have moved, an answer."""
+def test_a_plan_with_half_of_its_keys_migrated(moving: Maker) -> None:
+    """TRYAGAIN until the deadline, then a StoreError without a charge; as soon as all have moved, an outcome."""
     cluster, store = moving.cluster, moving.drive()
-    who = uuid4().hex
-    slot = slot_of(store._tag + who)
-    plan = Plan(tuple(Check(terms("fixed-window", "100/hour", scope=scope), who, 1) for scope in "xy"))
+    identity = uuid4().hex
+    slot = slot_of(store._tag + identity)
+    plan = Plan(tuple(Check(terms("fixed-window", "100/hour", scope=scope), identity, 1) for scope in "xy"))
     assert [outcome.remaining for outcome in store.run(plan)] == [99, 99]
     to = next(node for node in cluster.masters if node is not cluster.node_of(slot))
     cluster.begin_migration(slot, to)
@@ -204,12 +212,12 @@ def _keys(cluster: Cluster, slot: int) -> list[str]:
         return list(node.execute_command("CLUSTER GETKEYSINSLOT", slot, 10))
 
 
-def test_scripts_are_brought_to_every_node(maker: Maker) -> None:
+def test_scripts_are_loaded_on_every_node(maker: Maker) -> None:
     store = maker.drive()
     rule = terms("gcra", "5/hour")
     for remaining in (4, 3):
-        for who in range(10):
-            assert store.run(Plan((Check(rule, str(who), 1),)))[0].remaining == remaining
+        for identity in range(10):
+            assert store.run(Plan((Check(rule, str(identity), 1),)))[0].remaining == remaining
         for node in maker.cluster.masters:
             node.command("SCRIPT FLUSH")
     store.close()
@@ -247,27 +255,185 @@ def test_urls(url: str, kind: str, seeds: list[str], service: str) -> None:
 
 
 @pytest.mark.parametrize("ours", OURS)
-def test_a_dead_node_is_no_trouble_of_the_others(moving_cluster: Cluster, ours: str, runner: asyncio.Runner) -> None:
-    """Without full coverage two nodes go on: only the third one's identities are decided in this process."""
+def test_a_dead_node_does_not_affect_the_others(moving_cluster: Cluster, ours: str, runner: asyncio.Runner) -> None:
+    """Without full coverage two nodes continue: only identities of the third node are decided in this process."""
     for node in moving_cluster.nodes:
         node.command("CONFIG SET cluster-require-full-coverage no")
     changes: list[tuple[str, bool]] = []
     options: dict[str, Any] = {"on_store_change": lambda change: changes.append((change.store, change.available))}
     limiter: Any = (Limiter if ours == "sync" else AsyncLimiter)(moving_cluster.url, deadline=1, **options)
 
-    def degraded(who: str) -> bool:
-        decision = limiter.hit("1000/day", who)
+    def degraded(identity: str) -> bool:
+        decision = limiter.hit("1000/day", identity)
         return bool((runner.run(decision) if ours == "async" else decision).degraded)
 
     dead = moving_cluster.masters[1]
     people = [uuid4().hex for _ in range(60)]
-    theirs = {who for who in people if moving_cluster.node_of(slot_of(identity_text(who))) is dead}
+    theirs = {identity for identity in people if moving_cluster.node_of(slot_of(identity_text(identity))) is dead}
     assert 0 < len(theirs) < 60
     assert not any(map(degraded, people))
     dead.kill()
-    assert {who for who in people if degraded(who)} == theirs
+    assert {identity for identity in people if degraded(identity)} == theirs
     assert changes == [(f"127.0.0.1:{dead.port}", False)]
     if ours == "sync":
         limiter.close()
     else:
         runner.run(limiter.close())
+
+
+class Watched:
+    """A limiter of either kind, called without await, with what it reported."""
+
+    def __init__(self, url: str, ours: str, runner: asyncio.Runner, **options: Any) -> None:
+        self.changes: list[tuple[str, bool]] = []
+        self._runner, self._ours = runner, ours
+        kind: Any = Limiter if ours == "sync" else AsyncLimiter
+        self.limiter = kind(url, on_store_change=self._note, **options)
+
+    def hit(self, quota: str, who: str) -> Decision:
+        decision: Any = self.limiter.hit(quota, who)
+        return decision if self._ours == "sync" else self._runner.run(decision)
+
+    def degraded(self, *people: str) -> set[str]:
+        """Return those of these identities that the store did not decide about."""
+        return {who for who in people if self.hit("1000/day", who).degraded}
+
+    def close(self) -> None:
+        done: Any = self.limiter.close()
+        if self._ours == "async":
+            self._runner.run(done)
+
+    def _note(self, change: StoreChange) -> None:
+        self.changes.append((change.store, change.available))
+
+
+def people_of(cluster: Cluster, count: int = 60) -> dict[Any, set[str]]:
+    """Identities, by the node that keeps their budgets."""
+    found: dict[Any, set[str]] = {node: set() for node in cluster.nodes}
+    for _ in range(count):
+        who = uuid4().hex
+        found[cluster.node_of(slot_of(identity_text(who)))].add(who)
+    return found
+
+
+@pytest.mark.parametrize("ours", OURS)
+def test_a_slot_that_is_half_moved_concerns_its_own_plans(
+    moving_cluster: Cluster, ours: str, runner: asyncio.Runner
+) -> None:
+    """A new identity under two rules gets ASK, then TRYAGAIN. All others are counted as before."""
+    watched = Watched(moving_cluster.url, ours, runner, deadline=PATIENCE)
+    people = {who for group in people_of(moving_cluster).values() for who in group}
+    assert watched.degraded(*people) == set()
+    new = uuid4().hex
+    slot = slot_of(identity_text(new))
+    to = next(node for node in moving_cluster.masters if node is not moving_cluster.node_of(slot))
+    moving_cluster.begin_migration(slot, to)
+    decision = watched.hit("1000/day; 10/minute", new)
+    assert (decision.allowed, decision.degraded) == (True, True)
+    assert watched.degraded(new, *people) == set(), "one rule has one key, which the new node keeps"
+    moving_cluster.finish_migration(slot, to)
+    assert not watched.hit("1000/day; 10/minute", new).degraded
+    assert watched.changes == []
+    watched.close()
+
+
+@pytest.mark.parametrize("ours", OURS)
+def test_a_slot_without_a_node_concerns_its_own_plans(
+    moving_cluster: Cluster, ours: str, runner: asyncio.Runner, caplog: pytest.LogCaptureFixture
+) -> None:
+    for node in moving_cluster.nodes:
+        node.command("CONFIG SET cluster-require-full-coverage no")
+    watched = Watched(moving_cluster.url, ours, runner, deadline=PATIENCE)
+    alone = uuid4().hex
+    people = {who for group in people_of(moving_cluster).values() for who in group}
+    slot = slot_of(identity_text(alone))
+    home = moving_cluster.node_of(slot)
+    wait_until("the nodes to agree", lambda: watched.degraded(alone, *people) == set())
+    try:
+        for node in moving_cluster.nodes:
+            node.command(f"CLUSTER DELSLOTS {slot}")
+        for _ in range(5):
+            assert watched.degraded(alone, *people) == {alone}
+        assert watched.changes == []
+        [line] = [record.getMessage() for record in caplog.records if record.name == "sluicegate"]
+        assert "redis-cli --cluster check" in line
+    finally:
+        home.command(f"CLUSTER ADDSLOTS {slot}")
+        moving_cluster.wait_ready()
+    wait_until("the slot to be found", lambda: watched.degraded(alone) == set())
+    watched.close()
+
+
+@pytest.mark.parametrize("ours", OURS)
+def test_a_hung_node_does_not_delay_the_others(moving_cluster: Cluster, ours: str, runner: asyncio.Runner) -> None:
+    """It hangs before the first request. Only that request, which knows no node, asks it for the map."""
+    for node in moving_cluster.nodes:
+        node.command("CONFIG SET cluster-require-full-coverage no")
+    hung = moving_cluster.masters[0]
+    people = people_of(moving_cluster)
+    theirs = people.pop(hung)
+    others = {who for group in people.values() for who in group}
+    hung.pause()
+    watched = Watched(moving_cluster.url, ours, runner, deadline=1.0)
+    assert watched.degraded(*sorted(others)[:1]) == set()
+    longest = 0.0
+    for number, who in enumerate(sorted(others) * 5):
+        if number % 20 == 0:
+            assert watched.degraded(sorted(theirs)[0]) == theirs & {sorted(theirs)[0]}
+        begun = monotonic()
+        assert not watched.hit("1000/day", who).degraded
+        longest = max(longest, monotonic() - begun)
+    assert longest < 0.4, "no other request has asked the hung node"
+    assert watched.changes == [(f"127.0.0.1:{hung.port}", False)]
+    hung.resume()
+    wait_until("the node to be used", lambda: watched.degraded(*theirs) == set())
+    assert watched.changes == [(f"127.0.0.1:{hung.port}", False), (f"127.0.0.1:{hung.port}", True)]
+    watched.close()
+
+
+@pytest.mark.parametrize("ours", OURS)
+def test_a_node_that_is_replaced_is_reported_by_its_own_name(
+    ours: str, runner: asyncio.Runner, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with Cluster(replicas=1, full_coverage=False) as cluster:
+        watched = Watched(cluster.url, ours, runner, deadline=1.0)
+        dead, replica = cluster.masters[0], cluster.replicas[0]
+        people = people_of(cluster)
+        theirs = people[dead]
+        others = {who for group in people.values() for who in group} - theirs
+        assert watched.degraded(*theirs, *others) == set()
+        name = f"127.0.0.1:{dead.port}"
+        dead.kill()
+        assert watched.degraded(*theirs, *others) == theirs
+        assert watched.changes == [(name, False)]
+        wait_until("the replica to be a master", lambda: cluster.node_of(0, seen_by=cluster.masters[1]) is replica)
+        wait_until("the replica to be used", lambda: watched.degraded(*theirs) == set())
+        assert watched.degraded(*theirs, *others) == set()
+        assert watched.changes == [(name, False), (name, True)]
+        assert watched.limiter.store.inside._breakers._of == {}, "nobody probes a server that no request needs"
+        watched.close()
+    lines = [record.getMessage() for record in caplog.records if record.name == "sluicegate"]
+    assert len(lines) == 2
+    assert lines[1] == f"sluicegate: store {name} replaced by another server: circuit closed"
+
+
+def test_nodes_that_redirect_to_each_other_are_asked_with_pauses() -> None:
+    """During a failover two nodes may not agree who serves a slot."""
+    operations = Operations(topology(servers("redis+cluster://a:1,b:2")), Encoder(prefix="t", clock=None, split=True))
+    steps = operations.forget("rule", "x")
+    sent: list[Any] = []
+
+    def drive() -> None:
+        reply: Any = None
+        while True:
+            step: Any = steps.send(reply)
+            sent.append(step.seconds if isinstance(step, Pause) else step.address.host)
+            slots = isinstance(step, Send) and b"SLOTS" in step.command.frame
+            other = {"a": "b:2", "b": "a:1"}.get(sent[-1], "")
+            reply = [[0, 16383, [b"a", 1]]] if slots else hiredis.ReplyError(f"MOVED {slot_of('x')} {other}")
+
+    with pytest.raises(StoreError, match="do not agree") as caught:
+        drive()
+    assert caught.value.concerns == "plan"
+    assert sent == ["a", "a", "b", 0.005, "a", 0.01, "b", 0.02, "a", 0.04, "b"]

@@ -1,4 +1,4 @@
-"""deny_cache.py: a refusal is repeated exactly as the store would tell it, for as long as that is certain."""
+"""deny_cache.py: a refusal is repeated exactly as the store would return it, for as long as that is certain."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 import pytest
 
 from sluicegate import Ban, Concurrency, ManualClock, StoreError
-from sluicegate.ban import with_bans
 from sluicegate.clock import MICROSECOND, Clock
 from sluicegate.plan import NEVER, Check, Outcome, Plan
-from sluicegate.shadow import shadows
+from sluicegate.rules.ban import with_bans
+from sluicegate.rules.rollout import shadows
+from sluicegate.rules.terms import make_terms
 from sluicegate.stores import AsyncStore, Store
 from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
-from sluicegate.stores.leases import AsyncLeases, Leases
 from sluicegate.stores.memory import MemoryStore
-from sluicegate.terms import make_terms
-from sluicegate.testing import Awaited, StoreExam
+from sluicegate.stores.prefetch import AsyncPrefetch, Prefetch
+from sluicegate.testing import AsyncAdapter, StoreExam
 from sluicegate.testing.store import NAMES
-from tests.stores.breakable import Breakable, Called, Colour, allowed, check
+from tests.stores.breakable import Breakable, Called, Mode, allowed, check
 
 KINDS = (DenyCache, AsyncDenyCache)
 SECOND = MICROSECOND
 
 
 class TestExam(StoreExam):
-    """With one process it cannot be told from the store inside, however long it remembers."""
+    """With one process it returns exactly the outcomes of the store inside, for any staleness."""
 
     examples = 60
 
@@ -41,46 +41,46 @@ class TestExamAsync(StoreExam):
     examples = 20
 
     def make_store(self, clock: Clock | None) -> Store | AsyncStore:
-        return AsyncDenyCache(Awaited(MemoryStore(clock=clock)), Refusals(staleness=1, clock=clock))
+        return AsyncDenyCache(AsyncAdapter(MemoryStore(clock=clock)), Refusals(staleness=1, clock=clock))
 
 
-def cached(colour: Colour, clock: ManualClock, **options: Any) -> tuple[Called, Breakable]:
+def cached(mode: Mode, clock: ManualClock, **options: Any) -> tuple[Called, Breakable]:
     inside = Breakable(clock)
     refusals = Refusals(**{"staleness": 1, "clock": clock, **options})
-    return colour.around(inside, KINDS, refusals=refusals), inside
+    return mode.around(inside, KINDS, refusals=refusals), inside
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_a_flood_is_refused_without_the_store(colour: Colour, clock: ManualClock, algorithm: str) -> None:
-    store, inside = cached(colour, clock)
+def test_a_flood_is_refused_without_the_store(mode: Mode, clock: ManualClock, algorithm: str) -> None:
+    store, inside = cached(mode, clock)
     one = check(algorithm=algorithm)
-    told = [store.run(one)[0] for _ in range(1000)]
-    assert sum(outcome.allowed for outcome in told) == 5
+    results = [store.run(one)[0] for _ in range(1000)]
+    assert sum(outcome.allowed for outcome in results) == 5
     assert inside.calls == 6
 
 
-def test_the_waits_count_down(colour: Colour, clock: ManualClock) -> None:
-    store, inside = cached(colour, clock, staleness=100)
+def test_the_waits_count_down(mode: Mode, clock: ManualClock) -> None:
+    store, inside = cached(mode, clock, staleness=100)
     for _ in range(6):
         [refused] = store.run(check())
     clock.advance(20)
-    [later] = store.run(check())
-    assert later == counted_down(refused, gone=20 * SECOND)
+    [after] = store.run(check())
+    assert after == counted_down(refused, elapsed=20 * SECOND)
     assert inside.calls == 6
 
 
-def counted_down(outcome: Outcome, *, gone: int) -> Outcome:
+def counted_down(outcome: Outcome, *, elapsed: int) -> Outcome:
     assert outcome.retry_after is not None
     return outcome._replace(
-        retry_after=outcome.retry_after - gone,
-        reset_after=outcome.reset_after - gone,
-        next_after=outcome.next_after - gone,
-        at=outcome.at + gone,
+        retry_after=outcome.retry_after - elapsed,
+        reset_after=outcome.reset_after - elapsed,
+        next_after=outcome.next_after - elapsed,
+        at=outcome.at + elapsed,
     )
 
 
 @pytest.mark.parametrize(
-    ("quota", "waits", "asks"),
+    ("quota", "waits", "calls_store"),
     [
         ("1/minute", 0.999999, False),
         ("1/minute", 1, True),  # the staleness
@@ -89,9 +89,9 @@ def counted_down(outcome: Outcome, *, gone: int) -> Outcome:
     ],
 )
 def test_until_a_number_changes_or_the_staleness(
-    colour: Colour, clock: ManualClock, quota: str, waits: float, asks: bool
+    mode: Mode, clock: ManualClock, quota: str, waits: float, calls_store: bool
 ) -> None:
-    store, inside = cached(colour, clock)
+    store, inside = cached(mode, clock)
     store.run(check(quota))
     clock.advance(0.4)
     store.run(check(quota))
@@ -100,12 +100,12 @@ def test_until_a_number_changes_or_the_staleness(
     calls = inside.calls
     clock.advance(waits)
     store.run(refused)
-    assert (inside.calls > calls) is asks
+    assert (inside.calls > calls) is calls_store
 
 
-def test_it_counts_from_before_the_call_and_tells_waits_from_after(colour: Colour, clock: ManualClock) -> None:
-    """The store decided at some moment between the two: nobody is refused too long, nor told too short a wait."""
-    store, inside = cached(colour, clock, staleness=100)
+def test_the_staleness_starts_before_the_call_and_waits_start_after_it(mode: Mode, clock: ManualClock) -> None:
+    """The store decided at a time between the two: no client is refused too long, and no wait is too short."""
+    store, inside = cached(mode, clock, staleness=100)
     store.run(check("1 per 10 seconds"))
     inside.before = lambda: clock.advance(3)
     assert store.run(check("1 per 10 seconds"))[0].retry_after == 7 * SECOND
@@ -129,10 +129,10 @@ REFUSED: list[tuple[str, list[Check], bool]] = [
 
 
 @pytest.mark.parametrize(("checks", "known"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-def test_a_refusal_speaks_for_the_same_checks_only(
-    colour: Colour, clock: ManualClock, checks: list[Check], known: bool
+def test_a_refusal_is_repeated_for_the_same_checks_only(
+    mode: Mode, clock: ManualClock, checks: list[Check], known: bool
 ) -> None:
-    store, inside = cached(colour, clock)
+    store, inside = cached(mode, clock)
     inside.run(Plan((check(cost=5),)))
     assert not allowed(store.run(check(), check(scope="other", cost=2)))
     calls = inside.calls
@@ -140,8 +140,8 @@ def test_a_refusal_speaks_for_the_same_checks_only(
     assert (inside.calls == calls) is known
 
 
-def test_what_can_never_pass_is_known_until_the_staleness(colour: Colour, clock: ManualClock) -> None:
-    store, inside = cached(colour, clock)
+def test_a_refusal_without_an_end_is_repeated_until_the_staleness(mode: Mode, clock: ManualClock) -> None:
+    store, inside = cached(mode, clock)
     for _ in range(10):
         assert store.run(check(cost=6))[0].retry_after is NEVER
         clock.advance(0.25)
@@ -152,8 +152,8 @@ def test_what_can_never_pass_is_known_until_the_staleness(colour: Colour, clock:
     ("charge", "options"),
     [(False, {}), (True, {"counted": True})],
 )
-def test_what_is_not_remembered(colour: Colour, clock: ManualClock, charge: bool, options: dict[str, Any]) -> None:
-    store, inside = cached(colour, clock)
+def test_what_is_not_remembered(mode: Mode, clock: ManualClock, charge: bool, options: dict[str, Any]) -> None:
+    store, inside = cached(mode, clock)
     one = check(**options)
     store.run(one._replace(cost=5))
     for number in range(3):
@@ -161,29 +161,29 @@ def test_what_is_not_remembered(colour: Colour, clock: ManualClock, charge: bool
         assert inside.calls == number + 2
 
 
-def test_a_peek_is_asked_though_a_refusal_is_known(colour: Colour, clock: ManualClock) -> None:
-    store, inside = cached(colour, clock)
+def test_a_peek_reaches_the_store_even_if_a_refusal_is_remembered(mode: Mode, clock: ManualClock) -> None:
+    store, inside = cached(mode, clock)
     store.run(check(cost=5))
     assert [store.run(check(), charge=charge) for charge in (True, False)]
     assert inside.calls == 3
 
 
 @pytest.mark.parametrize("source", ["local", "policy"])
-def test_what_the_store_did_not_say_is_not_remembered(colour: Colour, clock: ManualClock, source: Any) -> None:
+def test_outcomes_of_another_source_are_not_remembered(mode: Mode, clock: ManualClock, source: Any) -> None:
     class Degraded(Breakable):
         def run(self, plan: Plan) -> tuple[Outcome, ...]:
             return tuple(outcome._replace(source=source) for outcome in super().run(plan))
 
     inside = Degraded(clock)
-    store = colour.around(inside, KINDS, refusals=Refusals(staleness=1, clock=clock))
+    store = mode.around(inside, KINDS, refusals=Refusals(staleness=1, clock=clock))
     for _ in range(9):
         store.run(check())
     assert inside.calls == 9
 
 
 @pytest.mark.parametrize("what", ["forget", "refund"])
-def test_what_gives_back_ends_the_refusal(colour: Colour, clock: ManualClock, what: str) -> None:
-    store, inside = cached(colour, clock, staleness=100)
+def test_a_refund_or_a_reset_drops_the_refusal(mode: Mode, clock: ManualClock, what: str) -> None:
+    store, inside = cached(mode, clock, staleness=100)
     taken = store.run(check(cost=5), check(identity="b", scope="other"))
     for identity in "ab":
         inside.run(Plan((check(identity=identity, cost=5),)))
@@ -197,9 +197,9 @@ def test_what_gives_back_ends_the_refusal(colour: Colour, clock: ManualClock, wh
     assert inside.calls == calls + 1
 
 
-def test_a_smaller_charge_that_passes_ends_a_larger_refusal(colour: Colour, clock: ManualClock) -> None:
-    """The answer was 10 seconds and 2 left; the truth is 50 seconds and 0."""
-    store, _ = cached(colour, clock, staleness=100)
+def test_a_smaller_charge_that_passes_drops_a_larger_refusal(mode: Mode, clock: ManualClock) -> None:
+    """The remembered refusal is 10 seconds and 2 left; now 50 seconds and 0 are true."""
+    store, _ = cached(mode, clock, staleness=100)
     one, two, three = (check("3/minute", cost=cost, algorithm="gcra") for cost in (1, 2, 3))
     assert allowed(store.run(one))
     clock.advance(10)
@@ -236,26 +236,24 @@ CHANGES: list[tuple[str, tuple[Check, ...], bool, bool]] = [
 
 
 @pytest.mark.parametrize(("checks", "forced", "ends"), [row[1:] for row in CHANGES], ids=[row[0] for row in CHANGES])
-def test_whatever_changes_one_of_its_budgets_ends_a_refusal(
-    colour: Colour, clock: ManualClock, checks: tuple[Check, ...], forced: bool, ends: bool
+def test_any_change_of_one_of_its_budgets_drops_a_refusal(
+    mode: Mode, clock: ManualClock, checks: tuple[Check, ...], forced: bool, ends: bool
 ) -> None:
-    store, inside = cached(colour, clock, staleness=100)
+    store, inside = cached(mode, clock, staleness=100)
     inside.run(Plan((check(cost=2), check("1/minute", scope="other"), STRIKER)))
     store.run(*REMEMBERED)
     store.answer(store.store.run, Plan(checks, forced=forced))
     calls = inside.calls
-    told = store.run(*REMEMBERED)
+    results = store.run(*REMEMBERED)
     assert (inside.calls > calls) is ends
-    assert told == inside.run(Plan(REMEMBERED))
+    assert results == inside.run(Plan(REMEMBERED))
 
 
 @pytest.mark.parametrize("how", ["refund", "renew", "forget"])
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_may_have_changed_a_budget_ends_a_refusal(
-    colour: Colour, clock: ManualClock, how: str, fails: bool
-) -> None:
-    """Also where the store gave no answer: it may have done it all the same."""
-    store, inside = cached(colour, clock, staleness=100)
+def test_a_possible_change_of_a_budget_drops_a_refusal(mode: Mode, clock: ManualClock, how: str, fails: bool) -> None:
+    """Also if the store failed, because it may have changed the budget all the same."""
+    store, inside = cached(mode, clock, staleness=100)
     held = Plan((make_held(),))
     taken = store.answer(store.store.run, held)
     refused = (check(cost=6), *held.checks)
@@ -279,8 +277,8 @@ def make_held() -> Check:
 
 
 @pytest.mark.parametrize("error", [StoreError("breakable", "no answer"), KeyboardInterrupt()])
-def test_a_charge_without_an_answer_ends_a_refusal(colour: Colour, clock: ManualClock, error: BaseException) -> None:
-    store, inside = cached(colour, clock, staleness=100)
+def test_a_charge_without_a_reply_drops_a_refusal(mode: Mode, clock: ManualClock, error: BaseException) -> None:
+    store, inside = cached(mode, clock, staleness=100)
     store.run(check(cost=3))
     store.run(check(cost=4))
 
@@ -296,7 +294,7 @@ def test_a_charge_without_an_answer_ends_a_refusal(colour: Colour, clock: Manual
 
 
 @pytest.mark.parametrize(
-    ("meanwhile", "remembered"),
+    ("between", "remembered"),
     [
         (check(), False),
         (check(scope="other"), False),
@@ -304,48 +302,46 @@ def test_a_charge_without_an_answer_ends_a_refusal(colour: Colour, clock: Manual
         (check(identity="c"), True),
     ],
 )
-def test_an_answer_from_before_a_charge_is_not_remembered(
-    clock: ManualClock, meanwhile: Check, remembered: bool
-) -> None:
-    """A passing charge of somebody else does not matter: a busy process would remember nothing."""
+def test_a_refusal_from_before_a_charge_is_not_remembered(clock: ManualClock, between: Check, remembered: bool) -> None:
+    """A charge of another identity does not matter: otherwise a busy process would remember nothing."""
     inside = Breakable(clock)
     refusals = Refusals(staleness=1, clock=clock)
-    store = DenyCache(Answered(inside, lambda: store.run(Plan((meanwhile,)))), refusals)
+    store = DenyCache(Answered(inside, lambda: store.run(Plan((between,)))), refusals)
     store.run(Plan((check(cost=6), check(identity="b"))))
     assert bool(refusals.kept) is remembered
 
 
 class Answered:
-    """A store whose first answer takes its time: meanwhile something happens."""
+    """A store that calls `between` before it returns its first outcome."""
 
-    def __init__(self, store: Breakable, meanwhile: Callable[[], object]) -> None:
+    def __init__(self, store: Breakable, between: Callable[[], object]) -> None:
         self.refund, self.renew, self.forget, self.close = store.refund, store.renew, store.forget, store.close
-        self._store, self._meanwhile = store, [meanwhile]
+        self._store, self._between = store, [between]
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         outcomes = self._store.run(plan)
-        if self._meanwhile:
-            self._meanwhile.pop()()
+        if self._between:
+            self._between.pop()()
         return outcomes
 
 
-def test_permits_that_go_back_end_the_refusals_on_their_budgets(colour: Colour, clock: ManualClock) -> None:
-    """They go back with a trip for somebody else, who needs the place."""
+def test_returned_permits_drop_the_refusals_on_their_budgets(mode: Mode, clock: ManualClock) -> None:
+    """They are refunded when another identity evicts them."""
     inside = Breakable(clock)
     refusals = Refusals(staleness=100, clock=clock)
-    leases = colour.around(inside, (Leases, AsyncLeases), clock=clock, size=1, on_return=refusals.changed)
-    store = colour.called((AsyncDenyCache if colour.later else DenyCache)(leases.store, refusals))
+    prefetch = mode.around(inside, (Prefetch, AsyncPrefetch), clock=clock, size=1, on_return=refusals.changed)
+    store = mode.called((AsyncDenyCache if mode.is_async else DenyCache)(prefetch.store, refusals))
     plain = check("8/minute", cost=8)
     for _ in range(2):
-        store.run(check("8/minute", lease=4))
+        store.run(check("8/minute", prefetch=4))
     before = store.run(plain)[0].remaining
-    store.run(check("8/minute", identity="b", lease=4))
+    store.run(check("8/minute", identity="b", prefetch=4))
     assert [refund[0] for refund in inside.refunds] == ["a"]
     assert store.run(plain)[0].remaining == before + inside.refunds[0][1]
 
 
 def test_under_load_refusals_are_remembered() -> None:
-    """Threads whose requests pass, all at once, and one that is refused: nearly every time without the store."""
+    """Busy threads whose requests pass, and one that is refused: nearly always without the store."""
     inside = Breakable()
     refusals = Refusals(staleness=60)
     store, together = DenyCache(inside, refusals), threading.Barrier(5)
@@ -366,44 +362,44 @@ def test_under_load_refusals_are_remembered() -> None:
     assert inside.calls < 8000 + 200
 
 
-def test_threads_never_hear_what_was_true_before_a_charge(clock: ManualClock) -> None:
-    """When a charge has been answered, no refusal from before it is told to anybody."""
+def test_threads_never_get_a_refusal_from_before_a_charge(clock: ManualClock) -> None:
+    """After the reply to a charge, no earlier refusal is repeated to any thread."""
     inside = MemoryStore(clock=clock)
     store = DenyCache(inside, Refusals(staleness=100, clock=clock))
     together, size = threading.Barrier(4), 2000
 
     def spend(number: int) -> None:
-        """One at a time for an identity of its own; larger refusals of the same budget come from all threads."""
+        """Charge one unit at a time; larger refusals on the same budget come from all threads."""
         together.wait()
         for turn in range(size):
             mine = f"{turn % 7}"
-            told = store.run(Plan((check("100000/hour", mine),)))[0]
-            later = store.run(Plan((check("100000/hour", mine, cost=100_001),)))[0]
-            assert later.remaining <= told.remaining
+            results = store.run(Plan((check("100000/hour", mine),)))[0]
+            after = store.run(Plan((check("100000/hour", mine, cost=100_001),)))[0]
+            assert after.remaining <= results.remaining
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(spend, range(4)))
 
 
-def test_an_answer_from_before_a_reset_is_not_remembered(colour: Colour, clock: ManualClock) -> None:
-    store, inside = cached(colour, clock)
+def test_a_refusal_from_before_a_reset_is_not_remembered(mode: Mode, clock: ManualClock) -> None:
+    store, inside = cached(mode, clock)
     store.run(check(cost=5))
 
     def reset() -> None:
         inside.before = lambda: None
-        store.store._refusals.drop(check().terms.rule_id, "a")  # as forget does, when the store has dropped the budget
+        store.store.refusals.drop(check().terms.rule_id, "a")  # as forget does, when the store has dropped the budget
 
     inside.before = reset
     store.run(check())
-    assert not store.store._refusals.kept
+    assert not store.store.refusals.kept
 
 
-def test_it_is_bounded_and_the_oldest_goes_first(colour: Colour, clock: ManualClock) -> None:
-    store, inside = cached(colour, clock, size=3)
+def test_it_is_bounded_and_the_oldest_is_evicted_first(mode: Mode, clock: ManualClock) -> None:
+    store, inside = cached(mode, clock, size=3)
     for identity in "abcd":
         store.run(check(identity=identity, cost=6), check(identity="z", scope="other"))
     calls = inside.calls
-    refusals = store.store._refusals
+    refusals = store.store.refusals
     assert len(refusals.kept) == 3
     assert {identity for _, identity in refusals._of} == {*"bcd", "z"}
     for identity in "dcb":
@@ -411,10 +407,7 @@ def test_it_is_bounded_and_the_oldest_goes_first(colour: Colour, clock: ManualCl
     assert inside.calls == calls
     clock.advance(1)
     for identity in "dcb":
-        refusals.repeat(
-            Plan((check(identity=identity, cost=6), check(identity="z", scope="other"))),
-            next(iter(refusals.kept.values())),
-        )
+        refusals.look(Plan((check(identity=identity, cost=6), check(identity="z", scope="other"))))
     assert (dict(refusals.kept), refusals._of) == ({}, {})
 
 
@@ -435,19 +428,19 @@ def test_threads(clock: ManualClock) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(flood, range(8))) == 50
-    kept = store._refusals.kept
+    kept = store.refusals.kept
     assert len(kept) <= 5
-    assert set(store._refusals._of) == {(checks[0].terms.rule_id, checks[0].identity) for checks in kept}
+    assert set(store.refusals._of) == {(checks[0].terms.rule_id, checks[0].identity) for checks in kept}
 
 
-def test_it_closes_the_store_inside(colour: Colour, clock: ManualClock) -> None:
-    store, inside = cached(colour, clock)
+def test_it_closes_the_store_inside(mode: Mode, clock: ManualClock) -> None:
+    store, inside = cached(mode, clock)
     store.close()
     assert inside.closed == 1
     assert "DenyCache(" in repr(store.store)
 
 
-def test_the_systems_clock_is_the_default() -> None:
+def test_the_system_clock_is_the_default() -> None:
     inside = Breakable()
     store = DenyCache(inside, Refusals(staleness=60))
     for _ in range(9):

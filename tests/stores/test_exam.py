@@ -1,4 +1,4 @@
-"""Every store takes the public exam, in both colours, against the exact rational model."""
+"""Every store, sync and async, passes the public exam against the exact rational model."""
 
 from __future__ import annotations
 

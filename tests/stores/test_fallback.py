@@ -1,4 +1,4 @@
-"""fallback.py and standin.py: what happens to requests while the store does not answer, and what an outage costs."""
+"""fallback.py and local_fallback.py: requests while the store is unavailable, and the cost of an outage."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from sluicegate import ManualClock, Quota, StoreError
 from sluicegate.algorithms import ALGORITHMS
 from sluicegate.clock import MICROSECOND, Clock
 from sluicegate.plan import NEVER, Check, Outcome, Plan
+from sluicegate.rules.terms import make_terms
 from sluicegate.stores import AsyncStore, Store, StoreChange
 from sluicegate.stores.breaker import Breaker, Breakers
 from sluicegate.stores.fallback import AsyncFallback, Fallback
+from sluicegate.stores.local_fallback import NOTES, LocalFallback
 from sluicegate.stores.memory import MemoryStore
-from sluicegate.stores.standin import NOTES, Standin
-from sluicegate.terms import make_terms
-from sluicegate.testing import Awaited, StoreExam
+from sluicegate.testing import AsyncAdapter, StoreExam
 from sluicegate.testing.scenarios import examples, quotas
 from sluicegate.testing.store import NAMES
-from tests.stores.breakable import DEADLINE, Breakable, Called, Colour, allowed, check
+from tests.stores.breakable import DEADLINE, Breakable, Called, Mode, allowed, check
 
 SECOND = MICROSECOND
 DOWN = StoreError("there:6379", "it hangs")
@@ -38,19 +38,19 @@ def at_once(work: Callable[[], None]) -> None:
 def guards(clock: Clock | None, policy: str = "local", replicas: int = 1) -> dict[str, Any]:
     return {
         "breakers": Breakers(partial(Breaker, deadline=DEADLINE, clock=clock, jitter=lambda: 1)),
-        "standin": Standin(policy=policy, replicas=replicas, clock=clock),
+        "local_fallback": LocalFallback(policy=policy, replicas=replicas, clock=clock),
     }
 
 
-def around(store: Store, colour: Colour, clock: ManualClock, **options: Any) -> Called:
+def around(store: Store, mode: Mode, clock: ManualClock, **options: Any) -> Called:
     given = guards(clock, **options)
-    if colour.later:
-        return colour.called(AsyncFallback(Awaited(store), deadline=DEADLINE, **given))
-    return colour.called(Fallback(store, launch=at_once, **given))
+    if mode.is_async:
+        return mode.called(AsyncFallback(AsyncAdapter(store), deadline=DEADLINE, **given))
+    return mode.called(Fallback(store, launch=at_once, **given))
 
 
 class TestHealthy(StoreExam):
-    """With a store that answers, nothing is to be seen of it."""
+    """With a working store, the wrapper changes nothing."""
 
     examples = 10
 
@@ -62,11 +62,11 @@ class TestHealthyAsync(StoreExam):
     examples = 5
 
     def make_store(self, clock: Clock | None) -> Store | AsyncStore:
-        return AsyncFallback(Awaited(MemoryStore(clock=clock)), deadline=DEADLINE, **guards(clock))
+        return AsyncFallback(AsyncAdapter(MemoryStore(clock=clock)), deadline=DEADLINE, **guards(clock))
 
 
 class TestLocal(StoreExam):
-    """With a store that never answers, the stand-in keeps every promise of a store but one: who answered."""
+    """With a store that always fails, the local fallback meets the contract of a store, except for the source."""
 
     examples = 10
 
@@ -75,7 +75,7 @@ class TestLocal(StoreExam):
 
 
 class _Relabelled(Fallback):
-    """The stand-in's answers under the store's name, so that they can be compared with a store's."""
+    """Return the outcomes of the local fallback with the source "store", so that the exam can compare them."""
 
     def __init__(self, clock: Clock | None) -> None:
         super().__init__(_Dead(), **guards(clock), launch=lambda work: None)
@@ -101,7 +101,7 @@ class _Relabelled(Fallback):
 
 
 class _Dead:
-    """Answers nothing, ever."""
+    """A store that always fails."""
 
     def _fail(self, *arguments: Any) -> Any:
         raise StoreError("dead", "it is gone")
@@ -115,12 +115,10 @@ class _Dead:
 # What an outage costs
 
 
-def test_an_outage_costs_a_deadline_now_and_then_and_no_request_but_the_first(
-    colour: Colour, clock: ManualClock
-) -> None:
-    """1000 requests in 10 seconds, of a store that hangs: the first waits, and later only probes do."""
+def test_an_outage_costs_only_the_first_request_a_deadline_and_some_probes(mode: Mode, clock: ManualClock) -> None:
+    """1000 requests in 10 seconds while the store hangs: the first one waits, later only probes do."""
     inside = Breakable(clock)
-    store = around(inside, colour, clock)
+    store = around(inside, mode, clock)
     inside.down, waited = True, []
     for number in range(1000):
         calls = inside.calls
@@ -132,12 +130,12 @@ def test_an_outage_costs_a_deadline_now_and_then_and_no_request_but_the_first(
 
 
 def test_no_request_waits_for_a_probe() -> None:
-    asked, answer = threading.Event(), threading.Event()
+    called, answer = threading.Event(), threading.Event()
 
     class Hanging(Breakable):
         def _come(self) -> None:
             if threading.current_thread().name == "sluicegate-probe":
-                asked.set()
+                called.set()
                 assert answer.wait(60)
             super()._come()
 
@@ -147,17 +145,17 @@ def test_no_request_waits_for_a_probe() -> None:
     inside.down = True
     store.run(Plan((check(),)))
     clock.advance(1)
-    assert store.run(Plan((check(),)))[0].source == "local", "and this one found the probe due"
-    assert asked.wait(60)
+    assert store.run(Plan((check(),)))[0].source == "local", "and this request started the probe"
+    assert called.wait(60)
     assert store.run(Plan((check(),)))[0].source == "local"
     inside.down = False
     answer.set()
-    while store.run(Plan((check(cost=0),)))[0].source == "local":  # until the probe's thread is done
+    while store.run(Plan((check(cost=0),)))[0].source == "local":  # until the thread of the probe has ended
         pass
 
 
 def test_no_task_waits_for_a_probe_and_closing_ends_it() -> None:
-    class Hanging(Awaited):
+    class Hanging(AsyncAdapter):
         ended = False
 
         async def run(self, plan: Plan) -> tuple[Outcome, ...]:
@@ -186,8 +184,8 @@ def test_no_task_waits_for_a_probe_and_closing_ends_it() -> None:
     asyncio.run(main())
 
 
-def test_a_probe_that_hangs_is_given_up_at_the_deadline() -> None:
-    class Hanging(Awaited):
+def test_a_probe_that_hangs_ends_at_the_deadline() -> None:
+    class Hanging(AsyncAdapter):
         async def run(self, plan: Plan) -> tuple[Outcome, ...]:
             if not plan.charge:
                 await asyncio.Event().wait()
@@ -208,9 +206,9 @@ def test_a_probe_that_hangs_is_given_up_at_the_deadline() -> None:
     asyncio.run(main())
 
 
-def test_it_recovers_within_two_seconds_at_ten_requests_a_second(colour: Colour, clock: ManualClock) -> None:
+def test_it_recovers_within_two_seconds_at_ten_requests_a_second(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = around(inside, colour, clock)
+    store = around(inside, mode, clock)
     inside.down = True
     for _ in range(100):
         store.run(check("1000/minute"))
@@ -220,13 +218,13 @@ def test_it_recovers_within_two_seconds_at_ten_requests_a_second(colour: Colour,
     while store.run(check("1000/minute"))[0].source != "store":
         clock.advance(0.1)
     assert clock.now_us() - back <= 2 * SECOND
-    assert inside.run(Plan((check("1000/minute", cost=0),)))[0].remaining == 999, "a probe takes nothing"
+    assert inside.run(Plan((check("1000/minute", cost=0),)))[0].remaining == 999, "a probe charges nothing"
 
 
-def test_a_full_server_does_not_flap(colour: Colour, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """It answers every probe, and refuses every charge."""
+def test_a_full_server_does_not_flap(mode: Mode, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """The server replies to every probe and refuses every charge."""
     inside = Breakable(clock)
-    store = around(inside, colour, clock)
+    store = around(inside, mode, clock)
     inside.full = True
     sources = set()
     for _ in range(200):
@@ -238,9 +236,9 @@ def test_a_full_server_does_not_flap(colour: Colour, clock: ManualClock, caplog:
     assert inside.calls < 50
 
 
-def test_what_is_no_store_error_passes_and_opens_nothing(colour: Colour, clock: ManualClock) -> None:
+def test_another_exception_is_raised_and_opens_no_circuit(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = around(inside, colour, clock)
+    store = around(inside, mode, clock)
 
     def slip() -> None:
         raise KeyError("a mistake in a store")
@@ -252,12 +250,12 @@ def test_what_is_no_store_error_passes_and_opens_nothing(colour: Colour, clock: 
     assert store.run(check())[0].source == "store"
 
 
-def test_a_cancelled_request_is_no_failure_and_its_trial_is_given_back() -> None:
+def test_a_cancelled_request_is_no_failure_and_returns_its_trial() -> None:
     async def main() -> None:
         clock = ManualClock()
         inside, gate = Breakable(clock), asyncio.Event()
 
-        class Slow(Awaited):
+        class Slow(AsyncAdapter):
             async def run(self, plan: Plan) -> tuple[Outcome, ...]:
                 if plan.charge and not inside.down:
                     await gate.wait()
@@ -274,7 +272,9 @@ def test_a_cancelled_request_is_no_failure_and_its_trial_is_given_back() -> None
 
         await cancelled()
         inside.down = True
-        assert (await store.run(Plan((check(),))))[0].source == "local", "the first failure, for it was closed still"
+        assert (await store.run(Plan((check(),))))[0].source == "local", (
+            "the first failure, because the breaker was still closed"
+        )
         inside.down = False
         for _ in range(2):  # a probe, and then the trial
             clock.advance(1)
@@ -292,9 +292,9 @@ def test_a_cancelled_request_is_no_failure_and_its_trial_is_given_back() -> None
 
 
 def test_two_event_loops_one_after_the_other() -> None:
-    """A probe that was left behind in the first does not keep the second from finding the store again."""
+    """A probe that was lost with the first loop does not keep the second from finding the store again."""
 
-    class Slow(Awaited):
+    class Slow(AsyncAdapter):
         async def run(self, plan: Plan) -> tuple[Outcome, ...]:
             for _ in range(0 if plan.charge else 4):
                 await asyncio.sleep(0)
@@ -312,20 +312,20 @@ def test_two_event_loops_one_after_the_other() -> None:
     inside.down = False
     for _ in range(6):
         clock.advance(1.2)
-        told = asyncio.run(request())  # ends before its probe begins
-    assert told == "local"
+        results = asyncio.run(request())  # the loop ends before its probe begins
+    assert results == "local"
 
-    async def later() -> str:
+    async def run() -> str:
         while await request() != "store":
             clock.advance(0.1)
             for _ in range(5):
                 await asyncio.sleep(0)
         return "store"
 
-    assert asyncio.run(later()) == "store"
+    assert asyncio.run(run()) == "store"
 
 
-def test_without_a_thread_to_be_had_the_request_is_answered(clock: ManualClock) -> None:
+def test_if_no_thread_can_start_the_request_is_decided(clock: ManualClock) -> None:
     def none_left(work: Callable[[], None]) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -337,13 +337,13 @@ def test_without_a_thread_to_be_had_the_request_is_answered(clock: ManualClock) 
         clock.advance(1)
 
 
-# What each policy makes of it
+# The policies
 
 LOCAL, ALLOW, DENY = ({"on_store_failure": policy} for policy in ("local", "allow", "deny"))
 
 
 @pytest.mark.parametrize(
-    ("policy", "rules", "told"),
+    ("policy", "rules", "results"),
     [
         ("local", [{}], [(True, "local", 4), (True, "local", 3), (True, "local", 2)]),
         ("allow", [{}], [(True, "policy", 5)] * 3),
@@ -354,21 +354,19 @@ LOCAL, ALLOW, DENY = ({"on_store_failure": policy} for policy in ("local", "allo
         ("local", [DENY], [(False, "policy", 0)] * 3),
     ],
 )
-def test_policies(
-    colour: Colour, clock: ManualClock, policy: str, rules: list[dict[str, Any]], told: list[Any]
-) -> None:
+def test_policies(mode: Mode, clock: ManualClock, policy: str, rules: list[dict[str, Any]], results: list[Any]) -> None:
     inside = Breakable(clock)
-    store = around(inside, colour, clock, policy=policy)
+    store = around(inside, mode, clock, policy=policy)
     inside.down = True
     checks = [check(scope=f"rule{number}", **rule) for number, rule in enumerate(rules)]
     answers = [store.run(*checks) for _ in range(3)]
-    assert [(one.allowed, one.source, one.remaining) for [one] in answers] == told
+    assert [(one.allowed, one.source, one.remaining) for [one] in answers] == results
     assert all(one.limit == 5 for [one] in answers)
 
 
-def test_raise_goes_through_at_once_while_open(colour: Colour, clock: ManualClock) -> None:
+def test_raise_raises_at_once_while_open(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = around(inside, colour, clock, policy="raise")
+    store = around(inside, mode, clock, policy="raise")
     inside.down = True
     for _ in range(3):
         with pytest.raises(StoreError, match="breakable"):
@@ -376,9 +374,9 @@ def test_raise_goes_through_at_once_while_open(colour: Colour, clock: ManualCloc
     assert inside.calls == 1
 
 
-def test_what_deny_refuses_costs_nothing_elsewhere(colour: Colour, clock: ManualClock) -> None:
+def test_a_refusal_by_deny_charges_no_other_rule(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = around(inside, colour, clock)
+    store = around(inside, mode, clock)
     inside.down = True
     local, deny = check(scope="local"), check(scope="deny", on_store_failure="deny")
     for _ in range(9):
@@ -386,20 +384,18 @@ def test_what_deny_refuses_costs_nothing_elsewhere(colour: Colour, clock: Manual
     assert store.run(local)[0].remaining == 4
 
 
-def test_a_local_refusal_is_a_refusal_whatever_is_allowed(colour: Colour, clock: ManualClock) -> None:
+def test_a_local_refusal_refuses_even_if_other_rules_allow(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = around(inside, colour, clock)
+    store = around(inside, mode, clock)
     inside.down = True
     local, allow = check("1/minute", scope="local"), check(scope="allow", on_store_failure="allow")
-    told = [store.run(local, allow) for _ in range(2)]
-    assert [[outcome.allowed for outcome in outcomes] for outcomes in told] == [[True, True], [False, True]]
+    results = [store.run(local, allow) for _ in range(2)]
+    assert [[outcome.allowed for outcome in outcomes] for outcomes in results] == [[True, True], [False, True]]
 
 
-def test_who_is_denied_is_told_to_come_back_when_the_store_has_been_asked_again(
-    colour: Colour, clock: ManualClock
-) -> None:
+def test_the_wait_of_deny_lasts_until_the_next_probe(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = around(inside, colour, clock, policy="deny")
+    store = around(inside, mode, clock, policy="deny")
     inside.down = True
     for _ in range(10):
         [outcome] = store.run(check())
@@ -407,7 +403,7 @@ def test_who_is_denied_is_told_to_come_back_when_the_store_has_been_asked_again(
         clock.advance(1)
 
 
-# The stand-in's budgets
+# The budgets of the local fallback
 
 
 @pytest.mark.parametrize(
@@ -423,60 +419,62 @@ def test_who_is_denied_is_told_to_come_back_when_the_store_has_been_asked_again(
         ("1/second burst 2", "gcra", 4, 1),
         ("4 per 36500 days", "sliding-window", 2, 2),
         ("4 per 36500 days", "gcra", 2, 2),
-        ("1000000 per 36500 days", "gcra", 3, 1),  # a third of it would not be exact
+        ("1000000 per 36500 days", "gcra", 3, 1),  # a third would not be exact
     ],
 )
-def test_a_process_has_its_share(clock: ManualClock, quota: str, algorithm: str, replicas: int, admitted: int) -> None:
-    standin = Standin(policy="local", replicas=replicas, clock=clock)
+def test_a_process_has_its_part_of_the_limit(
+    clock: ManualClock, quota: str, algorithm: str, replicas: int, admitted: int
+) -> None:
+    local_fallback = LocalFallback(policy="local", replicas=replicas, clock=clock)
     one = check(quota, algorithm=algorithm)
-    told = [standin.answer(Plan((one,)), DOWN)[0] for _ in range(30)]
-    assert sum(outcome.allowed for outcome in told) == told[0].limit == admitted
+    results = [local_fallback.answer(Plan((one,)), DOWN)[0] for _ in range(30)]
+    assert sum(outcome.allowed for outcome in results) == results[0].limit == admitted
 
 
 def test_a_buckets_rate_is_divided_and_not_only_its_burst(clock: ManualClock) -> None:
-    standin = Standin(policy="local", replicas=4, clock=clock)
+    local_fallback = LocalFallback(policy="local", replicas=4, clock=clock)
     plan, admitted = Plan((check("1/second burst 4", algorithm="gcra"),)), 0
     for _ in range(40):
-        admitted += standin.answer(plan, DOWN)[0].allowed
+        admitted += local_fallback.answer(plan, DOWN)[0].allowed
         clock.advance(1)
     assert admitted == 10
 
 
 @pytest.mark.parametrize(
-    ("cost", "told"),
+    ("cost", "results"),
     [(1, (True, 1, 0)), (2, (True, 0, 0)), (8, (True, 0, 0)), (9, (False, 2, NEVER))],
 )
-def test_a_cost_above_the_share_takes_all_of_it(clock: ManualClock, cost: int, told: tuple[Any, ...]) -> None:
-    standin = Standin(policy="local", replicas=4, clock=clock)
-    [outcome] = standin.answer(Plan((check("8/minute", cost=cost),)), DOWN)
-    assert (outcome.allowed, outcome.remaining, outcome.retry_after) == told
+def test_a_cost_above_the_part_takes_all_of_it(clock: ManualClock, cost: int, results: tuple[Any, ...]) -> None:
+    local_fallback = LocalFallback(policy="local", replicas=4, clock=clock)
+    [outcome] = local_fallback.answer(Plan((check("8/minute", cost=cost),)), DOWN)
+    assert (outcome.allowed, outcome.remaining, outcome.retry_after) == results
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_there_is_a_share_of_every_quota(algorithm: str) -> None:
+def test_every_quota_can_be_divided(algorithm: str) -> None:
     @examples(60)
     @given(quotas(ALGORITHMS[algorithm]), st.integers(1, 1000))
     def divide(quota: Quota, replicas: int) -> None:
         [terms] = make_terms("exam", (quota,), algorithm=algorithm)
-        standin = Standin(policy="local", replicas=replicas, clock=ManualClock())
+        local_fallback = LocalFallback(policy="local", replicas=replicas, clock=ManualClock())
         plan = Plan((Check(terms, "a", terms.params[0]),))
-        [outcome] = standin.answer(plan, DOWN)
+        [outcome] = local_fallback.answer(plan, DOWN)
         assert (outcome.allowed, outcome.remaining) == (True, 0)
         assert outcome.limit == max(1, terms.params[0] // replicas) or outcome.limit == 1
 
     divide()
 
 
-# Warm: what the store said last
+# Notes of the store's last outcomes
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
 @pytest.mark.parametrize(("used", "replicas", "left"), [(0, 1, 8), (3, 1, 5), (8, 1, 0), (5, 4, 0), (4, 4, 1)])
-def test_an_outage_is_no_refill(
-    colour: Colour, clock: ManualClock, algorithm: str, used: int, replicas: int, left: int
+def test_an_outage_does_not_refill_a_budget(
+    mode: Mode, clock: ManualClock, algorithm: str, used: int, replicas: int, left: int
 ) -> None:
     inside = Breakable(clock)
-    store = around(inside, colour, clock, replicas=replicas)
+    store = around(inside, mode, clock, replicas=replicas)
     one = check("8/minute", algorithm=algorithm)
     for _ in range(used):
         store.run(one)
@@ -486,7 +484,7 @@ def test_an_outage_is_no_refill(
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
-def test_who_had_used_all_is_free_when_the_store_would_have_said(clock: ManualClock, algorithm: str) -> None:
+def test_a_used_up_budget_is_free_when_it_would_be_in_the_store(clock: ManualClock, algorithm: str) -> None:
     inside, wanted = Breakable(clock), check("8/minute", cost=8, algorithm=algorithm)
     store = Fallback(inside, **guards(clock), launch=lambda work: None)
     [taken] = store.run(Plan((wanted,)))
@@ -500,30 +498,30 @@ def test_who_had_used_all_is_free_when_the_store_would_have_said(clock: ManualCl
     assert store.run(Plan((wanted,)))[0].allowed
 
 
-def test_what_is_free_again_is_not_charged_again(colour: Colour, clock: ManualClock) -> None:
+def test_units_that_are_free_again_are_not_charged_again(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = around(inside, colour, clock)
+    store = around(inside, mode, clock)
     store.run(check(cost=5))
     clock.advance(60)
     inside.down = True
     assert store.run(check(cost=5))[0].allowed
 
 
-def test_nor_is_what_others_have_used_since(clock: ManualClock) -> None:
-    """One note may tell of a budget that many share."""
-    standin, inside = Standin(policy="local", clock=clock), MemoryStore(clock=clock)
+def test_a_shared_budget_is_charged_once_for_its_notes(clock: ManualClock) -> None:
+    """Notes of several identities may have the same shared budget."""
+    local_fallback, inside = LocalFallback(policy="local", clock=clock), MemoryStore(clock=clock)
     shared = check("5/minute", "all", scope="shared", cost=3)
     plan = Plan((shared, check("9/hour")))
-    standin.note(plan, inside.run(plan))
+    local_fallback.note(plan, inside.run(plan))
     clock.advance(61)
     one = shared._replace(cost=1)
-    assert standin.answer(Plan((one, check("9/hour", "b"))), DOWN)[0].remaining == 4
-    assert standin.answer(Plan((one, check("9/hour"))), DOWN)[0].remaining == 3
+    assert local_fallback.answer(Plan((one, check("9/hour", "b"))), DOWN)[0].remaining == 4
+    assert local_fallback.answer(Plan((one, check("9/hour"))), DOWN)[0].remaining == 3
 
 
-def test_a_reset_is_remembered(colour: Colour, clock: ManualClock) -> None:
+def test_a_reset_is_remembered(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = around(inside, colour, clock)
+    store = around(inside, mode, clock)
     one = check("5/hour", cost=5)
     store.run(one)
     store.forget(one.terms.rule_id, "a")
@@ -531,9 +529,9 @@ def test_a_reset_is_remembered(colour: Colour, clock: ManualClock) -> None:
     assert store.run(one)[0].allowed
 
 
-def test_a_second_outage_remembers_the_first(colour: Colour, clock: ManualClock) -> None:
+def test_a_second_outage_remembers_the_first(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = around(inside, colour, clock)
+    store = around(inside, mode, clock)
     used = []
     for _ in range(3):
         inside.down = True
@@ -545,24 +543,24 @@ def test_a_second_outage_remembers_the_first(colour: Colour, clock: ManualClock)
 
 
 def test_notes_are_bounded_and_the_newest_stay(clock: ManualClock) -> None:
-    standin, inside = Standin(policy="local", clock=clock), MemoryStore(clock=clock)
+    local_fallback, inside = LocalFallback(policy="local", clock=clock), MemoryStore(clock=clock)
     for number in range(3 * NOTES + 1):
         plan = Plan((check("5/hour", f"client {number}", cost=5),))
-        standin.note(plan, inside.run(plan))
-    assert len(standin._fresh) + len(standin._older) <= 2 * NOTES
-    told = [
-        standin.answer(Plan((check("5/hour", f"client {number}"),)), DOWN)[0].allowed
+        local_fallback.note(plan, inside.run(plan))
+    assert len(local_fallback._fresh) + len(local_fallback._older) <= 2 * NOTES
+    results = [
+        local_fallback.answer(Plan((check("5/hour", f"client {number}"),)), DOWN)[0].allowed
         for number in (0, 2 * NOTES, 3 * NOTES)
     ]
-    assert told == [True, False, False]
+    assert results == [True, False, False]
 
 
 # Refunds, resets, closing
 
 
-def test_a_refund_goes_to_whoever_made_the_charge(colour: Colour, clock: ManualClock) -> None:
+def test_a_refund_goes_to_where_the_charge_was_made(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = around(inside, colour, clock)
+    store = around(inside, mode, clock)
     plan = Plan((check(), check("5/hour", scope="other", on_store_failure="allow")))
     there = store.run(*plan.checks)
     store.refund(plan, there)
@@ -575,9 +573,9 @@ def test_a_refund_goes_to_whoever_made_the_charge(colour: Colour, clock: ManualC
     assert [store.run(*plan.checks)[0].allowed for _ in range(2)] == [True, False]
 
 
-def test_a_refused_plan_gives_nothing_back(colour: Colour, clock: ManualClock) -> None:
+def test_a_refused_plan_refunds_nothing(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = around(inside, colour, clock)
+    store = around(inside, mode, clock)
     inside.down = True
     local, deny = check(scope="local"), check(scope="deny", on_store_failure="deny")
     store.run(local)
@@ -585,9 +583,9 @@ def test_a_refused_plan_gives_nothing_back(colour: Colour, clock: ManualClock) -
     assert store.run(local)[0].remaining == 3
 
 
-def test_a_refund_that_fails_is_dropped_and_opens_the_breaker(colour: Colour, clock: ManualClock) -> None:
+def test_a_refund_that_fails_is_dropped_and_opens_the_breaker(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = around(inside, colour, clock)
+    store = around(inside, mode, clock)
     plan = Plan((check(),))
     outcomes = store.run(*plan.checks)
     inside.down = True
@@ -598,9 +596,9 @@ def test_a_refund_that_fails_is_dropped_and_opens_the_breaker(colour: Colour, cl
     assert store.run(check())[0].source == "local"
 
 
-def test_a_reset_that_did_not_happen_says_so(colour: Colour, clock: ManualClock) -> None:
+def test_a_reset_that_fails_raises(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = around(inside, colour, clock)
+    store = around(inside, mode, clock)
     one = check("1/hour")
     store.run(one)
     inside.down = True
@@ -608,23 +606,23 @@ def test_a_reset_that_did_not_happen_says_so(colour: Colour, clock: ManualClock)
     for _ in range(2):
         with pytest.raises(StoreError):
             store.forget(one.terms.rule_id, "a")
-    assert store.run(one)[0].allowed, "here it did"
+    assert store.run(one)[0].allowed, "it was dropped locally"
 
 
 @pytest.mark.parametrize("owned", [True, False])
-def test_closing_closes_what_is_owned(colour: Colour, clock: ManualClock, owned: bool) -> None:
+def test_close_closes_an_owned_store(mode: Mode, clock: ManualClock, owned: bool) -> None:
     inside, given = Breakable(clock), guards(clock)
     store: Store | AsyncStore = Fallback(inside, owned=owned, **given)
-    if colour.later:
-        store = AsyncFallback(Awaited(inside), owned=owned, deadline=DEADLINE, **given)
+    if mode.is_async:
+        store = AsyncFallback(AsyncAdapter(inside), owned=owned, deadline=DEADLINE, **given)
     assert repr(store).startswith(("Fallback(StoreInside", "AsyncFallback(<"))
-    colour.called(store).close()
+    mode.called(store).close()
     assert inside.closed == owned
-    assert allowed(colour.called(store).run(check()))
+    assert allowed(mode.called(store).run(check()))
 
 
 class Nodes(Breakable):
-    """A store of two servers, of which one may be down, or have left its place to the other."""
+    """A store with two servers. One can be down, or the other can have replaced it."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
@@ -632,24 +630,22 @@ class Nodes(Breakable):
         self.where = {"a": "node 1", "b": "node 2"}
 
     def parts(self, *identities: str) -> tuple[str, ...]:
-        return tuple([self.where[identity] for identity in identities])
+        return tuple([self.where[identity] for identity in identities or self.where])
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         for part in self.parts(*[each.identity for each in plan.checks]):
             if part in self.dead:
                 self.calls += 1
-                raise StoreError(part, "it is dead")
+                raise StoreError(part, "it is dead", concerns="node")
         return super().run(plan)
 
 
-def test_a_server_that_is_down_is_no_trouble_of_the_others(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_that_is_down_does_not_affect_the_others(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     inside = Nodes(clock)
-    told: list[StoreChange] = []
-    make = partial(Breaker, deadline=DEADLINE, clock=clock, jitter=lambda: 1, on_change=told.append)
-    standin = Standin(policy="local", replicas=1, clock=clock)
-    store = Fallback(inside, breakers=Breakers(make, parts=inside.parts), standin=standin, launch=at_once)
+    results: list[StoreChange] = []
+    make = partial(Breaker, deadline=DEADLINE, clock=clock, jitter=lambda: 1, on_change=results.append)
+    local_fallback = LocalFallback(policy="local", replicas=1, clock=clock)
+    store = Fallback(inside, breakers=Breakers(make, parts=inside.parts), local_fallback=local_fallback, launch=at_once)
     one, two = Plan((check(identity="a"),)), Plan((check(identity="b"),))
 
     def sources(*plans: Plan) -> list[str]:
@@ -660,8 +656,8 @@ def test_a_server_that_is_down_is_no_trouble_of_the_others(
     for _ in range(20):
         clock.advance(0.01)
         assert sources(one, two, Plan(one.checks + two.checks)) == ["store", "local", "local"]
-    assert [(change.store, change.available) for change in told] == [("node 2", False)]
-    inside.where["b"] = "node 3"  # which was its replica: the next probe is answered, and by somebody else
+    assert [(change.store, change.available) for change in results] == [("node 2", False)]
+    inside.where["b"] = "node 3"  # it was the replica: the next probe gets a reply, from another server
     assert sources(two) == ["store"]
     clock.advance(2)
     inside.where["b"] = "node 2"
@@ -669,16 +665,18 @@ def test_a_server_that_is_down_is_no_trouble_of_the_others(
     inside.dead.clear()
     clock.advance(2)
     assert sources(two, two) == ["local", "store"], "a probe, then the trial"
-    assert [(change.store, change.available) for change in told] == [("node 2", False), ("node 2", True)]
+    assert [(change.store, change.available) for change in results] == [("node 2", False), ("node 2", True)]
 
 
-def test_a_probe_that_another_server_answers_closes_the_breaker_of_the_one_that_is_gone(clock: ManualClock) -> None:
+def test_a_probe_that_another_server_replies_to_closes_the_breaker(clock: ManualClock) -> None:
     inside = Nodes(clock)
-    told: list[StoreChange] = []
-    make = partial(Breaker, deadline=DEADLINE, clock=clock, jitter=lambda: 1, on_change=told.append)
-    standin = Standin(policy="local", replicas=1, clock=clock)
+    results: list[StoreChange] = []
+    make = partial(Breaker, deadline=DEADLINE, clock=clock, jitter=lambda: 1, on_change=results.append)
+    local_fallback = LocalFallback(policy="local", replicas=1, clock=clock)
     work: list[Callable[[], None]] = []
-    store = Fallback(inside, breakers=Breakers(make, parts=inside.parts), standin=standin, launch=work.append)
+    store = Fallback(
+        inside, breakers=Breakers(make, parts=inside.parts), local_fallback=local_fallback, launch=work.append
+    )
     inside.dead.add("node 2")
     store.run(Plan((check(identity="b"),)))
     clock.advance(2)
@@ -686,19 +684,19 @@ def test_a_probe_that_another_server_answers_closes_the_breaker_of_the_one_that_
     inside.where["b"] = "node 3"
     [probe] = work
     probe()
-    assert [(change.store, change.available) for change in told] == [("node 2", False), ("node 2", True)]
+    assert [(change.store, change.available) for change in results] == [("node 2", False), ("node 2", True)]
 
 
-def test_one_network_uses_up_one_shared_budget_of_the_stand_in(clock: ManualClock) -> None:
-    """As of a memory store that is full: also what the store said of somebody before the outage goes there."""
-    standin = Standin(policy="local", replicas=1, clock=clock)
-    standin._memory = MemoryStore(max_keys=1, clock=standin._moment)
+def test_one_network_uses_up_one_shared_budget_of_the_local_fallback(clock: ManualClock) -> None:
+    """As in a full memory store. Charges from notes go to the same shared budget."""
+    local_fallback = LocalFallback(policy="local", replicas=1, clock=clock)
+    local_fallback._memory = MemoryStore(max_keys=1, clock=local_fallback._clock)
     used = Plan((check("9/hour", "noted"),), network=lambda: "203.0.113.0")
-    standin.note(used, MemoryStore(clock=clock).run(Plan((check("9/hour", "noted", cost=4),))))
+    local_fallback.note(used, MemoryStore(clock=clock).run(Plan((check("9/hour", "noted", cost=4),))))
     for _ in range(2):
-        standin.answer(Plan((check("1/day", "blocked"),)), DOWN)
-    assert standin.answer(used, DOWN)[0].remaining == 4
+        local_fallback.answer(Plan((check("1/day", "blocked"),)), DOWN)
+    assert local_fallback.answer(used, DOWN)[0].remaining == 4
     for number in range(1_000):
-        standin.answer(used._replace(checks=(check("9/hour", f"{number}"),)), DOWN)
-    shared = standin._memory._entries._shared.values()
-    assert [(each.state is not None, len(each.guests)) for each in shared] == [(True, 5)]
+        local_fallback.answer(used._replace(checks=(check("9/hour", f"{number}"),)), DOWN)
+    shared = local_fallback._memory._table._shared.values()
+    assert [(each.state is not None, len(each.users)) for each in shared] == [(True, 5)]

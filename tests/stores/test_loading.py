@@ -1,4 +1,4 @@
-"""A server that loads its data answers nobody: an error in time, no charge, and all is well once it has loaded."""
+"""A server that loads its data runs no command: an error in time, no charge, and normal replies after that."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import redis
 
 from sluicegate import Limiter, StoreError
 from tests.servers import MAKERS, Server, wait_until
-from tests.stores.colours import COLOURS
+from tests.stores.modes import MODES
 
-KEYS = 200  # loaded one every ten milliseconds
+KEYS = 200  # one is loaded every ten milliseconds
 SLOWLY = ("--key-load-delay", "10000")
-SIZE = 100_000  # bytes of each: while it loads, a server hears its clients once in two megabytes
+SIZE = 100_000  # bytes of each: while it loads, a server reads from its clients once in two megabytes
 
 
 @pytest.fixture(params=MAKERS.values(), ids=list(MAKERS))
 def loaded(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server of the test's own, with data to load."""
+    """A server with data to load, for these tests only."""
     with request.param("--rdbcompression", "no") as server:
         with closing(redis.Redis(port=server.port)) as client:
             for number in range(KEYS):
@@ -42,9 +42,9 @@ def has_loaded(server: Server) -> bool:
         return False
 
 
-@pytest.mark.parametrize("colour", COLOURS.values(), ids=COLOURS)
-def test_it_is_an_error_that_charges_nobody(loaded: Server, colour: Callable[..., Any]) -> None:
-    with colour(loaded.url) as limiter:
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_it_is_an_error_without_a_charge(loaded: Server, mode: Callable[..., Any]) -> None:
+    with mode(loaded.url) as limiter:
         assert [limiter.hit("5/day", "alice").remaining for _ in range(2)] == [4, 3]
         begin_to_load(loaded)
         with pytest.raises(StoreError, match=r"(?i)loading"):
@@ -53,7 +53,7 @@ def test_it_is_an_error_that_charges_nobody(loaded: Server, colour: Callable[...
         assert limiter.hit("5/day", "alice").remaining == 2
 
 
-def test_a_limiter_counts_by_itself_until_it_has_loaded(loaded: Server) -> None:
+def test_a_limiter_counts_locally_until_the_server_has_loaded(loaded: Server) -> None:
     with Limiter(loaded.url, deadline=1.0) as limiter:
         limiter.hit("5/day", "alice")
         begin_to_load(loaded)

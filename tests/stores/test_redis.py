@@ -1,4 +1,4 @@
-"""The Redis store on the wire: one round trip, expiries, sizes, scripts, clients, clocks, faults."""
+"""The commands of the Redis store: one round trip, expiries, sizes, scripts, clients, clocks, faults."""
 
 from __future__ import annotations
 
@@ -27,40 +27,40 @@ from sluicegate.stores.redis import AsyncRedisStore, RedisStore
 from sluicegate.testing.store import NAMES, terms
 from tests.proxies import Proxy
 from tests.servers import Server, valkey_server
-from tests.stores.colours import COLOURS, PATIENCE, sync_limiter
+from tests.stores.modes import MODES, PATIENCE, sync_limiter
 from tests.stores.places import client, url
 
 ALGORITHMS = pytest.mark.parametrize("algorithm", NAMES)
 THREE = "5/minute; 100/hour; 1000/day"
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> Any:
-    return COLOURS[request.param]
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> Any:
+    return MODES[request.param]
 
 
 @pytest.fixture
-def who() -> str:
-    """Somebody new."""
+def identity() -> str:
+    """A new identity."""
     return uuid4().hex
 
 
 @pytest.fixture
-def wire(server: Server) -> Iterator[Any]:
-    """A plain client, to look at the server with."""
+def connection(server: Server) -> Iterator[Any]:
+    """A client of redis-py, to inspect the server."""
     with client(server, decode_responses=True) as plain:
         yield plain
 
 
-def keys_of(wire: Any, who: str) -> list[str]:
-    return sorted(wire.scan_iter(f"sg:{{{digest(identity_text(who))}}}:*", count=10_000))
+def keys_of(connection: Any, identity: str) -> list[str]:
+    return sorted(connection.scan_iter(f"sg:{{{digest(identity_text(identity))}}}:*", count=10_000))
 
 
-def test_a_request_with_three_rules_is_one_evalsha(server: Server, wire: Any, colour: Any, who: str) -> None:
-    with colour(url(server)) as limiter:
-        limiter.hit(THREE, who)  # connects, and brings the script
-        with wire.monitor() as monitor:
-            limiter.hit(THREE, who)
+def test_a_request_with_three_rules_is_one_evalsha(server: Server, connection: Any, mode: Any, identity: str) -> None:
+    with mode(url(server)) as limiter:
+        limiter.hit(THREE, identity)  # connects and loads the script
+        with connection.monitor() as monitor:
+            limiter.hit(THREE, identity)
             server.command("ECHO the-end")
             seen = []
             for command in monitor.listen():
@@ -69,57 +69,57 @@ def test_a_request_with_three_rules_is_one_evalsha(server: Server, wire: Any, co
                 seen.append(command)
     sent = [command["command"] for command in seen if command["client_type"] != "lua"]
     assert [line.split()[0] for line in sent] == ["EVALSHA"]
-    assert not any(who in command["command"] for command in seen), "an identity left the process in clear"
+    assert not any(identity in command["command"] for command in seen), "an identity was sent in plain text"
 
 
 @ALGORITHMS
 @pytest.mark.parametrize("clock", [None, ManualClock()], ids=["server's clock", "manual clock"])
 def test_every_key_expires_and_not_before_its_state(
-    server: Server, wire: Any, algorithm: str, clock: ManualClock | None, who: str
+    server: Server, connection: Any, algorithm: str, clock: ManualClock | None, identity: str
 ) -> None:
     with closing(RedisStore.from_url(url(server), clock=clock, deadline=10)) as store:
         for cost in (0, 1, 2, 3, 4, 1):  # peek, charges, refusals that are counted, never
             rule = terms(algorithm, "3/hour", counted=True)
-            (outcome,) = store.run(Plan((Check(rule, identity_text(who), cost),)))
-            for key in keys_of(wire, who):
-                left = wire.pttl(key)
-                assert outcome.reset_after - 5_000_000 <= left * 1000  # less what the test itself took
-                assert left <= outcome.reset_after / 1000 + 3_600_000 + 3  # a manual clock stands still for an hour
+            (outcome,) = store.run(Plan((Check(rule, identity_text(identity), cost),)))
+            for key in keys_of(connection, identity):
+                left = connection.pttl(key)
+                assert outcome.reset_after - 5_000_000 <= left * 1000  # minus the time of the test itself
+                assert left <= outcome.reset_after / 1000 + 3_600_000 + 3  # with a ManualClock keys live an hour longer
         for cost in (1, 3):
             store.run(
-                Plan((Check(terms(algorithm, "3/second", scope="short", counted=True), identity_text(who), cost),))
+                Plan((Check(terms(algorithm, "3/second", scope="short", counted=True), identity_text(identity), cost),))
             )
-            assert all(wire.pttl(key) != -1 for key in keys_of(wire, who))
+            assert all(connection.pttl(key) != -1 for key in keys_of(connection, identity))
 
 
 @ALGORITHMS
-def test_a_period_of_one_microsecond_is_no_error(server: Server, algorithm: str, who: str) -> None:
+def test_a_period_of_one_microsecond_is_no_error(server: Server, algorithm: str, identity: str) -> None:
     with sync_limiter(url(server), algorithm=algorithm) as limiter:
-        assert [limiter.hit(Quota(3, 0.000001), who, cost=3).allowed for _ in range(10)] == [True] * 10
+        assert [limiter.hit(Quota(3, 0.000001), identity, cost=3).allowed for _ in range(10)] == [True] * 10
 
 
 @ALGORITHMS
-def test_peeks_and_refusals_write_nothing(server: Server, wire: Any, algorithm: str, who: str) -> None:
+def test_peeks_and_refusals_write_nothing(server: Server, connection: Any, algorithm: str, identity: str) -> None:
     with sync_limiter(url(server), algorithm=algorithm) as limiter:
-        limiter.peek("1/hour", who)
-        limiter.hit("1/hour", who, cost=0)
-        limiter.hit("1/hour", who, cost=2)
-        assert keys_of(wire, who) == []
-        limiter.hit("1/hour", who)
-        (key,) = keys_of(wire, who)
+        limiter.peek("1/hour", identity)
+        limiter.hit("1/hour", identity, cost=0)
+        limiter.hit("1/hour", identity, cost=2)
+        assert keys_of(connection, identity) == []
+        limiter.hit("1/hour", identity)
+        (key,) = keys_of(connection, identity)
         with client(server) as raw:
             before = raw.dump(key)
             for _ in range(5):
-                assert not limiter.hit("1/hour", who)
+                assert not limiter.hit("1/hour", identity)
             assert raw.dump(key) == before
 
 
-def test_keys_carry_one_tag_and_nobody_s_name(server: Server, wire: Any, who: str) -> None:
+def test_keys_have_one_hash_tag_and_no_identity(server: Server, connection: Any, identity: str) -> None:
     with sync_limiter(url(server), prefix="shop") as limiter:
-        limiter.hit("5/minute; 10/hour", who, action="reply")
-        limiter.hit("5/minute", who, action="a {b} c\n" * 100, algorithm="gcra")
-    tag = f"shop:{{{digest(identity_text(who))}}}:"
-    found = sorted(wire.scan_iter(f"{tag}*", count=10_000))
+        limiter.hit("5/minute; 10/hour", identity, action="reply")
+        limiter.hit("5/minute", identity, action="a {b} c\n" * 100, algorithm="gcra")
+    tag = f"shop:{{{digest(identity_text(identity))}}}:"
+    found = sorted(connection.scan_iter(f"{tag}*", count=10_000))
     assert found[:2] == [f"{tag}reply:sw3600", f"{tag}reply:sw60"]
     assert len(found) == 3
     assert found[2].startswith(f"{tag}~")
@@ -127,21 +127,21 @@ def test_keys_carry_one_tag_and_nobody_s_name(server: Server, wire: Any, who: st
     assert len(found[2]) < 80
 
 
-def test_10_per_minute_takes_at_most_300_bytes(server: Server, wire: Any, who: str, capsys: Any) -> None:
+def test_10_per_minute_takes_at_most_300_bytes(server: Server, connection: Any, identity: str, capsys: Any) -> None:
     clock = ManualClock(1_760_000_000.123457)
     with sync_limiter(url(server), clock=clock) as limiter:
         for _ in range(10):
-            assert limiter.hit("10/minute", who)
+            assert limiter.hit("10/minute", identity)
             clock.advance(5.999983)
-    (key,) = keys_of(wire, who)
-    size = wire.memory_usage(key, samples=0)
+    (key,) = keys_of(connection, identity)
+    size = connection.memory_usage(key, samples=0)
     with capsys.disabled():
         print(f"\n{server.name}: sliding-window, 10/minute, full: {size} bytes")
     assert size <= 300
 
 
 class Overheard:
-    """A client that keeps the script and the words that a store would send."""
+    """A client that records the script and the arguments instead of sending them."""
 
     connection_pool = redis.ConnectionPool(socket_timeout=1)
 
@@ -162,46 +162,46 @@ return admitted
 """
 
 
-def test_a_million_per_minute_takes_at_most_2_kb(server: Server, wire: Any, who: str, capsys: Any) -> None:
+def test_a_million_per_minute_takes_at_most_2_kb(server: Server, connection: Any, identity: str, capsys: Any) -> None:
     clock = ManualClock(1_760_000_000.123457)
-    check = Check(terms("sliding-window", "1000000/minute"), identity_text(who), 1)
+    check = Check(terms("sliding-window", "1000000/minute"), identity_text(identity), 1)
     overheard = Overheard()
     for _ in range(10):
         RedisStore(overheard, clock=clock).run(Plan((check,)))  # type: ignore[arg-type]
-        assert wire.eval(MANY, *overheard.words, overheard.script) == 10_000
+        assert connection.eval(MANY, *overheard.words, overheard.script) == 10_000
         clock.advance_us(10_000 * 599)
-    (key,) = keys_of(wire, who)
-    size = wire.memory_usage(key, samples=0)
+    (key,) = keys_of(connection, identity)
+    size = connection.memory_usage(key, samples=0)
     with capsys.disabled():
         print(f"\n{server.name}: sliding-window, 1000000/minute, 100,000 hits: {size} bytes")
     assert size <= 2048
 
 
-def test_gcra_takes_at_most_110_bytes(server: Server, wire: Any, who: str, capsys: Any) -> None:
+def test_gcra_takes_at_most_110_bytes(server: Server, connection: Any, identity: str, capsys: Any) -> None:
     with sync_limiter(url(server), algorithm="gcra") as limiter:
-        limiter.hit("100/minute", who, cost=50)
-    (key,) = keys_of(wire, who)
-    size = wire.memory_usage(key)
+        limiter.hit("100/minute", identity, cost=50)
+    (key,) = keys_of(connection, identity)
+    size = connection.memory_usage(key)
     with capsys.disabled():
         print(f"\n{server.name}: gcra takes {size} bytes, of which the key is {len(key)}")
     assert size <= 110
 
 
-def test_scripts_may_be_flushed_between_calls(server: Server, wire: Any, colour: Any, who: str) -> None:
-    with colour(url(server)) as limiter:
+def test_scripts_may_be_flushed_between_calls(server: Server, connection: Any, mode: Any, identity: str) -> None:
+    with mode(url(server)) as limiter:
         for remaining in (4, 3, 2):
-            assert limiter.hit("5/hour", who).remaining == remaining
-            wire.script_flush()
+            assert limiter.hit("5/hour", identity).remaining == remaining
+            connection.script_flush()
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("decode", [True, False])
-def test_protocols_and_decoding(server: Server, protocol: int, decode: bool, who: str) -> None:
+def test_protocols_and_decoding(server: Server, protocol: int, decode: bool, identity: str) -> None:
     options = {"protocol": protocol, "decode_responses": decode}
     with client(server, **options) as given:
-        decision = Limiter(RedisStore(given)).hit("5/hour; 7/day", who, cost=2)
-        assert [outcome.remaining for outcome in decision.results] == [3, 5]
-        assert Limiter(RedisStore(given)).hit("5/hour", who, cost=6).retry_after is None
+        decision = Limiter(RedisStore(given)).hit("5/hour; 7/day", identity, cost=2)
+        assert [outcome.remaining for outcome in decision.outcomes] == [3, 5]
+        assert Limiter(RedisStore(given)).hit("5/hour", identity, cost=6).retry_after is None
 
     async def main() -> None:
         async with redis.asyncio.Redis.from_url(
@@ -210,19 +210,19 @@ def test_protocols_and_decoding(server: Server, protocol: int, decode: bool, who
             socket_timeout=10,
             **options,  # type: ignore[arg-type]
         ) as given:
-            decision = await AsyncLimiter(AsyncRedisStore(given)).hit("5/hour; 7/day", who, cost=2)
-            assert [outcome.remaining for outcome in decision.results] == [1, 3]
+            decision = await AsyncLimiter(AsyncRedisStore(given)).hit("5/hour; 7/day", identity, cost=2)
+            assert [outcome.remaining for outcome in decision.outcomes] == [1, 3]
 
     asyncio.run(main())
 
 
-def test_protocol_in_the_url(server: Server, colour: Any, who: str) -> None:
+def test_protocol_in_the_url(server: Server, mode: Any, identity: str) -> None:
     for remaining, protocol in ((4, 2), (3, 3)):
-        with colour(url(server, f"protocol={protocol}")) as limiter:
-            assert limiter.hit("5/hour", who).remaining == remaining
+        with mode(url(server, f"protocol={protocol}")) as limiter:
+            assert limiter.hit("5/hour", identity).remaining == remaining
 
 
-def test_every_scheme(server: Server, colour: Any, who: str) -> None:
+def test_every_scheme(server: Server, mode: Any, identity: str) -> None:
     tcp = url(server)
     for remaining, where in (
         (4, tcp),
@@ -230,8 +230,8 @@ def test_every_scheme(server: Server, colour: Any, who: str) -> None:
         (2, tcp.replace("redis", "REDIS", 1)),
         (1, server.unix_url),
     ):
-        with colour(where) as limiter:
-            assert limiter.hit("5/hour", who).remaining == remaining
+        with mode(where) as limiter:
+            assert limiter.hit("5/hour", identity).remaining == remaining
 
 
 @pytest.mark.parametrize(("options", "codes"), [
@@ -247,7 +247,7 @@ def test_every_scheme(server: Server, colour: Any, who: str) -> None:
         (redis.asyncio.Redis, lambda client: AsyncLimiter(AsyncRedisStore(client))),
     ],
 )
-def test_clients_that_retry_or_wait_for_ever_are_warned_about(
+def test_clients_that_retry_or_hang_are_warned_about(
     options: dict[str, Any], codes: list[str], make: Any, wrap: Any
 ) -> None:
     with warnings.catch_warnings(record=True) as caught:
@@ -257,50 +257,50 @@ def test_clients_that_retry_or_wait_for_ever_are_warned_about(
     assert {warning.filename for warning in caught} <= {__file__}
 
 
-def connections(wire: Any, name: str) -> int:
-    return sum(each["name"] == name for each in wire.client_list())
+def connections(connection: Any, name: str) -> int:
+    return sum(each["name"] == name for each in connection.client_list())
 
 
-def closed(wire: Any, name: str) -> bool:
-    """Whether the server has seen the connection go; it may need a few turns."""
-    return any(connections(wire, name) == 0 for _ in range(1000))
+def closed(connection: Any, name: str) -> bool:
+    """Whether the server has noticed that the connection was closed. It may need some time."""
+    return any(connections(connection, name) == 0 for _ in range(1000))
 
 
-def test_a_client_of_our_own_is_closed(server: Server, wire: Any, colour: Any, who: str) -> None:
-    with colour(url(server, f"client_name={who}")) as limiter:
-        limiter.hit("5/hour", who)
-        assert connections(wire, who) == 1
-    assert closed(wire, who)
+def test_the_connections_of_a_url_are_closed(server: Server, connection: Any, mode: Any, identity: str) -> None:
+    with mode(url(server, f"client_name={identity}")) as limiter:
+        limiter.hit("5/hour", identity)
+        assert connections(connection, identity) == 1
+    assert closed(connection, identity)
 
 
-def test_a_client_that_was_handed_in_is_not_closed(server: Server, wire: Any, who: str) -> None:
-    with client(server, client_name=who) as given:
+def test_a_client_of_the_user_is_not_closed(server: Server, connection: Any, identity: str) -> None:
+    with client(server, client_name=identity) as given:
         with Limiter(RedisStore(given)) as limiter:
-            limiter.hit("5/hour", who)
+            limiter.hit("5/hour", identity)
         limiter.store.close()
-        assert connections(wire, who) == 1
+        assert connections(connection, identity) == 1
         assert given.ping()
 
     async def main() -> None:
         given = redis.asyncio.Redis.from_url(
-            server.url, retry=Retry(NoBackoff(), 0), socket_timeout=10, client_name=who
+            server.url, retry=Retry(NoBackoff(), 0), socket_timeout=10, client_name=identity
         )
         async with given:
             async with AsyncLimiter(AsyncRedisStore(given)) as limiter:
-                await limiter.hit("5/hour", who)
+                await limiter.hit("5/hour", identity)
             await limiter.store.close()
-            assert connections(wire, who) == 1
+            assert connections(connection, identity) == 1
             assert await given.ping()
 
-    assert closed(wire, who)
+    assert closed(connection, identity)
     asyncio.run(main())
 
 
-def test_two_event_loops_one_after_the_other(server: Server, who: str) -> None:
+def test_two_event_loops_one_after_the_other(server: Server, identity: str) -> None:
     limiter = AsyncLimiter(url(server), deadline=PATIENCE)
 
     async def main() -> int | None:
-        decision = await limiter.hit("5/hour", who)
+        decision = await limiter.hit("5/hour", identity)
         await limiter.close()
         return decision.remaining
 
@@ -320,39 +320,39 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), limiter.hit("5/hour", 
 """
 
 
-def test_fork_after_use(server: Server, who: str) -> None:
-    script = [sys.executable, "-W", "ignore", "-c", FORK, url(server), who]
+def test_fork_after_use(server: Server, identity: str) -> None:
+    script = [sys.executable, "-W", "ignore", "-c", FORK, url(server), identity]
     assert subprocess.run(script, check=True, capture_output=True, text=True).stdout.split() == ["3", "2"]
 
 
 @pytest.mark.parametrize("skew", [-3600, 3600])
 def test_a_client_s_own_clock_does_not_matter(
-    server: Server, who: str, skew: int, monkeypatch: pytest.MonkeyPatch
+    server: Server, identity: str, skew: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with sync_limiter(url(server)) as limiter:
-        assert [limiter.hit("2/minute", who).allowed for _ in range(3)] == [True, True, False]
+        assert [limiter.hit("2/minute", identity).allowed for _ in range(3)] == [True, True, False]
         honest = time.time
         monkeypatch.setattr(time, "time", lambda: honest() + skew)
         monkeypatch.setattr(time, "time_ns", lambda: int((honest() + skew) * 1e9))
-        refused = limiter.hit("2/minute", who)
+        refused = limiter.hit("2/minute", identity)
         assert not refused
         assert refused.retry_after is not None
         assert 0 < refused.retry_after <= 60
 
 
-def test_a_lost_reply_is_charged_once(server: Server, colour: Any, who: str) -> None:
-    with Proxy(server.port) as proxy, colour(proxy.url) as limiter:
-        assert limiter.hit("50/hour", who).remaining == 49
+def test_a_lost_reply_is_charged_once(server: Server, mode: Any, identity: str) -> None:
+    with Proxy(server.port) as proxy, mode(proxy.url) as limiter:
+        assert limiter.hit("50/hour", identity).remaining == 49
         before = proxy.counts.requests["EVALSHA"]
         proxy.lose(to="EVALSHA", close=True)
         with pytest.raises(StoreError, match="SG020"):
-            limiter.hit("50/hour", who)
+            limiter.hit("50/hour", identity)
         assert proxy.counts.requests["EVALSHA"] == before + 1
-        assert limiter.peek("50/hour", who).remaining == 48
+        assert limiter.peek("50/hour", identity).remaining == 48
 
 
-def test_a_dead_and_a_hung_server_are_store_errors_and_quickly(colour: Any) -> None:
-    with valkey_server() as server, colour(server.url, deadline=0.5) as limiter:
+def test_a_dead_and_a_hung_server_are_store_errors_soon(mode: Any) -> None:
+    with valkey_server() as server, mode(server.url, deadline=0.5) as limiter:
         assert limiter.hit("50/hour", "a").remaining == 49
         for stop, go in ((server.pause, server.resume), (server.kill, server.start)):
             stop()
@@ -366,36 +366,36 @@ def test_a_dead_and_a_hung_server_are_store_errors_and_quickly(colour: Any) -> N
         assert limiter.hit("50/hour", "a").remaining == 49, "a restarted server is empty, and has no script"
 
 
-def test_a_wrong_type_is_a_store_error(server: Server, wire: Any, colour: Any, who: str) -> None:
-    with colour(url(server)) as limiter:
-        limiter.hit("5/hour", who)
-        (key,) = keys_of(wire, who)
-        wire.set(key, "something else", keepttl=True)
+def test_a_wrong_type_is_a_store_error(server: Server, connection: Any, mode: Any, identity: str) -> None:
+    with mode(url(server)) as limiter:
+        limiter.hit("5/hour", identity)
+        (key,) = keys_of(connection, identity)
+        connection.set(key, "something else", keepttl=True)
         with pytest.raises(StoreError, match=r"WRONGTYPE|wrong kind"):
-            limiter.hit("5/hour", who)
+            limiter.hit("5/hour", identity)
         with pytest.raises(StoreError, match=r"WRONGTYPE|wrong kind"):
-            limiter.peek("5/hour", who)
+            limiter.peek("5/hour", identity)
 
 
-def test_a_refused_login_is_a_store_error_that_keeps_the_secret(colour: Any) -> None:
+def test_a_refused_login_is_a_store_error_that_keeps_the_secret(mode: Any) -> None:
     with valkey_server("--requirepass", "sesame") as server:
-        with colour(server.url.replace("redis://", "redis://:mustard@")) as limiter:
+        with mode(server.url.replace("redis://", "redis://:mustard@")) as limiter:
             with pytest.raises(StoreError) as caught:
                 limiter.hit("5/hour", "a")
             assert "mustard" not in str(caught.value)
-        with colour(server.url.replace("redis://", "redis://:sesame@")) as limiter:
+        with mode(server.url.replace("redis://", "redis://:sesame@")) as limiter:
             assert limiter.hit("5/hour", "a")
 
 
 @pytest.mark.parametrize("algorithm", ["fixed-window", "sliding-counter", "gcra"])
-def test_garbage_is_taken_for_empty(server: Server, wire: Any, algorithm: str, who: str) -> None:
+def test_an_invalid_value_counts_as_empty(server: Server, connection: Any, algorithm: str, identity: str) -> None:
     with sync_limiter(url(server), algorithm=algorithm) as limiter:
-        limiter.hit("5/hour", who, cost=5)
-        (key,) = keys_of(wire, who)
+        limiter.hit("5/hour", identity, cost=5)
+        (key,) = keys_of(connection, identity)
         texts = ("", "x", "1:2:3:4", "-1:5", "9" * 400, "nan:nan", "16362000:1000003257143369", "1:234567890")
         for garbage in (*texts, b"\x00" * 10, b"\x00" * 14, b"\xff" * 11, b"\xff" * 400):
-            wire.set(key, garbage, px=1000)
-            assert limiter.hit("5/hour", who).remaining == 4, garbage
+            connection.set(key, garbage, px=1000)
+            assert limiter.hit("5/hour", identity).remaining == 4, garbage
 
 
 BAD_URLS = [
@@ -430,7 +430,7 @@ def test_what_is_neither_a_url_nor_a_store(where: Any) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "a b", "a{b", "a}b", "a\n", "ä", None, 3])
-def test_a_prefix_cannot_steer_a_key(prefix: Any) -> None:
+def test_a_prefix_cannot_change_the_slot_of_a_key(prefix: Any) -> None:
     for limiter in (Limiter, AsyncLimiter):
         with pytest.raises(StoreURLError, match="prefix"):
             limiter("redis://localhost", prefix=prefix)
@@ -438,51 +438,54 @@ def test_a_prefix_cannot_steer_a_key(prefix: Any) -> None:
         RedisStore(fakeredis.FakeRedis(socket_timeout=1, retry=Retry(NoBackoff(), 0)), prefix=prefix)
 
 
-def test_both_colours_share_a_fake_server(who: str) -> None:
+def test_sync_and_async_share_a_fake_server(identity: str) -> None:
     fake = fakeredis.FakeServer()
     limiter = Limiter(RedisStore(fakeredis.FakeRedis(server=fake, socket_timeout=1)), on_store_failure="raise")
-    assert limiter.hit("5/hour", who).remaining == 4
+    assert limiter.hit("5/hour", identity).remaining == 4
 
     async def main() -> int | None:
         async with fakeredis.FakeAsyncRedis(server=fake, socket_timeout=1) as given:
-            return (await AsyncLimiter(AsyncRedisStore(given)).hit("5/hour", who)).remaining
+            return (await AsyncLimiter(AsyncRedisStore(given)).hit("5/hour", identity)).remaining
 
     assert asyncio.run(main()) == 3
     fake.connected = False
     with pytest.raises(StoreError):
-        limiter.hit("5/hour", who)
+        limiter.hit("5/hour", identity)
 
 
-def test_nobody_is_named_in_a_repr() -> None:
+def test_a_repr_shows_no_identity_and_no_password() -> None:
     store = Limiter("redis://user:sesame@localhost:6379/0").store
     assert "RedisStore(redis://localhost:6379/0)" in repr(store)
     assert "sesame" not in repr(AsyncLimiter("redis://user:sesame@localhost:6379/0?password=sesame").store)
 
 
 @ALGORITHMS
-def test_a_budget_named_twice_is_charged_twice(server: Server, algorithm: str, who: str) -> None:
-    """A plan should not; the second charge overwrote the first, or wrote nonsense behind it."""
-    check = Check(terms(algorithm, "5/hour"), identity_text(who), 1)
+def test_a_budget_named_twice_is_charged_twice(server: Server, algorithm: str, identity: str) -> None:
+    """A plan should not do this. Regression: the second charge overwrote the first, or wrote an invalid value."""
+    check = Check(terms(algorithm, "5/hour"), identity_text(identity), 1)
     with closing(RedisStore.from_url(url(server))) as store:
         for remaining in (3, 1):
             store.run(Plan((check, check)))
             assert store.run(Plan((check,), charge=False))[0].remaining == remaining
 
 
-def test_a_key_that_is_always_busy_does_not_grow(server: Server, wire: Any, who: str) -> None:
-    """Totals that rise for ever took eight bytes each in the end."""
-    clock, check = ManualClock(1_760_000_000.123457), Check(terms("sliding-window", "10/minute"), identity_text(who), 1)
+def test_a_key_that_is_always_busy_does_not_grow(server: Server, connection: Any, identity: str) -> None:
+    """Regression: totals that grew without bound took eight bytes each."""
+    clock, check = (
+        ManualClock(1_760_000_000.123457),
+        Check(terms("sliding-window", "10/minute"), identity_text(identity), 1),
+    )
     overheard = Overheard()
     RedisStore(overheard, clock=clock).run(Plan((check,)))  # type: ignore[arg-type]
-    wire.eval(MANY.replace("599", "5999983"), *overheard.words, overheard.script)
-    (key,) = keys_of(wire, who)
-    assert wire.llen(key) == 11
-    assert wire.memory_usage(key, samples=0) <= 300
+    connection.eval(MANY.replace("599", "5999983"), *overheard.words, overheard.script)
+    (key,) = keys_of(connection, identity)
+    assert connection.llen(key) == 11
+    assert connection.memory_usage(key, samples=0) <= 300
 
 
-def test_a_server_that_was_demoted_is_left_and_called_anew(colour: Any) -> None:
-    """Behind one name stands another master now; the connection that is open still leads to the old one."""
-    with valkey_server() as old, valkey_server() as new, Proxy(old.port) as proxy, colour(proxy.url) as limiter:
+def test_a_demoted_server_is_reconnected(mode: Any) -> None:
+    """The host name leads to another master now. The open connection still leads to the old one."""
+    with valkey_server() as old, valkey_server() as new, Proxy(old.port) as proxy, mode(proxy.url) as limiter:
         assert limiter.hit("5/hour", "a").remaining == 4
         old.command(f"REPLICAOF 127.0.0.1 {new.port}")
         with pytest.raises(StoreError, match="READONLY"):

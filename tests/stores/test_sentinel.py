@@ -1,30 +1,34 @@
-"""The Redis store under Sentinels: the exam, and failovers with requests on their way."""
+"""The Redis store behind Sentinels: the exam, and failovers during requests."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any, ClassVar
 from uuid import uuid4
 
 import pytest
 
-from sluicegate import Limiter
+from sluicegate import AsyncLimiter, Limiter, StoreError
 from sluicegate.clock import Clock
 from sluicegate.plan import Check, Decision, Plan
 from sluicegate.stores import AsyncStore, Store, StoreChange, open_async_store, open_store
 from sluicegate.testing import StoreExam
-from sluicegate.testing.store import Driver, terms
+from sluicegate.testing.driver import Driver
+from sluicegate.testing.store import terms
 from tests.sentinels import SENTINELS, Sentinels
-from tests.stores.colours import PATIENCE
+from tests.servers import ask, wait_until
+from tests.stores.modes import PATIENCE
 
 OPENERS: dict[str, Any] = {"sync": open_store, "async": open_async_store}
+ONE = Plan((Check(terms("gcra", "5/hour"), "a", 1),))
 
 
 @pytest.fixture(scope="module", params=SENTINELS)
 def calm(request: pytest.FixtureRequest) -> Iterator[Sentinels]:
-    """Sentinels with nothing to do."""
+    """Sentinels without a failover."""
     with Sentinels(request.param) as sentinels:
         yield sentinels
 
@@ -46,7 +50,7 @@ class TestUnderSentinels(StoreExam):
 
 @pytest.mark.parametrize("how", OPENERS)
 def test_a_planned_failover_is_followed_without_an_error(each_sentinels: Sentinels, how: str) -> None:
-    """The old master is alive and says READONLY; a Sentinel may be gone; budgets are where they were."""
+    """The old master runs and replies READONLY. A Sentinel may be down. No budget is lost."""
     with asyncio.Runner() as runner:
         store = Driver(OPENERS[how](each_sentinels.url, prefix="exam", deadline=PATIENCE), runner)
         plan = Plan((Check(terms("sliding-window", "100/day"), "a", 1),))
@@ -57,10 +61,10 @@ def test_a_planned_failover_is_followed_without_an_error(each_sentinels: Sentine
         store.close()
 
 
-def test_a_crash_costs_no_request_an_error_and_admits_one_more_limit_at_most(each_sentinels: Sentinels) -> None:
-    """Four threads go on asking while the master dies and a replica takes its place."""
+def test_a_crash_causes_no_error_and_admits_at_most_one_more_limit(each_sentinels: Sentinels) -> None:
+    """Four threads send requests while the master is killed and a replica is promoted."""
     changes: list[bool] = []
-    told: list[Decision] = []
+    results: list[Decision] = []
     stop, back = threading.Event(), threading.Event()
 
     def note(change: StoreChange) -> None:
@@ -68,15 +72,15 @@ def test_a_crash_costs_no_request_an_error_and_admits_one_more_limit_at_most(eac
         if change.available:
             back.set()
 
-    who = uuid4().hex
+    identity = uuid4().hex
     with Limiter(each_sentinels.url, on_store_change=note) as limiter:
 
         def ask() -> None:
             while not stop.wait(0.002):  # 2,000 requests a second, and not as many as a core can make
-                told.append(limiter.hit("50/day", who))
+                results.append(limiter.hit("50/day", identity))
 
-        assert all(limiter.hit("50/day", who) for _ in range(50))
-        each_sentinels.servers[0].command("WAIT 1 1000")  # what is replicated is not lost
+        assert all(limiter.hit("50/day", identity) for _ in range(50))
+        each_sentinels.servers[0].command("WAIT 1 1000")  # replicated writes are not lost
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -88,18 +92,85 @@ def test_a_crash_costs_no_request_an_error_and_admits_one_more_limit_at_most(eac
             for thread in threads:
                 thread.join()
         assert changes == [False, True]
-        assert any(decision.degraded for decision in told)
-        assert sum(decision.allowed for decision in told) <= 50, "more than one limit was admitted without the store"
-        assert not limiter.hit("50/day", who), "the replica knows what the master knew"
+        assert any(decision.degraded for decision in results)
+        assert sum(decision.allowed for decision in results) <= 50, "more than one limit was admitted without the store"
+        assert not limiter.hit("50/day", identity), "the replica knows what the master knew"
 
 
 def test_no_sentinel_is_a_store_error_that_says_so() -> None:
     store: Any = open_store("redis+sentinel://127.0.0.1:1,127.0.0.1:2/front", prefix="t", deadline=1)
-    with pytest.raises(Exception, match=r"no Sentinel names a master of 'front' \[SG020\]"):
-        store.run(Plan((Check(terms("gcra", "5/hour"), "a", 1),)))
+    with pytest.raises(
+        StoreError, match=r"no Sentinel names a master of 'front' \(127.0.0.1:1: .*refused.*; 127.0.0.1:2: "
+    ):
+        store.run(ONE)
 
 
 def test_an_unknown_service_is_a_store_error_that_says_so(calm: Sentinels) -> None:
     store: Any = open_store(calm.url.replace(calm.service, "back"), prefix="t", deadline=PATIENCE)
-    with pytest.raises(Exception, match=r"no Sentinel names a master of 'back' \[SG020\]"):
-        store.run(Plan((Check(terms("gcra", "5/hour"), "a", 1),)))
+    with pytest.raises(StoreError, match=r"no Sentinel names a master of 'back' \(.*: knows no such service"):
+        store.run(ONE)
+
+
+_REJECTED = "Authentication required|invalid username-password"
+
+
+@pytest.mark.parametrize("how", OPENERS)
+@pytest.mark.parametrize("wrong", ["missing", "wrong"])
+@pytest.mark.parametrize("whose", ["sentinel", "master"])
+def test_a_wrong_password_is_a_store_error_that_says_so(
+    each_sentinels: Sentinels, how: str, wrong: str, whose: str
+) -> None:
+    """In the first request and in every later one."""
+    url = each_sentinels.url
+    if whose == "sentinel":
+        for server in each_sentinels.sentinels:
+            ask(server, "ACL", "SETUSER", "default", "resetpass", ">right")
+    else:
+        ask(each_sentinels.servers[0], "CONFIG", "SET", "requirepass", "right")
+    if wrong == "wrong":
+        url = f"{url}?sentinel_password=bad" if whose == "sentinel" else url.replace("://", "://:bad@")
+    with asyncio.Runner() as runner:
+        store = Driver(OPENERS[how](url, prefix="exam", deadline=PATIENCE), runner)
+        for _ in range(2):
+            with pytest.raises(StoreError, match=_REJECTED) as caught:
+                store.run(ONE)
+            assert "password" in caught.value.advice
+            assert caught.value.concerns == ("store" if whose == "sentinel" else "node")
+        store.close()
+
+
+@pytest.mark.parametrize("how", OPENERS)
+def test_a_master_that_hangs_is_left_for_the_promoted_one(each_sentinels: Sentinels, how: str) -> None:
+    changes: list[StoreChange] = []
+    old = each_sentinels.master()
+    options: dict[str, Any] = {"deadline": 0.3, "on_store_change": changes.append}
+
+    def promoted() -> None:
+        each_sentinels.servers[0].command("WAIT 1 1000")
+        old.pause()
+        wait_until("another master", lambda: each_sentinels.master() is not old)
+
+    def sync() -> bool:
+        with Limiter(each_sentinels.url, **options) as limiter:
+            assert not limiter.hit("50/day", "a").degraded
+            promoted()
+            return until_used(lambda: limiter.hit("50/day", "a").degraded)
+
+    async def main() -> bool:
+        async with AsyncLimiter(each_sentinels.url, **options) as limiter:
+            assert not (await limiter.hit("50/day", "a")).degraded
+            failover = asyncio.create_task(asyncio.to_thread(promoted))
+            degraded, ends = True, monotonic() + 2 * PATIENCE
+            while (degraded or not failover.done()) and monotonic() < ends:
+                degraded = (await limiter.hit("50/day", "a")).degraded
+                await asyncio.wait([failover], timeout=0.01)
+            await failover
+            return not degraded
+
+    def until_used(degraded: Callable[[], bool]) -> bool:
+        wait_until("the new master to be used", lambda: not degraded(), patience=PATIENCE)
+        return True
+
+    assert sync() if how == "sync" else asyncio.run(main())
+    assert [change.available for change in changes] == [False, True]
+    assert changes[0].store == changes[1].store == f"127.0.0.1:{old.port}"

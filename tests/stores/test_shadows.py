@@ -1,4 +1,4 @@
-"""Shadow rules in what stands around a store, in stores for tests, and on the wire. The exam has the law itself."""
+"""Shadow rules in the wrappers, in stores for tests, and in commands. The exam has the law itself."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 
 from sluicegate import Limiter, ManualClock, Quota
 from sluicegate.plan import Check, Outcome, Plan, charged
-from sluicegate.shadow import shadows
+from sluicegate.rules.rollout import shadows
+from sluicegate.rules.terms import make_terms
 from sluicegate.stores import open_async_store
 from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
-from sluicegate.stores.leases import AsyncLeases, Leases
-from sluicegate.stores.redis.wire import Wire
-from sluicegate.stores.standin import Standin
-from sluicegate.terms import make_terms
+from sluicegate.stores.local_fallback import LocalFallback
+from sluicegate.stores.prefetch import AsyncPrefetch, Prefetch
+from sluicegate.stores.redis.encoding import Encoder
 from sluicegate.testing import BrokenStore, OpenStore, ShutStore
 from sluicegate.testing.store import terms
 from tests.servers import Server
-from tests.stores.breakable import Breakable, Colour
-from tests.stores.colours import PATIENCE
+from tests.stores.breakable import Breakable, Mode
+from tests.stores.modes import PATIENCE
 from tests.stores.test_fallback import around
 
 REFUSED = Outcome(True, 1, 0, 5, 5, 5)
@@ -47,12 +47,12 @@ def say(outcomes: Iterable[Outcome]) -> list[tuple[bool, bool, str]]:
     return [(outcome.allowed, outcome.retry_after == 0, outcome.source) for outcome in outcomes]
 
 
-def test_the_deny_cache_repeats_what_was_told(colour: Colour, clock: ManualClock) -> None:
+def test_the_deny_cache_repeats_outcomes_of_shadow_rules(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = colour.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=9, clock=clock))
+    store = mode.around(inside, (DenyCache, AsyncDenyCache), refusals=Refusals(staleness=9, clock=clock))
     passing = [store.run(*pair()) for _ in range(3)]
     assert [say(outcomes)[0][1] for outcomes in passing] == [True, False, False]
-    assert inside.calls == 3, "a refusal in shadow is not remembered: the request passes"
+    assert inside.calls == 3, "a refusal by a shadow rule is not remembered: the request passes"
     first = store.run(*pair())
     clock.advance(1)
     second = store.run(*pair())
@@ -66,31 +66,31 @@ def test_the_deny_cache_repeats_what_was_told(colour: Colour, clock: ManualClock
     [("local", [True, False]), ("allow", [True, True]), ("deny", [True, True])],
 )
 @pytest.mark.parametrize("of_the_rule", ["local", "allow", "deny"])
-def test_without_the_store_it_refuses_nobody(
-    colour: Colour, clock: ManualClock, policy: str, shadow: list[bool], of_the_rule: str
+def test_without_the_store_a_shadow_rule_refuses_no_request(
+    mode: Mode, clock: ManualClock, policy: str, shadow: list[bool], of_the_rule: str
 ) -> None:
     inside = Breakable(clock)
     inside.down = True
-    store = around(inside, colour, clock)
+    store = around(inside, mode, clock)
     checks = pair(on_store_failure=policy)[0], pair(on_store_failure=of_the_rule)[1]
     answers = [store.run(*checks) for _ in range(2)]
     assert [outcomes[1].allowed for outcomes in answers] == [of_the_rule != "deny"] * 2
     assert [outcomes[0].allowed for outcomes in answers] == [True, True]
-    if of_the_rule != "deny":  # what is refused is charged nowhere
+    if of_the_rule != "deny":  # a refused plan is charged nowhere
         assert [outcomes[0].retry_after == 0 for outcomes in answers] == shadow
 
 
-def test_it_raises_nothing_in_place_of_a_store() -> None:
-    standin = Standin(policy="raise")
+def test_a_shadow_rule_does_not_raise_while_the_store_is_down() -> None:
+    local_fallback = LocalFallback(policy="raise")
     shadow, _ = pair()
-    [outcome] = standin.answer(Plan((shadow,)), error=None)  # type: ignore[arg-type]
+    [outcome] = local_fallback.answer(Plan((shadow,)), error=None)  # type: ignore[arg-type]
     assert (outcome.allowed, outcome.source) == (True, "policy")
 
 
-def test_beside_a_leased_rule_every_request_is_a_trip(colour: Colour, clock: ManualClock) -> None:
+def test_a_shadow_rule_next_to_a_prefetching_one_makes_every_request_a_trip(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
-    store = colour.around(inside, (Leases, AsyncLeases), clock=clock)
-    checks = pair()[0], pair(lease=3)[1]
+    store = mode.around(inside, (Prefetch, AsyncPrefetch), clock=clock)
+    checks = pair()[0], pair(prefetch=3)[1]
     assert [say(store.run(*checks)) for _ in range(4)] == [
         [(True, True, "store"), (True, True, "store")],
         [(True, False, "store"), (True, True, "store")],
@@ -111,15 +111,15 @@ def test_stores_for_tests(store: Any, would: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("shadow", [False, True])
 @pytest.mark.parametrize("counted", [False, True])
-def test_what_goes_over_the_wire(shadow: bool, counted: bool) -> None:
-    wire = Wire(prefix="t", clock=None, split=False)
-    frame = wire.run(Plan((Check(terms("gcra", "1/minute", shadow=shadow, counted=counted), "a", 1),))).frame
+def test_the_arguments_of_a_shadow_check(shadow: bool, counted: bool) -> None:
+    encoder = Encoder(prefix="t", clock=None, split=False)
+    frame = encoder.run(Plan((Check(terms("gcra", "1/minute", shadow=shadow, counted=counted), "a", 1),))).frame
     word = {(False, False): b"0", (False, True): b"1", (True, False): b"s", (True, True): b"S"}[shadow, counted]
     assert b"$4\r\ngcra\r\n$1\r\n%s\r\n$1\r\n1\r\n" % word in frame
 
 
-def test_equal_plans_of_one_moment_are_each_told(valkey: Server) -> None:
-    """Those of rules that are enforced go together in one run of a script that knows no shadow."""
+def test_equal_shadow_plans_of_one_turn_each_get_an_outcome(valkey: Server) -> None:
+    """Plans of enforced rules are in a batch, whose script has no shadow rules."""
     plan = Plan((Check(terms("gcra", "1/hour", scope=uuid4().hex, shadow=True), "a", 1),))
 
     async def main() -> list[tuple[Outcome, ...]]:

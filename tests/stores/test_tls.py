@@ -1,4 +1,4 @@
-"""TLS: the same answers through an encrypted connection to a real server, and the same errors in time.
+"""TLS: the same outcomes through an encrypted connection to a real server, and the same errors in time.
 
 No wheel brings a server that speaks TLS, so a proxy speaks it in front of one.
 """
@@ -20,13 +20,13 @@ import trustme
 from sluicegate import StoreError
 from sluicegate.plan import Check, Plan
 from sluicegate.stores import open_async_store, open_store
-from sluicegate.stores.redis.links import BUSY
+from sluicegate.stores.redis.connections import BUSY
 from sluicegate.testing.store import terms
 from tests.proxies import Proxy
 from tests.servers import HOST, Server
-from tests.stores.colours import COLOURS, PATIENCE
+from tests.stores.modes import MODES, PATIENCE
 
-WHO = 20
+USERS = 20
 TIMES = 25
 RULE = terms("fixed-window", "1000000/day", scope="tls")
 
@@ -51,9 +51,9 @@ def url(proxy: Proxy, authority: trustme.CA, tmp_path: Path) -> str:
     return f"{proxy.url}?ssl_ca_certs={tmp_path / 'ca.pem'}"
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> Any:
-    return COLOURS[request.param]
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> Any:
+    return MODES[request.param]
 
 
 def hit(limiter: Any) -> tuple[bool, int]:
@@ -61,13 +61,13 @@ def hit(limiter: Any) -> tuple[bool, int]:
     return decision.allowed, decision.remaining
 
 
-def test_the_limit_holds(url: str, colour: Any) -> None:
-    with colour(url) as limiter:
+def test_the_limit_holds(url: str, mode: Any) -> None:
+    with mode(url) as limiter:
         assert [hit(limiter) for _ in range(4)] == [(True, 2), (True, 1), (True, 0), (False, 0)]
 
 
-def test_a_connection_that_was_closed_meanwhile_is_opened_again(url: str, proxy: Proxy, colour: Any) -> None:
-    with colour(url) as limiter:
+def test_a_connection_that_the_server_closed_is_opened_again(url: str, proxy: Proxy, mode: Any) -> None:
+    with mode(url) as limiter:
         assert hit(limiter) == (True, 2)
         proxy.cut()
         long_ago = time.monotonic() + 3 * BUSY
@@ -76,8 +76,8 @@ def test_a_connection_that_was_closed_meanwhile_is_opened_again(url: str, proxy:
         assert hit(limiter) == (True, 1)
 
 
-def test_what_was_left_unsaid_is_no_reply_to_the_next(url: str, proxy: Proxy, colour: Any) -> None:
-    with colour(url) as limiter:
+def test_a_lost_reply_is_not_taken_for_the_next_one(url: str, proxy: Proxy, mode: Any) -> None:
+    with mode(url) as limiter:
         assert hit(limiter) == (True, 2)
         proxy.truncate(to="EVALSHA")
         with pytest.raises(StoreError):
@@ -85,8 +85,8 @@ def test_what_was_left_unsaid_is_no_reply_to_the_next(url: str, proxy: Proxy, co
         assert hit(limiter) == (True, 0)  # it was charged, and is not charged again
 
 
-def test_no_answer_costs_the_deadline(url: str, proxy: Proxy, colour: Any) -> None:
-    with colour(url, deadline=0.5) as limiter:
+def test_a_missing_reply_costs_the_deadline(url: str, proxy: Proxy, mode: Any) -> None:
+    with mode(url, deadline=0.5) as limiter:
         assert hit(limiter) == (True, 2)
         proxy.black_hole()
         began = time.monotonic()
@@ -97,40 +97,40 @@ def test_no_answer_costs_the_deadline(url: str, proxy: Proxy, colour: Any) -> No
         assert hit(limiter) == (True, 1)
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(proxy: Proxy, colour: Any) -> None:
-    with colour(proxy.url) as limiter, pytest.raises(StoreError, match=r"(?i)certificate|error 1 connecting"):
+def test_an_unknown_certificate_is_refused(proxy: Proxy, mode: Any) -> None:
+    with mode(proxy.url) as limiter, pytest.raises(StoreError, match=r"(?i)certificate|error 1 connecting"):
         hit(limiter)
 
 
-def test_a_server_without_tls_is_an_error(server: Server, colour: Any) -> None:
-    with colour(f"rediss://{HOST}:{server.port}/0", deadline=2.0) as limiter, pytest.raises(StoreError):
+def test_a_server_without_tls_is_an_error(server: Server, mode: Any) -> None:
+    with mode(f"rediss://{HOST}:{server.port}/0", deadline=2.0) as limiter, pytest.raises(StoreError):
         hit(limiter)
 
 
-def plan_of(who: int, *, cost: int = 1) -> Plan:
-    return Plan((Check(RULE, f"{who}", cost),))
+def plan_of(user: int, *, cost: int = 1) -> Plan:
+    return Plan((Check(RULE, f"{user}", cost),))
 
 
-def test_threads_get_their_own_answers(url: str) -> None:
+def test_threads_get_their_own_replies(url: str) -> None:
     with closing(open_store(url, prefix="tls", deadline=PATIENCE)) as store:
 
-        def ask(who: int) -> list[int]:
-            return [store.run(plan_of(who, cost=who + 1))[0].remaining for _ in range(TIMES)]
+        def ask(user: int) -> list[int]:
+            return [store.run(plan_of(user, cost=user + 1))[0].remaining for _ in range(TIMES)]
 
-        with ThreadPoolExecutor(WHO) as threads:
-            told = list(threads.map(ask, range(WHO)))
-    assert told == [[1_000_000 - (who + 1) * time for time in range(1, TIMES + 1)] for who in range(WHO)]
+        with ThreadPoolExecutor(USERS) as threads:
+            results = list(threads.map(ask, range(USERS)))
+    assert results == [[1_000_000 - (user + 1) * time for time in range(1, TIMES + 1)] for user in range(USERS)]
 
 
-def test_tasks_get_their_own_answers(url: str) -> None:
+def test_tasks_get_their_own_replies(url: str) -> None:
     async def main() -> list[list[int]]:
         store = open_async_store(url, prefix="tls", deadline=PATIENCE)
 
-        async def ask(who: int) -> list[int]:
-            return [(await store.run(plan_of(who)))[0].remaining for _ in range(TIMES)]
+        async def ask(user: int) -> list[int]:
+            return [(await store.run(plan_of(user)))[0].remaining for _ in range(TIMES)]
 
-        told = await asyncio.gather(*map(ask, range(WHO)))
+        results = await asyncio.gather(*map(ask, range(USERS)))
         await store.close()
-        return told
+        return results
 
-    assert asyncio.run(main()) == [[1_000_000 - time for time in range(1, TIMES + 1)]] * WHO
+    assert asyncio.run(main()) == [[1_000_000 - time for time in range(1, TIMES + 1)]] * USERS

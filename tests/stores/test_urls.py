@@ -1,4 +1,4 @@
-"""URLs that no store can be opened from: the error says what it can, and never a password."""
+"""URLs that cannot be opened: the error says why, and never shows a password."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PASSWORDS: Final = [
     "memory://?password=hunter2",
     "redis://:hunter2@host:port/0",
     "redis://:hunter2@host:99999/0",
-    "redis://user:hunter2/0",  # the host is forgotten: redis-py takes the password for a port
+    "redis://user:hunter2/0",  # without a host: redis-py reads the password as a port
     "redis://:hunter2?x@host/0",  # not percent-encoded
     "redis://:hunter2#x@host/0",
     "redis://:hunter2/x@host/0",
@@ -49,7 +49,7 @@ def test_no_error_shows_a_password(limiter: type[Limiter | AsyncLimiter], url: s
     error: Any = caught.value
     assert SECRET not in str(error)
     assert SECRET not in str(vars(error))
-    assert error.__suppress_context__ or error.__context__ is None  # nor does the traceback
+    assert error.__suppress_context__ or error.__context__ is None  # the traceback does not show it either
 
 
 @pytest.mark.parametrize(

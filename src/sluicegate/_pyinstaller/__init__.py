@@ -1,7 +1,7 @@
-"""Hooks for PyInstaller. They name the modules and files that it cannot find in sluicegate's source.
+"""Hooks for PyInstaller: they list the modules and files that PyInstaller cannot find in sluicegate's source.
 
-PyInstaller finds this folder by the entry point `pyinstaller40`. It runs a hook when it packs the module that the
-hook's file is named after. No module of sluicegate imports them.
+PyInstaller finds this folder by the entry point `pyinstaller40`. The name of a hook's file contains a module's name.
+PyInstaller runs the hook when it packs that module. No module of sluicegate imports a hook.
 """
 
 from __future__ import annotations
@@ -10,5 +10,5 @@ from pathlib import Path
 
 
 def get_hook_dirs() -> list[str]:
-    """Where the hooks are."""
+    """Return the folder of the hooks, for PyInstaller."""
     return [str(Path(__file__).parent)]

@@ -1,3 +1,3 @@
-"""The module that Django looks for by name where INSTALLED_APPS names `sluicegate.django`."""
+"""Hook for `sluicegate.django`: the `apps` module, which Django imports by name for an entry of INSTALLED_APPS."""
 
 hiddenimports = ["sluicegate.django.apps"]

@@ -1,6 +1,7 @@
-"""The hook for what no import names: the stores that a URL names, and the Lua scripts for the server.
+"""Hook for `sluicegate`: the stores' modules, which are imported by URL scheme, and the Lua scripts for the server.
 
-The hook packs a store's module also if its client is missing. Then its URL raises SG007, as without PyInstaller.
+The hook packs a store's module even if its client package is missing. Its URL then raises SG007, as without
+PyInstaller.
 """
 
 from __future__ import annotations

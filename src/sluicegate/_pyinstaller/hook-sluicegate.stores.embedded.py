@@ -1,4 +1,4 @@
-"""The server that `embedded://` starts, where the wheel that brings it is installed. The store looks for it by name."""
+"""Hook for the store `embedded://`: the server's executable, if its wheel is installed. The store finds it by name."""
 
 from __future__ import annotations
 

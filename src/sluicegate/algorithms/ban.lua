@@ -1,5 +1,5 @@
--- ban.py over a string "strikes:since:ends:level". The third parameter is text: how long a level is remembered, and how
--- long each next ban lasts.
+-- ban.py over a string "strikes:since:ends:level". The third parameter is text: the time for which a level is kept,
+-- and the length of each next ban.
 
 local function open(key, now, within, words)
   local strikes, since, ends, level = string.match(redis.call('GET', key) or '', '^(%d+):(%d+):(%d+):(%d+)$')

@@ -1,12 +1,13 @@
-"""Bans: refusals that are counted, and what begins when there are too many. No algorithm of a rule.
+"""Bans: the counting of refusals, and the blocking after too many. Not an algorithm of a rule.
 
-A store asks it after the checks of a plan, for each ban and identity that those name. Its check refuses while the ban
-lasts, and tells its end. It is charged, struck, when the plan is charged, the ban does not hold, and a check that names
-it has refused. At `after` strikes since the first one within a time, a ban begins, longer each time; how many there
-were is forgotten a while after the last one's end. What holds is not counted, and what is allowed leaves no trace.
+A store runs it after the checks of a plan, for each ban and identity in them. Its check refuses while the ban is
+active, and returns its end. It is charged one strike when the plan is charged, the ban is not active, and a check with
+this ban has refused. A ban begins at `after` strikes since the first one, within a time. Each next ban is longer; their
+number is forgotten a while after the end of the last one. Refusals during a ban are not counted, and allowed requests
+leave no state.
 
-A check has a cost of 0. A cost is so many strikes at once, whatever holds: `after` of them begin a ban by hand.
-State: (strikes, when the first of them was, the end of the last ban, its level).
+A check has a cost of 0. A cost is a number of strikes at once, also during a ban: `after` of them begin a manual ban.
+State: (strikes, the time of the first of them, the end of the last ban, its level).
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ State = tuple[int, int, int, int]
 
 
 def lasting(terms: Terms, length_us: int) -> Terms:
-    """The terms of the same ban, whose next one lasts so long."""
+    """Return the terms of the same ban, with this length for its next one."""
     after, within, remembered, *lengths = terms.params
     return terms._replace(params=(after, within, remembered, *[length_us] * len(lengths)))
 
 
 def _live(state: State | None, now: int, params: tuple[int, ...]) -> State:
-    """What of the state still counts."""
+    """Return the part of the state that still counts."""
     if state is None:
         return (0, 0, 0, 0)
     strikes, since, ends, level = state
@@ -35,7 +36,9 @@ def _live(state: State | None, now: int, params: tuple[int, ...]) -> State:
 
 
 def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
-    """Whether the ban holds; or, at a cost, how it stands after so many strikes, which always pass."""
+    """Return the outcome that says whether the ban is active. With a cost, return the outcome after this number of
+    strikes, which are always allowed.
+    """
     after, within, remembered = params[:3]
     strikes, since, ends, level = charge(state, now, cost, params) if cost else _live(state, now, params)
     left = ends - now if now < ends else 0
@@ -47,7 +50,7 @@ def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> 
 
 
 def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
-    """The state after so many strikes."""
+    """Return the state after `cost` strikes."""
     strikes, since, ends, level = _live(state, now, params)
     after, _, _, *lengths = params
     if not strikes:
@@ -59,5 +62,5 @@ def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) ->
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
-    """The state as it is: a strike is not given back. Whoever was banned by mistake is unbanned."""
+    """Return the state unchanged, because a strike is not refunded. Use `unban` to end a ban that was a mistake."""
     return state

@@ -6,7 +6,7 @@ State: (start, used).
 
 from __future__ import annotations
 
-from sluicegate.algorithms.exact import exact, no_burst, told
+from sluicegate.algorithms.checks import exact, no_burst, short
 from sluicegate.plan import NEVER, Outcome, new
 from sluicegate.quota import Quota
 
@@ -18,31 +18,31 @@ State = tuple[int, int]
 
 
 def params(quota: Quota) -> tuple[int, ...]:
-    """(limit, window)."""
+    """Return (limit in units, window in microseconds)."""
     no_burst(quota, NAMES[0])
     exact(quota, NAMES[0], largest=2 * quota.limit)
     return (quota.limit, quota.period_us)
 
 
 def shape(params: tuple[int, ...]) -> str:
-    """A window's end depends on its length."""
-    return told(params[1])
+    """Return the window as text, because the end of a stored window depends on its length."""
+    return short(params[1])
 
 
 def window_us(params: tuple[int, ...]) -> int:
-    """The period itself."""
+    """Return the period itself."""
     return params[1]
 
 
 def _live(state: State | None, now: int, window: int) -> State:
-    """The window that holds `now`, a new one where the old has ended or lies a window ahead."""
+    """Return the window that holds `now`, a new one where the old has ended or lies a window ahead."""
     if state is None or not -window <= now - state[0] < window:
         return (now, 0)
     return state
 
 
 def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
-    """What a hit of this cost would come to."""
+    """Return the outcome of a hit of this cost."""
     limit, window = params
     start, used = _live(state, now, window)
     wait = start + window - now
@@ -56,14 +56,14 @@ def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> 
 
 
 def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
-    """The count after the hit, no further than the limit."""
+    """Return the count after the hit, no further than the limit."""
     limit, window = params
     start, used = _live(state, now, window)
     return (start, used + cost if used + cost <= limit else max(used, limit))
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
-    """The count without the hit, if its window is still the one; a window of which nothing is left never was."""
+    """Return the count without the hit, if its window is the current one; None if no other hit is left in it."""
     _, window = params
     start, used = _live(state, now, window)
     if not start <= at < start + window:

@@ -1,6 +1,6 @@
 -- gcra.py over a string of 11 bytes: the time in seven and the level in four, each the lowest first. A level of 2^32 or
--- more has its three other bytes at the end. A state is the level now, and by how much it is ahead of the clock.
--- What else a string may be is taken for none: text would be a time centuries ahead.
+-- more has its three other bytes at the end. A state is the level now, and the time by which it is ahead of the clock.
+-- Any other string counts as no state: text would be a time centuries ahead.
 
 local function open(key, now, burst, unit, leak)
   local t0, t1, t2, t3, t4, t5, t6, a, b, c, d, e, f, g = string.byte(redis.call('GET', key) or '', 1, 14)

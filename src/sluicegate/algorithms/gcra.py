@@ -1,4 +1,4 @@
-"""GCRA, token bucket, leaky bucket: one meter in exact integers, under three familiar names.
+"""GCRA, token bucket, leaky bucket: one algorithm in exact integers, under three familiar names.
 
 The level rises by the cost and leaks at the quota's rate. With g = gcd(limit, period) a unit weighs period/g and
 limit/g leaks each microsecond, so no rate is ever rounded. In any period at most burst + limit pass;
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from sluicegate.algorithms.exact import exact, told
+from sluicegate.algorithms.checks import exact, short
 from sluicegate.plan import NEVER, Outcome, new
 from sluicegate.quota import Quota
 
@@ -21,7 +21,7 @@ State = tuple[int, int]
 
 
 def params(quota: Quota) -> tuple[int, ...]:
-    """(burst, weight of a unit, leak per microsecond)."""
+    """Return (burst in units, weight of a unit, leak per microsecond)."""
     burst = quota.limit if quota.burst is None else quota.burst
     shared = gcd(quota.limit, quota.period_us)
     unit, leak = quota.period_us // shared, quota.limit // shared
@@ -30,18 +30,18 @@ def params(quota: Quota) -> tuple[int, ...]:
 
 
 def shape(params: tuple[int, ...]) -> str:
-    """A level is told in units and leaks at a rate; the burst may change freely."""
-    return f"{told(params[1])}.{params[2]}"
+    """Return the unit's weight and the leak, which a level depends on. The burst may change freely."""
+    return f"{short(params[1])}.{params[2]}"
 
 
 def window_us(params: tuple[int, ...]) -> int:
-    """The time that a full bucket takes to empty."""
+    """Return the time that a full bucket takes to empty."""
     burst, unit, leak = params
     return -(-burst * unit // leak)
 
 
 def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
-    """What a hit of this cost would come to."""
+    """Return the outcome of a hit of this cost."""
     burst, unit, leak = params
     full = burst * unit
     level, lag = _leaked(state, now, params)
@@ -60,7 +60,7 @@ def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> 
 
 
 def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
-    """The level after the hit, no further than full."""
+    """Return the level after the hit, no further than full."""
     burst, unit, _ = params
     level, lag = _leaked(state, now, params)
     total = level + cost * unit
@@ -68,9 +68,9 @@ def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) ->
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
-    """The level less what may still be in it of the hit.
+    """Return the level without the part of the hit that is certainly still in it.
 
-    How much higher the level is for a hit shrinks no faster than it leaks: so much is sure to be left of it.
+    The level that a hit adds shrinks no faster than the leak, so at least that much of it is left.
     """
     _, unit, leak = params
     level, lag = _leaked(state, now, params)
@@ -81,7 +81,7 @@ def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at
 
 
 def _leaked(state: State | None, now: int, params: tuple[int, ...]) -> tuple[int, int]:
-    """The level now, and by how much the state is ahead of the clock."""
+    """Return the level now, and by how much the state is ahead of the clock."""
     if state is None:
         return 0, 0
     level, time = state

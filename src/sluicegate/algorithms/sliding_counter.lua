@@ -22,7 +22,7 @@ end
 
 local function check(state, now, cost, limit, window, tick)
   local current, previous, retry = state.current, state.previous, 0
-  local free = (limit - current) * window -- all this is times the window
+  local free = (limit - current) * window -- all this is multiplied by the window
   if previous > 0 then free = free - previous * (window - math.max(0, state.at - state.start)) end
   local stop = state.start * tick - now
   local allowed = cost == 0 or cost * window <= free

@@ -1,15 +1,15 @@
-"""Sliding counter: this window's count plus the last one's, weighted by how much of it is still in sight.
+"""Sliding counter: this window's count plus the last one's, weighted by the part of it that is still in the period.
 
 Less than twice the limit in any period, and never more than the limit at an instant. The estimate is the one that
 Cloudflare described in 2017. Windows are aligned to the first hit. State: (start, current, previous), times in ticks.
 
 A tick is one microsecond, unless limit × window would pass 2^53: then it is the least power of ten that
-divides the window and fits. Every answer is exact in microseconds all the same; counts merely move at ticks.
+divides the window and fits. Every outcome is still exact in microseconds; only counts move at ticks.
 """
 
 from __future__ import annotations
 
-from sluicegate.algorithms.exact import MAX, exact, no_burst, told
+from sluicegate.algorithms.checks import MAX, exact, no_burst, short
 from sluicegate.plan import NEVER, Outcome, new
 from sluicegate.quota import Quota
 
@@ -18,11 +18,11 @@ CODE = "sc"
 GUARANTEE = "less than twice the limit in any period, never more than the limit at an instant"
 
 State = tuple[int, int, int]
-_WIDEST = 4  # the largest number met is below 4 × limit × window
+_WIDEST = 4  # the largest number in any step is below 4 × limit × window
 
 
 def params(quota: Quota) -> tuple[int, ...]:
-    """(limit, window in ticks, tick in microseconds)."""
+    """Return (limit in units, window in ticks, tick in microseconds)."""
     no_burst(quota, NAMES[0])
     ticks = (10**power for power in range(7) if quota.period_us % 10**power == 0)
     tick = next((tick for tick in ticks if _WIDEST * quota.limit * (quota.period_us // tick) <= MAX), 1)
@@ -31,18 +31,18 @@ def params(quota: Quota) -> tuple[int, ...]:
 
 
 def shape(params: tuple[int, ...]) -> str:
-    """Counts belong to windows of a length, told in ticks."""
+    """Return the window in ticks: counts belong to windows of one length."""
     _, window, tick = params
-    return told(window * tick) if tick == 1 else f"{told(window * tick)}.{tick}"
+    return short(window * tick) if tick == 1 else f"{short(window * tick)}.{tick}"
 
 
 def window_us(params: tuple[int, ...]) -> int:
-    """The period itself."""
+    """Return the period itself."""
     return params[1] * params[2]
 
 
 def _live(state: State | None, at: int, window: int) -> State:
-    """The counts as they stand in the window that holds `at`."""
+    """Return the counts in the window of the tick `at`."""
     if state is None:
         return (at, 0, 0)
     start, current, _ = state
@@ -52,19 +52,19 @@ def _live(state: State | None, at: int, window: int) -> State:
 
 
 def _wait(live: State, room: int, window: int) -> int:
-    """Ticks from the window's start until the estimate is at most `room`, which it is not now."""
+    """Return the ticks from the window's start until the estimate is at most `room`, which it is not now."""
     _, current, previous = live
-    if current <= room:  # soon: enough of the previous window goes out of sight
+    if current <= room:  # soon: enough of the previous window leaves the period
         return window - (room - current) * window // previous
     return 2 * window - room * window // current  # later: this window is the previous one by then
 
 
 def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
-    """What a hit of this cost would come to."""
+    """Return the outcome of a hit of this cost."""
     limit, window, tick = params
     at = now // tick
     start, current, previous = _live(state, at, window)
-    free = (limit - current) * window  # all this is times the window
+    free = (limit - current) * window  # all this is multiplied by the window
     if previous:
         free -= previous * (window - at + start if at > start else window)
     until = start * tick - now
@@ -85,14 +85,14 @@ def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> 
 
 
 def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
-    """The counts after the hit, no further than the limit."""
+    """Return the counts after the hit, no further than the limit."""
     limit, window, tick = params
     start, current, previous = _live(state, now // tick, window)
     return (start, current + cost if current + cost <= limit else max(current, limit), previous)
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
-    """The counts without the hit, this window's or the last one's: whichever it fell into."""
+    """Return the counts without the hit, which was in this window or in the last one."""
     _, window, tick = params
     start, current, previous = _live(state, now // tick, window)
     number = (at // tick - start) // window

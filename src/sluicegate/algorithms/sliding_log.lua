@@ -1,6 +1,7 @@
 -- sliding_log.py over a sorted set: score = moment, one member for each unit: "<moment>a0" to "a9", then "b10", …
--- The number tells the units of one moment apart; the letter, its length, puts members of one score in number's order.
--- A state is how many units are in sight and how many are out of it, the oldest and the newest moment, the last member.
+-- The number distinguishes the units of one moment. The letter is the number's length, so that members of one score sort
+-- by number.
+-- A state is the number of units in the period and before it, the oldest and the newest moment, and the last member.
 
 local function moment(key, rank)
   return redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] + 0
@@ -20,7 +21,7 @@ local function open(key, now, limit, window)
   return {key = key, used = used, gone = gone, oldest = oldest, newest = newest, last = last[1]}
 end
 
--- The moment of the unit that stands so many after the oldest in sight.
+-- The moment of the unit this many after the oldest in the period.
 local function later(state, units)
   return units <= 0 and state.oldest or moment(state.key, state.gone + units)
 end

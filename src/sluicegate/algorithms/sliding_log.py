@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-from sluicegate.algorithms.exact import no_burst, told
+from sluicegate.algorithms.checks import no_burst, short
 from sluicegate.errors import AlgorithmError
 from sluicegate.plan import NEVER, Outcome, new
 from sluicegate.quota import Quota
@@ -23,7 +23,7 @@ State = list[int]
 
 
 def params(quota: Quota) -> tuple[int, ...]:
-    """(limit, window)."""
+    """Return (limit in units, window in microseconds)."""
     no_burst(quota, NAMES[0])
     if quota.limit > MAX_LIMIT:
         raise AlgorithmError(
@@ -36,17 +36,17 @@ def params(quota: Quota) -> tuple[int, ...]:
 
 
 def shape(params: tuple[int, ...]) -> str:
-    """Moments outlive their window only by being kept for it."""
-    return told(params[1])
+    """Return the window: a moment is deleted when its window has passed, so the key depends on it."""
+    return short(params[1])
 
 
 def window_us(params: tuple[int, ...]) -> int:
-    """The period itself."""
+    """Return the period itself."""
     return params[1]
 
 
 def _live(state: State | None, now: int, window: int) -> State:
-    """The moments still in sight; none when the last of them lies a window ahead of the clock."""
+    """Return the moments still in the period; none if the last of them is more than a window ahead of the clock."""
     if not state:
         return []
     if state[-1] - now > window:
@@ -57,7 +57,7 @@ def _live(state: State | None, now: int, window: int) -> State:
 
 
 def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
-    """What a hit of this cost would come to."""
+    """Return the outcome of a hit of this cost."""
     limit, window = params
     log = _live(state, now, window)
     used = len(log)
@@ -79,7 +79,7 @@ def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> 
 
 
 def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
-    """The log with the hit in it, the oldest moments gone where they would pass the limit."""
+    """Return the log with the hit, without the oldest moments above the limit."""
     log = [] if state is None else state
     log += [log[-1] if log and log[-1] > now else now] * cost
     if len(log) > params[0]:
@@ -88,7 +88,7 @@ def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) ->
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
-    """The log without the moments of the hit, as many as are still in sight."""
+    """Return the log without the moments of the hit that are still in the period."""
     log = _live(state, now, params[1])
     first = bisect_left(log, at)
     del log[first : min(first + cost, bisect_right(log, at))]

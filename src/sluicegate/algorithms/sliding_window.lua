@@ -1,5 +1,6 @@
--- sliding_window.py over a list [used, stamp, -count, stamp, -count, ...], the oldest stamp first; a count of 1 is left out.
--- A state holds as much of the list's beginning as was read, where the first stamp in sight stands in it, and the newest.
+-- sliding_window.py over a list [used, stamp, -count, stamp, -count, ...], the oldest stamp first. A count of 1 is left
+-- out. A state holds the part of the list that was read, from its beginning; the index of the first stamp in the period;
+-- and the newest stamp.
 
 local BLOCK = 12 -- items read at once: all of 10 stamps, and of most budgets
 
@@ -41,7 +42,7 @@ local function open(key, now, limit, window, grain)
   return state
 end
 
--- The stamp with which at least so many of the oldest units go.
+-- The stamp at whose expiry at least this many of the oldest units are free.
 local function when(state, units)
   if units == 1 then return state.oldest end
   local index, stamp, count = state.first, nil, nil
@@ -70,14 +71,14 @@ local function check(state, now, cost, limit, window, grain)
   return false, math.max(0, limit - used), retry, newest + stop, following
 end
 
--- Take so many of the oldest units away, of those in sight, and all that are out of it. Some units stay.
+-- Delete this many of the oldest units in the period, and all units before it. Some units stay.
 local function cut(state, units)
   local index, stamp, count, following = state.first, entry(state, state.first)
   while units >= count do
     units, index = units - count, following
     stamp, count, following = entry(state, index)
   end
-  if index > 2 then redis.call('LTRIM', state.key, index - 2, -1) end -- the head may be anything: it is written next
+  if index > 2 then redis.call('LTRIM', state.key, index - 2, -1) end -- the head may have any value: it is written next
   if units > 0 then redis.call('LSET', state.key, 2, units - count) end
   if units > 0 and stamp == state.newest then state.count = count - units end
 end
@@ -92,7 +93,7 @@ local function charge(state, now, cost, limit, window, grain)
     local surplus = math.max(0, state.used + cost - limit)
     if surplus > 0 or state.first > 2 then cut(state, surplus) end
     redis.call('LSET', key, 0, state.used + cost - surplus)
-    if stamp == state.newest then -- its expiry stands
+    if stamp == state.newest then -- its expiry is set already
       if state.count then redis.call('LSET', key, -1, -state.count - cost) else redis.call('RPUSH', key, -1 - cost) end
       return
     end
@@ -111,7 +112,7 @@ local function refund(state, now, cost, at, limit, window, grain)
     index = following
     stamp, count, following = entry(state, index)
   end
-  if stamp > at + -at % grain then return end -- a later stamp is others'
+  if stamp > at + -at % grain then return end -- a later stamp belongs to other hits
   local units = math.min(cost, count)
   if state.used <= units then return redis.call('DEL', key) end
   if state.first > 2 then redis.call('LTRIM', key, state.first - 2, -1) end

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final
 
-from sluicegate.algorithms.exact import exact, no_burst, told
+from sluicegate.algorithms.checks import exact, no_burst, short
 from sluicegate.plan import NEVER, Outcome, new
 from sluicegate.quota import Quota
 
@@ -25,7 +25,7 @@ State = list[int]
 
 
 def params(quota: Quota) -> tuple[int, ...]:
-    """(limit, window, grain)."""
+    """Return (limit in units, window in microseconds, grain in microseconds). Stamps are rounded up to the grain."""
     no_burst(quota, NAMES[0])
     exact(quota, NAMES[0], largest=2 * quota.limit)
     grain = 1 if quota.limit <= RESOLUTION else max(1, quota.period_us // RESOLUTION)
@@ -33,17 +33,20 @@ def params(quota: Quota) -> tuple[int, ...]:
 
 
 def shape(params: tuple[int, ...]) -> str:
-    """Stamps outlive their window only by being kept for it; limit and grain may change freely."""
-    return told(params[1])
+    """Return the window: a stamp is deleted when its window has passed, so the key depends on it.
+
+    The limit and the grain may change.
+    """
+    return short(params[1])
 
 
 def window_us(params: tuple[int, ...]) -> int:
-    """The period itself."""
+    """Return the period itself."""
     return params[1]
 
 
 def _drop(state: State, now: int, params: tuple[int, ...]) -> None:
-    """Forget the stamps out of sight, and all of them when the last lies a window ahead of the clock."""
+    """Delete the stamps before the period, and all of them if the last is more than a window ahead of the clock."""
     _, window, grain = params
     if state[-2] + window <= now or state[-2] > now + window + grain:
         state.clear()
@@ -57,7 +60,7 @@ def _drop(state: State, now: int, params: tuple[int, ...]) -> None:
 
 
 def _when(state: State, units: int) -> int:
-    """The stamp with which at least so many of the oldest units go."""
+    """Return the stamp at whose expiry at least this many of the oldest units are free."""
     index = 2
     while state[index] < units:
         units -= state[index]
@@ -66,7 +69,7 @@ def _when(state: State, units: int) -> int:
 
 
 def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
-    """What a hit of this cost would come to."""
+    """Return the outcome of a hit of this cost."""
     limit, window, grain = params
     ends = window - now
     if state and (state[1] + ends <= 0 or state[-2] > now + window + grain):
@@ -90,7 +93,7 @@ def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> 
 
 
 def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> State:
-    """The log with the hit in it, the oldest units gone where they would pass the limit."""
+    """Return the log with the hit, without the oldest units above the limit."""
     limit, _, grain = params
     stamp = now if grain == 1 else -(-now // grain) * grain
     if not state:
@@ -106,14 +109,14 @@ def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) ->
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
-    """The log without the units of the hit's stamp, as many as are still there."""
+    """Return the log without the units of the hit's stamp that are still in it."""
     if state:
         _drop(state, now, params)
     if not state:
         return None
     stamps = state[1::2]
     place = bisect_left(stamps, at)
-    if place < len(stamps) and stamps[place] <= -(-at // params[2]) * params[2]:  # a later stamp is others'
+    if place < len(stamps) and stamps[place] <= -(-at // params[2]) * params[2]:  # a later stamp belongs to other hits
         count = 2 * place + 2
         units = min(cost, state[count])
         state[0] -= units

@@ -1,6 +1,6 @@
-"""The command line: one verb per module. Nothing of sluicegate imports this package.
+"""The command line, built with click and rich: one module for each command.
 
-`sluicegate demo` shows a real application being limited. The words are click's and rich's; the verbs are ours.
+`sluicegate demo` runs a real application under a limit. No other part of sluicegate imports this package.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from sluicegate.errors import SluicegateError
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one sentence and exit code 2, never a traceback."""
+    """Run the command line. A SluicegateError is printed as one sentence, without a traceback; the exit code is 2."""
     try:
         from sluicegate.cli.commands import sluicegate
 

@@ -1,6 +1,6 @@
-"""`sluicegate demo`: a Starlette application on uvicorn, two users, and what each of their requests came to.
+"""`sluicegate demo`: a Starlette application on uvicorn, and the responses to the requests of two users.
 
-The case is the articles' own: "a user may reply 5 times a minute". Everything is real: server, sockets and store.
+The rule is the usual example: "a user may reply 5 times a minute". The server, the sockets and the store are real.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ EXPECTED: Final = [200] * 5 + [429] * 2 + [200] * 2 + [429]
 
 @limit("5/minute")
 async def reply(request: Request) -> PlainTextResponse:
-    """The one thing that users do here."""
+    """The only view: it receives a user's reply."""
     return PlainTextResponse("posted\n")
 
 
 def make_app(store: str) -> Starlette:
-    """The application; every run has budgets of its own, also on a server that others use."""
+    """Make the application. A random prefix gives each run separate budgets, even on a Redis server that is in use."""
     app = Starlette(routes=[Route("/reply", reply, methods=["POST"])])
     prefix = f"sluicegate-demo-{secrets.token_hex(4)}"
     app.add_middleware(RateLimitMiddleware, store=store, key="header:X-User", prefix=prefix, on_store_failure="deny")
@@ -49,26 +49,28 @@ def make_app(store: str) -> Starlette:
 
 
 def run_demo(store: str, *, port: int, once: bool) -> None:
-    """Serve, print the transcript, and stay up unless `once`. SluicegateError when the transcript is wrong."""
+    """Serve, and print requests and responses. Keep serving unless `once` is True. Raises SluicegateError if a status
+    is wrong.
+    """
     console = Console(highlight=False, soft_wrap=True)
-    with closing(open_store(store, prefix="sluicegate-demo")) as tried:  # what cannot work says so, in one sentence
+    with closing(open_store(store, prefix="sluicegate-demo")) as tried:  # a store that does not work raises here
         tried.forget("demo", "nobody")
     with serving(make_app(store), port) as bound:
         console.print("A user may reply 5 times a minute. Two users try:\n")
         statuses = [_visit(console, bound, user) for user in VISITS]
         if statuses != EXPECTED:
-            raise SluicegateError(f"the demo got {statuses} where {EXPECTED} was expected")
-        console.print("\nRefused requests cost nothing, and waiting for Retry-After is enough.")
+            raise SluicegateError(f"the demo got the statuses {statuses}; expected {EXPECTED}")
+        console.print("\nA refused request costs nothing. A request after Retry-After passes.")
         if not once:
             _stay_up(console, bound)
 
 
 @contextmanager
 def serving(app: Starlette, port: int) -> Generator[int]:
-    """The application on uvicorn in a thread of its own, on loopback; gives the port, stops it at the end."""
+    """Serve the application with uvicorn on loopback, in a thread. Yield the port, and stop the server at the end."""
     config = uvicorn.Config(app, log_level="warning")
     with needs("cli"):
-        config.load()  # imports the packages that uvicorn reads HTTP with; in the thread, nobody would hear an error
+        config.load()  # imports uvicorn's HTTP parsers here, because an error in the thread would be lost
     listener = socket.create_server((HOST, port))
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -82,23 +84,23 @@ def serving(app: Starlette, port: int) -> Generator[int]:
 
 
 def _visit(console: Console, port: int, user: str) -> int:
-    """One request of one user, printed with what the server says about the limit."""
+    """Send one request of one user, and print the response's status and limit fields."""
     connection = http.client.HTTPConnection(HOST, port, timeout=10)
     connection.request("POST", "/reply", headers={"X-User": user})
     response = connection.getresponse()
     response.read()
     connection.close()
-    told = "  ".join(f"{name}: {value}" for name in SHOWN if (value := response.headers.get(name)))
-    colour = "green" if response.status == 200 else "red"
-    console.print(f"  {user:<8} POST /reply  [{colour}]{response.status}[/]  ", end="")
-    console.print(told, markup=False)
+    fields = "  ".join(f"{name}: {value}" for name in SHOWN if (value := response.headers.get(name)))
+    color = "green" if response.status == 200 else "red"
+    console.print(f"  {user:<8} POST /reply  [{color}]{response.status}[/]  ", end="")
+    console.print(fields, markup=False)
     return response.status
 
 
 def _stay_up(console: Console, port: int) -> None:
-    """Say how to try it, and wait for Ctrl-C, which may come as soon as it is spoken of."""
+    """Print how to send requests, and wait for Ctrl-C. Ctrl-C may already come while this prints."""
     try:
-        console.print(f"\nThe application stays up at http://{HOST}:{port}; try it, and stop it with Ctrl-C:\n")
+        console.print(f"\nThe application keeps running at http://{HOST}:{port}. Try it; stop it with Ctrl-C:\n")
         for user in ("alice", "you"):
             console.print(f"  curl -i -X POST -H 'X-User: {user}' http://{HOST}:{port}/reply")
         threading.Event().wait()

@@ -1,11 +1,11 @@
-"""The application that INSTALLED_APPS may name: it brings the system checks, and nothing that limiting needs."""
+"""The application for INSTALLED_APPS: it registers the system checks. The limits do not need it."""
 
 from django.apps import AppConfig
 
 
 class SluicegateConfig(AppConfig):
-    """sluicegate among the installed applications. Its checks are registered when its package is imported."""
+    """sluicegate as an installed application. Importing its package registers the checks."""
 
     name = "sluicegate.django"
-    label = "sluicegate"  # the last part of the name, "django", would be misleading
+    label = "sluicegate"  # the default is the last part of the name, "django", which misleads
     verbose_name = "sluicegate"

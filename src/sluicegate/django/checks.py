@@ -1,6 +1,7 @@
-"""System checks: what `manage.py check` says of `settings.SLUICEGATE`. One table; no server is asked.
+"""The system checks of `settings.SLUICEGATE`, which `manage.py check` runs. They connect to no server.
 
-Registered when `sluicegate.django` is imported (the registry is a set, so once). Ids are stable and never used twice.
+Importing `sluicegate.django` registers them (the registry is a set, so only once). An id never changes and is never
+used again.
 """
 
 from __future__ import annotations
@@ -10,37 +11,37 @@ from typing import Any, Final, NamedTuple
 
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, register
-from django.core.checks import Warning as Caution
+from django.core.checks import Warning as CheckWarning
 
-from sluicegate.django import gates
-from sluicegate.django.places import names_of_routes
-from sluicegate.django.users import asks_for_user
-from sluicegate.errors import ColourError, ConfigurationError
-from sluicegate.gate import AsyncGate, Gate
-from sluicegate.rule import Rule
-from sluicegate.settings import Settings
+from sluicegate.django import conf
+from sluicegate.django.routes import names_of_routes
+from sluicegate.django.users import reads_user
+from sluicegate.errors import AsyncMismatchError, ConfigurationError
+from sluicegate.rules.rule import Rule
+from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.settings import Settings
 
 
 class Facts(NamedTuple):
-    """What the checks look at."""
+    """The facts that the checks examine."""
 
-    given: Any  # settings.SLUICEGATE as it stands
+    raw_settings: Any  # settings.SLUICEGATE, unchanged
     read: Settings | None  # None if it cannot be read
-    unreadable: str  # why not
-    unusable: str  # why it can be read but no gate be made of it
-    middleware: tuple[str, ...]  # "module.Class" of all middleware and their ancestors, one entry for each of ours
+    unreadable: str  # the error, if the settings cannot be read
+    unusable: str  # the error, if the settings can be read but no gate can be made from them
+    middleware: tuple[str, ...]  # "module.Class" of all middleware and of their base classes
 
     @property
     def installed(self) -> int:
-        """How many times our middleware is."""
-        return self.middleware.count(gates.OURS)
+        """How many times RateLimitMiddleware is installed."""
+        return self.middleware.count(conf.OURS)
 
 
 class Row(NamedTuple):
-    """One check. In `message` stand the names of facts."""
+    """One check. `message` is a format string; its fields are facts."""
 
     id: str
-    kind: type[Error] | type[Caution]
+    kind: type[Error] | type[CheckWarning]
     applies: Callable[[Facts], bool]
     message: str
     hint: str
@@ -58,32 +59,35 @@ def _is_unusable(facts: Facts) -> bool:
     return facts.unusable != ""
 
 
-def _says_nothing(facts: Facts) -> bool:
-    return facts.installed > 0 and not facts.given
+def _is_empty(facts: Facts) -> bool:
+    return facts.installed > 0 and not facts.raw_settings
 
 
 def _has_no_users(facts: Facts) -> bool:
-    """Whether somebody has written "user" (which is also what no key at all means) where nobody can sign in."""
-    if _AUTH in facts.middleware or not isinstance(facts.given, Mapping) or facts.read is None:
+    """True if the settings name the key "user" although AuthenticationMiddleware is missing.
+
+    The default key is "user" too, but a project that gives no key gets no warning.
+    """
+    if _AUTH in facts.middleware or not isinstance(facts.raw_settings, Mapping) or facts.read is None:
         return False
-    written = facts.read.key if any(str(option).lower() == "key" for option in facts.given) else None
+    written = facts.read.key if any(str(option).lower() == "key" for option in facts.raw_settings) else None
     rules = [rule for rule in facts.read.rules if isinstance(rule, Rule)]
-    return any(key is not None and asks_for_user(key) for key in (written, *(rule.key for rule in rules)))
+    return any(key is not None and reads_user(key) for key in (written, *(rule.key for rule in rules)))
 
 
-def _stands_twice(facts: Facts) -> bool:
+def _is_installed_twice(facts: Facts) -> bool:
     return facts.installed > 1
 
 
 def _trusts_no_proxy(facts: Facts) -> bool:
-    """Whether the project trusts a proxy in other matters, but not about addresses."""
+    """True if other settings of the project trust a proxy, but SLUICEGATE names none."""
     trusting = django_settings.USE_X_FORWARDED_HOST or django_settings.SECURE_PROXY_SSL_HEADER is not None
     return facts.installed > 0 and bool(trusting) and facts.read is not None and facts.read.trusted_proxies is None
 
 
-def _stands_inside_a_cache(facts: Facts) -> bool:
-    """Whether Django's per-site cache, or one made of it, gets the responses that the limiter has worked on."""
-    outside = facts.middleware[: facts.middleware.index(gates.OURS)] if facts.installed else ()
+def _is_inside_cache(facts: Facts) -> bool:
+    """True if Django's per-site cache, or a subclass of it, stores responses after the limiter has added its fields."""
+    outside = facts.middleware[: facts.middleware.index(conf.OURS)] if facts.installed else ()
     return _CACHE in outside
 
 
@@ -93,97 +97,100 @@ CHECKS: Final = (
         kind=Error,
         applies=_is_unreadable,
         message="settings.SLUICEGATE is wrong: {unreadable}",
-        hint="Names and values are those of sluicegate.settings.Settings, in capitals or not.",
+        hint="Use the options of sluicegate.Settings; upper and lower case are both accepted.",
     ),
     Row(
-        id=gates.UNUSABLE,
+        id=conf.UNUSABLE,
         kind=Error,
         applies=_is_unusable,
         message="settings.SLUICEGATE cannot be used: {unusable}",
-        hint="A rule does not suit the algorithm or names no route, or no store can be opened from what STORE says.",
+        hint="A rule does not suit its algorithm or names an unknown route, or STORE cannot be opened.",
     ),
     Row(
         id="sluicegate.W001",
-        kind=Caution,
-        applies=_says_nothing,
-        message="RateLimitMiddleware is installed, but settings.SLUICEGATE says nothing: only decorators limit.",
+        kind=CheckWarning,
+        applies=_is_empty,
+        message="RateLimitMiddleware is installed, but settings.SLUICEGATE is empty: only decorators limit.",
         hint='Set SLUICEGATE = {"DEFAULT_LIMITS": ["1000/day"]}, or silence this check.',
     ),
     Row(
         id="sluicegate.W002",
-        kind=Caution,
+        kind=CheckWarning,
         applies=_has_no_users,
-        message='A key in settings.SLUICEGATE is "user", but there is no AuthenticationMiddleware: it means addresses.',
+        message='A key in settings.SLUICEGATE is "user", but AuthenticationMiddleware is missing: the address is used.',
         hint='Install it, use the key "ip", or silence this check if something else sets request.user.',
     ),
     Row(
         id="sluicegate.W003",
-        kind=Caution,
-        applies=_stands_twice,
-        message="RateLimitMiddleware stands {installed} times in MIDDLEWARE; only the first limits.",
-        hint="Leave one.",
+        kind=CheckWarning,
+        applies=_is_installed_twice,
+        message="RateLimitMiddleware is {installed} times in MIDDLEWARE; only the first one limits.",
+        hint="Keep one.",
     ),
     Row(
         id="sluicegate.W004",
-        kind=Caution,
+        kind=CheckWarning,
         applies=_trusts_no_proxy,
-        message="The project is behind a proxy that settings.SLUICEGATE does not name: all strangers share one budget.",
+        message="The project is behind a proxy that SLUICEGATE does not name: all anonymous users share one budget.",
         hint='Set SLUICEGATE["TRUSTED_PROXIES"] to its network or to the number of proxies.',
     ),
     Row(
         id="sluicegate.W005",
-        kind=Caution,
-        applies=_stands_inside_a_cache,
-        message="UpdateCacheMiddleware stands before RateLimitMiddleware: the cache gets each page after the limiter, "
-        "and a page that is answered before the limiter is not counted.",
-        hint="Put RateLimitMiddleware before it, or silence this check if pages from the cache may be free.",
+        kind=CheckWarning,
+        applies=_is_inside_cache,
+        message="UpdateCacheMiddleware comes before RateLimitMiddleware: the cache stores each page after the "
+        "limiter, and a page that the cache answers before the limiter is not counted.",
+        hint="Put RateLimitMiddleware before it, or silence this check if pages from the cache need no limit.",
     ),
 )
 
 
 @register("sluicegate")
 def check(app_configs: Sequence[Any] | None = None, **options: Any) -> list[CheckMessage]:
-    """Compare the project's settings with the table."""
+    """Run all checks on the project's settings."""
     facts = _facts()
-    told = {**facts._asdict(), "installed": facts.installed}
-    return [row.kind(row.message.format_map(told), hint=row.hint, id=row.id) for row in CHECKS if row.applies(facts)]
+    fields = {**facts._asdict(), "installed": facts.installed}
+    return [row.kind(row.message.format_map(fields), hint=row.hint, id=row.id) for row in CHECKS if row.applies(facts)]
 
 
 def _facts() -> Facts:
     read, unreadable, unusable = None, "", ""
     try:
-        read = gates.read_settings()
+        read = conf.read_settings()
     except ConfigurationError as error:
         unreadable = str(error)
     if read is not None:
-        unusable = _why_unusable(read)
+        unusable = _gate_error(read)
     return Facts(
-        gates.given(),
+        conf.raw_settings(),
         read,
         unreadable,
         unusable=unusable,
-        middleware=tuple(gates.ancestors(django_settings.MIDDLEWARE)),
+        middleware=tuple(conf.ancestors(django_settings.MIDDLEWARE)),
     )
 
 
-def _why_unusable(settings: Settings) -> str:
-    """What a gate says of these settings. Making one opens no connection; which colour will serve is not known here."""
+def _gate_error(settings: Settings) -> str:
+    """Return the error of making a gate from these settings; "" if none. It opens no connection.
+
+    Whether WSGI or ASGI will serve is not known here: settings that need ASGI are tried with an async gate.
+    """
     routed = any(isinstance(rule, Rule) and rule.route is not None for rule in settings.rules)
     try:
         gate = Gate(settings)
         gate.close()
         if routed:
             gate.check_routes(names_of_routes())
-    except ColourError:
+    except AsyncMismatchError:
         pass
     except ConfigurationError as error:
         return str(error)
     else:
         return ""
     try:
-        later = AsyncGate(settings)
+        async_gate = AsyncGate(settings)
         if routed:
-            later.check_routes(names_of_routes())
+            async_gate.check_routes(names_of_routes())
     except ConfigurationError as error:
         return str(error)
     return ""

@@ -1,7 +1,7 @@
 """`@limit` and `@exempt` for Django's views: functions, methods, whole classes, sync and async.
 
-The decorator marks a view; the middleware enforces the mark. Where it has not (it is not installed, or a wrapper hides
-the mark), the guard around the view enforces it, out of the same settings and the same budgets.
+The decorator marks a view, and the middleware enforces the mark. If it has not (it is not installed, or a wrapper hides
+the mark), the guard around the view enforces the mark, with the same settings and the same budgets.
 """
 
 from __future__ import annotations
@@ -20,15 +20,24 @@ from django.db import connections
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from sluicegate.cautions import caution
-from sluicegate.django import gates
-from sluicegate.django.answers import enforce, enforce_later, raised, refuse, refuse_later, told
-from sluicegate.django.endings import answered, answered_later, left, left_later
-from sluicegate.django.places import arrival_by_call, arrival_of
-from sluicegate.django.visit import Visit, begin, visit_of
-from sluicegate.errors import NotEnforcedError, RateLimitExceeded
-from sluicegate.gate import AsyncGate, Bound, Gate
-from sluicegate.marks import (
+from sluicegate.django import conf
+from sluicegate.django.lifecycle import (
+    settle_response,
+    settle_response_async,
+    settle_without_response,
+    settle_without_response_async,
+)
+from sluicegate.django.request import DjangoRequestState, begin, state_of
+from sluicegate.django.responses import add_fields, enforce, enforce_async, note_raised, refuse, refuse_async
+from sluicegate.django.routes import arrival_by_call, arrival_of
+from sluicegate.errors import NotEnforcedError, warn
+from sluicegate.plan import RateLimitExceeded
+from sluicegate.rules.rule import QuotaFunction
+from sluicegate.rules.terms import QuotaSpec
+from sluicegate.web.bound import Bound
+from sluicegate.web.endpoint import Endpoint, label_of
+from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.marks import (
     EXEMPT,
     Mark,
     MarkOptions,
@@ -40,20 +49,17 @@ from sluicegate.marks import (
     takes_quota,
     takes_view,
 )
-from sluicegate.passage import Place, label_of
-from sluicegate.rule import QuotaFunction
-from sluicegate.terms import QuotaSpec
 
 View = TypeVar("View", bound=Callable[..., Any])
 
 
 @takes_quota
 def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> Callable[[View], View]:
-    """Give a view a budget of its own, beside the application's defaults.
+    """Give a view its own budget, in addition to the default limits.
 
-    For functions, methods and classes of views, also through `method_decorator`. Without the middleware the view
-    enforces it itself. `scope` shares the budget between views, `name` names it in header fields, `override_defaults`
-    drops the default limits for this view; the other options are those of `sluicegate.Rule`.
+    For functions, methods and view classes, also through `method_decorator`. Without the middleware the decorator
+    enforces the limit itself. `scope` shares the budget between views, `name` names it in header fields, and
+    `override_defaults` drops the default limits for this view. The other options are the same as for `sluicegate.Rule`.
 
         @limit("5/minute")
         def reply(request): ...
@@ -74,18 +80,19 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
 
 @takes_view
 def exempt(view: View) -> View:
-    """Free a view, or a whole class of views, from every limit.
+    """Free a view, or a whole view class, from every limit.
 
-    A function is not changed: where a URLconf names the bare function too, its limits hold.
+    A function is wrapped, not changed: where a URLconf also names the bare function, its limits hold. A class is
+    changed in place.
     """
     if not callable(view) or isbuiltin(view):
         raise TypeError("not a view")
-    marked: Any = view if isinstance(view, type) else _again(view)
+    marked: Any = view if isinstance(view, type) else _copy_of(view)
     return cast("View", declare(marked, EXEMPT))
 
 
 def _dispatch_of(cls: Any) -> Any:
-    """A `dispatch` of this class alone. The inherited one is that of all views, and must not be marked."""
+    """Return a `dispatch` for this class only. The inherited one belongs to all views, and must not be marked."""
     inherited = cls.dispatch
 
     def dispatch(*args: Any, **kwargs: Any) -> Any:
@@ -100,23 +107,26 @@ def _dispatch_of(cls: Any) -> Any:
     return dispatch
 
 
-def _again(view: View) -> View:
-    """The same view as another function, to be marked alone."""
+def _copy_of(view: View) -> View:
+    """Return a new function that calls the view. A mark on it does not mark the view."""
     call: Any = view
 
     @functools.wraps(call)
-    async def later(*args: Any, **kwargs: Any) -> Any:
+    async def async_view(*args: Any, **kwargs: Any) -> Any:
         return await call(*args, **kwargs)
 
     @functools.wraps(call)
-    def sync(*args: Any, **kwargs: Any) -> Any:
+    def sync_view(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    return cast("View", later if iscoroutinefunction(call) else sync)  # pyright: ignore[reportDeprecated]
+    return cast("View", async_view if iscoroutinefunction(call) else sync_view)  # pyright: ignore[reportDeprecated]
 
 
 def _awaitable(view: Callable[..., Any]) -> Callable[..., Any]:
-    """The view as an `async def` where it is one only by asgiref's mark, which `inspect` knows from Python 3.12 on."""
+    """Return the view as an `async def`, if only asgiref's mark makes it async.
+
+    `inspect` reads the mark since Python 3.12.
+    """
     if is_async_def(view) or not iscoroutinefunction(view):  # pyright: ignore[reportDeprecated]
         return view
 
@@ -127,142 +137,146 @@ def _awaitable(view: Callable[..., Any]) -> Callable[..., Any]:
     return awaited
 
 
-class _Reached(NamedTuple):
-    """A view that was reached with marks that nobody has enforced."""
+class _ViewCall(NamedTuple):
+    """A call of a view with marks that are not enforced yet."""
 
     request: HttpRequest
-    visit: Visit
+    state: DjangoRequestState
     bounds: tuple[Bound, ...]
     marks: tuple[Mark, ...]
-    leads: bool  # nobody outside will add the fields
-    owner: Any  # the instance whose method it is
+    adds_fields: bool  # this call adds the fields: no middleware or outer decorator will
+    owner: Any  # the instance, if the view is a method
 
 
 class _Guard:
-    """Enforces what the middleware has not."""
+    """Enforces the marks that the middleware has not enforced."""
 
     def sync(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """None to go on, or what to return instead of calling the view."""
-        reached = _reach(mark, view, args)
-        if reached is None:
+        """Return None to call the view, or what to return instead of calling it."""
+        call = _unenforced_call(mark, view, args)
+        if call is None:
             return None
-        if getattr(reached.owner, "view_is_async", False):  # `dispatch` is no `async def`, but returns what one returns
-            return _answer(reached, functools.partial(view, *args, **kwargs), always=True)
-        refusal = enforce(reached.request, reached.visit, reached.bounds)
-        if not reached.leads:
+        if getattr(call.owner, "view_is_async", False):  # `dispatch` is not an `async def`, but returns an awaitable
+            return _call_async(call, functools.partial(view, *args, **kwargs), always=True)
+        refusal = enforce(call.request, call.state, call.bounds)
+        if not call.adds_fields:
             return refusal
         if refusal is not None:
-            return _leave(reached, refusal)
+            return _finish(call, refusal)
         done: HttpResponseBase | None = None
         try:
             try:
                 response = _checked(view(*args, **kwargs), view)
             except RateLimitExceeded as error:
                 _roll_back()
-                response = refuse(reached.request, reached.visit, raised(reached.visit, error))
-            if reached.visit.ending is not None:
-                answered(response, reached.visit)
-            done = _leave(reached, response)
+                response = refuse(call.request, call.state, note_raised(call.state, error))
+            if call.state.settlement is not None:
+                settle_response(response, call.state)
+            done = _finish(call, response)
             return done
-        finally:  # what else the view raises is its own
-            if done is None and reached.visit.ending is not None:
-                left(reached.visit, sys.exception())
+        finally:  # every other exception of the view propagates
+            if done is None and call.state.settlement is not None:
+                settle_without_response(call.state, sys.exception())
 
     async def later(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same, awaited."""
-        reached = _reach(mark, view, args)
-        if reached is None:
+        """Do the same as `sync` for an async view."""
+        call = _unenforced_call(mark, view, args)
+        if call is None:
             return None
-        return await _answer(reached, functools.partial(view, *args, **kwargs), always=False)
+        return await _call_async(call, functools.partial(view, *args, **kwargs), always=False)
 
 
 _GUARD = _Guard()
 
 
-async def _answer(reached: _Reached, call: functools.partial[Any], *, always: bool) -> Any:
-    """Enforce, and call the view here if the fields are to be added or somebody has to (`always`)."""
-    refusal = await enforce_later(reached.request, reached.visit, reached.bounds)
-    if not reached.leads:
-        return await call() if always and refusal is None else refusal
+async def _call_async(call: _ViewCall, view: functools.partial[Any], *, always: bool) -> Any:
+    """Enforce the marks. Call the view here if this call adds the fields, or if the caller cannot (`always`)."""
+    refusal = await enforce_async(call.request, call.state, call.bounds)
+    if not call.adds_fields:
+        return await view() if always and refusal is None else refusal
     if refusal is not None:
-        return _leave(reached, refusal)
+        return _finish(call, refusal)
     done: HttpResponseBase | None = None
     try:
         try:
-            response = _checked(await call(), call.func)
+            response = _checked(await view(), view.func)
         except RateLimitExceeded as error:
-            response = await refuse_later(reached.request, reached.visit, raised(reached.visit, error))
-        if reached.visit.ending is not None:
-            await answered_later(response, reached.visit)
-        done = _leave(reached, response)
+            response = await refuse_async(call.request, call.state, note_raised(call.state, error))
+        if call.state.settlement is not None:
+            await settle_response_async(response, call.state)
+        done = _finish(call, response)
         return done
     finally:
-        if done is None and reached.visit.ending is not None:
-            await left_later(reached.visit, sys.exception())
+        if done is None and call.state.settlement is not None:
+            await settle_without_response_async(call.state, sys.exception())
 
 
 def _roll_back() -> None:
-    """Undo what the view has written under ATOMIC_REQUESTS, which does not see the exception."""
+    """Roll back what the view wrote under ATOMIC_REQUESTS: Django does not see the exception."""
     for connection in connections.all(initialized_only=True):
         if connection.settings_dict["ATOMIC_REQUESTS"] and connection.in_atomic_block:
             connection.set_rollback(rollback=True)
 
 
-def _reach(mark: Mark, view: Any, args: tuple[Any, ...]) -> _Reached | None:
-    """What is left to enforce; None where nothing is."""
+def _unenforced_call(mark: Mark, view: Any, args: tuple[Any, ...]) -> _ViewCall | None:
+    """Return the call with the marks that are still to enforce; None if there are none."""
     request = next((found for arg in args if (found := _request(arg)) is not None), None)
     if request is None:
         expected = "decorate a view, whose first argument is the request"
         raise NotEnforcedError("limit on", view, problem="it was called without a request", expected=expected)
-    visit = visit_of(request)
-    leads = visit is None or not visit.open
-    if visit is None or not visit.open:
-        gate = gates.async_gate() if isinstance(request, ASGIRequest) else gates.sync_gate()
+    state = state_of(request)
+    adds_fields = state is None or not state.open
+    if state is None or not state.open:
+        gate = conf.async_gate() if isinstance(request, ASGIRequest) else conf.sync_gate()
         if not gate.settings.enabled:
             return None
-        if visit is None and not gates.has_middleware(tuple(django_settings.MIDDLEWARE)):
-            caution("SG104", label_of(view), strict=gate.settings.strict)
-        visit = begin(request, gate)
-    elif mark in visit.enforced:
+        if state is None and not conf.has_middleware(tuple(django_settings.MIDDLEWARE)):
+            warn("SG104", label_of(view), strict=gate.settings.strict)
+        state = begin(request, gate)
+    elif mark in state.enforced:
         return None
     owner = _owner(view, args)
     arrival = arrival_of(request)
-    if mark not in arrival.marks:  # hidden from the route, or called by hand
+    if mark not in arrival.marks:  # a wrapper hides the mark from the route, or the view was called directly
         marks = tuple(dict.fromkeys((*marks_of(view), mark)))
         cls: Any = None if owner is None else type(owner)
         name = label_of(view) if cls is None else view.__name__
-        arrival = arrival_by_call(cls, name, marks, route=arrival.place.route)
-    visit.enforced.update(arrival.marks)
-    return _Reached(request, visit, _bounds(visit.gate, arrival.place), marks=arrival.marks, leads=leads, owner=owner)
+        arrival = arrival_by_call(cls, name, marks, route=arrival.endpoint.route)
+    state.enforced.update(arrival.marks)
+    return _ViewCall(
+        request, state, _bounds(state.gate, arrival.endpoint), marks=arrival.marks, adds_fields=adds_fields, owner=owner
+    )
 
 
 def _request(arg: Any) -> HttpRequest | None:
-    """The request in an argument: Django's own, or the one inside REST framework's."""
+    """Return the request in an argument: Django's request, or the one inside REST framework's."""
     found = getattr(arg, "_request", arg)
     return found if isinstance(found, HttpRequest) else None
 
 
 def _owner(view: Any, args: tuple[Any, ...]) -> Any:
-    """The instance that the view is a method of; `method_decorator` hands over a partial of the bound method."""
+    """Return the instance whose method the view is. `method_decorator` passes a partial of the bound method."""
     if isinstance(view, functools.partial):
         return getattr(view.func, "__self__", None)
     return args[0] if _request(args[0]) is None else None
 
 
 @functools.lru_cache(maxsize=1024)
-def _bounds(gate: Gate | AsyncGate, place: Place) -> tuple[Bound, ...]:
-    """The rules of the marks alone, under the names and scopes that the middleware gives them."""
-    return () if EXEMPT in place.marks else gate.bind_own(place, place.marks)
+def _bounds(gate: Gate | AsyncGate, endpoint: Endpoint) -> tuple[Bound, ...]:
+    """Return the rules of the marks only, with the names and scopes that the middleware gives them."""
+    return () if EXEMPT in endpoint.marks else gate.bind_own(endpoint, endpoint.marks)
 
 
-def _leave(reached: _Reached, response: HttpResponseBase) -> HttpResponseBase:
-    """The response with its fields. The same request may come again (in tests it does) and is then charged again."""
-    reached.visit.enforced.difference_update(reached.marks)
-    return told(response, reached.visit)
+def _finish(call: _ViewCall, response: HttpResponseBase) -> HttpResponseBase:
+    """Add the fields. The same request object may come again (in tests it does), and is then charged again."""
+    call.state.enforced.difference_update(call.marks)
+    return add_fields(response, call.state)
 
 
 def _checked(response: Any, view: Any) -> HttpResponseBase:
-    """What a view has returned. Django would say the same; but None would mean here that it is still to be called."""
+    """Return the response of a view; raises ValueError for None, as Django raises. The guard reads None as "call the
+    view".
+    """
     if response is None:
         raise ValueError(f"The view {label_of(view)} didn't return an HttpResponse object. It returned None instead.")
     return cast("HttpResponseBase", response)

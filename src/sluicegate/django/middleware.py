@@ -1,9 +1,9 @@
-"""The middleware: each request meets its gate once, and each response tells how its limits stand.
+"""The Django middleware: charges each request once, and adds the RateLimit fields to each response.
 
-Rules are enforced in `process_view`, which runs after every middleware's request phase: the route is known, and so is
-the user, wherever this one stands in MIDDLEWARE. A request that never came so far (404, a redirect for a slash, another
-middleware's own answer, a failed CSRF check) is charged when its response comes back, and refused then.
-Resolving ahead instead would do every request's routing twice, and get it wrong before LocaleMiddleware.
+It enforces rules in `process_view`, which runs after the request phase of every middleware: the route and the user are
+known, at any position in MIDDLEWARE. A request that does not reach `process_view` (404, a redirect for a slash, a
+response of another middleware, a failed CSRF check) is charged when its response comes back, and may be refused then.
+Resolving the route earlier would route every request twice, and would be wrong before LocaleMiddleware.
 """
 
 from __future__ import annotations
@@ -16,20 +16,26 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from sluicegate.django import gates
-from sluicegate.django.answers import enforce, enforce_later, instead, raised, refuse, told
-from sluicegate.django.endings import answered, answered_later, left, left_later
-from sluicegate.django.places import arrival_of
-from sluicegate.django.visit import Visit, begin, is_preflight_of, visit_of
-from sluicegate.errors import RateLimitExceeded
-from sluicegate.gate import AsyncGate, Bound, Gate
+from sluicegate.django import conf
+from sluicegate.django.lifecycle import (
+    settle_response,
+    settle_response_async,
+    settle_without_response,
+    settle_without_response_async,
+)
+from sluicegate.django.request import DjangoRequestState, begin, state_of
+from sluicegate.django.responses import add_fields, enforce, enforce_async, note_raised, refuse, replace_response
+from sluicegate.django.routes import arrival_of
+from sluicegate.plan import RateLimitExceeded
+from sluicegate.web.bound import Bound
+from sluicegate.web.gate import AsyncGate, Gate
 
 
 class RateLimitMiddleware:
-    """Limits every request of a Django project, as `settings.SLUICEGATE` says.
+    """Limits every request of a Django project by `settings.SLUICEGATE`.
 
-    One class for WSGI and ASGI. On an event loop nothing of it runs in a thread. Wrong settings raise when the
-    server starts.
+    One class for WSGI and ASGI. On an event loop it uses no threads. Wrong settings raise an error when the server
+    starts.
     """
 
     sync_capable = True
@@ -38,96 +44,99 @@ class RateLimitMiddleware:
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
-        self._gate: Callable[[], Gate | AsyncGate] = gates.sync_gate
-        self._later = iscoroutinefunction(get_response)  # pyright: ignore[reportDeprecated]
-        if self._later:
+        self._gate: Callable[[], Gate | AsyncGate] = conf.sync_gate
+        self._is_async = iscoroutinefunction(get_response)  # pyright: ignore[reportDeprecated]
+        if self._is_async:
             markcoroutinefunction(self)
-            self._gate = gates.async_gate
-        self.process_view = self._view_later if self._later else self._view
+            self._gate = conf.async_gate
+        self.process_view = self._process_view_async if self._is_async else self._process_view
         self._gate()
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
-        if self._later:
-            return self._respond_later(request)
-        visit = self._begin(request)
-        if visit is None:
+        if self._is_async:
+            return self._respond_async(request)
+        state = self._begin(request)
+        if state is None:
             return cast("HttpResponseBase", self.get_response(request))
         done: HttpResponseBase | None = None
         try:
             response: HttpResponseBase = self.get_response(request)
-            if not visit.charged:
-                refusal = enforce(request, visit, _arrive_without_view(request, visit, response.status_code))
-                response = response if refusal is None else instead(refusal, response)
-            if visit.ending is not None:
-                answered(response, visit)
-            done = told(response, visit)
+            if not state.charged:
+                refusal = enforce(request, state, _arrive_without_view(request, state, response.status_code))
+                response = response if refusal is None else replace_response(refusal, response)
+            if state.settlement is not None:
+                settle_response(response, state)
+            done = add_fields(response, state)
             return done
-        finally:  # no `except`: whatever was raised is not ours
-            if done is None and visit.ending is not None:
-                left(visit, sys.exception())
+        finally:  # no `except`: the exception belongs to the application
+            if done is None and state.settlement is not None:
+                settle_without_response(state, sys.exception())
 
-    async def _respond_later(self, request: HttpRequest) -> HttpResponseBase:
-        visit = self._begin(request)
-        if visit is None:
+    async def _respond_async(self, request: HttpRequest) -> HttpResponseBase:
+        state = self._begin(request)
+        if state is None:
             return cast("HttpResponseBase", await self.get_response(request))
         done: HttpResponseBase | None = None
         try:
             response: HttpResponseBase = await self.get_response(request)
-            if not visit.charged:
-                refusal = await enforce_later(
-                    request, visit, _arrive_without_view(request, visit, response.status_code)
+            if not state.charged:
+                refusal = await enforce_async(
+                    request, state, _arrive_without_view(request, state, response.status_code)
                 )
-                response = response if refusal is None else instead(refusal, response)
-            if visit.ending is not None:
-                await answered_later(response, visit)
-            done = told(response, visit)
+                response = response if refusal is None else replace_response(refusal, response)
+            if state.settlement is not None:
+                await settle_response_async(response, state)
+            done = add_fields(response, state)
             return done
         finally:
-            if done is None and visit.ending is not None:
-                await left_later(visit, sys.exception())
+            if done is None and state.settlement is not None:
+                await settle_without_response_async(state, sys.exception())
 
-    def _view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
-        visit = visit_of(request)
-        if visit is None or visit.charged:
+    def _process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
+        state = state_of(request)
+        if state is None or state.charged:
             return None
-        return enforce(request, visit, _arrive(request, visit))
+        return enforce(request, state, _arrive(request, state))
 
-    async def _view_later(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
-        visit = visit_of(request)
-        if visit is None or visit.charged:
+    async def _process_view_async(
+        self, request: HttpRequest, view: Any, args: Any, kwargs: Any
+    ) -> HttpResponseBase | None:
+        state = state_of(request)
+        if state is None or state.charged:
             return None
-        return await enforce_later(request, visit, _arrive(request, visit))
+        return await enforce_async(request, state, _arrive(request, state))
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponseBase | None:
-        """Answer a view that raised RateLimitExceeded. Django calls this in a thread where the view was async."""
+        """Return the refusal if the view raised RateLimitExceeded. For an async view, Django calls this in a thread."""
         if not isinstance(error, RateLimitExceeded):
             return None
-        visit = visit_of(request)
-        if visit is not None and visit.open:
-            return refuse(request, visit, raised(visit, error))
-        visit = begin(request, self._gate())  # limits are off, but the view asks for an answer
-        return told(refuse(request, visit, raised(visit, error)), visit)
+        state = state_of(request)
+        if state is not None and state.open:
+            return refuse(request, state, note_raised(state, error))
+        state = begin(request, self._gate())  # limits are off, but the view has raised a refusal
+        return add_fields(refuse(request, state, note_raised(state, error)), state)
 
-    def _begin(self, request: HttpRequest) -> Visit | None:
-        """A visit for this middleware to lead; None where limits are off, or another one outside leads already."""
+    def _begin(self, request: HttpRequest) -> DjangoRequestState | None:
+        """Return the state of a new request; None if limits are off, or an outer RateLimitMiddleware has made one."""
         gate = self._gate()
-        return begin(request, gate) if gate.settings.enabled and visit_of(request) is None else None
+        return begin(request, gate) if gate.settings.enabled and state_of(request) is None else None
 
 
-def _arrive(request: HttpRequest, visit: Visit) -> tuple[Bound, ...]:
-    """Note where the request has arrived; the rules that hold there."""
+def _arrive(request: HttpRequest, state: DjangoRequestState) -> tuple[Bound, ...]:
+    """Mark the request as charged, and return the rules of its endpoint."""
     arrival = arrival_of(request)
-    visit.charged = True
-    visit.enforced.update(arrival.marks)
-    return visit.gate.bind(arrival.place)
+    state.charged = True
+    state.enforced.update(arrival.marks)
+    return state.gate.bind(arrival.endpoint)
 
 
-def _arrive_without_view(request: HttpRequest, visit: Visit, status: int) -> tuple[Bound, ...]:
-    """The same for a request that reached no view. A CORS preflight that was answered so is free; it may be denied.
+def _arrive_without_view(request: HttpRequest, state: DjangoRequestState, status: int) -> tuple[Bound, ...]:
+    """Do the same as `_arrive` for a request that reached no view. A CORS preflight with this `status` is free, but the
+    deny list applies to it.
 
-    A CORS layer answers by 2xx, the URL resolver by 404 or, for a slash, 301. All else is charged: a check of keys that
-    answers 401, or sends to a login, could be asked without end by requests that look like preflights.
+    A CORS layer responds with 2xx, the URL resolver with 404 or, for a slash, 301. All other responses are charged:
+    else requests that look like preflights could try API keys without limit where a wrong key gets 401 or a redirect.
     """
-    bounds = _arrive(request, visit)
-    is_free = is_preflight_of(request) and (200 <= status < 300 or status in (301, 404))
+    bounds = _arrive(request, state)
+    is_free = state.charging(request, bounds).is_cors_preflight() and (200 <= status < 300 or status in (301, 404))
     return () if is_free else bounds

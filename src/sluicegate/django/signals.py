@@ -1,4 +1,4 @@
-"""What Django's own listeners hear. A thin bridge: sluicegate decides without it."""
+"""The Django signal that is sent for each refused request. Its receivers cannot change the decision."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from django.dispatch import Signal
 
 rate_limited: Final = Signal()
-"""A request was refused. Arguments: `request`, `decision`; the sender is the request's class.
+"""Sent when a request is refused. Arguments: `request`, `decision`; the sender is the request's class.
 
-Receivers may be async. What they raise is logged by Django, and the answer stays the same.
+Receivers may be async. Django logs what a receiver raises, and the response does not change.
 """

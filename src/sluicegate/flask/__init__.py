@@ -9,8 +9,7 @@
     @limit("5/minute")
     def reply(): ...
 
-The package knows Flask, werkzeug and what every adapter knows. The store is always a synchronous one, for async views
-too: Flask runs each of those in an event loop of its own.
+The store is always a sync one, for async views too: Flask runs each async view in a new event loop.
 """
 
 from sluicegate.extras import needs
@@ -18,7 +17,7 @@ from sluicegate.extras import needs
 with needs("flask"):
     from sluicegate.flask.decorators import exempt, limit
     from sluicegate.flask.extension import Installation, RateLimiter, decision
-    from sluicegate.flask.refusal import Denied, RateLimited, StoreUnavailable, rate_limited
+    from sluicegate.flask.responses import Denied, RateLimited, StoreUnavailable, rate_limited
 
 __all__ = [
     "Denied",

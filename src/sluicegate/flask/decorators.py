@@ -1,7 +1,8 @@
-"""`@limit` and `@exempt` for what Flask serves: view functions, sync and async, methods, classes and blueprints.
+"""`@limit` and `@exempt` for Flask: view functions, sync and async, methods, classes and blueprints.
 
-The decorator marks; the extension finds the mark on whatever the route leads to and enforces it with the route. A view
-that is reached another way enforces its own mark, and where no RateLimiter stands on the application that is an error.
+The decorator marks a view. The extension finds the mark on the view of a route, and enforces it with the other rules of
+that route. If a view is called in another way, the guard around the view enforces the mark. Without a RateLimiter on
+the application the guard raises NotEnforcedError.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ from flask import Blueprint, Flask
 from flask.views import MethodView, View
 
 from sluicegate.errors import NotEnforcedError
-from sluicegate.flask.extension import first_on_app
-from sluicegate.marks import (
+from sluicegate.flask.extension import first_limiter
+from sluicegate.flask.routes import limited_and_exempt
+from sluicegate.rules.rule import QuotaFunction
+from sluicegate.rules.terms import QuotaSpec
+from sluicegate.web.endpoint import label_of
+from sluicegate.web.marks import (
     EXEMPT,
     Mark,
     MarkOptions,
     declare,
     declare_within,
+    freed,
     guarded,
     make_mark,
+    marks_of,
     not_a_view,
     takes_quota,
     takes_view,
 )
-from sluicegate.passage import label_of
-from sluicegate.rule import QuotaFunction
-from sluicegate.terms import QuotaSpec
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any] | Blueprint)
 
@@ -38,38 +42,57 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any] | Blueprint)
 def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> Callable[[Decorated], Decorated]:
     """Give a view a budget of its own, beside the application's defaults. Wrong arguments raise here.
 
-    Stands above or below the route, on a method of a class, in `decorators = [...]`, on a View class (all its methods
-    together), or as `limit("10/minute")(blueprint)`: then each view of the blueprint, and of those inside, has it.
+    Write it above or below the route decorator, on a method of a class, in `decorators = [...]`, or on a View class
+    (one budget for all its methods). `limit("10/minute")(blueprint)` gives a budget to each view of the blueprint, and
+    of the blueprints inside it. The view itself is marked: it is limited at all its routes.
 
-    - `scope` shares the budget between all that name it, `name` names it in header fields.
+    - `scope` shares the budget between all views that name it; `name` names it in header fields.
     - `override_defaults` drops the application's default limits for this view.
     - `key`, `algorithm`, `cost`, `methods`, `when`, `count_denied` are those of `sluicegate.Rule`.
     """
     mark = make_mark(quota, **options)
 
     def decorate(view: Decorated) -> Decorated:
-        own = replace(mark)  # one for each use: marks are told apart by identity
+        own = replace(mark)  # one for each use: marks are compared by identity
         given: Any = view
         _check("@limit", given)
-        if isinstance(given, type):
-            # The mark is the class's: subclasses with a dispatch_request of their own are limited too.
-            cast("Any", given).dispatch_request = guarded(cast("Any", given).dispatch_request, own, _GUARD)
-        elif not isinstance(given, Blueprint):
+        if EXEMPT in _all_marks(given):
+            raise limited_and_exempt(label_of(given))
+        if isinstance(given, Blueprint):
+            return cast("Decorated", declare(given, own))
+        if not isinstance(given, type):
             return cast("Decorated", guarded(declare_within(given, own), own, _GUARD))
-        return declare(view, own)
+        # The class has the mark, not its dispatch_request: subclasses with one of their own are limited too.
+        cls: Any = given
+        cls.dispatch_request = guarded(cls.dispatch_request, own, _GUARD)
+        return cast("Decorated", declare(cls, own))
 
     return decorate
 
 
 @takes_view
 def exempt(view: Decorated) -> Decorated:
-    """Free a view, a View class or a blueprint from every limit. A nearer `@limit` inside an exempt blueprint holds."""
-    _check("@exempt", view)
-    return declare_within(view, EXEMPT)
+    """Free a view, a View class or a blueprint from every limit. A nearer `@limit` inside an exempt blueprint holds.
+
+    Write it below the route decorator. A function is wrapped, not changed: a route that has the undecorated function
+    keeps its limits. A class is changed in place.
+    """
+    given: Any = view
+    _check("@exempt", given)
+    if any(mark is not EXEMPT for mark in _all_marks(given)):
+        raise limited_and_exempt(label_of(given))
+    return cast("Decorated", declare(given, EXEMPT) if isinstance(given, Blueprint) else freed(given, _NO_GUARD))
+
+
+def _all_marks(given: Any) -> tuple[Mark, ...]:
+    """Return the marks of a view or a blueprint; of a class, those of its `dispatch_request` as well."""
+    return (*marks_of(given), *(marks_of(cast("Any", given).dispatch_request) if isinstance(given, type) else ()))
 
 
 def _check(decorator: str, given: Any) -> None:
-    """Refuse what is neither. Flask's own classes are the parents of all views."""
+    """Raise an error for a value that is neither a view nor a blueprint, or for one of Flask's own classes, which are
+    the parents of all views.
+    """
     if isinstance(given, type):
         fits = issubclass(given, View) and given not in (View, MethodView)
     else:
@@ -79,12 +102,22 @@ def _check(decorator: str, given: Any) -> None:
         raise not_a_view(f"{decorator} on", given, problem="neither a view nor a blueprint", expected=expected)
 
 
+class _NoGuard:
+    """The guard of an exempt view, which enforces nothing."""
+
+    def sync(self, *_: object, **__: object) -> None:
+        """Return None: the view is called."""
+
+    async def later(self, *_: object, **__: object) -> None:
+        """Return None: the view is called."""
+
+
 class _Guard:
-    """Stands before each decorated view."""
+    """The guard around each view with `@limit`."""
 
     def sync(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """None to go on, or the response to give instead of calling the view."""
-        limiter = first_on_app()
+        """Enforce the mark unless it was enforced. Return None to call the view, or the response to send instead."""
+        limiter = first_limiter()
         if limiter is None:
             raise NotEnforcedError(
                 "@limit",
@@ -92,17 +125,18 @@ class _Guard:
                 problem="called outside a request, or in an application that no RateLimiter limits",
                 expected="call RateLimiter(app), or init_app(app)",
             )
-        return limiter.reach(mark, _label(view, args))
+        return limiter.enforce_mark(mark, _label(view, args))
 
     async def later(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same: the store is synchronous for async views too, whose loops live for one request."""
+        """Do the same as `sync`. Async views use a sync store too: each of their event loops lives for one request."""
         return self.sync(mark, view, args=args, kwargs=kwargs)
 
 
 def _label(view: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    """The view's label; of `dispatch_request`, which a class may have inherited, that of the class."""
+    """Return the view's label. For `dispatch_request`, which a class may have inherited, the label of the class."""
     of_class = args and isinstance(args[0], View) and getattr(view, "__name__", "") == "dispatch_request"
     return label_of(type(args[0]) if of_class else view)
 
 
 _GUARD: Final = _Guard()
+_NO_GUARD: Final = _NoGuard()

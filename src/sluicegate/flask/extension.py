@@ -1,12 +1,11 @@
 """The Flask extension: the functions that it registers on an application, and their work for each request.
 
-A `before_request` decides, also where no route matches; an `after_request` tells the client, whoever made the response.
-A `before_request` function that was registered earlier may answer instead. The `after_request` decides then, and puts
-the refusal in the place of that answer.
-The place of a concurrency limit is freed when the response is closed, or with the request if there was no response.
-Nothing about one request is kept here: a Passage is left on the request itself, because `flask.g` outlives a request
-that is made inside an application context. Nothing here refers to the application but by a weak reference: `del app`
-frees it.
+A `before_request` function decides, also if no route matches. An `after_request` function adds the fields to the
+response, whatever made that response. A `before_request` function that was registered earlier may return a response
+first. Then the `after_request` function decides, and replaces that response if it refuses.
+The slot of a concurrency limit is released when the response is closed, or at the end of a request without a response.
+The state of a request is kept on the request object. `flask.g` would outlive a request that is made inside an
+application context. The extension has only weak references to the application: `del app` frees it.
 """
 
 from __future__ import annotations
@@ -20,22 +19,23 @@ from flask import Flask, Request, Response, current_app, has_request_context, re
 from flask.signals import got_request_exception, request_tearing_down
 from werkzeug.datastructures import Headers as ResponseHeaders
 
-from sluicegate.after import Headers
-from sluicegate.after import Response as Answer
 from sluicegate.clock import epoch_seconds
-from sluicegate.ending import Ending
-from sluicegate.errors import RateLimitExceeded, SettingsError, SluicegateError
-from sluicegate.flask.caller import FlaskCaller
-from sluicegate.flask.refusal import OnDenied, answered, handled, refuse
-from sluicegate.flask.sites import Sites
-from sluicegate.gate import Bound, Gate
-from sluicegate.http import Denial, Field, denial, denial_fields, merge, response_fields
-from sluicegate.marks import Mark
-from sluicegate.passage import Passage, count_together, warn_of_twice
-from sluicegate.plan import Decision
-from sluicegate.preflight import is_preflight
-from sluicegate.settings import Settings, hide
-from sluicegate.wsgi import KEY, Attended, WsgiCaller
+from sluicegate.errors import SettingsError, SluicegateError
+from sluicegate.flask.request import FlaskCaller
+from sluicegate.flask.responses import OnDenied, refuse, statuses_with_handlers, with_error_handlers
+from sluicegate.flask.routes import AppRoutes
+from sluicegate.plan import Decision, RateLimitExceeded
+from sluicegate.rules.response import Headers
+from sluicegate.rules.response import Response as Answer
+from sluicegate.web.bound import Bound
+from sluicegate.web.gate import Gate
+from sluicegate.web.http import Denial, Field, denial, fields_for, merge
+from sluicegate.web.marks import Mark
+from sluicegate.web.preflight import is_preflight
+from sluicegate.web.request_state import RequestState, count_together, warn_of_twice
+from sluicegate.web.settings import Settings, hide
+from sluicegate.web.settlement import Settlement
+from sluicegate.wsgi import KEY, SettlingBody, WsgiCaller
 
 _NAME: Final = "sluicegate"
 _PREFIX: Final = "SLUICEGATE_"
@@ -49,12 +49,12 @@ _native: Final[Callable[[], Request]] = cast(Any, request)._get_current_object
 class RateLimiter:
     """The extension: `RateLimiter(app, …)`, or `RateLimiter(…)` and then `init_app(app)` for each application.
 
-    Options are those of `sluicegate.settings.Settings`, as keywords or as `app.config["SLUICEGATE_STORE"]` and so on,
-    one source for each option. `init_app` reads them and does no I/O; wrong ones raise there.
-    `on_denied(request, decision)` returns what a view may return, or None for the usual answer.
+    Options are those of `sluicegate.Settings`, as keywords or as `app.config["SLUICEGATE_STORE"]` and so on. Give each
+    option in one of the two. `init_app` reads them and does no I/O; a wrong option raises there.
+    `on_denied(request, decision)` returns what a view may return, or None for the usual response.
 
-    Several may stand on one application: each enforces its own default limits and rules, the first one `@limit` as
-    well. `config_prefix` tells their configurations apart; with None nothing is read from `app.config`.
+    One application may have several limiters. Each enforces its own default limits and rules; the first one enforces
+    `@limit` as well. Give each its own `config_prefix`; with None nothing is read from `app.config`.
     """
 
     def __init__(self, app: Flask | None = None, *, config_prefix: str | None = _PREFIX, **options: Any) -> None:
@@ -64,7 +64,9 @@ class RateLimiter:
             self.init_app(app)
 
     def init_app(self, app: Flask) -> None:
-        """Limit an application. `app.extensions["sluicegate"]` lists what stands on it, to be read or closed."""
+        """Limit the requests of a Flask application. This adds an Installation to the list
+        `app.extensions["sluicegate"]`, where you can read its settings and close it.
+        """
         if not isinstance(cast("object", app), Flask):
             problem = "not an application of Flask"
             raise SettingsError(
@@ -72,20 +74,21 @@ class RateLimiter:
             )
         installed: list[Installation] = app.extensions.setdefault(_NAME, [])
         if any(other.extension is self for other in installed):
-            problem = "this RateLimiter is on it already"
+            problem = "this RateLimiter limits it already"
             raise SettingsError("application", app.name, problem=problem, expected="call init_app once")
         settings = Settings.from_mapping(self._all_options(app), source="RateLimiter")
         for other in installed:
-            _check_apart(settings, other.settings)
+            _check_prefixes(settings, other.settings)
         added = Installation(self, app, settings)
         app.before_request(added.before)
-        # To be called after all others: what is sent is what counts.
+        # Flask calls the first one last: it sees the response that is sent.
         app.after_request_funcs.setdefault(None, []).insert(len(installed), added.after)
-        app.error_handler_spec[None][None].setdefault(RateLimitExceeded, added.exceeded)
-        got_request_exception.connect(added.failed, app)
+        app.error_handler_spec[None][None].setdefault(RateLimitExceeded, added.answer_raised)
+        got_request_exception.connect(added.note_error, app)
         installed.append(added)
 
     def _all_options(self, app: Flask) -> dict[str, Any]:
+        """Return the options of the constructor and of `app.config`."""
         options = dict(self._options)
         if self._prefix is None:
             return options
@@ -99,37 +102,37 @@ class RateLimiter:
             option = name.removeprefix(self._prefix).lower()
             if option in options:
                 problem = f"given as {option}= and as app.config[{name!r}]"  # the values may hold a password
-                raise SettingsError("setting", option, problem=problem, expected="keep one of them")
+                raise SettingsError("setting", option, problem=problem, expected="keep one of the two")
             options |= hide({option: app.config[name]})
         return options
 
 
-class _Visit(Passage):
-    """A passage, and of one that was refused the answer."""
+class _FlaskState(RequestState):
+    """The state of one request under one limiter, with the response if it was refused."""
 
-    __slots__ = ("arrived", "denial", "denied", "failed")
+    __slots__ = ("denial", "denied", "failed", "route_decided")
 
     denial: Denial
 
     def __init__(self, gate: Gate) -> None:
         super().__init__(gate)
-        self.arrived = False  # the rules of the place where the request arrived have been decided
-        self.denied: Decision | None = None  # what `denial` answers; more may have been decided since
-        self.failed = False  # an unhandled error came before the decision
+        self.route_decided = False  # whether the rules of the route have been decided
+        self.denied: Decision | None = None  # the decision of `denial`; later decisions may follow
+        self.failed = False  # whether an unhandled error came before the decision
 
 
-Visits = dict["Installation", _Visit]
+States = dict["Installation", _FlaskState]
 
 
 class Installation:
-    """One RateLimiter on one application: its settings, and its gate."""
+    """One RateLimiter on one application, with its settings and its gate."""
 
     def __init__(self, extension: RateLimiter, app: Flask, settings: Settings) -> None:
         self.extension = extension
         self.settings = settings
         self._app_ref = weakref.ref(app)
         self.gate = Gate(settings)
-        self._sites = Sites(self.gate, owns_marks=not app.extensions[_NAME])
+        self._routes = AppRoutes(self.gate, owns_marks=not app.extensions[_NAME])
 
     @property
     def _app(self) -> Flask:
@@ -138,11 +141,11 @@ class Installation:
 
     @cached_property
     def _handled(self) -> frozenset[int]:
-        """The statuses of refusals that may be answered by others. Asked once: Flask takes handlers until it serves."""
-        return handled(self._app)
+        """The statuses that the application may handle itself. Read once: Flask takes no handlers after it serves."""
+        return statuses_with_handlers(self._app)
 
     def close(self) -> None:
-        """Close the connections that the settings made this limiter open; the end of the process does as much."""
+        """Close the connections that this limiter opened from its settings. The end of the process closes them too."""
         self.gate.close()
 
     def before(self) -> Response | None:
@@ -150,187 +153,196 @@ class Installation:
         if not self.settings.enabled:
             return None
         native = _native()
-        visits = _visits(native)
-        visit = visits.get(self)
-        if visit is None or visit.arrived:
-            visit = visits[self] = _Visit(self.gate)
+        states = _states(native)
+        state = states.get(self)
+        if state is None or state.route_decided:
+            state = states[self] = _FlaskState(self.gate)
         if native.method == "OPTIONS" and not _reaches_a_view(native) and _is_preflight(native):
-            return self._enforce(native, visit, (), ahead=True)  # whether it is charged depends on its answer
-        return self._arrive(native, visit)
+            return self._enforce(native, state, (), before_view=True)  # its response decides whether it is charged
+        return self._enforce_route(native, state)
 
     def after(self, response: Response) -> Response:
-        """Tell the client what was decided."""
+        """Add the fields of the decision to the response."""
         native = _native()
-        visit = _visits(native).get(self)
-        if visit is None or not visit.arrived:
-            response = _decided_late(self._app, native, response)
-            visit = _visits(native).get(self)
-        if visit is None or visit.decision is None:
+        state = _states(native).get(self)
+        if state is None or not state.route_decided:
+            response = _decide_late(self._app, native, response)
+            state = _states(native).get(self)
+        if state is None or state.decision is None:
             return response
-        if visit.ending is not None:
-            self._attend(visit, response)
-        decision, dialect, status = visit.decision, self.settings.headers, response.status_code
+        if state.settlement is not None:
+            self._settle_by(state, response)
+        decision, dialect, status = state.decision, self.settings.headers, response.status_code
         fields: Sequence[Field]
-        if decision.allowed:
-            fields = response_fields(decision, dialect, epoch=epoch_seconds(), status=status)
-        elif decision is visit.denied and status == visit.denial.status:
-            fields = visit.denial.fields[2:]  # as in our own answer, after what is about its body
+        if decision is state.denied and status == state.denial.status:
+            fields = state.denial.fields
         else:
-            fields = denial_fields(decision, dialect, epoch=epoch_seconds(), status=status)
+            fields = fields_for(decision, dialect, epoch=epoch_seconds(), status=status)
         _add(fields, response.headers)
         return response
 
-    def late(self, native: Request, response: Response) -> Response:
-        """Decide about a request that was answered before it came so far: its response, or the refusal instead."""
-        visit = _visits(native).setdefault(self, _Visit(self.gate))
-        if visit.arrived or not self.settings.enabled:
+    def decide_late(self, native: Request, response: Response) -> Response:
+        """Decide about a request that got its response before `before` was called. Return that response, or the
+        refusal.
+        """
+        state = _states(native).setdefault(self, _FlaskState(self.gate))
+        if state.route_decided or not self.settings.enabled:
             return response
 
         def refusal() -> Response | None:
             if not _is_free(native, response.status_code):
-                return self._arrive(native, visit)
-            visit.arrived = True
-            return self._enforce(native, visit, (), ahead=True)
+                return self._enforce_route(native, state)
+            state.route_decided = True
+            return self._enforce(native, state, (), before_view=True)
 
-        refused = answered(self._app, refusal)
-        return response if refused is None else _instead(refused, response)
+        refused = with_error_handlers(self._app, refusal)
+        return response if refused is None else _replacing(refused, response)
 
-    def failed(self, app: Flask, exception: Exception) -> None:
-        """Note an error that nobody handles. If `after` is not called for its response either, `over` charges it."""
-        visit = _visits(_native()).setdefault(self, _Visit(self.gate))
-        if not visit.arrived and self.settings.enabled:
-            visit.failed = True
-            request_tearing_down.connect(self.over, app)
+    def note_error(self, app: Flask, exception: Exception) -> None:
+        """Note an error without a handler. If `after` is not called for its response, `end_request` charges it."""
+        state = _states(_native()).setdefault(self, _FlaskState(self.gate))
+        if not state.route_decided and self.settings.enabled:
+            state.failed = True
+            request_tearing_down.connect(self.end_request, app)
 
-    def exceeded(self, error: RateLimitExceeded) -> Any:
-        """Answer a refusal that a view has raised like one of ours. The application's own handlers go first."""
+    def answer_raised(self, error: RateLimitExceeded) -> Any:
+        """Handle a RateLimitExceeded that a view raised, as our own refusals. The application's handlers come first."""
         app, native = self._app, _native()
         own = app.error_handler_spec[None][None].get(SluicegateError)
         if own is not None:
             return app.ensure_sync(own)(error)
-        visit = _visits(native).setdefault(self, _Visit(self.gate))
-        raised, ours = error.decision, error.decision is visit.denied
-        decision = raised._replace(allowed=False) if raised else raised  # what is raised is a refusal
-        if raised is visit.decision or decision.forbidden:
-            visit.decision = decision
+        state = _states(native).setdefault(self, _FlaskState(self.gate))
+        raised, ours = error.decision, error.decision is state.denied
+        decision = raised._replace(allowed=False) if raised else raised  # the view refuses by raising it
+        if raised is state.decision or decision.forbidden:
+            state.decision = decision
         else:
-            visit.note(decision)
-        on_denied = None if ours else self.settings.on_denied  # it is `on_denied` that raises our own decision
-        return answered(app, lambda: self._refuse(native, visit, decision, on_denied=on_denied))
+            state.note(decision)
+        on_denied = None if ours else self.settings.on_denied  # it has raised our own decision
+        return with_error_handlers(app, lambda: self._refuse(native, state, decision, on_denied=on_denied))
 
-    def _arrive(self, native: Request, visit: _Visit) -> Response | None:
-        """Enforce the rules of the place where the request has arrived."""
-        visit.arrived = True
-        site = self._sites.find(self._app, native.url_rule, native.method)
-        visit.enforced.update(site.marks)
-        return self._enforce(native, visit, site.bounds, ahead=True)
+    def _enforce_route(self, native: Request, state: _FlaskState) -> Response | None:
+        """Enforce the rules of the route that the request has matched."""
+        state.route_decided = True
+        route = self._routes.find(self._app, native.url_rule, native.method)
+        state.enforced.update(route.marks)
+        return self._enforce(native, state, route.bounds, before_view=True)
 
-    def _attend(self, visit: _Visit, response: Response) -> None:
-        """Give back what this response gives back, and have it release what is held when it is closed."""
-        ending = cast("Ending", visit.ending)
-        visit.regain(ending.answered(Answer(response.status_code, Headers(response.headers))))
-        if ending.holds:
-            response.call_on_close(ending.ended)
-            response.direct_passthrough = False  # with it, werkzeug hands a file to the server and closes only that
+    def _settle_by(self, state: _FlaskState, response: Response) -> None:
+        """Refund charges by this response, and release held slots when the response is closed."""
+        settlement = cast("Settlement", state.settlement)
+        state.regain(settlement.answered(Answer(response.status_code, Headers(response.headers))))
+        if settlement.holds:
+            response.call_on_close(settlement.ended)
+            response.direct_passthrough = False  # with it, werkzeug gives a file to the server and closes only the file
             if response.is_streamed:
-                response.response = Attended(cast("Iterable[bytes]", response.response), ending)
+                response.response = SettlingBody(cast("Iterable[bytes]", response.response), settlement)
 
-    def over(self, app: Flask, exc: BaseException | None) -> None:
-        """The request is over. Its response, if there is one that was not lost by an error, is still to be sent."""
+    def end_request(self, app: Flask, exc: BaseException | None) -> None:
+        """End the request. Its response, unless an error has lost it, is still to be sent."""
         native = _native()
-        visit = _visits(native).get(self)
-        if visit is None:
+        state = _states(native).get(self)
+        if state is None:
             return
-        if visit.failed and not visit.arrived:
-            visit.arrived = True
-            self._decide(native, visit, self._sites.find(app, native.url_rule, native.method).bounds)
-        ending = cast("Ending | None", visit.ending)
-        if ending is not None and (exc is not None or not ending.answered_once):
-            ending.over(exc)
+        if state.failed and not state.route_decided:
+            state.route_decided = True
+            self._decide(native, state, self._routes.find(app, native.url_rule, native.method).bounds)
+        settlement = cast("Settlement | None", state.settlement)
+        if settlement is not None and (exc is not None or not settlement.answered_once):
+            settlement.over(exc)
 
-    def reach(self, mark: Mark, label: str) -> Response | None:
-        """Enforce the mark of a view, unless it was: None to go on, or the response to give instead of calling it."""
+    def enforce_mark(self, mark: Mark, label: str) -> Response | None:
+        """Enforce the mark of a view unless it was enforced. Return None to call the view, or the response to send
+        instead.
+        """
         native = _native()
-        visit = _visits(native).setdefault(self, _Visit(self.gate))
-        if not self.settings.enabled or mark in visit.enforced:
+        state = _states(native).setdefault(self, _FlaskState(self.gate))
+        if not self.settings.enabled or mark in state.enforced:
             return None
-        visit.enforced.add(mark)
-        return self._enforce(native, visit, self._sites.own(self._app, mark, label=label), ahead=False)
+        state.enforced.add(mark)
+        return self._enforce(native, state, self._routes.own(self._app, mark, label=label), before_view=False)
 
-    def _enforce(self, native: Request, visit: _Visit, bounds: tuple[Bound, ...], *, ahead: bool) -> Response | None:
-        """None to go on, or the response to give; a refusal raises unless `on_denied` answers, or nobody handles it."""
-        decision = self._decide(native, visit, bounds)
+    def _enforce(
+        self, native: Request, state: _FlaskState, bounds: tuple[Bound, ...], *, before_view: bool
+    ) -> Response | None:
+        """Return None to continue, or the response. Raises if a handler may handle the refusal and `on_denied` does
+        not.
+
+        `before_view` is False for a guard, inside a view: there a refusal without `on_denied` always raises.
+        """
+        decision = self._decide(native, state, bounds)
         if decision is None or decision.allowed:
             return None
-        return self._refuse(native, visit, decision, on_denied=self.settings.on_denied, ahead=ahead)
+        return self._refuse(native, state, decision, on_denied=self.settings.on_denied, before_view=before_view)
 
-    def _decide(self, native: Request, visit: _Visit, bounds: tuple[Bound, ...]) -> Decision | None:
+    def _decide(self, native: Request, state: _FlaskState, bounds: tuple[Bound, ...]) -> Decision | None:
         """Charge these rules."""
         if not bounds and not self.gate.denies:
             return None
         caller = FlaskCaller(self._app, native, parses=self.settings.trusted_proxies is not None)
         decision = self.gate.decide(caller, bounds)
         warn_of_twice(native.environ.get(KEY), self.gate, decision)
-        visit.note(decision)
-        if visit.ending is not None:
-            request_tearing_down.connect(self.over, self._app)  # to do so again is harmless; most never have to
+        state.note(decision)
+        if state.settlement is not None:
+            # Connecting twice is harmless. Most requests never connect.
+            request_tearing_down.connect(self.end_request, self._app)
         return decision
 
     def _refuse(
         self,
         native: Request,
-        visit: _Visit,
+        state: _FlaskState,
         decision: Decision,
         *,
         on_denied: OnDenied | None,
-        ahead: bool = True,
+        before_view: bool = True,
     ) -> Response:
-        if decision.results and visit.decision is not None:
-            decision = visit.decision  # under the names that the fields will have
-        visit.denied = decision
+        if decision.outcomes and state.decision is not None:
+            decision = state.decision  # with the names that the fields have
+        state.denied = decision
         accept = native.environ.get("HTTP_ACCEPT", "")
-        visit.denial = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
-        raises = not ahead or visit.denial.status in self._handled
-        return refuse(self._app, native, decision, answer=visit.denial, on_denied=on_denied, raises=raises)
+        state.denial = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
+        raises = not before_view or state.denial.status in self._handled
+        return refuse(self._app, native, decision, answer=state.denial, on_denied=on_denied, raises=raises)
 
 
 def decision() -> Decision | None:
-    """What was decided about this request; None where no rule applied."""
+    """Return the decision about this request, of all limiters together; None if no rule applied."""
     together = None
-    for visit in _visits(_native()).values():
+    for state in _states(_native()).values():
         if together is None:
-            together = Passage(visit.gate)
-        together.note(visit.decision)
+            together = RequestState(state.gate)
+        together.note(state.decision)
     return None if together is None else together.decision
 
 
-def first_on_app() -> Installation | None:
-    """The limiter that enforces `@limit` for the request that is being served; None where there is none."""
+def first_limiter() -> Installation | None:
+    """Return the limiter that enforces `@limit` for the current request; None without a request or a limiter."""
     if not has_request_context():
         return None
     installed: list[Installation] = current_app.extensions.get(_NAME, [])
     return installed[0] if installed else None
 
 
-def _visits(native: Request) -> Visits:
-    """What each limiter has done about this request."""
-    visits: Visits = vars(native).setdefault(_ON_REQUEST, {})
-    return visits
+def _states(native: Request) -> States:
+    """Return the state of this request under each limiter."""
+    states: States = vars(native).setdefault(_ON_REQUEST, {})
+    return states
 
 
-def _decided_late(app: Flask, native: Request, response: Response) -> Response:
-    """Let the limiters decide that have not yet, in their order. After a refusal the later limiters do not charge."""
-    visits = _visits(native)
+def _decide_late(app: Flask, native: Request, response: Response) -> Response:
+    """Ask the limiters that have not decided yet, in their order. After a refusal the later ones do not charge."""
+    states = _states(native)
     for limiter in app.extensions[_NAME]:
-        if all([visit.denied is None for visit in visits.values()]):
-            response = limiter.late(native, response)
+        if all([state.denied is None for state in states.values()]):
+            response = limiter.decide_late(native, response)
     return response
 
 
-def _instead(refusal: Response, response: Response) -> Response:
-    """The refusal that replaces a response. The client never sees that response."""
+def _replacing(refusal: Response, response: Response) -> Response:
+    """Return the refusal that replaces a response. The client never sees that response."""
     own = {name.lower() for name, _ in refusal.headers}
-    for name, value in response.headers:  # `after_request` functions have seen only that one: scripts may read both
+    for name, value in response.headers:  # `after_request` functions added them only to that one, and scripts need them
         if name.lower().startswith(_CORS) and name.lower() not in own:
             refusal.headers.add(name, value)
     refusal.call_on_close(response.close)
@@ -338,7 +350,7 @@ def _instead(refusal: Response, response: Response) -> Response:
 
 
 def _reaches_a_view(native: Request) -> bool:
-    """Whether a view runs on this OPTIONS: neither Flask's automatic answer nor an error of the router."""
+    """True if a view runs on this OPTIONS: neither Flask's automatic response nor an error of the router."""
     rule = native.url_rule
     return rule is not None and not getattr(rule, "provide_automatic_options", False)
 
@@ -348,17 +360,17 @@ def _is_preflight(native: Request) -> bool:
 
 
 def _is_free(native: Request, status: int) -> bool:
-    """Whether this is a preflight that no view has answered. A CORS layer answers by 2xx; all else is charged.
+    """True if this is a preflight whose response is not from a view: a CORS layer sent it (2xx), or the router.
 
-    Only the router's own answers are free as well. Otherwise requests that look like preflights could try API keys
-    without end, against a function that answers 401 or sends to a login.
+    All other preflights are charged. Otherwise a client could try any number of API keys, with requests that look like
+    preflights, against a function that responds with 401 or redirects to a login.
     """
     routed = native.routing_exception
     return (200 <= status < 300 or (routed is not None and routed.code == status)) and _is_preflight(native)
 
 
 def _add(fields: Sequence[Field], headers: ResponseHeaders) -> None:
-    """Add fields to those of a response, which may speak of rate limits itself."""
+    """Add fields to a response, which may have RateLimit fields of its own."""
     names = {name.lower() for name, _ in fields}
     existing = [field for field in headers if field[0].lower() in names]
     if existing:
@@ -369,8 +381,8 @@ def _add(fields: Sequence[Field], headers: ResponseHeaders) -> None:
             headers.add(name, value)
 
 
-def _check_apart(settings: Settings, other: Settings) -> None:
-    """Refuse two limiters of one application that would count the same budgets twice."""
+def _check_prefixes(settings: Settings, other: Settings) -> None:
+    """Raise SettingsError for two limiters of one application that would count the same budgets twice."""
     if count_together(settings, other):
         problem = "another RateLimiter of this application counts under it in the same store"
         raise SettingsError("prefix", settings.prefix, problem=problem, expected="give each a prefix of its own")

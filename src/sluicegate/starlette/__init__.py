@@ -1,15 +1,15 @@
 """The adapter for Starlette: `RateLimitMiddleware`, `limit`, `exempt`, and `decision` for views.
 
-The routes ahead are matched before the application is called (`places`), so that one plan holds everything: defaults,
-the settings' rules and the view's own. A view that cannot be seen ahead is charged by its guard when it is reached
-(`decorators`). This package knows Starlette and `sluicegate.asgi`; no store.
+The middleware matches the routes before it calls the application (`routes`). So one plan has all rules: the default
+limits, the rules of the settings, and the view's own limits. If the middleware cannot find a view in this way, the
+guard around the view charges the view's limits when the view is called (`decorators`).
 """
 
 from sluicegate.extras import needs
 
 with needs("starlette"):
-    from sluicegate.starlette.answers import Refused
     from sluicegate.starlette.decorators import exempt, limit
     from sluicegate.starlette.middleware import RateLimitMiddleware, decision
+    from sluicegate.starlette.responses import Refused
 
 __all__ = ["RateLimitMiddleware", "Refused", "decision", "exempt", "limit"]

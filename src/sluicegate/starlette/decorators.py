@@ -1,12 +1,13 @@
 """`@limit` and `@exempt` for Starlette's endpoints: functions, sync and async, classes, and single methods of them.
 
-The decorator marks an endpoint; the middleware enforces the mark. Where it has not (it could not see the endpoint
-ahead), the guard around the endpoint does, through the same gate; without a gate it raises NotEnforcedError.
+The decorator marks an endpoint; the middleware enforces the mark. If the middleware could not find the endpoint before
+the call, the guard around the endpoint enforces the mark, by the same gate. Without the middleware it raises
+NotEnforcedError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial, wraps
 from inspect import isfunction, ismethod
@@ -17,27 +18,32 @@ from starlette.endpoints import HTTPEndpoint, WebSocketEndpoint
 from starlette.requests import HTTPConnection, Request
 from starlette.websockets import WebSocket
 
-from sluicegate.asgi import SERVED, Scope
+from sluicegate.asgi import SERVED, Scope, state_of
 from sluicegate.errors import NotEnforcedError
-from sluicegate.gate import AsyncGate, Bound, Gate
-from sluicegate.marks import (
+from sluicegate.rules.rule import QuotaFunction
+from sluicegate.rules.terms import QuotaSpec
+from sluicegate.starlette.middleware import charge, state_at
+from sluicegate.starlette.request import StarletteCaller
+from sluicegate.starlette.responses import close_refused, error_for, response_of
+from sluicegate.starlette.routes import arrivals_of, serves, template_of
+from sluicegate.web.bound import Bound
+from sluicegate.web.endpoint import Arrival, Endpoint, label_of
+from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.marks import (
     EXEMPT,
     Mark,
     MarkOptions,
     declare,
     declare_within,
+    freed,
     guarded,
     make_mark,
+    marks_of,
     not_a_view,
     takes_quota,
     takes_view,
 )
-from sluicegate.passage import Arrival, Passage, Place, label_of
-from sluicegate.rule import QuotaFunction
-from sluicegate.starlette.answers import refusal, response_of, shut
-from sluicegate.starlette.middleware import StarletteCaller, charge, passage_at
-from sluicegate.starlette.places import serves, targets_of, template_of
-from sluicegate.terms import QuotaSpec
+from sluicegate.web.request_state import RequestState
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -49,7 +55,7 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
     For functions, sync and async, with or without a `request` argument, for HTTPEndpoint and WebSocketEndpoint classes,
     and for single methods of them. `scope` shares the budget between endpoints, `name` names it in header fields,
     `override_defaults` drops the default limits for this endpoint; the other options are those of `sluicegate.Rule`.
-    Write it below a route decorator; above one it holds as well, as long as the middleware sees the route.
+    Write it above or below a route decorator. The endpoint itself is marked: it is limited at all its routes.
 
         @limit("5/minute")
         async def reply(request): ...
@@ -57,7 +63,7 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
     mark = make_mark(quota, **options)
 
     def decorate(view: View) -> View:
-        own = replace(mark)  # one for each use: marks are told apart by identity
+        own = replace(mark)  # one for each use: marks are compared by identity
         if isinstance(view, type) and issubclass(view, (HTTPEndpoint, WebSocketEndpoint)):
             return cast("View", _guarded_class(declare(view, own), own))
         if not isfunction(view) and not ismethod(view) and not isinstance(view, partial):
@@ -70,48 +76,67 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
 
 @takes_view
 def exempt(view: View) -> View:
-    """Free an endpoint, or a whole class of them, from every limit."""
-    return declare_within(view, EXEMPT)
+    """Free an endpoint, a whole class of them, or an ASGI application from every limit.
+
+    Write it below the route decorator. A function is wrapped, not changed: a route that has the undecorated function
+    keeps its limits. A class or an application is changed in place.
+    """
+    return cast("View", freed(view, _EXEMPT_GUARD))
 
 
-class _Reached(NamedTuple):
-    """A view that was reached with marks that nobody has enforced."""
+class _ExemptGuard:
+    """The guard of an exempt view: for this request the limits inside the view count as enforced."""
+
+    def sync(self, mark: Mark, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Return None: the view is called."""
+        state = state_of(_scope_of(_connection(args, kwargs)))
+        if state is not None:
+            state.enforced.update(marks_of(view))
+
+    async def later(self, mark: Mark, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Return None: the view is called."""
+        self.sync(mark, view, args=args, kwargs=kwargs)
+
+
+class _Pending(NamedTuple):
+    """A view that is called, with marks that are still to be enforced."""
 
     view: Any
-    target: Arrival
-    passage: Passage
+    arrival: Arrival
+    state: RequestState
     scope: Scope
     connection: HTTPConnection | None
-    method: bool  # the view is a method of the endpoint
+    method: bool  # whether the view is a method of the endpoint
 
 
 class _Guard:
-    """Enforces what the middleware has not seen; at most once for each request."""
+    """The guard around each view with `@limit`: it enforces a mark that the middleware has not, once per request."""
 
     def sync(self, mark: Mark, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """None to go on, or what to return instead of calling the view. Its thread has an event loop behind it."""
-        reached = _reach(mark, view, (*args, *kwargs.values()))
-        if reached is None:
+        """Return None to call the view, or the response to send instead. Runs in a thread of anyio's."""
+        pending = _pending_of(mark, view, args=args, kwargs=kwargs)
+        if pending is None:
             return None
         try:
             anyio.from_thread.check_cancelled()
-        except RuntimeError:  # not a thread of anyio's: somebody has called the view himself
+        except RuntimeError:  # not a thread of anyio's: a coroutine has called the view
             problem, expected = "called on the event loop, where a plain function cannot wait", "make it an async def"
             raise NotEnforcedError("@limit on", label_of(view), problem=problem, expected=expected) from None
-        return anyio.from_thread.run(_enforce, reached)
+        return anyio.from_thread.run(_enforce, pending)
 
     async def later(self, mark: Mark, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same, awaited."""
-        reached = _reach(mark, view, (*args, *kwargs.values()))
-        return None if reached is None else await _enforce(reached)
+        """Do the same as `sync`, with awaits."""
+        pending = _pending_of(mark, view, args=args, kwargs=kwargs)
+        return None if pending is None else await _enforce(pending)
 
 
 _GUARD = _Guard()
-_targets = lru_cache(maxsize=1024)(targets_of)
+_EXEMPT_GUARD = _ExemptGuard()
+_arrivals = lru_cache(maxsize=1024)(arrivals_of)
 
 
 def _guarded_class(cls: Any, mark: Mark) -> Any:
-    """The class with a guard before its dispatch."""
+    """Return the class, with a guard around its `dispatch`."""
     dispatch = cls.dispatch
 
     @wraps(dispatch)
@@ -128,41 +153,52 @@ def _guarded_class(cls: Any, mark: Mark) -> Any:
     return cls
 
 
-def _reach(mark: Mark, view: Any, arguments: tuple[Any, ...]) -> _Reached | None:
-    """What is left to enforce; None where nothing is."""
-    connection = next((each for each in arguments if isinstance(each, HTTPConnection)), None)
-    scope = (SERVED.get() or {}) if connection is None else connection.scope
-    passage = passage_at(scope, "@limit on", view)
-    if mark in passage.enforced or not passage.gate.settings.enabled:
+def _connection(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HTTPConnection | None:
+    """Return the request or WebSocket among the arguments of a view."""
+    return next((each for each in (*args, *kwargs.values()) if isinstance(each, HTTPConnection)), None)
+
+
+def _scope_of(connection: HTTPConnection | None) -> Scope:
+    """Return the scope of a view's request; without an argument, that of the request that is being served."""
+    return (SERVED.get() or {}) if connection is None else connection.scope
+
+
+def _pending_of(mark: Mark, view: Any, *, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Pending | None:
+    """Return the marks that are still to be enforced for this call of a view; None without any."""
+    connection = _connection(args, kwargs)
+    scope = _scope_of(connection)
+    state = state_at(scope, "@limit on", view)
+    if mark in state.enforced or not state.gate.settings.enabled:
         return None
     template = template_of(scope)
-    target = _targets(view, template).whole
-    method = bool(arguments) and isinstance(arguments[0], (HTTPEndpoint, WebSocketEndpoint))
+    arrival = _arrivals(view, template).whole
+    method = bool(args) and isinstance(args[0], (HTTPEndpoint, WebSocketEndpoint))
     if method:
-        of_class = _targets(cast("Hashable", type(arguments[0])), template).of(scope)
-        target = of_class if mark in of_class.marks else target  # not in it: one method has called another
-    return _Reached(view, target, passage, scope=scope, connection=connection, method=method)
+        cls: Any = type(args[0])
+        of_class = _arrivals(cls, template).of(scope)
+        arrival = of_class if mark in of_class.marks else arrival  # if it is not, one method has called another
+    return _Pending(view, arrival, state, scope=scope, connection=connection, method=method)
 
 
-async def _enforce(reached: _Reached) -> Any:
-    """Charge the marks that are left; None to go on, or the answer."""
-    target, passage, scope = reached.target, reached.passage, reached.scope
-    pairs = zip(target.place.marks, target.marks, strict=True)
-    left = tuple(placed for placed, mark in pairs if mark not in passage.enforced)
-    passage.enforced.update(target.marks)
-    decision = None if EXEMPT in left else await charge(passage, scope, bounds_of(passage.gate, target.place, left))
+async def _enforce(pending: _Pending) -> Any:
+    """Charge the marks that are still to be enforced. Return None to call the view, or the response to send instead."""
+    arrival, state, scope = pending.arrival, pending.state, pending.scope
+    pairs = zip(arrival.endpoint.marks, arrival.marks, strict=True)
+    marks = tuple(placed for placed, mark in pairs if mark not in state.enforced)
+    state.enforced.update(arrival.marks)
+    decision = None if EXEMPT in marks else await charge(state, scope, bounds_of(state.gate, arrival.endpoint, marks))
     if decision is None or decision.allowed:
         return None
-    response = await response_of(passage.gate.settings, StarletteCaller(scope), decision)
-    if isinstance(reached.connection, WebSocket):
-        await shut(reached.connection, response)
+    response = await response_of(state.gate.settings, StarletteCaller(scope), decision)
+    if isinstance(pending.connection, WebSocket):
+        await close_refused(pending.connection, response)
         return response
-    if scope["type"] == "http" and (reached.method or serves(scope.get("endpoint"), reached.view)):
+    if scope["type"] == "http" and (pending.method or serves(scope.get("endpoint"), pending.view)):
         return response
-    raise refusal(scope, decision)
+    raise error_for(scope, decision)
 
 
 @lru_cache(maxsize=1024)
-def bounds_of(gate: Gate | AsyncGate, place: Place, marks: tuple[Mark, ...]) -> tuple[Bound, ...]:
-    """The rules of these marks alone."""
-    return gate.bind_own(place, marks)
+def bounds_of(gate: Gate | AsyncGate, endpoint: Endpoint, marks: tuple[Mark, ...]) -> tuple[Bound, ...]:
+    """Return the rules of these marks only."""
+    return gate.bind_own(endpoint, marks)

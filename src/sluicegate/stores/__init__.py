@@ -1,35 +1,39 @@
-"""Stores: where budgets live. The contract in prose, and the table of URL schemes.
+"""Stores keep the budgets: their contract in prose, and the table of URL schemes.
 
-A store turns a plan into outcomes: it is the only place where sluicegate does I/O.
+A store turns a plan into outcomes. All I/O of sluicegate is in the stores.
 
-- `run(plan)` checks every check of the plan and charges all of them if all allow and the plan says so; otherwise none,
-  save those whose terms count refusals. One atomic step, whoever else runs at the same time. A forced plan is charged
-  in any case, as one that was refused elsewhere and all of whose checks count that. It answers one Outcome for each
-  check, in order. Trouble is a StoreError, and then nothing is known of the charge.
-- Checks whose terms say `shadow` are told, and refuse nothing: the others are charged as if these were not there. A
-  shadow check is charged when the others were and it would itself have passed. Its outcome is always allowed, with a
-  `retry_after` of 0 if it would have passed, and else that of the refusal.
+- `run(plan)` checks every check of the plan. It charges all of them if all allow and the plan says so. Otherwise it
+  charges only the checks whose terms count refusals. This is one atomic step, also when other processes run plans at
+  the same time. A forced plan charges all its checks in any case, as a plan that was refused elsewhere and whose checks
+  all count refusals. `run` returns one Outcome for each check, in order. A failure is a StoreError. It leaves open
+  whether the plan was charged.
+- A check whose terms have `shadow` refuses nothing: the other checks are charged as if it were not there. A shadow
+  check is charged when the others were and it would itself have passed. Its outcome is always allowed. The
+  `retry_after` is 0 if it would have passed, else that of the refusal.
 - `refund(plan, outcomes)` gives back what `run` charged: each check's cost, or a part of it, to the window of
-  `outcome.at`, or to nobody when that window has passed. Outcomes of another source or not allowed give nothing back.
-- `renew(plan, outcomes)` gives the same back and charges it again as of now, whatever else there is, in one step: what
-  is held goes on being held. It answers the outcomes with the new `at`, for a later `refund` or `renew`.
+  `outcome.at`. Nothing is given back if that window has passed, or for an outcome that has another source or is not
+  allowed.
+- `renew(plan, outcomes)` refunds the same charge and charges it again as of now, whatever else is charged, in one step:
+  a slot stays held. It returns the outcomes with the new `at`, for a later `refund` or `renew`.
 - `forget(rule_id, identity)` drops one budget.
-- `close()` gives back what the store itself opened.
-- `accept(terms)`, which a store may have, raises a ConfigurationError for terms that it cannot keep. It is asked when
-  rules are made, and does no I/O.
-- `caution(strict=…)`, which a store may have, warns of what is risky about it, and under `strict` raises. It is called
-  when a limiter is made with the store, and does no I/O; what is found later is told from `run`.
-- `bans(terms)`, which a store may have, tells whom a ban holds for: microseconds by the digests of identities. It takes
-  as many steps as there are keys.
+- `close()` closes what the store itself opened.
+- `accept(terms)` is optional. It raises a ConfigurationError for terms that the store cannot keep. The limiter calls it
+  when rules are made, and it does no I/O.
+- `warn(strict=…)` is optional. It warns of risky properties of the store, and raises under `strict`. It is called when
+  a limiter is made with the store, and does no I/O. `run` warns of what is found later.
+- `needs_asyncio` is True for an async store that works only on asyncio. The limiter refuses it on another event loop,
+  such as trio.
+- `bans(terms)` is optional. It returns the identities that a ban holds for: the microseconds left, by their digests. It
+  takes as many steps as there are keys.
 
-After the checks of its rules a plan has one for each ban that they name (`sluicegate.algorithms.ban`). A refusal of
-such a rule is a strike, counted in the same step.
+After the checks of its rules a plan has one check for each ban that they name (`sluicegate.algorithms.ban`). A refusal
+of such a rule is a strike, counted in the same step.
 
-A store owns its clock: the server's `TIME`, the process's monotonic clock, or a ManualClock handed in. Stores compose:
-one that wraps another (a deadline, a fallback, a cache) is a store. The async twin awaits the same five calls.
+A store has its own clock: the server's `TIME`, the process's monotonic clock, or a ManualClock that it was given. A
+wrapper of a store (a fallback, a cache) is a store. An async store awaits the same five calls.
 
-A module of this package imports values, cautions, algorithms and the digest of `sluicegate.identity`: never rules, HTTP
-or frameworks. To add a store: one module with `open_sync` and `open_async`, and its schemes in the table below.
+To add a store: write one module with `open_sync` and `open_async`, and add its schemes to the table below. It may
+import values, algorithms and the digest of `sluicegate.identity`, but not rules, HTTP or frameworks.
 """
 
 from __future__ import annotations
@@ -75,22 +79,22 @@ class AsyncStore(Protocol):
 
 
 class StoreChange(NamedTuple):
-    """What the hook `on_store_change` is told: that a store stopped answering, or that it answers again."""
+    """The argument of the hook `on_store_change`: a store became unavailable, or recovered."""
 
-    store: str  # as it may be shown: no password
+    store: str  # without the password
     available: bool
-    error: StoreError | None  # what it failed with; None when it answers again
+    error: StoreError | None  # of the failure; None when it recovered
 
 
 class _Opener(Protocol):
-    """What a store's module offers."""
+    """The functions of a store's module."""
 
     def open_sync(self, url: str, *, prefix: str, clock: Clock | None, deadline: float) -> Store: ...
 
     def open_async(self, url: str, *, prefix: str, clock: Clock | None, deadline: float) -> AsyncStore: ...
 
 
-DEADLINE: Final = 0.1  # seconds that a store may cost one request
+DEADLINE: Final = 0.1  # the seconds that one request may wait for a store
 SCHEMES: Final = {
     "memory": "sluicegate.stores.memory",
     "embedded": "sluicegate.stores.embedded",
@@ -107,25 +111,27 @@ SCHEMES: Final = {
     "rediss+cluster": "sluicegate.stores.redis",
     "valkey+cluster": "sluicegate.stores.redis",
     "valkeys+cluster": "sluicegate.stores.redis",
-    "redis+cell": "sluicegate.stores.redis_cell",
-    "rediss+cell": "sluicegate.stores.redis_cell",
+    "redis+cell": "sluicegate.stores.redis.cell",
+    "rediss+cell": "sluicegate.stores.redis.cell",
 }
 
 
-_PREFIX: Final = r"[!-z|~]+"  # printable ASCII but space and braces
+_PREFIX: Final = r"[!-z|~]+"  # printable ASCII without space and braces
 
 
 def open_store(url: str, *, prefix: str, clock: Clock | None = None, deadline: float = DEADLINE) -> Store:
-    """The store for a URL such as `memory://` or `redis://localhost:6379/0`. StoreURLError if there is none.
+    """Open the store for a URL such as `memory://` or `redis://localhost:6379/0`. Raises StoreURLError for an unknown
+    URL.
 
-    `prefix` begins every key in a shared server; `deadline` bounds, in seconds, all that a request waits for it.
+    `prefix` begins every key in a shared server. `deadline` is the longest time in seconds that a request waits for the
+    store.
     """
     url = hide_store(url)
     return _opener(url).open_sync(url, prefix=valid_prefix(prefix), clock=clock, deadline=deadline)
 
 
 def open_async_store(url: str, *, prefix: str, clock: Clock | None = None, deadline: float = DEADLINE) -> AsyncStore:
-    """The same for an AsyncLimiter."""
+    """Open the store for an AsyncLimiter."""
     url = hide_store(url)
     return _opener(url).open_async(url, prefix=valid_prefix(prefix), clock=clock, deadline=deadline)
 
@@ -146,17 +152,19 @@ def _opener(url: str) -> _Opener:
         if (error.name or "").partition(".")[0] != "sluicegate":
             raise
         problem = f"this program was packed without {error.name}"
-        expected = "name that module to the tool that packs it"
+        expected = "add that module in the tool that packs it"
         raise StoreURLError("store", shown_url(url), problem=problem, expected=expected) from error
 
 
 def valid_prefix(prefix: str) -> str:
-    """A prefix that cannot steer where a key goes: no braces, no space, no control characters."""
+    """Return the prefix. Raises StoreURLError if the prefix is empty, or has a space, a brace, a control character or a
+    character outside ASCII.
+    """
     if not isinstance(prefix, str) or not re.fullmatch(_PREFIX, prefix):
         raise StoreURLError(
             "prefix",
             prefix,
             problem="empty, or with a space, a brace or a character outside ASCII",
-            expected='use a word, as "sluicegate"',
+            expected='use a word, for example "sluicegate"',
         )
     return prefix

@@ -1,5 +1,5 @@
--- The bans of a plan: the last of its checks, looked at when all others have been and nothing is charged yet.
--- A part of run.lua, where a plan has any; open, check and charge are those of ban.lua.
+-- The bans of a plan: its last checks. They are checked after all others, before anything is charged.
+-- A part of run.lua if a plan has bans. The functions open, check and charge are those of ban.lua.
 --
 -- ARGV  for each: 'ban', of each check of the plan '1' if its refusal is a strike, strikes by hand, three parameters
 

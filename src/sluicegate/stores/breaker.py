@@ -1,12 +1,19 @@
-"""The breaker: whether a store may be asked now, and who says so when that changes. A state machine without I/O.
+"""The circuit breaker: a state machine without I/O that says whether a store may be called now.
 
-Closed: every request asks the store. One failure opens it: an outage costs one deadline, not one for each request.
-Open: no request asks. When the back-off has passed, one probe is due, away from any request. Half open: the probe was
-answered, so one request goes through for real, the trial; it closes the breaker, or opens it for longer. The two are
-different questions: a server that is full answers a probe, which writes nothing, and refuses the trial.
+- **Closed**: every request calls the store. One failure opens the breaker, so an outage costs one deadline, not one
+  for each request.
+- **Open**: no request calls the store. When the back-off has passed, one probe is due, outside of any request.
+- **Half open**: the store has replied to the probe. One request, the trial, goes to the store. It closes the breaker,
+  or opens it for longer.
 
-The probe and the trial are lent to one caller each, and come back by themselves after a while: who had them may have
-been lost with a forked process or a closed event loop. This module knows clocks and errors; no store and no plan.
+A probe and a trial test different things: a server whose memory is full replies to a probe, which writes nothing, and
+refuses the trial.
+
+Only a failure that concerns the breaker's server or store opens it. A failure that concerns one plan or one rule does
+not: the server answers others.
+
+One caller at a time gets the probe or the trial. If that caller does not report a result, because its process was
+forked or its event loop was closed, another caller may get it after a while.
 """
 
 from __future__ import annotations
@@ -18,14 +25,22 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
-from sluicegate.awaiting import called_at_once, give_up, waits
+from sluicegate import fork
+from sluicegate.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
-from sluicegate.errors import StoreError
+from sluicegate.errors import Concerns, StoreError, cause_text
 from sluicegate.stores import StoreChange
 
 FIRST_US: Final = 50_000  # the first back-off
-LONGEST_US: Final = MICROSECOND  # and the last: with a deadline, a server is found again within two seconds
-_STEADY_US: Final = 2 * MICROSECOND  # closed for less than this, the next failure goes on where the last one ended
+LONGEST_US: Final = MICROSECOND  # the longest back-off: with a deadline, a server is found again within two seconds
+_STEADY_US: Final = 2 * MICROSECOND  # a failure after a shorter time closed doubles the last back-off
+
+_JITTER: Final = random.SystemRandom().random  # an application may have seeded `random.random` for its own use
+_PROBING: Final = f"probing every {LONGEST_US / MICROSECOND:g} s"
+_OPENED: Final = {  # by what the breaker concerns
+    "node": f"sluicegate: %s; circuit open: node unavailable, other nodes are not affected, {_PROBING}",
+    "store": f"sluicegate: %s; circuit open: store unavailable, {_PROBING}",
+}
 
 log = logging.getLogger("sluicegate")
 
@@ -33,9 +48,10 @@ log = logging.getLogger("sluicegate")
 class Breaker:
     """The state of one store, safe between threads.
 
-    `deadline` says, in seconds, how long a probe or a trial may take; `jitter` is a number from 0 to 1, drawn for every
-    back-off. `closed` is 0 unless closed, else which time it is: a request reads it once, asks the store if it may, and
-    says it again should that fail, for a failure that comes late says nothing of a store that has recovered since.
+    `deadline` is how many seconds a probe or a trial may take. `jitter` returns a number from 0 to 1 for every
+    back-off. `closed` is 0 while the breaker is open, else a number that grows each time it closes. A request reads it
+    once before it calls the store, and passes the same number to `failed`. So a late failure does not open a breaker
+    that has closed again since. `store` and `cause` name the failure that opened the breaker.
     """
 
     def __init__(
@@ -44,135 +60,184 @@ class Breaker:
         deadline: float,
         clock: Clock | None = None,
         on_change: Callable[[StoreChange], object] | None = None,
-        jitter: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = _JITTER,
     ) -> None:
         self.closed = 1
+        self.concerns: Concerns = "store"  # "node" for one server of several
+        self.timed = clock is None  # else its time stands still between requests
+        self.store = ""
+        self.cause = ""
         self._times = 1  # how often it has been closed
-        self.store = ""  # the last one that failed, by its name for people
-        self._lent_us = round(deadline * MICROSECOND) + LONGEST_US
+        self._opened_by: tuple[Concerns, ...] = ("node", "store")
+        self._attempt_us = round(deadline * MICROSECOND) + LONGEST_US
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._on_change = on_change
         self._jitter = jitter
         self._lock = threading.RLock()  # a refund by a finalizer may fail in a thread that holds it
         self._half = False
         self._backoff_us = 0
-        self._free_at = 0  # when the next probe or trial may be lent
+        self._free_at = 0  # when the next probe or trial may begin
         self._closed_at = 0
+        fork.renew(self)
+
+    def after_fork(self) -> None:
+        """Forget the probe that is under way in the parent: the child may start one at once."""
+        self._lock = threading.RLock()
+        self._half, self._free_at = False, 0
 
     @property
     def wait_us(self) -> int:
-        """Until the store may be asked next; 0 when it may be now."""
+        """Return the microseconds until the store may be called next; 0 if it may be called now."""
         return 0 if self.closed else max(0, self._free_at - self._now_us())
 
-    def probe(self) -> Loan | None:
-        """Leave to see whether the store answers, away from any request; None while that is not due."""
-        return Loan(self, then=self._answered) if self._lend(half=False) else None
+    def probe(self) -> Attempt | None:
+        """Return the right to check, outside of any request, whether the store replies; None while no check is due."""
+        return Attempt(self, then=self._answered) if self._start(half=False) else None
 
-    def trial(self) -> Loan | None:
-        """Leave to send one request through; None while the store has not answered a probe."""
-        return Loan(self, then=self.recovered) if self._lend(half=True) else None
+    def trial(self) -> Attempt | None:
+        """Return the right to send one request to the store; None while the store has not replied to a probe."""
+        return Attempt(self, then=self.recovered) if self._start(half=True) else None
+
+    @property
+    def needs_probe(self) -> bool:
+        """True while the breaker is open and the store has not answered a probe."""
+        return not self.closed and not self._half
 
     def failed(self, error: StoreError, *, closed: int) -> None:
-        """The store failed a request that was sent because the breaker was `closed`."""
+        """Open the breaker, because a request failed that was sent while the breaker was `closed`."""
+        if not closed:
+            return
         with self._lock:
-            changed = closed != 0 and closed == self.closed
+            changed = closed == self.closed
             if changed:
                 again = self._backoff_us > 0 and self._now_us() - self._closed_at < _STEADY_US
-                self._open(error, 2 * self._backoff_us if again else FIRST_US)
+                self.store, self.cause = error.store, cause_text(error.cause)  # text: an exception keeps its frames
+                self._open(2 * self._backoff_us if again else FIRST_US)
         if changed:
-            log.warning("sluicegate: %s; it is left alone, and asked now and then whether it is back", error)
-            self._tell(StoreChange(error.store, available=False, error=error))
+            log.warning(_OPENED[self.concerns], error)
+            self._call_hook(StoreChange(error.store, available=False, error=error))
 
-    def failed_again(self, error: StoreError) -> None:
-        """The probe or the trial failed."""
+    def failed_again(self) -> None:
+        """Open for longer, because the probe or the trial failed."""
         with self._lock:
             if not self.closed:
-                self._open(error, 2 * self._backoff_us)
+                self._open(2 * self._backoff_us)
 
     def give_back(self) -> None:
-        """What was lent came to nothing: its task was cancelled, or its thread could not start."""
+        """Free the probe or the trial without a result: its task was cancelled, or its thread could not start."""
         with self._lock:
             self._half, self._free_at = False, self._now_us() + FIRST_US
 
-    def _open(self, error: StoreError, backoff_us: int) -> None:
-        self.closed, self._half, self.store = 0, False, error.store
+    def is_opened_by(self, error: StoreError) -> bool:
+        """True if the failure concerns the server or the store of this breaker."""
+        return error.concerns in self._opened_by
+
+    def leave_nodes(self) -> None:
+        """Let failures of single servers not open this breaker, because each server has a breaker."""
+        self._opened_by = ("store",)
+
+    def _open(self, backoff_us: int) -> None:
+        self.closed, self._half = 0, False
         self._backoff_us = min(backoff_us, LONGEST_US)
         self._free_at = self._now_us() + round(self._backoff_us * (1 + self._jitter()) / 2)
 
-    def _lend(self, *, half: bool) -> bool:
+    def _start(self, *, half: bool) -> bool:
+        """True if the caller may start a probe, or a trial if `half`."""
         with self._lock:
             now = self._now_us()
             if self.closed or self._half is not half or now < self._free_at:
                 return False
-            self._free_at = now + self._lent_us
+            self._free_at = now + self._attempt_us
             return True
 
     def _answered(self) -> None:
+        """Allow a trial, because the store replied to a probe."""
         with self._lock:
             if not self.closed:
                 self._half, self._free_at = True, self._now_us()
 
     def recovered(self) -> None:
-        """The store answers again: close."""
+        """Close the breaker, because the store works again."""
+        self._close("sluicegate: store %s recovered: circuit closed")
+
+    def replaced(self) -> None:
+        """Close the breaker, because other servers have the keys of this one, so that no request needs it."""
+        self._close("sluicegate: store %s replaced by another server: circuit closed")
+
+    def _close(self, message: str) -> None:
         with self._lock:
             changed = not self.closed
             if changed:
                 self._times += 1
                 self.closed, self._half, self._closed_at = self._times, False, self._now_us()
         if changed:
-            log.warning("sluicegate: store %s answers again", self.store)
-            self._tell(StoreChange(self.store, available=True, error=None))
+            log.info(message, self.store)
+            self._call_hook(StoreChange(self.store, available=True, error=None))
 
-    def _tell(self, change: StoreChange) -> None:
+    def _call_hook(self, change: StoreChange) -> None:
         if self._on_change is not None:
             try:
                 answer = self._on_change(change)
                 if waits(answer):
-                    give_up(answer)
-                    raise called_at_once("on_store_change", self._on_change)
+                    close_unawaited(answer)
+                    raise async_mismatch("on_store_change", self._on_change)
             except Exception:
                 log.exception("sluicegate: on_store_change failed")
 
 
 class Breakers:
-    """The breakers of one store: one for all of it, or one for each server where a store is made of several.
+    """The breakers of one store: one for the whole store, or one for each server of a store with several servers.
 
-    Such a store has `parts(*identities)`: the servers that would answer for them, by the names that its errors have,
-    as far as it knows. A server that is down is then no trouble of the others.
+    A store with several servers has `parts(*identities)`: the servers that keep the keys of these identities, or all
+    servers, by the names in its errors, as far as the store knows them. A server that is down does not affect the
+    others.
     """
 
     def __init__(self, make: Callable[[], Breaker], *, parts: Callable[..., tuple[str, ...]] | None = None) -> None:
         self.whole = make()
         self.single = parts is None
+        if parts is not None:
+            self.whole.leave_nodes()
         self._make = make
         self._parts = parts
         self._of: dict[str, Breaker] = {}
 
     def of(self, *identities: str) -> Breaker:
-        """The breaker that a request for these identities must ask: an open one if there is any."""
+        """Return the breaker for a request with these identities: an open one if there is any."""
         if self._parts is None or not self._of:
             return self.whole
         found = [self._of[part] for part in self._parts(*identities) if part in self._of]
         return next((breaker for breaker in [self.whole, *found] if not breaker.closed), self.whole)
 
-    def failed(self, error: StoreError, asked: Breaker, *, closed: int, identities: tuple[str, ...]) -> None:
-        """Tell the breaker of the server that failed; `asked` was `closed` when the request was sent."""
-        if not closed or self._parts is None or error.store not in self._parts(*identities):
-            asked.failed(error, closed=closed)
-            return
-        breaker = self._of.get(error.store)
-        if breaker is None:
-            breaker = self._of.setdefault(error.store, self._make())
-        breaker.failed(error, closed=breaker.closed)
+    def failed(self, error: StoreError, asked: Breaker, *, closed: int) -> Breaker | None:
+        """Report a failure to the breaker of what it concerns; `asked` was `closed` when the request was sent. Return
+        the breaker; None if no breaker is concerned.
+        """
+        breaker: Breaker | None = self.whole
+        if self._parts is not None and error.concerns == "node":
+            breaker = self._of.get(error.store)
+            if breaker is None and error.store in self._parts():  # else requests are sent to other servers by now
+                breaker = self._make()
+                breaker.concerns = "node"
+                breaker = self._of.setdefault(error.store, breaker)
+        if breaker is None or error.concerns in ("plan", "rule"):
+            return None
+        breaker.failed(error, closed=closed if breaker is asked else breaker.closed)
+        return breaker
 
-    def answered(self, breaker: Breaker, *identities: str) -> None:
-        """A probe was answered. If it was by another server, which took the place of the one that failed, so be it."""
-        if breaker is not self.whole and self._parts is not None and breaker.store not in self._parts(*identities):
-            breaker.recovered()
+    def replaced(self, breaker: Breaker, *identities: str) -> bool:
+        """Close and forget the breaker of a server that no longer keeps the keys of these identities. Return False if
+        the server keeps them.
+        """
+        if breaker is self.whole or self._parts is None or breaker.store in self._parts(*identities):
+            return False
+        self._of.pop(breaker.store, None)
+        breaker.replaced()
+        return True
 
 
-class Loan:
-    """The probe or the trial in one caller's hands: a `with` block that tells the breaker what came of it."""
+class Attempt:
+    """A probe or a trial: a `with` block that reports its result to the breaker."""
 
     __slots__ = ("_breaker", "_then")
 
@@ -180,14 +245,19 @@ class Loan:
         self._breaker, self._then = breaker, then
 
     def __enter__(self) -> None:
-        """The store may be asked."""
+        """Do nothing: the caller may call the store."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            self._then()
-        elif isinstance(error, StoreError):
-            self._breaker.failed_again(error)
-        else:
+        if not isinstance(error, StoreError):
+            if error is None:
+                self._then()
+            else:
+                self._breaker.give_back()
+        elif self._breaker.is_opened_by(error):
+            self._breaker.failed_again()
+        elif error.concerns == "plan":
             self._breaker.give_back()
+        else:  # the server has answered, and refuses the rule
+            self._then()

@@ -1,107 +1,120 @@
-"""The deny cache: a store that repeats a refusal without asking the store inside, which would answer the same.
+"""The deny cache: a store that repeats a refusal without a call of the store inside, which would return the same.
 
 A refusal is repeated until any number in it would change. It is never repeated for longer than the staleness, because
-another process may have dropped the budget or raised the limit meanwhile. That time starts before the store is asked,
-so no client is refused too long. The reported wait starts after the store has answered, so it is never too short. A
-refusal is repeated for the same checks at the same costs only: at another cost the wait differs. A refusal by a
-concurrency limit is not remembered, because any request that ends makes room.
+another process may have dropped the budget or raised the limit in that time. That time starts before the store is
+called, so no client is refused too long. The reported wait starts after the store has replied, so it is never too
+short. A refusal is repeated for the same checks at the same costs only: at another cost the wait differs. A refusal by
+a concurrency limit is not remembered, because any request that ends frees a slot.
 
-Whatever this process does to a budget ends every remembered refusal that has a check on that budget: a charge that
-passes, a forced one, a counted refusal, a refund, a renewal, a reset. Other costs and other rules of the same request
-change the numbers too. An answer is not remembered if one of its budgets was changed while it was under way.
+When this process changes a budget, it drops every remembered refusal that has a check on that budget. A budget is
+changed by a charge that passes, a forced charge, a counted refusal, a refund, a renewal and a reset. Other costs and
+other rules of the same request change the numbers too. A refusal is not remembered if one of its budgets was changed
+between the call of the store and its reply.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
+from sluicegate import fork
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
 from sluicegate.plan import BAN, Check, Outcome, Plan
 from sluicegate.stores import AsyncStore, Store
 
-SIZE: Final = 10_000  # refusals that are remembered; the oldest goes first
+SIZE: Final = 10_000  # refusals that are remembered; the oldest is evicted first
 _MASK: Final = 1023  # the low bits of the hash of an identity choose one of 1,024 marks
 
 Checks = tuple[Check, ...]
-_Asked = tuple[int, list[object]]
+Outcomes = tuple[Outcome, ...]
+_Before = tuple[int, list[object]]  # the time before the call of the store, and the marks of the identities
+_NO_ANSWER: Final[Outcomes] = ()
+_AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
 
 
-class _Refusal(NamedTuple):
-    outcomes: tuple[Outcome, ...]
-    told_at: int
+class CachedRefusal(NamedTuple):
+    """The outcomes that a store returned for a refused plan, and the time for which the cache may return them again."""
+
+    outcomes: Outcomes
+    answered_at: int
     until: int
 
 
 class Refusals:
-    """The refusals that still hold. The synchronous and the asynchronous deny cache share this class.
+    """The refusals that still hold. The sync and the async deny cache share this class.
 
     `staleness` is in seconds; `size` bounds how many refusals are remembered.
 
     A change of a budget first sets a new mark for its identity, then looks in the index for refusals to drop. `learn`
-    first adds a refusal to the index, then looks whether the marks are still those from before the store was asked, and
-    only then lets others see the refusal. So one of the two finds the other, and a charge that passes takes no lock
-    unless there is something to drop. Identities share the marks by their hashes: a change of one may keep an answer to
-    another from being remembered, until the next answer.
+    first adds a refusal to the index, then compares the marks with those from before the call of the store, and
+    publishes the refusal only if they are the same. So one of the two always sees the other, and a charge that passes
+    takes the lock only if there is a refusal to drop. Identities share the marks by their hashes: after a change of one
+    identity the refusal of another identity may not be remembered once.
     """
 
     def __init__(self, *, staleness: float, clock: Clock | None = None, size: int = SIZE) -> None:
         self.now_us = (SystemClock() if clock is None else clock).now_us
-        self.kept: OrderedDict[Checks, _Refusal] = OrderedDict()
+        self.kept: OrderedDict[Checks, CachedRefusal] = OrderedDict()
         self._of: dict[tuple[str, str], set[Checks]] = {}  # the index by budget: the rule's id, and the identity
         self._marks: list[object] = [None] * (_MASK + 1)
         self._staleness_us = round(staleness * MICROSECOND)
         self._size = size
         self._lock = threading.RLock()  # a finalizer may refund in a thread that holds it
+        fork.renew(self)
 
-    def repeat(self, plan: Plan, refusal: _Refusal) -> tuple[Outcome, ...] | None:
-        """The refusal as the store would tell it now; None if it would tell another, or the plan only looks."""
-        now = self.now_us()
-        if now >= refusal.until:
-            with self._lock:
-                self._drop(plan.checks)
-            return None
-        if not plan.charge or plan.forced:
-            return None
-        gone = now - refusal.told_at  # less than any wait that is left: what is 0 or NEVER stays so
-        return tuple(
-            [
-                Outcome(
-                    allowed, limit, left, retry and retry - gone,
-                    reset and reset - gone, following and following - gone, at + gone, source,
-                )
-                for allowed, limit, left, retry, reset, following, at, source in refusal.outcomes
-            ]
-        )  # fmt: skip
+    def after_fork(self) -> None:
+        """Begin empty: another thread of the parent may have been changing the index."""
+        self.kept, self._of, self._lock = OrderedDict(), {}, threading.RLock()
 
-    def ask(self, checks: Checks) -> _Asked:
-        """What `learn` needs to know from before the store is asked: the time, and the marks of the identities."""
-        marks = self._marks
-        if len(checks) == 1:
-            return self.now_us(), [marks[hash(checks[0][1]) & _MASK]]
-        return self.now_us(), [marks[hash(identity) & _MASK] for _, identity, _ in checks]
+    def look(self, plan: Plan) -> tuple[Outcomes | None, _Before]:
+        """Return a remembered refusal as the store would return it now, or None; and what `learn` needs if the store is
+        called.
 
-    def learn(self, plan: Plan, outcomes: tuple[Outcome, ...], asked: _Asked) -> None:
-        """Note what the store answered: drop what the plan has changed, or remember a refusal that holds for a while.
+        A peek and a forced plan always go to the store.
+        """
+        checks, marks = plan.checks, self._marks
+        known = self.kept.get(checks)
+        now = self.now_us()  # after the look-up: another thread may have remembered the refusal just before it
+        if known is not None:
+            if now >= known.until:
+                with self._lock:
+                    self._drop(checks)
+            elif plan.charge and not plan.forced:
+                gone = now - known.answered_at  # less than any remaining wait: what is 0 or NEVER stays so
+                return tuple(
+                    [
+                        Outcome(
+                            allowed, limit, left, retry and retry - gone,
+                            reset and reset - gone, following and following - gone, at + gone, source,
+                        )
+                        for allowed, limit, left, retry, reset, following, at, source in known.outcomes
+                    ]
+                ), (now, [])  # fmt: skip
+        if len(checks) == 1:  # most plans: without the frame of a comprehension
+            return None, (now, [marks[hash(checks[0][1]) & _MASK]])
+        return None, (now, [marks[hash(identity) & _MASK] for _, identity, _ in checks])
 
-        Without outcomes there was no answer, and the store may have charged all the same.
+    def learn(self, plan: Plan, outcomes: Outcomes, before: _Before) -> None:
+        """Drop the refusals that this plan has changed, or remember its refusal. `before` is from `look`.
+
+        `outcomes` are empty when the store failed. The store may have charged all the same.
         """
         if plan.charge:
             refused = False
             for outcome in outcomes:
-                if outcome.source != "store":  # the store may have charged, and its answer was lost
+                if outcome.source != "store":  # the store may have charged before its reply was lost
                     break
                 if not outcome.allowed:
                     refused = not plan.forced
             else:
                 if refused:
-                    self._refused(plan.checks, outcomes, asked)
+                    self._remember(plan.checks, outcomes, before)
                     return
             self.changed(plan)
 
     def changed(self, plan: Plan) -> None:
-        """Drop the refusals on all budgets that the plan charges, or gives back to."""
+        """Drop the refusals on all budgets that the plan charges or refunds."""
         marks, known = self._marks, self._of
         for terms, identity, cost in plan.checks:
             if cost or terms.algorithm == BAN:
@@ -116,33 +129,36 @@ class Refusals:
             for checks in list(self._of.get((rule_id, identity), ())):
                 self._drop(checks)
 
-    def _refused(self, checks: Checks, outcomes: tuple[Outcome, ...], asked: _Asked) -> None:
-        """Drop what a refused plan has changed all the same, and remember the refusal, if it is one that holds."""
-        sent_at, marks = asked
+    def _remember(self, checks: Checks, outcomes: Outcomes, before: _Before) -> None:
+        """Drop the refusals that a refused plan has changed all the same, and remember its own if that holds."""
+        sent_at, marks = before
         counted = _counted(checks, outcomes)
         pairs = zip(checks, outcomes, strict=True)
-        holds = all([not told.allowed and check.terms.algorithm == BAN for check, told in counted]) and not any(
-            [terms.count_denied or (terms.held and not told.allowed) for (terms, _, _), told in pairs]
+        holds = all([not outcome.allowed and check.terms.algorithm == BAN for check, outcome in counted]) and not any(
+            [terms.count_denied or (terms.held and not outcome.allowed) for (terms, _, _), outcome in pairs]
         )
         waits = [wait for each in outcomes for wait in (each.retry_after, each.reset_after, each.next_after) if wait]
-        refusal = _Refusal(outcomes, self.now_us(), sent_at + min([self._staleness_us, *waits]))
-        if counted:  # which is not to be taken for a change by somebody else
-            holds = holds and self.ask(checks)[1] == marks
+        refusal = CachedRefusal(outcomes, self.now_us(), sent_at + min([self._staleness_us, *waits]))
+        if counted:  # `drop` sets new marks: they must not be taken for a change by another request
+            holds = holds and self._marks_of(checks) == marks
             for check, _ in counted:
                 self.drop(check.terms.rule_id, check.identity)
-            marks = self.ask(checks)[1]
+            marks = self._marks_of(checks)
         if not holds:
             return
         with self._lock:
             self._drop(checks)
             for check in checks:
                 self._of.setdefault((check.terms.rule_id, check.identity), set()).add(checks)
-            if self.ask(checks)[1] == marks:
+            if self._marks_of(checks) == marks:
                 self.kept[checks] = refusal
                 if len(self.kept) > self._size:
                     self._drop(next(iter(self.kept)))
             else:
                 self._drop(checks)
+
+    def _marks_of(self, checks: Checks) -> list[object]:
+        return [self._marks[hash(identity) & _MASK] for _, identity, _ in checks]
 
     def _drop(self, checks: Checks) -> None:
         self.kept.pop(checks, None)
@@ -154,10 +170,10 @@ class Refusals:
                     self._of.pop((check.terms.rule_id, check.identity), None)
 
 
-def _counted(checks: Checks, outcomes: tuple[Outcome, ...]) -> list[tuple[Check, Outcome]]:
-    """What a refused plan has charged: the checks that count refusals, and the bans that got a strike.
+def _counted(checks: Checks, outcomes: Outcomes) -> list[tuple[Check, Outcome]]:
+    """Return what a refused plan has charged: the checks that count refusals, and the bans that got a strike.
 
-    A ban that held before gets no strike. One that has just begun lasts for exactly one of its lengths.
+    A ban that held before gets no strike. A ban that has just begun lasts for exactly one of its durations.
     """
     pairs = list(zip(checks, outcomes, strict=True))
     strikes = [(check.terms.ban, check.identity) for check, outcome in pairs if not outcome.allowed]
@@ -169,108 +185,99 @@ def _counted(checks: Checks, outcomes: tuple[Outcome, ...]) -> list[tuple[Check,
     ]
 
 
-class DenyCache:
-    """A store that repeats what the store inside has refused.
+class _DenyCache(Generic[_AnyStore]):
+    """What the sync and the async deny cache share: everything but the call of the store inside."""
 
-    `refusals` are also given to whatever inside changes budgets without being asked to: permits that go back.
-    """
+    inside: _AnyStore
 
-    def __init__(self, store: Store, refusals: Refusals) -> None:
-        self._store = store
-        self._refusals = refusals
+    def __init__(self, store: _AnyStore, refusals: Refusals) -> None:
+        self.inside = store
+        self.refusals = refusals
 
     def __repr__(self) -> str:
-        return f"DenyCache({self._store!r})"
+        return f"{type(self).__name__}({self.inside!r})"
 
-    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+
+class DenyCache(_DenyCache[Store]):
+    """A store that repeats the refusals of the store inside.
+
+    `refusals` are also passed to a wrapper inside that returns prefetched permits, because that changes budgets too.
+    """
+
+    def run(self, plan: Plan) -> Outcomes:
         """Repeat a refusal, or ask the store inside."""
-        refusals = self._refusals
-        known = refusals.kept.get(plan.checks)
-        if known is not None:
-            repeated = refusals.repeat(plan, known)
-            if repeated is not None:
-                return repeated
-        outcomes: tuple[Outcome, ...] = ()
-        asked = refusals.ask(plan.checks)
+        refusals, outcomes = self.refusals, _NO_ANSWER
+        repeated, before = refusals.look(plan)
+        if repeated is not None:
+            return repeated
         try:
-            outcomes = self._store.run(plan)
+            outcomes = self.inside.run(plan)
             return outcomes
         finally:
-            refusals.learn(plan, outcomes, asked)
+            refusals.learn(plan, outcomes, before)
 
-    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Pass on, and drop the refusals on these budgets: there is more now."""
+    def refund(self, plan: Plan, outcomes: Outcomes) -> None:
+        """Refund in the store inside, then drop the refusals on these budgets: they have more left now."""
         try:
-            self._store.refund(plan, outcomes)
+            self.inside.refund(plan, outcomes)
         finally:
-            self._refusals.changed(plan)
+            self.refusals.changed(plan)
 
-    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Pass on, and drop the refusals on these budgets: what is held is held for longer now."""
+    def renew(self, plan: Plan, outcomes: Outcomes) -> Outcomes:
+        """Renew in the store inside, then drop the refusals on these budgets: their slots are held for longer now."""
         try:
-            return self._store.renew(plan, outcomes)
+            return self.inside.renew(plan, outcomes)
         finally:
-            self._refusals.changed(plan)
+            self.refusals.changed(plan)
 
     def forget(self, rule_id: str, identity: str) -> None:
-        """Drop a budget in the store inside, and the refusals on it."""
+        """Drop a budget in the store inside, then the refusals on it."""
         try:
-            self._store.forget(rule_id, identity)
+            self.inside.forget(rule_id, identity)
         finally:
-            self._refusals.drop(rule_id, identity)
+            self.refusals.drop(rule_id, identity)
 
     def close(self) -> None:
         """Close the store inside."""
-        self._store.close()
+        self.inside.close()
 
 
-class AsyncDenyCache:
-    """The same for asynchronous code."""
+class AsyncDenyCache(_DenyCache[AsyncStore]):
+    """A DenyCache for asynchronous code."""
 
-    def __init__(self, store: AsyncStore, refusals: Refusals) -> None:
-        self._store = store
-        self._refusals = refusals
-
-    def __repr__(self) -> str:
-        return f"AsyncDenyCache({self._store!r})"
-
-    async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+    async def run(self, plan: Plan) -> Outcomes:
         """Repeat a refusal, or ask the store inside."""
-        refusals = self._refusals
-        known = refusals.kept.get(plan.checks)
-        if known is not None:
-            repeated = refusals.repeat(plan, known)
-            if repeated is not None:
-                return repeated
-        outcomes: tuple[Outcome, ...] = ()
-        asked = refusals.ask(plan.checks)
+        refusals, outcomes = self.refusals, _NO_ANSWER
+        repeated, before = refusals.look(plan)
+        if repeated is not None:
+            return repeated
         try:
-            outcomes = await self._store.run(plan)
+            outcomes = await self.inside.run(plan)
             return outcomes
         finally:
-            refusals.learn(plan, outcomes, asked)
+            refusals.learn(plan, outcomes, before)
 
-    async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Pass on, and drop the refusals on these budgets: there is more now."""
+    async def refund(self, plan: Plan, outcomes: Outcomes) -> None:
+        """Refund in the store inside, then drop the refusals on these budgets: they have more left now."""
         try:
-            await self._store.refund(plan, outcomes)
+            await self.inside.refund(plan, outcomes)
         finally:
-            self._refusals.changed(plan)
+            self.refusals.changed(plan)
 
-    async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Pass on, and drop the refusals on these budgets: what is held is held for longer now."""
+    async def renew(self, plan: Plan, outcomes: Outcomes) -> Outcomes:
+        """Renew in the store inside, then drop the refusals on these budgets: their slots are held for longer now."""
         try:
-            return await self._store.renew(plan, outcomes)
+            return await self.inside.renew(plan, outcomes)
         finally:
-            self._refusals.changed(plan)
+            self.refusals.changed(plan)
 
     async def forget(self, rule_id: str, identity: str) -> None:
-        """Drop a budget in the store inside, and the refusals on it."""
+        """Drop a budget in the store inside, then the refusals on it."""
         try:
-            await self._store.forget(rule_id, identity)
+            await self.inside.forget(rule_id, identity)
         finally:
-            self._refusals.drop(rule_id, identity)
+            self.refusals.drop(rule_id, identity)
 
     async def close(self) -> None:
         """Close the store inside."""
-        await self._store.close()
+        await self.inside.close()

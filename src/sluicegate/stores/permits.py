@@ -1,193 +1,223 @@
-"""Permits that a process has taken in advance: how many to ask for, who is served, and what goes back.
+"""Permits that a process has prefetched: how many to ask for, which request is served, and what is returned.
 
-The first request takes one permit; while an identity keeps asking, each trip asks for
-twice as many, up to the lease, and never for more than the last answer left. A permit is served within the hold time
-after the store charged it (`hold_us`), so late use is bounded by that. What was not used in time goes back with the
-identity's next trip, or at the end; what a dead process held comes free as any other charge does.
+The first request of an identity takes one permit. While the identity keeps sending requests, each trip to the store
+asks for twice as many as the last trip: up to the rule's `prefetch`, and never for more than the last outcome left. A
+permit is served only within the hold time after the store charged it (`hold_us`), so late use is bounded by that.
+Permits that are not used in time are refunded with the identity's next trip, or at the end. Permits of a process that
+died expire as any other charge does.
 
-A generator here yields trips to a store and is sent what came of them, so both colours of `leases` share it.
-This module knows values and clocks, and no store.
+A generator here yields calls for the store inside and is sent what they return, so the sync and the async wrapper of
+`prefetch` share it.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
-from collections.abc import Generator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
+from sluicegate import fork
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
+from sluicegate.errors import StoreError
 from sluicegate.plan import Check, Outcome, Plan
 
-LONGEST_US: Final = MICROSECOND  # that a permit is held
-SIZE: Final = 10_000  # identities with permits; the one that asked longest ago goes first
+LONGEST_US: Final = MICROSECOND  # the longest time that a permit is held
+SIZE: Final = 10_000  # identities with permits; the one that asked longest ago is evicted first
 
 Checks = tuple[Check, ...]
 Outcomes = tuple[Outcome, ...]
 
 
-class Trip(NamedTuple):
+class StoreCall(NamedTuple):
     """A plan to run in the store inside, or to refund there."""
 
     plan: Plan
     refunded: Outcomes | None = None
 
+    def make(self, store: Any) -> Any:
+        """Call the store. An async store returns an awaitable."""
+        return store.run(self.plan) if self.refunded is None else store.refund(self.plan, self.refunded)
 
-Trips = Generator[Trip, Outcomes, Outcomes]
+    def is_only(self, plan: Plan) -> bool:
+        """True if this call charges one request and nothing else."""
+        return self.refunded is None and self.plan is plan
+
+
+StoreCalls = Generator[StoreCall, Outcomes, Outcomes]
+"""Calls to make one after the other. A StoreError of a call is thrown in."""
+
+
+def prefetches(plan: Plan) -> bool:
+    """True if permits may serve a plan: all rules of the plan have `prefetch`, and the plan is not forced."""
+    for terms, _, _ in plan.checks:  # noqa: SIM110 - a generator costs more than this loop
+        if terms.prefetch == 1 or plan.forced:
+            return False
+    return True
 
 
 def hold_us(checks: Checks) -> int:
-    """How long after it was charged a permit may be served: a tenth of the shortest window, at most a second."""
+    """Return how long after its charge a permit may be served: a tenth of the shortest window, at most a second."""
     return min(LONGEST_US, min([check.terms.window_us for check in checks]) // 10)
 
 
-class _Lease:
-    """What one process holds for one plan."""
+class _Stock:
+    """The permits that this process holds for one plan."""
 
     __slots__ = ("busy_until", "granted", "left", "outcomes", "room", "sent_at", "until")
 
     def __init__(self) -> None:
         self.outcomes: Outcomes = ()  # of the last grant
-        self.granted = 0  # how many permits that was
-        self.left = 0  # how many of them nobody has used
-        self.room = 0  # how many more the store had then
+        self.granted = 0  # how many permits the last grant had
+        self.left = 0  # how many of them are not used yet
+        self.room = 0  # how many more the store had left then
         self.sent_at = 0
-        self.until = 0  # when they are worth nothing any more
-        self.busy_until = 0  # somebody is on a trip for several, and is given up for lost then
+        self.until = 0  # when the permits end
+        self.busy_until = 0  # a request is fetching several; after this time it counts as lost
 
 
 class Permits:
-    """What both colours share."""
+    """The permits of one process. The sync and the async wrapper share this class.
 
-    def __init__(self, *, clock: Clock | None, size: int) -> None:
+    `on_return` is called with each plan whose permits were refunded.
+    """
+
+    def __init__(self, *, clock: Clock | None, size: int, on_return: Callable[[Plan], object] | None) -> None:
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._size = size
-        self._begin()
+        self._on_return = on_return
+        self._start()
+        fork.renew(self)
 
-    def _begin(self) -> None:
-        self._pid = os.getpid()
+    def after_fork(self) -> None:
+        """Begin without permits: they are the parent's."""
+        self._start()
+
+    def _start(self) -> None:
         self._lock = threading.Lock()
-        self._leases: OrderedDict[Checks, _Lease] = OrderedDict()
+        self._stocks: OrderedDict[Checks, _Stock] = OrderedDict()
 
-    def held(self, plan: Plan) -> Outcomes | None:
-        """Serve a permit, or show it if the plan only looks. None when there is none."""
-        self._notice_fork()
+    def serve(self, plan: Plan) -> Outcomes | None:
+        """Use a permit, or only show it if the plan is a peek. Return None if there is none."""
         with self._lock:
-            lease = self._leases.get(plan.checks)
+            stock = self._stocks.get(plan.checks)
             now = self._now_us()
-            if lease is None or not lease.left or now >= lease.until:
+            if stock is None or not stock.left or now >= stock.until:
                 return None
-            lease.left -= plan.charge
-            return _as_if_used(plan.checks, lease.outcomes, left=lease.left, gone=now - lease.sent_at)
+            stock.left -= plan.charge
+            return _as_if_used(plan.checks, stock.outcomes, left=stock.left, elapsed=now - stock.sent_at)
 
-    def trips(self, plan: Plan) -> Trips:
-        """Ask the store inside, for several permits if that promises anything."""
-        lease, ask, sent_at, unused = self._set_out(plan.checks)
-        several = ask > 1
+    def fetch(self, plan: Plan) -> StoreCalls:
+        """Run a plan in the store inside, and ask for several permits if the identity is likely to use them."""
+        if not plan.charge or not plan.checks:
+            return (yield StoreCall(plan))
+        stock, count, sent_at, unused = self._prepare(plan.checks)
+        several = count > 1
         try:
-            yield from _each(unused)
+            for call in unused:
+                yield from self._refund(call)
             if several:
-                outcomes = yield Trip(_times(plan, ask))
+                outcomes = yield StoreCall(_times(plan, count))
                 if _all_allowed(outcomes):
-                    return (yield from self._granted(plan, lease, outcomes, ask=ask, sent_at=sent_at))
+                    return (yield from self._granted(plan, stock, outcomes, count=count, sent_at=sent_at))
                 sent_at = self._now_us()
-            outcomes = yield Trip(plan)
+            outcomes = yield StoreCall(plan)
             if _all_allowed(outcomes):
-                return (yield from self._granted(plan, lease, outcomes, ask=1, sent_at=sent_at))
-            lease.granted = 0
+                return (yield from self._granted(plan, stock, outcomes, count=1, sent_at=sent_at))
+            stock.granted = 0
             return outcomes
         finally:
             if several:
-                lease.busy_until = 0
+                stock.busy_until = 0
 
-    def given_up(self, rule_id: str | None = None, identity: str | None = None) -> Trips:
-        """Let go of what is held under one budget, or of everything, and give it back."""
-        self._notice_fork()
+    def give_back(self, rule_id: str | None = None, identity: str | None = None) -> StoreCalls:
+        """Refund the unused permits of one budget, or of all."""
         with self._lock:
             found = [
                 checks
-                for checks in self._leases
+                for checks in self._stocks
                 if identity is None or any([c.identity == identity and c.terms.rule_id == rule_id for c in checks])
             ]
-            unused = [trip for checks in found for trip in _unused(checks, self._leases.pop(checks))]
-        yield from _each(unused)
+            unused = [call for checks in found for call in _unused(checks, self._stocks.pop(checks))]
+        for call in unused:
+            yield from self._refund(call)
         return ()
 
-    def _notice_fork(self) -> None:
-        if self._pid != os.getpid():  # what was held is the parent's, and so may be the lock
-            self._begin()
+    def _refund(self, call: StoreCall) -> Generator[StoreCall, Outcomes]:
+        with suppress(StoreError):  # what was not refunded expires
+            _ = yield call
+        if self._on_return is not None:
+            self._on_return(call.plan)
 
-    def _set_out(self, checks: Checks) -> tuple[_Lease, int, int, list[Trip]]:
-        """The lease, how many permits to ask for, when that was, and what to give back on the way."""
+    def _prepare(self, checks: Checks) -> tuple[_Stock, int, int, list[StoreCall]]:
+        """Return the stock of a plan, how many permits to ask for, the time now, and what to refund on the way."""
         with self._lock:
             now = self._now_us()
-            unused: list[Trip] = []
-            lease = self._leases.pop(checks, None)
-            if lease is None:
-                lease = _Lease()
-                if len(self._leases) >= self._size:
-                    unused += _unused(*self._leases.popitem(last=False))
-            self._leases[checks] = lease  # the youngest now
-            ask = _ask(checks, lease, now)
-            if ask > 1:
-                lease.busy_until = now + LONGEST_US
-            if now >= lease.until:
-                unused += _unused(checks, lease)
-            return lease, ask, now, unused
+            unused: list[StoreCall] = []
+            stock = self._stocks.pop(checks, None)
+            if stock is None:
+                stock = _Stock()
+                if len(self._stocks) >= self._size:
+                    unused += _unused(*self._stocks.popitem(last=False))
+            self._stocks[checks] = stock  # the last to be evicted now
+            count = _count(checks, stock, now)
+            if count > 1:
+                stock.busy_until = now + LONGEST_US
+            if now >= stock.until:
+                unused += _unused(checks, stock)
+            return stock, count, now, unused
 
-    def _granted(self, plan: Plan, lease: _Lease, outcomes: Outcomes, *, ask: int, sent_at: int) -> Trips:
-        """Note what the store granted. What cannot be held goes back at once: nobody would find it again."""
-        checks, extra = plan.checks, ask - 1
+    def _granted(self, plan: Plan, stock: _Stock, outcomes: Outcomes, *, count: int, sent_at: int) -> StoreCalls:
+        """Keep what the store granted. Permits that cannot be kept are refunded immediately, because no request would
+        find them.
+        """
+        checks, extra = plan.checks, count - 1
         with self._lock:
-            kept = _all_from_store(outcomes) and self._leases.get(checks) is lease and not lease.left
+            kept = _all_from_store(outcomes) and self._stocks.get(checks) is stock and not stock.left
             if kept:
-                lease.outcomes, lease.granted, lease.left = outcomes, ask, extra
-                lease.room = min(
+                stock.outcomes, stock.granted, stock.left = outcomes, count, extra
+                stock.room = min(
                     [o.remaining // c.cost for c, o in zip(checks, outcomes, strict=True) if c.cost] or [0]
                 )
-                lease.sent_at, lease.until = sent_at, sent_at + hold_us(checks)
+                stock.sent_at, stock.until = sent_at, sent_at + hold_us(checks)
         if extra and not kept:
-            _ = yield Trip(_times(plan, extra), outcomes)
-        return _as_if_used(checks, outcomes, left=extra, gone=0)
+            yield from self._refund(StoreCall(_times(plan, extra), outcomes))
+        return _as_if_used(checks, outcomes, left=extra, elapsed=0)
 
 
-def _ask(checks: Checks, lease: _Lease, now: int) -> int:
-    """How many permits: twice the last grant while it lasts, as many as were used just after, else one."""
-    if now < lease.busy_until or (lease.left and now < lease.until):
+def _count(checks: Checks, stock: _Stock, now: int) -> int:
+    """Return how many permits to ask for: twice the last grant while it lasts, just after it as many as were used, else
+    1.
+    """
+    if now < stock.busy_until or (stock.left and now < stock.until):
         return 1
     wanted = 1
-    if now < lease.until:
-        wanted = 2 * lease.granted
-    elif now < lease.until + hold_us(checks):
-        wanted = lease.granted - lease.left
-    return max(1, min(wanted, lease.room, *[check.terms.lease for check in checks]))
+    if now < stock.until:
+        wanted = 2 * stock.granted
+    elif now < stock.until + hold_us(checks):
+        wanted = stock.granted - stock.left
+    return max(1, min(wanted, stock.room, *[check.terms.prefetch for check in checks]))
 
 
-def _unused(checks: Checks, lease: _Lease) -> list[Trip]:
-    """Take away what nobody has used, and say how it is given back."""
-    left, lease.left = lease.left, 0
-    return [Trip(_times(Plan(checks), left), lease.outcomes)] if left else []
+def _unused(checks: Checks, stock: _Stock) -> list[StoreCall]:
+    """Take the unused permits out of a stock, as the refund to make: none or one."""
+    left, stock.left = stock.left, 0
+    return [StoreCall(_times(Plan(checks), left), stock.outcomes)] if left else []
 
 
-def _as_if_used(checks: Checks, outcomes: Outcomes, *, left: int, gone: int) -> Outcomes:
-    """The outcomes of a grant, so long ago, as if only the permits that are used had been charged."""
+def _as_if_used(checks: Checks, outcomes: Outcomes, *, left: int, elapsed: int) -> Outcomes:
+    """Return the outcomes of a grant after `elapsed` microseconds, as if only the used permits had been charged."""
     return tuple(
         [
             outcome._replace(
                 remaining=min(outcome.limit, outcome.remaining + left * check.cost),
-                reset_after=max(0, outcome.reset_after - gone),
-                next_after=max(0, outcome.next_after - gone),
+                reset_after=max(0, outcome.reset_after - elapsed),
+                next_after=max(0, outcome.next_after - elapsed),
             )
             for check, outcome in zip(checks, outcomes, strict=True)
         ]
     )
-
-
-def _each(trips: list[Trip]) -> Trips:
-    for trip in trips:
-        _ = yield trip  # a list itself could not be sent an answer
-    return ()
 
 
 def _times(plan: Plan, count: int) -> Plan:

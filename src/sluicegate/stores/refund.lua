@@ -1,8 +1,8 @@
--- What earlier runs charged, given back: each cost to the window that it was taken from, or to nobody.
+-- Refunds what earlier runs charged: each cost to its window. Nothing is refunded if that window has passed.
 --
 -- KEYS  one for each check
--- ARGV  the time in microseconds, or '' for the server's own; how: '0' gives back, '1' charges it again as of now,
---       whatever else there is; a tag;
+-- ARGV  the time in microseconds, or '' for the server's clock; the mode: '0' refunds, '1' refunds and charges again as
+--       of now, whatever else is charged; a tag;
 --       then for each check: algorithm, the time of the charge, cost, three parameters
 -- reply the tag, the time
 

@@ -1,16 +1,16 @@
--- One plan in one run: every check first, then every charge or none.
+-- One plan in one run: first every check, then every charge or none.
 --
 -- KEYS  one for each check
--- ARGV  the time in microseconds, or '' for the server's own; how: '1' charges, '0' only looks, '2' charges what
---       counts refusals, for the plan was refused elsewhere, '3' all, as if all did; a tag;
+-- ARGV  the time in microseconds, or '' for the server's clock; the mode: '1' charges, '0' is a peek, '2' charges the
+--       checks that count refusals, because another server has refused the plan, '3' charges all; a tag;
 --       then for each check: algorithm, how it counts, cost, three parameters; bans last, see bans.lua
---       how a check counts: '1' also when it is refused, else '0'; 'S' and 's' the same in the shadow of the others
+--       how a check counts: '1' also when it is refused, else '0'; 'S' and 's' the same for a shadow rule
 -- reply the tag, the time, then for each check: allowed, remaining, retry_after (-1: never), reset_after, next_after
 
 --@PROLOGUE
 
 --@ALONE
--- Most plans are one check, and need none of the tables below, unless the check is refused and is not an ordinary one.
+-- Most plans have one check. They need none of the tables below, unless the check is refused and is not an ordinary one.
 if not KEYS[2] and ARGV[2] == '1' then
   local cost, a, b, c = ARGV[6] + 0, ARGV[7] + 0, ARGV[8] + 0, ARGV[9] + 0
   local state = open(KEYS[1], now, a, b, c)
@@ -47,10 +47,10 @@ for i = 1, plain do
   local charged = (took or counts) and cost > 0
   if charged then
     charge(states[key] or open(key, now, a, b, c), now, cost, a, b, c)
-    states[key] = nil -- used up; a plan should not, but may, name one budget twice
+    states[key] = nil -- not valid after a charge; a plan may name one budget twice, although it should not
   end
   if not took then
-    -- Nothing was taken, or only by a rule that counts refusals: say how it stands now.
+    -- Nothing was charged, or only a rule that counts refusals: reply with the present numbers.
     local state, passed = states[key] or open(key, now, a, b, c), reply[to] == 1
     if charged then
       passed, reply[to + 1], reply[to + 2], reply[to + 3], reply[to + 4] = check(state, now, cost, a, b, c)
@@ -60,7 +60,7 @@ for i = 1, plain do
     end
   end
   if how == 's' or how == 'S' then
-    -- It refuses nothing; that it would have is told by its retry_after.
+    -- A shadow rule refuses nothing. Its retry_after shows that it would have.
     if reply[to] == 1 then reply[to + 2] = 0 end
     reply[to] = 1
   end

@@ -1,8 +1,8 @@
-"""For tests: exams that an algorithm, a store or an adapter takes, and stores that answer as a test wants.
+"""Tools for tests: stores with fixed outcomes, and exams for an algorithm, a store or an adapter.
 
-`OpenStore`, `ShutStore` and `BrokenStore` need nothing but sluicegate; with ManualClock they make an application's own
-tests quick and certain. The exams need pytest and hypothesis; subclass one, say how to make what is examined, and
-pytest runs the laws:
+`OpenStore`, `ShutStore` and `BrokenStore` need only sluicegate. With ManualClock they make an application's own tests
+fast and deterministic. An exam is a base class with tests; it needs pytest and hypothesis. Subclass it and define the
+method that makes the object under test. pytest then runs every test:
 
     from sluicegate.testing import StoreExam
 
@@ -10,7 +10,7 @@ pytest runs the laws:
         def make_store(self, clock):
             return MyStore(clock=clock)
 
-Names are loaded when they are first asked for. An exam lives in a module of its own; its row below makes it public.
+An exam is imported on first use. Each exam has its own module; its row in `_EXAMS` makes it public.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from sluicegate.stores.awaited import Awaited
+from sluicegate.stores.async_adapter import AsyncAdapter
 from sluicegate.testing.stores import BrokenStore, OpenStore, ShutStore
 
 if TYPE_CHECKING:
@@ -33,13 +33,15 @@ _EXAMS: Final = {  # name → module
     "StoreExam": "sluicegate.testing.store",
 }
 
-_PARTS: Final = tuple(f"sluicegate.testing.{part}" for part in ("after", "functions", "held", "shadow"))  # of the exams
+_PARTS: Final = tuple(
+    f"sluicegate.testing.{part}" for part in ("charges", "functions", "held", "rollout")
+)  # of the exams
 
 if "pytest" in sys.modules:
-    # So that a failed law shows its numbers.
+    # pytest then shows the values in a failed assert.
     sys.modules["pytest"].register_assert_rewrite(*_EXAMS.values(), *_PARTS)
 
-__all__ = ["AdapterExam", "AlgorithmExam", "Awaited", "BrokenStore", "OpenStore", "ShutStore", "StoreExam"]
+__all__ = ["AdapterExam", "AlgorithmExam", "AsyncAdapter", "BrokenStore", "OpenStore", "ShutStore", "StoreExam"]
 
 
 def __getattr__(name: str) -> Any:

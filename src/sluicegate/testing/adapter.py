@@ -1,6 +1,6 @@
-"""The exam for adapters: the same application in every framework, spoken to over HTTP.
+"""AdapterExam: tests of one application, built in every framework and requested over HTTP.
 
-The module knows sluicegate's public names and nothing of any framework or test runner.
+It uses only public names of sluicegate, and no framework or test runner.
 """
 
 from __future__ import annotations
@@ -8,46 +8,15 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from sluicegate.clock import ManualClock
-from sluicegate.testing.after import AfterLaws
+from sluicegate.testing.charges import AfterLaws
 from sluicegate.testing.functions import FunctionLaws, plan_of
-
-Headers = Sequence[tuple[str, str]]
-
-
-class Answer(NamedTuple):
-    """What came back: the status, the header lines with names in lower case, and the whole body."""
-
-    status: int
-    headers: list[tuple[str, str]]
-    body: bytes
-
-    def all(self, name: str) -> list[str]:
-        """Every line of one header."""
-        return [value for key, value in self.headers if key == name]
-
-    def one(self, name: str) -> str | None:
-        """The only line of one header; None if there is none."""
-        lines = self.all(name)
-        assert len(lines) <= 1, f"{name} stands {len(lines)} times: {lines}"
-        return lines[0] if lines else None
-
-
-class AdapterClient(Protocol):
-    """A running application and a way to speak to it. `calls` has the name of each view that ran, in order."""
-
-    calls: list[str]
-
-    def request(
-        self, method: str, path: str, *, headers: Headers = (), peer: str | None = "198.51.100.9", body: bytes = b""
-    ) -> Answer: ...
 
 
 class AdapterExam(AfterLaws, FunctionLaws):
-    """What every adapter must do. Subclass it in a test module and return from `client` this application:
+    """Tests that every adapter must pass. Subclass it and return from `client` this application:
 
     | path | view |
     |---|---|
@@ -59,40 +28,41 @@ class AdapterExam(AfterLaws, FunctionLaws):
     | GET /shared/a, /shared/b | text "a", "b"; `@limit("2/minute", scope="shared")` on each |
     | GET /exempt | text "exempt"; `@exempt` |
     | GET /stream | the chunks "one", "two"; `@limit("2/minute")` |
-    | GET /slow | the chunks "one", "two", "three", each noted in `calls` when it is made |
+    | GET /slow | the chunks "one", "two", "three", each added to `calls` when it is made |
     | GET /guess/<word> | 200 if the word is "right", else 401; `@limit("2/minute", charge_when=wrong, scope="guess")` |
     | GET /redirect | 302 to /open |
-    | GET /boom | raises RuntimeError("boom") after noting the call |
+    | GET /boom | adds "boom" to `calls`, then raises RuntimeError("boom") |
     | GET /items/<name> | text of the name; `@limit("2/minute", key="path:name", scope="items")` |
 
-    `client(**options)` applies the options to the adapter; exceptions of views must come back as a 500. The view of
-    /guess notes its word; `wrong` is `sluicegate.testing.after.wrong`. An asynchronous adapter says `later = True`.
-    An adapter says `charges_preflights = True` where the view of /open answers OPTIONS, or where nothing shows what
-    answers it.
+    `client(**options)` passes the options to the adapter. An exception in a view must give a 500 response. Every view
+    adds its name to `calls`; /guess adds its word. `wrong` is `sluicegate.testing.charges.wrong`.
+
+    Set `is_async = True` for an async adapter. Set `charges_preflights = True` if the view of /open handles OPTIONS, or
+    if the adapter cannot find out what handles it.
     """
 
     charges_preflights = False
 
-    def test_without_rules_everything_passes_untouched(self) -> None:
+    def test_without_rules_responses_are_unchanged(self) -> None:
         client = self.client(enabled=True)
         plain, off = client.request("GET", "/open"), self.client(enabled=False).request("GET", "/open")
         assert (plain.status, plain.body, off.body) == (200, b"open", b"open")
         assert [key for key, _ in plain.headers if "ratelimit" in key] == []
         assert dict(plain.headers).keys() == dict(off.headers).keys()
 
-    def test_defaults_hold_for_the_whole_application(self) -> None:
+    def test_default_limits_apply_to_the_whole_application(self) -> None:
         client = self.client(default_limits=["2/minute"], clock=ManualClock())
         statuses = [client.request("GET", path).status for path in ("/open", "/redirect", "/open")]
         assert statuses == [200, 302, 429]
         assert client.calls == ["open", "redirect"]
 
-    def test_a_view_of_its_own_adds_a_budget(self) -> None:
+    def test_a_decorated_view_adds_its_own_budget(self) -> None:
         client = self.client(default_limits=["3/minute"], clock=ManualClock())
         assert [client.request("GET", "/limited").status for _ in range(3)] == [200, 200, 429]
-        assert client.request("GET", "/open").status == 200  # the refusal took nothing from the default
+        assert client.request("GET", "/open").status == 200  # the refusal charged nothing to the default limit
         assert client.request("GET", "/open").status == 429
 
-    def test_a_decorator_above_the_route_holds_too(self) -> None:
+    def test_a_decorator_above_the_route_applies(self) -> None:
         client = self.client(clock=ManualClock())
         assert [client.request("GET", "/above").status for _ in range(3)] == [200, 200, 429]
 
@@ -107,7 +77,7 @@ class AdapterExam(AfterLaws, FunctionLaws):
         assert posted == [200, 200, 200, 429]
         assert [client.request("GET", f"/items/{name}").status for name in ("x", "x", "y", "x")] == [200, 200, 200, 429]
 
-    def test_a_refusal_says_when_to_come_back_and_that_is_true(self) -> None:
+    def test_retry_after_is_exact(self) -> None:
         clock = ManualClock()
         client = self.client(default_limits=["2/minute"], clock=clock)
         client.request("GET", "/open")
@@ -123,7 +93,7 @@ class AdapterExam(AfterLaws, FunctionLaws):
         clock.advance(0.3)
         assert client.request("GET", "/open").status == 200
 
-    def test_the_answer_to_a_refusal(self) -> None:
+    def test_the_response_to_a_refusal(self) -> None:
         client = self.client(default_limits=["1/minute", "100/day"], clock=ManualClock())
         passed = client.request("GET", "/open")
         assert passed.one("ratelimit-policy") == '"default-minute";q=1;w=60, "default-day";q=100;w=86400'
@@ -137,7 +107,7 @@ class AdapterExam(AfterLaws, FunctionLaws):
         assert (problem["status"], problem["violated-policies"]) == (429, ["default-minute"])
         assert client.calls == ["open"]
 
-    def test_text_for_browsers_and_other_dialects(self) -> None:
+    def test_plain_text_for_browsers_and_other_header_formats(self) -> None:
         client = self.client(default_limits=["1/minute"], headers="draft-7", clock=ManualClock())
         assert client.request("GET", "/open").one("ratelimit") == "limit=1, remaining=0, reset=60"
         refused = client.request("GET", "/open", headers=[("Accept", "text/html,*/*;q=0.8")])
@@ -151,7 +121,7 @@ class AdapterExam(AfterLaws, FunctionLaws):
         assert answer.status == 302
         assert answer.one("ratelimit") is None
 
-    def test_what_matches_no_route_is_limited(self) -> None:
+    def test_requests_that_match_no_route_are_limited(self) -> None:
         client = self.client(default_limits=["2/minute"], clock=ManualClock())
         answers = [client.request("GET", "/nowhere") for _ in range(3)]
         assert [answer.status for answer in answers] == [404, 404, 429]
@@ -159,43 +129,43 @@ class AdapterExam(AfterLaws, FunctionLaws):
         other = self.client(default_limits=["1/minute"], clock=ManualClock())
         assert [other.request("DELETE", "/open").status for _ in range(2)] == [405, 429]
 
-    def test_head_shares_the_budget_of_get(self) -> None:
+    def test_head_and_get_use_one_budget(self) -> None:
         client = self.client(clock=ManualClock())
         statuses = [client.request(method, "/limited").status for method in ("HEAD", "GET", "HEAD", "GET")]
         assert statuses == [200, 200, 429, 429]
         assert client.request("HEAD", "/limited").body == b""
 
-    def test_a_preflight_is_charged_where_a_view_may_run_for_it(self) -> None:
+    def test_a_preflight_is_charged_if_a_view_may_answer_it(self) -> None:
         client = self.client(default_limits=["2/minute"], clock=ManualClock())
         preflight = [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]
         statuses = [client.request("OPTIONS", "/open", headers=preflight).status for _ in range(3)]
         assert [status == 429 for status in statuses] == [False, False, self.charges_preflights]
         assert [client.request("OPTIONS", "/open").status for _ in range(3)][2] == 429
 
-    def test_streaming_and_errors_pass_as_they_are(self) -> None:
+    def test_streams_and_errors_pass_unchanged(self) -> None:
         client = self.client(default_limits=["9/minute"], clock=ManualClock())
         streamed = client.request("GET", "/stream")
         assert (streamed.status, streamed.body) == (200, b"onetwo")
         assert streamed.one("ratelimit") == '"default";r=8;t=60, "stream";r=1;t=60'
         assert client.request("GET", "/boom").status == 500
-        assert client.calls.count("boom") == 1  # called once, never again
+        assert client.calls.count("boom") == 1  # called exactly once
 
-    def test_nobody_is_believed_about_addresses(self) -> None:
+    def test_forwarding_headers_are_ignored_by_default(self) -> None:
         client = self.client(default_limits=["1/minute"], clock=ManualClock())
         spoofs = [[("X-Forwarded-For", f"203.0.113.{i}")] for i in range(3)]
-        with warnings.catch_warnings(action="ignore"):  # SG102: it looks like a proxy that was not named
+        with warnings.catch_warnings(action="ignore"):  # SG102: an untrusted proxy is suspected
             assert [client.request("GET", "/open", headers=spoof).status for spoof in spoofs] == [200, 429, 429]
         assert client.request("GET", "/open", peer="198.51.100.10").status == 200
         assert client.request("GET", "/open", peer="::ffff:198.51.100.10").status == 429
 
-    def test_named_proxies_are_believed(self) -> None:
+    def test_trusted_proxies_name_the_client_address(self) -> None:
         client = self.client(default_limits=["1/minute"], trusted_proxies=["10.0.0.0/8"], clock=ManualClock())
 
         def ask(forwarded: str) -> int:
             return client.request("GET", "/open", headers=[("X-Forwarded-For", forwarded)], peer="10.0.0.1").status
 
         assert [ask("6.6.6.6, 203.0.113.7"), ask("7.7.7.7, 203.0.113.7"), ask("203.0.113.8")] == [200, 429, 200]
-        assert client.request("GET", "/open", peer=None).status == 200  # a socket without an address has its own budget
+        assert client.request("GET", "/open", peer=None).status == 200  # no address: another budget
 
     def test_keys(self) -> None:
         client = self.client(default_limits=["1/minute"], key="header:X-API-Key", clock=ManualClock())
@@ -205,7 +175,7 @@ class AdapterExam(AfterLaws, FunctionLaws):
 
         assert [ask("a"), ask("b"), ask("a")] == [200, 200, 429]
         without = [client.request("GET", "/open").status for _ in range(2)]
-        assert without == [200, 429]  # by the address, then: nobody escapes by leaving the header out
+        assert without == [200, 429]  # keyed by address: a client cannot escape by omitting the header
         free = self.client(default_limits=["1/minute"], key=_nobody)
         assert [free.request("GET", "/open").status for _ in range(2)] == [200, 200]
 
@@ -215,7 +185,7 @@ class AdapterExam(AfterLaws, FunctionLaws):
         statuses = [client.request(method, "/open").status for method in ("GET", "POST", "GET", "POST")]
         assert statuses == [200, 200, 200, 429]
 
-    def test_a_ban_is_told_to_the_second(self) -> None:
+    def test_a_ban_reports_its_end_to_the_second(self) -> None:
         clock = ManualClock()
         ban = {"after": 2, "within": "10 minutes", "duration": "1 hour"}
         client = self.client(rules=[{"name": "all", "quota": "1/minute", "ban": ban}], clock=clock)
@@ -231,7 +201,7 @@ class AdapterExam(AfterLaws, FunctionLaws):
         clock.advance(3539.5)
         assert client.request("GET", "/open").status == 200
 
-    def test_who_is_denied_and_who_passes(self) -> None:
+    def test_deny_and_allow_lists_of_addresses(self) -> None:
         denied, free, both = "192.0.2.7", "203.0.113.7", "203.0.113.8"
         lists = {"deny": ["192.0.2.0/24", both], "allow": ["203.0.113.0/24", "2001:db8::1"]}
         client = self.client(default_limits=["1/minute"], clock=ManualClock(), **lists)
@@ -250,7 +220,7 @@ class AdapterExam(AfterLaws, FunctionLaws):
         browser = client.request("GET", "/open", headers=[("Accept", "text/html")], peer=denied)
         assert browser.body == b"Forbidden. This client is not allowed here.\n"
 
-    def test_lists_of_identities_and_functions(self) -> None:
+    def test_deny_and_allow_lists_of_identities_and_functions(self) -> None:
         lists = {"allow": [("header:x-api-key", "a")], "deny": [_is_denied]}
         client = self.client(default_limits=["1/minute"], key="header:X-API-Key", clock=ManualClock(), **lists)
 
@@ -267,7 +237,7 @@ class AdapterExam(AfterLaws, FunctionLaws):
 
 
 def _nobody(request: Any) -> None:
-    """A key that applies to no request."""
+    """A key function that gives no key to any request."""
 
 
 def _is_denied(request: Any) -> bool:

@@ -1,6 +1,6 @@
-"""AlgorithmExam: the laws of `sluicegate.algorithms`, for the Python half of any algorithm.
+"""AlgorithmExam: the laws of `sluicegate.algorithms`, tested on the Python half of an algorithm.
 
-The Lua half is examined by StoreExam over a server or fakeredis. This module knows algorithms and nothing of stores.
+StoreExam tests the Lua half, on a server or on fakeredis.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _EXAMPLES: Final = 60
 
 
 class Step(NamedTuple):
-    """Move the clock, give the last charge back if so told, then ask for so much.
+    """Move the clock, refund the last charge if `refunded`, then request this cost.
 
-    `forced` charges a refusal, as a rule with count_denied does.
+    `forced` charges a refusal too, as a rule with count_denied does.
     """
 
     wait: Wait
@@ -38,7 +38,7 @@ STEPS: Final = st.builds(Step, WAITS, COSTS)
 
 
 class Story(NamedTuple):
-    """A quota and what happened under it."""
+    """A quota and the steps that are taken under it."""
 
     quota: Quota
     start_us: int
@@ -46,7 +46,7 @@ class Story(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """Where a story has led to; `admitted` are the (moment, cost) of all that passed and was not given back."""
+    """The state after a story. `admitted` has (moment, cost) of every charge that was not refunded."""
 
     state: Any
     now: int
@@ -60,7 +60,7 @@ class Scene(NamedTuple):
 
 
 class AlgorithmExam(ABC):
-    """Subclass it, name the algorithm, say what it guarantees: pytest runs every law.
+    """Subclass it, set `algorithm` and define `guarantee`; pytest runs every law.
 
     class TestFixedWindow(AlgorithmExam):
         algorithm = fixed_window
@@ -70,14 +70,14 @@ class AlgorithmExam(ABC):
     """
 
     algorithm: Algorithm
-    first_hit_opens = False  # whether windows begin with the first hit of a budget that nobody used
+    first_hit_opens = False  # whether the first hit on an unused budget starts the window
 
     @abstractmethod
     def guarantee(self, quota: Quota) -> int:
-        """The most that may be admitted in any period of the quota."""
+        """Return the largest total cost that the algorithm may allow in any time span as long as the quota's period."""
 
     def scene(self, story: Story) -> Scene:
-        """Play a story."""
+        """Run every step of a story and return the final state."""
         params = self.algorithm.params(story.quota)
         scene = Scene(state=None, now=story.start_us, params=params, last=None, admitted=[])
         for step in story.steps:
@@ -95,11 +95,13 @@ class AlgorithmExam(ABC):
         return scene
 
     def ask(self, scene: Scene, cost: int, *, after: int = 0) -> Outcome:
-        """What a cost would come to so many microseconds later; the scene stays as it is."""
+        """Return the outcome of a cost, `after` microseconds later. The scene does not change."""
         return self.algorithm.check(deepcopy(scene.state), scene.now + after, cost, scene.params)
 
     def answers(self, scene: Scene, *, after: int = 0) -> list[Outcome]:
-        """All that can be seen of a state: answers to all kinds of costs, now and later, before and after a charge."""
+        """Return all that can be observed of a state: outcomes of several costs, now and later, before and after a
+        charge.
+        """
         window = self.algorithm.window_us(scene.params)
         costs = {0, 1, 2, scene.limit // 2, scene.limit}
         moments = [after, after + 1, after + window // 3, after + window - 1, after + window, after + 2 * window]
@@ -152,14 +154,14 @@ class AlgorithmExam(ABC):
 
     @examples(_EXAMPLES)
     @given(st.data())
-    def test_law_5_after_reset_after_the_state_may_be_forgotten(self, data: st.DataObject) -> None:
+    def test_law_5_the_state_may_be_dropped_after_reset_after(self, data: st.DataObject) -> None:
         scene = self._drawn(data)
         seen = self.ask(scene, 0)
-        whole = seen.reset_after
-        assert self.answers(scene, after=whole) == self.answers(scene._replace(state=None), after=whole)
-        assert (whole == 0) is (seen.next_after == 0)
-        if whole:
-            assert self.ask(scene, 0, after=whole - 1).remaining < scene.limit
+        reset = seen.reset_after
+        assert self.answers(scene, after=reset) == self.answers(scene._replace(state=None), after=reset)
+        assert (reset == 0) is (seen.next_after == 0)
+        if reset:
+            assert self.ask(scene, 0, after=reset - 1).remaining < scene.limit
 
     @examples(_EXAMPLES)
     @given(st.data(), st.booleans(), COSTS)
@@ -175,8 +177,8 @@ class AlgorithmExam(ABC):
         if outcome.allowed and cost:
             scene = scene._replace(state=self._charged(scene, cost))
         seen = self.ask(scene, 0)
-        told = (outcome.remaining, outcome.reset_after, outcome.next_after)
-        assert (seen.remaining, seen.reset_after, seen.next_after) == told
+        expected = (outcome.remaining, outcome.reset_after, outcome.next_after)
+        assert (seen.remaining, seen.reset_after, seen.next_after) == expected
         if seen.next_after:
             assert self.ask(scene, 0, after=seen.next_after - 1).remaining == seen.remaining
             assert self.ask(scene, 0, after=seen.next_after).remaining > seen.remaining
@@ -192,7 +194,7 @@ class AlgorithmExam(ABC):
 
     @examples(2 * _EXAMPLES)
     @given(st.data(), COSTS, st.integers(0, 400))
-    def test_law_8_a_clock_that_goes_back_frees_nothing_and_freezes_nobody(
+    def test_law_8_a_clock_that_goes_back_neither_frees_nor_blocks(
         self, data: st.DataObject, wanted: Cost, percent: int
     ) -> None:
         scene = self._drawn(data)
@@ -201,7 +203,7 @@ class AlgorithmExam(ABC):
         cost, before = wanted.number(scene.limit, scene.last), self.ask(scene, 0)
         seen, outcome = self.ask(scene, 0, after=-back), self.ask(scene, cost, after=-back)
         if before.reset_after and back > 3 * window + window // 50 + 2:
-            assert seen.reset_after == 0  # what is still in sight began at most two windows ago; stamps are rounded
+            assert seen.reset_after == 0  # what still counts began at most two windows ago; timestamps are rounded
         assert seen.reset_after <= before.reset_after + back
         if percent <= 100:
             assert seen.remaining <= before.remaining or seen.reset_after == 0
@@ -211,7 +213,7 @@ class AlgorithmExam(ABC):
 
     @examples(2 * _EXAMPLES)
     @given(st.data(), COSTS)
-    def test_law_9_a_refund_at_once_leaves_no_trace(self, data: st.DataObject, wanted: Cost) -> None:
+    def test_law_9_an_immediate_refund_restores_the_state(self, data: st.DataObject, wanted: Cost) -> None:
         scene = self._drawn(data)
         cost = wanted.number(scene.limit, scene.last)
         outcome, before = self.ask(scene, cost), self.answers(scene)
@@ -233,7 +235,7 @@ class AlgorithmExam(ABC):
             return
         window = self.algorithm.window_us(scene.params)
         charged, without = scene._replace(state=self._charged(scene, cost), last=outcome), scene
-        alike = True  # whether both go by the same windows
+        alike = True  # whether both states have the same windows
         for step in [*steps, Step(wait, Cost("none"))]:
             now = charged.now + step.wait.us_after(window, charged.last)
             charged, without = charged._replace(now=now), without._replace(now=now)
@@ -254,7 +256,7 @@ class AlgorithmExam(ABC):
 
     @examples(2 * _EXAMPLES)
     @given(st.data())
-    def test_never_more_than_the_guarantee_in_any_period(self, data: st.DataObject) -> None:
+    def test_no_period_admits_more_than_the_guarantee(self, data: st.DataObject) -> None:
         story = self._story(data, forced=False)
         admitted = self.scene(story).admitted
         for end, _ in admitted:
@@ -263,7 +265,7 @@ class AlgorithmExam(ABC):
 
     @examples(_EXAMPLES)
     @given(st.data(), COSTS)
-    def test_numbers_are_integers_that_a_double_carries(self, data: st.DataObject, cost: Cost) -> None:
+    def test_numbers_are_integers_that_fit_a_double(self, data: st.DataObject, cost: Cost) -> None:
         scene = self._drawn(data)
         outcome = self.ask(scene, cost.number(scene.limit, scene.last))
         for number in (*outcome[1:7], *scene.params):

@@ -1,27 +1,25 @@
-"""What an adapter does with functions of the request and with rules in shadow: a part of AdapterExam.
+"""Part of AdapterExam: options that are functions of the request, and shadow rules.
 
-The module knows sluicegate's public names and nothing of any framework or test runner.
+It uses only public names of sluicegate, and no framework or test runner.
 """
 
 from __future__ import annotations
 
 import json
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sluicegate.clock import ManualClock
 from sluicegate.errors import ConfigurationError
-from sluicegate.tiers import Tiers
-
-if TYPE_CHECKING:
-    from sluicegate.testing.adapter import AdapterClient
+from sluicegate.rules.tiers import Tiers
+from sluicegate.testing.client import AdapterClient
 
 
 class FunctionLaws:
-    """Quotas, tiers, costs and conditions that are functions, and limits that are only counted."""
+    """Tests of quotas, tiers, costs and conditions that are functions, and of limits that are only counted."""
 
     def client(self, **options: Any) -> AdapterClient:
-        """The application, limited by the adapter with these options."""
+        """Return the application, limited by the adapter with these options."""
         raise NotImplementedError
 
     def test_functions_of_the_request(self) -> None:
@@ -43,19 +41,35 @@ class FunctionLaws:
         asked = [ask(plan) for plan in ("paid", "paid", "paid", "free", "other", "", "staff")]
         assert asked == [200, 200, 429, 429, 429, 429, 200]
 
-    def test_a_rule_in_shadow_refuses_nobody_and_is_not_told(self) -> None:
+    def test_a_key_function_is_called_once_per_request(self) -> None:
+        calls: list[str] = []
+
+        def key(request: Any) -> str:
+            calls.append("key")
+            return "alice"
+
+        rules = [
+            {"name": "own", "quota": "9/minute", "key": key},
+            {"name": "tuple", "quota": "9/minute", "key": ("ip", key)},
+        ]
+        options = {"default_limits": ["9/minute", "9/day"], "key": key, "deny": ["bob"], "rules": rules}
+        client = self.client(**options, clock=ManualClock())
+        answers = [client.request("GET", "/limited").status for _ in range(3)]
+        assert (answers, len(calls)) == ([200, 200, 429], 3)
+
+    def test_a_shadow_rule_refuses_nobody_and_is_not_in_the_response(self) -> None:
         trial = {"name": "trial", "quota": "1/minute", "mode": "shadow"}
-        told = []
+        seen = []
         for rules in ([], [trial]):
             client = self.client(default_limits=["2/minute"], rules=rules, clock=ManualClock())
             answers = [client.request("GET", "/open") for _ in range(3)]
             assert [answer.status for answer in answers] == [200, 200, 429]
-            told.append([(answer.body, {*answer.headers} - {("date", answer.one("date"))}) for answer in answers])
-        assert told[0] == told[1]
+            seen.append([(answer.body, {*answer.headers} - {("date", answer.one("date"))}) for answer in answers])
+        assert seen[0] == seen[1]
 
     def test_a_cost_that_never_fits(self) -> None:
         client = self.client(
-            rules=[{"name": "dear", "quota": "2/minute", "cost": partial(_answer, 3)}], clock=ManualClock()
+            rules=[{"name": "dear", "quota": "2/minute", "cost": partial(_always, 3)}], clock=ManualClock()
         )
         refused = client.request("GET", "/open")
         assert (refused.status, refused.one("retry-after"), refused.one("ratelimit")) == (429, None, '"dear";r=2')
@@ -64,26 +78,26 @@ class FunctionLaws:
         assert client.request("GET", "/open", headers=[("Accept", "text/html")]).one("retry-after") is None
         assert client.calls == []
 
-    def test_what_functions_may_not_answer_lets_nobody_pass(self) -> None:
+    def test_a_wrong_result_of_a_function_lets_no_request_pass(self) -> None:
         costs = [-1, 1.5, float("nan"), float("inf"), True, "1", None, 10**400]
         quotas = ["", "5/fortnight", 5, ("5/minute",), "5/minute;" * 400]
-        for option, answers in (("cost", costs), ("quota", quotas)):
-            for answer in answers:
-                rule = {"name": "wrong", "quota": "5/minute", option: partial(_answer, answer)}
+        for option, results in (("cost", costs), ("quota", quotas)):
+            for result in results:
+                rule = {"name": "wrong", "quota": "5/minute", option: partial(_always, result)}
                 client = self.client(rules=[rule])
                 try:
                     status = client.request("GET", "/open").status
-                except ConfigurationError:  # a server's business
+                except ConfigurationError:  # the server under test raised it instead of sending a 500
                     status = 500
-                assert (status, client.calls) == (500, []), f"{option} {answer!r}"
+                assert (status, client.calls) == (500, []), f"{option} {result!r}"
 
 
 def _quota(request: Any) -> str | None:
     return "2/minute" if plan_of(request) == "free" else None
 
 
-def _answer(answer: Any, request: Any) -> Any:
-    return answer
+def _always(result: Any, request: Any) -> Any:
+    return result
 
 
 def _cost(request: Any) -> int:
@@ -91,7 +105,7 @@ def _cost(request: Any) -> int:
 
 
 def plan_of(request: Any) -> str:
-    """A header of any framework's request."""
+    """Return the header X-Plan of a request of any framework."""
     if isinstance(request, dict):  # a scope, or an environ
         lines = [value.decode() for key, value in request.get("headers", ()) if key == b"x-plan"]
         return lines[0] if lines else str(request.get("HTTP_X_PLAN", ""))

@@ -1,8 +1,8 @@
-"""What the exams ask: quotas, waits and costs, drawn by hypothesis around the moments where limiters go wrong.
+"""The inputs of the exams: quotas, waits and costs, drawn by hypothesis around the moments where limiters fail.
 
-Waits and costs are drawn as words ("until retry_after, less 1 µs"; "all that is left") and turned into numbers when the
-outcome before is known, so that a failing example reads as a story. Set SLUICEGATE_EXAMPLES to draw that many, at
-random; without it the draw is small and always the same.
+Waits and costs are drawn relative to the last outcome ("until retry_after, less 1 µs"; "all that is left") and become
+numbers when that outcome is known, so a failing example is readable. SLUICEGATE_EXAMPLES sets the number of examples,
+drawn at random. Without it the number is small and the examples are always the same.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from sluicegate.quota import Quota
 
 START_US: Final = (10**15, 1_760_000_000_123_457)  # 16 digits: more than tostring() keeps in Lua
 LONGEST: Final = 24  # steps of one story
-# The exams are inherited on purpose, and nothing is replayed from a database.
+# Subclasses inherit the exams on purpose, and no example is replayed from a database.
 _HARMLESS: Final = (HealthCheck.differing_executors, HealthCheck.too_slow, HealthCheck.data_too_large)
 
 
 def examples(count: int) -> settings:
-    """So many examples, always the same ones; or as many as SLUICEGATE_EXAMPLES says, at random."""
+    """Hypothesis settings: `count` examples, always the same; or SLUICEGATE_EXAMPLES examples at random."""
     asked = os.environ.get("SLUICEGATE_EXAMPLES")
     return settings(
         max_examples=count if asked is None else int(asked),
@@ -39,14 +39,14 @@ def examples(count: int) -> settings:
 
 
 class Wait(NamedTuple):
-    """How far to move the clock: to a moment that the last outcome named, or a part of the window, give or take."""
+    """How far to move the clock: to a moment of the last outcome, or by a part of the window, plus or minus `us`."""
 
     until: str  # "now", "retry", "reset", "next", "window"
     windows: Fraction = Fraction(0)
     us: int = 0
 
     def us_after(self, window_us: int, last: Outcome | None) -> int:
-        """The wait in microseconds."""
+        """Return the wait in microseconds."""
         named = {"now": 0, "window": window_us, "retry": 0, "reset": 0, "next": 0}
         if last is not None:
             named |= {"retry": last.retry_after or 0, "reset": last.reset_after, "next": last.next_after}
@@ -54,13 +54,13 @@ class Wait(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """How much to ask for: a number, or what the last outcome suggests, give or take."""
+    """The cost to request: a number, or one that depends on the last outcome, plus or minus `units`."""
 
     of: str  # "none", "limit", "half", "left"
     units: int = 0
 
     def number(self, limit: int, last: Outcome | None) -> int:
-        """The cost in units."""
+        """Return the cost in units, given the limit and the last outcome."""
         left = limit if last is None else last.remaining
         return max(0, {"none": 0, "limit": limit, "half": limit // 2, "left": left}[self.of] + self.units)
 
@@ -74,7 +74,7 @@ COSTS: Final = st.one_of(
     st.integers(0, 5).map(lambda units: Cost("none", units)),
     st.builds(Cost, st.sampled_from(["limit", "half", "left"]), st.integers(-1, 1)),
 )
-LATEST: Final = 2**52  # the year 2112 in microseconds: a moment and what is added to it stay exact in a double
+LATEST: Final = 2**52  # the year 2112 in microseconds: a later moment still fits a double exactly
 LIMITS: Final = st.one_of(
     st.integers(1, 5), st.integers(1, 120), st.integers(1, 2000), st.sampled_from([100, 101, 2000])
 )
@@ -87,7 +87,7 @@ MOMENTS: Final = st.builds(int.__add__, st.sampled_from(START_US), st.integers(0
 
 
 def takes(algorithm: Algorithm, quota: Quota) -> bool:
-    """Whether the algorithm accepts the quota."""
+    """True if the algorithm accepts the quota."""
     try:
         algorithm.params(quota)
     except AlgorithmError:

@@ -1,6 +1,6 @@
-"""Stores that answer as a test wants: everything passes, nothing passes, nothing answers.
+"""Stores with fixed outcomes for tests: one allows everything, one refuses everything, one always fails.
 
-They keep no budgets and need no test framework. Each is synchronous; `Awaited` makes the twin for an AsyncLimiter.
+They keep no budgets and need no test framework. Each is sync; wrap it in `AsyncAdapter` for an AsyncLimiter.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from sluicegate.plan import Outcome, Plan
 
 
 class OpenStore:
-    """Lets every request pass and counts nothing: for tests of an application that are not about its limits.
+    """Allows every request and counts nothing: for tests of an application that are not about its limits.
 
     >>> from sluicegate import Limiter
     >>> limiter = Limiter(OpenStore())
@@ -21,24 +21,24 @@ class OpenStore:
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Allow every check."""
-        return tuple([Outcome(True, terms.params[0], terms.params[0], 0, 0, 0) for terms, _, _ in plan.checks])
+        return tuple([Outcome(True, terms.limit, terms.limit, 0, 0, 0) for terms, _, _ in plan.checks])
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Nothing was charged, so nothing is given back."""
+        """Do nothing: nothing was charged."""
 
     def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Nothing was charged, so nothing changes."""
+        """Return the outcomes unchanged: nothing was charged."""
         return outcomes
 
     def forget(self, rule_id: str, identity: str) -> None:
-        """Nothing is known, so nothing is forgotten."""
+        """Do nothing: the store keeps no budgets."""
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: the store holds no resources."""
 
 
 class ShutStore:
-    """Refuses every request that is under any rule: for tests of what an application answers to that.
+    """Refuses every request under a rule: for tests of an application's response to a refusal.
 
     >>> from sluicegate import Limiter
     >>> Limiter(ShutStore(retry_after=30)).hit("5/minute", "alice").retry_after
@@ -51,24 +51,24 @@ class ShutStore:
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Refuse every check that can refuse."""
         left = self._wait if self._wait is not None else 0
-        return tuple([Outcome(terms.shadow, terms.params[0], 0, self._wait, left, left) for terms, _, _ in plan.checks])
+        return tuple([Outcome(terms.shadow, terms.limit, 0, self._wait, left, left) for terms, _, _ in plan.checks])
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Nothing was charged, so nothing is given back."""
+        """Do nothing: nothing was charged."""
 
     def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Nothing was charged, so nothing changes."""
+        """Return the outcomes unchanged: nothing was charged."""
         return outcomes
 
     def forget(self, rule_id: str, identity: str) -> None:
-        """Nothing is known, so nothing is forgotten."""
+        """Do nothing: the store keeps no budgets."""
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: the store holds no resources."""
 
 
 class BrokenStore:
-    """Never answers: for tests of what an application does while its store is down.
+    """Raises StoreError on every call: for tests of an application while its store is down.
 
     >>> from sluicegate import Limiter
     >>> decision = Limiter(BrokenStore(), on_store_failure="deny").hit("5/minute", "alice")
@@ -78,19 +78,19 @@ class BrokenStore:
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Raise StoreError."""
-        raise StoreError("broken", "it is down, as the test asked")
+        raise StoreError("broken", "this store of sluicegate.testing always fails")
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Raise StoreError."""
-        raise StoreError("broken", "it is down, as the test asked")
+        raise StoreError("broken", "this store of sluicegate.testing always fails")
 
     def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
         """Raise StoreError."""
-        raise StoreError("broken", "it is down, as the test asked")
+        raise StoreError("broken", "this store of sluicegate.testing always fails")
 
     def forget(self, rule_id: str, identity: str) -> None:
         """Raise StoreError."""
-        raise StoreError("broken", "it is down, as the test asked")
+        raise StoreError("broken", "this store of sluicegate.testing always fails")
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: the store holds no resources."""

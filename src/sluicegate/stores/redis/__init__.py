@@ -1,11 +1,11 @@
-"""The store on Redis and Valkey servers: single, behind Sentinels, or a cluster; for threads and for asyncio.
+"""The store on Redis and Valkey servers: a single server, behind Sentinels, or a cluster; for threads and for asyncio.
 
-A plan is one script run on each server that holds its keys. Everything but the asking is shared by the two colours:
-`servers` reads the URL, `topology` knows which server has a key, `wire` tells a plan and reads its reply, `routes` says
-in steps what to ask of whom, and `links` or `shared` asks it (`given`, where the user brings a client). This package
-imports redis-py and hiredis, and knows values, the scripts and the digest; nothing of rules, HTTP or frameworks.
+A plan is one script run on each server that holds its keys. The sync and the async store share everything but the I/O:
+`url` reads the URL, `topology` finds the server of a key, `encoding` encodes a plan and decodes its reply, and
+`operations` makes the steps of each operation. `connections` or `async_connections` sends the commands, or
+`user_clients` through a client that the user made. `failures` says what a failure concerns.
 
-Keys are `prefix:{digest}:rule_id`; the digest of the identity is the one hash tag. The clock is the server's.
+A key is `prefix:{digest}:rule_id`. The digest of the identity is the hash tag. The clock is the server's.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ with needs("redis"):
     import redis
     import redis.asyncio
 
-    from sluicegate.stores.redis.eviction import warn_of_eviction
-    from sluicegate.stores.redis.given import (
-        GivenLinks,
-        GivenSharedLinks,
-        GivenTopology,
+    from sluicegate.stores.redis.async_connections import AsyncConnections
+    from sluicegate.stores.redis.connections import Connections
+    from sluicegate.stores.redis.encoding import Encoder, decode
+    from sluicegate.stores.redis.maxmemory import warn_of_eviction
+    from sluicegate.stores.redis.operations import Operations
+    from sluicegate.stores.redis.topology import Cluster, Topology, topology
+    from sluicegate.stores.redis.url import servers
+    from sluicegate.stores.redis.user_clients import (
+        AsyncUserClient,
+        UserClient,
+        UserTopology,
         address_of,
         check_client,
         warn_about,
     )
-    from sluicegate.stores.redis.links import Links
-    from sluicegate.stores.redis.routes import Routes
-    from sluicegate.stores.redis.servers import servers
-    from sluicegate.stores.redis.shared import SharedLinks
-    from sluicegate.stores.redis.topology import Cluster, Topology, topology
-    from sluicegate.stores.redis.wire import Wire, outcomes
 
 
-class _Over:
-    """What both colours share: everything but the asking."""
+class _RedisStore:
+    """What the sync and the async store share: everything but the I/O."""
 
-    parts: Callable[..., tuple[str, ...]] | None = None  # of a cluster: which nodes answer for whom
+    parts: Callable[..., tuple[str, ...]] | None = None  # of a cluster: the nodes of identities
     clock: Clock | None
-    _own: Callable[..., Any]  # makes links of our own
-    _links: Any
+    _connect: Callable[..., Any]  # makes the connections for a URL
+    _connections: Any
     _strict = False
-    _unread = False  # a limiter wants to know how the server forgets
+    _memory_unknown = False  # whether the next request reads the eviction policy of the server
 
     @classmethod
     def from_url(
@@ -61,15 +61,17 @@ class _Over:
         clock: Clock | None = None,
         deadline: float = DEADLINE,
         prepare: Callable[[], None] | None = None,
+        connection_classes: tuple[type, type] | None = None,
     ) -> Self:
-        """A store with connections of its own, which `close` closes. Connects when first used.
+        """Return a store with its own connections, which `close` closes. It connects when it is first used.
 
-        `deadline` is the time in seconds that a call may take in all; `prepare` is called before a connection opens.
+        `deadline` is the longest time in seconds of a call. `prepare` is called before a connection is opened.
+        `connection_classes` are the sync and the async class of a connection, instead of redis-py's.
         """
         url = hide_store(url)
-        found = servers(url, prepare=prepare)
+        found = servers(url, prepare=prepare, connection_classes=connection_classes)
         store, where = cls.__new__(cls), topology(found)
-        store._settle(cls._own(found, deadline=deadline), where, prefix=prefix, clock=clock, shown=shown_url(url))
+        store._set_up(cls._connect(found, deadline=deadline), where, prefix=prefix, clock=clock, shown=shown_url(url))
         if isinstance(where, Cluster):
             store.parts = where.parts
         return store
@@ -77,97 +79,100 @@ class _Over:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._shown})"
 
-    def caution(self, *, strict: bool) -> None:
-        """Warn of a client that retries (SG106) or may wait for ever (SG107), and later of the server (SG109)."""
-        if isinstance(self._links, (GivenLinks, GivenSharedLinks)):
-            warn_about(self._links.client, strict=strict)
-        self._strict, self._unread = strict, True
+    def warn(self, *, strict: bool) -> None:
+        """Warn of a client that retries (SG106) or may hang (SG107), and from `run` of a server that evicts (SG109)."""
+        if isinstance(self._connections, (UserClient, AsyncUserClient)):
+            warn_about(self._connections.client, strict=strict)
+        self._strict, self._memory_unknown = strict, True
 
-    def _settle(self, links: Any, where: Topology, *, prefix: str, clock: Clock | None, shown: str) -> None:
-        self._links = links
-        self._routes = Routes(where, Wire(prefix=prefix, clock=clock, split=where.split))
+    def _set_up(self, connections: Any, where: Topology, *, prefix: str, clock: Clock | None, shown: str) -> None:
+        self._connections = connections
+        self._operations = Operations(where, Encoder(prefix=prefix, clock=clock, split=where.split))
         self.clock = clock
         self._shown = shown
 
-    def _heard(self, reply: Any) -> None:
-        """Warn of how the server forgets: once, or where that is an error, each time."""
+    def _check_eviction(self, reply: Any) -> None:
+        """Warn of a server that evicts: once, or at every request if the warning is an error."""
         try:
             warn_of_eviction(self._shown, reply, strict=self._strict)
         except (StrictError, SluicegateWarning):
-            self._unread = True
+            self._memory_unknown = True
             raise
 
 
-class RedisStore(_Over):
-    """A store over a `redis.Redis` or `redis.RedisCluster` client that you made; for a URL, hand the URL to Limiter.
+class RedisStore(_RedisStore):
+    """A store over a `redis.Redis` or `redis.RedisCluster` client that you made. Give a URL to Limiter instead.
 
     The client is used as it is and never closed. Give it timeouts and `Retry(NoBackoff(), 0)`: a client that
-    retries can charge one request several times, and one without a timeout hangs with its server.
-    `prefix` begins every key; `clock` is for tests, and replaces the server's.
+    retries can charge one request several times, and a client without a timeout hangs with its server.
+    `prefix` begins every key. `clock` is for tests and replaces the server's clock.
     """
 
-    _own = Links
-    _links: Links | GivenLinks
+    _connect = Connections
+    _connections: Connections | UserClient
 
     def __init__(
         self, client: redis.Redis | redis.RedisCluster, *, prefix: str = "sg", clock: Clock | None = None
     ) -> None:
         if isinstance(client, str):
             client = hide_store(client)
-        check_client(client, later=False)
+        check_client(client, asynchronous=False)
         shown = str(address_of(client))
-        self._settle(GivenLinks(client), GivenTopology(client), prefix=prefix, clock=clock, shown=shown)
+        self._set_up(UserClient(client), UserTopology(client), prefix=prefix, clock=clock, shown=shown)
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Charge every check of the plan, or none. StoreError when a server does not answer in time."""
-        links, quick = self._links, self._routes.quick(plan)
-        until = links.until()
-        reply = None if quick is None else links.ask(quick, until)
+        """Charge every check of the plan, or none. Raises StoreError if a server does not reply in time."""
+        connections, quick = self._connections, self._operations.quick(plan)
+        until = connections.until()
+        reply = None if quick is None else connections.send(quick, until)
         if type(reply) is list:
-            told = outcomes(plan, reply)
+            result = decode(plan, reply)
         else:
-            told = links.drive(self._routes.run(plan, quick, reply), until)
-        if self._unread:
-            self._read(until)
-        return told
+            result = connections.drive(self._operations.run(plan, quick, reply), until)
+        if self._memory_unknown:
+            self._read_memory(until)
+        return result
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Give back what was charged, to the windows that it was taken from."""
-        self._links.drive(self._routes.refund(plan, outcomes), self._links.until())
+        """Refund each charge to its window."""
+        self._connections.drive(self._operations.refund(plan, outcomes), self._connections.until())
 
     def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Give back what was charged, and charge it again as of now."""
-        return self._links.drive(self._routes.renew(plan, outcomes), self._links.until())
+        """Refund each charge, then charge it again as of now."""
+        return self._connections.drive(self._operations.renew(plan, outcomes), self._connections.until())
 
     def forget(self, rule_id: str, identity: str) -> None:
-        """Drop what is known of one identity under one rule."""
-        self._links.drive(self._routes.forget(rule_id, identity), self._links.until())
+        """Drop one budget."""
+        self._connections.drive(self._operations.forget(rule_id, identity), self._connections.until())
 
     def bans(self, terms: Terms) -> dict[str, int]:
-        """The digests of all whom this ban holds for, with the microseconds that are left of it. Scans every server."""
-        return self._links.walk(self._routes.bans(terms))
+        """Return the digests of the identities that this ban blocks, each with the microseconds left. Scans every
+        server.
+        """
+        return self._connections.scan(self._operations.bans(terms))
 
     def close(self) -> None:
         """Close the connections that this store has opened."""
-        self._links.close()
+        self._connections.close()
 
-    def _read(self, until: float) -> None:
-        """Learn how the server forgets, in what is left of a request's time."""
-        self._unread = False
-        with suppress(StoreError):  # it may not be our business
-            self._heard(self._links.drive(self._routes.memory(), until))
+    def _read_memory(self, until: float) -> None:
+        """Read the eviction policy of the server in the rest of a request's time."""
+        self._memory_unknown = False
+        with suppress(StoreError):  # the server may not allow it
+            self._check_eviction(self._connections.drive(self._operations.memory(), until))
 
 
-class AsyncRedisStore(_Over):
-    """A store over a `redis.asyncio.Redis` or `RedisCluster` client that you made; for a URL, hand it to AsyncLimiter.
+class AsyncRedisStore(_RedisStore):
+    """A store over a `redis.asyncio.Redis` or `RedisCluster` client that you made. Give a URL to AsyncLimiter instead.
 
-    As RedisStore, awaited. A client that was handed in belongs to one event loop, as all asyncio clients do; a
-    store made from a URL has connections for each loop that uses it, one to each server, and `close` closes those of
-    the running loop.
+    The same as RedisStore, for asynchronous code. Your client belongs to one event loop, as all asyncio clients do. A
+    store made from a URL has connections for each event loop, one to each server. `close` closes those of the running
+    loop.
     """
 
-    _own = SharedLinks
-    _links: SharedLinks | GivenSharedLinks
+    needs_asyncio = True
+    _connect = AsyncConnections
+    _connections: AsyncConnections | AsyncUserClient
 
     def __init__(
         self,
@@ -179,55 +184,57 @@ class AsyncRedisStore(_Over):
     ) -> None:
         if isinstance(client, str):
             client = hide_store(client)
-        check_client(client, later=True)
-        links, shown = GivenSharedLinks(client, deadline=deadline), str(address_of(client))
-        self._settle(links, GivenTopology(client), prefix=prefix, clock=clock, shown=shown)
+        check_client(client, asynchronous=True)
+        connections, shown = AsyncUserClient(client, deadline=deadline), str(address_of(client))
+        self._set_up(connections, UserTopology(client), prefix=prefix, clock=clock, shown=shown)
 
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Charge every check of the plan, or none. StoreError when a server does not answer in time."""
-        links, quick = self._links, self._routes.quick(plan)
-        until = links.until()
-        reply = None if quick is None else await links.ask(quick, until)
+        """Charge every check of the plan, or none. Raises StoreError if a server does not reply in time."""
+        connections, quick = self._connections, self._operations.quick(plan)
+        until = connections.until()
+        reply = None if quick is None else await connections.send(quick, until)
         if type(reply) is list:
-            told = outcomes(plan, reply)
+            result = decode(plan, reply)
         else:
-            told = await links.drive(self._routes.run(plan, quick, reply), until)
-        if self._unread:
-            await self._read(until)
-        return told
+            result = await connections.drive(self._operations.run(plan, quick, reply), until)
+        if self._memory_unknown:
+            await self._read_memory(until)
+        return result
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Give back what was charged, to the windows that it was taken from."""
-        await self._links.drive(self._routes.refund(plan, outcomes), self._links.until())
+        """Refund each charge to its window."""
+        await self._connections.drive(self._operations.refund(plan, outcomes), self._connections.until())
 
     async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Give back what was charged, and charge it again as of now."""
-        return await self._links.drive(self._routes.renew(plan, outcomes), self._links.until())
+        """Refund each charge, then charge it again as of now."""
+        return await self._connections.drive(self._operations.renew(plan, outcomes), self._connections.until())
 
     async def forget(self, rule_id: str, identity: str) -> None:
-        """Drop what is known of one identity under one rule."""
-        await self._links.drive(self._routes.forget(rule_id, identity), self._links.until())
+        """Drop one budget."""
+        await self._connections.drive(self._operations.forget(rule_id, identity), self._connections.until())
 
     async def bans(self, terms: Terms) -> dict[str, int]:
-        """The digests of all whom this ban holds for, with the microseconds that are left of it. Scans every server."""
-        return await self._links.walk(self._routes.bans(terms))
+        """Return the digests of the identities that this ban blocks, each with the microseconds left. Scans every
+        server.
+        """
+        return await self._connections.scan(self._operations.bans(terms))
 
     async def close(self) -> None:
         """Close the running loop's connections, if this store has opened them."""
-        await self._links.close()
+        await self._connections.close()
 
-    async def _read(self, until: float) -> None:
-        """Learn how the server forgets, in what is left of a request's time."""
-        self._unread = False
-        with suppress(StoreError):  # it may not be our business
-            self._heard(await self._links.drive(self._routes.memory(), until))
+    async def _read_memory(self, until: float) -> None:
+        """Read the eviction policy of the server in the rest of a request's time."""
+        self._memory_unknown = False
+        with suppress(StoreError):  # the server may not allow it
+            self._check_eviction(await self._connections.drive(self._operations.memory(), until))
 
 
 def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> RedisStore:
-    """A store for every scheme of Redis and Valkey. What redis-py reads from a URL works here."""
+    """Return a store for every scheme of Redis and Valkey. It accepts the URL options of redis-py."""
     return RedisStore.from_url(url, prefix=prefix, clock=clock, deadline=deadline)
 
 
 def open_async(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> AsyncRedisStore:
-    """The same for an AsyncLimiter."""
+    """Open the store for an AsyncLimiter."""
     return AsyncRedisStore.from_url(url, prefix=prefix, clock=clock, deadline=deadline)

@@ -1,7 +1,6 @@
-"""Drivers: who takes the steps of the routes, one for each colour. They differ by their awaits.
+"""The drivers that take the steps of an operation: one for threads, one for asyncio. They differ by their awaits.
 
-A driver's own part is `ask`, which answers a LinkError where there is no reply, and `leave`. This module knows steps;
-no connection and no client.
+A subclass adds `send`, which returns a NoReplyError if there is no reply, and `retire`.
 """
 
 from __future__ import annotations
@@ -10,13 +9,15 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from time import sleep
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from sluicegate.clock import monotonic
-from sluicegate.stores.redis.asks import Address, Ask, Leave, LinkError, Pause, Steps
-from sluicegate.stores.redis.walk import Walk
+from sluicegate.stores.redis.ban_scan import BanScan
+from sluicegate.stores.redis.failures import timed_out
+from sluicegate.stores.redis.steps import Address, NoReplyError, Pause, Reconnect, Send, Steps
 
 T = TypeVar("T")
+_SHORT: Final = 0.25  # of the deadline: a server that had less time than this is not blamed for its silence
 
 
 class Driver(ABC):
@@ -24,38 +25,41 @@ class Driver(ABC):
 
     @abstractmethod
     def until(self) -> float:
-        """When a call that begins now must be over."""
+        """Return the deadline of a call that begins now."""
 
     @abstractmethod
-    def ask(self, ask: Ask, until: float) -> Any:
-        """The reply, or the LinkError there is instead."""
+    def send(self, step: Send, until: float) -> Any:
+        """Send a command. Return the reply, or a NoReplyError."""
 
     @abstractmethod
-    def leave(self, address: Address) -> None:
-        """Use no connection to this address again that is open now."""
+    def retire(self, address: Address) -> None:
+        """Stop using the open connections to an address."""
 
     def drive(self, steps: Steps[T], until: float) -> T:
-        """Ask what the steps ask for, all before that time."""
+        """Take all steps before the deadline `until`. Returns the result of the operation."""
         reply: Any = None
         try:
             while True:
-                step = steps.throw(reply) if isinstance(reply, LinkError) else steps.send(reply)
+                step = steps.throw(reply) if isinstance(reply, NoReplyError) else steps.send(reply)
                 reply = None
-                if isinstance(step, Ask):
-                    reply = self.ask(step, step.limit(until, monotonic()) if step.share < 1 else until)
-                elif isinstance(step, Leave):
-                    self.leave(step.address)
+                if isinstance(step, Send):
+                    begun = monotonic()
+                    reply = self.send(step, step.limit(until, begun) if step.part < 1 else until)
+                    if timed_out(reply) and until - begun < _SHORT * (self.until() - monotonic()):
+                        reply.concerns = "plan"  # the steps before this one took the time
+                elif isinstance(step, Reconnect):
+                    self.retire(step.address)
                 elif isinstance(step, Pause):
                     sleep(max(0.0, min(step.seconds, until - monotonic())))
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
-    def walk(self, walk: Walk[T]) -> T:
-        """Take a walk, each of its steps with a deadline of its own."""
+    def scan(self, scan: BanScan[T]) -> T:
+        """Run a scan. Each of its operations has a separate deadline."""
         reply: Any = None
         try:
             while True:
-                reply = self.drive(walk.send(reply), self.until())
+                reply = self.drive(scan.send(reply), self.until())
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
@@ -65,38 +69,41 @@ class AsyncDriver(ABC):
 
     @abstractmethod
     def until(self) -> float:
-        """When a call that begins now must be over, by the running loop's time."""
+        """Return the deadline of a call that begins now, by the running loop's time."""
 
     @abstractmethod
-    def ask(self, ask: Ask, until: float) -> Awaitable[Any]:
-        """The reply, or the LinkError there is instead."""
+    def send(self, step: Send, until: float) -> Awaitable[Any]:
+        """Send a command. Return the reply, or a NoReplyError."""
 
     @abstractmethod
-    def leave(self, address: Address) -> None:
-        """Use no connection to this address again that is open now."""
+    def retire(self, address: Address) -> None:
+        """Stop using the open connections to an address."""
 
     async def drive(self, steps: Steps[T], until: float) -> T:
-        """Ask what the steps ask for, all before that time."""
+        """Take all steps before the deadline `until`. Returns the result of the operation."""
         now = asyncio.get_running_loop().time
         reply: Any = None
         try:
             while True:
-                step = steps.throw(reply) if isinstance(reply, LinkError) else steps.send(reply)
+                step = steps.throw(reply) if isinstance(reply, NoReplyError) else steps.send(reply)
                 reply = None
-                if isinstance(step, Ask):
-                    reply = await self.ask(step, step.limit(until, now()) if step.share < 1 else until)
-                elif isinstance(step, Leave):
-                    self.leave(step.address)
+                if isinstance(step, Send):
+                    begun = now()
+                    reply = await self.send(step, step.limit(until, begun) if step.part < 1 else until)
+                    if timed_out(reply) and until - begun < _SHORT * (self.until() - now()):
+                        reply.concerns = "plan"  # the steps before this one took the time
+                elif isinstance(step, Reconnect):
+                    self.retire(step.address)
                 elif isinstance(step, Pause):
                     await asyncio.sleep(max(0.0, min(step.seconds, until - now())))
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
-    async def walk(self, walk: Walk[T]) -> T:
-        """Take a walk, each of its steps with a deadline of its own."""
+    async def scan(self, scan: BanScan[T]) -> T:
+        """Run a scan. Each of its operations has a separate deadline."""
         reply: Any = None
         try:
             while True:
-                reply = await self.drive(walk.send(reply), self.until())
+                reply = await self.drive(scan.send(reply), self.until())
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]

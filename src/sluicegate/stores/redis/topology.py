@@ -1,54 +1,66 @@
-"""Which server answers for a key: the one in the URL, the master that Sentinels name, or a node of a cluster.
+"""The topologies: the server of a key is the one in the URL, the master that Sentinels name, or a node of a cluster.
 
-What has to be asked for that is asked in steps, which either colour takes. This module reads the clock for one thing
-only, the age of a cluster's map; it does no I/O and knows no plan.
+Look-ups on servers are steps for a sync or an async driver. This module reads the clock only for the age of a cluster's
+map.
+
+A node that did not answer is a suspect. Requests for other nodes do not notice it: they use the map that they have. A
+request for a suspect loads the map first, and asks the suspects for it last.
 """
 
 from __future__ import annotations
 
 from binascii import crc_hqx
+from math import inf
 from typing import Any, Final, Protocol
 
 from sluicegate.clock import monotonic
 from sluicegate.errors import StoreError
-from sluicegate.stores.redis.asks import Address, Ask, LinkError, Steps
 from sluicegate.stores.redis.commands import Command, pack
-from sluicegate.stores.redis.servers import Servers
-from sluicegate.stores.redis.wire import packed_digest
+from sluicegate.stores.redis.encoding import packed_digest
+from sluicegate.stores.redis.failures import said
+from sluicegate.stores.redis.steps import Address, NoReplyError, Send, Steps
+from sluicegate.stores.redis.url import Servers
 
 SLOTS: Final = 16384
-_FRESH: Final = 0.1  # seconds for which a map of the cluster is not asked for again
+_FRESH: Final = 0.1  # seconds before the map of a cluster may be loaded again
+_ADVICE: Final = "check the hosts and the passwords in the URL"
 
 
 def slot_of(identity: str) -> int:
-    """The cluster's slot of an identity's keys: the digest is their hash tag."""
+    """Return the cluster's slot of an identity's keys: the digest is their hash tag."""
     return crc_hqx(packed_digest(identity), 0) % SLOTS
 
 
 class Topology(Protocol):
-    """Which address serves a slot."""
+    """The addresses of slots."""
 
     split: bool  # whether keys of different slots may be on different servers
 
     def known(self, slot: int) -> Address | None:
-        """Where to ask at once, if that is known."""
+        """Return the address of a slot, if no look-up is needed."""
         ...
 
     def find(self, slot: int) -> Steps[Address]: ...
 
     def lost(self, address: Address) -> bool:
-        """Note that it cannot be reached or does not take writes; True if looking again may find another."""
+        """Note that an address cannot be reached or refuses writes. Return True if a new look-up may find another
+        server.
+        """
+        ...
+
+    def answered(self, address: Address) -> None:
+        """Note that an address has answered a command."""
         ...
 
     def moved(self, slot: int, address: Address) -> None: ...
 
     def masters(self) -> Steps[tuple[Address, ...]]:
-        """Every server that has keys of its own."""
+        """Return every server that is not a replica."""
         ...
 
 
 class Single:
-    """One server, whoever it is at the moment."""
+    """One server at a fixed address."""
 
     split = False
 
@@ -56,24 +68,27 @@ class Single:
         self._address = servers.seeds[0]
 
     def known(self, slot: int) -> Address | None:
-        """Always known."""
+        """Return the address, which is always known."""
         return self._address
 
     def find(self, slot: int) -> Steps[Address]:
-        """The address in the URL."""
+        """Return the address in the URL."""
         return self._address
         yield
 
     def lost(self, address: Address) -> bool:
-        """There is no other."""
+        """Return False: a new look-up cannot find another server, because there is only one."""
         return False
 
+    def answered(self, address: Address) -> None:
+        """Nothing: there is no other server to prefer."""
+
     def moved(self, slot: int, address: Address) -> None:
-        """Only a cluster's node says so: its URL should have said it too."""
+        """Raise StoreError: only a node of a cluster redirects, and the URL is not the URL of a cluster."""
         raise StoreError(str(self._address), "it is a node of a cluster; use redis+cluster://")
 
     def masters(self) -> Steps[tuple[Address, ...]]:
-        """The one."""
+        """Return the one server."""
         return (self._address,)
         yield
 
@@ -86,40 +101,47 @@ class Sentinel:
     def __init__(self, servers: Servers) -> None:
         self._seeds = list(servers.seeds)
         self._service = servers.service
-        self._question = Command(pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", servers.service))
+        self._command = Command(pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", servers.service))
         self._master: Address | None = None
 
     def known(self, slot: int) -> Address | None:
-        """The master, once a Sentinel has named it."""
+        """Return the master, once a Sentinel has named it."""
         return self._master
 
     def find(self, slot: int) -> Steps[Address]:
-        """The master, asked for when none is known. The Sentinel that answered is asked first next time."""
+        """Return the master. If it is unknown, query the Sentinels, first the one that replied last time."""
         if self._master is not None:
             return self._master
+        answers: list[str] = []
         for seed in tuple(self._seeds):
             try:
-                reply = yield Ask(seed, self._question, share=0.5, sentinel=True)
-            except LinkError:
+                reply = yield Send(seed, self._command, part=0.5, sentinel=True)
+            except NoReplyError as error:
+                answers.append(f"{seed}: {said(error)}")
                 continue
             if isinstance(reply, list) and len(reply) == 2:
-                self._seeds.remove(seed)
-                self._seeds.insert(0, seed)
+                self._seeds.sort(key=seed.__ne__)
                 self._master = Address(reply[0].decode(), int(reply[1]))
                 return self._master
-        raise StoreError(", ".join(map(str, self._seeds)), f"no Sentinel names a master of {self._service!r}")
+            answers.append(f"{seed}: {said(reply)}")
+        problem = f"no Sentinel names a master of {self._service!r} ({'; '.join(answers)})"
+        raise StoreError(", ".join(map(str, self._seeds)), problem, advice=_ADVICE)
 
     def lost(self, address: Address) -> bool:
-        """Another may be the master by now."""
-        self._master = None
+        """Forget the lost master, and return True: another server may be the master by now."""
+        if self._master == address:  # else another request has found a new one already
+            self._master = None
         return True
 
+    def answered(self, address: Address) -> None:
+        """Nothing: a master that answers is kept."""
+
     def moved(self, slot: int, address: Address) -> None:
-        """Sentinels and clusters do not go together."""
+        """Raise StoreError, because Sentinels do not manage clusters."""
         raise StoreError(str(address), "the master is a node of a cluster; use redis+cluster://")
 
     def masters(self) -> Steps[tuple[Address, ...]]:
-        """The one."""
+        """Return the one server."""
         return ((yield from self.find(0)),)
 
 
@@ -131,63 +153,99 @@ class Cluster:
     def __init__(self, servers: Servers) -> None:
         self._seeds = servers.seeds
         self._slots: list[Address | None] = []
-        self._asked = 0.0
+        self._nodes: tuple[Address, ...] = ()  # those that serve a slot
+        self._suspects: set[Address] = set()
+        self._asked_at = -inf  # when a request last began to load the map
         self._stale = True
 
     def parts(self, *identities: str) -> tuple[str, ...]:
-        """The nodes of these identities by the last map, by the names that errors have."""
-        if not self._slots:
-            return ()
+        """Return the nodes that keep the keys of these identities, or all nodes, according to the last map. A node is
+        shown as its address, as in errors.
+        """
+        if not identities or not self._slots:
+            return tuple(map(str, self._nodes))
         found = [self._slots[slot_of(identity)] for identity in identities]
         return tuple([str(address) for address in found if address is not None])
 
     def known(self, slot: int) -> Address | None:
-        """The node of a slot, while the map has not proved wrong."""
-        return None if self._stale else self._slots[slot]
+        """Return the node of a slot, unless it is a suspect, or unless this request is the one that loads a new map."""
+        if self._stale and (not self._slots or monotonic() - self._asked_at > _FRESH):
+            return None
+        address = self._slots[slot]
+        return None if address in self._suspects else address
 
     def find(self, slot: int) -> Steps[Address]:
-        """The node of a slot; the map is asked for when there is none, or when it has proved wrong."""
-        if self._stale and (not self._slots or monotonic() - self._asked > _FRESH):
-            yield from self._ask()
+        """Return the node of a slot. The map is loaded first if there is none, if it is stale or if the node is a
+        suspect.
+        """
+        address = self.known(slot)
+        if address is not None:
+            return address
+        if not self._slots or monotonic() - self._asked_at > _FRESH:
+            answers = yield from self._load_map()
+            if not self._slots:
+                raise self._no_map(answers)
         address = self._slots[slot]
         if address is None:
-            self._stale = True
-            raise StoreError(f"slot {slot}", "no node of the cluster serves it")
+            problem = "no node of the cluster serves it"
+            raise StoreError(f"slot {slot}", problem, concerns="plan", advice=_CHECK)
         return address
 
     def lost(self, address: Address) -> bool:
-        """A replica may have taken its place."""
-        self._stale = True
+        """Suspect the node, and return True: a replica may have replaced it."""
+        self._suspects.add(address)
         return True
 
+    def answered(self, address: Address) -> None:
+        """Note that the node has replied, so it is no longer a suspect."""
+        self._suspects.discard(address)
+
     def moved(self, slot: int, address: Address) -> None:
-        """One slot is certain now; others may have moved too."""
+        """Set the node of this slot. Other slots may have moved too."""
         self._slots[slot] = address
         self._stale = True
 
     def masters(self) -> Steps[tuple[Address, ...]]:
-        """All nodes that serve a slot, by a map that is asked for now."""
-        yield from self._ask()
-        return tuple(dict.fromkeys(filter(None, self._slots)))
+        """Return all nodes that serve a slot, by a map that is loaded now."""
+        answers = yield from self._load_map()
+        if self._stale:
+            raise self._no_map(answers)
+        return self._nodes
 
-    def _ask(self) -> Steps[None]:
-        known = dict.fromkeys([*filter(None, dict.fromkeys(self._slots)), *self._seeds])
-        for address in known:
+    def _load_map(self) -> Steps[list[str]]:
+        """Load the map from the first node that reports one. If none does, the map that was there stays. Return the
+        answers that were not a map.
+        """
+        self._asked_at, self._stale = monotonic(), True
+        answers: list[str] = []
+        for address in sorted(dict.fromkeys([*self._nodes, *self._seeds]), key=self._suspects.__contains__):
             try:
-                reply = yield Ask(address, _MAP, share=0.5)
-            except LinkError:
+                reply = yield Send(address, _MAP, part=0.5)
+            except NoReplyError as error:
+                answers.append(f"{address}: {said(error)}")
+                if error.concerns == "server":
+                    self._suspects.add(address)
                 continue
             if isinstance(reply, list) and reply:
-                self._slots, self._asked, self._stale = _map(reply, address), monotonic(), False
-                return
-        raise StoreError(", ".join(map(str, self._seeds)), "no node tells the slots of the cluster")
+                self._slots = _slots_of(reply, address)
+                self._nodes = tuple(dict.fromkeys(filter(None, self._slots)))
+                self._suspects &= {*self._nodes, *self._seeds}
+                self._stale = False
+                break
+            answers.append(f"{address}: {said(reply)}")
+        return answers
+
+    def _no_map(self, answers: list[str]) -> StoreError:
+        problem = f"no node reports the slots of the cluster ({'; '.join(answers)})"
+        return StoreError(", ".join(map(str, self._seeds)), problem, advice=_ADVICE)
 
 
 _MAP: Final = Command(pack("CLUSTER", "SLOTS"))
+_CHECK: Final = "check the cluster with `redis-cli --cluster check`"
 
 
-def _map(reply: list[Any], asked: Address) -> list[Address | None]:
-    """The master of every slot. A node that does not know its own host is the one that was asked."""
+def _slots_of(reply: list[Any], asked: Address) -> list[Address | None]:
+    """Return the master of every slot. A node without a host in the reply is the node that replied."""
     slots: list[Address | None] = [None] * SLOTS
     for first, last, master, *_ in reply:
         host = master[0].decode() if master[0] else asked.host
@@ -196,6 +254,6 @@ def _map(reply: list[Any], asked: Address) -> list[Address | None]:
 
 
 def topology(servers: Servers) -> Topology:
-    """The topology that a URL names."""
+    """Return the topology that a URL names."""
     kinds: dict[str, type[Single] | type[Sentinel] | type[Cluster]] = {"sentinel": Sentinel, "cluster": Cluster}
     return kinds.get(servers.kind, Single)(servers)

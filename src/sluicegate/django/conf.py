@@ -1,0 +1,155 @@
+"""The two gates of a process, sync and async, made from `settings.SLUICEGATE` at first use.
+
+The middleware and the decorators share them, so they share budgets. When the setting changes (`override_settings`),
+the gates are closed, and the next request makes new ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from threading import RLock
+from typing import Any, Final
+
+from asgiref.sync import async_to_sync
+from django.conf import settings as django_settings
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from sluicegate import fork
+from sluicegate.awaiting import async_mismatch, is_async
+from sluicegate.django.routes import names_of_routes
+from sluicegate.errors import SettingsError
+from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.settings import Settings, hide
+
+SETTING: Final = "SLUICEGATE"
+UNUSABLE: Final = "sluicegate.E002"
+"""The id of the system check that reports unknown routes too."""
+
+OURS: Final = "sluicegate.django.middleware.RateLimitMiddleware"
+
+_closing: Final[set[asyncio.Task[None]]] = set()  # an event loop keeps only weak references to its tasks
+
+
+class _Gates:
+    """The open gates of this process."""
+
+    sync: Gate | None = None
+    async_: AsyncGate | None = None
+    lock = RLock()  # re-entrant: reading the settings may import modules that need a gate
+
+    @classmethod
+    def after_fork(cls) -> None:
+        """Renew the lock. A gate is set in one step."""
+        cls.lock = RLock()
+
+
+fork.renew(_Gates)
+
+
+def raw_settings() -> Any:
+    """Return the value of `settings.SLUICEGATE`, with its secrets hidden; None if it is not set."""
+    found = getattr(django_settings, SETTING, None)
+    return hide(found) if isinstance(found, Mapping) else found
+
+
+def read_settings() -> Settings:
+    """Return the project's settings, read now. A project without SLUICEGATE has only the rules of its decorators."""
+    found = raw_settings()
+    if isinstance(found, Settings):
+        return found
+    if found is not None and not isinstance(found, Mapping):
+        expected = 'give a dict like {"STORE": "redis://…", "DEFAULT_LIMITS": ["1000/day"]}'
+        raise SettingsError(SETTING, found, problem="not a dict", expected=expected)
+    return Settings.from_mapping({} if found is None else found, source=f"settings.{SETTING}")
+
+
+def sync_gate() -> Gate:
+    """Return the gate for requests under WSGI."""
+    gate = _Gates.sync
+    if gate is None:
+        with _Gates.lock:
+            gate = _Gates.sync = _Gates.sync or make_sync(read_settings())
+    return gate
+
+
+def async_gate() -> AsyncGate:
+    """Return the gate for requests under ASGI."""
+    gate = _Gates.async_
+    if gate is None:
+        with _Gates.lock:
+            gate = _Gates.async_ = _Gates.async_ or make_async(read_settings())
+    return gate
+
+
+def make_sync(settings: Settings) -> Gate:
+    """Return a gate for WSGI. An async `on_denied` raises an error, because WSGI cannot await it."""
+    if is_async(settings.on_denied):
+        raise async_mismatch("on_denied", settings.on_denied)
+    gate = Gate(settings)
+    _check_routes(gate)
+    return gate
+
+
+def make_async(settings: Settings) -> AsyncGate:
+    """Return a gate for ASGI."""
+    gate = AsyncGate(settings)
+    _check_routes(gate)
+    return gate
+
+
+def _check_routes(gate: Gate | AsyncGate) -> None:
+    """Raise an error for a rule whose route is not in the URLconf.
+
+    A project that has the route in another URLconf silences the system check, and then this one is skipped too.
+    """
+    if gate.knows_routes and UNUSABLE not in django_settings.SILENCED_SYSTEM_CHECKS:
+        gate.check_routes(names_of_routes())
+
+
+@lru_cache(maxsize=16)
+def has_middleware(paths: tuple[str, ...]) -> bool:
+    """True if RateLimitMiddleware or a subclass of it is among these."""
+    return OURS in ancestors(paths)
+
+
+def ancestors(paths: Iterable[str]) -> list[str]:
+    """Return the names of middleware classes and their base classes, each as "module.Class"."""
+    names = []
+    for path in paths:
+        try:
+            found = import_string(path)
+        except ImportError:  # Django reports it when the server starts
+            continue
+        names += [f"{cls.__module__}.{cls.__qualname__}" for cls in getattr(found, "__mro__", ())]
+    return names
+
+
+def reload(*, setting: str, **_: Any) -> None:
+    """Close the gates when `settings.SLUICEGATE` changes."""
+    if setting != SETTING:
+        return
+    with _Gates.lock:
+        sync, async_ = _Gates.sync, _Gates.async_
+        _Gates.sync = _Gates.async_ = None
+    if sync is not None:
+        sync.close()
+    if async_ is not None:
+        _close(async_)
+
+
+def _close(gate: AsyncGate) -> None:
+    """Close an async gate, from a thread with or without a running event loop."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        async_to_sync(gate.close)()
+        return
+    task = loop.create_task(gate.close())
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
+
+
+setting_changed.connect(reload, dispatch_uid="sluicegate.django.conf.reload")

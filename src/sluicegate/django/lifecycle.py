@@ -1,0 +1,169 @@
+"""The end of a Django request: refunds by its response, renewal while it streams, release when it is closed.
+
+Django closes the request together with the response that it sends, also when that response has replaced others. If
+Django's task is cancelled, it closes nothing; then slots are released when the request object is freed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from asgiref.sync import async_to_sync, sync_to_async
+from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.http import Http404, HttpRequest, StreamingHttpResponse
+from django.http.multipartparser import MultiPartParserError
+from django.http.response import HttpResponseBase
+
+from sluicegate.django.request import DjangoRequestState
+from sluicegate.rules.response import Headers, Response
+from sluicegate.web.settlement import AsyncSettlement, Settlement
+
+_STATUSES: tuple[tuple[type[Exception], int], ...] = (  # the statuses that Django gives to uncaught exceptions
+    (Http404, 404),
+    (PermissionDenied, 403),
+    (MultiPartParserError, 400),
+    (BadRequest, 400),
+    (SuspiciousOperation, 400),
+)
+
+
+def release_at_close(state: DjangoRequestState) -> None:
+    """Release the slots of a concurrency limit when the request is closed. Django closes no copy of a request."""
+    settlement = state.settlement
+    if settlement is None or not settlement.holds or state.releases_at_close:
+        return
+    own = state.own_request()
+    request: HttpRequest = state.native if own is None else own
+    state.releases_at_close = True
+    setattr(request, "close", _releasing_close(request, settlement))  # noqa: B010  # mypy forbids to replace a method
+    if isinstance(settlement, AsyncSettlement):
+        weakref.finalize(request, partial(_release_lost, asyncio.get_running_loop(), settlement)).atexit = False
+
+
+def settle_response(response: HttpResponseBase, state: DjangoRequestState) -> None:
+    """Refund the charges that this response refunds, before it is sent."""
+    settlement = state.settlement
+    if isinstance(settlement, AsyncSettlement):  # a sync view under ASGI
+        async_to_sync(settle_response_async)(response, state)
+    elif settlement is not None:
+        state.regain(settlement.answered(_read_response(response)))
+        _renew_while_streaming(response, settlement)
+
+
+async def settle_response_async(response: HttpResponseBase, state: DjangoRequestState) -> None:
+    """Refund the charges that this response refunds, before it is sent."""
+    settlement = state.settlement
+    if isinstance(settlement, Settlement):  # an async view under WSGI
+        await sync_to_async(settle_response)(response, state)
+    elif settlement is not None:
+        state.regain(await settlement.answered(_read_response(response)))
+        _renew_while_streaming(response, settlement)
+
+
+def settle_without_response(state: DjangoRequestState, error: BaseException | None) -> None:
+    """End a request whose view gave no response: it raised, or was cancelled."""
+    settlement = state.settlement
+    if isinstance(settlement, AsyncSettlement):
+        async_to_sync(settle_without_response_async)(state, error)
+    elif settlement is not None:
+        if isinstance(error, Exception):
+            settlement.answered(Response(_status(error)))
+        settlement.over(error)
+
+
+async def settle_without_response_async(state: DjangoRequestState, error: BaseException | None) -> None:
+    """End a request whose view gave no response: it raised, or was cancelled."""
+    settlement = state.settlement
+    if isinstance(settlement, Settlement):
+        await sync_to_async(settle_without_response)(state, error)
+    elif settlement is not None:
+        if isinstance(error, Exception):
+            await settlement.answered(Response(_status(error)))
+        await settlement.over(error)
+
+
+def _status(error: Exception) -> int:
+    """Return the status that an exception will have. REST framework's exceptions have their own."""
+    own = getattr(error, "status_code", None)
+    if isinstance(own, int):
+        return own
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+
+
+def _read_response(response: HttpResponseBase) -> Response:
+    return Response(response.status_code, Headers(response.items()))
+
+
+def _renew_while_streaming(response: HttpResponseBase, settlement: Settlement | AsyncSettlement) -> None:
+    """Renew the slots while a streaming response is sent.
+
+    Under ASGI Django makes a list of a synchronous iterator, in a thread; there only the loop's timer renews.
+    """
+    if not settlement.holds or not isinstance(response, StreamingHttpResponse):
+        return
+    content: Any = response.streaming_content
+    if response.is_async:
+        response.streaming_content = _renewing_async(content, settlement)
+    elif isinstance(settlement, Settlement):
+        response.streaming_content = _renewing(content, settlement)
+
+
+def _renewing(chunks: Iterator[bytes], settlement: Settlement) -> Iterator[bytes]:
+    for chunk in chunks:
+        settlement.going_on()
+        yield chunk
+
+
+async def _renewing_async(
+    chunks: AsyncIterator[bytes], settlement: Settlement | AsyncSettlement
+) -> AsyncIterator[bytes]:
+    async for chunk in chunks:
+        if isinstance(settlement, AsyncSettlement):
+            await settlement.going_on()
+        else:
+            settlement.going_on()
+        yield chunk
+
+
+def _releasing_close(request: HttpRequest, settlement: Settlement | AsyncSettlement) -> Callable[[], None]:
+    """Return a `close` for the request that also releases its slots. It must not keep the request alive."""
+    before, reference = vars(request).get("close"), weakref.ref(request)
+
+    def close() -> None:
+        try:
+            if before is not None:
+                before()
+            elif (alive := reference()) is not None:
+                type(alive).close(alive)
+        finally:
+            _release(settlement)
+
+    return close
+
+
+def _release(settlement: Settlement | AsyncSettlement) -> None:
+    if isinstance(settlement, Settlement):
+        settlement.ended()
+    elif _is_on_loop():  # the response was closed on an event loop, where this function cannot await
+        settlement.end_soon()
+    elif settlement.holds:
+        async_to_sync(settlement.ended)()
+
+
+def _is_on_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _release_lost(loop: asyncio.AbstractEventLoop, settlement: AsyncSettlement) -> None:
+    """Release the slots of a request that was freed without being closed. Called from any thread."""
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(settlement.end_soon)

@@ -1,0 +1,159 @@
+"""The state of one Django request: what keys read from it, and what the gate has decided about it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from typing import Any, Self, cast
+from weakref import ref
+
+from django.http import HttpRequest
+
+from sluicegate.django.users import UNKNOWN, UserLookup, known_user
+from sluicegate.plan import Decision
+from sluicegate.web.bound import Bound
+from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.preflight import is_preflight
+from sluicegate.web.request_state import RequestState
+
+_PLAIN_META = ("CONTENT_TYPE", "CONTENT_LENGTH")  # PEP 3333: the two headers whose names have no HTTP_ prefix
+
+
+class DjangoRequestState(RequestState):
+    """One Django request: what keys read from it, and what the gate has decided about it.
+
+    Stored on the request as `request.sluicegate`. Its reference to the request is weak: a strong one would make a
+    cycle, and the request would live until the garbage collector runs. `meta` is strong: it refers to no request, and
+    a plan may read the address after the request's task was cancelled. A copy of the request, which a middleware may
+    pass on, has the same state; it may be freed before the request itself.
+    """
+
+    __slots__ = ("_request", "bounds", "charged", "found_user", "meta", "open", "own_request", "releases_at_close")
+
+    def __init__(self, request: HttpRequest, gate: Gate | AsyncGate) -> None:
+        super().__init__(gate)
+        self._request: Callable[[], Any] = ref(request)
+        self.own_request: Callable[[], Any] = self._request  # not a copy of it, which Django would not close
+        self.meta: dict[str, Any] = request.META
+        self.bounds: Collection[Bound] = ()  # the rules that are being charged
+        self.charged = False  # the plan of the endpoint has been decided
+        self.found_user: Any = UNKNOWN  # the user found by the lookup: one request does one lookup
+        self.releases_at_close = False  # closing the request releases its slots
+        self.open = True  # the middleware or an outer decorator will still add the fields to the response
+
+    def charging(self, request: HttpRequest, bounds: Collection[Bound]) -> Self:
+        """Return this state, about to charge these rules. A middleware may have passed on a copy of the request."""
+        self._request, self.meta, self.bounds = ref(request), request.META, bounds
+        return self
+
+    @property
+    def native(self) -> HttpRequest:
+        """The request that is being charged; the one of this state if that was a copy and is gone."""
+        request: HttpRequest | None = self._request()
+        return self.own_request() if request is None else request
+
+    @property
+    def method(self) -> str:
+        """The method. Django has converted it to capitals."""
+        method: str | None = self.native.method
+        return "GET" if method is None else method
+
+    @property
+    def path(self) -> str:
+        """The path below the script's mount point."""
+        path: str = self.native.path_info
+        return path
+
+    @property
+    def peer(self) -> str | None:
+        """The address of the socket's other end; missing or empty on a unix socket."""
+        address = self.meta.get("REMOTE_ADDR")
+        return None if address is None else str(address)
+
+    def header(self, name: str) -> Sequence[str]:
+        """Return a header as one line: the server or Django has joined its lines."""
+        key = name.upper().replace("-", "_")
+        value = self.meta.get(key if key in _PLAIN_META else f"HTTP_{key}")
+        return () if value is None else (value,)
+
+    def path_value(self, name: str) -> str | None:
+        """Return a parameter of the matched path."""
+        match = self.native.resolver_match
+        value = None if match is None else match.kwargs.get(name)
+        return None if value is None else str(value)
+
+    def user(self) -> Hashable | Awaitable[Hashable | None] | None:
+        """Return the primary key of the signed-in user."""
+        name: Any = known_user(self.native, is_async=False)
+        if name is UNKNOWN:
+            name = self.found_user
+        if name is UNKNOWN:
+            name = self.found_user = UserLookup(self, self.gate, self.bounds).run()
+        found: Hashable | None = name
+        return found
+
+    def is_cors_preflight(self) -> bool:
+        """True if this is a CORS preflight as browsers send it."""
+        return self.method == "OPTIONS" and is_preflight("OPTIONS", self.header)
+
+
+class AsyncDjangoRequestState(DjangoRequestState):
+    """The same on an event loop, where finding the user may have to be awaited."""
+
+    __slots__ = ("_scope",)
+
+    def __init__(self, request: HttpRequest, gate: Gate | AsyncGate) -> None:
+        super().__init__(request, gate)
+        self._scope: dict[str, Any] | None = getattr(request, "scope", None)
+
+    def header(self, name: str) -> Sequence[str]:
+        """Return a header, joined from the lines with exactly this name: Django before 5.2.13 also joins
+        X_Forwarded_For.
+        """
+        if self._scope is None:
+            return super().header(name)
+        wanted = name.lower().encode("latin-1")
+        lines = [value.decode("latin-1") for key, value in self._scope["headers"] if key == wanted]
+        return (",".join(lines),) if lines else ()
+
+    def user(self) -> Hashable | Awaitable[Hashable | None] | None:
+        """Return the primary key of the signed-in user, or an awaitable of it where the session has to be read."""
+        name: Any = known_user(self.native, is_async=True)
+        if name is UNKNOWN:
+            name = self.found_user
+        if name is UNKNOWN:
+            return self._look_up()
+        found: Hashable | None = name
+        return found
+
+    async def _look_up(self) -> Hashable | None:
+        name = self.found_user = await UserLookup(self, self.gate, self.bounds).run_async()
+        return name
+
+
+def state_of(request: Any) -> DjangoRequestState | None:
+    """Return the state of a request, also of REST framework's; None if sluicegate has not seen it."""
+    found = getattr(getattr(request, "_request", request), "sluicegate", None)
+    return found if isinstance(found, DjangoRequestState) else None
+
+
+def outer_of(request: HttpRequest) -> RequestState | None:
+    """Return the state that a limiter around the whole project (`sluicegate.wsgi` or `sluicegate.asgi`) has made."""
+    state = getattr(request, "scope", {}).get("state", {})
+    return cast("RequestState | None", state.get("sluicegate") or request.META.get("sluicegate.state"))
+
+
+def decision(request: Any) -> Decision | None:
+    """Return the decision about this request, for views and other middleware; None if no rule applied.
+
+    Takes a request of Django or of REST framework.
+    """
+    state = state_of(request)
+    return None if state is None else state.decision
+
+
+def begin(request: HttpRequest, gate: Gate | AsyncGate) -> DjangoRequestState:
+    """Make the state of a request, and store it on the request."""
+    make = AsyncDjangoRequestState if isinstance(gate, AsyncGate) else DjangoRequestState
+    state = make(request, gate)
+    setattr(request, "sluicegate", state)  # noqa: B010  # HttpRequest does not declare it
+    return state

@@ -1,0 +1,193 @@
+"""Enforcement and its Django responses, sync and async.
+
+`enforce` and `enforce_async` decide, send the signal, and return the response to a refused request, or None to
+continue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from inspect import isawaitable
+from typing import Any, Final, TypeVar, cast
+
+from asgiref.sync import async_to_sync, sync_to_async
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase, ResponseHeaders
+
+from sluicegate.awaiting import async_mismatch, close_unawaited, waits
+from sluicegate.clock import epoch_seconds
+from sluicegate.django.lifecycle import release_at_close
+from sluicegate.django.request import DjangoRequestState, outer_of
+from sluicegate.django.signals import rate_limited
+from sluicegate.django.users import UserUnknownError
+from sluicegate.errors import SettingsError
+from sluicegate.plan import Decision, RateLimitExceeded
+from sluicegate.web.bound import Bound
+from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.http import Denial, Fields, denial, fields_for, merge
+from sluicegate.web.request_state import warn_of_twice
+
+_DECISION: Final = "_sluicegate"  # attribute of a refusal made here: the decision whose RateLimit fields it has
+
+Response = TypeVar("Response", bound=HttpResponseBase)
+
+
+def enforce(request: HttpRequest, state: DjangoRequestState, bounds: Collection[Bound]) -> HttpResponseBase | None:
+    """Charge these rules, and return the refusal if one of them refuses."""
+    gate = state.gate
+    if isinstance(gate, AsyncGate):  # a sync view under ASGI: the gate's connections belong to the server's loop
+        return async_to_sync(enforce_async)(request, state, bounds)
+    try:
+        decision = gate.decide(state.charging(request, bounds), bounds)
+    except UserUnknownError as error:
+        decision = error.decision
+    warn_of_twice(outer_of(request), gate, decision)
+    state.note(decision)
+    release_at_close(state)
+    return None if decision is None or decision.allowed else refuse(request, state, decision)
+
+
+async def enforce_async(
+    request: HttpRequest, state: DjangoRequestState, bounds: Collection[Bound]
+) -> HttpResponseBase | None:
+    """Charge these rules, and return the refusal if one of them refuses."""
+    gate = state.gate
+    if isinstance(gate, Gate):  # an async view under WSGI: its loop ends with this call, and reading the user blocks
+        return await sync_to_async(enforce)(request, state, bounds)
+    try:
+        decision = await gate.decide(state.charging(request, bounds), bounds)
+    except UserUnknownError as error:
+        decision = error.decision
+    warn_of_twice(outer_of(request), gate, decision)
+    state.note(decision)
+    release_at_close(state)
+    return None if decision is None or decision.allowed else await refuse_async(request, state, decision)
+
+
+def refuse(request: HttpRequest, state: DjangoRequestState, decision: Decision) -> HttpResponseBase:
+    """Send the signal, and return the response to a refused request."""
+    gate = state.gate
+    if isinstance(gate, AsyncGate):
+        return async_to_sync(refuse_async)(request, state, decision)
+    rate_limited.send_robust(type(request), request=request, decision=decision)
+    own = gate.settings.on_denied
+    return _refusal(request, state, decision, own=None if own is None else _rendered(own(request, decision)))
+
+
+async def refuse_async(request: HttpRequest, state: DjangoRequestState, decision: Decision) -> HttpResponseBase:
+    """Send the signal, and return the response to a refused request."""
+    gate = state.gate
+    if isinstance(gate, Gate):
+        return await sync_to_async(refuse)(request, state, decision)
+    await rate_limited.asend_robust(type(request), request=request, decision=decision)
+    own = gate.settings.on_denied
+    response = None if own is None else own(request, decision)
+    response = await response if isawaitable(response) else response
+    if _is_unrendered(response):
+        response = await sync_to_async(_rendered)(response)
+    return _refusal(request, state, decision, own=response)
+
+
+def note_raised(state: DjangoRequestState, error: RateLimitExceeded) -> Decision:
+    """Add the decision that a view has raised to the state of its request, and return it as a refusal.
+
+    It may come from any limiter. An allowing decision becomes a refusal, because the view raised it.
+    """
+    refusal = error.decision._replace(allowed=False) if error.decision.allowed else error.decision
+    if error.decision is state.decision:
+        state.decision = refusal
+    elif not refusal.forbidden:  # which says nothing of any rule
+        state.note(refusal)
+    return refusal
+
+
+def add_fields(response: Response, state: DjangoRequestState) -> Response:
+    """Add the fields of the decision to the response. Its body is not changed."""
+    state.open = False
+    decision, known = state.decision, getattr(response, _DECISION, None)
+    if decision is not None and decision is not known:
+        dialect = state.gate.settings.headers
+        fields = fields_for(decision, dialect, epoch=epoch_seconds(), status=response.status_code)
+        if fields:
+            response.headers = _ClientHeaders(response.headers, fields)
+        if known is None:
+            add(response, fields)
+        else:  # a view was given the refusal of a decorator inside it, and returned it
+            for name, value in fields:
+                response.headers[name] = value
+    return response
+
+
+class _ClientHeaders(ResponseHeaders):
+    """Headers with the fields of one client. A cache pickles responses; the pickle leaves these fields out."""
+
+    def __init__(self, headers: ResponseHeaders, fields: Fields) -> None:
+        super().__init__(headers)
+        self.before: dict[str, str | None] = {}  # None: the response had no such field
+        for name, _ in fields:
+            self.before[name] = headers.get(name)
+        if isinstance(headers, _ClientHeaders):
+            self.before.update(headers.before)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rest = {name: value for name, value in self.items() if name not in self.before}
+        return ResponseHeaders, ({**rest, **{name: value for name, value in self.before.items() if value is not None}},)
+
+
+def replace_response(answer: HttpResponseBase, response: HttpResponseBase) -> HttpResponseBase:
+    """Return the refusal instead of a response. The refusal closes the resources of that response."""
+    # Not response.close(): that would also send Django's request_finished signal, a second time.
+    refusal: Any = answer
+    refusal._resource_closers.extend(cast("Any", response)._resource_closers)
+    return answer
+
+
+def add(response: HttpResponseBase, fields: Fields) -> None:
+    """Merge fields into those of the response: lists grow, other fields of the response stay."""
+    headers = response.headers
+    own: Fields = []
+    for name, _ in fields:  # loops, not comprehensions: those are calls on the hot path
+        present = headers.get(name)
+        if present is not None:
+            own.append((name, present))
+    for name, value in merge(own, fields) if own else fields:
+        headers[name] = value
+
+
+def _refusal(
+    request: HttpRequest, state: DjangoRequestState, decision: Decision, *, own: HttpResponseBase | None
+) -> HttpResponseBase:
+    """Return the response to a refused request. If this is the decision of the whole request, it has the RateLimit
+    fields.
+
+    Else `add_fields` adds them later, as to a response of `on_denied`.
+    """
+    if own is None:
+        dialect = state.gate.settings.headers if decision is state.decision else None
+        answer = denial(decision, dialect, epoch=epoch_seconds(), accept=request.META.get("HTTP_ACCEPT", ""))
+        own = _response(answer, empty=request.method == "HEAD")
+        if dialect is not None:
+            setattr(own, _DECISION, decision)
+    elif not isinstance(own, HttpResponseBase):
+        if waits(own):
+            close_unawaited(own)
+            raise async_mismatch("on_denied", state.gate.settings.on_denied)
+        expected = "return one of Django's responses, or None for the usual answer"
+        raise SettingsError("on_denied", type(own), problem="what it returned is no response", expected=expected)
+    else:
+        add(own, fields_for(decision, None, epoch=0, status=own.status_code))
+    own._has_been_logged = True  # type: ignore[attr-defined]  # Django then logs nothing: refusals must not fill the log
+    return own
+
+
+def _response(answer: Denial, *, empty: bool) -> HttpResponse:
+    return HttpResponse(b"" if empty else answer.body, status=answer.status, headers=dict(answer.all_fields))
+
+
+def _is_unrendered(response: Any) -> bool:
+    """True if this is an unrendered TemplateResponse: Django renders only those that a view returns."""
+    return getattr(response, "is_rendered", True) is False
+
+
+def _rendered(response: Any) -> Any:
+    return response.render() if _is_unrendered(response) else response

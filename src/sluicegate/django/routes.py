@@ -1,0 +1,122 @@
+"""The endpoint of a Django request: from a resolver match to an `Endpoint`, with the marks of the view.
+
+It reads views as Django and REST framework wrap them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from inspect import unwrap
+from typing import Any
+
+from django.http import HttpRequest
+from django.urls import URLResolver, get_resolver, get_urlconf
+
+from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint, label_of, scope_of, short_name
+from sluicegate.web.marks import Mark, marks_of
+
+
+def arrival_of(request: HttpRequest) -> Arrival:
+    """Return the arrival of a request; NOWHERE if it matched no route, or got its response before the match."""
+    match = request.resolver_match
+    if match is None:
+        return NOWHERE
+    verb = _verb(class_of(match.func), request.method)
+    return _arrival(match.func, match.view_name or "", match.route or "", verb=verb)
+
+
+@lru_cache(maxsize=1024)
+def arrival_by_call(cls: type | None, name: str, marks: tuple[Mark, ...], *, route: str) -> Arrival:
+    """Return the arrival of a call whose route carries no marks: a function by its label, or a class and its method."""
+    if cls is None:
+        endpoint = Endpoint(marks=marks, label=name, route=route)
+    elif name == "dispatch":
+        endpoint = Endpoint(marks=marks, label=_class_label(cls), route=route)
+    else:
+        endpoint = Endpoint(marks=_method_marks(marks, cls, name, route=route), label=_class_label(cls), route=route)
+    return Arrival(endpoint, marks)
+
+
+def names_of_routes() -> set[str]:
+    """Return all names of the project's routes that a rule's `route` may use."""
+    names: set[str] = set()
+    for view, template, name in _routes(get_resolver()):
+        names.update(_arrival(view, name, template, verb="").endpoint.names)
+    return names
+
+
+def _routes(resolver: URLResolver, route: str = "", space: str = "") -> Iterator[tuple[Callable[..., Any], str, str]]:
+    """Yield the view, the template and the name of each route, in the order of the URLconf."""
+    for pattern in resolver.url_patterns:
+        template = route + str(pattern.pattern)
+        if isinstance(pattern, URLResolver):
+            yield from _routes(pattern, template, f"{space}{pattern.namespace}:" if pattern.namespace else space)
+        else:
+            yield pattern.callback, template, f"{space}{pattern.name}" if pattern.name else ""
+
+
+@lru_cache(maxsize=16)
+def _first_routes(resolver: URLResolver) -> dict[Any, str]:
+    """Return the first route of each view in the URLconf: the same in every worker, whichever URL it serves first."""
+    first: dict[Any, str] = {}
+    for view, template, _ in _routes(resolver):
+        first.setdefault(_inmost(view), template)
+    return first
+
+
+def _inmost(view: Any) -> Any:
+    """Return the innermost part of a wrapped view: its class, or the function."""
+    return class_of(view) or unwrap(view)
+
+
+def class_of(view: Any) -> type | None:
+    """Return the class behind `as_view()`: Django calls it `view_class`, REST framework `cls`."""
+    found = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    return found if isinstance(found, type) else None
+
+
+def _verb(cls: type | None, method: str | None) -> str:
+    """Return the name of the method of the class that Django will call; "" if there is none.
+
+    Only known names: clients choose the method, and the result is part of a cache key.
+    """
+    verb = (method or "").lower()
+    if cls is None or verb not in getattr(cls, "http_method_names", ()):
+        return ""
+    return "get" if verb == "head" and not hasattr(cls, "head") else verb
+
+
+@lru_cache(maxsize=4096)  # more than the routes of a project; only override_settings makes more
+def _arrival(view: Callable[..., Any], name: str, route: str, *, verb: str) -> Arrival:
+    cls = class_of(view)
+    label = label_of(view) if cls is None else _class_label(cls)
+    marks = marks_of(view)
+    of_endpoint = marks
+    home = _first_routes(get_resolver(get_urlconf())).get(_inmost(view), route) if "<" in label else route
+    if cls is not None:
+        actions = getattr(view, "actions", None) or {}  # a viewset maps each verb to a method
+        handler = actions.get(verb, verb)
+        own = marks_of(getattr(cls, handler, None))
+        of_endpoint = (*marks_of(cls), *marks, *_method_marks(own, cls, handler, route=home))
+        marks = (*marks, *own)
+    names = tuple(dict.fromkeys(each for each in (name, route, f"/{route}", label) if each))
+    return Arrival(Endpoint((view, name, route, verb), of_endpoint, names=names, label=label, route=home), marks)
+
+
+def _class_label(cls: type) -> str:
+    """Return the label under which the budgets of a class-based view are kept."""
+    # REST framework gives the class behind @api_view the name of the function, but not its qualified name.
+    name = cls.__name__ if cls.__qualname__ == "WrappedAPIView" else cls.__qualname__
+    return f"{cls.__module__}.{name}"
+
+
+def _method_marks(marks: tuple[Mark, ...], cls: type, name: str, *, route: str) -> tuple[Mark, ...]:
+    """Return the marks of one method, with other budgets than its class."""
+    shown = f"{short_name(Endpoint(label=cls.__name__))}.{short_name(Endpoint(label=name))}"[:128]
+    endpoint = Endpoint(marks=marks, label=f"{_class_label(cls)}.{name}", route=route)
+    rules = [mark.rule_for(shown, scope_of(endpoint, mark)) for mark in marks]
+    return tuple(
+        Mark(rule, named=True, override_defaults=mark.override_defaults)
+        for rule, mark in zip(rules, marks, strict=True)
+    )

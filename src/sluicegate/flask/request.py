@@ -1,0 +1,63 @@
+"""A Flask request as key functions see it.
+
+The address is read from one source: from `remote_addr`, which ProxyFix may have set, or from the trusted header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, cast
+
+from flask import Flask, Request
+
+from sluicegate.wsgi import WsgiCaller
+
+
+class FlaskCaller(WsgiCaller):
+    """The client of a Flask request."""
+
+    __slots__ = ("_app", "_parses", "_request")
+
+    def __init__(self, app: Flask, request: Request, *, parses: bool) -> None:
+        self.environ = request.environ
+        self._app = app
+        self._request = request
+        self._parses = parses  # the trusted header is read here, so the address that ProxyFix has set is not used
+
+    @property
+    def native(self) -> Any:
+        """The request itself, not Flask's proxy for it."""
+        return self._request
+
+    @property
+    def method(self) -> str:
+        """The HTTP method."""
+        return self._request.method
+
+    @property
+    def path(self) -> str:
+        """The path below the application's mount point."""
+        return self._request.path
+
+    @property
+    def peer(self) -> str | None:
+        """The address of the socket's other end, or the one that ProxyFix has set."""
+        if self._parses and (original := self.environ.get("werkzeug.proxy_fix.orig")):
+            return cast("str | None", original["REMOTE_ADDR"])
+        return self._request.remote_addr
+
+    def path_value(self, name: str) -> str | None:
+        """Return a value of the matched URL rule."""
+        value = (self._request.view_args or {}).get(name)
+        return None if value is None else str(value)
+
+    def user(self) -> Hashable | None:
+        """Return Flask-Login's user if the application has a login manager, else the user that the server
+        authenticated.
+        """
+        if hasattr(self._app, "login_manager"):
+            from flask_login import current_user
+
+            if current_user.is_authenticated:
+                return cast("Hashable", current_user.get_id())
+        return super().user()

@@ -1,0 +1,163 @@
+"""Responses to a refused request in Flask: an error for Flask's handlers, the response of `on_denied`, and a signal.
+
+Each error is a subclass of werkzeug's own and has the decision. So `errorhandler(429)`, `errorhandler(HTTPException)`
+and the handlers of a blueprint work as for any other error. The extension adds the RateLimit fields to the
+response of the handler.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, TypeVar
+
+from blinker import Namespace
+from flask import Flask, Request, Response
+from werkzeug.exceptions import Forbidden, HTTPException, ServiceUnavailable, TooManyRequests
+
+from sluicegate.awaiting import async_mismatch, close_unawaited, waits
+from sluicegate.errors import RuleError
+from sluicegate.plan import Decision
+from sluicegate.web.http import Denial
+from sluicegate.web.problem import detail
+
+log = logging.getLogger("sluicegate")
+
+rate_limited: Final = Namespace().signal("rate-limited")
+"""A request was refused. The sender is the application; `decision` is an argument. An error of a listener is logged."""
+
+
+class _Refusal(HTTPException):
+    """The common parts of the errors."""
+
+    retry_after: Any
+    _answer: Denial
+    decision: Decision
+
+    def __init__(self, *_: object) -> None:
+        """Raise RuleError: only `of` makes such an error. An application raises RateLimitExceeded for a refusal of its
+        own.
+        """
+        expected = "raise RateLimitExceeded(decision) for a refusal, or abort(…) for another error"
+        raise RuleError("error", type(self).__name__, problem="made by sluicegate alone", expected=expected)
+
+    @classmethod
+    def of(cls, decision: Decision, answer: Denial) -> _Refusal:
+        """Return the error for a decision. `answer` is the response if no handler returns another one."""
+        error = cls.__new__(cls)
+        HTTPException.__init__(error, detail(decision, answer.wait))
+        error.decision, error.retry_after, error._answer = decision, answer.wait, answer
+        return error
+
+    def get_body(self, environ: Any = None, scope: Any = None) -> str:
+        """Return problem JSON, or text for a client that prefers text."""
+        return self._answer.body.decode()
+
+    def get_headers(self, environ: Any = None, scope: Any = None) -> list[tuple[str, str]]:
+        """Return Content-Type, Cache-Control and Retry-After."""
+        own = [field for field in self._answer.fields if field[0] in _OWN_FIELDS]
+        return [("Content-Type", self._answer.content_type), *own]
+
+    def __call__(self, environ: Any, start_response: Any) -> Iterable[bytes]:
+        """Return the response if no handler returned another one. The extension adds the RateLimit fields."""
+        if self.response is not None:
+            return super().__call__(environ, start_response)
+        start_response(f"{self.code} {self.name}", self._answer.body_fields)
+        return [self._answer.body]
+
+
+class RateLimited(_Refusal, TooManyRequests):
+    """429: a rule refuses. `decision` has the rule; `retry_after` is in whole seconds, at least 1; None is never."""
+
+
+class StoreUnavailable(_Refusal, ServiceUnavailable):
+    """503: the store is unavailable and `on_store_failure` is "deny"."""
+
+
+class Denied(_Refusal, Forbidden):
+    """403: the client is on the list of denied clients."""
+
+
+Answered = TypeVar("Answered")
+
+_OWN_FIELDS: Final = ("Cache-Control", "Retry-After")
+_ERRORS: Final[dict[int, type[_Refusal]]] = {429: RateLimited, 503: StoreUnavailable, 403: Denied}
+OnDenied = Callable[[Request, Decision], Any]
+
+
+_STEPS: Final = ("handle_user_exception", "handle_http_exception", "trap_http_exception")
+
+
+def refuse(
+    app: Flask, request: Request, decision: Decision, *, answer: Denial, on_denied: OnDenied | None, raises: bool
+) -> Response:
+    """Return the response of `on_denied`. Without `on_denied`, or if it returns None, raise the error for Flask's
+    handlers.
+
+    `raises` is False if no handler exists: then return the same response without an error, at a third of the cost.
+    """
+    if rate_limited.receivers:
+        _send_signal(app, decision)
+    value = None if on_denied is None else app.ensure_sync(on_denied)(request, decision)
+    if waits(value):
+        close_unawaited(value)
+        raise async_mismatch("on_denied", on_denied)
+    if value is None:
+        if raises:
+            raise _ERRORS[answer.status].of(decision, answer)
+        return app.response_class(answer.body, answer.status, content_type=answer.content_type)
+    response = app.make_response(value)
+    if not _has_status(value):
+        response.status_code = answer.status
+    return response
+
+
+def statuses_with_handlers(app: Flask) -> frozenset[int]:
+    """Return the statuses of our errors that the application may handle itself: by a handler, or by a method of Flask
+    that it overrides.
+    """
+    if app.config["TRAP_HTTP_EXCEPTIONS"] or any([_is_own(app, step) for step in _STEPS]):
+        return frozenset(_ERRORS)
+    handlers = app.error_handler_spec.values()
+    return frozenset(
+        [
+            status
+            for status, error in _ERRORS.items()
+            if any([by.get(status) or any([issubclass(error, each) for each in by.get(None, ())]) for by in handlers])
+        ]
+    )
+
+
+def with_error_handlers(app: Flask, answer: Callable[[], Answered]) -> Answered | Response:
+    """Return what `answer` returns, or Flask's response to its error.
+
+    Flask handles the error as if a `before_request` function had raised it.
+    """
+    try:
+        return answer()
+    except Exception as error:  # noqa: BLE001  # Flask raises it again if no handler handles it
+        return app.make_response(app.handle_user_exception(error))
+
+
+def _is_own(app: Flask, step: str) -> bool:
+    """True if the application overrides this method of Flask."""
+    return getattr(getattr(app, step), "__func__", None) is not getattr(Flask, step)
+
+
+def _has_status(value: Any) -> bool:
+    """True if this response value has a status. Text, bytes, lists and dictionaries have none."""
+    body, *rest = value if isinstance(value, tuple) else (value,)
+    if rest and isinstance(rest[0], (int, str)):
+        return True
+    return not isinstance(body, (str, bytes, bytearray, dict, list, Iterator))
+
+
+def _send_signal(app: Flask, decision: Decision) -> None:
+    """Call the listeners of `rate_limited`. A listener that fails is logged: it must not change the response."""
+    for listener in rate_limited.receivers_for(app):
+        try:
+            app.ensure_sync(listener)(app, decision=decision)
+        except Exception:
+            log.exception(
+                "sluicegate: a listener of the signal rate_limited failed; the request is refused all the same"
+            )

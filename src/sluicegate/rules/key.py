@@ -1,0 +1,270 @@
+"""Keys: from the key of a rule ("user", "ip", a function, …) to the identity of one request, as text.
+
+A key is prepared once, at start-up: it becomes functions of a Caller. A Caller is an adapter's view of one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
+from functools import lru_cache
+from itertools import count
+from types import MethodType
+from typing import Any, Final, Protocol, cast
+
+from sluicegate.address import (
+    IPV6_PREFIX,
+    LONGEST,
+    TOKEN,
+    Trust,
+    check_prefix,
+    client_address,
+    client_network,
+    is_rewritten,
+)
+from sluicegate.awaiting import Later, Waiting, waits
+from sluicegate.errors import IdentityError, warn
+from sluicegate.identity import encoder, identity_text, joined
+
+KeyFunction = Callable[[Any], Hashable | Awaitable[Hashable | None] | None]
+KeySpec = str | KeyFunction | tuple["str | KeyFunction", ...]
+
+_FORWARDED: Final = ("X-Forwarded-For", "Forwarded")
+_LOOKS: Final = 1000  # the first requests are all checked for a proxy's header; later one in this many
+_EXPECTED: Final = 'use "user", "ip", "header:Name", "path:name", a tuple of these, or a function of the request'
+
+
+class Caller(Protocol):
+    """An adapter's view of one request. Each part is looked up only when a key needs it."""
+
+    @property
+    def native(self) -> Any:
+        """The framework's own request. Users' functions get this object."""
+        ...
+
+    @property
+    def method(self) -> str:
+        """The HTTP method in capitals; "GET" for a WebSocket handshake."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """The path inside the application. It is never derived from the Host header."""
+        ...
+
+    @property
+    def peer(self) -> str | None:
+        """The address of the socket's other end; None if the socket has no such address."""
+        ...
+
+    def header(self, name: str) -> Sequence[str]:
+        """Return all lines of a header, in order. Each value is the value that the application would read."""
+        ...
+
+    def path_value(self, name: str) -> str | None:
+        """Return the value of a path parameter of the matched route; None if the route has no such parameter."""
+        ...
+
+    def user(self) -> Hashable | Awaitable[Hashable | None] | None:
+        """Return the name of the signed-in user; None if nobody is signed in."""
+        ...
+
+
+KeyPart = Callable[[Caller], Any]
+"""Returns the text of a caller's identity, None, or a Later of either."""
+
+ReadyKey = KeyPart | tuple["ReadyKey", ...]
+
+
+def validate_key(spec: object) -> None:
+    """Raise IdentityError if this is not a key."""
+    Keys(address_key(Trust())).ready(spec)
+
+
+class Keys:
+    """The prepared keys of one application. The same part of several keys becomes one function, so it is called once.
+
+    If a named key finds nothing (nobody is signed in, the header is missing), the address is used: a request cannot
+    escape its budget by leaving something out. Each identity is tagged with its kind, so that a user called
+    "203.0.113.7" is not the address 203.0.113.7. `address` is the key of addresses.
+    """
+
+    def __init__(self, address: KeyPart) -> None:
+        self._address = address
+        self._parts: dict[Hashable, tuple[object, KeyPart]] = {}
+
+    def ready(self, spec: object) -> ReadyKey:
+        """Prepare a key for `identity_of`. Raises IdentityError if `spec` is not a key."""
+        if isinstance(spec, tuple) and spec:
+            return tuple([self.ready(part) for part in spec])
+        known = _sameness(spec)
+        if known not in self._parts:
+            self._parts[known] = spec, self._made(spec)  # the reference to `spec` keeps its id from being used again
+        return self._parts[known][1]
+
+    def _made(self, spec: object) -> KeyPart:
+        if callable(spec):
+            return _own(spec)
+        if not isinstance(spec, str):
+            raise IdentityError("key", spec, problem="not a key", expected=_EXPECTED)
+        kind, colon, name = spec.partition(":")
+        if spec == "ip":
+            return self._address
+        if spec == "user":
+            return _user(self._address)
+        if kind == "header" and TOKEN.fullmatch(name):
+            return _header(name, self._address)
+        if kind == "path" and name.isidentifier():
+            return _path(name, self._address)
+        nameless = colon and kind in ("header", "path")
+        problem = "the name after the colon is missing or not one" if nameless else "not known"
+        raise IdentityError("key", spec, problem=problem, expected=_EXPECTED)
+
+
+def _sameness(spec: object) -> Hashable:
+    """Return a value that is equal for two parts only if they are the same: equal functions may return different
+    identities.
+    """
+    if type(spec) is str:
+        return spec
+    if isinstance(spec, MethodType):  # each access to a method makes a new object
+        return id(spec.__self__), id(spec.__func__)
+    return id(spec)
+
+
+def identity_of(
+    key: ReadyKey, caller: Caller, found: dict[ReadyKey, str | None], *, rule: str | None = None
+) -> Generator[Waiting, Any, str | None]:
+    """Return the text of a caller's identity under a key; None if the key does not apply. Yield each awaitable that
+    must be awaited.
+
+    `found` belongs to one request. It keeps the result of each key and of each part of a key, so that nothing is
+    evaluated twice. The parts of a tuple are evaluated one after the other. After a part that returns None, the
+    remaining parts are not evaluated.
+    """
+    if key in found:
+        return found[key]
+    text: Any
+    if isinstance(key, tuple):
+        texts: list[str] = []
+        for part in key:
+            text = yield from identity_of(part, caller, found, rule=rule)
+            if text is None:
+                break
+            texts.append(text)
+        text = joined(texts) if len(texts) == len(key) else None
+    else:
+        text = key(caller)
+        if type(text) is Later:
+            text = yield Waiting(text, rule, "key", text.function)
+    found[key] = text
+    return cast("str | None", text)
+
+
+def can_be(spec: object, identity: object) -> bool:
+    """True if a key could ever return this identity. Always True for a function."""
+    if callable(spec):
+        return True
+    if isinstance(spec, tuple):
+        parts: Sequence[object] = identity if isinstance(identity, (tuple, list)) else ()
+        return len(parts) == len(spec) and all(map(can_be, spec, parts))
+    kind, _, name = str(spec).partition(":")
+    kinds = (
+        "ip",
+        f"{kind}:{name.lower()}" if kind == "header" else spec,
+    )  # each of these keys falls back to the address
+    return isinstance(identity, (tuple, list)) and len(identity) == 2 and identity[0] in kinds
+
+
+def address_key(trust: Trust, *, prefix: int = IPV6_PREFIX, strict: bool = False) -> KeyPart:
+    """Make the key "ip": the address in the trusted header, or else the peer's address; `prefix` bits of an IPv6
+    address.
+
+    Warns if every address is trusted (SG103), and if none is trusted and a request has a header that only a proxy
+    should write (SG102). It checks the first 1,000 requests for such a header, and then one request in a thousand;
+    under `strict` all requests.
+    """
+    check_prefix(prefix)
+    for network in trust.everybody:
+        warn("SG103", str(network), strict=strict)
+
+    def of_proxies(caller: Caller) -> str:
+        return _encode_address(client_address(caller.peer, caller.header(trust.header), trust, prefix=prefix))
+
+    if trust.hops or trust.networks or trust.unix:
+        return of_proxies
+    ticks = count()
+
+    def of_socket(caller: Caller) -> str:
+        tick = next(ticks)
+        if tick < _LOOKS or strict or not tick % _LOOKS:
+            _look_for_proxies(caller, strict=strict)
+        peer = caller.peer  # some servers put any text of a header here: cache only its beginning
+        return _of_peer(peer if peer is None else peer[: LONGEST + 1], prefix)
+
+    return of_socket
+
+
+def network_key(trust: Trust, *, prefix: int = IPV6_PREFIX) -> Callable[[Caller], str]:
+    """Make a function that returns the network of a caller, read from the trusted header or from the peer. An IPv6
+    network has at most `prefix` bits.
+    """
+    return lambda caller: client_network(caller.peer, caller.header(trust.header), trust, prefix=prefix)
+
+
+_encode_address: Final = encoder("ip")
+
+
+@lru_cache(maxsize=4096)
+def _of_peer(peer: str | None, prefix: int) -> str:
+    """Return the identity of a peer if no header is trusted. The result depends only on the peer, so it is cached."""
+    return _encode_address(client_address(peer, (), Trust(), prefix=prefix))
+
+
+def _look_for_proxies(caller: Caller, *, strict: bool) -> None:
+    """Warn about a header that a proxy writes, unless the server or a middleware has read this header already."""
+    for name in _FORWARDED:
+        lines = caller.header(name)
+        if lines and not is_rewritten(caller.peer, lines, name):
+            warn("SG102", name, strict=strict)
+
+
+def _header(name: str, address: KeyPart) -> KeyPart:
+    """Make a key part that returns the first line of a header, or the address if the header is missing."""
+    encode = encoder(f"header:{name.lower()}")
+    return lambda caller: encode(lines[0]) if (lines := caller.header(name)) else address(caller)
+
+
+def _path(name: str, address: KeyPart) -> KeyPart:
+    """Make a key part that returns a parameter of the matched path, or the address if there is no such parameter."""
+    encode = encoder(f"path:{name}")
+    return lambda caller: address(caller) if (value := caller.path_value(name)) is None else encode(value)
+
+
+def _user(address: KeyPart) -> KeyPart:
+    """Make a key part that returns the signed-in user, or the address if nobody is signed in."""
+    encode = encoder("user")
+
+    def key(caller: Caller) -> Any:
+        user = caller.user()
+        if waits(user):
+
+            def encoded(found: Hashable | None) -> Any:
+                return address(caller) if found is None else encode(found)
+
+            return Later(user, encoded, function="user")
+        return address(caller) if user is None else encode(user)
+
+    return key
+
+
+def _own(function: KeyFunction) -> KeyPart:
+    """Make a key part that returns the identity that a user's function returns."""
+
+    def encode(identity: Hashable | None) -> str | None:
+        return None if identity is None else identity_text(identity)
+
+    def key(caller: Caller) -> Any:
+        identity: Any = function(caller.native)
+        return Later(identity, encode, function=function) if waits(identity) else encode(identity)
+
+    return key

@@ -1,0 +1,102 @@
+"""The response that a rule's predicate is called with, and the two options of a rule that are predicates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sluicegate.awaiting import close_unawaited, is_async, label_of, waits
+from sluicegate.errors import AsyncMismatchError, RuleError
+
+
+class Headers(Mapping[str, str]):
+    """The header fields of a response. Look a field up with its name in any case. Several lines with the same name are
+    joined with commas.
+
+    >>> Headers([("Content-Type", "text/plain")])["content-type"]
+    'text/plain'
+    """
+
+    __slots__ = ("_lines",)
+
+    def __init__(self, lines: Iterable[tuple[str, str]] = ()) -> None:
+        self._lines = tuple([(name.lower(), value) for name, value in lines])
+
+    def __getitem__(self, name: str) -> str:
+        values = [value for known, value in self._lines if known == name.lower()]
+        if not values:
+            raise KeyError(name)
+        return ", ".join(values)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict(self._lines))
+
+    def __len__(self) -> int:
+        return len(dict(self._lines))
+
+    def __repr__(self) -> str:
+        return f"Headers({list(self._lines)!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """The start of a response, without its body: the argument of `charge_when` and `refund_when` in every framework.
+
+    An exception that no handler handles counts as a response with the status 500 and without headers.
+
+    >>> Response(401).status_code, Response(401).headers.get("location")
+    (401, None)
+    """
+
+    status_code: int
+    headers: Mapping[str, str] = field(default_factory=Headers)
+
+
+class Refund(NamedTuple):
+    """A predicate that says whether a response refunds the charge: it does if the user's predicate returns `wanted`.
+
+    Two refunds with equal fields are equal, so that the cache of terms finds the terms that were made from an equal
+    refund.
+    """
+
+    predicate: Callable[[Response], object]
+    wanted: bool
+
+    def __call__(self, response: Response) -> bool:
+        """Call the predicate. Raises AsyncMismatchError if it returns an awaitable."""
+        answer = self.predicate(response)
+        if waits(answer):
+            close_unawaited(answer)
+            raise _is_async("predicate", self.predicate)
+        return bool(answer) is self.wanted
+
+
+def when_to_refund(rule: str, charge_when: Any, refund_when: Any) -> Refund | None:
+    """Make one value from the two options of a rule; None if neither is given.
+
+    Raises RuleError if both options are given, or if the value is not a function. Raises AsyncMismatchError for an
+    async function.
+    """
+    if charge_when is None and refund_when is None:
+        return None
+    option, given = ("refund_when", refund_when) if charge_when is None else ("charge_when", charge_when)
+    what = f"rule {rule!r}: {option}"
+    if charge_when is not None and refund_when is not None:
+        raise RuleError(
+            what,
+            given,
+            problem="given beside refund_when",
+            expected="keep one of the two, each is the opposite of the other",
+        )
+    if not callable(given) or type(given).__hash__ is None:  # the cache of terms has these values as keys
+        expected = "give a plain function of the response, as lambda response: response.status_code == 401"
+        raise RuleError(what, given, problem="not a function", expected=expected)
+    if is_async(given):
+        raise _is_async(what, given)
+    return Refund(given, wanted=charge_when is None)
+
+
+def _is_async(what: str, function: object) -> AsyncMismatchError:
+    expected = "give a plain function: it is called while the response waits to be sent"
+    return AsyncMismatchError(what, label_of(function), problem="an async function", expected=expected)

@@ -1,0 +1,304 @@
+"""Rule: a quota, a name, a key and options. Everything is validated when a rule is made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final, cast
+
+from sluicegate.algorithms import find
+from sluicegate.concurrency import Concurrency
+from sluicegate.errors import ConfigurationError, RuleError, within
+from sluicegate.plan import FAILURE_POLICIES, Terms
+from sluicegate.quota import Quota
+from sluicegate.rules.ban import Ban
+from sluicegate.rules.key import KeySpec, validate_key
+from sluicegate.rules.response import Response, when_to_refund
+from sluicegate.rules.rollout import EVERYBODY, share
+from sluicegate.rules.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
+from sluicegate.rules.tiers import Tiers
+
+QuotaFunction = Callable[[Any], QuotaSpec | Awaitable[QuotaSpec | None] | None]
+CostFunction = Callable[[Any], int | Awaitable[int]]
+Condition = Callable[[Any], bool | Awaitable[bool]]
+Verdict = Callable[[Response], bool]
+
+_NAME: Final = re.compile(r"[\x20-\x7e]{1,128}")  # what a Structured Field String can carry (RFC 9651 §3.3.3)
+_REGISTERED: Final = """
+ACL BASELINE-CONTROL BIND CHECKIN CHECKOUT CONNECT COPY DELETE GET HEAD LABEL LINK LOCK MERGE MKACTIVITY MKCALENDAR
+MKCOL MKREDIRECTREF MKWORKSPACE MOVE OPTIONS ORDERPATCH PATCH POST PROPFIND PROPPATCH PUT QUERY REBIND REPORT SEARCH
+TRACE UNBIND UNCHECKOUT UNLINK UNLOCK UPDATE UPDATEREDIRECTREF VERSION-CONTROL
+"""  # IANA's registry of methods, without PRI, which no request can have
+_OTHERS: Final = "BAN M-SEARCH NOTIFY PURGE SUBSCRIBE UNSUBSCRIBE"  # methods of caches and of UPnP
+METHODS: Final = frozenset([*_REGISTERED.split(), *_OTHERS.split()])
+_NOT_IN_A_PATH: Final = (  # (pattern of a mistake, problem, what to write instead)
+    (
+        r"//.*",
+        "begins with two slashes, and a path that does is read as if it began with one",
+        'write it like "/api/*"',
+    ),
+    (r".*\?([^/]*=.*)?", "has a query, which is no part of a path", "leave it out, or look at the query in when="),
+    (r".*#.*", "has a fragment, which no browser sends", "leave it out"),
+    (r".*%[0-9A-Fa-f]{2}.*", "is percent-encoded, and paths are compared decoded", 'write it plainly, as "/café"'),
+    (
+        r".*(\{\w+(:[^{}]*)?\}|<(\w+:)?\w+>).*",
+        "is the template of a route",
+        "give it as route=, or write * for the part",
+    ),
+    (r".*\s", "has blanks around it", "leave them out"),
+)
+_NOT_AT_ONCE: Final = (
+    "algorithm",
+    "count_denied",
+    "prefetch",
+    "charge_when",
+    "refund_when",
+)  # options that have no meaning for a Concurrency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A limit for each identity. Raises RuleError, QuotaError, AlgorithmError or IdentityError for wrong arguments.
+
+    - `name`: unique; shown in header fields and in `Decision.by_rule`.
+    - `quota`: a Quota or its text (if a text has several quotas, all of them hold), a Concurrency or its text, or a
+      function of the request that returns such a value, or None if the rule does not apply.
+    - `key`: "user", "ip", "header:Name", "path:name", a tuple of such keys, or a function of the request. Without a
+      key, the rule uses the application's key. If a function returns None, the rule does not apply.
+    - `algorithm`: one of `sluicegate.algorithms.ALGORITHMS`; None means the application's algorithm.
+    - `cost`: units per request, 0 or more, or a function of the request.
+    - `scope`: rules with the same scope, algorithm and period share budgets. The default is the name.
+    - `methods`, `path` (a pattern with `*`), `route` (names of routes), `when` (a function of the request): the
+      requests that the rule applies to. By default it applies to all requests. A rule for GET also applies to HEAD.
+    - `count_denied`: True charges refused requests as well, up to the limit.
+    - `on_store_failure`: "local", "allow" or "deny" while the store is unavailable; None means the application's
+      setting.
+    - `mode`: in "shadow" the rule counts, logs the requests that it would refuse, and never refuses.
+    - `enforce_percent`: the percentage of identities that the rule is enforced for; for the other identities the rule
+      is in shadow.
+    - `charge_when`, or its opposite `refund_when`: a function of the `sluicegate.rules.response.Response`. The
+      request is charged before the view, and refunded before the response starts if the function decides so.
+    - `prefetch`: the largest number of permits that a process may fetch in one call of the store. A permit lets one
+      request pass without another call.
+    - `ban`: a Ban that blocks identities that are refused too often. Bans with the same name are one ban.
+
+    >>> Rule(name="login", quota="5/minute; 20/hour", key="ip").names
+    ('login-minute', 'login-hour')
+    """
+
+    name: str
+    quota: QuotaSpec | QuotaFunction
+    key: KeySpec | None = None
+    algorithm: str | None = None
+    cost: int | CostFunction = 1
+    scope: str | None = None
+    methods: Iterable[str] | None = None
+    path: str | None = None
+    route: str | Iterable[str] | None = None
+    when: Condition | None = None
+    count_denied: bool = False
+    on_store_failure: str | None = None
+    prefetch: int = 1
+    ban: Ban | None = None
+    mode: str = "enforce"
+    enforce_percent: float = 100
+    charge_when: Verdict | None = None
+    refund_when: Verdict | None = None
+
+    def __post_init__(self) -> None:
+        _check_name("name", self.name)
+        with within(self._label):
+            self._settle()
+
+    def _settle(self) -> None:
+        """Validate and normalise every option."""
+        if self.scope is not None:
+            _check_name("scope", self.scope)
+        if self.algorithm is not None:
+            find(self.algorithm)
+        if self.key is not None:
+            validate_key(self.key)
+        object.__setattr__(self, "methods", _methods(self))
+        object.__setattr__(self, "route", _routes(self))
+        _check_path(self)
+        if self.when is not None and not callable(self.when):
+            raise _error(self, "when", self.when, "not a function", "give a function of the request, or leave it out")
+        if not isinstance(self.count_denied, bool):
+            raise _error(self, "count_denied", self.count_denied, "neither True nor False", "give True or False")
+        if self.on_store_failure not in (None, *FAILURE_POLICIES):
+            known = ", ".join(FAILURE_POLICIES)
+            raise _error(self, "on_store_failure", self.on_store_failure, "not known", f"use one of {known}")
+        when_to_refund(self.name, self.charge_when, self.refund_when)
+        enforced = share(f"rule {self.name!r}: ", self.mode, self.enforce_percent)
+        if self.ban is not None and not isinstance(self.ban, Ban):
+            raise _error(self, "ban", self.ban, "not a Ban", "give Ban(after=10, within=…, duration=…)")
+        if not callable(self.quota) or isinstance(self.quota, type):  # the class Quota is not a function of a request
+            object.__setattr__(self, "quota", read(self.quota))
+        for quotas in self.known:
+            self._check_options_of(quotas)
+        _check_cost(self)
+        _check_prefetch(self, enforced)
+        if self.algorithm is not None:
+            for quota in self.known:
+                self.terms(self.algorithm, quota)
+
+    @property
+    def known(self) -> tuple[Quotas, ...]:
+        """The quotas that are known before any request."""
+        if isinstance(self.quota, Tiers):
+            return tuple([tier for tier in self.quota.table.values() if tier is not None])
+        return () if callable(self.quota) else (cast("Quotas", self.quota),)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the rule's terms, if its quota is not a function."""
+        return tuple(terms.name for terms in self.terms("sliding-window" if self.algorithm is None else self.algorithm))
+
+    def terms(self, algorithm: str, quota: QuotaSpec | None = None) -> tuple[Terms, ...]:
+        """Return the constant part of this rule's checks, one for each quota. `algorithm` is used if the rule has no
+        algorithm.
+        """
+        try:
+            quotas = read(self.quota if quota is None else quota)
+            self._check_options_of(quotas)
+            return make_terms(
+                self.name,
+                quotas,
+                algorithm=self.algorithm or algorithm,
+                scope=self.scope,
+                counted=self.count_denied,
+                on_store_failure=self.on_store_failure,
+                prefetch=self.prefetch,
+                ban=None if self.ban is None else self.ban.terms,
+                refund_when=when_to_refund(self.name, self.charge_when, self.refund_when),
+            )
+        except ConfigurationError as error:
+            error.within(self._label)
+            raise
+
+    @property
+    def _label(self) -> str:
+        """The rule's name in errors."""
+        return f"rule {self.name!r}"
+
+    def _check_options_of(self, quotas: Quotas) -> None:
+        """Raise RuleError for options that have no meaning together with a Concurrency."""
+        for option in _NOT_AT_ONCE if isinstance(quotas, Concurrency) else ():
+            if (given := getattr(self, option)) != Rule.__dataclass_fields__[option].default:
+                raise _error(self, option, given, "has no meaning for a Concurrency", "leave it out, or make two rules")
+
+
+def _error(rule: Rule, option: str, given: object, problem: str, expected: str) -> RuleError:
+    return RuleError(f"rule {rule.name!r}: {option}", given, problem=problem, expected=expected)
+
+
+def _check_name(option: str, name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RuleError(
+            option, name, problem="not a name of printable ASCII", expected="give 1 to 128 letters, digits or signs"
+        )
+    if name != name.strip():
+        raise RuleError(option, name, problem="has blanks around it", expected="leave them out")
+
+
+def _check_path(rule: Rule) -> None:
+    path = rule.path
+    if path is None:
+        return
+    if not isinstance(path, str) or not path.startswith("/"):
+        raise _error(rule, "path", path, "does not begin with a slash", 'write it like "/api/*"')
+    for pattern, problem, expected in _NOT_IN_A_PATH:
+        if re.fullmatch(pattern, path, re.DOTALL):
+            raise _error(rule, "path", path, problem, expected)
+
+
+def _methods(rule: Rule) -> frozenset[str] | None:
+    if rule.methods is None:
+        return None
+    given = _listed(rule.methods)
+    methods = frozenset([method.upper() for method in given if isinstance(method, str)])
+    if not given or not all(isinstance(method, str) for method in given):
+        raise _error(rule, "methods", rule.methods, "not names of HTTP methods", 'give a list like ["POST", "PUT"]')
+    for method in sorted(methods - METHODS):
+        raise _error(rule, "methods", method, "no such method", _instead_of(method))
+    return methods | {"HEAD"} if "GET" in methods else methods
+
+
+def _instead_of(method: str) -> str:
+    """Return the hint for a method that is not registered."""
+    near = get_close_matches(method.strip(), METHODS, n=1)
+    known = f'did you mean "{near[0]}"?' if near else 'give a list like ["POST", "PUT"]'
+    if not re.fullmatch("[A-Z-]+", method):
+        return known
+    return f'{known}; for your own method leave methods out, and give when=lambda request: request.method == "{method}"'
+
+
+def _routes(rule: Rule) -> frozenset[str] | None:
+    if rule.route is None:
+        return None
+    given = _listed(rule.route)
+    routes = [route for route in given if isinstance(route, str) and route]
+    if not given or routes != given:
+        raise _error(rule, "route", rule.route, "not the name of a route", "give a name or a list of names")
+    for route in routes:
+        if route != route.strip():
+            raise _error(rule, "route", route, "has blanks around it", "leave them out")
+    return frozenset(routes)
+
+
+def _listed(given: object) -> list[object]:
+    """Return the items: one text, or the items of an iterable; an empty list for any other value."""
+    if isinstance(given, str):
+        return [given]
+    return list(given) if isinstance(given, Iterable) else []
+
+
+def _fixed(rule: Rule) -> list[Quota]:
+    """Return each quota that is known before any request."""
+    return [each for known in rule.known for each in ((known.quota,) if isinstance(known, Concurrency) else known)]
+
+
+def _check_prefetch(rule: Rule, enforced: int) -> None:
+    prefetch = rule.prefetch
+    if not isinstance(prefetch, int) or isinstance(prefetch, bool) or prefetch < 1:
+        raise _error(rule, "prefetch", prefetch, "not a whole number above 0", "give 1 (no prefetch) or more")
+    if prefetch > 1 and rule.count_denied:
+        raise _error(
+            rule, "prefetch", prefetch, "refusals cannot be counted in a process alone", "leave out count_denied"
+        )
+    if prefetch > 1 and rule.ban is not None:
+        raise _error(rule, "prefetch", prefetch, "refusals cannot be counted in a process alone", "leave out ban")
+    if prefetch > 1 and enforced < EVERYBODY:
+        raise _error(rule, "prefetch", prefetch, "a rule in shadow is counted one by one", "leave out prefetch for now")
+    for quota in _fixed(rule):
+        if prefetch > _capacity(quota):
+            raise _error(
+                rule,
+                "prefetch",
+                prefetch,
+                f"more than {_capacity(quota)}, the whole budget",
+                "give a small part of the budget",
+            )
+
+
+def _capacity(quota: Quota) -> int:
+    """Return the number of units that may pass at the same moment."""
+    return quota.limit if quota.burst is None else quota.burst
+
+
+def _check_cost(rule: Rule) -> None:
+    cost = rule.cost
+    if callable(cost):
+        return
+    whole_cost(f"rule {rule.name!r}: cost", cost)
+    if cost == 0:
+        for option in ("ban", "count_denied", "prefetch", "charge_when", "refund_when"):
+            if (given := getattr(rule, option)) != Rule.__dataclass_fields__[option].default:
+                problem = "a cost of 0 charges nothing and never refuses"
+                raise _error(rule, option, given, problem, "leave it out, or give a cost")
+    for quota in _fixed(rule):
+        if cost > _capacity(quota):
+            problem = f"more than {_capacity(quota)}, so it could never pass"
+            raise _error(rule, "cost", cost, problem, "lower the cost or raise the limit")

@@ -1,0 +1,114 @@
+"""The reader of quotas, and the maker of terms. Terms are the constant part of the checks of a rule or of a limiter's
+call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from sluicegate.algorithms import DEFAULT, find
+from sluicegate.concurrency import Concurrency
+from sluicegate.errors import QuotaError, RuleError
+from sluicegate.identity import digest
+from sluicegate.plan import Terms
+from sluicegate.quota import MAX_LIMIT, Quota
+
+QuotaSpec = Quota | Concurrency | str | Sequence[Quota]
+Quotas = tuple[Quota, ...] | Concurrency
+
+_AT_ONCE: Final = "at"  # in keys it replaces the code of the algorithm
+_PLAIN: Final = r"[A-Za-z0-9_.\-]{0,64}"
+
+
+@lru_cache(maxsize=4096)  # equal arguments return the same terms object, because caches have terms as keys
+def make_terms(
+    name: str,
+    quotas: Quotas,
+    *,
+    algorithm: str,
+    scope: str | None = None,
+    counted: bool = False,
+    on_store_failure: str | None = None,
+    prefetch: int = 1,
+    refund_when: Callable[..., bool] | None = None,
+    ban: Terms | None = None,
+) -> tuple[Terms, ...]:
+    """Make terms for each quota of one name. If there are several quotas, their periods differ.
+
+    The default algorithm counts a Concurrency, whatever the rule's algorithm is. The lease is the window.
+    """
+    held = isinstance(quotas, Concurrency)
+    if isinstance(quotas, Concurrency):
+        quotas, algorithm = (quotas.quota,), DEFAULT
+    module = find(algorithm)
+    _check_apart(quotas)
+    terms = []
+    for quota in quotas:
+        params = module.params(quota)
+        code = _AT_ONCE if held else module.CODE
+        terms.append(
+            Terms(
+                name=name if len(quotas) == 1 else f"{name}-{quota.span.replace(' ', '-')}",
+                rule_id=f"{scope_text(name if scope is None else scope)}:{code}{module.shape(params)}",
+                algorithm=module.NAMES[0],
+                params=params,
+                window_us=module.window_us(params),
+                quota=quota,
+                count_denied=counted,
+                on_store_failure=on_store_failure,
+                prefetch=min(prefetch, params[0]),
+                refund_when=refund_when,
+                held=held,
+                ban=ban,
+            )
+        )
+    return tuple(terms)
+
+
+def read(given: Any) -> Quotas:
+    """Return the quotas, or the Concurrency, of a rule. The argument is a Quota, a Concurrency, a text, or several
+    Quotas.
+
+    Every quota that a user writes is read here. Raises QuotaError for any other value.
+    """
+    if isinstance(given, str):
+        return _parsed(given)
+    if isinstance(given, Quota):
+        return (given,)
+    if isinstance(given, Concurrency):
+        return given
+    if isinstance(given, (tuple, list)) and given and all(isinstance(quota, Quota) for quota in given):
+        return tuple(given)
+    raise QuotaError("quota", given, problem="not a quota", expected='give a Quota or text like "10/minute"')
+
+
+@lru_cache(maxsize=4096)  # cached, because a function of the request returns the same few texts again and again
+def _parsed(text: str) -> Quotas:
+    return Concurrency.parse(text) if Concurrency.is_meant(text) else Quota.parse_all(text)
+
+
+def _check_apart(quotas: tuple[Quota, ...]) -> None:
+    if len({quota.span for quota in quotas}) < len(quotas):
+        raise QuotaError(
+            "quota",
+            "; ".join(map(str, quotas)),
+            problem="two quotas over the same period",
+            expected="keep the smaller quota",
+        )
+
+
+def whole_cost(what: str, cost: object) -> int:
+    """Return the cost. Raises RuleError unless the cost is a whole number of units, 0 or more."""
+    if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
+        raise RuleError(what, cost, problem="not a whole number of units", expected="give an int, 0 or more")
+    if cost > MAX_LIMIT:
+        raise RuleError(what, cost, problem="above any limit", expected=f"give at most {MAX_LIMIT}")
+    return int(cost)
+
+
+def scope_text(scope: str) -> str:
+    """Return the text of a scope in a key: the scope if it is short and plain, or else its digest."""
+    return scope if re.fullmatch(_PLAIN, scope) else f"~{digest(scope)}"

@@ -1,0 +1,123 @@
+"""Tiers: a table of quotas, and the function that chooses a row of the table for a request.
+
+A Tiers object is a quota function. Its quotas are validated when the application starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
+
+from sluicegate.awaiting import Later, waits
+from sluicegate.errors import RuleError
+from sluicegate.rules.terms import Quotas, QuotaSpec, read
+
+Tier = Quotas | None
+TierFunction = Callable[[Any], Hashable | Awaitable[Hashable]]
+
+_EXPECTED: Final = 'give a table like {"free": "10/minute", "pro": "100/minute; 5000/day"}'
+
+
+class Tiers:
+    """A quota for each tier, as the `quota` of a rule or of `@limit`.
+
+    - `table`: a mapping from the name of each tier to its quota or Concurrency; None for a tier that has no limit.
+    - `by`: a function of the request that returns the name of the request's tier. In an asynchronous application the
+      function may be asynchronous.
+    - `default`: the tier of a request if `by` returns None or a tier that is not in the table. Without a default such a
+      request is an error: the view does not run, so that a mistake makes no client unlimited.
+
+    Raises RuleError or QuotaError for wrong arguments. A call raises RuleError if the tier of the request is unknown.
+
+    >>> tiers = Tiers({"free": "10/minute", "pro": "100/minute; 5000/day"}, by=lambda request: request, default="free")
+    >>> tiers("pro"), tiers("gold")
+    ((Quota('100/minute'), Quota('5000/day')), (Quota('10/minute'),))
+    """
+
+    __slots__ = ("by", "default", "table")
+
+    by: TierFunction
+    default: Hashable | None
+    table: Mapping[Hashable, Tier]
+
+    def __init__(
+        self, table: Mapping[Any, QuotaSpec | None], *, by: TierFunction, default: Hashable | None = None
+    ) -> None:
+        if not isinstance(table, Mapping) or not table:
+            raise RuleError("tiers", table, problem="not a table of quotas", expected=_EXPECTED)
+        if None in table:
+            raise RuleError(
+                "tiers",
+                None,
+                problem="not the name of a tier",
+                expected="give that tier as default=",
+            )
+        if not callable(by):
+            raise RuleError(
+                "tiers: by",
+                by,
+                problem="not a function",
+                expected="give a function that takes the request and returns the name of its tier",
+            )
+        found = {tier: None if quota is None else read(quota) for tier, quota in table.items()}
+        if len(found) < len(table):
+            expected = "give each tier a name of its own, as text"
+            raise RuleError("tiers", list(table), problem="two names that are equal for Python", expected=expected)
+        if not any(found.values()):
+            expected = "give a quota to one of them, or leave out the rule"
+            raise RuleError("tiers", list(found), problem="no tier has a quota", expected=expected)
+        if default is not None and not _among(found, default):
+            known = ", ".join(map(str, found))
+            raise RuleError("tiers: default", default, problem="no such tier", expected=f"use one of {known}")
+        object.__setattr__(self, "table", MappingProxyType(found))
+        object.__setattr__(self, "by", by)
+        object.__setattr__(self, "default", default)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"tiers cannot be changed; make a new one instead of setting {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tiers) and self._facts() == other._facts()
+
+    def __hash__(self) -> int:
+        return hash((Tiers, frozenset(self.table), self.default))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        table, by, default = self._facts()
+        return (_remade, (type(self), dict(table), by, default))
+
+    def _facts(self) -> tuple[Mapping[Hashable, Tier], TierFunction, Hashable | None]:
+        return self.table, self.by, self.default
+
+    def __repr__(self) -> str:
+        return f"Tiers({', '.join(map(repr, self.table))})"
+
+    def __call__(self, request: Any) -> Tier | Awaitable[Tier]:
+        """Return the quotas of a request's tier; None for a tier without a limit."""
+        tier = self.by(request)
+        return Later(tier, self._quotas, function=self.by) if waits(tier) else self._quotas(tier)
+
+    def _quotas(self, tier: object) -> Tier:
+        if _among(self.table, tier):
+            return self.table[tier]
+        if self.default is None:
+            expected = f"return one of {', '.join(map(str, self.table))}, or give a default="
+            raise RuleError("tiers: by", tier, problem="returned a tier that is not in the table", expected=expected)
+        return self.table[self.default]
+
+
+def _remade(kind: type[Tiers], table: Mapping[Any, Tier], by: TierFunction, default: Hashable | None) -> Tiers:
+    return kind(table, by=by, default=default)
+
+
+def _among(table: Mapping[Hashable, Tier], tier: object) -> bool:
+    """True if the table has this tier. True and 1 are two tiers, although they are equal."""
+    try:
+        hash(tier)
+    except TypeError:  # a list, or a tuple with a list in it
+        return False
+    if tier not in table:
+        return False
+    is_flag = isinstance(tier, bool)
+    return tier not in (0, 1) or any(isinstance(name, bool) is is_flag for name in table if name == tier)

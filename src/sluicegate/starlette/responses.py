@@ -1,0 +1,92 @@
+"""Responses to a refused request in Starlette: from the user's function or handler, our own, or an exception."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import iscoroutinefunction
+from typing import Any, cast
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException, WebSocketException
+from starlette.responses import Response
+from starlette.websockets import WebSocket, WebSocketState
+
+from sluicegate.asgi import REASON, ASGIApp, AsgiCaller, Scope, answer_of, can_deny
+from sluicegate.clock import epoch_seconds
+from sluicegate.errors import SluicegateError
+from sluicegate.plan import Decision, RateLimitExceeded
+from sluicegate.web.http import denial
+from sluicegate.web.problem import status_of
+from sluicegate.web.settings import Settings
+
+
+class Refused(RateLimitExceeded, HTTPException):
+    """The error of a refusal in a dependency, or in a function that a view calls.
+
+    The application's handler for RateLimitExceeded handles it, or for the status 429, or for HTTPException.
+    """
+
+    def __init__(self, decision: Decision) -> None:
+        answer = denial(decision, None, epoch=epoch_seconds(), accept="text/plain")
+        # Not super(): each parent would pass its arguments to the other.
+        HTTPException.__init__(self, answer.status, answer.body.decode().strip(), dict(answer.fields))
+        self.decision = decision
+
+
+def error_for(scope: Scope, decision: Decision) -> Exception:
+    """Return the exception for a refusal where no response can be returned."""
+    if scope["type"] == "websocket" and not can_deny(scope):
+        return WebSocketException(1008, REASON)
+    return Refused(decision)
+
+
+async def own_answer(
+    settings: Settings, caller: AsgiCaller, decision: Decision, *, outer: object = None
+) -> ASGIApp | None:
+    """Return the response of `on_denied`; else of the application's handler for the status, or RateLimitExceeded; or
+    None.
+
+    After a mounted application has raised, `scope["app"]` is the mounted one. `outer` is the limiter's application.
+    """
+    own = None if settings.on_denied is None else await answer_of(settings, caller, decision)
+    if own is not None:
+        return own
+    handler = None
+    for app in (caller.scope.get("app"), outer):
+        handlers = getattr(app, "exception_handlers", None)
+        if handler is None and handlers:  # a plain Starlette application has none
+            handler = _handler_of(handlers, decision)
+    if handler is None:
+        return None
+    refused = Refused(decision)
+    is_async = iscoroutinefunction(handler) or iscoroutinefunction(type(handler).__call__)
+    answer = handler(caller.native, refused) if is_async else run_in_threadpool(handler, caller.native, refused)
+    return cast("ASGIApp | None", await answer)
+
+
+def _handler_of(handlers: Mapping[Any, Any], decision: Decision) -> Any:
+    """Return an application's handler for this refusal; None without one."""
+    status = status_of(decision)
+    for kind in (status,) if status == 403 else (status, Refused, RateLimitExceeded, SluicegateError):
+        if kind in handlers:
+            return handlers[kind]
+    return None
+
+
+async def response_of(settings: Settings, caller: AsgiCaller, decision: Decision) -> Any:
+    """Return a response for a refused request. The middleware adds the fields."""
+    own = await own_answer(settings, caller, decision)
+    if own is not None:
+        return own
+    answer = denial(decision, None, epoch=epoch_seconds(), accept=",".join(caller.header("accept")))
+    return Response(answer.body, answer.status, dict(answer.all_fields))
+
+
+async def close_refused(websocket: WebSocket, response: Any) -> None:
+    """Refuse a WebSocket: by a response if that is still possible, else by closing it."""
+    if websocket.client_state is WebSocketState.CONNECTING:
+        await websocket.receive()  # ASGI: receive the handshake before the response to it
+    if websocket.application_state is WebSocketState.CONNECTING and can_deny(websocket.scope):
+        await websocket.send_denial_response(response)
+    else:
+        await websocket.close(1008, REASON)

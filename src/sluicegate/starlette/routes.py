@@ -1,0 +1,342 @@
+"""The endpoint that a request will reach: the routes are matched before the router does it.
+
+Routers and routes are recognised by their attributes (`routes`, `matches`, `endpoint`, `app`), which Starlette and
+FastAPI share. For routes that cannot be found here, the guard around the view enforces its marks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import replace
+from functools import lru_cache, partial
+from inspect import unwrap
+from typing import Any, Final, NamedTuple
+
+from starlette.endpoints import HTTPEndpoint
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.routing import Match, Router
+
+from sluicegate.asgi import RateLimitMiddleware, chain, is_cors, passes_preflight
+from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint, label_of, scope_of, short_name
+from sluicegate.web.marks import Mark, marks_of
+
+Scope = MutableMapping[str, Any]
+
+# The methods of a class-based endpoint. Other names are not looked up: a client may send any method.
+HANDLERS: Final = ("get", "head", "post", "put", "patch", "delete", "options", "query", "on_connect")
+
+
+class EndpointArrivals(NamedTuple):
+    """The arrivals of one endpoint: one for the whole, and one for each method that has marks of its own."""
+
+    whole: Arrival
+    methods: Mapping[str, Arrival]
+
+    def of(self, scope: Scope) -> Arrival:
+        """Return the arrival of this request."""
+        if not self.methods:
+            return self.whole
+        return self.methods.get(self.handler(scope), self.whole)
+
+    def endpoints(self) -> list[Endpoint]:
+        """Return the endpoints of all arrivals."""
+        return [self.whole.endpoint, *[each.endpoint for each in self.methods.values()]]
+
+    def handler(self, scope: Scope) -> str:
+        """Return the name of the method that Starlette calls; for HEAD, a class without `head` has `get`."""
+        handler = "on_connect" if scope["type"] == "websocket" else str(scope.get("method", "GET")).lower()
+        return "get" if handler == "head" and handler not in self.methods else handler
+
+
+class _KnownRoute(NamedTuple):
+    """What is remembered of a route."""
+
+    matches: Any
+    arrivals: EndpointArrivals
+    below: Routes | None
+
+    def take(self, scope: Scope) -> tuple[Arrival, Scope] | None:
+        """Return the arrival by this route, and what the route adds to the scope; None if the route does not match."""
+        matched = _match(self.matches, scope)
+        if matched is None:
+            return NOWHERE, {}
+        match, child = matched
+        if match is not Match.FULL:
+            return None
+        if self.below is None:
+            return self.arrivals.of(scope), child
+        below, added = self.below.find({**scope, **child})
+        if below is NOWHERE and not self.below.known:
+            return self.arrivals.of(scope), child  # a mounted application without routes
+        return below, {**child, **added}
+
+
+class Routes:
+    """The routes of one application, router or mount. Read at first use, and again when their number changes."""
+
+    def __init__(self, owner: Any, *, prefix: str = "", name: str = "") -> None:
+        self._owner = owner
+        self._prefix = prefix
+        self._name = name
+        self._count = -1
+        self._known: list[_KnownRoute] = []
+        self._marked: list[tuple[_KnownRoute, list[_KnownRoute]]] = []  # routes with marks, and the routes before each
+
+    def find(self, scope: Scope) -> tuple[Arrival, Scope]:
+        """Return the arrival of a scope, and what the routes add to it; NOWHERE for a 404, a 405 or a redirect."""
+        for route in self._known_routes():
+            taken = route.take(scope)
+            if taken is not None:
+                return taken
+        return NOWHERE, {}
+
+    def find_marked(self, scope: Scope) -> Arrival:
+        """Return the arrival of a scope if its endpoint has a mark, else NOWHERE. It is faster than `find`, because
+        most routes are not matched.
+        """
+        if len(self._owner.routes) != self._count:
+            self._known_routes()
+        if self._marked:
+            seen = dict(scope)
+            for route, before in self._marked:
+                taken = route.take(seen)
+                if taken is not None:
+                    return NOWHERE if any(other.take(seen) for other in before) else taken[0]
+        return NOWHERE
+
+    @property
+    def known(self) -> bool:
+        """True if there is any route."""
+        return bool(self._known_routes())
+
+    def endpoints(self) -> Iterator[Endpoint]:
+        """Yield the endpoints of these routes and of those below."""
+        for route in self._known_routes():
+            if route.below is not None:
+                yield from route.below.endpoints()
+            yield from route.arrivals.endpoints()
+
+    def _known_routes(self) -> list[_KnownRoute]:
+        """Return the routes, read again if their number has changed."""
+        routes = self._owner.routes
+        if len(routes) != self._count:
+            self._known = [self._learn(route) for route in _flat(routes) if hasattr(route, "matches")]
+            self._marked = []
+            before: list[_KnownRoute] = []
+            for route in self._known:
+                if route.below is not None or any([endpoint.marks for endpoint in route.arrivals.endpoints()]):
+                    self._marked.append((route, before[:]))
+                else:
+                    before.append(route)
+            self._count = len(routes)
+        return self._known
+
+    def _learn(self, route: Any) -> _KnownRoute:
+        """Return what to remember of a route."""
+        endpoint, app = getattr(route, "endpoint", None), getattr(route, "app", None)
+        own = getattr(route, "path", None) or getattr(route, "host", None) or ""
+        template = self._prefix + (getattr(route, "path_format", None) or own if endpoint is not None else own)
+        name = ":".join(part for part in (self._name, getattr(route, "name", None)) if part)
+        view = endpoint if endpoint is not None else app
+        arrivals = arrivals_of(view, template, names=(name,))
+        if endpoint is not None or _has_limiter(app) or not hasattr(route, "routes"):
+            return _KnownRoute(route.matches, arrivals, None)
+        return _KnownRoute(route.matches, arrivals, Routes(route, prefix=template, name=name))
+
+
+class RouteFinder:
+    """Finds the endpoint of a request for one middleware: by the routes inside it, or as matched outside it."""
+
+    def __init__(self, app: Any) -> None:
+        owner = _owner_of(app)
+        self._app = app
+        self.routes = None if owner is None else Routes(owner)
+        self._others: dict[int, tuple[Any, Routes]] = {}  # by owner
+        self._arrivals: dict[int, tuple[Any, EndpointArrivals]] = {}  # by endpoint
+
+    def find(self, scope: Scope) -> tuple[Arrival, Scope]:
+        """Return the arrival of a request, and what the routes will add to its scope."""
+        routes = self._routes_for(scope)
+        if routes is not None:
+            return routes.find(dict(scope))
+        endpoint = scope.get("endpoint")
+        if endpoint is None:
+            return NOWHERE, scope
+        known = self._arrivals.get(id(endpoint))
+        if known is None:
+            known = self._arrivals[id(endpoint)] = endpoint, arrivals_of(endpoint, template_of(scope))
+        return known[1].of(scope), scope
+
+    def answers_preflight(self, scope: Scope) -> bool:
+        """True if a CORS layer or the router responds to this preflight, and no view."""
+        return answers_preflight(self._app, scope)
+
+    def endpoints(self, scope: Scope) -> list[Endpoint]:
+        """Return every endpoint that can be found, and the one of requests that match no route."""
+        routes = self._routes_for(scope)
+        return [NOWHERE.endpoint, *(() if routes is None else routes.endpoints())]
+
+    def _routes_for(self, scope: Scope) -> Routes | None:
+        """Return the routes inside the middleware; None if there are none, or none can be found."""
+        if self.routes is not None:
+            return self.routes
+        # The middleware belongs to one route, or wraps an application that hides its routes.
+        owner = _around(scope)
+        if owner is None:
+            return None
+        known = self._others.get(id(owner))
+        if known is None:
+            known = self._others[id(owner)] = owner, Routes(owner)
+        return known[1]
+
+
+def arrivals_of(endpoint: Any, template: str, *, names: tuple[str, ...] = ()) -> EndpointArrivals:
+    """Return the arrivals of an endpoint: a function, a partial, a class or an application."""
+    label, marks = _label(endpoint), _all_marks(endpoint)
+    called = tuple(dict.fromkeys(each for each in (*names, template, label) if each))
+
+    def arrival(renamed: tuple[Mark, ...], own: tuple[Mark, ...]) -> Arrival:
+        view = (label, template, called, renamed)
+        return Arrival(Endpoint(view, renamed, names=called, label=label, route=template), own)
+
+    methods = {}
+    for handler in HANDLERS if isinstance(endpoint, type) else ():
+        own = marks_of(getattr(endpoint, handler, None))
+        if own:
+            renamed = _method_marks(own, f"{label}.{handler}", template)
+            methods[handler] = arrival((*marks, *renamed), (*marks, *own))
+    return EndpointArrivals(arrival(marks, marks), methods)
+
+
+def is_built_late(app: Any) -> bool:
+    """True if Starlette builds the middleware around this application when the server first calls it."""
+    return any(isinstance(each, ExceptionMiddleware) for each in chain(app))
+
+
+def _owner_of(app: Any) -> Any:
+    """Return the application or router inside a chain of middleware; None if the chain cannot be followed."""
+    for each in chain(app):
+        if isinstance(getattr(each, "routes", None), list):
+            return each
+    return None
+
+
+def _around(scope: Scope) -> Any:
+    """Return the mount, else the application, that the request has reached; None if it has no routes."""
+    owner = scope.get("endpoint", scope.get("app"))
+    return owner if isinstance(getattr(owner, "routes", None), list) else None
+
+
+def template_of(scope: Scope) -> str:
+    """Return the template of the route that the router has chosen; "" if the scope has none, as in older Starlette."""
+    context = scope.get("fastapi", {}).get("effective_route_context")  # it has the prefix; the route has not
+    templates = (getattr(each, "path_format", "") for each in (context, scope.get("route")))
+    return next((template for template in templates if template), "")
+
+
+def serves(endpoint: Any, view: Any) -> bool:
+    """True if an endpoint is this view, or wraps it by decorators and partials."""
+    return _unwrapped(endpoint) is _unwrapped(view)
+
+
+def _has_limiter(app: Any) -> bool:
+    """True if a mounted application has a limiter of its own, with its own store and rules."""
+    for each in chain(app):
+        if isinstance(each, RateLimitMiddleware):
+            return True
+        for middleware in getattr(each, "user_middleware", ()):
+            if isinstance(middleware.cls, type) and issubclass(middleware.cls, RateLimitMiddleware):
+                return True
+    return False
+
+
+def _match(matches: Any, scope: Scope) -> tuple[Match, Scope] | None:
+    """Return the match of a route with a scope; None if the route raises."""
+    try:
+        found: tuple[Match, Scope] = matches(scope)
+    except Exception:  # noqa: BLE001  # the router will raise the same, inside the application's handlers
+        return None
+    return found
+
+
+def answers_preflight(app: Any, scope: Scope) -> bool:
+    """True if an application responds to this preflight without running a view: by a CORS layer, or with 404 or 405.
+
+    False if that is not known, as for a middleware of the user's. Nothing is remembered: preflights are rare.
+    """
+    owner = None
+    for each in chain(app):
+        if isinstance(each, type):
+            return _forbids_options(each)
+        kinds = [type(each)]
+        if isinstance(getattr(each, "routes", None), list):
+            owner = owner or each
+            # Not its stack: Starlette may not have built it yet.
+            kinds = [one.cls for one in getattr(each, "user_middleware", ())]
+        for kind in kinds:
+            if is_cors(kind):
+                return True
+            if not passes_preflight(kind):
+                return False
+    return owner is not None and _serves_no_view(owner, scope)
+
+
+def _serves_no_view(owner: Any, scope: Scope) -> bool:
+    """True if no route of an application or router passes this preflight to a view."""
+    refused = False
+    for route in _flat(owner.routes):
+        matched = _match(route.matches, dict(scope)) if hasattr(route, "matches") else (Match.NONE, {})
+        if matched is None:
+            return True
+        match, child = matched
+        if match is Match.FULL:
+            return answers_preflight(getattr(route, "app", None), {**scope, **child})
+        refused = refused or match is Match.PARTIAL
+    default = getattr(getattr(owner, "router", owner), "default", None)
+    return refused or getattr(default, "__func__", None) is Router.not_found
+
+
+def _forbids_options(endpoint: type) -> bool:
+    """True if this is an HTTPEndpoint that sends Starlette's own 405 for OPTIONS, and runs no code of the user's."""
+    if not issubclass(endpoint, HTTPEndpoint) or hasattr(endpoint, "options"):
+        return False
+    own = endpoint.method_not_allowed is not HTTPEndpoint.method_not_allowed
+    return not own and unwrap(endpoint.dispatch) is HTTPEndpoint.dispatch
+
+
+def _flat(routes: Any) -> Any:
+    """Return the effective routes. From FastAPI 0.137 on, a router keeps an included router as one route."""
+    contexts = getattr(sys.modules.get("fastapi.routing"), "iter_route_contexts", None)
+    return routes if contexts is None else contexts(routes)
+
+
+def _unwrapped(view: Any) -> Any:
+    """Return a view without the decorators and partials around it."""
+    bare = unwrap(view)
+    while isinstance(bare, partial):
+        bare = unwrap(bare.func)
+    return getattr(bare, "__func__", bare)
+
+
+def _label(view: Any) -> str:
+    return label_of(view if isinstance(view, type) else _unwrapped(view))
+
+
+def _all_marks(view: Any) -> tuple[Mark, ...]:
+    """Return the marks of a view and of the function that it is a partial of."""
+    marks = marks_of(view)
+    while isinstance(view, partial):
+        view = view.func
+        marks = (*marks_of(view), *marks)
+    return tuple(dict.fromkeys(marks))
+
+
+@lru_cache(maxsize=4096)  # it must return the same marks each time: they are compared by identity
+def _method_marks(marks: tuple[Mark, ...], label: str, route: str) -> tuple[Mark, ...]:
+    """Return the marks of one method, with budgets separate from those of its class."""
+    endpoint = Endpoint(marks=marks, label=label, route=route)
+    cls, _, method = label.rpartition(".")
+    shown = f"{short_name(Endpoint(label=cls))}.{method}"[-128:]
+    named = [(mark, mark.rule_for(shown, scope_of(endpoint, mark))) for mark in marks]
+    return tuple(replace(mark, rule=rule, named=True) for mark, rule in named)

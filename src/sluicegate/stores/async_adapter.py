@@ -1,0 +1,40 @@
+"""The adapter of a synchronous store that never blocks, for asynchronous code."""
+
+from __future__ import annotations
+
+from sluicegate.plan import Outcome, Plan
+from sluicegate.stores import Store
+
+
+class AsyncAdapter:
+    """An async store over a sync store that never blocks.
+
+    >>> import asyncio
+    >>> from sluicegate import AsyncLimiter
+    >>> from sluicegate.testing import ShutStore
+    >>> asyncio.run(AsyncLimiter(AsyncAdapter(ShutStore())).hit("5/minute", "alice")).allowed
+    False
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Run the plan in the store."""
+        return self._store.run(plan)
+
+    async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Refund in the store."""
+        self._store.refund(plan, outcomes)
+
+    async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Renew in the store."""
+        return self._store.renew(plan, outcomes)
+
+    async def forget(self, rule_id: str, identity: str) -> None:
+        """Drop the budget in the store."""
+        self._store.forget(rule_id, identity)
+
+    async def close(self) -> None:
+        """Close the store."""
+        self._store.close()

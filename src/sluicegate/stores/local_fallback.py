@@ -1,0 +1,219 @@
+"""The local fallback: it decides while the store is unavailable. The policy of a check's rule decides about the check.
+
+The policy "local" runs the same algorithm in a memory store of this process. Every limit is divided by the number of
+processes, and is at least 1. An outage must not refill a budget. So the fallback notes the last outcomes of the store
+for each identity. While the note is valid, the identity starts with its share of the units that the store had left. The
+oldest notes are dropped first. Notes do not count concurrency limits: most of the requests that the store counted have
+ended since.
+"""
+
+from __future__ import annotations
+
+import threading
+from fractions import Fraction
+from functools import lru_cache
+from typing import Final
+
+from sluicegate import fork
+from sluicegate.algorithms import ALGORITHMS, KEPT
+from sluicegate.algorithms.ban import lasting
+from sluicegate.clock import MICROSECOND, Clock, SystemClock
+from sluicegate.errors import AlgorithmError, QuotaError, StoreError
+from sluicegate.plan import BAN, Check, Outcome, Plan, Terms, strikers
+from sluicegate.quota import Quota
+from sluicegate.stores.breaker import LONGEST_US
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.stores.memory_table import Network
+
+NOTES: Final = 5_000  # this many of the newest notes are kept, at most twice as many
+
+Note = tuple[int, tuple[Check, ...], tuple[Outcome, ...]]  # the time of a local decision, its checks and their outcomes
+
+
+class LocalFallback:
+    """Decides while the store is unavailable. It never blocks, so sync and async code share it."""
+
+    def __init__(self, *, policy: str, replicas: int = 1, clock: Clock | None = None) -> None:
+        self._policy = policy
+        self._replicas = replicas
+        self._now_us = (SystemClock() if clock is None else clock).now_us
+        self._clock = _SetClock()
+        self._memory = MemoryStore(clock=self._clock)
+        self._lock = threading.Lock()  # a note is charged once, before the plan that asked for it
+        self._fresh: dict[str, Note] = {}
+        self._older: dict[str, Note] = {}
+        fork.hold(self, outer=True)
+
+    def fork_lock(self) -> threading.Lock:
+        """Return the lock: a fork must not find a note that was taken and not charged."""
+        return self._lock
+
+    def after_fork(self) -> None:
+        """Go on with the copy of the notes and budgets."""
+        self._lock = threading.Lock()
+
+    def note(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Remember the outcomes that the store returned. Every request calls this method, so it does as little as
+        possible.
+        """
+        if outcomes:
+            fresh = self._fresh
+            fresh[plan.checks[-1].identity] = (self._now_us(), plan.checks, outcomes)
+            if len(fresh) >= NOTES:
+                self._older, self._fresh = fresh, {}
+
+    def answer(self, plan: Plan, error: StoreError) -> tuple[Outcome, ...]:
+        """Decide a plan with the policies of its rules. Raise `error` if a policy is "raise"."""
+        default = self._policy
+        policies = [_policy(terms, default) for terms, _, _ in plan.checks]
+        for at, check in enumerate(plan.checks):
+            if check.terms.algorithm == BAN:  # a ban follows the rules that name it
+                named = {policies[i] for i, strikes in enumerate(strikers(plan.checks, check)) if strikes}
+                policies[at] = "local" if "local" in named else "allow"
+        if "raise" in policies:
+            raise error
+        charge = plan.charge and (plan.forced or "deny" not in policies)
+        counted = [check for check, policy in zip(plan.checks, policies, strict=True) if policy == "local"]
+        local = iter(self._count(plan._replace(checks=tuple(counted), charge=charge)))
+        return tuple(
+            [
+                next(local) if policy == "local" else _uncounted(check.terms, allowed=policy == "allow")
+                for check, policy in zip(plan.checks, policies, strict=True)
+            ]
+        )
+
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Refund what was charged here."""
+        if any([outcome.source == "local" for outcome in outcomes]):
+            # Without the lock, because a finalizer must not wait for it. It may interrupt a plan of the same thread.
+            interrupted, self._clock.us = self._clock.us, self._now_us()
+            self._memory.refund(self._divided_plan(plan), _as_charged(outcomes))
+            self._clock.us = interrupted
+
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Charge again, as of now, what was charged here."""
+        if not any([outcome.source == "local" for outcome in outcomes]):
+            return outcomes
+        with self._lock:
+            self._clock.us = self._now_us()
+            renewed = self._memory.renew(self._divided_plan(plan), _as_charged(outcomes))
+        return tuple([outcome._replace(at=new.at) for outcome, new in zip(outcomes, renewed, strict=True)])
+
+    def forget(self, rule_id: str, identity: str) -> None:
+        """Drop one identity: its budget here, and its note."""
+        self._fresh.pop(identity, None)
+        self._older.pop(identity, None)
+        self._memory.forget(rule_id, identity)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._fresh, self._older = {}, {}
+        self._memory.close()
+
+    def _count(self, plan: Plan) -> list[Outcome]:
+        if not plan.checks:
+            return []
+        with self._lock:
+            now = self._now_us()
+            for identity in {check.identity for check in plan.checks}:
+                self._recall(identity, now, plan.network)
+            outcomes = self._run(self._divided_plan(plan), now)
+        return [outcome._replace(source="local") for outcome in outcomes]
+
+    def _recall(self, identity: str, now: int, network: Network) -> None:
+        """Charge once the units that an identity had used according to its last note, except the units that are free
+        again.
+        """
+        note = self._fresh.pop(identity, None) or self._older.pop(identity, None)
+        if note is not None:
+            noted_at, checks, outcomes = note
+            for check, outcome in zip(checks, outcomes, strict=True):
+                free_at = noted_at + outcome.reset_after
+                if check.terms.algorithm == BAN and not outcome.allowed:
+                    self._ban(check, left=noted_at + outcome.next_after - now, now=now)
+                elif free_at > now and not check.terms.held:
+                    used = Plan((self._divided_check(check),), network=network)
+                    self._charge_used(used, outcome, now=now, free_at=free_at)
+
+    def _ban(self, check: Check, *, left: int, now: int) -> None:
+        """Start a ban in this process that ends at the same time as the ban in the store. `left` is in microseconds."""
+        if left > 0:
+            self._run(Plan((check._replace(terms=lasting(check.terms, left), cost=check.terms.limit),)), now)
+
+    def _charge_used(self, plan: Plan, outcome: Outcome, *, now: int, free_at: int) -> None:
+        """Leave a budget at most its part of what the store had left, until the store's budget would be fully reset."""
+        [check] = plan.checks
+        terms = check.terms
+        limit = terms.limit
+        [here] = self._run(plan._replace(checks=(check._replace(cost=0),)), now)
+        used = here.remaining - outcome.remaining * limit // max(1, outcome.limit)
+        if used > 0:
+            if here.remaining == limit:  # as if charged at the time that frees it together with the store's budget
+                algorithm = KEPT[terms.algorithm]
+                state = algorithm.charge(None, now, used, terms.params)
+                now = min(now, free_at - algorithm.check(state, now, 0, terms.params).reset_after)
+            self._run(plan._replace(checks=(check._replace(cost=used),)), now)
+
+    def _run(self, plan: Plan, now: int) -> tuple[Outcome, ...]:
+        self._clock.us = now
+        return self._memory.run(plan)
+
+    def _divided_plan(self, plan: Plan) -> Plan:
+        return plan._replace(checks=tuple([self._divided_check(check) for check in plan.checks]))
+
+    def _divided_check(self, check: Check) -> Check:
+        """Return the check against this process's part of the limit.
+
+        A cost above that part, but not above the whole limit, takes all of the part.
+        """
+        terms = check.terms
+        part = _divided(terms, self._replicas)
+        cost = part.limit if part.limit < check.cost <= terms.limit else check.cost
+        return Check(part, check.identity, cost)
+
+
+class _SetClock(threading.local):
+    """A clock that each thread sets for itself: some charges are made as of an earlier time."""
+
+    us = 0
+
+    def now_us(self) -> int:
+        return self.us
+
+
+def _as_charged(outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+    """Return the outcomes as the memory store returned them: the local ones were charged there, the others nowhere."""
+    return tuple([each._replace(source="store" if each.source == "local" else "policy") for each in outcomes])
+
+
+def _policy(terms: Terms, default: str) -> str:
+    """Return the policy of a rule. A shadow rule refuses no request and raises nothing."""
+    policy = default if terms.on_store_failure is None else terms.on_store_failure
+    return "allow" if terms.shadow and policy != "local" else policy
+
+
+def _uncounted(terms: Terms, *, allowed: bool) -> Outcome:
+    """Return the outcome of "allow" or "deny", which count nothing. The wait is until the next probe."""
+    limit, wait = terms.limit, 0 if allowed else LONGEST_US
+    return Outcome(allowed, limit, limit if allowed else 0, wait, wait, wait, source="policy")
+
+
+@lru_cache(maxsize=4096)
+def _divided(terms: Terms, replicas: int) -> Terms:
+    """Return the terms of one of `replicas` processes, under the same name and key."""
+    if replicas == 1 or terms.algorithm == BAN:
+        return terms
+    algorithm, period = ALGORITHMS[terms.algorithm], Fraction(terms.quota.period_us, MICROSECOND)
+    least, capacity = max(1, terms.quota.limit // replicas), max(1, terms.limit // replicas)
+    for limit, times, burst in (
+        (terms.quota.limit, replicas, capacity),  # for a bucket, a longer period divides the rate exactly
+        (least, 1, None),  # a window has no burst, so its limit is divided
+        (1, 1, 1),  # the numbers would not be exact, or the period above a hundred years: the strictest quota
+    ):
+        try:
+            quota = Quota(limit, period * times, burst=burst)
+            params = algorithm.params(quota)
+        except (AlgorithmError, QuotaError):
+            continue
+        return terms._replace(quota=quota, params=params, window_us=algorithm.window_us(params))
+    return terms

@@ -1,0 +1,71 @@
+"""A scan of all keys of one ban: every server in turn, a few keys at a time, in steps for a sync or an async driver.
+
+It reads the values that `algorithms/ban.lua` writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Final, TypeVar
+
+from sluicegate.clock import read_us
+from sluicegate.plan import Terms
+from sluicegate.stores.redis.commands import Command, pack
+from sluicegate.stores.redis.encoding import Encoder
+from sluicegate.stores.redis.failures import store_error
+from sluicegate.stores.redis.steps import Address, NoReplyError, Send, Steps
+from sluicegate.stores.redis.topology import Topology
+
+_COUNT: Final = 100  # keys that a server inspects in one SCAN, before it serves other clients
+
+T = TypeVar("T")
+BanScan = Generator[Steps[Any], Any, T]
+"""Yields operations, each with a separate deadline, and is sent their results."""
+
+
+def scan_bans(topology: Topology, encoder: Encoder, terms: Terms) -> BanScan[dict[str, int]]:
+    """Return the digests of the identities that the ban blocks, each with the microseconds left."""
+    found: dict[str, int] = {}
+    for address in (yield topology.masters()):
+        cursor = 0
+        while True:
+            cursor, part = yield _scan_some(address, encoder, terms, cursor=cursor)
+            found |= part
+            if not cursor:
+                break
+    return found
+
+
+def _scan_some(address: Address, encoder: Encoder, terms: Terms, *, cursor: int) -> Steps[tuple[int, dict[str, int]]]:
+    """Return the bans among a few keys, and the next cursor: 0 at the end."""
+    pattern = encoder.pattern(terms.rule_id)
+    following, keys = yield from _send(address, ["SCAN", cursor, "MATCH", pattern, "COUNT", _COUNT])
+    now = read_us(encoder.clock) if keys and encoder.clock is not None else None
+    if keys and now is None:
+        seconds, microseconds = yield from _send(address, ["TIME"])
+        now = int(seconds) * 1_000_000 + int(microseconds)
+    found = {}
+    for key in keys:
+        value = yield from _send(address, ["GET", key])
+        ends = 0 if value is None else int(_text(value).split(":")[2])
+        if now is not None and ends > now:
+            found[_text(key).partition("{")[2].partition("}")[0]] = ends - now
+    return int(following), found
+
+
+def _send(address: Address, words: list[str | bytes | int]) -> Steps[Any]:
+    """Return the reply of this server; None if the key has moved to another server."""
+    try:
+        reply = yield Send(address, Command(pack(*words)))
+    except NoReplyError as error:
+        raise store_error(str(address), error) from error
+    if not isinstance(reply, Exception):
+        return reply
+    if str(reply).startswith(("MOVED", "ASK")):
+        return None
+    raise store_error(str(address), reply)
+
+
+def _text(word: bytes | str) -> str:
+    """Return a word of a reply. A client that the user made may have decoded it."""
+    return word.decode() if isinstance(word, bytes) else word

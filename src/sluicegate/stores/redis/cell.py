@@ -1,0 +1,296 @@
+"""The store over `CL.THROTTLE`, a command of the module redis-cell for Redis and Valkey, built in on Dragonfly.
+
+The command is the algorithm, so only rules of `gcra` can be kept here. Terms with an option that the command does not
+have are refused.
+
+The command replies in whole seconds. Older releases of redis-cell round down, newer ones and Dragonfly round up. So a
+second is added, and no wait is ever too short. The reply also has the whole units that are free, which often says more.
+The highest level of the bucket that agrees with both is used, and `gcra` computes the outcome from it.
+
+One check is one CL.THROTTLE. Several checks are one script. The script reads every bucket with a quantity of 0. If all
+checks that can refuse have room, the script charges every bucket. A forced plan charges each as far as it has room. One
+check of a fast rule is a script too, because the reply of a bucket before the charge is more exact. The server's clock
+is the only clock. There is no refund: a negative quantity is an error on Dragonfly, and on redis-cell it can leave a
+key that never expires.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import gcd
+from typing import Any, Final, NamedTuple
+
+from sluicegate.algorithms import gcra
+from sluicegate.clock import MICROSECOND, Clock, SystemClock
+from sluicegate.errors import AlgorithmError, RuleError, StoreURLError
+from sluicegate.hidden import hide_store, shown_url
+from sluicegate.identity import digest
+from sluicegate.plan import Check, Outcome, Plan, Terms, in_shadow
+from sluicegate.quota import MAX_PERIOD_US
+from sluicegate.stores import DEADLINE, valid_prefix
+from sluicegate.stores.redis.async_connections import AsyncConnections
+from sluicegate.stores.redis.commands import Command, pack
+from sluicegate.stores.redis.connections import Connections
+from sluicegate.stores.redis.failures import store_error
+from sluicegate.stores.redis.steps import NoReplyError, Send
+from sluicegate.stores.redis.url import servers
+
+_COARSE: Final = 2 * MICROSECOND  # the largest error of a reply
+_HOUR: Final = 3600 * MICROSECOND
+_ELSEWHERE: Final = "or keep it in a redis:// or memory:// store"
+
+_ALL_OR_NONE: Final = """\
+local free, replies = ARGV[1] ~= '0', {}
+for n, key in ipairs(KEYS) do
+  local at = 5 * n - 3
+  replies[n] = redis.call('CL.THROTTLE', key, ARGV[at], ARGV[at + 1], ARGV[at + 2], 0)
+  free = free and replies[n][3] >= tonumber(ARGV[at + 4])
+end
+if free or ARGV[1] == '2' then
+  for n, key in ipairs(KEYS) do
+    local at = 5 * n - 3
+    local cost = ARGV[at + 3]
+    if ARGV[1] == '2' then cost = math.min(cost, replies[n][3]) end
+    replies[n] = redis.call('CL.THROTTLE', key, ARGV[at], ARGV[at + 1], ARGV[at + 2], cost)
+  end
+end
+return {free and 1 or 0, replies}
+"""
+
+
+class _Bucket(NamedTuple):
+    """The terms of a rule as arguments of the command."""
+
+    burst: int
+    interval: int  # microseconds until one unit is free again
+    words: tuple[int, int, int]  # max_burst, count and period
+
+
+@lru_cache(maxsize=4096)  # bounded, because quotas that are made per request would grow without bound
+def _bucket(terms: Terms) -> _Bucket:
+    """Make the arguments of the command for these terms. Raises AlgorithmError or RuleError for terms that the command
+    cannot express.
+
+    The interval of one unit is in whole microseconds, and above an hour in whole seconds: redis-cell counts the free
+    time in microseconds, and panics, with its server, on a period of more than 2^63 nanoseconds. The interval is
+    rounded up, so that the limit is never exceeded.
+    """
+    what = f"rule {terms.name!r}: "
+    if terms.held:
+        problem, expected = "CL.THROTTLE cannot release a slot", "keep it in a redis:// or memory:// store"
+        raise RuleError(f"{what}quota", f"{terms.limit} at once", problem=problem, expected=expected)
+    if terms.algorithm != gcra.NAMES[0]:
+        expected = f'use "gcra", "token-bucket" or "leaky-bucket", {_ELSEWHERE}'
+        raise AlgorithmError(f"{what}algorithm", terms.algorithm, problem="not that of CL.THROTTLE", expected=expected)
+    if terms.count_denied:
+        problem = "CL.THROTTLE does not charge what it refuses"
+        raise RuleError(
+            f"{what}count_denied", terms.count_denied, problem=problem, expected=f"leave it out, {_ELSEWHERE}"
+        )
+    if terms.ban is not None:
+        problem = "CL.THROTTLE does not count refusals"
+        raise RuleError(f"{what}ban", terms.ban.name, problem=problem, expected=f"leave it out, {_ELSEWHERE}")
+    if terms.refund_when is not None:
+        problem, expected = (
+            "CL.THROTTLE cannot refund a charge, and both options need refunds",
+            f"leave it out, {_ELSEWHERE}",
+        )
+        raise RuleError(f"{what}charge_when or refund_when", terms.refund_when, problem=problem, expected=expected)
+    burst, unit, leak = terms.params
+    interval = -(-unit // leak)
+    if interval > _HOUR:
+        interval = -(-interval // MICROSECOND) * MICROSECOND
+    if 100 * interval * leak > 101 * unit:
+        problem = "CL.THROTTLE, with its interval in whole microseconds, would be more than 1 % slower"
+        expected = f"give a limit that divides the period, or at most 10,000 per second, {_ELSEWHERE}"
+        raise AlgorithmError(f"{what}quota", str(terms.quota), problem=problem, expected=expected)
+    if burst * interval > MAX_PERIOD_US:
+        problem = "its burst takes more than 100 years to come back"
+        raise AlgorithmError(
+            f"{what}quota", str(terms.quota), problem=problem, expected=f"give a smaller burst, {_ELSEWHERE}"
+        )
+    shared = gcd(interval, MICROSECOND)
+    return _Bucket(burst, interval, (burst - 1, MICROSECOND // shared, interval // shared))
+
+
+class _Commands:
+    """The commands for plans, and their replies as outcomes. The sync and the async store share this class."""
+
+    def __init__(self, url: str, *, prefix: str) -> None:
+        self.url = shown_url(url)
+        self.servers = servers(url)
+        self._prefix = valid_prefix(prefix)
+        self._clock = SystemClock()
+
+    def key(self, rule_id: str, identity: str) -> str:
+        """Return the key of a budget. It differs from the key in a redis:// store, which stores another value."""
+        return f"{self._prefix}:{{{digest(identity)}}}:{rule_id}:cell"
+
+    def forget(self, rule_id: str, identity: str) -> Send:
+        """Return the command that drops a budget."""
+        return self._step("DEL", self.key(rule_id, identity))
+
+    def run(self, plan: Plan) -> Send:
+        """Return the one command that runs the plan."""
+        checks, charges = plan.checks, _charges(plan)
+        keys = [self.key(check.terms.rule_id, check.identity) for check in checks]
+        if _native(plan):
+            return self._step(
+                "CL.THROTTLE", keys[0], *_bucket(checks[0].terms).words, _quantity(checks[0]) if charges else 0
+            )
+        words: list[Any] = ["EVAL", _ALL_OR_NONE, len(keys), *keys, charges + (charges and plan.forced)]
+        for check in checks:
+            words += (*_bucket(check.terms).words, _quantity(check), 0 if check.terms.shadow else check.cost)
+        return self._step(*words)
+
+    def outcomes(self, plan: Plan, reply: Any) -> tuple[Outcome, ...]:
+        """Return one outcome for each check, from one reply of CL.THROTTLE for each."""
+        charged, answers = (_charges(plan), [reply]) if _native(plan) else reply
+        now = self._clock.now_us()
+        outcomes = []
+        for (terms, _, cost), (limited, _, free, _, reset) in zip(plan.checks, answers, strict=True):
+            burst, interval, _ = _bucket(terms)
+            level = (reset + 1) * MICROSECOND
+            if free or not limited:  # else the limit may have been lowered, and the level is unknown
+                level = min(level, max(0, burst - free) * interval)
+            passed = cost <= free or (charged and not limited and cost <= burst)
+            outcome = gcra.check((level, 0), 0, 0 if passed else cost, (burst, interval, 1))
+            outcome = in_shadow(outcome, passed=passed) if terms.shadow else outcome
+            outcomes.append(outcome._replace(at=now))
+        return tuple(outcomes)
+
+    def answer(self, reply: Any) -> Any:
+        """Return the reply. Raises StoreError for an error reply, and StoreURLError if the Redis server does not have
+        the command.
+        """
+        if not isinstance(reply, Exception):
+            return reply
+        text = str(reply).lower()
+        if isinstance(reply, NoReplyError):
+            raise store_error(self.url, reply) from reply
+        if "unknown" in text and "command" in text:
+            expected = "load the module redis-cell there, use Dragonfly, or change the URL to redis://"
+            raise StoreURLError("store", self.url, problem="its server has no CL.THROTTLE", expected=expected)
+        raise store_error(self.url, reply)
+
+    def _step(self, *words: Any) -> Send:
+        return Send(self.servers.seeds[0], Command(pack(*words)))
+
+
+def _native(plan: Plan) -> bool:
+    """True if the plan is one CL.THROTTLE."""
+    return len(plan.checks) == 1 and not plan.forced and _bucket(plan.checks[0].terms).interval > _COARSE
+
+
+def _charges(plan: Plan) -> bool:
+    """True if the server may charge: not if an enforced check can never pass."""
+    return plan.charge and all([terms.shadow or cost <= _bucket(terms).burst for terms, _, cost in plan.checks])
+
+
+def _quantity(check: Check) -> int:
+    """Return the quantity to charge. A cost that can never pass is not sent, because the server multiplies it
+    unchecked.
+    """
+    return check.cost if check.cost <= _bucket(check.terms).burst else 0
+
+
+class RedisCellStore:
+    """A store for rules of `gcra`, `token-bucket` and `leaky-bucket` on a server that has CL.THROTTLE.
+
+    `url` is `redis+cell://…` or `rediss+cell://…`; connects when first used. `prefix` begins every key; `deadline` is
+    in seconds. Raises StoreURLError, from `run` also when the server does not have the command.
+    """
+
+    def __init__(self, url: str, *, prefix: str = "sg", deadline: float = DEADLINE) -> None:
+        url = hide_store(url)
+        self._commands = _Commands(url, prefix=prefix)
+        self._connections = Connections(self._commands.servers, deadline=deadline)
+
+    def __repr__(self) -> str:
+        return f"RedisCellStore({self._commands.url})"
+
+    def accept(self, terms: Terms) -> None:
+        """Raise AlgorithmError or RuleError for terms that this store cannot keep."""
+        _bucket(terms)
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Charge every check of the plan, or none. Raises StoreError if the server does not reply."""
+        return self._commands.outcomes(plan, self._send(self._commands.run(plan))) if plan.checks else ()
+
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Do nothing, because the command cannot refund."""
+
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Return the outcomes unchanged: the command cannot refund, so this store accepts no slots."""
+        return outcomes
+
+    def forget(self, rule_id: str, identity: str) -> None:
+        """Drop one budget."""
+        self._send(self._commands.forget(rule_id, identity))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._connections.close()
+
+    def _send(self, step: Send) -> Any:
+        return self._commands.answer(self._connections.send(step, self._connections.until()))
+
+
+class AsyncRedisCellStore:
+    """RedisCellStore for asynchronous code, one connection for each event loop. `close` closes the running loop's."""
+
+    needs_asyncio = True
+
+    def __init__(self, url: str, *, prefix: str = "sg", deadline: float = DEADLINE) -> None:
+        url = hide_store(url)
+        self._commands = _Commands(url, prefix=prefix)
+        self._connections = AsyncConnections(self._commands.servers, deadline=deadline)
+
+    def __repr__(self) -> str:
+        return f"AsyncRedisCellStore({self._commands.url})"
+
+    def accept(self, terms: Terms) -> None:
+        """Raise AlgorithmError or RuleError for terms that this store cannot keep."""
+        _bucket(terms)
+
+    async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Charge every check of the plan, or none. Raises StoreError if the server does not reply."""
+        return self._commands.outcomes(plan, await self._send(self._commands.run(plan))) if plan.checks else ()
+
+    async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Do nothing, because the command cannot refund."""
+
+    async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Return the outcomes unchanged: the command cannot refund, so this store accepts no slots."""
+        return outcomes
+
+    async def forget(self, rule_id: str, identity: str) -> None:
+        """Drop one budget."""
+        await self._send(self._commands.forget(rule_id, identity))
+
+    async def close(self) -> None:
+        """Close the running loop's connections."""
+        await self._connections.close()
+
+    async def _send(self, step: Send) -> Any:
+        return self._commands.answer(await self._connections.send(step, self._connections.until()))
+
+
+def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> RedisCellStore:
+    """Return a store for `redis+cell://` or `rediss+cell://`. Raises StoreURLError if a clock is given: the server's
+    clock is used.
+    """
+    _refuse(clock)
+    return RedisCellStore(url, prefix=prefix, deadline=deadline)
+
+
+def open_async(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> AsyncRedisCellStore:
+    """Open the store for an AsyncLimiter."""
+    _refuse(clock)
+    return AsyncRedisCellStore(url, prefix=prefix, deadline=deadline)
+
+
+def _refuse(clock: Clock | None) -> None:
+    if clock is not None:
+        problem = "CL.THROTTLE uses only the server's clock"
+        raise StoreURLError("clock", clock, problem=problem, expected="test with memory:// or redis://")

@@ -1,0 +1,442 @@
+"""Connections for threads and greenlets. redis-py opens them, encrypts, authenticates and reads the replies.
+
+This module has the pool, the deadline and the ownership. A connection carries one command at a time, for one thread.
+After any error it is closed, so that no reply can reach another request. A NoReplyError says whether the server may
+have run the command. A second thread opens a new connection. The request waits for it at most until its deadline. If
+the opening takes longer, a later request uses the connection.
+"""
+
+from __future__ import annotations
+
+# The first connection would import it, and a fork in the middle of an import leaves the import locked in the child.
+import encodings.idna  # noqa: F401  # pyright: ignore[reportUnusedImport]
+import select
+import ssl
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from threading import Condition, Thread
+from typing import Any, Final, NamedTuple
+from weakref import WeakSet
+
+import hiredis
+import redis.connection
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from sluicegate import fork
+from sluicegate.clock import monotonic
+from sluicegate.stores.redis.commands import AnyCommand, Batch, Command, pack
+from sluicegate.stores.redis.drivers import Driver
+from sluicegate.stores.redis.steps import Address, NoReplyError, Send
+from sluicegate.stores.redis.url import OPENING, Servers
+
+_CHUNK: Final = 16384  # bytes that are read from a socket at once
+BUSY: Final = 0.001  # seconds: a connection that was used more recently is not checked before it is used again
+_STUCK: Final = 1.0  # seconds: after this time another opening may begin, because the packets of this one may be lost
+_LATE: Final = 0.001  # seconds to read a reply that came in time, if this thread was stalled until the deadline
+_PING: Final = Command(pack("PING"))
+_TURNED_AWAY: Final = {"NOAUTH", "DENIED", "ERR"}  # no password, protected mode, too many clients
+_SOCKET: Final = "_sock"
+_DefaultParser: Any = redis.connection.DefaultParser
+_read_from_socket: Final = _DefaultParser.read_from_socket
+
+
+class TooLateError(TimeoutError):
+    """The deadline of a command passed before it was written."""
+
+
+class _Parser(_DefaultParser):  # type: ignore[misc]
+    """The parser of redis-py, with a deadline that also a reply in pieces must keep."""
+
+    def __init__(self, until: float) -> None:
+        super().__init__(socket_read_size=_CHUNK)
+        self.opened = False
+        self.used = 0.0  # when it was last used
+        self.until = until
+        self._limited = 0.0  # the seconds that a system call may take at present
+        self._pieces = 0  # how many were read of the reply
+
+    def on_connect(self, connection: Any, **options: Any) -> None:
+        """Start to read from the socket of this connection."""
+        super().on_connect(connection, **options)
+        self.send, self._set_timeout, self.is_readable = _socket(connection)
+
+    def parse_error(self, response: str) -> Exception:
+        """Return an error reply, with the whole text of the server. The opening of redis-py needs its own classes."""
+        if self.opened:
+            return hiredis.ReplyError(response)
+        error: Exception = super().parse_error(response)
+        error.args = (response,)
+        return error
+
+    def start(self, until: float) -> None:
+        """Set the deadline of the next command. Raises TooLateError if it has passed."""
+        self.used = now = monotonic()
+        self.until, self._pieces = until, 0
+        left = until - now
+        if not 0.9 * left <= self._limited <= 1.1 * left:
+            if left <= 0:
+                raise TooLateError("the deadline passed before the command was written")
+            self._limit(left)
+
+    def read_from_socket(self, **options: Any) -> Any:
+        """Read a piece of a reply. At the deadline, look once more: the server was in time if the reply is here."""
+        try:
+            if self._pieces:
+                self._continue()
+            self._pieces += 1
+            return _read_from_socket(self, **options)
+        except (TimeoutError, RedisTimeoutError):
+            if self._limited == _LATE or not self.is_readable():
+                raise TimeoutError("no answer within the deadline") from None
+            self._limit(_LATE)
+            return _read_from_socket(self, **options)
+
+    def _continue(self) -> None:
+        left = self.until - monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._limit(left)
+
+    def _limit(self, seconds: float) -> None:
+        self._limited = seconds
+        self._set_timeout(seconds)
+
+
+class _Socket(NamedTuple):
+    """What this module does with a socket of redis-py."""
+
+    send: Callable[[bytes], object]
+    set_timeout: Callable[[float], object]
+    is_readable: Callable[[], object]  # without waiting: true if there is data to read
+
+
+def _socket(redis_connection: Any) -> _Socket:
+    """Return the socket of a connection. Only this function uses a private name of redis-py.
+
+    Versions that do not have the name have the public methods, which cost more.
+    """
+    sock = getattr(redis_connection, _SOCKET, None)
+    if sock is None:
+
+        def send(frame: bytes) -> None:
+            redis_connection.send_packed_command((frame,), check_health=False)
+
+        return _Socket(send, redis_connection.update_current_socket_timeout, partial(_can_read, redis_connection))
+    watch = watcher(sock)
+    if isinstance(sock, ssl.SSLSocket):
+        return _Socket(sock.sendall, sock.settimeout, lambda: watch() and not _only_tls(sock))
+    return _Socket(sock.sendall, sock.settimeout, watch)
+
+
+def _can_read(redis_connection: Any) -> bool:
+    try:
+        return bool(redis_connection.can_read(timeout=0))
+    except RedisError:  # the server has closed the connection
+        return True
+
+
+class Connection:
+    """One open connection. Raises OSError or RedisError if it cannot be opened in so many seconds."""
+
+    __slots__ = ("__weakref__", "_parser", "_redis", "took")
+
+    def __init__(self, servers: Servers, step: Send, *, seconds: float) -> None:
+        began = monotonic()
+        self._parser = parser = _Parser(began + seconds)
+
+        def the_parser(**options: Any) -> _Parser:
+            return parser
+
+        self._redis = servers.connection(
+            step.address,
+            timeout=seconds,
+            asynchronous=False,
+            sentinel=step.sentinel,
+            parser_class=the_parser,
+        )
+        self._redis.connect()
+        parser.opened = True
+        if not (self._redis.username or self._redis.password or self._redis.db):
+            self._greet(parser.until)
+        self.took = monotonic() - began  # the seconds of the opening: two round trips or more
+
+    def is_open(self) -> bool:
+        """True if the server has not closed the connection. Data that arrives without a command means that it has."""
+        return monotonic() - self._parser.used < BUSY or not self._parser.is_readable()
+
+    def call(self, command: AnyCommand, until: float) -> Any:
+        """Send a command and return its reply, which may be an error reply. Raises OSError or RedisError if no reply
+        comes.
+        """
+        parser = self._parser
+        parser.start(until)
+        parser.send(command.frame)
+        reply = parser.read_response()
+        for _ in range(1, command.replies):
+            reply = parser.read_response()
+        check_tag(command, reply)
+        return reply
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._redis.disconnect()
+
+    def _greet(self, until: float) -> None:
+        """Ask for one reply, because redis-py has asked for none: does the server answer, and does it serve us?"""
+        reply = self.call(_PING, until)
+        if str(reply).partition(" ")[0] in _TURNED_AWAY:
+            self.close()
+            raise ConnectionError(str(reply))
+
+
+def check_tag(command: AnyCommand | Batch, reply: Any) -> None:
+    """Raise ConnectionError for a reply to another command: something between this process and the Redis server has
+    lost a reply.
+    """
+    if command.tag is not None and type(reply) is list and reply[0] != command.tag:
+        raise ConnectionError("the reply is to another command")
+
+
+def watcher(sock: Any) -> Any:
+    """Return a function that says, without waiting, whether there is data to read."""
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        return lambda: poll.poll(0)
+    return lambda: select.select([sock], [], [], 0)[0]
+
+
+def _only_tls(sock: ssl.SSLSocket) -> bool:
+    """True if the data to read belongs to TLS only, such as a session ticket."""
+    limit = sock.gettimeout()
+    sock.settimeout(0)
+    try:
+        sock.recv(1)
+    except ssl.SSLWantReadError:
+        return True
+    except OSError:
+        return False
+    finally:
+        sock.settimeout(limit)
+    return False
+
+
+class _Opening:
+    """A place in a pool for a connection that a thread opens."""
+
+    def __init__(self) -> None:
+        self.began = monotonic()
+
+
+class _Pool:
+    """The connections to one address.
+
+    The sets of open connections and of openings are weak: if the owner of a connection ends without a word (a thread, a
+    greenlet), the connection is closed and does not count any more.
+    """
+
+    def __init__(self, servers: Servers, *, closed: bool) -> None:
+        self._servers = servers
+        self._idle: deque[Connection] = deque()  # the last used one at the end
+        self._open: WeakSet[Connection] = WeakSet()
+        self._openings: WeakSet[_Opening] = WeakSet()
+        self._failed = 0  # openings that failed
+        self._failure: Exception | None = None  # of the last one
+        self._waiting = 0
+        self._closed = closed
+        self._changed = Condition()
+
+    def idle(self) -> Connection | None:
+        """Return an idle connection that the server has not closed; None if there is none."""
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return None
+            try:
+                if connection.is_open():
+                    return connection
+            except BaseException:  # a greenlet is killed
+                self.discard(connection)
+                raise
+            self.discard(connection)
+
+    def wait(self, step: Send, until: float) -> Connection:
+        """Wait for a connection: one that is put back, or one that is opened. Raises NoReplyError at the deadline, or
+        earlier if no connection can be opened.
+        """
+        failed, started, now = self._failed, False, monotonic()
+        # A node that does not let us connect must leave time to ask where its keys are now.
+        others = self._servers.kind in {"sentinel", "cluster"} and step.part == 1
+        soon = until - (until - now) / 2 if others else until
+        with self._changed:
+            self._waiting += 1
+        try:
+            while True:
+                if (connection := self.idle()) is not None:
+                    return connection
+                with self._changed:  # no greenlet switches here, so none is killed while it waits for the lock
+                    if self._idle:
+                        continue
+                    opening = None if started else self._reserve()
+                    if opening is None:
+                        left = (until if self._open else soon) - monotonic()
+                        if left <= 0 or (failed != self._failed and not self._open and not self._fresh()):
+                            raise self._no_connection(step.address, failed=failed != self._failed)
+                        self._changed.wait(left)
+                if opening is not None:
+                    started = True
+                    self._start(opening, step, until)
+        finally:
+            with self._changed:
+                self._waiting -= 1
+                if self._idle:  # this thread may have been woken for it, and then interrupted
+                    self._changed.notify()
+
+    def put(self, connection: Connection) -> None:
+        """Put a connection back."""
+        self._idle.append(connection)  # before `_waiting` is read: a thread that begins to wait later finds it
+        if self._waiting:
+            with self._changed:
+                self._changed.notify()
+        elif self._closed:
+            self.close()
+
+    def discard(self, connection: Connection) -> None:
+        """Close a connection."""
+        connection.close()
+        with self._changed:
+            self._open.discard(connection)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Close the idle connections, and each other one as soon as it is idle."""
+        self._closed = True
+        while self._idle:
+            with suppress(IndexError):  # another thread has taken it
+                self.discard(self._idle.pop())
+
+    def _fresh(self) -> int:
+        """Return how many openings may end soon."""
+        now = monotonic()
+        return sum([now - opening.began < _STUCK for opening in self._openings])
+
+    def _reserve(self) -> _Opening | None:
+        """Return a place for one more connection, if fewer are being opened than threads wait."""
+        if len(self._open) + len(self._openings) >= self._servers.connections or self._fresh() >= self._waiting:
+            return None
+        opening = _Opening()
+        self._openings.add(opening)
+        return opening
+
+    def _start(self, opening: _Opening, step: Send, until: float) -> None:
+        left = until - monotonic()
+        arguments = (opening, step, max(OPENING, left))
+        thread = Thread(target=self._connect, args=arguments, name="sluicegate-opening", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # there are too many threads, or the interpreter ends
+            self._connect(opening, step, max(_LATE, left))
+
+    def _connect(self, opening: _Opening, step: Send, seconds: float) -> None:
+        """Open a connection and give it to a thread that waits, or to the next request."""
+        connection: Connection | None = None
+        failure: Exception = ConnectionError("the opening was interrupted")
+        try:
+            if self._servers.prepare is not None:
+                self._servers.prepare()
+            connection = Connection(self._servers, step, seconds=seconds)
+        except (RedisError, OSError) as error:
+            failure = self._servers.shown(error)
+        except Exception as error:  # noqa: BLE001  # the request that waits raises it
+            failure = error
+        finally:
+            with self._changed:
+                self._openings.discard(opening)
+                if connection is None:
+                    self._failed, self._failure = self._failed + 1, failure
+                else:
+                    self._open.add(connection)
+                    self._idle.append(connection)
+                self._changed.notify_all()
+                unwanted = self._closed and not self._waiting
+        if unwanted:
+            self.close()
+
+    def _no_connection(self, address: Address, *, failed: bool) -> Exception:
+        """Return the error of a request without a connection. It concerns the server if no connection is open."""
+        cause = self._failure if failed else None
+        if cause is None and self._open:
+            most = len(self._open) >= self._servers.connections
+            more = "" if most else ", and no further one could be opened in time"
+            cause = TimeoutError(f"all {len(self._open)} connections are busy{more}")
+        elif cause is None:
+            cause = TimeoutError("no connection within the deadline; the opening goes on")
+        elif not isinstance(cause, (RedisError, OSError)):
+            return cause
+        error = NoReplyError(address, cause, sent=False, concerns="plan" if self._open else "server")
+        error.__cause__ = cause
+        return error
+
+
+class Connections(Driver):
+    """The connections of one store to all its servers. They are opened when needed."""
+
+    def __init__(self, servers: Servers, *, deadline: float) -> None:
+        self._servers = servers
+        self._deadline = deadline
+        self._pools: dict[Address, _Pool] = {}
+        self._closed = False
+        fork.renew(self)
+
+    def until(self) -> float:
+        """Return the deadline of a call that begins now."""
+        return monotonic() + self._deadline
+
+    def send(self, step: Send, until: float) -> Any:
+        """Send a command. Return the reply, or a NoReplyError."""
+        pool = self._pools.get(step.address)
+        if pool is None:
+            pool = self._pools.setdefault(step.address, _Pool(self._servers, closed=self._closed))
+        try:
+            connection = pool.idle()
+            if connection is None:
+                connection = pool.wait(step, until)
+                if until - monotonic() < min(connection.took, self._deadline) / 2:
+                    # A reply would come too late, and then the next request would have to open a connection again.
+                    pool.put(connection)
+                    late = TimeoutError("the connection opened too late")
+                    return NoReplyError(step.address, late, sent=False, concerns="plan")
+        except NoReplyError as error:
+            return error
+        try:
+            reply = connection.call(step.command, until)
+        except BaseException as error:
+            if isinstance(error, TooLateError):
+                pool.put(connection)
+                return NoReplyError(step.address, error, sent=False, concerns="plan")
+            pool.discard(connection)
+            if isinstance(error, (OSError, RedisError)):
+                return NoReplyError(step.address, error, sent=True)
+            raise  # an interrupt, or the timeout of a greenlet
+        pool.put(connection)
+        return reply
+
+    def retire(self, address: Address) -> None:
+        """Close the connections to an address: the idle ones now, the others after their reply."""
+        pool = self._pools.pop(address, None)
+        if pool is not None:
+            pool.close()
+
+    def close(self) -> None:
+        """Close the connections: the idle ones now, the others after their reply. A later call opens one for itself."""
+        self._closed = True
+        for pool in list(self._pools.values()):
+            pool.close()
+
+    def after_fork(self) -> None:
+        """Drop all connections without closing them: after fork() the sockets belong to the parent."""
+        self._pools = {}

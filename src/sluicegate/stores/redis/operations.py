@@ -1,0 +1,208 @@
+"""The operations of the store as steps for a sync or an async driver, and the meaning of error replies.
+
+A command is sent again only if it certainly did not run: the server did not know the script, did not have the key,
+could not write, or was never reached. A command without a reply may have run, so it is not sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from math import inf
+from typing import Any, Final
+
+from sluicegate.errors import StoreError
+from sluicegate.plan import Check, Outcome, Plan, Terms, charged, in_shadow, new
+from sluicegate.stores.redis.ban_scan import BanScan, scan_bans
+from sluicegate.stores.redis.commands import AnyCommand, Command, pack
+from sluicegate.stores.redis.encoding import PEEK, REFUND, REFUSED, RENEW, Encoder, decode
+from sluicegate.stores.redis.failures import kind_of, may_succeed_elsewhere, store_error
+from sluicegate.stores.redis.steps import Address, Attempt, NoReplyError, Pause, Reconnect, Send, Steps
+from sluicegate.stores.redis.topology import Topology, slot_of
+
+_TRIES: Final = 6  # enough for an unknown script and a slot that moves at the same time
+_PAUSE: Final = 0.005  # seconds between two attempts while the keys of a slot move
+
+
+class Operations:
+    """The operations of one store, as steps."""
+
+    def __init__(self, topology: Topology, encoder: Encoder) -> None:
+        self._topology = topology
+        self._encoder = encoder
+
+    def quick(self, plan: Plan) -> Send | None:
+        """Return the one step that runs a plan, if the server is known and the plan has one slot: nearly always."""
+        checks = plan.checks
+        slot = 0
+        if self._topology.split:
+            if len(checks) != 1:
+                return None
+            slot = slot_of(checks[0].identity)
+        address = self._topology.known(slot)
+        return None if address is None or not checks else new(Send, (address, self._encoder.run(plan), 1.0, False))
+
+    def run(self, plan: Plan, quick: Send | None = None, reply: Any = None) -> Steps[tuple[Outcome, ...]]:
+        """Charge every check of the plan, or none. `quick` was sent already and got `reply`."""
+        checks, attempt = plan.checks, None if quick is None else Attempt(quick, reply)
+        if not checks:
+            return ()
+        if self._topology.split and attempt is None and len(checks) > 1:
+            groups = _groups(checks)
+            if len(groups) > 1:
+                return (yield from self._across(plan, groups))
+        command = self._encoder.run(plan) if attempt is None else attempt.step.command
+        return decode(plan, (yield from self._send(checks, command, attempt)))
+
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> Steps[None]:
+        """Refund what was charged."""
+        yield from self._undo(plan, outcomes, REFUND)
+
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> Steps[tuple[Outcome, ...]]:
+        """Refund what was charged, then charge it again as of now."""
+        at = yield from self._undo(plan, outcomes, RENEW)
+        pairs = zip(plan.checks, outcomes, strict=True)
+        return tuple([outcome._replace(at=at.get(check, outcome.at)) for check, outcome in pairs])
+
+    def _undo(self, plan: Plan, outcomes: tuple[Outcome, ...], mode: bytes) -> Steps[dict[Check, int]]:
+        """Refund or renew. Returns the time for each check, by its server's clock."""
+        at: dict[Check, int] = {}
+        pairs = charged(plan, outcomes)
+        checks = tuple([check for check, _ in pairs])
+        for group in _groups(checks) if self._topology.split else [tuple(range(len(checks)))]:
+            part = tuple([checks[i] for i in group])
+            if part:
+                command = self._encoder.refund(Plan(part), [pairs[i][1] for i in group], mode)
+                _, now = yield from self._send(part, command)
+                for check in part:
+                    at[check] = now
+        return at
+
+    def forget(self, rule_id: str, identity: str) -> Steps[None]:
+        """Drop one budget."""
+        yield from self._send_to_slot(slot_of(identity), self._encoder.forget(rule_id, identity))
+
+    def memory(self) -> Steps[Any]:
+        """Read the memory section of INFO from a server."""
+        return self._send_to_slot(0, Command(pack("INFO", "memory")))
+
+    def bans(self, terms: Terms) -> BanScan[dict[str, int]]:
+        """Return the digests of the identities that a ban blocks, each with the microseconds left."""
+        return scan_bans(self._topology, self._encoder, terms)
+
+    def _across(self, plan: Plan, groups: list[tuple[int, ...]]) -> Steps[tuple[Outcome, ...]]:
+        """Run the plan on one server after the other. If a later one refuses, refund what the others charged."""
+        outcomes: dict[int, Outcome] = {}
+        charged_groups: list[tuple[int, ...]] = []
+        refused = False
+        try:
+            for group in groups:
+                part = plan._replace(checks=tuple([plan.checks[i] for i in group]))
+                mode = REFUSED if refused else None
+                found = decode(part, (yield from self._send(part.checks, self._encoder.run(part, mode))))
+                outcomes.update(zip(group, found, strict=True))
+                if plan.charge and not plan.forced and not refused:
+                    refused = not all([outcome.allowed for outcome in found])
+                    charged_groups += [] if refused else [group]
+        except StoreError:
+            yield from self._give_back(plan, charged_groups, outcomes=outcomes)
+            raise
+        if refused:
+            yield from self._give_back(plan, charged_groups, outcomes=outcomes)
+        return tuple([outcomes[i] for i in range(len(plan.checks))])
+
+    def _give_back(self, plan: Plan, groups: list[tuple[int, ...]], *, outcomes: dict[int, Outcome]) -> Steps[None]:
+        """Refund these groups and update their outcomes. A charge that cannot be refunded now expires."""
+        for group in groups:
+            part = Plan(tuple([plan.checks[i] for i in group]))
+            kept = tuple([check._replace(cost=0) if check.terms.count_denied else check for check in part.checks])
+            with suppress(StoreError):
+                yield from self.refund(Plan(kept), tuple([outcomes[i] for i in group]))
+                reply = yield from self._send(part.checks, self._encoder.run(part, PEEK))
+                for i, outcome in zip(group, decode(part, reply), strict=True):
+                    stands = in_shadow(outcome, passed=outcomes[i].retry_after == 0)
+                    outcomes[i] = stands if plan.checks[i].terms.shadow else outcome._replace(allowed=True)
+
+    def _send(self, checks: tuple[Check, ...], command: AnyCommand, attempt: Attempt | None = None) -> Steps[Any]:
+        """Return the reply to a command for keys of one slot."""
+        return self._send_to_slot(slot_of(checks[0].identity) if self._topology.split else 0, command, attempt)
+
+    def _send_to_slot(self, slot: int, command: AnyCommand, attempt: Attempt | None = None) -> Steps[Any]:
+        """Return the reply to a command, from the server that has the slot. Follows redirections."""
+        elsewhere: Address | None = None  # the node that the slot is moving to, for the next attempt only
+        failed: dict[Address, Exception] = {}  # what the servers answered that cannot run the command
+        pause, moves = 0.0, 0
+        for _ in range(_TRIES):
+            if pause:
+                yield Pause(pause)
+                pause = 0.0
+            if attempt is None:
+                address = elsewhere if elsewhere is not None else (yield from self._topology.find(slot))
+                if isinstance(failed.get(address), NoReplyError):
+                    break  # a new look-up has found no other server
+                attempt = yield from _try(Send(address, command.asking() if elsewhere is not None else command))
+            address, reply, attempt = attempt.step.address, attempt.reply, None
+            if not isinstance(reply, Exception):
+                self._topology.answered(address)
+                return reply
+            known = address in failed
+            failed.pop(address, None)
+            failed[address] = reply  # the last one is reported
+            code, _, rest = str(reply).partition(" ")
+            if code == "NOSCRIPT":
+                command = command.with_text()
+                continue
+            elsewhere, again = None, False
+            if isinstance(reply, NoReplyError):
+                if reply.concerns == "server":
+                    again = self._topology.lost(address) and may_succeed_elsewhere(reply)
+            elif code == "ASK":
+                again, elsewhere = True, _target(rest, address)
+            elif code == "MOVED":
+                again = True
+                self._topology.moved(slot, _target(rest, address))
+                pause = _PAUSE * 2 ** (moves - 1) if moves else 0.0  # the nodes may not agree yet
+                moves += 1
+            elif code == "TRYAGAIN":
+                again, pause = True, _PAUSE
+            elif kind_of(reply).concerns == "node":
+                again = "READONLY" in str(reply) and not known
+                self._topology.lost(address)
+                if again:
+                    yield Reconnect(address)
+            else:
+                self._topology.answered(address)
+            if not again:
+                break
+        where, last = next(reversed(failed.items()))
+        raise store_error(str(where), last) from last
+
+
+def _try(step: Send) -> Steps[Attempt]:
+    try:
+        return Attempt(step, (yield step))
+    except NoReplyError as error:
+        return Attempt(step, error)
+
+
+def _groups(checks: Sequence[Check]) -> list[tuple[int, ...]]:
+    """Return the checks by slot: first the slot with the tightest rule, last the slots with shadow rules only.
+
+    A client's own budgets are smaller than those that it shares with others. If a client is refused by its own budget,
+    the plan has not changed a budget of others yet.
+    """
+    slots: dict[int, list[int]] = {}
+    for i, check in enumerate(checks):
+        slots.setdefault(slot_of(check.identity), []).append(i)
+
+    def rate(group: list[int]) -> float:
+        enforced = [checks[i].terms for i in group if not checks[i].terms.shadow]
+        return min([terms.limit / terms.window_us for terms in enforced], default=inf)
+
+    return [tuple(group) for group in sorted(slots.values(), key=rate)]
+
+
+def _target(rest: str, asked: Address) -> Address:
+    """Return the address in a redirection: "3999 127.0.0.1:6381", or ":6381" for the same host."""
+    host, _, port = rest.rpartition(" ")[2].rpartition(":")
+    return Address(host if host else asked.host, int(port))

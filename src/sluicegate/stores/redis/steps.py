@@ -1,0 +1,82 @@
+"""The steps of the operations: the commands to send, to which server, and the error when there is no reply.
+
+The operations yield steps; a sync or an async driver takes them. Values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from sluicegate.stores.redis.commands import AnyCommand
+
+T = TypeVar("T")
+
+
+class Address(NamedTuple):
+    """The address of a server: a host and a port, or a path and 0."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}" if self.port else self.host
+
+
+class Send(NamedTuple):
+    """A step that sends one command to one server."""
+
+    address: Address
+    command: AnyCommand
+    part: float = 1.0  # of the time that is left
+    sentinel: bool = False  # whether the server is a Sentinel, which may need another password
+
+    def limit(self, until: float, now: float) -> float:
+        """Return the deadline of this step, if all steps must end by `until`."""
+        return until - (until - now) * (1 - self.part)
+
+
+class Attempt(NamedTuple):
+    """A step that was taken already, and its reply, error reply or NoReplyError."""
+
+    step: Send
+    reply: Any
+
+
+class Pause(NamedTuple):
+    """A step that waits until a server has finished its work."""
+
+    seconds: float
+
+
+class Reconnect(NamedTuple):
+    """A step that replaces the open connections: after a failover the address may lead to another server."""
+
+    address: Address
+
+
+Steps = Generator[Send | Pause | Reconnect, Any, T]
+"""Steps of one operation. It is sent each reply, which may be an error reply. A NoReplyError is thrown in."""
+
+
+Concerns = Literal["plan", "server"]
+"""What a missing reply concerns: one plan, or all plans of the server."""
+
+
+class NoReplyError(Exception):
+    """A command got no reply. If it was `sent`, the server may have run it all the same.
+
+    The error concerns the server, or only this plan: the server answers others.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        cause: BaseException | str,
+        *,
+        sent: bool,
+        concerns: Concerns = "server",
+    ) -> None:
+        self.address, self.cause, self.sent, self.concerns = address, cause, sent, concerns
+        super().__init__(f"{address}: {cause}")

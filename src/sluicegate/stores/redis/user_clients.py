@@ -1,0 +1,169 @@
+"""Clients that the user made. Commands go through the client: its pool, its retries, its routing.
+
+Such a client is used as it is and never closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from inspect import iscoroutinefunction
+from math import inf
+from typing import Any, Final
+
+import hiredis
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    ClusterError,
+    MasterDownError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+
+from sluicegate.errors import AsyncMismatchError, ConfigurationError, StoreURLError, warn
+from sluicegate.stores.redis.drivers import AsyncDriver, Driver
+from sluicegate.stores.redis.steps import Address, NoReplyError, Send, Steps
+from sluicegate.stores.redis.topology import Single
+
+_CODES: Final[tuple[tuple[type[Exception], str], ...]] = (  # redis-py removes the code from a reply
+    (NoScriptError, "NOSCRIPT"),
+    (NoPermissionError, "NOPERM"),
+    (OutOfMemoryError, "OOM"),
+    (ReadOnlyError, "READONLY"),
+    (MasterDownError, "MASTERDOWN"),
+    (ClusterDownError, "CLUSTERDOWN"),
+    (BusyLoadingError, "LOADING"),
+    (MovedError, "MOVED"),
+    (AskError, "TRYAGAIN"),  # the client cannot follow it
+    (TryAgainError, "TRYAGAIN"),
+)
+
+
+class UserTopology(Single):
+    """The client finds its servers itself. The client of a cluster accepts the keys of one slot at a time."""
+
+    def __init__(self, client: Any) -> None:
+        self._address = address_of(client)
+        self.split = hasattr(client, "get_node_from_key")
+
+    def masters(self) -> Steps[tuple[Address, ...]]:
+        """Return the one server. Raises ConfigurationError for a cluster, because only the user's client knows its
+        nodes.
+        """
+        if self.split:
+            problem, expected = "its nodes cannot be asked one by one", "make a limiter of its URL, redis+cluster://"
+            raise ConfigurationError("bans", "a client of a cluster", problem=problem, expected=expected)
+        return (yield from super().masters())
+
+
+class UserClient(Driver):
+    """A client for threads. Its own timeouts apply, because a call cannot be interrupted from outside."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    def until(self) -> float:
+        """Return infinity: no deadline is used, because a call of the client cannot be interrupted."""
+        return inf
+
+    def send(self, step: Send, until: float) -> Any:
+        """Send the command. Return the reply, or a NoReplyError."""
+        try:
+            return self.client.execute_command(*_words(step))
+        except (RedisError, RedisClusterException, OSError) as error:
+            return _failed(step, error)
+
+    def retire(self, address: Address) -> None:
+        """Do nothing: the client manages its connections."""
+
+    def close(self) -> None:
+        """Do nothing: the user closes the client."""
+
+
+class AsyncUserClient(AsyncDriver):
+    """A client for asyncio."""
+
+    def __init__(self, client: Any, *, deadline: float) -> None:
+        self.client = client
+        self._deadline = deadline
+
+    def until(self) -> float:
+        """Return the deadline of a call that begins now."""
+        return asyncio.get_running_loop().time() + self._deadline
+
+    async def send(self, step: Send, until: float) -> Any:
+        """Send the command. Return the reply, or a NoReplyError."""
+        try:
+            async with asyncio.timeout_at(until):
+                return await self.client.execute_command(*_words(step))
+        except (RedisError, RedisClusterException, OSError) as error:
+            return _failed(step, error)
+
+    def retire(self, address: Address) -> None:
+        """Do nothing: the client manages its connections."""
+
+    async def close(self) -> None:
+        """Do nothing: the user closes the client."""
+
+
+def check_client(client: Any, *, asynchronous: bool) -> None:
+    """Raise StoreURLError for an object that is not a client. Raise AsyncMismatchError for a sync client in async code,
+    or the reverse.
+    """
+    call = None if isinstance(client, type) else getattr(client, "execute_command", None)
+    shown = client if isinstance(client, type) else f"{type(client).__module__}.{type(client).__qualname__}"
+    if not callable(call):
+        problem, expected = "not a client of redis-py", "give one, or give a URL to Limiter or AsyncLimiter"
+        raise StoreURLError("store", shown, problem=problem, expected=expected)
+    if iscoroutinefunction(call) is not asynchronous:
+        kind, store = ("synchronous", "RedisStore") if asynchronous else ("asynchronous", "AsyncRedisStore")
+        problem, expected = f"its methods are {kind}", f"give it to {store}"
+        raise AsyncMismatchError("store", shown, problem=problem, expected=expected)
+
+
+def address_of(client: Any) -> Address:
+    """Return the address of a client's Redis server, in the form that errors show."""
+    if not hasattr(client, "connection_pool"):
+        return Address("a cluster", 0)
+    options = client.connection_pool.connection_kwargs
+    if "path" in options:
+        return Address(str(options["path"]), 0)
+    return Address(str(options.get("host", "localhost")), int(options.get("port", 6379)))
+
+
+def warn_about(client: Any, *, strict: bool) -> None:
+    """Warn of a client that can charge twice (SG106) or hang (SG107)."""
+    shown = f"{type(client).__module__.partition('.')[0]}.{type(client).__name__}({address_of(client)})"
+    retry = client.get_retry() if hasattr(client, "get_retry") else getattr(client, "retry", None)
+    retries = getattr(retry, "_retries", 0)
+    if retries:
+        warn("SG106", shown, strict=strict, count=retries)
+    pool = getattr(client, "connection_pool", getattr(client, "nodes_manager", None))
+    if pool is not None and pool.connection_kwargs.get("socket_timeout") is None:
+        warn("SG107", shown, strict=strict)
+
+
+def _words(step: Send) -> list[Any]:
+    """Return the words of a packed command. The client looks the command's name up, so the name is text."""
+    reader = hiredis.Reader()
+    reader.feed(step.command.frame)
+    name, *words = reader.gets()
+    return [name.decode(), *words]
+
+
+def _failed(step: Send, error: BaseException) -> Exception:
+    """Return the failure as an error reply, or as a NoReplyError."""
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), "")
+    if code or (isinstance(error, ResponseError) and not isinstance(error, AuthenticationError)):
+        return hiredis.ReplyError(f"{code} {error}".strip())
+    only_one_slot = isinstance(error, (ClusterError, RedisClusterException))
+    return NoReplyError(step.address, error, sent=True, concerns="plan" if only_one_slot else "server")

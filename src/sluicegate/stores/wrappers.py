@@ -1,0 +1,199 @@
+"""The wrappers of a store, made from the store options of an application.
+
+From the outside in: the deny cache repeats refusals, prefetch serves permits that were fetched ahead, and the fallback
+decides while the store is unavailable, with its circuit breaker. Prefetch is among them only when a rule has
+`prefetch`. A memory store needs no wrapper and is returned as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import isfinite
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from sluicegate.clock import Clock
+from sluicegate.errors import AsyncMismatchError, ConfigurationError, SettingsError, StoreURLError
+from sluicegate.hidden import Concealed
+from sluicegate.plan import FAILURE_POLICIES
+from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange
+from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
+
+if TYPE_CHECKING:  # a memory store needs neither these modules nor asyncio, which they import
+    from sluicegate.stores.breaker import Breakers
+    from sluicegate.stores.local_fallback import LocalFallback
+
+PREFIX: Final = "sg"
+_URL: Final = "give a URL such as memory://, as text"
+STALENESS: Final = 1.0  # seconds for which a refusal may be remembered
+
+
+class StoreOptions:
+    """The store options: settings and limiters have the same names. Raises SettingsError for a value that
+    cannot work.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_store_failure: str = "local",
+        deadline: float = DEADLINE,
+        replicas: int = 1,
+        deny_cache: float = STALENESS,
+        on_store_change: Callable[[StoreChange], object] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.on_store_failure = on_store_failure
+        self.deadline = deadline
+        self.replicas = replicas
+        self.deny_cache = deny_cache
+        self.on_store_change = on_store_change
+        self.clock = clock
+        self._check()
+
+    @classmethod
+    def of(cls, options: object) -> StoreOptions:
+        """Return the store options of an object that has the options as attributes of the same names."""
+        return cls(**{name: getattr(options, name) for name in cls.__init__.__kwdefaults__ or ()})
+
+    def _check(self) -> None:
+        policies = (*FAILURE_POLICIES, "raise")
+        if self.on_store_failure not in policies:
+            raise _error("on_store_failure", self.on_store_failure, "not known", f"use one of {', '.join(policies)}")
+        if not _seconds(self.deadline) or self.deadline <= 0:
+            raise _error(
+                "deadline", self.deadline, "not a number of seconds above 0", f"give seconds, for example {DEADLINE}"
+            )
+        if not isinstance(self.replicas, int) or isinstance(self.replicas, bool) or self.replicas < 1:
+            raise _error("replicas", self.replicas, "not a whole number above 0", "give the number of processes")
+        if not _seconds(self.deny_cache) or self.deny_cache < 0:
+            raise _error("deny_cache", self.deny_cache, "not a number of seconds", "give seconds, or 0 for none")
+        clock = self.clock
+        if clock is not None and (isinstance(clock, type) or not callable(getattr(clock, "now_us", None))):
+            raise _error("clock", clock, "not a clock", "give a ManualClock, or leave it out")
+        hook = self.on_store_change
+        if hook is None:
+            return
+        from sluicegate.awaiting import is_async  # it imports inspect, a quarter of the time to import sluicegate
+
+        if not callable(hook) or is_async(hook):
+            raise _error("on_store_change", hook, "not a plain function", "give a function of a StoreChange")
+
+    def wrap(self, store: Store, *, owned: bool) -> Store:
+        """Return the store inside its wrappers. `close` of the result closes the store too if it is `owned`."""
+        if isinstance(store, MemoryStore):
+            return store
+        from sluicegate.stores.deny_cache import DenyCache, Refusals
+        from sluicegate.stores.fallback import Fallback
+
+        clock = self._clock_of(store)
+        breakers, local_fallback = self._failure_parts(store, clock)
+        fallback = Fallback(store, breakers=breakers, local_fallback=local_fallback, owned=owned)
+        return DenyCache(fallback, Refusals(staleness=self.deny_cache, clock=clock)) if self.deny_cache else fallback
+
+    def wrap_async(self, store: AsyncStore, *, owned: bool) -> AsyncStore:
+        """Put an async store inside its wrappers."""
+        if isinstance(store, AsyncMemoryStore):
+            return store
+        from sluicegate.stores.deny_cache import AsyncDenyCache, Refusals
+        from sluicegate.stores.fallback import AsyncFallback
+
+        clock = self._clock_of(store)
+        breakers, local_fallback = self._failure_parts(store, clock)
+        fallback = AsyncFallback(
+            store, breakers=breakers, local_fallback=local_fallback, deadline=self.deadline, owned=owned
+        )
+        if not self.deny_cache:
+            return fallback
+        return AsyncDenyCache(fallback, Refusals(staleness=self.deny_cache, clock=clock))
+
+    def _failure_parts(self, store: object, clock: Clock | None) -> tuple[Breakers, LocalFallback]:
+        from sluicegate.stores.breaker import Breaker, Breakers
+        from sluicegate.stores.local_fallback import LocalFallback
+
+        make = partial(Breaker, deadline=self.deadline, clock=clock, on_change=self.on_store_change)
+        breakers = Breakers(make, parts=getattr(store, "parts", None))
+        return breakers, LocalFallback(policy=self.on_store_failure, replicas=self.replicas, clock=clock)
+
+    def _clock_of(self, store: object) -> Clock | None:
+        """Return the clock of the wrappers: the one that was given here or to the store, because all of them must
+        agree.
+        """
+        return getattr(store, "clock", None) if self.clock is None else self.clock
+
+
+def add_prefetch(store: Any, *, clock: Clock | None) -> Any:
+    """Return the same wrappers with prefetch among them: around the fallback, inside the deny cache.
+
+    A memory store is returned as it is, and so are wrappers that prefetch already.
+    """
+    if isinstance(store, (MemoryStore, AsyncMemoryStore)):
+        return store
+    from sluicegate.stores.fallback import AsyncFallback, Fallback
+    from sluicegate.stores.prefetch import AsyncPrefetch, Prefetch
+
+    refusals = getattr(store, "refusals", None)  # of a deny cache
+    inside = store if refusals is None else store.inside
+    kinds: dict[type, type[Prefetch] | type[AsyncPrefetch]] = {Fallback: Prefetch, AsyncFallback: AsyncPrefetch}
+    kind = kinds.get(type(inside))
+    if kind is None:
+        return store
+    prefetch = kind(inside, clock=clock, on_return=None if refusals is None else refusals.changed)
+    if refusals is None:
+        return prefetch
+    store.inside = prefetch
+    return store
+
+
+def check_given(store: object, clock: Clock | None, *, prefix: str, asynchronous: bool) -> None:
+    """Raise an error for an object that is not a store, for a sync store in async code or the reverse, and for a clock
+    or prefix beside a store object.
+    """
+    if isinstance(store, type) or not isinstance(store, Store):
+        raise _no_store(store)
+    from inspect import iscoroutinefunction  # a quarter of the time to import sluicegate
+
+    if iscoroutinefunction(store.run) is not asynchronous:
+        problem, expected = "its methods are asynchronous", "use AsyncLimiter"
+        if asynchronous:
+            problem, expected = "its methods are synchronous", "use Limiter, or the async class of the store"
+        raise AsyncMismatchError("store", store, problem=problem, expected=expected)
+    if clock is not None:
+        raise ConfigurationError(
+            "clock",
+            clock,
+            problem="a store object has its own clock",
+            expected="give the clock to the store",
+        )
+    if prefix != PREFIX:
+        raise ConfigurationError(
+            "prefix",
+            prefix,
+            problem="a store object has its own prefix",
+            expected="give the prefix to the store",
+        )
+
+
+def _no_store(given: object) -> StoreURLError:
+    """Return the error for an object that is no store. It names only the type, because the repr may show a password."""
+    given = given.value if isinstance(given, Concealed) else given
+    kind = type(given)
+    shown, problem, expected = f"{kind.__module__}.{kind.__qualname__}", "neither a URL nor a store", _URL
+    if isinstance(given, type):
+        shown, problem = f"{given.__module__}.{given.__qualname__}", "a class, not an instance of it"
+        expected = f"give {given.__name__}(…), or a URL" if hasattr(given, "forget") else _URL
+    elif isinstance(given, ModuleType):
+        shown, problem = given.__name__, "a module, not a store"
+    elif hasattr(given, "execute_command"):
+        problem, wrapper = "a client, not a store", "AsyncRedisStore" if "asyncio" in kind.__module__ else "RedisStore"
+        expected = f"give {wrapper}(client), from sluicegate.stores.redis"
+    return StoreURLError("store", shown, problem=problem, expected=expected)
+
+
+def _seconds(given: object) -> bool:
+    return isinstance(given, (int, float)) and not isinstance(given, bool) and isfinite(given)
+
+
+def _error(option: str, given: object, problem: str, expected: str) -> SettingsError:
+    return SettingsError(option, given, problem=problem, expected=expected)

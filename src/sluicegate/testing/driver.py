@@ -1,0 +1,70 @@
+"""Driver: a sync or an async store behind sync calls; and the stories that an exam runs on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from inspect import iscoroutinefunction
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from sluicegate.plan import Outcome, Plan, Terms
+from sluicegate.stores import AsyncStore, Store
+from sluicegate.testing.scenarios import Cost, Wait
+
+
+class Act(NamedTuple):
+    """Wait, then run a plan.
+
+    `kind` is hit, peek, or force (charge a refusal too); or forget, change or refund: first drop a budget, change a
+    limit or refund the last hit, then hit.
+    """
+
+    wait: Wait
+    costs: Sequence[Cost]
+    kind: str = "hit"
+
+
+class Play(NamedTuple):
+    """A story: two sets of terms for each rule, the second with another limit, and the acts under them."""
+
+    rules: Sequence[tuple[Terms, Terms]]
+    start_us: int
+    acts: Sequence[Act]
+
+
+class Driver:
+    """A sync or an async store behind sync calls. Adds a random prefix to every identity."""
+
+    def __init__(self, store: Store | AsyncStore, runner: asyncio.Runner) -> None:
+        self._store, self._runner = store, runner
+        self._tag = uuid4().hex  # a server keeps the budgets of earlier examples
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Run the plan."""
+        outcomes: tuple[Outcome, ...] = self._call(self._store.run, self._own(plan))
+        return outcomes
+
+    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        """Refund what the plan was charged."""
+        self._call(self._store.refund, self._own(plan), outcomes)
+
+    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        """Refund what the plan was charged, and charge it again."""
+        renewed: tuple[Outcome, ...] = self._call(self._store.renew, self._own(plan), outcomes)
+        return renewed
+
+    def forget(self, rule_id: str, identity: str) -> None:
+        """Drop a budget."""
+        self._call(self._store.forget, rule_id, self._tag + identity)
+
+    def close(self) -> None:
+        """Close the store."""
+        self._call(self._store.close)
+
+    def _own(self, plan: Plan) -> Plan:
+        checks = [check._replace(identity=self._tag + check.identity) for check in plan.checks]
+        return plan._replace(checks=tuple(checks))
+
+    def _call(self, method: Any, *arguments: Any) -> Any:
+        return self._runner.run(method(*arguments)) if iscoroutinefunction(method) else method(*arguments)

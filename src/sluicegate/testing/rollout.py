@@ -1,0 +1,86 @@
+"""Part of StoreExam: shadow rules do not change the others, and count as if they were enforced.
+
+The outcomes of the enforced checks must be the same as without the shadow checks. The outcome of a shadow check must be
+the outcome that its rule would have if it were the only rule and enforced.
+"""
+
+from __future__ import annotations
+
+from itertools import cycle
+from typing import Final, NamedTuple
+
+from sluicegate.clock import ManualClock
+from sluicegate.plan import Check, Outcome, Plan, in_shadow
+from sluicegate.quota import Quota
+from sluicegate.rules.terms import make_terms
+from sluicegate.testing.driver import Driver, Play
+from sluicegate.testing.scenarios import LATEST
+
+NEVER_PASSES: Final = Check(make_terms("never", (Quota(1, 1),), algorithm="fixed-window")[0], "", 2)
+"""A check that is always refused: replaces the enforced rules after they have refused."""
+
+
+class Stores(NamedTuple):
+    """The stores for one story: with all rules, with the enforced rules only, and with each shadow rule alone."""
+
+    whole: Driver
+    enforced: Driver
+    alone: Driver
+
+
+def examine_rollout(play: Play, stores: Stores, *, clock: ManualClock) -> None:
+    """Run the story, compare the outcomes, and close the stores."""
+    clock.advance_us(play.start_us)
+    try:
+        _perform(play, stores, clock)
+    finally:
+        for store in stores:
+            store.close()
+
+
+def _perform(play: Play, stores: Stores, clock: ManualClock) -> None:
+    rules = list(play.rules)
+    last: list[Outcome | None] = [None] * len(rules)
+    paid: list[tuple[Driver, Plan, tuple[Outcome, ...]]] = []
+    for number, act in enumerate(play.acts):
+        chosen = number % len(rules)
+        wait = act.wait.us_after(rules[chosen][0].window_us, last[chosen])
+        clock.advance_us(max(0, min(wait, LATEST - clock.now_us())))
+        if act.kind == "forget":
+            for store in stores:
+                store.forget(rules[chosen][0].rule_id, "somebody")
+        if act.kind == "change":
+            rules[chosen] = (rules[chosen][1], rules[chosen][0])
+        if act.kind == "refund":
+            for store, plan, outcomes in paid:
+                store.refund(plan, outcomes)
+            paid = []
+        checks = tuple(
+            Check(terms, "somebody", cost.number(terms.limit, seen))
+            for (terms, _), cost, seen in zip(rules, cycle(act.costs), last, strict=False)
+        )
+        last, paid = _compare(Plan(checks, charge=act.kind != "peek"), stores, before=paid)
+
+
+_Paid = list[tuple["Driver", Plan, tuple[Outcome, ...]]]
+
+
+def _compare(plan: Plan, stores: Stores, *, before: _Paid) -> tuple[list[Outcome | None], _Paid]:
+    """Run a plan on the three stores; return the outcomes, and what can be refunded now."""
+    outcomes = stores.whole.run(plan)
+    pairs = list(zip(plan.checks, outcomes, strict=True))
+    enforced = plan._replace(checks=tuple(check for check in plan.checks if not check.terms.shadow))
+    without = stores.enforced.run(enforced)
+    among_all = tuple(outcome for check, outcome in pairs if not check.terms.shadow)
+    assert among_all == without, "a shadow rule changed an enforced outcome"
+    passed = all(outcome.allowed for outcome in without)
+    paid: _Paid = [(stores.whole, plan, outcomes), (stores.enforced, enforced, without)]
+    for check, outcome in pairs:
+        if check.terms.shadow:
+            real = check._replace(terms=check.terms._replace(shadow=False))
+            one = plan._replace(checks=(real,) if passed else (real, NEVER_PASSES))
+            by_itself = stores.alone.run(one)
+            expected = in_shadow(by_itself[0], passed=by_itself[0].allowed)
+            assert outcome == expected, "a shadow rule did not count as if it were enforced"
+            paid.append((stores.alone, one, by_itself))
+    return list(outcomes), paid if plan.charge and passed else before

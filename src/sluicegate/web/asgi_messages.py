@@ -1,0 +1,79 @@
+"""ASGI messages: the responses that messages start, and the header fields that are added to messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+from functools import lru_cache
+from typing import Any, Final
+
+from sluicegate.rules.response import Headers, Response
+from sluicegate.web.http import Denial, Field, Fields, merge
+
+Message = MutableMapping[str, Any]
+
+HTTP: Final = ("http.response.start", "http.response.body")
+WEBSOCKET: Final = ("websocket.http.response.start", "websocket.http.response.body")
+STARTS: Final = (HTTP[0], WEBSOCKET[0])
+ACCEPT: Final = "websocket.accept"
+BEGINNINGS: Final = frozenset({*STARTS, ACCEPT, "websocket.close"})
+"""The messages that start the response to a request; an accepted socket can still be closed."""
+_HANDSHAKES: Final = {ACCEPT: 101, "websocket.close": 403}  # closed without a response: servers then send this status
+
+
+def response_of(message: Message) -> Response | None:
+    """Return the response that this message starts, or None. An accepted handshake counts as 101, a closed handshake
+    as 403.
+    """
+    kind = message["type"]
+    status = message["status"] if kind in STARTS else _HANDSHAKES.get(kind)
+    if status is None:
+        return None
+    lines = message.get("headers", ())
+    return Response(status, Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in lines]))
+
+
+def listed(message: Message) -> Message:
+    """Return the message with its headers in a list, because a list can be read more than once."""
+    lines = message.get("headers", ())
+    return message if isinstance(lines, (list, tuple)) else {**message, "headers": list(lines)}
+
+
+def is_last(message: Message) -> bool:
+    """True if this message is the end of the body."""
+    return message["type"] == HTTP[1] and not message.get("more_body", False)
+
+
+@lru_cache(maxsize=64)
+def encoded_name(name: str) -> bytes:
+    """Return the name of a field encoded for ASGI messages."""
+    return name.lower().encode("latin-1")
+
+
+def _encoded(fields: Iterable[Field]) -> list[tuple[bytes, bytes]]:
+    encoded = []
+    for name, value in fields:
+        encoded.append((encoded_name(name), value.encode("latin-1")))
+    return encoded
+
+
+@lru_cache(maxsize=1024)
+def denied(answer: Denial) -> list[tuple[bytes, bytes]]:
+    """Return the encoded fields of a cached response. The caller must copy the list."""
+    return _encoded(answer.all_fields)
+
+
+def merged(headers: Iterable[tuple[bytes, bytes]], fields: Fields) -> list[tuple[bytes, bytes]]:
+    """Return the response's headers with the fields added. Headers that are not about rate limits stay unchanged."""
+    own, added = list(headers), _encoded(fields)
+    names = {name for name, _ in added}
+    if names.isdisjoint([name.lower() for name, _ in own]):
+        return own + added
+    others: list[tuple[bytes, bytes]] = []
+    about_limits: Fields = []
+    for pair in own:
+        name = pair[0].lower()
+        if b"ratelimit" in name or name in names:
+            about_limits.append((pair[0].decode("latin-1"), pair[1].decode("latin-1")))
+        else:
+            others.append(pair)
+    return others + _encoded(merge(about_limits, fields))

@@ -1,0 +1,73 @@
+"""Bound rules: rules made ready for one application, with unique names for header fields and decisions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+
+from sluicegate.errors import warn
+from sluicegate.plan import Terms
+from sluicegate.rules.key import Caller, ReadyKey
+from sluicegate.rules.rule import Rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """A rule made ready for one application."""
+
+    rule: Rule
+    key: ReadyKey
+    methods: frozenset[str] | None
+    routes: frozenset[str] | None
+    path: re.Pattern[str] | None
+    terms: tuple[Terms, ...] | None  # None: the quota is a function of the request
+    narrow: bool  # the rule has methods or a path
+    share: int  # enforced for this share of identities, in parts of EVERYBODY; in shadow for the rest
+    plain: bool  # only the key of the rule depends on the request, and the key is never awaited
+
+    def holds(self, caller: Caller) -> bool:
+        """True if the rule applies to the request's method and path."""
+        if self.methods is not None and caller.method not in self.methods:
+            return False
+        return self.path is None or self.path.fullmatch(_as_routed(caller.path)) is not None
+
+
+def _as_routed(path: str) -> str:
+    """Return a path in the form that routers match. Werkzeug drops slashes at the front, and the `$` in Starlette's
+    patterns ignores a line feed at the end.
+    """
+    return "/" + path.lstrip("/").removesuffix("\n")
+
+
+def warn_of_names(bounds: list[Bound], given: AbstractSet[str], *, strict: bool) -> None:
+    """Warn (SG108) if two rules have the same name, and a person gave this name to at least one of the two."""
+    names = [name for bound in bounds for name in names_of(bound)]
+    for name in sorted([name for name in given if names.count(name) > 1]):
+        warn("SG108", name, strict=strict)
+
+
+def unique(bounds: list[Bound]) -> tuple[Bound, ...]:
+    """Return the same rules, each with a unique name in header fields."""
+    taken = {bound.rule.ban.name for bound in bounds if bound.rule.ban is not None}
+    apart = []
+    for bound in bounds:
+        other, number = bound, 2
+        while not taken.isdisjoint(names_of(other)):
+            other, number = _renamed(bound, f"{bound.rule.name}-{number}"), number + 1
+        taken |= names_of(other)
+        apart.append(other)
+    return tuple(apart)
+
+
+def names_of(bound: Bound) -> set[str]:
+    """Return the names of the rule's checks. A rule of several quotas has several names."""
+    return {bound.rule.name} if bound.terms is None else {each.name for each in bound.terms}
+
+
+def _renamed(bound: Bound, name: str) -> Bound:
+    """Return the same rule, with the same budget, under another name."""
+    rule = bound.rule
+    scope = rule.name if rule.scope is None else rule.scope
+    terms = bound.terms and tuple(each._replace(name=each.name.replace(rule.name, name, 1)) for each in bound.terms)
+    return replace(bound, rule=replace(rule, name=name, scope=scope), terms=terms)

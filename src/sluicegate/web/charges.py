@@ -1,0 +1,94 @@
+"""Charges that depend on the response: the predicate of a rule refunds a charge, or a charge is held until the response
+has ended.
+
+Pure functions from a decision and a response to charges. `settlement` and the adapters wait for the response and call
+the store.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from sluicegate.plan import Check, Decision, Outcome, Plan
+from sluicegate.rules.response import Response
+
+log = logging.getLogger("sluicegate.charges")
+
+Charges = list[tuple[Check, Outcome]]
+Due = tuple[Plan, tuple[Outcome, ...]]
+
+_failed: Final[set[str]] = set()  # the ids of the rules whose predicate has failed: each rule is logged once
+
+
+def owed(decision: Decision) -> Charges:
+    """Return the charges of a decision that depend on the response or on its end. Most rules have no such charges."""
+    allowed, checks, outcomes = decision
+    for terms, _, _ in checks:
+        if terms.refund_when is not None or terms.held:
+            break
+    else:
+        return []
+    if not allowed:
+        return []  # only rules that count refusals were charged, and their charges stay
+    pairs = zip(checks, outcomes, strict=True)
+    return [(check, outcome) for check, outcome in pairs if _depends_on_response(check) and _is_charged(check, outcome)]
+
+
+def refundable(charges: Charges, response: Response) -> Charges:
+    """Return the charges that this response refunds."""
+    return [(check, outcome) for check, outcome in charges if not check.terms.held and _is_refunded(check, response)]
+
+
+def held(charges: Charges) -> Charges:
+    """Return the charges that are released when the response has ended."""
+    return [(check, outcome) for check, outcome in charges if check.terms.held]
+
+
+def due(charges: Charges) -> Due:
+    """Return these charges as arguments of a store's `refund` and `renew`."""
+    return Plan(tuple([check for check, _ in charges])), tuple([outcome for _, outcome in charges])
+
+
+def without(decision: Decision, refunded: Charges) -> Decision:
+    """Return the decision without these charges, for the header fields of the response that refunded them."""
+    costs = {id(outcome): check.cost for check, outcome in refunded}
+    outcomes = []
+    for outcome in decision.outcomes:
+        cost = costs.get(id(outcome))
+        outcomes.append(outcome if cost is None else _with_refund(outcome, cost))
+    return decision._replace(outcomes=tuple(outcomes))
+
+
+def _depends_on_response(check: Check) -> bool:
+    return check.terms.refund_when is not None or check.terms.held
+
+
+def _is_charged(check: Check, outcome: Outcome) -> bool:
+    """True if a store charged this check. A failure policy charges nothing, and a shadow rule that would refuse charges
+    nothing.
+    """
+    return check.cost > 0 and outcome.source != "policy" and outcome.retry_after == 0
+
+
+def _with_refund(outcome: Outcome, cost: int) -> Outcome:
+    remaining = min(outcome.limit, outcome.remaining + cost)
+    if remaining == outcome.limit:
+        return outcome._replace(remaining=remaining, reset_after=0, next_after=0)
+    return outcome._replace(remaining=remaining)
+
+
+def _is_refunded(check: Check, response: Response) -> bool:
+    """True if the predicate refunds this check. If the predicate raises, the charge stays, and the rule is
+    logged once.
+    """
+    terms = check.terms
+    if terms.refund_when is None:
+        return False
+    try:
+        return terms.refund_when(response)
+    except Exception:
+        if terms.rule_id not in _failed:
+            _failed.add(terms.rule_id)
+            log.exception("sluicegate: charge_when or refund_when of rule %r failed, the charge is kept", terms.name)
+        return False

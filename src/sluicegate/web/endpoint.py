@@ -1,0 +1,64 @@
+"""The endpoint: the view and route that a framework matched for a request. Every request to one view has the same
+endpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from typing import Final, NamedTuple
+
+from sluicegate.awaiting import label_of as label_of  # noqa: PLC0414  # the adapters import it from here
+from sluicegate.identity import digest
+from sluicegate.web.marks import Mark
+
+_UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e]")
+LONGEST_NAME: Final = 128
+
+
+def printable(name: str) -> str:
+    """Return a name in a form that header fields can show: printable ASCII, at most LONGEST_NAME characters."""
+    return _UNPRINTABLE.sub("?", name)[:LONGEST_NAME]
+
+
+class Endpoint(NamedTuple):
+    """The view and route that the framework matched for a request. All fields are empty if the request matched no
+    route.
+    """
+
+    view: Hashable | None = None  # unique: no other endpoint has the same value
+    marks: tuple[Mark, ...] = ()
+    names: tuple[str, ...] = ()  # the names that a rule's `route` may use
+    label: str = ""  # "module.qualname" of the view
+    route: str = ""  # the template of the route
+
+
+class Arrival(NamedTuple):
+    """An endpoint, and its marks exactly as the decorators left them. The endpoint itself has the marks of a method
+    under other names.
+    """
+
+    endpoint: Endpoint
+    marks: tuple[Mark, ...] = ()
+
+
+NOWHERE: Final = Arrival(Endpoint())
+
+
+def short_name(endpoint: Endpoint) -> str:
+    """Return a view's own name without its module, for header fields."""
+    return printable(endpoint.label.rpartition(".")[2]) or "limit"
+
+
+def scope_of(endpoint: Endpoint, mark: Mark | None = None) -> str:
+    """Return the scope of a view's own budget. A second mark without a scope gets a second budget.
+
+    The scope of a lambda, or of a function that is defined inside another function, contains the route, because such
+    functions can have the same name.
+    """
+    scope = f"{endpoint.label}[{endpoint.route}]" if "<" in endpoint.label else endpoint.label
+    own = [each for each in endpoint.marks if each.rule.scope is None]
+    if mark in own[1:]:
+        scope = f"{scope}#{own.index(mark) + 1}"
+    plain = len(scope) <= LONGEST_NAME and not _UNPRINTABLE.search(scope)
+    return scope if plain else f"~{digest(scope)}"

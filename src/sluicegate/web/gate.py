@@ -1,0 +1,305 @@
+"""The gate: the rules of one application, and the decision about a request.
+
+An adapter makes one gate at start-up. `bind` returns the rules of a view, and is cached; `decide` charges them for a
+caller. A Gate is for synchronous adapters, an AsyncGate for asynchronous adapters. The two differ by two awaits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Collection, Generator, Hashable, Iterable
+from difflib import get_close_matches
+from fnmatch import translate
+from functools import partial
+from typing import Any, cast
+
+from sluicegate.awaiting import Later, Waiting, async_mismatch, is_async, waits
+from sluicegate.clock import SystemClock
+from sluicegate.errors import RuleError
+from sluicegate.identity import Seal
+from sluicegate.limiter import OPTIONS, AsyncLimiter, Limiter
+from sluicegate.plan import Check, Decision, Plan, Terms, new
+from sluicegate.rules.ban import Ban, agree, with_bans
+from sluicegate.rules.key import Caller, Keys, KeySpec, ReadyKey, identity_of, network_key
+from sluicegate.rules.rollout import EVERYBODY, picked, share
+from sluicegate.rules.rule import Rule
+from sluicegate.rules.terms import whole_cost
+from sluicegate.rules.tiers import Tiers
+from sluicegate.stores.completion import complete
+from sluicegate.web.access import unasked
+from sluicegate.web.bound import Bound, names_of, unique, warn_of_names
+from sluicegate.web.endpoint import Endpoint, scope_of, short_name
+from sluicegate.web.marks import EXEMPT, Mark
+from sluicegate.web.settings import Settings
+from sluicegate.web.settlement import AsyncSettlement, Settlement
+
+PlanSteps = Generator[Waiting | Plan, Any, None]
+
+
+class _Rules:
+    """The common part of both gates: everything except the awaits."""
+
+    _sync: bool
+
+    def __init__(self, settings: Settings, *, accept: Callable[[Terms], object]) -> None:
+        self.settings = settings
+        self._seal = None if settings.secret is None else Seal(settings.secret).text
+        self._network = network_key(settings.trust, prefix=settings.ipv6_prefix)
+        self._accept = accept
+        self._bans: dict[str, Ban] = {}  # by name
+        self._lists = settings.lists
+        self._keys = Keys(settings.address)
+        self._key = self._keys.ready(settings.key)
+        self.denies = bool(settings.deny)  # whether a request may be refused although no rule applies
+        if settings.lists is not None:
+            for option, function in settings.lists.functions:
+                self._check_sync(option, function)
+            for part in _parts_of(settings.key) if settings.lists.asks_the_key else ():
+                self._check_sync("key", part)
+        clock = getattr(settings.store, "clock", None) if settings.clock is None else settings.clock
+        self._now_us = (SystemClock() if clock is None else clock).now_us
+        self.may_owe = False  # whether any rule may refund a charge when the response is known or has ended
+        self._bound: dict[Hashable, tuple[Bound, ...]] = {}
+        self._homes: dict[tuple[Mark, str], str] = {}  # the first route of each view: the budget's key contains it
+        default = settings.default_limits
+        self._defaults = (self._ready(Rule(name="default", quota=tuple(default))),) if default else ()  # type: ignore[arg-type]
+        self._rules = tuple(self._ready(rule) for rule in settings.rules if isinstance(rule, Rule))
+        self._named = {name for bound in (*self._defaults, *self._rules) for name in names_of(bound)}
+        self.knows_routes = any(bound.routes is not None for bound in self._rules)
+
+    def bind(self, endpoint: Endpoint, done: frozenset[Mark] = frozenset()) -> tuple[Bound, ...]:
+        """Return the rules of an endpoint: the default limits, the rules of the settings, and the view's own rules.
+        Cached.
+
+        `done` has the marks of the endpoint that an outer limiter has enforced for this request.
+        """
+        view = (endpoint.view, done) if done else endpoint.view
+        found = self._bound.get(view)
+        if found is None:
+            found = self._bound[view] = self._bind(endpoint, done)
+        return found
+
+    def bind_own(self, endpoint: Endpoint, marks: Iterable[Mark]) -> tuple[Bound, ...]:
+        """Return only the rules of these marks, for a view that the adapter could not find before the call."""
+        return unique(self._own(endpoint, marks))
+
+    def check_routes(self, names: Collection[str]) -> None:
+        """Raise RuleError for a rule whose `route` is not among these names of routes: such a rule would never
+        apply.
+        """
+        with self.settings.blamed():
+            self._check_routes(names)
+
+    def _check_routes(self, names: Collection[str]) -> None:
+        for rule in [bound.rule for bound in self._rules]:
+            for route in rule.route or ():
+                if route not in names:
+                    near = get_close_matches(route, names, n=1)
+                    expected = f'did you mean "{near[0]}"?' if near else "give the name or the template of a route"
+                    raise RuleError(f"rule {rule.name!r}: route", route, problem="no such route", expected=expected)
+
+    def _own(self, endpoint: Endpoint, marks: Iterable[Mark]) -> list[Bound]:
+        name, bounds = short_name(endpoint), []
+        for mark in marks:
+            if mark is not EXEMPT:
+                home = self._homes.setdefault((mark, endpoint.label), endpoint.route)
+                bounds.append(self._ready(mark.rule_for(name, scope_of(endpoint._replace(route=home), mark))))
+        return bounds
+
+    def _bind(self, endpoint: Endpoint, done: frozenset[Mark]) -> tuple[Bound, ...]:
+        if EXEMPT in endpoint.marks:
+            return ()
+        overridden = any(mark.override_defaults for mark in endpoint.marks)
+        matched = [
+            bound for bound in self._rules if bound.routes is None or not bound.routes.isdisjoint(endpoint.names)
+        ]
+        own = self._own(endpoint, [mark for mark in endpoint.marks if mark not in done])
+        bounds = [*(() if overridden else self._defaults), *matched, *own]
+        warn_of_names(bounds, self._named, strict=self.settings.strict)
+        return unique(bounds)
+
+    def _ready(self, rule: Rule) -> Bound:
+        key = self.settings.key if rule.key is None else rule.key
+        functions = [("key", part) for part in _parts_of(key)]
+        for option, function in (*functions, _quota_of(rule), ("cost", rule.cost), ("when", rule.when)):
+            self._check_sync(f"rule {rule.name!r}: {option}", function)
+        agree(self._bans, rule.name, rule.ban)
+        for known in rule.known:
+            for each in rule.terms(self.settings.algorithm, known):
+                self._accept(each)
+                self.may_owe = self.may_owe or each.held or each.refund_when is not None
+        self.may_owe = self.may_owe or not rule.known
+        narrow, shared = rule.methods is not None or rule.path is not None, share("", rule.mode, rule.enforce_percent)
+        terms = None if callable(rule.quota) else rule.terms(self.settings.algorithm)
+        constant = rule.when is None and terms is not None and isinstance(rule.cost, int)
+        named = type(key) is str and (self._sync or key != "user")  # Django's user may be a coroutine
+        return Bound(
+            rule=rule,
+            key=self._key if rule.key is None else self._keys.ready(key),
+            methods=cast("frozenset[str] | None", rule.methods),
+            routes=cast("frozenset[str] | None", rule.route),
+            path=None if rule.path is None else re.compile(translate(rule.path)),
+            terms=terms,
+            narrow=narrow,
+            share=shared,
+            plain=named and constant and not narrow and shared == EVERYBODY,
+        )
+
+    def _check_sync(self, what: str, function: object) -> None:
+        if self._sync and is_async(function):
+            raise async_mismatch(what, function)
+
+    def plan_at_once(self, caller: Caller, bounds: Collection[Bound]) -> Plan | None:
+        """Return the plan of one request under one plain rule, without an await. None for every other request. Most
+        requests are under one plain rule.
+        """
+        if len(bounds) != 1 or self._bans or self._lists is not None:
+            return None
+        (bound,) = bounds
+        if not bound.plain or bound.terms is None:
+            return None
+        text = bound.key(caller) if self._seal is None else self._seal(bound.key(caller))  # type: ignore[operator]
+        checks = [new(Check, (terms, text, bound.rule.cost)) for terms in bound.terms]
+        return new(Plan, (tuple(checks), True, False, partial(self._network, caller)))
+
+    def plan(self, caller: Caller, bounds: Iterable[Bound]) -> PlanSteps:
+        """Yield each awaitable that a user's function returns, and at the end the plan of the request."""
+        found: dict[ReadyKey, str | None] = {}  # what each key returned: a key is evaluated once
+        if self._lists is not None:
+            yield from self._lists.plan(caller, self._key, found)
+        checks: list[Check] = []
+        seal = self._seal
+        for bound in bounds:
+            if bound.narrow and not bound.holds(caller):
+                continue
+            rule, terms = bound.rule, bound.terms
+            if rule.when is not None:
+                wanted: Any = rule.when(caller.native)
+                if not ((yield Waiting(wanted, rule.name, "when", rule.when)) if waits(wanted) else wanted):
+                    continue
+            key = bound.key
+            if key in found:
+                text = found[key]
+            elif isinstance(key, tuple):
+                text = yield from identity_of(key, caller, found, rule=rule.name)
+            else:  # the same as in `identity_of`, without the cost of a generator
+                text = key(caller)
+                if type(text) is Later:
+                    text = yield Waiting(text, rule.name, "key", text.function)
+                found[key] = text
+            if text is None:
+                continue
+            text = text if seal is None else seal(text)
+            if terms is None:
+                quota: Any = rule.quota(caller.native)  # type: ignore[operator]
+                quota = (yield Waiting(quota, rule.name, *_quota_of(rule))) if waits(quota) else quota
+                if quota is None:
+                    continue
+                terms = rule.terms(self.settings.algorithm, quota)
+                for each in terms if rule.prefetch > 1 else ():
+                    self._accept(each)
+            terms = terms if bound.share == EVERYBODY else picked(terms, text, bound.share)
+            cost: Any = rule.cost
+            if not isinstance(cost, int):
+                cost = cost(caller.native)
+                cost = (yield Waiting(cost, rule.name, "cost", rule.cost)) if waits(cost) else cost
+                cost = whole_cost(f"rule {rule.name!r}: cost", cost)
+            for each in terms:
+                check = new(Check, (each, text, cost))
+                if checks:
+                    _add(checks, check)
+                else:
+                    checks.append(check)
+        charged = with_bans(checks) if self._bans else tuple(checks)
+        yield new(Plan, (charged, True, False, partial(self._network, caller)))
+
+
+class Gate(_Rules):
+    """The gate of a synchronous application."""
+
+    _sync = True
+
+    def __init__(self, settings: Settings) -> None:
+        with settings.blamed():
+            self.limiter = Limiter(settings.store, **_options(settings))  # type: ignore[arg-type]
+            super().__init__(settings, accept=self.limiter.accept)
+
+    def decide(self, caller: Caller, bounds: Collection[Bound]) -> Decision | None:
+        """Charge all rules that apply, or none of them, and return the decision. Return None if no rule applies."""
+        if not bounds and not self.denies:
+            return None
+        plan: Any = self.plan_at_once(caller, bounds) or next(self.plan(caller, bounds))
+        if type(plan) is not Plan:
+            raise plan.refused()
+        return self.limiter.run(plan) if plan.checks else unasked(plan)
+
+    def settlement(self) -> Settlement:
+        """Return an object that refunds and releases the charges of one request that this gate has allowed."""
+        return Settlement(self.limiter.store, self._now_us)
+
+    def close(self) -> None:
+        """Close the store that this gate opened."""
+        self.limiter.close()
+
+
+class AsyncGate(_Rules):
+    """The gate of an asynchronous application."""
+
+    _sync = False
+
+    def __init__(self, settings: Settings) -> None:
+        with settings.blamed():
+            self.limiter = AsyncLimiter(settings.store, **_options(settings))  # type: ignore[arg-type]
+            super().__init__(settings, accept=self.limiter.accept)
+
+    def decide(self, caller: Caller, bounds: Collection[Bound]) -> Awaitable[Decision | None]:
+        """Charge all rules that apply, or none of them, and return the decision. Return None if no rule applies."""
+        plan: Any = None if self.may_owe else self.plan_at_once(caller, bounds)
+        if plan is None:
+            steps = self.plan(caller, bounds)
+            plan = next(steps)
+            if self.may_owe or type(plan) is not Plan or not plan.checks:  # this is rare
+                return self._decide_later(steps, plan)
+        return self.limiter.run(plan)
+
+    async def _decide_later(self, steps: PlanSteps, plan: Waiting | Plan) -> Decision | None:
+        while isinstance(plan, Waiting):
+            plan = steps.send(await plan.answer)
+        if any([check.terms.held for check in plan.checks]):
+            return await complete(self.limiter.run(plan), self.settlement().release_late)
+        return await self.limiter.run(plan) if plan.checks else unasked(plan)
+
+    def settlement(self) -> AsyncSettlement:
+        """Return an object that refunds and releases the charges of one request that this gate has allowed."""
+        return AsyncSettlement(self.limiter.store, self._now_us)
+
+    async def close(self) -> None:
+        """Close the store that this gate opened."""
+        await self.limiter.close()
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    """Return the options of a limiter. Each option is the setting with the same name."""
+    return {name: getattr(settings, name) for name in OPTIONS}
+
+
+def _parts_of(key: KeySpec) -> tuple[object, ...]:
+    """Return the parts of a key, including the parts of a tuple inside a tuple."""
+    return tuple([each for part in key for each in _parts_of(part)]) if isinstance(key, tuple) else (key,)
+
+
+def _quota_of(rule: Rule) -> tuple[str, object]:
+    """Return the name of the option that gives a rule's quota, and its value."""
+    return ("Tiers.by", rule.quota.by) if isinstance(rule.quota, Tiers) else ("quota", rule.quota)
+
+
+def _add(checks: list[Check], check: Check) -> None:
+    """Add a check. If two checks have the same budget, only the stricter check stays, because a budget is
+    charged once.
+    """
+    for at, other in enumerate(checks):
+        if other.terms.rule_id == check.terms.rule_id and other.identity == check.identity:
+            if check.terms.limit < other.terms.limit:
+                checks[at] = check
+            return
+    checks.append(check)

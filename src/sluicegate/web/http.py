@@ -1,0 +1,373 @@
+"""HTTP header fields and responses made from decisions: functions from values to text.
+
+There are several dialects of the fields, because draft-ietf-httpapi-ratelimit-headers is still a draft and its format
+changes. `Retry-After` in whole seconds is the one field that every client understands.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC
+from functools import lru_cache
+from typing import Final, cast
+
+from sluicegate.clock import MICROSECOND, epoch_seconds
+from sluicegate.errors import RuleError, SettingsError
+from sluicegate.plan import BAN, Check, Decision, Outcome, Source, Terms
+from sluicegate.web.problem import PROBLEM, problem, status_of
+
+Field = tuple[str, str]
+Fields = list[Field]
+Dialect = Callable[[Decision, float], Fields]
+
+EXPOSED: Final = ("RateLimit", "RateLimit-Policy", "Retry-After")
+"""The fields that a CORS layer outside the limiter should list in Access-Control-Expose-Headers."""
+
+_PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")
+_STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"?')  # or unterminated: otherwise the search restarts at each quote
+_LISTS: Final = ("ratelimit", "ratelimit-policy")
+_SINGLE: Final = re.compile("limit=([0-9]{1,15}), remaining=([0-9]{1,15})")  # draft 7
+_DELAY: Final = re.compile("[0-9]{1,15}")
+_DATE: Final = re.compile(  # the three date forms of RFC 9110 §5.6.7; the last two forms are obsolete
+    "[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [1-9][0-9]{3} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT"
+    "|[A-Z][a-z]{5,8}, [0-9]{2}-[A-Z][a-z]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT"
+    "|[A-Z][a-z]{2} [A-Z][a-z]{2} [ 0-9][0-9] [0-9]{2}:[0-9]{2}:[0-9]{2} [1-9][0-9]{3}"
+)
+_LONGEST_ACCEPT: Final = 1_024  # characters; browsers send about 150
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Denial:
+    """The complete response to a refused request. Compared by object identity, because one object is sent for many
+    requests.
+    """
+
+    status: int
+    content_type: str
+    fields: tuple[Field, ...]  # the fields of every response to this refusal, whatever its body
+    body: bytes
+    wait: int | None  # the value of `Retry-After`; None if no wait helps
+
+    @property
+    def body_fields(self) -> Fields:
+        """The fields that describe the body."""
+        return [("Content-Type", self.content_type), ("Content-Length", str(len(self.body)))]
+
+    @property
+    def all_fields(self) -> Fields:
+        """The header fields of this response."""
+        return [*self.body_fields, *self.fields]
+
+
+def seconds(microseconds: int) -> int:
+    """Convert microseconds to whole seconds, rounded up, so that a client that waits this long is not too early."""
+    return -(-microseconds // MICROSECOND)
+
+
+def retry_after(decision: Decision) -> int | None:
+    """Return the value of `Retry-After` on a refusal, in seconds: at least 1, because clients read 0 as "retry
+    immediately".
+
+    None if no wait helps: the cost is above the limit, or the client is on the deny list.
+    """
+    if decision.forbidden:
+        return None
+    longest = MICROSECOND
+    for (terms, _, _), outcome in zip(decision.checks, decision.outcomes, strict=True):
+        if not outcome.allowed and outcome.retry_after is None:
+            return None
+        if not outcome.allowed and not terms.held:  # any request that ends frees a slot: 1 s is a fair guess
+            longest = max(longest, outcome.retry_after or 0)
+    return seconds(longest)
+
+
+def fields_for(decision: Decision, dialect: str | None, *, epoch: float, status: int) -> Fields:
+    """Return the fields that a decision adds to a response with this status, whatever code made the response.
+
+    A refusal adds `Cache-Control: no-store` and, to an error, `Retry-After`. The dialect adds its fields, except to a
+    response with the status 1xx or 3xx, and except if no rule applied. `epoch` is the current time in seconds since
+    1970. Only the dialect "x-ratelimit" reads `epoch`.
+    """
+    fields: Fields = []
+    if dialect is not None and status >= 200 and not 300 <= status < 400:
+        fields = DIALECTS[dialect](decision, epoch)
+    if decision.allowed:
+        # Other code made this 429: the remaining units of this limiter do not explain it.
+        return [field for field in fields if field[0] != "RateLimit"] if status == 429 else fields
+    if status >= 400 and (wait := retry_after(decision)) is not None:  # has another meaning on a redirect
+        fields.insert(0, ("Retry-After", str(wait)))
+    return [("Cache-Control", "no-store"), *fields]
+
+
+def denial(decision: Decision, dialect: str | None, *, epoch: float, accept: str = "") -> Denial:
+    """Return the response to a refused request: 429; 503 if the store failed; 403 for a denied client. `accept` chooses
+    the type of the body.
+
+    Responses are cached. The cache key has all values of the response, in whole seconds, so that a flood of requests
+    gets the same object again and again.
+    """
+    second, rest = divmod(epoch, 1) if dialect == "x-ratelimit" else (0.0, 0.0)  # only this dialect has a time of day
+    since = round(rest * MICROSECOND)
+    rows = []
+    for (terms, _, _), (allowed, limit, left, retry, reset, ahead, _, source) in zip(
+        decision.checks, decision.outcomes, strict=True
+    ):
+        # The same rounding as in `seconds`, without a call.
+        whole = retry and -(-retry // MICROSECOND), -(-(reset + since) // MICROSECOND), -(-ahead // MICROSECOND)
+        rows.append((terms, allowed, limit, left, whole, source))
+    text = _wants_text(accept) if len(accept) <= _LONGEST_ACCEPT else wants_text(accept)
+    return _denial(tuple(rows), dialect, second, text=text)
+
+
+_Row = tuple[Terms, bool, int, int, tuple[int | None, int, int], Source]
+
+
+@lru_cache(maxsize=1024)
+def _denial(rows: tuple[_Row, ...], dialect: str | None, epoch: float, *, text: bool) -> Denial:
+    checks, outcomes = [], []
+    for terms, allowed, limit, left, (retry, reset, ahead), source in rows:
+        checks.append(Check(terms, "", 1))
+        times = (retry and retry * MICROSECOND, reset * MICROSECOND, ahead * MICROSECOND)
+        outcomes.append(Outcome(allowed, limit, left, *times, source=source))
+    decision = Decision(allowed=False, checks=tuple(checks), outcomes=tuple(outcomes))
+    status, wait = status_of(decision), retry_after(decision)
+    described = problem(decision, status=status, wait=wait)
+    if text:
+        body, media = f"{described['title']}. {described['detail']}\n".encode(), "text/plain; charset=utf-8"
+    else:
+        body, media = json.dumps(described).encode(), PROBLEM
+    fields = fields_for(decision, dialect, epoch=epoch, status=status)
+    return Denial(status, content_type=media, fields=tuple(fields), body=body, wait=wait)
+
+
+def wants_text(accept: str) -> bool:
+    """True if a client with this `Accept` prefers text (a browser) to JSON (every other client).
+
+    Only the media types that end within the first 1,024 characters are read.
+    """
+    if len(accept) > _LONGEST_ACCEPT:
+        accept = accept[: _LONGEST_ACCEPT + 1].rpartition(",")[0]
+    return _wants_text(accept)
+
+
+@lru_cache(maxsize=64)  # a flood of requests repeats one value
+def _wants_text(accept: str) -> bool:
+    best, text = 0.0, False
+    for part in accept.lower().split(","):
+        media, *params = (piece.strip() for piece in part.split(";"))
+        weight = next((_weight(param[2:]) for param in params if param.startswith("q=")), 1.0)
+        is_text = media in ("text/html", "text/plain", "text/*", "application/xhtml+xml")
+        if weight > best and (is_text or media in ("*/*", "application/*", "application/json", PROBLEM)):
+            best, text = weight, is_text
+    return text
+
+
+def merge(existing: Iterable[Field], fields: Iterable[Field], *, epoch: Callable[[], float] = epoch_seconds) -> Fields:
+    """Add fields to the fields of a response, which another limiter may have written.
+
+    The lists of draft 11 grow, and the names in these lists stay unique. A dialect with room for one rule keeps the
+    tighter rule. The later `Retry-After` wins. `no-store` is never lost. `epoch` is a function that returns the current
+    time in seconds since 1970. It is called only if the response has a `Retry-After` with a date.
+
+    >>> merge([("RateLimit", '"a";r=1')], [("RateLimit", '"a";r=5')])
+    [('RateLimit', '"a";r=1, "a-2";r=5')]
+    """
+    merged, added = list(existing), list(fields)
+    names = {name.lower() for name, _ in added}
+    if not any([name.lower() in names for name, _ in merged]):
+        return merged + added
+    left, left_too = _part_left(merged), _part_left(added)
+    tighter = left is not None and left_too is not None and left <= left_too
+    for name, new_value in _renamed(added, merged):
+        lines = [line for other, line in merged if other.lower() == name.lower()]
+        merged = [field for field in merged if field[0].lower() != name.lower()]
+        if name.lower() == "retry-after":
+            value = max([new_value, *lines], key=lambda line: _wait(line, epoch))
+        else:
+            value = _join(name.lower(), [*lines, new_value], keep=tighter)
+        merged.append((name, value))
+    return merged
+
+
+def check_dialect(dialect: object) -> None:
+    """Raise SettingsError unless this is the name of a dialect, or None."""
+    if dialect is not None and (not isinstance(dialect, str) or dialect not in DIALECTS):
+        expected = f"use one of {', '.join(DIALECTS)}, or None"
+        raise SettingsError("headers", dialect, problem="not known", expected=expected)
+
+
+def quoted(name: str) -> str:
+    """Return a name as a Structured Field String (RFC 9651 §4.1.6). Raises RuleError if the name cannot be such a
+    string.
+    """
+    if not _PRINTABLE.fullmatch(name):
+        raise RuleError("name", name, problem="not printable ASCII", expected="give letters, digits or signs")
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+@lru_cache(maxsize=4096)
+def _policy_text(terms: Terms) -> tuple[str, str, bool] | None:
+    """Return the constant text of draft 11 for a rule: its policy, the start of its item, and whether the item has a
+    time.
+
+    Return None for a ban and for a shadow rule, because these have neither a policy nor an item.
+    """
+    if terms.algorithm == BAN or terms.shadow:
+        return None
+    name, unit = quoted(terms.name), 'qu="concurrent-requests"' if terms.held else f"w={seconds(terms.window_us)}"
+    return f"{name};q={terms.limit};{unit}", f"{name};r=", not terms.held
+
+
+def _draft_11(decision: Decision, epoch: float) -> Fields:
+    """Write the fields of draft 11: lists with one named item for each rule. In an item, `r` is the number of units
+    left, and `t` is the number of seconds until more units become free.
+    """
+    policies = items = ""
+    allowed, checks, outcomes = decision
+    for (terms, _, _), (passed, _, left, _, _, ahead, _, source) in zip(checks, outcomes, strict=True):
+        text = _policy_text(terms)
+        if text is None or source == "policy":
+            continue
+        policy, item, timed = text
+        policies = f"{policies}, {policy}" if policies else policy
+        if allowed or not passed:  # a refusal lists only the violated policies
+            value = f"{item}{left};t={seconds(ahead)}" if ahead and timed else f"{item}{left}"
+            items = f"{items}, {value}" if items else value
+    fields = [("RateLimit-Policy", policies)] if policies else []
+    return [*fields, ("RateLimit", items)] if items else fields  # there are no items if only a ban refuses
+
+
+def _of_one(write: Dialect) -> Dialect:
+    """Make a dialect with room for one rule, the binding rule. The dialect skips outcomes of a failure policy, because
+    a failure policy counts nothing.
+
+    It writes no fields if only a ban or a concurrency limit refuses: the remaining units of a quota do not explain such
+    a refusal.
+    """
+
+    def fields(decision: Decision, epoch: float) -> Fields:
+        both = zip(decision.checks, decision.outcomes, strict=True)
+        pairs = [pair for pair in both if pair[1].source != "policy" and not pair[0].terms.shadow]
+        rules = [pair for pair in pairs if pair[0].terms.algorithm != BAN and not pair[0].terms.held]
+        if len(rules) < len(pairs):
+            pairs = rules if decision.allowed or not all([outcome.allowed for _, outcome in rules]) else []
+        checks, outcomes = tuple([check for check, _ in pairs]), tuple([outcome for _, outcome in pairs])
+        return write(Decision(decision.allowed, checks, outcomes), epoch) if pairs else []
+
+    return fields
+
+
+def _policies(decision: Decision) -> str:
+    """Write the policies without names, as in the drafts before 8."""
+    return ", ".join(f"{check.terms.limit};w={seconds(check.terms.window_us)}" for check in decision.checks)
+
+
+def _numbers(decision: Decision, *, since: int = 0) -> tuple[int, int, int]:
+    """Return the limit, the remaining units and the reset time of the binding rule."""
+    outcome = cast("tuple[Check, Outcome]", decision.binding)[1]
+    return outcome.limit, outcome.remaining, seconds(since + outcome.reset_after)
+
+
+@_of_one
+def _draft_7(decision: Decision, epoch: float) -> Fields:
+    limit, remaining, reset = _numbers(decision)
+    combined = f"limit={limit}, remaining={remaining}, reset={reset}"
+    return [("RateLimit-Policy", _policies(decision)), ("RateLimit", combined)]
+
+
+@_of_one
+def _draft_6(decision: Decision, epoch: float) -> Fields:
+    return [("RateLimit-Policy", _policies(decision)), *_trio(*_numbers(decision), prefix="RateLimit")]
+
+
+@_of_one
+def _x_ratelimit(decision: Decision, epoch: float) -> Fields:
+    """Write the older fields that many vendors use. `Reset` is a moment in seconds since 1970, rounded up."""
+    return _trio(*_numbers(decision, since=round(epoch * MICROSECOND)))
+
+
+@_of_one
+def _x_ratelimit_delta(decision: Decision, epoch: float) -> Fields:
+    return _trio(*_numbers(decision))
+
+
+def _trio(limit: int, remaining: int, reset: int, *, prefix: str = "X-RateLimit") -> Fields:
+    values = {"Limit": limit, "Remaining": remaining, "Reset": reset}
+    return [(f"{prefix}-{name}", str(value)) for name, value in values.items()]
+
+
+DIALECTS: Final[dict[str, Dialect]] = {
+    "draft-11": _draft_11,
+    "draft-7": _draft_7,
+    "draft-6": _draft_6,
+    "x-ratelimit": _x_ratelimit,
+    "x-ratelimit-delta": _x_ratelimit_delta,
+}
+
+
+def _weight(text: str) -> float:
+    return float(text) if re.fullmatch(r"[01](\.[0-9]{0,3})?", text) else 0.0
+
+
+def _renamed(added: Fields, existing: Fields) -> Fields:
+    """Return the added fields with items renamed to names that the existing fields do not have. An item has the same
+    name in both fields.
+    """
+    taken = {name for field, value in existing if field.lower() in _LISTS for name in _STRING.findall(value)}
+    names: dict[str, str] = {}
+
+    def free_name(match: re.Match[str]) -> str:
+        old, number = match[1], 2
+        if old not in names:
+            name = old
+            while name in taken:
+                name, number = f"{old}-{number}", number + 1
+            names[old] = name
+            taken.add(name)
+        return f'"{names[old]}"'
+
+    return [(name, _STRING.sub(free_name, value) if name.lower() in _LISTS else value) for name, value in added]
+
+
+def _join(name: str, lines: list[str], *, keep: bool) -> str:
+    """Return one line made from all lines of a field. The last line is new. `keep` is True if an older line is
+    tighter.
+    """
+    *old, new = lines
+    if not old:
+        return new
+    if name == "cache-control":
+        return ", ".join(old) if "no-store" in ", ".join(old).lower() else new
+    if name in _LISTS and not any(_SINGLE.match(line) for line in lines):
+        return ", ".join(lines)
+    return old[-1] if keep else new
+
+
+def _wait(line: str, epoch: Callable[[], float]) -> float:
+    """Return the seconds of a `Retry-After`. If it is neither a number nor a date, return 0, which is less
+    than any value that sluicegate sends.
+    """
+    if _DELAY.fullmatch(line):
+        return int(line)
+    if not _DATE.fullmatch(line):
+        return 0
+    from email.utils import parsedate_to_datetime  # slow to import and rarely needed
+
+    try:
+        moment = parsedate_to_datetime(line)
+    except ValueError:  # for example 31 February
+        return 0
+    return moment.replace(tzinfo=UTC).timestamp() - epoch()
+
+
+def _part_left(fields: Fields) -> float | None:
+    """Return the fraction of the limit that is left, read from a dialect with room for one rule; None without such a
+    dialect.
+    """
+    values = {name.lower().removeprefix("x-"): value for name, value in fields}
+    trio = f"limit={values.get('ratelimit-limit')}, remaining={values.get('ratelimit-remaining')}"
+    match = _SINGLE.match(values.get("ratelimit", "")) or _SINGLE.match(trio)
+    return None if match is None else int(match[2]) / max(1, int(match[1]))

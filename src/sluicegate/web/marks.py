@@ -1,0 +1,252 @@
+"""Marks: the values that `@limit` and `@exempt` leave on a view.
+
+A decorator declares; the adapter enforces, once for each request. So that a decorated view never runs unlimited, the
+decorator also wraps it in a guard that checks whether its mark was enforced. If `@limit` stands above the route
+decorator, the framework already has the undecorated function. Then the adapter finds the mark on this function. Each
+adapter makes its `limit` from `make_mark` and a guard of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from inspect import isbuiltin, iscoroutinefunction
+from typing import Any, Final, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast
+
+from sluicegate.errors import RuleError
+from sluicegate.rules.ban import Ban
+from sluicegate.rules.key import KeySpec
+from sluicegate.rules.rule import Condition, CostFunction, QuotaFunction, Rule, Verdict
+from sluicegate.rules.terms import QuotaSpec
+
+P = ParamSpec("P")
+R = TypeVar("R")
+View = TypeVar("View")
+Decorator = TypeVar("Decorator", bound=Callable[..., Any])
+
+_ATTRIBUTE: Final = "__sluicegate__"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mark:
+    """One `@limit` and its rule. The rule gets the name of the view if no name was given. Marks are compared by object
+    identity.
+    """
+
+    rule: Rule
+    named: bool
+    override_defaults: bool = False
+
+    def rule_for(self, name: str, scope: str) -> Rule:
+        """Return the rule, with the view's own name and scope unless a name or scope was given."""
+        rule = self.rule
+        return replace(rule, name=rule.name if self.named else name, scope=scope if rule.scope is None else rule.scope)
+
+
+EXEMPT: Final = Mark(Rule(name="exempt", scope="exempt", quota="1/second", cost=0), named=True)
+"""The mark of a view to which no rule applies."""
+
+
+def marks_of(view: object) -> tuple[Mark, ...]:
+    """Return the marks that a view has, the innermost first."""
+    return cast("tuple[Mark, ...]", getattr(view, _ATTRIBUTE, ()))
+
+
+def declare(view: View, mark: Mark) -> View:
+    """Add a mark to a view. For a view that takes no attributes (a bound method), add the mark to its function."""
+    marked = getattr(view, "__func__", view)
+    if mark not in marks_of(marked):
+        setattr(marked, _ATTRIBUTE, (*marks_of(marked), mark))
+    return view
+
+
+def declare_within(view: View, mark: Mark) -> View:
+    """Add a mark to a view and to the functions that it wraps: an inner decorator may have registered one of them.
+
+    Not for the methods of classes, which may wrap methods that other classes inherit.
+    """
+    inner = getattr(view, "__wrapped__", None)
+    while inner is not None:
+        with suppress(AttributeError):  # a built-in function takes none, and is not a view
+            declare(inner, mark)
+        inner = getattr(inner, "__wrapped__", None)
+    return declare(view, mark)
+
+
+_NO_PARENTHESES: Final = 'write it with a quota in parentheses: @limit("5/minute")'
+
+
+def takes_quota(limit: Decorator) -> Decorator:
+    """Return an adapter's `@limit`: wrong arguments are a RuleError, where Python would raise a TypeError."""
+
+    @functools.wraps(limit)
+    def checked(*quotas: Any, **options: Any) -> Any:
+        if not quotas and "quota" not in options:
+            raise RuleError("@limit", quotas, problem="no quota", expected=_NO_PARENTHESES)
+        if quotas and "quota" in options:
+            problem = f"given twice, beside {quotas[0]!r}"
+            raise RuleError("@limit", options["quota"], problem=problem, expected="keep one of the two")
+        if len(quotas) > 1:
+            expected = 'give the others by name, as scope="…"; several quotas are one text: "5/minute; 100/day"'
+            raise RuleError("@limit", quotas[1], problem="only the quota is a positional argument", expected=expected)
+        return limit(*quotas, **options)
+
+    return cast("Decorator", checked)
+
+
+def takes_view(exempt: Decorator) -> Decorator:
+    """Return an adapter's `@exempt`: without parentheses, and on a view."""
+
+    @functools.wraps(exempt)
+    def checked(*views: Any, **options: Any) -> Any:
+        if len(views) + len(options) != 1 or not options.keys() <= {"view"}:
+            given = (*views, *options)
+            raise RuleError("@exempt", given, problem="not one view", expected="write @exempt, without parentheses")
+        (view,) = (*views, *options.values())
+        try:
+            return exempt(view)
+        except (AttributeError, TypeError):
+            raise not_a_view("@exempt on", view, expected="write @exempt above a view") from None
+
+    return cast("Decorator", checked)
+
+
+def not_a_view(what: str, given: object, *, problem: str = "not a view", expected: str) -> RuleError:
+    """Return the error for a decorator on something else than a view. For `@limit`, the parentheses may be missing."""
+    if what == "@limit on" and not callable(given):
+        expected = f"{expected}; or {_NO_PARENTHESES}"
+    return RuleError(what, given, problem=problem, expected=expected)
+
+
+def _is_bare(quota: object) -> bool:
+    """True if `@limit` was written without parentheses, on a class or on a function.
+
+    A function may also be a quota function. But a function that is being decorated is defined by the calling code, and
+    has no name there yet.
+    """
+    if isinstance(quota, type):
+        return True
+    code = getattr(inspect.unwrap(quota), "__code__", None) if callable(quota) else None
+    if code is None or code.co_name == "<lambda>":
+        return False
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "sluicegate":
+        frame = frame.f_back
+    defined = any(code is constant for constant in frame.f_code.co_consts)
+    return defined and all(quota is not value for value in frame.f_locals.values())
+
+
+def _check_options(given: Iterable[str]) -> None:
+    """Raise RuleError for options that `@limit` does not have."""
+    known = list(MarkOptions.__annotations__)
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            expected = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}"
+            if name in ("path", "route"):
+                expected = "a view has its own path; give it to a Rule of the settings"
+            raise RuleError("@limit", name, problem="no such option", expected=expected)
+
+
+class RuleOptions(TypedDict, total=False):
+    """The options of `sluicegate.Rule` that every way to declare a rule takes unchanged."""
+
+    key: KeySpec | None
+    algorithm: str | None
+    cost: int | CostFunction
+    methods: Iterable[str] | None
+    when: Condition | None
+    count_denied: bool
+    on_store_failure: str | None
+    prefetch: int
+    ban: Ban | None
+    mode: str
+    enforce_percent: float
+    charge_when: Verdict | None
+    refund_when: Verdict | None
+
+
+class MarkOptions(RuleOptions, total=False):
+    """The options of `@limit`, for the signatures of the adapters' decorators."""
+
+    scope: str | None
+    name: str | None
+    override_defaults: bool
+
+
+def make_mark(
+    quota: QuotaSpec | QuotaFunction,
+    *,
+    scope: str | None = None,
+    name: str | None = None,
+    override_defaults: bool = False,
+    **options: Unpack[RuleOptions],
+) -> Mark:
+    """Make a mark from the arguments of `@limit`. Wrong arguments raise immediately.
+
+    - `scope`: all views with the same scope have one budget; without it, the view has a budget of its own.
+    - `name` is shown in header fields. Without it, the scope is shown, or else the view's own name.
+    - `override_defaults` drops the application's default limits for this view.
+    - The other options are the same as for `sluicegate.Rule`.
+    """
+    _check_options(options)
+    if _is_bare(quota):
+        raise RuleError("@limit", quota, problem="a view, where a quota should be", expected=_NO_PARENTHESES)
+    if not isinstance(override_defaults, bool):
+        raise RuleError(
+            "override_defaults", override_defaults, problem="neither True nor False", expected="give True or False"
+        )
+    label = name if name is not None else scope
+    rule = Rule(name="@limit" if label is None else label, quota=quota, scope=scope, **options)
+    if rule.algorithm is None and not callable(quota):  # a typo raises here, not at the first request
+        bursts = isinstance(rule.quota, tuple) and any(each.burst for each in rule.quota)
+        rule.terms("gcra" if bursts else "sliding-window")
+    return Mark(rule, named=label is not None, override_defaults=override_defaults)
+
+
+class Guard(Protocol):
+    """A function that a decorated view calls: it enforces the mark, unless the adapter has enforced the mark.
+
+    Returns None to call the view, or the response to return instead.
+    """
+
+    def sync(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+    def later(
+        self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Awaitable[Any]: ...
+
+
+def guarded(view: Callable[P, R], mark: Mark, guard: Guard) -> Callable[P, R]:
+    """Wrap a view in its guard. Return a new function with the view's name, signature and marks."""
+
+    @functools.wraps(view)
+    async def later(*args: P.args, **kwargs: P.kwargs) -> Any:
+        answer = await guard.later(mark, view, args=args, kwargs=kwargs)
+        return await cast(Any, view)(*args, **kwargs) if answer is None else answer
+
+    @functools.wraps(view)
+    def sync(*args: P.args, **kwargs: P.kwargs) -> Any:
+        answer = guard.sync(mark, view, args=args, kwargs=kwargs)
+        return view(*args, **kwargs) if answer is None else answer
+
+    return cast("Callable[P, R]", later if iscoroutinefunction(view) else sync)
+
+
+def freed(view: Any, guard: Guard) -> Any:
+    """Return the view with the mark of `@exempt`. A function is wrapped, not marked: another route may have it as it
+    is.
+
+    A class or an object is marked itself. A wrapper of it would not be the class that the framework looks for.
+    """
+    if isinstance(view, (staticmethod, classmethod)):
+        return type(view)(freed(view.__func__, guard))
+    if isbuiltin(view) or not callable(view):
+        raise TypeError("not a view")
+    is_function = isinstance(view, functools.partial) or hasattr(view, "__code__") or hasattr(view, "__func__")
+    return declare(guarded(view, EXEMPT, guard) if is_function else view, EXEMPT)

@@ -1,0 +1,43 @@
+"""The status of a refusal, and its problem details (RFC 9457): title, type, detail.
+
+The values differ for a quota, a ban, the deny list, and a store that is unavailable.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sluicegate.plan import BAN, Decision
+
+TYPES: Final = "https://iana.org/assignments/http-problem-types#"  # requested by draft 11, not yet registered
+PROBLEM: Final = "application/problem+json"
+_FORBIDDEN: Final = 403
+_TITLES: Final = {429: "Quota Exceeded", 503: "Temporary Reduced Capacity", _FORBIDDEN: "Forbidden"}
+_BANNED: Final = "Abnormal Usage Detected"
+
+
+def status_of(decision: Decision) -> int:
+    """Return the status of a refusal: 429; 503 if the store failed; 403 for a client on the deny list."""
+    return _FORBIDDEN if decision.forbidden else 503 if decision.unavailable else 429
+
+
+def problem(decision: Decision, *, status: int, wait: int | None) -> dict[str, Any]:
+    """Return the body of the response to a refused request. `wait` is the value of `Retry-After`."""
+    name = _BANNED if decision.banned else _TITLES[status]  # the title: the problem's type in words
+    kind = "about:blank" if status == _FORBIDDEN else TYPES + name.lower().replace(" ", "-")
+    body = {"type": kind, "title": name, "status": status, "detail": detail(decision, wait)}
+    if status == _FORBIDDEN:
+        return body
+    pairs = zip(decision.checks, decision.outcomes, strict=True)
+    refused = [check.terms for check, outcome in pairs if not outcome.allowed and outcome.source != "policy"]
+    # The same names as in the header fields. A ban is left out, because a ban is not a policy.
+    return {**body, "violated-policies": [terms.name for terms in refused if terms.algorithm != BAN]}
+
+
+def detail(decision: Decision, wait: int | None) -> str:
+    """Return a sentence that says what the client can do. It contains no identity."""
+    if decision.forbidden:
+        return "This client is not allowed here."
+    if wait is None:
+        return "This request costs more than its limit, so it can never pass."
+    return f"Retry after {wait} second{'' if wait == 1 else 's'}."

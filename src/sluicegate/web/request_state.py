@@ -1,0 +1,107 @@
+"""The state of one request: the gate's decision about the request, and the charges that its response may refund or
+release.
+
+The adapter stores the state on the request. Views and guards read it there.
+"""
+
+from __future__ import annotations
+
+from sluicegate.errors import warn
+from sluicegate.plan import Check, Decision
+from sluicegate.web.charges import Charges, owed, without
+from sluicegate.web.endpoint import printable
+from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.marks import Mark
+from sluicegate.web.settings import Settings
+from sluicegate.web.settlement import AsyncSettlement, Settlement
+
+
+class RequestState:
+    """The gate's decision about one request, and the charges that the response may still refund or release."""
+
+    __slots__ = ("decision", "enforced", "gate", "settlement")
+
+    def __init__(self, gate: Gate | AsyncGate) -> None:
+        self.gate = gate
+        self.decision: Decision | None = None
+        # Only for a request that has charges to refund or release when the response starts or ends.
+        self.settlement: Settlement | AsyncSettlement | None = None
+        self.enforced: set[Mark] = set()
+
+    def note(self, decision: Decision | None) -> None:
+        """Add a decision to the earlier decisions. Then `decision` covers all rules that were checked for the
+        request.
+        """
+        if decision is None:
+            return
+        if self.gate.may_owe and (charges := owed(decision)):
+            if self.settlement is None:
+                self.settlement = self.gate.settlement()
+            self.settlement.add(charges)
+        first = self.decision
+        self.decision = (
+            decision
+            if first is None
+            else Decision(
+                allowed=first.allowed and decision.allowed,
+                checks=_unique(first.checks, decision.checks),
+                outcomes=first.outcomes + decision.outcomes,
+            )
+        )
+
+    def refuse(self, decision: Decision) -> Decision:
+        """Record the refusal that the application raised (RateLimitExceeded), unless it is recorded already. Return its
+        decision.
+
+        The returned decision always refuses, even if the raised decision allowed: to raise it means to refuse. The
+        rules of a Limiter may have any names. In the returned decision all names are printable.
+        """
+        refused = decision._replace(allowed=False, checks=tuple(map(_printable, decision.checks)))
+        known = () if self.decision is None else self.decision.outcomes
+        if not all(any(outcome is each for each in known) for outcome in decision.outcomes):
+            self.note(refused)
+        elif self.decision is not None and decision.outcomes:
+            self.decision = self.decision._replace(allowed=False)
+        return refused
+
+    def regain(self, charges: Charges) -> None:
+        """Subtract refunded charges from the decision, so that the header fields show what is left now."""
+        if charges and self.decision is not None:
+            self.decision = without(self.decision, charges)
+
+
+def count_together(one: Settings, other: Settings) -> bool:
+    """True if limiters with these two settings count in the same store. Then equal rules share a budget."""
+    own_memory = isinstance(one.store, str) and one.store.lower().startswith("memory:")
+    return not own_memory and (one.store, one.prefix) == (other.store, other.prefix)
+
+
+def warn_of_twice(outer: RequestState | None, gate: Gate | AsyncGate, decision: Decision | None) -> None:
+    """Warn (SG105) if an outer limiter has charged one of these budgets for the same request."""
+    if outer is None or outer.decision is None or decision is None:
+        return
+    if not count_together(outer.gate.settings, gate.settings):
+        return
+    charged = {(check.terms.rule_id, check.identity) for check in outer.decision.checks}
+    for terms, identity, _ in decision.checks:
+        if (terms.rule_id, identity) in charged:
+            warn("SG105", terms.name, strict=gate.settings.strict)
+
+
+def _unique(first: tuple[Check, ...], more: tuple[Check, ...]) -> tuple[Check, ...]:
+    """Join the checks of two decisions, and give each check a unique name for the header fields."""
+    checks = list(first)
+    for check in more:
+        taken, number = {each.terms.name for each in checks}, 2
+        name = check.terms.name
+        while name in taken:
+            name, number = f"{check.terms.name}-{number}", number + 1
+        checks.append(check if name == check.terms.name else check._replace(terms=check.terms._replace(name=name)))
+    return tuple(checks)
+
+
+def _printable(check: Check) -> Check:
+    """Return the check with a name that header fields can show."""
+    name = check.terms.name
+    shown = printable(name)
+    return check if shown == name else check._replace(terms=check.terms._replace(name=shown))

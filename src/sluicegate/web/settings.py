@@ -1,0 +1,449 @@
+"""Settings: the options of every adapter, each with one name in every framework.
+
+Keyword arguments of an adapter, a mapping (Flask's config, Django's settings), a TOML file or the environment become
+one frozen Settings object. A wrong value raises a SettingsError with the given value, the expected value and the
+nearest known name.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, cast
+
+from sluicegate.address import IPV6_PREFIX, Trust
+from sluicegate.algorithms import DEFAULT, find
+from sluicegate.clock import Clock
+from sluicegate.concurrency import Concurrency
+from sluicegate.errors import ConfigurationError, QuotaError, RuleError, SettingsError, check_strict, within
+from sluicegate.hidden import hide_options
+from sluicegate.identity import Seal
+from sluicegate.quota import Quota
+from sluicegate.rules.ban import Ban
+from sluicegate.rules.key import KeyPart, KeySpec, address_key, validate_key
+from sluicegate.rules.rule import Rule
+from sluicegate.rules.terms import Quotas, make_terms, read
+from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange, valid_prefix
+from sluicegate.stores.wrappers import PREFIX, STALENESS, StoreOptions
+from sluicegate.web.access import AccessLists, listed
+from sluicegate.web.http import check_dialect
+
+_RULE_OPTIONS: Final = tuple(option.name for option in fields(Rule))
+_FUNCTIONS: Final = ("quota", "cost", "when", "charge_when", "refund_when")  # options that may also be dotted names
+_VARIABLES: Final = "environment "  # the start of `source` for settings that were read from environment variables
+_NONE: Final = ("headers", "trusted_proxies", "on_denied", "on_store_change")  # settings that may be None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The options of an adapter. The names are the same in every framework.
+
+    - `store`: a URL (`memory://`, `redis://…`) or a store.
+    - `default_limits`: quotas that hold for every request, one budget per identity for the whole application.
+    - `rules`: a list of Rule, or of mappings with a rule's options.
+    - `key`: the key of rules without a key: "user", "ip", "header:Name", "path:name", a tuple of such keys, or a
+      function.
+    - `allow`, `deny`: clients that pass every rule, and clients that are refused (403), before any store is called:
+      networks, identities that the key returns, functions of the request. A client on both lists is refused.
+    - `algorithm`: the algorithm of rules without an algorithm.
+    - `headers`: the dialect of the RateLimit fields, one of `sluicegate.web.http.DIALECTS`; None for no such fields.
+    - `trusted_proxies`: None (only the socket's peer counts), a number of hops, or networks; "unix" means a peer
+      without an address. `trusted_header` is the one header that the trusted proxies write.
+    - `ipv6_prefix`: the number of bits of an IPv6 address that identify a client.
+    - `secret`: 16 bytes at least. With a secret, stores keep each identity as a digest that is keyed with the secret.
+    - `on_store_failure`: "local" (the same limits, in this process's memory), "allow", or "deny" (503).
+    - `deadline`: the longest time in seconds that one request waits for the store, in total.
+    - `replicas`: the number of processes; "local" divides every limit by it.
+    - `deny_cache`: seconds for which a refusal may be cached in this process; 0 means no cache.
+    - `on_store_change`: a function of a StoreChange, called once when the store becomes unavailable and once when it is
+      available again.
+    - `enabled`: False lets every request pass.
+    - `prefix`: begins every key in a shared server.
+    - `on_denied`: a function of (request, decision) that returns the response to a refused request.
+    - `strict`: True turns warnings into errors.
+    - `clock`: a ManualClock, for tests.
+
+    `source` is the file, the mapping or the variables that the settings were read from. It is empty for settings given
+    in code.
+    """
+
+    store: str | Store | AsyncStore = "memory://"
+    default_limits: Iterable[str | Quota] = ()
+    rules: Iterable[Rule | Mapping[str, Any]] = ()
+    key: KeySpec = "user"
+    allow: Iterable[Any] = ()
+    deny: Iterable[Any] = ()
+    algorithm: str = DEFAULT
+    headers: str | None = "draft-11"
+    trusted_proxies: int | str | Iterable[str] | None = None
+    trusted_header: str = "X-Forwarded-For"
+    ipv6_prefix: int = IPV6_PREFIX
+    secret: str | bytes | None = field(default=None, repr=False)
+    on_store_failure: str = "local"
+    deadline: float = DEADLINE
+    replicas: int = 1
+    deny_cache: float = STALENESS
+    on_store_change: Callable[[StoreChange], object] | None = None
+    enabled: bool = True
+    prefix: str = PREFIX
+    on_denied: Callable[..., Any] | None = None
+    strict: bool = False
+    clock: Clock | None = None
+    trust: Trust = field(init=False)
+    address: KeyPart = field(init=False, repr=False, compare=False)
+    lists: AccessLists | None = field(init=False, repr=False, compare=False)
+    source: str = field(repr=False, compare=False, default="")
+
+    def __post_init__(self) -> None:
+        def settle(option: str, value: object) -> None:
+            object.__setattr__(self, option, value)
+
+        if isinstance(self.trusted_proxies, Iterator):
+            settle("trusted_proxies", tuple(self.trusted_proxies))  # an iterator can be read only once
+        settle("trust", Trust.of(self.trusted_proxies, self.trusted_header))
+        if self.secret is not None:
+            Seal(self.secret)  # raises for a wrong secret
+        check_strict(self.strict)
+        settle("address", address_key(self.trust, prefix=self.ipv6_prefix, strict=self.strict))
+        with within("key"):
+            settle("key", _key(self.key))
+            validate_key(self.key)
+        for option in ("allow", "deny"):
+            entries = [_function(entry, option=option) for entry in listed(option, getattr(self, option))]
+            settle(option, tuple(entries))
+        both = AccessLists(self.allow, self.deny, key=self.key, trust=self.trust)
+        settle("lists", both if self.allow or self.deny else None)
+        find(self.algorithm)
+        check_dialect(self.headers)
+        valid_prefix(self.prefix)
+        settle("on_store_change", _function(self.on_store_change, option="on_store_change"))
+        if self.on_store_failure == "raise":
+            raise _error("on_store_failure", "raise", "an adapter has no one to raise to", "use local, allow or deny")
+        StoreOptions.of(self)  # raises for wrong options
+        if not isinstance(self.enabled, bool):
+            raise _error("enabled", self.enabled, "neither True nor False", "give True or False")
+        settle("on_denied", _function(self.on_denied, option="on_denied"))
+        if self.on_denied is not None and not callable(self.on_denied):
+            raise _error(
+                "on_denied",
+                self.on_denied,
+                "not a function",
+                "give a function of (request, decision), or its dotted name",
+            )
+        with within("default_limits"):
+            settle("default_limits", _default_limits(self.default_limits))
+            if self.default_limits:
+                make_terms("default", cast("Quotas", self.default_limits), algorithm=self.algorithm)
+        settle("rules", _rules(self.rules))
+        for rule in cast("tuple[Rule, ...]", self.rules):
+            for quota in rule.known:
+                rule.terms(self.algorithm, quota)  # raises for a quota that the algorithm cannot count
+
+    def __copy__(self) -> Settings:
+        return replace(self)
+
+    def __deepcopy__(self, memo: object) -> Settings:
+        return copy(self)  # with the same store and the same clock, because a copy of a store would count separately
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not isinstance(self.store, str):
+            problem = f"settings with a {type(self.store).__name__} cannot be pickled"
+            raise TypeError(f"{problem}: it holds connections or budgets; give the URL of a store")
+        return (_remade, ({name: getattr(self, name) for name in (*_KNOWN, "source")},))
+
+    @classmethod
+    def given(cls, settings: object, options: Mapping[str, Any], *, source: str) -> Settings:
+        """Return the settings of an adapter. The adapter was given either `settings=` or options as keyword
+        arguments.
+        """
+        if settings is None:
+            return cls.from_mapping(options, source=source)
+        if options:
+            problem, expected = "given beside settings=", "put them into the settings, or leave out settings="
+            raise SettingsError("options", sorted(options), problem=problem, expected=expected)
+        if not isinstance(settings, Settings):
+            expected = 'give Settings(…), or the options by name, as default_limits=["1000/day"]'
+            raise SettingsError("settings", type(settings), problem="not Settings", expected=expected)
+        return settings
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, Any], *, source: str = "settings") -> Settings:
+        """Make settings from a mapping. Its names may be in capitals. Errors show the `source`.
+
+        >>> Settings.from_mapping({"DEFAULT_LIMITS": ["1000/day"]}).default_limits
+        (Quota('1000/day'),)
+        """
+        options = hide(options)
+        return cls._found(options, source)
+
+    @classmethod
+    def from_toml(cls, path: str | Path, *, table: str = "sluicegate") -> Settings:
+        """Read settings from one table of a TOML file. A function is given as its dotted name; "none" means None."""
+        found = _read_table(path, table)
+        if isinstance(found, SettingsError):
+            raise found
+        return cls.from_mapping(found, source=f"{path} [{table}]")
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str], *, prefix: str = "SLUICEGATE_") -> Settings:
+        """Read settings from environment variables such as SLUICEGATE_STORE and SLUICEGATE_DEFAULT_LIMITS. A variable
+        cannot hold rules.
+        """
+        found = _read_variables(environ, prefix)
+        del environ  # so that no traceback shows the variables
+        if isinstance(found, SettingsError):
+            raise found
+        return cls._found(found, f"{_VARIABLES}{prefix}*")
+
+    @classmethod
+    def _found(cls, options: Mapping[str, Any], source: str) -> Settings:
+        """Make settings from a mapping that was read from `source`. Every error shows the source."""
+        known = _options(cls)
+        found = {}
+        for given, value in options.items():
+            name = given.lower() if isinstance(given, str) else ""
+            if name not in known:
+                raise _unknown(source, given, known)
+            if name in found:
+                raise _error(source, given, f'"{name}" is given twice', "keep one of the two")
+            found[name] = value
+        with _found_in(source):
+            return cls(**found, source=source)
+
+    def blamed(self) -> AbstractContextManager[None]:
+        """Add the source of these settings to each ConfigurationError that the block raises."""
+        return _found_in(self.source)
+
+
+@contextmanager
+def _found_in(source: str) -> Generator[None]:
+    """Add this source to each ConfigurationError that the block raises. For environment variables, add the name of the
+    variable that has the wrong option.
+    """
+    try:
+        yield
+    except ConfigurationError as error:
+        option = error.what.partition(":")[0]
+        if source.startswith(_VARIABLES) and option in _KNOWN:
+            source = f"{source.removesuffix('*')}{option.upper()}"
+        error.found_in(source)
+        raise
+
+
+def _options(kind: type[Settings]) -> list[str]:
+    """Return the names of the settings. The source is none of them, although `replace` gives it like one."""
+    return [option.name for option in fields(kind) if option.init and option.name != "source"]
+
+
+_KNOWN: Final = frozenset(_options(Settings))
+
+
+def hide(options: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Copy settings exactly as they were given. A traceback that prints the copy shows neither a password nor the
+    secret.
+    """
+    return hide_options(options, _KNOWN)
+
+
+def _hide_arguments() -> None:
+    """Wrap the `__init__` that `dataclasses` made, so that no traceback shows a secret among its arguments."""
+    made = Settings.__init__
+
+    @wraps(made)
+    def hiding(self: Settings, *, source: str = "", **options: Any) -> None:
+        options = hide(options)
+        made(self, source=source, **options)
+
+    Settings.__init__ = hiding  # type: ignore[method-assign]
+
+
+_hide_arguments()
+
+
+def _read_table(path: str | Path, table: str) -> dict[str, Any] | SettingsError:
+    """Read one table of a file. An error is returned, not raised here: the caller that raises it has no variable with
+    the text of the file.
+    """
+    try:
+        document = tomllib.loads(Path(path).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return _error("settings file", str(path), str(error), "give a readable TOML file")
+    options = document.get(table)
+    if not isinstance(options, dict):
+        return _error("settings file", str(path), f"has no table [{table}]", f"put the settings under [{table}]")
+    return {option: None if _is_none(option, value) else value for option, value in hide(options).items()}
+
+
+def _read_variables(environ: Mapping[str, str], prefix: str) -> dict[str, Any] | SettingsError:
+    """Return the settings among the environment variables. An error is returned, not raised here: the caller that
+    raises it has no variable with the values.
+    """
+    found: dict[str, Any] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(prefix):
+            continue
+        option = variable.removeprefix(prefix).lower()
+        if option in ("rules", "clock"):
+            return _error(variable, "…", "cannot be given in a variable", "use from_toml or code for it")
+        found[option] = None if _is_none(option, text) else _READERS.get(option, str)(text)
+    return hide(found)
+
+
+def _remade(options: dict[str, Any]) -> Settings:
+    return Settings(**options)
+
+
+def _error(option: str, given: object, problem: str, expected: str) -> SettingsError:
+    return SettingsError(option, given, problem=problem, expected=expected)
+
+
+def _unknown(what: str, given: object, known: Iterable[str], *, kind: str = "setting") -> SettingsError:
+    near = get_close_matches(str(given).lower(), list(known), n=1)
+    expected = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}"
+    return _error(what, given, f"no such {kind}", expected)
+
+
+def _default_limits(given: object) -> tuple[Quota, ...]:
+    if not isinstance(given, Iterable) and not isinstance(given, Quota):
+        raise _error("default_limits", given, "not a list of quotas", 'give a list like ["1000/day", "20/second"]')
+    limits: list[Quota] = []
+    for each in given if isinstance(given, Iterable) and not isinstance(given, str) else [given]:
+        quotas = read(each)
+        if isinstance(quotas, Concurrency):
+            problem = "a Concurrency, where a quota per time is expected"
+            raise QuotaError("quota", each, problem=problem, expected="give it to a rule, to @limit or to hold")
+        limits += quotas
+    return tuple(limits)
+
+
+def _rules(given: object) -> tuple[Rule, ...]:
+    if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
+        raise _error("rules", given, "not a list of rules", 'give a list like [{"name": "login", "quota": "5/minute"}]')
+    rules = tuple([rule if isinstance(rule, Rule) else _rule(rule, number) for number, rule in enumerate(given, 1)])
+    names = [rule.name for rule in rules]
+    for name in names:
+        if names.count(name) > 1:
+            raise _error("rules", name, "two rules of this name", "give each rule a name of its own")
+    return rules
+
+
+def _rule(given: object, number: int) -> Rule:
+    """Make a rule from a mapping. Its functions may be given as dotted names. Errors show the name of the rule, or its
+    number in the list, counted from 1.
+    """
+    if not isinstance(given, Mapping):
+        raise _error(
+            f"rule {number} (counted from 1)", given, "neither a Rule nor a mapping", 'give {"name": …, "quota": …}'
+        )
+    options = {str(name).lower(): value for name, value in given.items()}
+    label = f"rule {options['name']!r}" if options.get("name") else f"rule {number} (counted from 1)"
+    if len(options) < len(given):
+        raise _error(
+            label, [*given], "an option is given twice, in capitals and in small letters", "keep one of the two"
+        )
+    for name in options:
+        if name not in _RULE_OPTIONS:
+            raise _unknown(label, name, _RULE_OPTIONS, kind="option")
+    for name in ("name", "quota"):
+        if name not in options:
+            raise RuleError(label, dict(given), problem=f'has no "{name}"', expected=f'add "{name}"')
+    with within(label):
+        options["key"] = _key(options.get("key"))
+        if isinstance(options.get("ban"), Mapping):
+            options["ban"] = _ban(options["ban"])
+        for name in _FUNCTIONS:
+            options[name] = _function(options.get(name), option=name)
+        return Rule(**{name: value for name, value in options.items() if value is not None})
+
+
+def _ban(given: Mapping[str, Any]) -> Ban:
+    """Make a ban from a mapping."""
+    options, known = {str(name).lower(): value for name, value in given.items()}, [each.name for each in fields(Ban)]
+    for name in options:
+        if name not in known:
+            raise _unknown("ban", name, known, kind="option")
+    for name in ("after", "within", "duration"):
+        if name not in options:
+            raise RuleError("ban", dict(given), problem=f'has no "{name}"', expected=f'add "{name}"')
+    return Ban(**options)
+
+
+def _key(given: object) -> Any:
+    """Read a key from settings. A list becomes a tuple, because TOML and JSON have no tuples. A dotted name becomes the
+    function that it names.
+    """
+    if isinstance(given, (tuple, list)):
+        return tuple([_key(part) for part in given])
+    return _function(given, option="key")
+
+
+def _function(given: object, *, option: str) -> Any:
+    """Import the function with a dotted name such as "shop.limits.by_team". Return any other value unchanged."""
+    if not isinstance(given, str) or not all(part.isidentifier() for part in given.split(".")):
+        return given
+    module, dot, name = given.rpartition(".")
+    if not dot:
+        return given
+    expected = 'give a dotted name like "shop.limits.by_team"'
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise _error(option, given, f"cannot be imported ({error})", expected) from error
+    except Exception as error:  # its row in tests/test_house.py says why
+        problem = f"cannot be imported ({type(error).__name__}: {error})"
+        raise _error(option, given, problem, f"repair the module, or {expected}") from error
+    if not callable(found):
+        problem = f"leads to a {type(found).__name__}, not to a function"
+        raise _error(option, given, problem, "give the dotted name of a function")
+    return found
+
+
+def _is_none(option: str, value: object) -> bool:
+    """True if this text means None. It is needed because files and variables have no None."""
+    return option.lower() in _NONE and value == "none"
+
+
+def _flag(text: str) -> object:
+    return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}.get(text.lower(), text)
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
+def _proxies(text: str) -> object:
+    return int(text) if text.isascii() and text.isdecimal() else _parts(text)
+
+
+def _number(kind: type[int] | type[float]) -> Callable[[str], object]:
+    """Make a function that reads numbers. It returns text that is not a number unchanged; the later check of the
+    settings raises for it.
+    """
+
+    def read(text: str) -> object:
+        try:
+            return kind(text)
+        except ValueError:
+            return text
+
+    return read
+
+
+_READERS: Final[dict[str, Callable[[str], object]]] = {
+    "enabled": _flag,
+    "strict": _flag,
+    "ipv6_prefix": _number(int),
+    "trusted_proxies": _proxies,
+    "allow": _parts,
+    "deny": _parts,
+    "deadline": _number(float),
+    "replicas": _number(int),
+    "deny_cache": _number(float),
+}

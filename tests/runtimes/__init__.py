@@ -1,0 +1,1 @@
+"""What must hold on every runtime: threads, forks, greenlets, event loops."""

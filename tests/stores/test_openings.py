@@ -1,0 +1,375 @@
+"""Openings and ownership of the connections for threads, against servers that are slow, hung, scripted or real."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from typing import Any
+
+import hiredis
+import pytest
+
+from sluicegate import StoreError
+from sluicegate.plan import Check, Plan
+from sluicegate.stores import open_store
+from sluicegate.stores.redis.commands import Command, pack
+from sluicegate.stores.redis.connections import Connections
+from sluicegate.stores.redis.steps import Address, NoReplyError, Send
+from sluicegate.stores.redis.url import OPENING, servers
+from sluicegate.testing.store import terms
+from tests.servers import HOST, valkey_server, wait_until
+from tests.stores.modes import PATIENCE
+
+PLAN = Plan((Check(terms("fixed-window", "1000000/day", scope="openings"), "alice", 1),))
+GET = Command(pack("GET", "x"))
+SLOW = Command(pack("SLOW", "x"))
+OK = b"+OK\r\n"
+Answer = Callable[[int, str], "bytes | None"]  # of the connection with this number, to a command; None: no answer
+
+
+def wait(seconds: float) -> None:
+    """Be slow, as a distant or a busy server is."""
+    threading.Event().wait(seconds)
+
+
+class Scripted:
+    """A server that answers by a script. A reply may be sent late, or in pieces."""
+
+    def __init__(self, answer: Answer, *, late: float = 0.0, piece: int = 1 << 20) -> None:
+        self.answer, self.late, self.piece = answer, late, piece
+        self.accepted = 0
+        self.open = 0
+        self.heard: list[str] = []
+        self._listener = socket.create_server((HOST, 0), backlog=100)
+        self.port: int = self._listener.getsockname()[1]
+        self._accepted: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def connections(self, url: str = "redis://user:secret@{}/3", *, deadline: float = 0.3) -> Connections:
+        return Connections(servers(url.format(f"{HOST}:{self.port}")), deadline=deadline)
+
+    def ask(self, connections: Connections, command: Command = GET, *, deadline: float | None = None) -> Any:
+        until = connections.until() if deadline is None else time.monotonic() + deadline
+        return connections.send(Send(Address(HOST, self.port), command), until)
+
+    def close(self) -> None:
+        for each in (self._listener, *self._accepted):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._accepted.append(connection)
+                self.accepted += 1
+                threading.Thread(target=self._serve, args=(connection, self.accepted), daemon=True).start()
+
+    def _serve(self, connection: socket.socket, number: int) -> None:
+        reader = hiredis.Reader()
+        self.open += 1
+        with suppress(OSError), connection:
+            while data := connection.recv(65536):
+                reader.feed(data)
+                while (words := reader.gets()) is not False:
+                    name = words[0].decode()
+                    self.heard.append(name)
+                    reply = self.answer(number, name)
+                    wait(self.late)
+                    for start in range(0, len(reply or b""), self.piece):
+                        wait(self.late if start else 0)
+                        connection.sendall((reply or b"")[start : start + self.piece])
+        self.open -= 1
+
+
+@pytest.fixture
+def scripted() -> Iterator[Callable[..., Scripted]]:
+    made: list[Scripted] = []
+
+    def make(answer: Answer = lambda number, name: OK, **options: Any) -> Scripted:
+        made.append(Scripted(answer, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_a_distant_server_is_used_though_its_opening_takes_longer_than_the_deadline(
+    scripted: Callable[..., Scripted],
+) -> None:
+    server = scripted(late=0.3)
+    with closing(server.connections(deadline=0.5)) as connections:
+        replies = [server.ask(connections) for _ in range(6)]
+        assert isinstance(replies[0], NoReplyError)
+        assert (replies[0].sent, replies[0].concerns) == (False, "server")
+        assert replies[3:] == [b"OK"] * 3
+        assert server.accepted == 1
+        assert server.heard == ["AUTH", "SELECT", *["GET"] * replies.count(b"OK")]
+
+
+@pytest.mark.parametrize("reply", [b"+" + b"x" * 200 + b"\r\n", b"*60\r\n" + b":1\r\n" * 60])
+def test_the_deadline_holds_for_a_reply_in_pieces(scripted: Callable[..., Scripted], reply: bytes) -> None:
+    server = scripted(lambda number, name: reply)
+    with closing(server.connections("redis://{}")) as connections:
+        assert server.ask(connections, deadline=PATIENCE) != OK
+        server.late, server.piece = 0.03, 1
+        began = time.monotonic()
+        error = server.ask(connections)
+        assert isinstance(error, NoReplyError)
+        assert (error.sent, error.concerns) == (True, "server")
+        assert time.monotonic() - began < 0.03 * len(reply) / 2
+
+
+def test_a_refused_connection_is_an_error_at_once(scripted: Callable[..., Scripted]) -> None:
+    server = scripted()
+    server.close()
+    connections = Connections(servers(f"redis://{HOST}:{1}"), deadline=PATIENCE)
+    began = time.monotonic()
+    with ThreadPoolExecutor(8) as threads:
+        send = Send(Address(HOST, 1), GET)
+        errors = list(threads.map(lambda _: connections.send(send, connections.until()), range(8)))
+    assert time.monotonic() - began < PATIENCE / 2
+    assert all((error.sent, error.concerns) == (False, "server") for error in errors)
+    assert all(isinstance(error.cause, Exception) and "refused" in str(error.cause) for error in errors)
+
+
+def test_a_thread_takes_a_connection_that_comes_free_before_its_opening(scripted: Callable[..., Scripted]) -> None:
+    def answer(number: int, name: str) -> bytes | None:
+        if number > 1:
+            return None  # these never open
+        wait(0.3 if name == "SLOW" else 0)
+        return OK
+
+    server = scripted(answer)
+    with closing(server.connections(deadline=PATIENCE)) as connections, ThreadPoolExecutor(1) as threads:
+        assert server.ask(connections) == b"OK"
+        slow = threads.submit(server.ask, connections, SLOW)
+        wait_until("the connection is busy", lambda: "SLOW" in server.heard)
+        began = time.monotonic()
+        assert server.ask(connections) == b"OK"
+        assert time.monotonic() - began < min(OPENING, PATIENCE)
+        assert slow.result() == b"OK"
+        assert server.accepted == 2
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_busy_connections_concern_the_plan_alone(scripted: Callable[..., Scripted], most: int) -> None:
+    free = threading.Event()
+
+    def answer(number: int, name: str) -> bytes | None:
+        if number > 1:
+            return None
+        if name == "SLOW":
+            free.wait(PATIENCE)
+        return OK
+
+    server = scripted(answer)
+    url = f"redis://user:secret@{{}}/3?max_connections={most}"
+    with closing(server.connections(url, deadline=PATIENCE)) as connections, ThreadPoolExecutor(1) as threads:
+        assert server.ask(connections) == b"OK"
+        slow = threads.submit(server.ask, connections, SLOW)
+        wait_until("the connection is busy", lambda: "SLOW" in server.heard)
+        error = server.ask(connections, deadline=0.2)
+        free.set()
+        assert (error.sent, error.concerns) == (False, "plan")
+        assert "busy" in str(error)
+        assert slow.result() == b"OK"
+        assert server.ask(connections) == b"OK"
+
+
+def test_a_server_that_does_not_open_is_not_asked_by_each_request(scripted: Callable[..., Scripted]) -> None:
+    server = scripted(lambda number, name: None)
+    with closing(server.connections(deadline=0.02)) as connections:
+        errors = [server.ask(connections) for _ in range(10)]
+        assert all((error.sent, error.concerns) == (False, "server") for error in errors)
+        assert server.accepted <= 2  # one a second
+
+
+def test_many_threads_open_no_more_connections_than_they_need(scripted: Callable[..., Scripted]) -> None:
+    server = scripted(late=0.05)
+    with closing(server.connections(deadline=PATIENCE)) as connections, ThreadPoolExecutor(6) as threads:
+        for _ in range(3):
+            assert list(threads.map(lambda _: server.ask(connections), range(18))) == [b"OK"] * 18
+        assert server.accepted <= 6
+
+
+@pytest.mark.parametrize("url", ["redis+cluster://user:secret@{}", "redis+sentinel://user:secret@{}/main"])
+def test_a_node_that_does_not_open_leaves_time_for_another(scripted: Callable[..., Scripted], url: str) -> None:
+    server = scripted(lambda number, name: None)
+    with closing(server.connections(url)) as connections:
+        began = time.monotonic()
+        error = server.ask(connections, deadline=2)
+        assert time.monotonic() - began < 1.7
+        assert (error.sent, error.concerns) == (False, "server")
+
+
+def test_a_command_that_was_too_late_to_write_is_not_sent(scripted: Callable[..., Scripted]) -> None:
+    server = scripted()
+    with closing(server.connections(deadline=PATIENCE)) as connections:
+        assert server.ask(connections) == b"OK"
+        error = server.ask(connections, deadline=-1)
+        assert (error.sent, error.concerns) == (False, "plan")
+        assert server.ask(connections) == b"OK"
+        assert server.accepted == 1
+        assert server.heard.count("GET") == 2
+
+
+@pytest.mark.parametrize("text", ["LOADING Redis is loading", "NOAUTH give a password", "READONLY no", "X y z"])
+def test_an_error_reply_has_the_words_of_the_server_and_keeps_the_connection(
+    scripted: Callable[..., Scripted], text: str
+) -> None:
+    server = scripted(lambda number, name: f"-{text}\r\n".encode() if name == "GET" else OK)
+    with closing(server.connections(deadline=PATIENCE)) as connections:
+        for command in (GET, GET, GET.asking()):
+            reply = server.ask(connections, command)
+            assert isinstance(reply, Exception)
+            assert not isinstance(reply, NoReplyError)
+            assert str(reply) == text
+        assert server.accepted == 1
+        assert server.heard[-2:] == ["ASKING", "GET"]
+
+
+def test_of_two_replies_the_last_is_the_answer(scripted: Callable[..., Scripted]) -> None:
+    server = scripted(lambda number, name: b"-ERR no cluster\r\n" if name == "ASKING" else b"+%s\r\n" % name.encode())
+    with closing(server.connections("redis://{}", deadline=PATIENCE)) as connections:
+        assert [server.ask(connections, each) for each in (GET.asking(), SLOW)] == [b"GET", b"SLOW"]
+
+
+@pytest.mark.parametrize("how", ["retire", "close"])
+def test_a_connection_in_use_is_closed_after_its_reply(scripted: Callable[..., Scripted], how: str) -> None:
+    def answer(number: int, name: str) -> bytes | None:
+        wait(0.3 if name == "SLOW" else 0)
+        return OK
+
+    server = scripted(answer)
+    connections = server.connections(deadline=PATIENCE)
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(server.ask, connections, SLOW) for _ in range(2)]
+        wait_until("the connections are busy", lambda: server.heard.count("SLOW") == 2)
+        if how == "retire":
+            connections.retire(Address(HOST, server.port))
+        else:
+            connections.close()
+        assert [each.result() for each in asked] == [b"OK"] * 2
+        wait_until("the connections are closed", lambda: server.open == 0)
+        assert server.ask(connections) == b"OK"
+        assert server.accepted == 3
+    connections.close()
+    wait_until("every connection is closed", lambda: server.open == 0)
+
+
+def test_an_opening_that_ends_after_close_leaves_no_connection(scripted: Callable[..., Scripted]) -> None:
+    server = scripted(late=0.2)
+    connections = server.connections(deadline=0.05)
+    assert isinstance(server.ask(connections), NoReplyError)
+    connections.close()
+    wait_until("it was opened", lambda: "SELECT" in server.heard)
+    wait_until("it is closed", lambda: server.open == 0)
+
+
+def test_a_connection_that_its_thread_lost_does_not_count(scripted: Callable[..., Scripted]) -> None:
+    server = scripted()
+    with closing(server.connections("redis://{}?max_connections=1", deadline=PATIENCE)) as connections:
+        assert server.ask(connections) == b"OK"
+        (pool,) = connections._pools.values()
+        gc.disable()  # the count does not wait for the collector
+        try:
+            threading.Thread(target=pool.idle).start()  # takes it, and ends
+            wait_until("the socket is closed", lambda: server.open == 0)
+            assert server.ask(connections) == b"OK"
+        finally:
+            gc.enable()
+
+
+def test_without_threads_the_request_opens_the_connection(
+    scripted: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refused:
+        def __init__(self, **options: Any) -> None:
+            assert options["daemon"]
+
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    server = scripted()
+    monkeypatch.setattr("sluicegate.stores.redis.connections.Thread", Refused)
+    with closing(server.connections(deadline=PATIENCE)) as connections:
+        assert [server.ask(connections) for _ in range(2)] == [b"OK"] * 2
+        assert server.accepted == 1
+        server.close()
+        wait(0.05)
+        assert server.ask(connections).sent is False
+
+
+EXIT = """
+import sys, time
+from sluicegate.stores.redis.commands import Command, pack
+from sluicegate.stores.redis.connections import Connections
+from sluicegate.stores.redis.steps import Address, Send
+from sluicegate.stores.redis.url import servers
+connections = Connections(servers(sys.argv[1]), deadline=0.2)
+port = int(sys.argv[1].rpartition(":")[2])
+error = connections.send(Send(Address("127.0.0.1", port), Command(pack("GET", "x"))), connections.until())
+print(error.sent)
+print(time.monotonic(), flush=True)
+"""
+
+
+def test_an_opening_does_not_delay_the_end_of_the_process(scripted: Callable[..., Scripted]) -> None:
+    server = scripted(lambda number, name: None)
+    script = [sys.executable, "-c", EXIT, f"redis://:secret@{HOST}:{server.port}"]
+    done = subprocess.run(script, check=True, capture_output=True, text=True, timeout=3 * PATIENCE)
+    sent, left = done.stdout.split()
+    assert (sent, done.stderr) == ("False", "")
+    assert time.monotonic() - float(left) < OPENING - 1
+
+
+@pytest.mark.parametrize(
+    ("credentials", "cause"), [("", "NOAUTH"), (":wrong-secret@", "WRONGPASS"), ("bob:wrong-secret@", "WRONGPASS")]
+)
+def test_a_wrong_password_is_the_cause_in_the_error(credentials: str, cause: str) -> None:
+    with valkey_server("--requirepass", "right-secret") as server:
+        url = f"redis://{credentials}{HOST}:{server.port}"
+        with closing(open_store(url, prefix="openings", deadline=PATIENCE)) as store:
+            began = time.monotonic()
+            with pytest.raises(StoreError, match=cause) as raised:
+                store.run(PLAN)
+            assert time.monotonic() - began < PATIENCE / 2
+            assert "secret" not in str(raised.value)
+
+
+def test_without_the_private_names_of_redis_py_its_public_methods_serve(
+    scripted: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis = pytest.importorskip("redis", minversion="8.0")
+    calls: list[float] = []
+    update = redis.Connection.update_current_socket_timeout
+
+    def spy(connection: Any, seconds: float) -> None:
+        calls.append(seconds)
+        update(connection, seconds)
+
+    monkeypatch.setattr(redis.Connection, "update_current_socket_timeout", spy)
+    monkeypatch.setattr("sluicegate.stores.redis.connections._SOCKET", "_no_such_name")
+    server = scripted(lambda number, name: None if name == "SLOW" else OK)
+    with closing(server.connections(deadline=0.5)) as connections:
+        assert server.ask(connections, deadline=PATIENCE) == b"OK"
+        began = time.monotonic()
+        assert isinstance(server.ask(connections, SLOW), NoReplyError)
+        assert 0.4 < time.monotonic() - began < OPENING - 1
+        wait(0.01)
+        assert server.ask(connections, deadline=PATIENCE) == b"OK"
+        server.close()
+        wait(0.05)
+        assert server.ask(connections).sent is False
+    assert calls

@@ -1,0 +1,1 @@
+"""A cluster and Sentinels under load, with every disturbance."""
