@@ -2,9 +2,9 @@
 
     python docs/pictures.py
 
-One client under 100 per minute asks once, waits 58 seconds, then asks 50 times a second for two minutes. Bars are
-what was admitted in each second, the line is what was admitted in the minute before. A test compares the committed
-picture with what this script draws, so a change of an algorithm shows here.
+One client under 100 per minute sends one request, waits 58 seconds, then sends 50 requests a second for two minutes.
+Bars are what was admitted in each second, the line is what was admitted in the minute before. A test compares the
+committed picture with what this script draws, so a change of an algorithm shows here.
 """
 
 from __future__ import annotations
@@ -72,10 +72,14 @@ ROW, TALL = 128, 84  # of one panel with its title, of its plot
 STEP: Final = 4  # pixels per second
 STYLE: Final = """
 text { font: 12px system-ui, sans-serif; fill: #333 }
-.name { font-weight: 600; font-size: 13px }
+.name { font-weight: 600; font-size: 13px } .back { fill: #fff }
 .bar { fill: #9db8d2 } .line { fill: none; stroke: #1f4e79; stroke-width: 1.6 }
 .limit { stroke: #b3261e; stroke-dasharray: 4 3 } .over { fill: #b3261e; font-weight: 600 }
 .axis { stroke: #bbb } .edge { stroke: #bbb; stroke-dasharray: 1 3 }
+@media (prefers-color-scheme: dark) {
+text { fill: #ddd } .back { fill: #1e2129 } .bar { fill: #41597a } .line { stroke: #8ab8e6 }
+.limit { stroke: #f28b82 } .over { fill: #f28b82 } .axis { stroke: #777 } .edge { stroke: #777 }
+}
 """.strip()
 
 
@@ -87,7 +91,7 @@ def draw() -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
         "<title>What each algorithm admits around a window's edge</title>",
         f"<style>{STYLE}</style>",
-        f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
+        f'<rect class="back" width="{WIDTH}" height="{height}"/>',
         f'<text x="{LEFT}" y="20">100 per minute. One request at 0 s, then 50 a second from 58 s on.</text>',
         f'<text x="{LEFT}" y="38">Bars: admitted in each second. Line: admitted in the minute before.</text>',
     ]

@@ -1,4 +1,4 @@
-"""A board on FastAPI: the middleware for protection, a dependency for the quota of those who are signed in."""
+"""A board on FastAPI: the middleware limits every client, a dependency limits reading, a decorator limits replies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Reply(BaseModel):
 
 
 def signed_in(authorization: Annotated[str, Header()] = "") -> str:
-    """The user that holds the token."""
+    """The user of the token."""
     name = TOKENS.get(authorization.removeprefix("Bearer "))
     if name is None:
         raise HTTPException(401, "sign in first")
@@ -33,14 +33,14 @@ router = APIRouter(prefix="/board", responses=RESPONSES)
 
 @router.get("/replies", dependencies=[Depends(RateLimit("3/minute", scope="reading"))])
 async def list_replies() -> list[str]:
-    """Reading has a budget of its own."""
+    """Reading has its own budget."""
     return replies
 
 
 @router.post("/replies", status_code=201)
 @limit("5/minute", key="header:Authorization")
 async def post_reply(reply: Reply, name: Annotated[str, Depends(signed_in)]) -> dict[str, int]:
-    """Five a minute for each token; a malformed body is counted as well, before it is read."""
+    """Five a minute for each token. A request with a malformed body counts too: it is counted before it is read."""
     replies.append(f"{name}: {reply.text}")
     return {"replies": len(replies)}
 

@@ -1,4 +1,4 @@
-"""A board on Flask: an application factory, a blueprint, and an error page of its own."""
+"""A board on Flask: an application factory, a blueprint and a custom 429 response."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ limiter = RateLimiter(default_limits=["20/second", "1000/day"], key="header:Auth
 
 @board.get("/replies")
 def list_replies() -> Any:
-    """Only the default limits hold here."""
+    """Only the default limits apply here."""
     return jsonify(replies)
 
 
@@ -27,7 +27,7 @@ def list_replies() -> Any:
 @limit("5/minute")
 def post_reply() -> Any:
     """Five a minute for each token."""
-    name = TOKENS.get(request.headers.get("Authorization", "").removeprefix("Bearer "), "somebody")
+    name = TOKENS.get(request.headers.get("Authorization", "").removeprefix("Bearer "), "anonymous")
     replies.append(f"{name} was here")
     return jsonify(replies=len(replies)), 201
 
@@ -35,7 +35,7 @@ def post_reply() -> Any:
 @board.get("/export")
 @limit("2/minute; 10/hour", key="ip", scope="export")
 def export() -> str:
-    """A costly page: two limits at once, for the address."""
+    """An expensive page: two limits at once, for each address."""
     return "\n".join(replies)
 
 
@@ -47,12 +47,12 @@ def health() -> str:
 
 
 def too_many(error: HTTPException) -> Any:
-    """An answer in the application's own voice; sluicegate adds Retry-After and the RateLimit fields."""
+    """The application's own 429 response. sluicegate adds Retry-After and the RateLimit fields."""
     return jsonify(error="slow down", why=error.description), 429
 
 
 def create_app() -> Flask:
-    """The application; its store comes from the environment."""
+    """Create the application. The environment names its store."""
     app = Flask(__name__)
     app.config["SLUICEGATE_STORE"] = os.environ.get("SLUICEGATE_STORE", "memory://")
     app.config["SLUICEGATE_DEADLINE"] = float(os.environ.get("SLUICEGATE_DEADLINE", "0.1"))

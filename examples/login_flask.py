@@ -8,13 +8,13 @@ from typing import Any
 from flask import Flask, Request, jsonify, request
 from werkzeug.security import check_password_hash, generate_password_hash
 
-from sluicegate.after import Response
 from sluicegate.flask import RateLimiter, limit
 from sluicegate.identity import account
+from sluicegate.rules.response import Response
 
-# Costly to check, as it should be: another reason to let nobody try for ever.
+# A check is slow on purpose: one more reason to limit how often a client may try.
 PASSWORDS = {"alice": generate_password_hash("correct horse"), "bob": generate_password_hash("battery staple")}
-NOBODY = generate_password_hash("nobody knows this one")
+UNKNOWN = generate_password_hash("for names without an account")
 
 limiter = RateLimiter()
 app = Flask(__name__)
@@ -24,12 +24,12 @@ limiter.init_app(app)
 
 
 def by_account(asked: Request) -> str:
-    """Whose login this is, whoever asks."""
+    """The account that the form names, from any client."""
     return account(asked.form.get("username", ""))
 
 
 def failed(response: Response) -> bool:
-    """A wrong password is charged; a right one gets its charge back."""
+    """True for a wrong password, which is charged. A right password is refunded."""
     return response.status_code == 401
 
 
@@ -37,8 +37,8 @@ def failed(response: Response) -> bool:
 @limit("5/minute; 20/hour", key=by_account, scope="login-account", charge_when=failed)
 @limit("30/minute; 100/hour", key="ip", scope="login-address", charge_when=failed)
 def login() -> Any:
-    """The same work and the same answer for an account that exists and one that does not."""
+    """Do the same work and send the same response whether or not the account exists."""
     name = account(request.form.get("username", ""))
-    if check_password_hash(PASSWORDS.get(name, NOBODY), request.form.get("password", "")) and name in PASSWORDS:
+    if check_password_hash(PASSWORDS.get(name, UNKNOWN), request.form.get("password", "")) and name in PASSWORDS:
         return jsonify(welcome=name)
     return jsonify(error="wrong name or password"), 401

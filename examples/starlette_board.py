@@ -1,4 +1,4 @@
-"""A board on Starlette: signed-in users may reply 5 times a minute, strangers share the limits of their address."""
+"""A board on Starlette: a user may reply 5 times a minute; others are counted by address."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ replies: list[str] = []
 
 
 class Tokens(AuthenticationBackend):
-    """Who holds which token. A real application would look it up."""
+    """The user of each token. A real application reads it from a database."""
 
     async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, BaseUser] | None:
         name = TOKENS.get(conn.headers.get("Authorization", "").removeprefix("Bearer "))
@@ -28,20 +28,20 @@ class Tokens(AuthenticationBackend):
 
 
 async def list_replies(request: Request) -> Response:
-    """Only the default limits hold here."""
+    """Only the default limits apply here."""
     return JSONResponse(replies)
 
 
 @limit("5/minute")
 async def post_reply(request: Request) -> Response:
     """Five a minute for each user."""
-    replies.append(f"{request.user.display_name or 'somebody'} was here")
+    replies.append(f"{request.user.display_name or 'anonymous'} was here")
     return JSONResponse({"replies": len(replies)}, status_code=201)
 
 
 @limit("2/minute; 10/hour", key="ip", scope="export")
 def export(request: Request) -> Response:
-    """A costly page: two limits at once, for the address rather than the user."""
+    """An expensive page: two limits at once, for each address instead of each user."""
     return PlainTextResponse("\n".join(replies))
 
 
@@ -68,7 +68,7 @@ app = Starlette(
         WebSocketRoute("/live", live),
     ],
     middleware=[
-        Middleware(AuthenticationMiddleware, backend=Tokens()),  # outside: the limiter sees who is signed in
+        Middleware(AuthenticationMiddleware, backend=Tokens()),  # outermost, so the limiter knows the user
         Middleware(
             RateLimitMiddleware,
             store=os.environ.get("SLUICEGATE_STORE", "memory://"),

@@ -1,4 +1,4 @@
-"""Settings of the board: an ordinary project, and SLUICEGATE at the end."""
+"""Settings of the board: an ordinary project, with SLUICEGATE at the end."""
 
 import os
 from pathlib import Path

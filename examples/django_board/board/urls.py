@@ -1,4 +1,4 @@
-"""Where the board's pages are."""
+"""The routes of the board."""
 
 from django.contrib.auth.views import LoginView
 from django.urls import path
