@@ -29,6 +29,9 @@ STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sys
 CLUSTERS = {"valkey": "cluster", "redis6": "redis6_cluster", "named": "named_cluster"}  # by their servers
 
 
+RERUNS = 5  # so many tests of one run may pass only when they run again
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="skip what starts a process or a server, and what is slow")
     parser.addoption("--matrix", action="store_true", help="run the matrices whole; without it a sample of them runs")
@@ -49,6 +52,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="--fast: it is slow"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.section(f"failed once: {report.nodeid}", sep="_")
+        terminalreporter.write_line(report.longreprtext)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    repeated = {report.nodeid for report in reporter.stats.get("rerun", ())} if reporter else set()
+    if len(repeated) > RERUNS and not session.exitstatus:
+        reporter.write_line(f"{len(repeated)} tests failed before they passed. At most {RERUNS} may.", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -247,8 +247,11 @@ def test_of_two_replies_the_last_is_the_answer(scripted: Callable[..., Scripted]
 
 @pytest.mark.parametrize("how", ["retire", "close"])
 def test_a_connection_in_use_is_closed_after_its_reply(scripted: Callable[..., Scripted], how: str) -> None:
+    told = threading.Event()
+
     def answer(number: int, name: str) -> bytes | None:
-        wait(0.3 if name == "SLOW" else 0)
+        if name == "SLOW":
+            told.wait(PATIENCE)
         return OK
 
     server = scripted(answer)
@@ -260,6 +263,7 @@ def test_a_connection_in_use_is_closed_after_its_reply(scripted: Callable[..., S
             connections.retire(Address(HOST, server.port))
         else:
             connections.close()
+        told.set()
         assert [each.result() for each in asked] == [b"OK"] * 2
         wait_until("the connections are closed", lambda: server.open == 0)
         assert server.ask(connections) == b"OK"
