@@ -61,7 +61,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
     repeated = {report.nodeid for report in reporter.stats.get("rerun", ())} if reporter else set()
     if len(repeated) > RERUNS and not session.exitstatus:
         reporter.write_line(f"{len(repeated)} tests failed before they passed. At most {RERUNS} may.", red=True)

@@ -96,7 +96,7 @@ CATCHES_ALL: dict[str, str] = {
     "django.users:UserLookup.run": "session and user back ends may raise anything; the failure policy decides",
     "django.users:UserLookup.run_async": "session and user back ends may raise anything; the failure policy decides",
     "flask.responses:_send_signal": "a failing listener is logged and must not change the answer",
-    "limiter:Limiter._take": "any error, also an interrupt, refunds the charge; raised again",
+    "limiter:Limiter.take": "any error, also an interrupt, refunds the charge; raised again",
     "stores.breaker:Breaker._call_hook": "a failing hook is logged and must not change the answer",
     "web.charges:_is_refunded": "a failing predicate is logged and must not change the answer",
     "web.settings:_function": "a user's module may raise anything at import; the error names the setting",
@@ -107,6 +107,7 @@ CATCHES_ALL: dict[str, str] = {
 MANY_ARGUMENTS = {
     "check": "the contract of an algorithm: (state, now, cost, params)",
     "charge": "the contract of an algorithm: (state, now, cost, params)",
+    "hit": "the contract of an algorithm: (budget, now, cost, params)",
     "refund": "the contract of an algorithm: (state, now, cost, params)",
     "Waiting": "a tuple: an answer, and what it answers",
     "Outcome": "a tuple, made on every check: keyword arguments would slow the hot path",

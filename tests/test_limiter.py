@@ -172,6 +172,38 @@ def test_peek_and_reset(limiter: Any) -> None:
     assert [outcome.remaining for outcome in limiter.peek(quota, "a").outcomes] == [2, 3]
 
 
+def test_a_prepared_limit_is_the_limit_of_the_call(limiter: Any, clock: ManualClock) -> None:
+    reply = limiter.limit("2/minute; 3/hour", action="reply", algorithm="fixed-window")
+    same: dict[str, Any] = {"action": "reply", "algorithm": "fixed-window"}
+    assert [reply.hit("a").remaining, limiter.hit("2/minute; 3/hour", "a", **same).remaining] == [1, 0]
+    assert [reply.hit("a").allowed, reply.hit("b", cost=3).retry_after, reply.peek("c", 2).remaining] == [
+        False,
+        None,
+        2,
+    ]
+    clock.advance(60)
+    assert reply.reserve("a", 1)
+    assert [each.remaining for each in limiter.peek("2/minute; 3/hour", "a", **same, cost=0).outcomes] == [1, 0]
+    reply.reset("a")
+    assert [each.remaining for each in reply.peek("a", 0).outcomes] == [2, 3]
+
+
+def test_a_prepared_concurrency_is_held(mode: Any) -> None:
+    with mode("memory://") as limiter:
+        exports = limiter.limit("1 at once", action="export")
+        assert exports.peek("a").allowed
+        for wrong in (exports.hit, limiter.limit("1 at once").hit):
+            with pytest.raises(QuotaError, match="use hold"):
+                wrong("a")
+        with pytest.raises(QuotaError, match="use hold"):
+            exports.reserve("a", 1)
+
+
+def test_a_prepared_limit_of_a_quota_is_not_held() -> None:
+    with pytest.raises(RuleError, match="give a Concurrency"), Limiter().limit("1/minute").hold("a"):
+        pass
+
+
 def test_budgets_are_apart(limiter: Any) -> None:
     ways: list[dict[str, Any]] = [
         {"identity": "a"}, {"identity": "b"}, {"identity": 1}, {"identity": "1"}, {"identity": ("a",)},

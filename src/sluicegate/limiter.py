@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from functools import lru_cache
 from threading import Lock
 from types import TracebackType
@@ -49,6 +49,7 @@ def conclude(plan: Plan, outcomes: tuple[Outcome, ...]) -> Decision:
 
 
 _AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
+_AnyLimiter = TypeVar("_AnyLimiter", bound="_Engine[Any]")
 
 
 class _Engine(Generic[_AnyStore]):
@@ -78,7 +79,7 @@ class _Engine(Generic[_AnyStore]):
         find(algorithm)
         check_strict(strict)
         self._algorithm = algorithm
-        self._seal = None if secret is None else Seal(secret).text
+        self.text = _text(None if secret is None else Seal(secret))
         options = StoreOptions(
             on_store_failure=on_store_failure,
             deadline=deadline,
@@ -129,31 +130,42 @@ class _Engine(Generic[_AnyStore]):
         name = type(self).__name__
         raise TypeError(f"{name} holds connections and cannot be copied or pickled; make one in each process")
 
-    def _text(self, identity: object) -> str:
-        """Return the text of an identity in the form that stores get."""
-        text = identity_text(identity)
-        return text if self._seal is None else self._seal(text)
+    def begin(self, terms: tuple[Terms, ...], text: str, cost: int) -> Decision | Plan:
+        """Return the decision about a hit if the store makes it at once, or else the plan to run.
 
-    def _plan(
-        self, quota: QuotaSpec, identity: Any, *, action: str, cost: int, algorithm: str | None, charge: bool = True
-    ) -> Plan:
-        if type(cost) is not int or not 0 <= cost <= MAX_LIMIT:
-            cost = whole_cost("cost", cost)
-        text = self._text(identity)
+        `text` is the text of an identity, in the form that stores get.
+        """
+        if len(terms) == 1:
+            (single,) = terms
+            checks: tuple[Check, ...] = (new(Check, (single, text, cost)),)
+            hit = getattr(self.store, "hit", None)
+            if hit is not None:
+                outcome = hit(single, text, cost)
+                if outcome is not None:
+                    return new(Decision, (True, checks, (outcome,)))
+        else:
+            checks = tuple([new(Check, (each, text, cost)) for each in terms])
+        return new(Plan, (checks, True, False, None))
+
+    def plan(self, terms: tuple[Terms, ...], identity: object, cost: int, *, charge: bool) -> Plan:
+        """Make a plan for an identity and a cost as the user gives them."""
+        cost, text = whole_cost("cost", cost), self.text(identity)
+        return Plan(tuple([new(Check, (each, text, cost)) for each in terms]), charge)
+
+    def _terms(self, quota: QuotaSpec, action: str, algorithm: str | None) -> tuple[Terms, ...]:
+        """Return the terms of a quota. Equal arguments return the same objects."""
         spec = quota if type(quota) is str or isinstance(quota, Quota) else read(quota)
         scope = "" if action == "" else _short(action)
-        terms = _terms(spec, scope, self._algorithm if algorithm is None else algorithm)
-        if len(terms) == 1:
-            if terms[0].held and charge and cost:
-                raise QuotaError(
-                    "quota", quota, problem="a Concurrency, whose slot must be released", expected="use hold"
-                )
-            return new(Plan, ((new(Check, (terms[0], text, cost)),), charge, False, None))
-        return Plan(tuple([new(Check, (each, text, cost)) for each in terms]), charge)
+        return _terms(spec, scope, self._algorithm if algorithm is None else algorithm)
 
 
 OPTIONS: Final = tuple(_Engine.__init__.__kwdefaults__ or ())
 """The names of a limiter's options. Settings have each of them under the same name."""
+
+
+def _text(seal: Seal | None) -> Callable[[object], str]:
+    """Return the function that makes the text of an identity, in the form that stores get."""
+    return identity_text if seal is None else lambda identity: seal.text(identity_text(identity))
 
 
 @lru_cache(maxsize=4096)
@@ -213,6 +225,15 @@ class Limiter(_Engine[Store]):
         """
         return self.hit(_quota(max_count, period), user_id, action=action_key, algorithm=algorithm).allowed
 
+    def limit(self, quota: QuotaSpec, *, action: str = "", algorithm: str | None = None) -> Limit:
+        """Prepare a limit that is used often: what depends only on these arguments is done once.
+
+        >>> reply = Limiter().limit("5/minute", action="reply")
+        >>> reply.hit("alice").remaining, reply.hit("alice", cost=2).remaining
+        (4, 2)
+        """
+        return Limit(self, self._terms(quota, action, algorithm))
+
     def hit(
         self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
     ) -> Decision:
@@ -220,19 +241,17 @@ class Limiter(_Engine[Store]):
 
         `identity` is text, bytes, an int, a UUID or a tuple of these. Each `action` has separate budgets.
         """
-        plan = self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm)
-        return conclude(plan, self.store.run(plan))
+        return self.limit(quota, action=action, algorithm=algorithm).hit(identity, cost)
 
     def peek(
         self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
     ) -> Decision:
         """Return the decision that `hit` would return now, without charging."""
-        return self.run(self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm, charge=False))
+        return self.limit(quota, action=action, algorithm=algorithm).peek(identity, cost)
 
     def reset(self, quota: QuotaSpec, identity: object, *, action: str = "", algorithm: str | None = None) -> None:
         """Give an identity its whole budget back: forget all its charges."""
-        for check in self._plan(quota, identity, action=action, cost=0, algorithm=algorithm).checks:
-            self.store.forget(check.terms.rule_id, check.identity)
+        self.limit(quota, action=action, algorithm=algorithm).reset(identity)
 
     def run(self, plan: Plan) -> Decision:
         """Decide a plan: the one call that reaches the store."""
@@ -250,11 +269,11 @@ class Limiter(_Engine[Store]):
         >>> limiter.peek("1000/minute", "alice", cost=0).remaining
         880
         """
-        plan = self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm)
-        return Reservation(self.store, self._take(plan))
+        return self.limit(quota, action=action, algorithm=algorithm).reserve(identity, cost)
 
-    @contextmanager
-    def hold(self, concurrency: QuotaSpec, identity: object, *, action: str = "", cost: int = 1) -> Generator[Slot]:
+    def hold(
+        self, concurrency: QuotaSpec, identity: object, *, action: str = "", cost: int = 1
+    ) -> AbstractContextManager[Slot]:
         """Hold a concurrency slot during a `with` block, if a slot is free. The slot is released at the end of the
         block.
 
@@ -267,15 +286,9 @@ class Limiter(_Engine[Store]):
         ...     bool(first), bool(second)
         (True, False)
         """
-        slot = None
-        try:
-            slot = Slot(self.store, self._take(_slot_plan(self._plan, concurrency, identity, action=action, cost=cost)))
-            yield slot
-        finally:
-            if slot is not None:
-                slot.release()
+        return self.limit(concurrency, action=action).hold(identity, cost)
 
-    def _take(self, plan: Plan) -> Decision:
+    def take(self, plan: Plan) -> Decision:
         """Decide a plan that the caller settles. If an interrupt finds it charged, refund it: nobody would settle."""
         outcomes: tuple[Outcome, ...] = ()
         try:
@@ -293,13 +306,13 @@ class Limiter(_Engine[Store]):
         identity's next ban would last. Like any other ban, it makes the next ban longer. Raises StoreError if the store
         is unavailable.
         """
-        _check_kept(self.store.run(_manual_ban(self._text(identity), ban, duration)))
+        _check_kept(self.store.run(_manual_ban(self.text(identity), ban, duration)))
 
     def unban(self, identity: object, ban: Ban) -> None:
         """End a ban, and forget the earlier strikes and bans. Other processes may cache the ban for `deny_cache`
         seconds.
         """
-        self.store.forget(ban.terms.rule_id, self._text(identity))
+        self.store.forget(ban.terms.rule_id, self.text(identity))
 
     def bans(self, ban: Ban) -> dict[str, float]:
         """Return the banned identities, and for each the number of seconds until its ban ends.
@@ -348,32 +361,29 @@ class AsyncLimiter(_Engine[AsyncStore]):
         """
         return (await self.hit(_quota(max_count, period), user_id, action=action_key, algorithm=algorithm)).allowed
 
+    def limit(self, quota: QuotaSpec, *, action: str = "", algorithm: str | None = None) -> AsyncLimit:
+        """Prepare a limit that is used often: what depends only on these arguments is done once."""
+        return AsyncLimit(self, self._terms(quota, action, algorithm))
+
     async def hit(
         self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
     ) -> Decision:
         """Charge `cost` units to an identity if every quota allows them, or else charge nothing. Return the
         decision.
         """
-        plan = self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm)
-        try:
-            return conclude(plan, await self.store.run(plan))
-        except RuntimeError:
-            self.check_loop()
-            raise
+        return await self.limit(quota, action=action, algorithm=algorithm).hit(identity, cost)
 
     async def peek(
         self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
     ) -> Decision:
         """Return the decision that `hit` would return now, without charging."""
-        return await self.run(self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm, charge=False))
+        return await self.limit(quota, action=action, algorithm=algorithm).peek(identity, cost)
 
     async def reset(
         self, quota: QuotaSpec, identity: object, *, action: str = "", algorithm: str | None = None
     ) -> None:
         """Give an identity its whole budget back: forget all its charges."""
-        self.check_loop()
-        for check in self._plan(quota, identity, action=action, cost=0, algorithm=algorithm).checks:
-            await self.store.forget(check.terms.rule_id, check.identity)
+        await self.limit(quota, action=action, algorithm=algorithm).reset(identity)
 
     async def run(self, plan: Plan) -> Decision:
         """Decide a plan: the one call that reaches the store."""
@@ -387,24 +397,17 @@ class AsyncLimiter(_Engine[AsyncStore]):
         self, quota: QuotaSpec, identity: object, *, cost: int, action: str = "", algorithm: str | None = None
     ) -> AsyncReservation:
         """Charge an estimated `cost`, as `hit` does. Settle it when the actual cost is known."""
-        plan = self._plan(quota, identity, action=action, cost=cost, algorithm=algorithm)
-        return AsyncReservation(self.store, await self._take(plan))
+        return await self.limit(quota, action=action, algorithm=algorithm).reserve(identity, cost)
 
-    @asynccontextmanager
-    async def hold(
+    def hold(
         self, concurrency: QuotaSpec, identity: object, *, action: str = "", cost: int = 1
-    ) -> AsyncGenerator[AsyncSlot]:
+    ) -> AbstractAsyncContextManager[AsyncSlot]:
         """Hold a concurrency slot during a `with` block, if a slot is free. The slot is released at the end of the
         block.
         """
-        taken = await self._take(_slot_plan(self._plan, concurrency, identity, action=action, cost=cost))
-        slot = AsyncSlot(self.store, taken)
-        try:
-            yield slot
-        finally:
-            await slot.release()
+        return self.limit(concurrency, action=action).hold(identity, cost)
 
-    async def _take(self, plan: Plan) -> Decision:
+    async def take(self, plan: Plan) -> Decision:
         """Decide a plan that the caller settles. If the caller is cancelled meanwhile, refund it."""
         # Imported here: asyncio is half the time to import sluicegate, and a Limiter does not need it.
         from sluicegate.stores.completion import complete
@@ -414,12 +417,12 @@ class AsyncLimiter(_Engine[AsyncStore]):
     async def ban(self, identity: object, ban: Ban, duration: float | str | timedelta | None = None) -> None:
         """Ban an identity from now on, whether it is banned already or not."""
         self.check_loop()
-        _check_kept(await self.store.run(_manual_ban(self._text(identity), ban, duration)))
+        _check_kept(await self.store.run(_manual_ban(self.text(identity), ban, duration)))
 
     async def unban(self, identity: object, ban: Ban) -> None:
         """End a ban, and forget the earlier strikes and bans."""
         self.check_loop()
-        await self.store.forget(ban.terms.rule_id, self._text(identity))
+        await self.store.forget(ban.terms.rule_id, self.text(identity))
 
     async def bans(self, ban: Ban) -> dict[str, float]:
         """Return the banned identities as digests, and for each the number of seconds until its ban ends."""
@@ -443,6 +446,128 @@ class AsyncLimiter(_Engine[AsyncStore]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+
+class _Limit(Generic[_AnyLimiter]):
+    """The common part of both prepared limits."""
+
+    __slots__ = ("_held", "_limiter", "_terms")
+
+    def __init__(self, limiter: _AnyLimiter, terms: tuple[Terms, ...]) -> None:
+        self._limiter = limiter
+        self._terms = terms
+        self._held = terms[0].held
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'; '.join([f'{each.name}: {each.quota}' for each in self._terms])})"
+
+    def _peek(self, identity: object, cost: int) -> Plan:
+        return self._limiter.plan(self._terms, identity, cost, charge=False)
+
+    def _charge(self, identity: object, cost: int) -> Plan:
+        """Return the plan of a reservation."""
+        if self._held and cost:
+            raise self._no_hit()
+        return self._limiter.plan(self._terms, identity, cost, charge=True)
+
+    def _slots(self, identity: object, cost: int) -> Plan:
+        """Return the plan that takes slots."""
+        if not self._held:
+            given = "; ".join([str(each.quota) for each in self._terms])
+            problem, expected = (
+                "a quota per time, where a Concurrency is expected",
+                'give a Concurrency or "10 at once"',
+            )
+            raise RuleError("concurrency", given, problem=problem, expected=expected)
+        return self._limiter.plan(self._terms, identity, cost, charge=True)
+
+    def _no_hit(self) -> QuotaError:
+        given, problem = f"{self._terms[0].limit} at once", "a Concurrency, whose slot must be released"
+        return QuotaError("quota", given, problem=problem, expected="use hold")
+
+
+class Limit(_Limit[Limiter]):
+    """A prepared limit of a Limiter: its methods do the same as those of the limiter, with one quota and one action.
+
+    `Limiter.limit` makes it.
+    """
+
+    __slots__ = ()
+
+    def hit(self, identity: object, cost: int = 1) -> Decision:
+        """Charge `cost` units to an identity if every quota allows them, or else charge nothing."""
+        if self._held and cost:
+            raise self._no_hit()
+        if type(cost) is not int or not 0 <= cost <= MAX_LIMIT:
+            cost = whole_cost("cost", cost)
+        limiter = self._limiter
+        begun = limiter.begin(self._terms, limiter.text(identity), cost)
+        return begun if type(begun) is Decision else limiter.run(begun)
+
+    def peek(self, identity: object, cost: int = 1) -> Decision:
+        """Return the decision that `hit` would return now, without charging."""
+        return self._limiter.run(self._peek(identity, cost))
+
+    def reset(self, identity: object) -> None:
+        """Give an identity its whole budget back: forget all its charges."""
+        text = self._limiter.text(identity)
+        for terms in self._terms:
+            self._limiter.store.forget(terms.rule_id, text)
+
+    def reserve(self, identity: object, cost: int) -> Reservation:
+        """Charge an estimated `cost`, as `hit` does. Settle it when the actual cost is known."""
+        return Reservation(self._limiter.store, self._limiter.take(self._charge(identity, cost)))
+
+    @contextmanager
+    def hold(self, identity: object, cost: int = 1) -> Generator[Slot]:
+        """Hold a concurrency slot during a `with` block, if a slot is free."""
+        slot = None
+        try:
+            slot = Slot(self._limiter.store, self._limiter.take(self._slots(identity, cost)))
+            yield slot
+        finally:
+            if slot is not None:
+                slot.release()
+
+
+class AsyncLimit(_Limit[AsyncLimiter]):
+    """A prepared limit of an AsyncLimiter: the same methods, which are awaited."""
+
+    __slots__ = ()
+
+    async def hit(self, identity: object, cost: int = 1) -> Decision:
+        """Charge `cost` units to an identity if every quota allows them, or else charge nothing."""
+        if self._held and cost:
+            raise self._no_hit()
+        if type(cost) is not int or not 0 <= cost <= MAX_LIMIT:
+            cost = whole_cost("cost", cost)
+        limiter = self._limiter
+        begun = limiter.begin(self._terms, limiter.text(identity), cost)
+        return begun if type(begun) is Decision else await limiter.run(begun)
+
+    async def peek(self, identity: object, cost: int = 1) -> Decision:
+        """Return the decision that `hit` would return now, without charging."""
+        return await self._limiter.run(self._peek(identity, cost))
+
+    async def reset(self, identity: object) -> None:
+        """Give an identity its whole budget back: forget all its charges."""
+        self._limiter.check_loop()
+        text = self._limiter.text(identity)
+        for terms in self._terms:
+            await self._limiter.store.forget(terms.rule_id, text)
+
+    async def reserve(self, identity: object, cost: int) -> AsyncReservation:
+        """Charge an estimated `cost`, as `hit` does. Settle it when the actual cost is known."""
+        return AsyncReservation(self._limiter.store, await self._limiter.take(self._charge(identity, cost)))
+
+    @asynccontextmanager
+    async def hold(self, identity: object, cost: int = 1) -> AsyncGenerator[AsyncSlot]:
+        """Hold a concurrency slot during a `with` block, if a slot is free."""
+        slot = AsyncSlot(self._limiter.store, await self._limiter.take(self._slots(identity, cost)))
+        try:
+            yield slot
+        finally:
+            await slot.release()
 
 
 def _manual_ban(text: str, ban: Ban, duration: float | str | timedelta | None) -> Plan:
@@ -470,17 +595,3 @@ def _lister(store: Any) -> Any:
 
 def _in_seconds(found: dict[str, int]) -> dict[str, float]:
     return {name: left / MICROSECOND for name, left in found.items()}
-
-
-def _slot_plan(plan: Callable[..., Plan], concurrency: QuotaSpec, identity: object, **options: Any) -> Plan:
-    """Make a plan that takes slots. The plan is made as a peek, because `_plan` raises for a plan that charges
-    slots.
-    """
-    peek = plan(concurrency, identity, algorithm=None, charge=False, **options)
-    if not all([check.terms.held for check in peek.checks]):
-        problem, expected = (
-            "a quota per time, where a Concurrency is expected",
-            'give a Concurrency or "10 at once"',
-        )
-        raise RuleError("concurrency", concurrency, problem=problem, expected=expected)
-    return peek._replace(charge=True)

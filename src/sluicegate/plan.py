@@ -7,7 +7,7 @@ read, has seconds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Protocol, final
 
 from sluicegate.clock import MICROSECOND
 from sluicegate.errors import ConfigurationError, SluicegateError
@@ -63,6 +63,12 @@ Terms.__eq__ = object.__eq__  # type: ignore[method-assign]
 Terms.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
+class Budget(Protocol):
+    """What an algorithm charges: an object that keeps the state of one identity under one rule."""
+
+    state: Any
+
+
 class Check(NamedTuple):
     """One rule for one identity at one cost."""
 
@@ -74,6 +80,7 @@ class Check(NamedTuple):
         return f"Check({self.terms.rule_id!r}, identity=…, cost={self.cost})"
 
 
+@final
 class Plan(NamedTuple):
     """The checks of one request. Each check has a different budget. Either all checks are charged or none.
     `charge=False` charges none.
@@ -107,6 +114,7 @@ class Outcome(NamedTuple):
     source: Source = "store"
 
 
+@final
 class Decision(NamedTuple):
     """The decision about one request: whether the request may pass, and the numbers for the client. A decision is true
     if it allows.

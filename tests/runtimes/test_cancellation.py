@@ -76,7 +76,8 @@ def play(story: Callable[[AsyncLimiter, Late, MemoryStore], Awaitable[None]], **
 
 def left(memory: MemoryStore, quota: Any, identity: str = "alice") -> int:
     """What is left in the store itself."""
-    plan = Limiter()._plan(quota, identity, action="", cost=0, algorithm=None, charge=False)
+    limiter = Limiter()
+    plan = limiter.plan(limiter._terms(quota, "", None), identity, 0, charge=False)
     return memory.run(plan)[0].remaining
 
 

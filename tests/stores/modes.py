@@ -17,8 +17,11 @@ PATIENCE = 10.0  # seconds: CI machines may be busy
 class Blocking:
     """An AsyncLimiter whose calls are not awaited."""
 
-    def __init__(self, limiter: AsyncLimiter, runner: asyncio.Runner) -> None:
+    def __init__(self, limiter: Any, runner: asyncio.Runner) -> None:
         self._limiter, self._runner = limiter, runner
+
+    def limit(self, *arguments: Any, **options: Any) -> Any:
+        return Blocking(self._limiter.limit(*arguments, **options), self._runner)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *arguments, **options: self._runner.run(getattr(self._limiter, name)(*arguments, **options))

@@ -167,10 +167,8 @@ def test_a_key_of_the_wrong_type_concerns_one_plan_of_a_batch(server: Server) ->
 
 
 def _key_of(limiter: Any, quota: str, who: str) -> str:
-    plan = (limiter._limiter if isinstance(limiter, Blocking) else limiter)._plan(
-        quota, who, action="", cost=1, algorithm=None
-    )
-    return Encoder(prefix="sg", clock=None, split=False).key(plan.checks[0].terms.rule_id, identity_text(who))
+    (terms,) = (limiter._limiter if isinstance(limiter, Blocking) else limiter)._terms(quota, "", None)
+    return Encoder(prefix="sg", clock=None, split=False).key(terms.rule_id, identity_text(who))
 
 
 STATES: dict[str, tuple[str, str]] = {  # by error reply: how the state of the server begins and how it ends

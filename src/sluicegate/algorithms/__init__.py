@@ -8,6 +8,8 @@ clock, a lock, asyncio or a client.
     check(state, now, cost, params)       -> Outcome  may drop expired parts of the state; changes nothing else
     charge(state, now, cost, params)      -> state    adds the cost; called after a check of this state at this time,
                                                       when every check of the plan allowed
+    hit(budget, now, cost, params)        -> Outcome  checks and charges `budget.state` in one step. Or None, and nothing
+                                                      is changed, if this is not the usual case: then the two decide
     refund(state, now, cost, params, at)  -> state    refunds a charge that was made at `at`: its outcome's `at`
 
 `state` is None for an identity that has none. All times and parameters are integers in microseconds, and every
@@ -40,7 +42,7 @@ from typing import Any, Final, Protocol, cast
 
 from sluicegate.algorithms import ban, fixed_window, gcra, sliding_counter, sliding_log, sliding_window
 from sluicegate.errors import AlgorithmError
-from sluicegate.plan import Outcome
+from sluicegate.plan import Budget, Outcome
 from sluicegate.quota import Quota
 
 
@@ -64,6 +66,8 @@ class Algorithm(Protocol):
     def check(self, state: Any, now: int, cost: int, params: tuple[int, ...]) -> Outcome: ...
 
     def charge(self, state: Any, now: int, cost: int, params: tuple[int, ...]) -> Any: ...
+
+    def hit(self, budget: Budget, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None: ...
 
     def refund(self, state: Any, now: int, cost: int, params: tuple[int, ...], at: int) -> Any: ...
 

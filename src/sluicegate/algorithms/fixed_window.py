@@ -7,7 +7,7 @@ State: (start, used).
 from __future__ import annotations
 
 from sluicegate.algorithms.checks import exact, no_burst, short
-from sluicegate.plan import NEVER, Outcome, new
+from sluicegate.plan import NEVER, Budget, Outcome, new
 from sluicegate.quota import Quota
 
 NAMES = ("fixed-window",)
@@ -60,6 +60,19 @@ def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) ->
     limit, window = params
     start, used = _live(state, now, window)
     return (start, used + cost if used + cost <= limit else max(used, limit))
+
+
+def hit(budget: Budget, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None:
+    """Check and charge a budget in one step, if its window goes on and the cost fits."""
+    if budget.state is None or not cost:
+        return None
+    limit, window = params
+    start, used = budget.state
+    wait, left = start + window - now, limit - used - cost
+    if left < 0 or not 0 < wait <= window:
+        return None
+    budget.state = (start, used + cost)
+    return new(Outcome, (True, limit, left, 0, wait, wait, now, "store"))
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:

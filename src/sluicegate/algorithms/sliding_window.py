@@ -12,7 +12,7 @@ from bisect import bisect_left
 from typing import Final
 
 from sluicegate.algorithms.checks import exact, no_burst, short
-from sluicegate.plan import NEVER, Outcome, new
+from sluicegate.plan import NEVER, Budget, Outcome, new
 from sluicegate.quota import Quota
 
 NAMES = ("sliding-window",)
@@ -106,6 +106,25 @@ def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) ->
     if state[0] > limit:
         _cut(state, limit)
     return state
+
+
+def hit(budget: Budget, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None:
+    """Check and charge a budget in one step, if its log goes on and the cost fits."""
+    state: State = budget.state
+    limit, window, grain = params
+    ends = window - now
+    if not state or not cost or state[1] + ends <= 0:
+        return None
+    newest, stamp = state[-2], now if grain == 1 else -(-now // grain) * grain
+    left = limit - state[0] - cost
+    if left < 0 or newest > stamp:
+        return None
+    if newest < stamp:
+        state += (stamp, cost)
+    else:
+        state[-1] += cost
+    state[0] += cost
+    return new(Outcome, (True, limit, left, 0, stamp + ends, state[1] + ends, now, "store"))
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:

@@ -69,31 +69,29 @@ class MemoryStore:
         """Go on with the copy of the budgets. The child counts separately from now on."""
         self._lock = threading.Lock()
 
+    def hit(self, terms: Terms, identity: str, cost: int) -> Outcome | None:
+        """Charge one check, if this is the usual case: its key is known, and it is allowed. If not, return None."""
+        with self._lock:
+            entry = self._known.get((terms.rule_id, identity))
+            if entry is None or self._refunds:
+                return None
+            now = self._now_us()
+            outcome = KEPT[terms.algorithm].hit(entry, now, cost, terms.params)
+            if outcome is not None:  # the same as entry.mark
+                _, limit, left, _, reset, following, _, _ = outcome
+                entry.expires = now + reset
+                if not terms.shadow:
+                    entry.left = left * WHOLE // limit
+                    if left == 0:
+                        entry.refused_until = now + following
+            return outcome
+
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none."""
         checks, charging, forced, network = plan
         with self._lock:
             now = self._now_us()
-            if self._refunds:
-                self._give_back_due(now)
-            if len(checks) == 1:  # most plans: a shorter way for a known key
-                check = checks[0]
-                terms, identity, cost = check
-                entry = self._known.get((terms.rule_id, identity))
-                if entry is not None:
-                    algorithm, params = KEPT[terms.algorithm], terms.params
-                    outcome = algorithm.check(entry.state, now, cost, params)
-                    if not charging or forced or not outcome.allowed:
-                        outcome = self._uncharged(check, entry, outcome, plan=plan, now=now)
-                    elif cost:
-                        entry.state = algorithm.charge(entry.state, now, cost, params)
-                        entry.expires = now + outcome.reset_after
-                        if not terms.shadow:  # the same as entry.mark
-                            remaining = outcome.remaining
-                            entry.left = remaining * WHOLE // outcome.limit
-                            if remaining == 0:
-                                entry.refused_until = now + outcome.next_after
-                    return (outcome,)
+            self._give_back_due(now)
             found = []
             for check in checks:
                 entry = self._table.find(check, now, network)
@@ -106,7 +104,7 @@ class MemoryStore:
                     outcomes.append(self._uncharged(check, entry, outcome, plan=plan, now=now))
                     continue
                 if check.cost:
-                    self._charge(check, entry, now, network=network).mark(check, outcome, now)
+                    self._charge(check, entry, now, network=network).mark(check.terms, outcome, now)
                 outcomes.append(outcome)
             if charging and not taking and checks and checks[-1].terms.algorithm == BAN:
                 return self._strike(checks, outcomes, now)
@@ -134,7 +132,7 @@ class MemoryStore:
                 if entry is not None:
                     _give_back(check, entry, outcome, now=now)
                 entry = self._charge(check, entry, now, network=plan.network)
-                entry.mark(check, _check(check, 0, entry, now), now)
+                entry.mark(check.terms, _check(check, 0, entry, now), now)
         return tuple([outcome._replace(at=now) for outcome in outcomes]) if pairs else outcomes
 
     def forget(self, rule_id: str, identity: str) -> None:
@@ -166,7 +164,7 @@ class MemoryStore:
             for check, outcome in charged(plan, outcomes):
                 entry = self._table.of(check)
                 if entry is not None:
-                    entry.mark(check, _give_back(check, entry, outcome, now=now), now)
+                    entry.mark(check.terms, _give_back(check, entry, outcome, now=now), now)
 
     def _strike(self, checks: tuple[Check, ...], found: list[Outcome], now: int) -> tuple[Outcome, ...]:
         """Count the refusals of a plan towards the bans that its rules name. Returns the outcomes after that."""
@@ -180,7 +178,7 @@ class MemoryStore:
             if waits and (entry is not None or self._table.has_room(now)):
                 entry = self._charge(ban._replace(cost=1), entry, now)
                 outcomes[at] = _check(ban, 0, entry, now)
-                entry.mark(ban, outcomes[at], now)
+                entry.mark(ban.terms, outcomes[at], now)
                 entry.refused_until = max(entry.refused_until, now + max(waits))  # a refused client keeps its strikes
         return tuple(outcomes)
 
@@ -201,7 +199,7 @@ class MemoryStore:
         if counts and check.cost and outcome.retry_after is not NEVER:
             entry = self._charge(check, entry, now, network=plan.network)
             outcome = _check(check, check.cost, entry, now)
-            entry.mark(check, outcome, now)
+            entry.mark(check.terms, outcome, now)
         elif entry is not None and not (allowed or terms.shadow) and outcome.retry_after is not None:
             entry.refused_until = now + outcome.retry_after
         if outcome.allowed:
@@ -231,6 +229,7 @@ class AsyncMemoryStore(AsyncAdapter):
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
         self._memory = store
+        self.hit = store.hit
         self.warn = store.warn
 
     async def bans(self, terms: Terms) -> dict[str, int]:

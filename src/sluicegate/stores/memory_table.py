@@ -51,10 +51,10 @@ class Entry:
         """True if it was evicted."""
         return self.expires == _EVICTED
 
-    def mark(self, check: Check, outcome: Outcome, now: int) -> None:
+    def mark(self, terms: Terms, outcome: Outcome, now: int) -> None:
         """Note after a charge when the entry expires, and until when it must not be evicted."""
         self.expires = now + outcome.reset_after
-        if not check.terms.shadow:  # the entry of a shadow rule is evicted first
+        if not terms.shadow:  # the entry of a shadow rule is evicted first
             remaining = outcome.remaining
             self.left = remaining * WHOLE // outcome.limit
             if remaining == 0:

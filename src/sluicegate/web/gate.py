@@ -7,7 +7,7 @@ caller. A Gate is for synchronous adapters, an AsyncGate for asynchronous adapte
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Generator, Hashable, Iterable
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable
 from difflib import get_close_matches
 from fnmatch import translate
 from functools import partial
@@ -40,6 +40,7 @@ class _Rules:
     """The common part of both gates: everything except the awaits."""
 
     _sync: bool
+    limiter: Limiter | AsyncLimiter
 
     def __init__(self, settings: Settings, *, accept: Callable[[Terms], object]) -> None:
         self.settings = settings
@@ -149,9 +150,9 @@ class _Rules:
         if self._sync and is_async(function):
             raise async_mismatch(what, function)
 
-    def plan_at_once(self, caller: Caller, bounds: Collection[Bound]) -> Plan | None:
-        """Return the plan of one request under one plain rule, without an await. None for every other request. Most
-        requests are under one plain rule.
+    def begin(self, caller: Caller, bounds: Collection[Bound]) -> Decision | Plan | None:
+        """Return the decision about a request under one plain rule, if the store makes it at once, or else the plan.
+        Return None for every other request. Most requests are under one plain rule.
         """
         if len(bounds) != 1 or self._bans or self._lists is not None:
             return None
@@ -159,8 +160,8 @@ class _Rules:
         if not bound.plain or bound.terms is None:
             return None
         text = bound.key(caller) if self._seal is None else self._seal(bound.key(caller))  # type: ignore[operator]
-        checks = [new(Check, (terms, text, bound.rule.cost)) for terms in bound.terms]
-        return new(Plan, (tuple(checks), True, False, partial(self._network, caller)))
+        begun = self.limiter.begin(bound.terms, text, bound.rule.cost)  # type: ignore[arg-type]
+        return begun if type(begun) is Decision else begun._replace(network=partial(self._network, caller))
 
     def plan(self, caller: Caller, bounds: Iterable[Bound]) -> PlanSteps:
         """Yield each awaitable that a user's function returns, and at the end the plan of the request."""
@@ -218,6 +219,7 @@ class Gate(_Rules):
     """The gate of a synchronous application."""
 
     _sync = True
+    limiter: Limiter
 
     def __init__(self, settings: Settings) -> None:
         with settings.blamed():
@@ -228,7 +230,10 @@ class Gate(_Rules):
         """Charge all rules that apply, or none of them, and return the decision. Return None if no rule applies."""
         if not bounds and not self.denies:
             return None
-        plan: Any = self.plan_at_once(caller, bounds) or next(self.plan(caller, bounds))
+        begun = self.begin(caller, bounds)
+        if type(begun) is Decision:
+            return begun
+        plan: Any = next(self.plan(caller, bounds)) if begun is None else begun
         if type(plan) is not Plan:
             raise plan.refused()
         return self.limiter.run(plan) if plan.checks else unasked(plan)
@@ -246,28 +251,28 @@ class AsyncGate(_Rules):
     """The gate of an asynchronous application."""
 
     _sync = False
+    limiter: AsyncLimiter
 
     def __init__(self, settings: Settings) -> None:
         with settings.blamed():
             self.limiter = AsyncLimiter(settings.store, **_options(settings))  # type: ignore[arg-type]
             super().__init__(settings, accept=self.limiter.accept)
 
-    def decide(self, caller: Caller, bounds: Collection[Bound]) -> Awaitable[Decision | None]:
+    async def decide(self, caller: Caller, bounds: Collection[Bound]) -> Decision | None:
         """Charge all rules that apply, or none of them, and return the decision. Return None if no rule applies."""
-        plan: Any = None if self.may_owe else self.plan_at_once(caller, bounds)
+        plan: Any = self.begin(caller, bounds)
+        if type(plan) is Decision:
+            return plan
         if plan is None:
             steps = self.plan(caller, bounds)
             plan = next(steps)
-            if self.may_owe or type(plan) is not Plan or not plan.checks:  # this is rare
-                return self._decide_later(steps, plan)
-        return self.limiter.run(plan)
-
-    async def _decide_later(self, steps: PlanSteps, plan: Waiting | Plan) -> Decision | None:
-        while isinstance(plan, Waiting):
-            plan = steps.send(await plan.answer)
-        if any([check.terms.held for check in plan.checks]):
+            while type(plan) is not Plan:
+                plan = steps.send(await plan.answer)
+            if not plan.checks:
+                return unasked(plan)
+        if self.may_owe and any([check.terms.held for check in plan.checks]):
             return await complete(self.limiter.run(plan), self.settlement().release_late)
-        return await self.limiter.run(plan) if plan.checks else unasked(plan)
+        return await self.limiter.run(plan)
 
     def settlement(self) -> AsyncSettlement:
         """Return an object that refunds and releases the charges of one request that this gate has allowed."""
