@@ -8,8 +8,8 @@ clock, a lock, asyncio or a client.
     check(state, now, cost, params)       -> Outcome  may drop expired parts of the state; changes nothing else
     charge(state, now, cost, params)      -> state    adds the cost; called after a check of this state at this time,
                                                       when every check of the plan allowed
-    hit(budget, now, cost, params)        -> Outcome  checks and charges `budget.state` in one step. Or None, and nothing
-                                                      is changed, if this is not the usual case: then the two decide
+    hit(budget, now, cost, params)        -> Outcome  checks and charges `budget.state` in one step. None, and nothing
+                                                      changes, if this is not the usual case: then the two decide
     refund(state, now, cost, params, at)  -> state    refunds a charge that was made at `at`: its outcome's `at`
 
 `state` is None for an identity that has none. All times and parameters are integers in microseconds, and every

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sluicegate.clock import MICROSECOND, ManualClock
-from sluicegate.plan import Outcome, Plan
+from sluicegate.plan import Outcome, Plan, Terms
 from sluicegate.rules.response import Response
 from sluicegate.rules.rule import Rule
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
@@ -120,6 +120,10 @@ class Watched(MemoryStore):
     def for_mode(self, *, is_async: bool) -> Any:
         """Return this store, or an async store over it."""
         return _AsyncWatched(self) if is_async else self
+
+    def hit(self, terms: Terms, identity: str, cost: int) -> Outcome | None:
+        """Decide nothing at once: every charge is a `run`."""
+        return None
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Run the plan and log it."""
