@@ -258,6 +258,7 @@ def test_context_managers_close_what_they_opened(clock: ManualClock) -> None:
 
 WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str]] = [
     ({"store": "nowhere://"}, StoreURLError, "unknown scheme"),
+    ({"store": "reddis://host"}, StoreURLError, 'unknown scheme "reddis"; did you mean "redis"'),
     ({"store": object()}, StoreURLError, "neither a URL nor a store"),
     ({"algorithm": "leaky"}, AlgorithmError, "known are|use one of"),
     ({"algorithm": None}, AlgorithmError, "not known"),
@@ -339,6 +340,7 @@ CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"cost": True}, RuleError, "not a whole number"),
     ({"cost": None}, RuleError, "not a whole number"),
     ({"algorithm": "leaky"}, AlgorithmError, "not known"),
+    ({"algorithm": "Sliding_Window"}, AlgorithmError, 'did you mean "sliding-window"'),
     ({"action": 3}, RuleError, "is not text"),
     ({"action": None}, RuleError, "is not text"),
     ({"identity": None}, ConfigurationError, "SG006"),

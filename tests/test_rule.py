@@ -79,7 +79,7 @@ WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str, str, str]] = [
         "not known",
         f"use one of: {', '.join(ALGORITHMS)}",
     ),
-    ({"algorithm": "GCRA"}, AlgorithmError, "rule 'login': algorithm", "not known", "use one of: sliding-window"),
+    ({"algorithm": "GCRA"}, AlgorithmError, "rule 'login': algorithm", "not known", 'did you mean "gcra"'),
     ({"algorithm": ""}, AlgorithmError, "rule 'login': algorithm", "not known", "use one of: sliding-window"),
     ({"algorithm": ["gcra"]}, AlgorithmError, "rule 'login': algorithm", "not known", "use one of: sliding-window"),
     ({"cost": -1}, RuleError, "rule 'login': cost", "not a whole number of units", UNITS),

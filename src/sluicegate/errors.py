@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
 
@@ -177,6 +177,15 @@ class StoreError(SluicegateError):
         self.concerns = concerns
         self.advice = advice
         super().__init__(f"store {store}: {cause_text(cause)}{f'; {advice}' if advice else ''} [{self.code}]")
+
+
+def nearest(given: object, known: Iterable[str], otherwise: str) -> str:
+    """Return the question whether one of the known words was meant, or another hint if none is near."""
+    from difflib import get_close_matches  # here: only errors need it
+
+    words = {word.lower(): word for word in known}
+    near = get_close_matches(given.strip().lower()[:100], words, n=1) if isinstance(given, str) else ()
+    return f'did you mean "{words[near[0]]}"?' if near else otherwise
 
 
 def cause_text(cause: BaseException | str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
-from sluicegate.errors import QuotaError
+from sluicegate.errors import QuotaError, nearest
 
 if TYPE_CHECKING:  # imported only where needed: these imports are a third of the time to import sluicegate
     from datetime import timedelta
@@ -191,10 +191,17 @@ def _parse_part(part: str, text: str) -> Quota:
         raise error("an empty part", "leave out the separator that has nothing on one side")
     match = re.fullmatch(_PART, part, re.IGNORECASE)
     if match is None:
-        raise error(f'"{part.strip()}" cannot be read')
+        if re.search(r"[0-9],[0-9]", text):
+            raise error("a comma separates two quotas", "write a number without it, like 1000/day")
+        at_once = re.search(r"\bat\b|concurren|parallel", part, re.IGNORECASE)
+        expected = 'write "10 at once" for requests at the same time' if at_once else _FORM
+        raise error(f'"{part.strip()}" cannot be read', expected)
     unit = match["unit"].lower()
     if unit not in _UNITS:
-        raise error(f'unknown unit "{match["unit"]}"', _KNOWN)
+        raise error(
+            f'unknown unit "{match["unit"]}"',
+            nearest(unit, [each for each in _UNITS if len(each) > len("min")], _KNOWN),
+        )
     limit, times, burst = (number(field, match[field]) for field in ("limit", "times", "burst"))
     period_us = _UNITS[unit] * (1 if times is None else times)
     try:

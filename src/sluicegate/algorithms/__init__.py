@@ -41,7 +41,7 @@ from types import ModuleType
 from typing import Any, Final, Protocol, cast
 
 from sluicegate.algorithms import ban, fixed_window, gcra, sliding_counter, sliding_log, sliding_window
-from sluicegate.errors import AlgorithmError
+from sluicegate.errors import AlgorithmError, nearest
 from sluicegate.plan import Budget, Outcome
 from sluicegate.quota import Quota
 
@@ -86,6 +86,6 @@ def find(name: object) -> Algorithm:
     """Return the algorithm of that name; AlgorithmError names the known ones."""
     found = ALGORITHMS.get(name) if isinstance(name, str) else None
     if found is None:
-        known = ", ".join(ALGORITHMS)
-        raise AlgorithmError("algorithm", name, problem="not known", expected=f"use one of: {known}")
+        expected = nearest(name, ALGORITHMS, f"use one of: {', '.join(ALGORITHMS)}")
+        raise AlgorithmError("algorithm", name, problem="not known", expected=expected)
     return found

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Final, cast
 
 from sluicegate.algorithms import find
 from sluicegate.concurrency import Concurrency
-from sluicegate.errors import ConfigurationError, RuleError, within
+from sluicegate.errors import ConfigurationError, RuleError, nearest, within
 from sluicegate.plan import FAILURE_POLICIES, Terms
 from sluicegate.quota import Quota
 from sluicegate.rules.ban import Ban
@@ -228,8 +227,7 @@ def _methods(rule: Rule) -> frozenset[str] | None:
 
 def _instead_of(method: str) -> str:
     """Return the hint for a method that is not registered."""
-    near = get_close_matches(method.strip(), METHODS, n=1)
-    known = f'did you mean "{near[0]}"?' if near else 'give a list like ["POST", "PUT"]'
+    known = nearest(method, METHODS, 'give a list like ["POST", "PUT"]')
     if not re.fullmatch("[A-Z-]+", method):
         return known
     return f'{known}; for your own method leave methods out, and give when=lambda request: request.method == "{method}"'

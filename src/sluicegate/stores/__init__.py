@@ -46,7 +46,7 @@ from importlib import import_module
 from typing import Final, NamedTuple, Protocol, cast, runtime_checkable
 
 from sluicegate.clock import Clock
-from sluicegate.errors import StoreError, StoreURLError
+from sluicegate.errors import StoreError, StoreURLError, nearest
 from sluicegate.hidden import hide_store, shown_url
 from sluicegate.plan import Outcome, Plan
 
@@ -147,7 +147,10 @@ def _opener(url: str) -> _Opener:
     scheme = url.partition("://")[0].lower()
     if scheme not in SCHEMES:
         raise StoreURLError(
-            "store", shown_url(url), problem=f'unknown scheme "{scheme}"', expected=f"use one of: {known}"
+            "store",
+            shown_url(url),
+            problem=f'unknown scheme "{scheme}"',
+            expected=nearest(scheme, SCHEMES, f"use one of: {known}"),
         )
     try:
         return cast(_Opener, import_module(SCHEMES[scheme]))

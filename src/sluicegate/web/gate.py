@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable
-from difflib import get_close_matches
 from fnmatch import translate
 from functools import partial
 from typing import Any, cast
 
 from sluicegate.awaiting import Later, Waiting, async_mismatch, is_async, waits
 from sluicegate.clock import SystemClock
-from sluicegate.errors import RuleError
+from sluicegate.errors import RuleError, nearest
 from sluicegate.identity import Seal
 from sluicegate.limiter import OPTIONS, AsyncLimiter, Limiter
 from sluicegate.plan import Check, Decision, Plan, Terms, new
@@ -95,8 +94,7 @@ class _Rules:
         for rule in [bound.rule for bound in self._rules]:
             for route in rule.route or ():
                 if route not in names:
-                    near = get_close_matches(route, names, n=1)
-                    expected = f'did you mean "{near[0]}"?' if near else "give the name or the template of a route"
+                    expected = nearest(route, names, "give the name or the template of a route")
                     raise RuleError(f"rule {rule.name!r}: route", route, problem="no such route", expected=expected)
 
     def _own(self, endpoint: Endpoint, marks: Iterable[Mark]) -> list[Bound]:

@@ -14,11 +14,10 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from inspect import isbuiltin, iscoroutinefunction
 from typing import Any, Final, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast
 
-from sluicegate.errors import RuleError
+from sluicegate.errors import RuleError, nearest
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeySpec
 from sluicegate.rules.rule import Condition, CostFunction, QuotaFunction, Rule, Verdict
@@ -146,8 +145,7 @@ def _check_options(given: Iterable[str]) -> None:
     known = list(MarkOptions.__annotations__)
     for name in given:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            expected = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}"
+            expected = nearest(name, known, f"known are {', '.join(known)}")
             if name in ("path", "route"):
                 expected = "a view has its own path; give it to a Rule of the settings"
             raise RuleError("@limit", name, problem="no such option", expected=expected)

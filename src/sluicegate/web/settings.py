@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +21,7 @@ from sluicegate.address import IPV6_PREFIX, Trust
 from sluicegate.algorithms import DEFAULT, find
 from sluicegate.clock import Clock
 from sluicegate.concurrency import Concurrency
-from sluicegate.errors import ConfigurationError, QuotaError, RuleError, SettingsError, check_strict, within
+from sluicegate.errors import ConfigurationError, QuotaError, RuleError, SettingsError, check_strict, nearest, within
 from sluicegate.hidden import hide_options
 from sluicegate.identity import Seal
 from sluicegate.quota import Quota
@@ -305,9 +304,8 @@ def _error(option: str, given: object, problem: str, expected: str) -> SettingsE
 
 
 def _unknown(what: str, given: object, known: Iterable[str], *, kind: str = "setting") -> SettingsError:
-    near = get_close_matches(str(given).lower(), list(known), n=1)
-    expected = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}"
-    return _error(what, given, f"no such {kind}", expected)
+    known = list(known)
+    return _error(what, given, f"no such {kind}", nearest(given, known, f"known are {', '.join(known)}"))
 
 
 def _default_limits(given: object) -> tuple[Quota, ...]:
