@@ -13,9 +13,10 @@ import pytest
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.core.asgi import get_asgi_application
 from django.core.exceptions import BadRequest, PermissionDenied
+from django.core.handlers.base import BaseHandler
 from django.core.wsgi import get_wsgi_application
 from django.http import FileResponse, Http404, HttpRequest, HttpResponse, StreamingHttpResponse
-from django.test import RequestFactory
+from django.test import AsyncRequestFactory, RequestFactory
 from django.urls import path
 from django.utils.decorators import async_only_middleware, sync_and_async_middleware, sync_only_middleware
 
@@ -309,3 +310,17 @@ def test_a_client_that_disconnects_frees_its_slot(what: str, how: str) -> None:
     gc.collect()
     assert called(store) == ["run", "release"]
     assert left(store, UNLESS_FINE) == (0 if what == "view" else 1)  # a client that disconnects early keeps its charge
+
+
+def test_a_request_that_asgi_drops_frees_the_slot_that_synchronous_middleware_took() -> None:
+    """Django closes nothing if its task is cancelled when the thread of synchronous middleware has its response."""
+    store = Watched(ManualClock())
+    with serving(asgi=False, urls=[path("page", Pages.fine)], rules=[HELD], store=store.for_mode(is_async=False)):
+        handler = BaseHandler()
+        handler.load_middleware()
+        request: HttpRequest = AsyncRequestFactory().get("/page")
+        response = handler.get_response(request)
+        assert called(store) == ["run"]
+        del request, response
+        gc.collect()
+    assert called(store) == ["run", "release"]

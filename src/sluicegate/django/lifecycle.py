@@ -15,10 +15,12 @@ from typing import Any
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
+from django.core.handlers.asgi import ASGIRequest
 from django.http import Http404, HttpRequest, StreamingHttpResponse
 from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 
+from sluicegate import fork
 from sluicegate.django.request import DjangoRequestState
 from sluicegate.rules.response import Headers, Response
 from sluicegate.web.settlement import AsyncSettlement, Settlement
@@ -43,6 +45,8 @@ def release_at_close(state: DjangoRequestState) -> None:
     setattr(request, "close", _releasing_close(request, settlement))  # noqa: B010  # mypy forbids to replace a method
     if isinstance(settlement, AsyncSettlement):
         weakref.finalize(request, partial(_release_lost, asyncio.get_running_loop(), settlement)).atexit = False
+    elif isinstance(request, ASGIRequest):
+        weakref.finalize(request, partial(_release_dropped, settlement, fork.generation())).atexit = False
 
 
 def settle_response(response: HttpResponseBase, state: DjangoRequestState) -> None:
@@ -167,3 +171,9 @@ def _release_lost(loop: asyncio.AbstractEventLoop, settlement: AsyncSettlement) 
     """Release the slots of a request that was freed without being closed. Called from any thread."""
     with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(settlement.end_soon)
+
+
+def _release_dropped(settlement: Settlement, process: int) -> None:
+    """Do the same for the slots that synchronous middleware took, which are the parent's after a fork."""
+    if process == fork.generation():
+        settlement.ended()

@@ -136,7 +136,7 @@ class Fallback(_Fallback):
 
     def _start(self) -> None:
         self._watches: dict[Breaker, threading.Thread] = {}
-        self._beginning = threading.Lock()  # held while a watch begins
+        self._beginning = threading.RLock()  # held while a watch begins; a signal handler may fail meanwhile
 
     def __repr__(self) -> str:
         return f"Fallback({self._store!r})"
@@ -212,8 +212,8 @@ class Fallback(_Fallback):
         if not breaker.timed or not breaker.needs_probe or self._closing.is_set():
             return
         watch = self._watches.get(breaker)
-        if (watch is None or not watch.is_alive()) and self._beginning.acquire(blocking=False):
-            try:
+        if watch is None or not watch.is_alive():
+            with self._beginning:
                 watch = self._watches.get(breaker)
                 if watch is None or not watch.is_alive():
                     arguments = (WeakMethod(self._probe), _peek(plan), breaker, self._closing)
@@ -223,8 +223,6 @@ class Fallback(_Fallback):
                     with suppress(RuntimeError):  # no thread could start: a later request begins the watch
                         watch.start()
                         self._watches[breaker] = watch
-            finally:
-                self._beginning.release()
 
 
 def _probe_until_answered(

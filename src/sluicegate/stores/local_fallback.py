@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from fractions import Fraction
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from sluicegate import fork
 from sluicegate.algorithms import ALGORITHMS, KEPT
@@ -39,18 +39,19 @@ class LocalFallback:
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._clock = _SetClock()
         self._memory = MemoryStore(clock=self._clock)
-        self._lock = threading.Lock()  # a note is charged once, before the plan that asked for it
+        # A note is charged once, before the plan that asked for it. Reentrant, as the lock of the memory store.
+        self._lock = threading.RLock()
         self._fresh: dict[str, Note] = {}
         self._older: dict[str, Note] = {}
         fork.hold(self, outer=True)
 
-    def fork_lock(self) -> threading.Lock:
+    def fork_lock(self) -> Any:
         """Return the lock: a fork must not find a note that was taken and not charged."""
         return self._lock
 
     def after_fork(self) -> None:
         """Go on with the copy of the notes and budgets."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def note(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Remember the outcomes that the store returned. Every request calls this method, so it does as little as

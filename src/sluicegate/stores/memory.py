@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import deque
-from typing import Final
+from typing import Any, Final
 
 from sluicegate import fork
 from sluicegate.algorithms import KEPT
@@ -42,7 +42,9 @@ class MemoryStore:
             read_us(clock)  # raises for a clock that cannot work
         self._max_keys = max_keys
         self._now_us = (SystemClock() if clock is None else clock).now_us
-        self._lock = threading.Lock()
+        # Taken only by `with`: after `acquire` the exception of a signal handler could leave it taken. A handler or
+        # finalizer may call this store in a thread that holds it, so it is reentrant.
+        self._lock: Any = threading.RLock()  # the stubs lack `_is_owned`, which threading.Condition uses too
         self._refunds: deque[tuple[Plan, tuple[Outcome, ...]]] = deque()  # refunds that could not be made at once
         self._table = MemoryTable(max_keys)
         self._known = self._table.by_key
@@ -61,13 +63,13 @@ class MemoryStore:
 
         warn_of_memory(strict=strict)
 
-    def fork_lock(self) -> threading.Lock:
+    def fork_lock(self) -> Any:
         """Return the lock: a fork must not find a charge half made."""
         return self._lock
 
     def after_fork(self) -> None:
         """Go on with the copy of the budgets. The child counts separately from now on."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def hit(self, terms: Terms, identity: str, cost: int) -> Outcome | None:
         """Charge one check, if this is the usual case: its key is known, and it is allowed. If not, return None."""
@@ -113,13 +115,11 @@ class MemoryStore:
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Give back what the plan was charged, unless the windows of the charges have passed."""
         self._refunds.append((plan, outcomes))
-        # A finalizer may call this in a thread that holds the lock. Waiting for the lock there would stop the process.
-        # If the lock is taken, the next call that takes it makes the refund first.
-        if self._lock.acquire(blocking=False):
-            try:
+        # A finalizer may call this in a thread that holds the lock, in the middle of a charge. Then the next call that
+        # takes the lock makes the refund first.
+        if not self._lock._is_owned():
+            with self._lock:
                 self._give_back_due(self._now_us())
-            finally:
-                self._lock.release()
 
     def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
         """Give back what the plan was charged, then charge it again as of now."""

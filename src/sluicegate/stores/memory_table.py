@@ -240,9 +240,10 @@ class MemoryTable:
         if at < 0:
             queue.rotate(-_LOOKS)
             return False
-        by_key.pop(queue[at]).expires = _EVICTED
-        del queue[at]
+        key = queue[at]
+        del queue[at]  # first: a signal handler may raise after any step, and each key in the queue must be in `by_key`
         queue.rotate(-seen)
+        by_key.pop(key).expires = _EVICTED
         return True
 
 

@@ -95,7 +95,7 @@ class Permits:
         self._start()
 
     def _start(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler or finalizer may call this in a thread that holds it
         self._stocks: OrderedDict[Checks, _Stock] = OrderedDict()
 
     def serve(self, plan: Plan) -> Outcomes | None:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from threading import Condition, Thread
+from threading import Lock, RLock, Thread
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
@@ -236,6 +236,9 @@ class _Pool:
 
     The sets of open connections and of openings are weak: if the owner of a connection ends without a word (a thread, a
     greenlet), the connection is closed and does not count any more.
+
+    A signal handler may raise between any two steps. So the lock is one of the interpreter, taken only by `with`: a
+    Condition takes its lock in Python code, and an exception there leaves the lock taken for ever.
     """
 
     def __init__(self, servers: Servers, *, closed: bool) -> None:
@@ -245,9 +248,10 @@ class _Pool:
         self._openings: WeakSet[_Opening] = WeakSet()
         self._failed = 0  # openings that failed
         self._failure: Exception | None = None  # of the last one
-        self._waiting = 0
+        self._waiting: deque[Lock] = deque()  # one for each thread that waits; releasing it wakes the thread
         self._closed = closed
-        self._changed = Condition()
+        # A signal handler or finalizer may need a connection in a thread that holds it.
+        self._lock: Any = RLock()  # the stubs lack `_is_owned`
 
     def idle(self) -> Connection | None:
         """Return an idle connection that the server has not closed; None if there is none."""
@@ -268,49 +272,53 @@ class _Pool:
         """Wait for a connection: one that is put back, or one that is opened. Raises NoReplyError at the deadline, or
         earlier if no connection can be opened.
         """
+        if self._lock._is_owned():  # the thread that opens a connection needs the lock
+            cause = TimeoutError("a signal handler or finalizer cannot wait for the connection that its thread opens")
+            raise NoReplyError(step.address, cause, sent=False, concerns="plan")
         failed, started, now = self._failed, False, monotonic()
         # A node that does not let us connect must leave time to ask where its keys are now.
         others = self._servers.kind in {"sentinel", "cluster"} and step.part == 1
         soon = until - (until - now) / 2 if others else until
-        with self._changed:
-            self._waiting += 1
+        woken = Lock()
+        woken.acquire()
         try:
+            self._waiting.append(woken)
             while True:
                 if (connection := self.idle()) is not None:
                     return connection
-                with self._changed:  # no greenlet switches here, so none is killed while it waits for the lock
+                with self._lock:  # no greenlet switches here, so none is killed while it waits for the lock
                     if self._idle:
                         continue
                     opening = None if started else self._reserve()
-                    if opening is None:
-                        left = (until if self._open else soon) - monotonic()
-                        if left <= 0 or (failed != self._failed and not self._open and not self._fresh()):
-                            raise self._no_connection(step.address, failed=failed != self._failed)
-                        self._changed.wait(left)
+                    left = (until if self._open else soon) - monotonic()
+                    refused = failed != self._failed and not self._open and not self._fresh()
+                    if opening is None and (left <= 0 or refused):
+                        raise self._no_connection(step.address, failed=failed != self._failed)
                 if opening is not None:
                     started = True
                     self._start(opening, step, until)
+                elif woken.acquire(timeout=left):
+                    self._waiting.append(woken)  # before the next look at `_idle`
         finally:
-            with self._changed:
-                self._waiting -= 1
-                if self._idle:  # this thread may have been woken for it, and then interrupted
-                    self._changed.notify()
+            with suppress(ValueError):  # it was woken
+                self._waiting.remove(woken)
+            if self._idle:  # this thread may have been woken for it, and then interrupted
+                self._wake()
 
     def put(self, connection: Connection) -> None:
         """Put a connection back."""
         self._idle.append(connection)  # before `_waiting` is read: a thread that begins to wait later finds it
         if self._waiting:
-            with self._changed:
-                self._changed.notify()
+            self._wake()
         elif self._closed:
             self.close()
 
     def discard(self, connection: Connection) -> None:
         """Close a connection."""
         connection.close()
-        with self._changed:
+        with self._lock:
             self._open.discard(connection)
-            self._changed.notify()
+        self._wake()
 
     def close(self) -> None:
         """Close the idle connections, and each other one as soon as it is idle."""
@@ -319,6 +327,11 @@ class _Pool:
             with suppress(IndexError):  # another thread has taken it
                 self.discard(self._idle.pop())
 
+    def _wake(self) -> None:
+        """Wake the thread that has waited longest, if one waits."""
+        with suppress(IndexError):
+            self._waiting.popleft().release()
+
     def _fresh(self) -> int:
         """Return how many openings may end soon."""
         now = monotonic()
@@ -326,7 +339,7 @@ class _Pool:
 
     def _reserve(self) -> _Opening | None:
         """Return a place for one more connection, if fewer are being opened than threads wait."""
-        if len(self._open) + len(self._openings) >= self._servers.connections or self._fresh() >= self._waiting:
+        if len(self._open) + len(self._openings) >= self._servers.connections or self._fresh() >= len(self._waiting):
             return None
         opening = _Opening()
         self._openings.add(opening)
@@ -354,15 +367,16 @@ class _Pool:
         except Exception as error:  # noqa: BLE001  # the request that waits raises it
             failure = error
         finally:
-            with self._changed:
+            with self._lock:
                 self._openings.discard(opening)
                 if connection is None:
                     self._failed, self._failure = self._failed + 1, failure
                 else:
                     self._open.add(connection)
                     self._idle.append(connection)
-                self._changed.notify_all()
-                unwanted = self._closed and not self._waiting
+            unwanted = self._closed and not self._waiting
+            for _ in range(len(self._waiting)):
+                self._wake()
         if unwanted:
             self.close()
 
