@@ -114,6 +114,17 @@ def test_held_charges_are_released_once(is_async: bool) -> None:
 
 
 @MODES
+def test_a_slot_that_is_taken_after_the_end_is_released(is_async: bool) -> None:
+    async def story(case: Case) -> None:
+        await call(case.settlement.ended)
+        case.admit()
+        await until(lambda: case.called == ["release", "release"])
+
+    case = play(is_async, (HELD,), story)
+    assert case.left(HELD) == 1
+
+
+@MODES
 def test_held_charges_are_renewed_when_a_third_of_their_lease_has_passed(is_async: bool) -> None:
     async def story(case: Case) -> None:
         for seconds, renewals in ((19.9, 0), (0.1, 1), (19.9, 1), (25, 2), (0, 2), (59, 3)):

@@ -28,6 +28,7 @@ class _Settlement:
 
     def __init__(self, store: Any, now_us: Callable[[], int]) -> None:
         self.answered_once = False
+        self._over = False  # whether the request has ended: a thread that Django left behind may still add a charge
         self._store = store
         self._now_us = now_us
         self._waiting: list[Charges] = []  # one list per decision: two decisions may charge one budget
@@ -81,6 +82,12 @@ class _Settlement:
 class Settlement(_Settlement):
     """The settlement of a request in a synchronous application."""
 
+    def add(self, charges: Charges) -> None:
+        """Add the charges of one more decision about the request. If the request has ended, release them."""
+        super().add(charges)
+        if self._over:
+            self.ended()
+
     def answered(self, response: Response) -> Charges:
         """Refund the charges that this response refunds, before the response starts. Return the refunded charges."""
         given: Charges = []
@@ -100,6 +107,7 @@ class Settlement(_Settlement):
 
     def ended(self) -> None:
         """Release the held charges."""
+        self._over = True
         for plan, outcomes in self._take_held():
             with suppress(StoreError):
                 self._store.refund(plan, outcomes)
@@ -124,9 +132,11 @@ class AsyncSettlement(_Settlement):
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, charges: Charges) -> None:
-        """Add the charges of one more decision about the request."""
+        """Add the charges of one more decision about the request. If the request has ended, release them."""
         super().add(charges)
         self._arm()
+        if self._over:
+            self.end_soon()
 
     async def answered(self, response: Response) -> Charges:
         """Refund the charges that this response refunds, before the response starts. Return the refunded charges."""
@@ -144,6 +154,7 @@ class AsyncSettlement(_Settlement):
 
     async def ended(self) -> None:
         """Release the held charges."""
+        self._over = True
         if self._held:
             await self._steps.do(self._release)
 
@@ -157,6 +168,7 @@ class AsyncSettlement(_Settlement):
 
     def end_soon(self) -> None:
         """Release the held charges, from a callback of the event loop that serves the request."""
+        self._over = True
         if self._held:
             self._steps.start(self._release)
 
