@@ -24,6 +24,7 @@ from sluicegate import AsyncLimiter, Limiter, ManualClock, StoreError
 from sluicegate.clock import Clock
 from sluicegate.identity import identity_text
 from sluicegate.plan import Check, Decision, Plan, Terms
+from sluicegate.rules.ban import Ban
 from sluicegate.stores import AsyncStore, Store, StoreChange, open_async_store, open_store
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.redis import AsyncRedisStore, RedisStore
@@ -190,20 +191,53 @@ def test_requests_are_charged_once_while_slots_move(moving: Maker) -> None:
 
 
 def test_a_plan_with_half_of_its_keys_migrated(moving: Maker) -> None:
-    """TRYAGAIN until the deadline, then a StoreError without a charge; as soon as all have moved, an outcome."""
+    """TRYAGAIN: then each check is charged where its key is, and the charges of a refused plan are given back."""
     cluster, store = moving.cluster, moving.drive()
     identity = uuid4().hex
     slot = slot_of(store._tag + identity)
-    plan = Plan(tuple(Check(terms("fixed-window", "100/hour", scope=scope), identity, 1) for scope in "xy"))
-    assert [outcome.remaining for outcome in store.run(plan)] == [99, 99]
+    quotas = {"x": "100/hour", "y": "4/hour"}
+    plan = Plan(tuple(Check(terms("fixed-window", quotas[scope], scope=scope), identity, 1) for scope in quotas))
+
+    def remaining(plan: Plan = plan) -> list[int]:
+        return [outcome.remaining for outcome in store.run(plan)]
+
+    assert remaining() == [99, 3]
     to = next(node for node in cluster.masters if node is not cluster.node_of(slot))
     cluster.begin_migration(slot, to)
     first, _ = sorted(_keys(cluster, slot))
     cluster.move_keys(slot, to, first)
-    with pytest.raises(StoreError):
-        store.run(plan)
+    assert remaining() == [98, 2]
+    results = store.run(plan)
+    assert [outcome.remaining for outcome in results] == [97, 1]
+    results = store.renew(plan, results)
+    store.refund(plan, results)
+    assert remaining(plan._replace(charge=False)) == [98, 2]
+    assert remaining() == [97, 1]
+    assert remaining() == [96, 0]
+    results = store.run(plan)
+    assert [(outcome.allowed, outcome.remaining) for outcome in results] == [(True, 96), (False, 0)]
     cluster.finish_migration(slot, to)
-    assert [outcome.remaining for outcome in store.run(plan)] == [98, 98]
+    assert remaining(plan._replace(charge=False)) == [96, 0]
+    store.close()
+
+
+def test_a_plan_with_a_ban_and_half_of_its_keys_migrated(moving: Maker) -> None:
+    """Its checks cannot be sent one by one. TRYAGAIN, a few times, and then a StoreError without a charge."""
+    cluster, store = moving.cluster, moving.drive()
+    identity = uuid4().hex
+    slot = slot_of(store._tag + identity)
+    checks = [Check(terms("fixed-window", "100/hour", scope=scope), identity, 1) for scope in "xy"]
+    plan = Plan((*checks, Check(Ban(after=3, within=60, duration=60).terms, identity, 1)))
+    assert [outcome.remaining for outcome in store.run(plan)][:2] == [99, 99]
+    to = next(node for node in cluster.masters if node is not cluster.node_of(slot))
+    cluster.begin_migration(slot, to)
+    first, *_ = sorted(_keys(cluster, slot))
+    cluster.move_keys(slot, to, first)
+    with pytest.raises(StoreError, match="TRYAGAIN") as caught:
+        store.run(plan)
+    assert caught.value.concerns == "plan"
+    cluster.finish_migration(slot, to)
+    assert [outcome.remaining for outcome in store.run(plan)][:2] == [98, 98]
     store.close()
 
 
@@ -317,10 +351,10 @@ def people_of(cluster: Cluster, count: int = 60) -> dict[Any, set[str]]:
 
 
 @pytest.mark.parametrize("ours", OURS)
-def test_a_slot_that_is_half_moved_concerns_its_own_plans(
+def test_a_slot_that_is_half_moved_degrades_no_request(
     moving_cluster: Cluster, ours: str, runner: asyncio.Runner
 ) -> None:
-    """A new identity under two rules gets ASK, then TRYAGAIN. All others are counted as before."""
+    """A new identity under two rules gets ASK, then TRYAGAIN. It is counted as all others."""
     watched = Watched(moving_cluster.url, ours, runner, deadline=PATIENCE)
     people = {who for group in people_of(moving_cluster).values() for who in group}
     assert watched.degraded(*people) == set()
@@ -328,11 +362,13 @@ def test_a_slot_that_is_half_moved_concerns_its_own_plans(
     slot = slot_of(identity_text(new))
     to = next(node for node in moving_cluster.masters if node is not moving_cluster.node_of(slot))
     moving_cluster.begin_migration(slot, to)
-    decision = watched.hit("1000/day; 10/minute", new)
-    assert (decision.allowed, decision.degraded) == (True, True)
-    assert watched.degraded(new, *people) == set(), "one rule has one key, which the new node keeps"
+    for remaining in (9, 8, 7):
+        decision = watched.hit("1000/day; 10/minute", new)
+        assert (decision.allowed, decision.remaining, decision.degraded) == (True, remaining, False)
+    assert watched.degraded(new, *people) == set()
     moving_cluster.finish_migration(slot, to)
-    assert not watched.hit("1000/day; 10/minute", new).degraded
+    decision = watched.hit("1000/day; 10/minute", new)
+    assert (decision.remaining, decision.degraded) == (6, False)
     assert watched.changes == []
     watched.close()
 
