@@ -24,6 +24,10 @@ from sluicegate.stores.redis.url import Servers
 SLOTS: Final = 16384
 _FRESH: Final = 0.1  # seconds before the map of a cluster may be loaded again
 _ADVICE: Final = "check the hosts and the passwords in the URL"
+_UNKNOWN: Final = (
+    "the Sentinels do not know this service name: compare the name in the URL with `redis-cli -p 26379 SENTINEL "
+    "MASTERS`, and check that the hosts in the URL are the Sentinels of this service"
+)
 
 
 def slot_of(identity: str) -> int:
@@ -104,6 +108,10 @@ class Sentinel:
         self._command = Command(pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", servers.service))
         self._master: Address | None = None
 
+    def serving(self) -> str:
+        """Return the master as errors show it; "" while no Sentinel has named it."""
+        return "" if self._master is None else str(self._master)
+
     def known(self, slot: int) -> Address | None:
         """Return the master, once a Sentinel has named it."""
         return self._master
@@ -113,6 +121,7 @@ class Sentinel:
         if self._master is not None:
             return self._master
         answers: list[str] = []
+        unknown = False  # whether a Sentinel has replied that it does not know the service
         for seed in tuple(self._seeds):
             try:
                 reply = yield Send(seed, self._command, part=0.5, sentinel=True)
@@ -124,8 +133,9 @@ class Sentinel:
                 self._master = Address(reply[0].decode(), int(reply[1]))
                 return self._master
             answers.append(f"{seed}: {said(reply)}")
+            unknown |= reply is None
         problem = f"no Sentinel names a master of {self._service!r} ({'; '.join(answers)})"
-        raise StoreError(", ".join(map(str, self._seeds)), problem, advice=_ADVICE)
+        raise StoreError(", ".join(map(str, self._seeds)), problem, advice=_UNKNOWN if unknown else _ADVICE)
 
     def lost(self, address: Address) -> bool:
         """Forget the lost master, and return True: another server may be the master by now."""
