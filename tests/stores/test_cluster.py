@@ -30,7 +30,7 @@ from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.redis import AsyncRedisStore, RedisStore
 from sluicegate.stores.redis.encoding import Encoder
 from sluicegate.stores.redis.operations import Operations
-from sluicegate.stores.redis.steps import Pause, Send
+from sluicegate.stores.redis.steps import Address, NoReplyError, Pause, Send
 from sluicegate.stores.redis.topology import slot_of, topology
 from sluicegate.stores.redis.url import servers
 from sluicegate.testing import StoreExam
@@ -473,3 +473,42 @@ def test_nodes_that_redirect_to_each_other_are_asked_with_pauses() -> None:
         drive()
     assert caught.value.concerns == "plan"
     assert sent == ["a", "a", "b", 0.005, "a", 0.01, "b", 0.02, "a", 0.04, "b"]
+
+
+def test_a_node_that_is_gone_is_looked_up_at_once() -> None:
+    """Its last slot has moved and it has ended since the map was loaded, which was a moment ago. Two requests find out
+    at the same time, and neither waits for the map of the other.
+    """
+    operations = Operations(topology(servers("redis+cluster://a:1,b:2")), Encoder(prefix="t", clock=None, split=True))
+    one, other = operations.forget("rule", "x"), operations.forget("rule", "x")
+    assert "map" in _asked(one.send(None))
+    assert _asked(one.send([[0, 16383, [b"a", 1]]])) == _asked(other.send(None)) == "a command"
+    gone = NoReplyError(Address("a", 1), ConnectionRefusedError(), sent=False)
+    assert [_asked(steps.throw(gone)) for steps in (one, other)] == ["b map", "b map"]
+    for steps in (one, other):
+        assert _asked(steps.send([[0, 16383, [b"b", 2]]])) == "b command"
+        with pytest.raises(StopIteration):
+            steps.send(1)
+
+
+def test_a_slot_that_begins_to_move_while_a_plan_is_given_back() -> None:
+    """The refund and the look at what is left get TRYAGAIN. The refund is made check by check."""
+    operations = Operations(topology(servers("redis+cluster://a:1")), Encoder(prefix="t", clock=None, split=True))
+    checks = [Check(terms("fixed-window", "5/minute", scope=scope), "x", 1) for scope in "pq"]
+    plan = Plan((*checks, Check(terms("fixed-window", "100/minute", scope="all"), "everybody", 1)))
+    steps = operations.run(plan)
+    moving = hiredis.ReplyError("TRYAGAIN Multiple keys request during rehashing of slot")
+    assert "map" in _asked(steps.send(None))
+    steps.send([[0, 16383, [b"a", 1]]])
+    steps.send([0, 1, *(1, 4, 0, 60, 60), *(1, 4, 0, 60, 60)])  # both are charged
+    steps.send([0, 1, 0, 0, 30, 30, 30])  # everybody is refused
+    refunds: list[Any] = [steps.send(reply) for reply in (moving, [0, 2])]
+    assert [len(each.command.shape.rules) for each in refunds] == [1, 1]
+    steps.send([0, 2])
+    with pytest.raises(StopIteration) as ended:
+        steps.send(moving)
+    assert [outcome.allowed for outcome in ended.value.value] == [True, True, False]
+
+
+def _asked(step: Any) -> str:
+    return f"{step.address.host} {'map' if b'SLOTS' in step.command.frame else 'command'}"

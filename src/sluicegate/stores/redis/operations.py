@@ -134,6 +134,8 @@ class Operations:
             with suppress(StoreError):
                 yield from self.refund(Plan(kept), tuple([outcomes[i] for i in group]))
                 reply = yield from self._send(part.checks, self._encoder.run(part, PEEK))
+                if isinstance(reply, Exception):  # the slot has begun to move: the outcomes stay as they were
+                    continue
                 for i, outcome in zip(group, decode(part, reply), strict=True):
                     stands = in_shadow(outcome, passed=outcomes[i].retry_after == 0)
                     outcomes[i] = stands if plan.checks[i].terms.shadow else outcome._replace(allowed=True)

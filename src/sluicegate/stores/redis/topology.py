@@ -202,8 +202,11 @@ class Cluster:
         return address
 
     def lost(self, address: Address) -> bool:
-        """Suspect the node, and return True: a replica may have replaced it."""
+        """Suspect the node, and return True: a replica may have replaced it. The request may load the map at once,
+        because the present map may be older than this failure, and a map that another request loads is not here yet.
+        """
         self._suspects.add(address)
+        self._asked_at = -inf
         return True
 
     def answered(self, address: Address) -> None:
