@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 from threading import Event
+from typing import Any
 from uuid import uuid4
 
 import pytest
 import redis
 
-from sluicegate import Limiter
+from sluicegate import AsyncLimiter, Limiter
 from sluicegate.identity import identity_text
 from sluicegate.stores.redis.topology import slot_of
 from tests.cluster import Cluster
 from tests.servers import MAKERS, Server, ask, is_master, wait_until
-from tests.topologies.load import BACK, RUNS, Load, check_counts, check_lines
+from tests.topologies.load import BACK, DEADLINE, QUOTA, RUNS, Load, check_counts, check_lines
 
 USER = "limiter"
 
@@ -351,6 +353,29 @@ def test_three_hung_nodes_of_seven_do_not_affect_the_others(
         check_lines(loads, caplog.messages, names)
         with Limiter(seven.url, deadline=5) as limiter:
             check_counts(loads, partial(_remaining, limiter), people)
+    finally:
+        seven.restore()
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("ours", [Limiter, AsyncLimiter])
+@pytest.mark.parametrize("seven", ["valkey"], indirect=True)
+def test_three_nodes_of_seven_that_hang_before_the_first_request(seven: Cluster, ours: Any) -> None:
+    """They are the first ones in the URL, which are asked for the map. The request that asks them is decided too."""
+    people = [uuid4().hex for _ in range(42)]
+    theirs = {who for who in people if seven.node_of(Site.slot(who)) in seven.masters[:3]}
+    try:
+        for node in seven.masters[:3]:
+            node.pause()
+        with asyncio.Runner() as runner:
+            limiter = ours(seven.url, deadline=4 * DEADLINE)
+            for who in 5 * sorted(set(people) - theirs):
+                decision = limiter.hit(QUOTA, who)
+                assert not (decision if ours is Limiter else runner.run(decision)).degraded
+            if ours is AsyncLimiter:
+                runner.run(limiter.close())
+            else:
+                limiter.close()
     finally:
         seven.restore()
 
