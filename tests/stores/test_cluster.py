@@ -491,6 +491,19 @@ def test_a_node_that_is_gone_is_looked_up_at_once() -> None:
             steps.send(1)
 
 
+def test_a_map_that_is_loaded_for_a_lost_node_concerns_no_other_node() -> None:
+    """The node that is asked for it hangs too, so other requests need not wait for the map, nor load it."""
+    where: Any = topology(servers("redis+cluster://a:1,b:2,c:3"))
+    steps = where.find(0)
+    assert "map" in _asked(steps.send(None))
+    with pytest.raises(StopIteration):
+        steps.send([[0, 8000, [b"a", 1]], [8001, 16383, [b"c", 3]]])
+    where.lost(Address("a", 1))
+    assert "map" in _asked(where.find(0).send(None))
+    where._asked_at -= 1.0  # so long ago
+    assert where.known(16000) == Address("c", 3)
+
+
 def test_a_slot_that_begins_to_move_while_a_plan_is_given_back() -> None:
     """The refund and the look at what is left get TRYAGAIN. The refund is made check by check."""
     operations = Operations(topology(servers("redis+cluster://a:1")), Encoder(prefix="t", clock=None, split=True))

@@ -89,7 +89,7 @@ class Load:
         assert self.errors == []
         assert self.longest() < DEADLINE + SLACK
         healthy = [each for each in self.requests if each.degraded and each.who not in disturbed]
-        assert healthy == [], "healthy nodes are affected"
+        assert healthy == [], f"healthy nodes are affected; changes: {self.changes}"
         assert self.degraded(since=back_at) == set()
         assert {each.who for each in self.requests if each.begun >= back_at} >= disturbed, "the load went on"
         by_name: dict[str, list[bool]] = {}

@@ -167,6 +167,7 @@ class Cluster:
         self._suspects: set[Address] = set()
         self._asked_at = -inf  # when a request last began to load the map
         self._stale = True
+        self._outdated = True  # whether a node was lost since then: a request for a suspect loads the map at once
 
     def parts(self, *identities: str) -> tuple[str, ...]:
         """Return the nodes that keep the keys of these identities, or all nodes, according to the last map. A node is
@@ -191,7 +192,7 @@ class Cluster:
         address = self.known(slot)
         if address is not None:
             return address
-        if not self._slots or monotonic() - self._asked_at > _FRESH:
+        if not self._slots or self._outdated or monotonic() - self._asked_at > _FRESH:
             answers = yield from self._load_map()
             if not self._slots:
                 raise self._no_map(answers)
@@ -202,11 +203,9 @@ class Cluster:
         return address
 
     def lost(self, address: Address) -> bool:
-        """Suspect the node, and return True: a replica may have replaced it. The request may load the map at once,
-        because the present map may be older than this failure, and a map that another request loads is not here yet.
-        """
+        """Suspect the node, and return True: a replica may have replaced it."""
         self._suspects.add(address)
-        self._asked_at = -inf
+        self._outdated = True
         return True
 
     def answered(self, address: Address) -> None:
@@ -220,6 +219,7 @@ class Cluster:
 
     def masters(self) -> Steps[tuple[Address, ...]]:
         """Return all nodes that serve a slot, by a map that is loaded now."""
+        self._stale = True
         answers = yield from self._load_map()
         if self._stale:
             raise self._no_map(answers)
@@ -229,7 +229,7 @@ class Cluster:
         """Load the map from the first node that reports one. If none does, the map that was there stays. Return the
         answers that were not a map.
         """
-        self._asked_at, self._stale = monotonic(), True
+        self._asked_at, self._outdated = monotonic(), False
         answers: list[str] = []
         for address in sorted(dict.fromkeys([*self._nodes, *self._seeds]), key=self._suspects.__contains__):
             try:
