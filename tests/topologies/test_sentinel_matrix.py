@@ -15,7 +15,7 @@ import redis
 from sluicegate import Limiter
 from tests.sentinels import SERVICE, Sentinels
 from tests.servers import MAKERS, Server, ask, is_master, wait_until
-from tests.topologies.load import BACK, RUNS, Load, check_counts, check_lines
+from tests.topologies.load import RUNS, Load, check_counts, check_lines, run_on
 
 USER = "limiter"
 
@@ -157,8 +157,7 @@ def test_the_master_is_found_again(
             loads = [running.enter_context(Load(url, each, people, scarce=scarce)) for each in how.split("+")]
             loads[0].run_for(0.3)
             calm_until = disturb(sentinels)
-            back_at = loads[0].run_for(0) + BACK
-            loads[0].run_for(BACK + 0.7)
+            back_at = run_on(loads, people)
         names = {sentinels.name_of(server) for server in sentinels.servers}
         for load in loads:
             load.check(disturbed=people, names=names, back_at=back_at)
