@@ -18,14 +18,14 @@ import struct
 from abc import ABC, abstractmethod
 from asyncio import StreamReader, StreamReaderProtocol, StreamWriter
 from collections import Counter, deque
-from collections.abc import Awaitable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Thread
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from tests.servers import HOST, PATIENCE, free_port
+from tests.servers import HOST, PATIENCE, held_port
 
 _CHUNK = 65536
 _PIECE = 100  # bytes: what a wire with a bandwidth carries at a time
@@ -114,7 +114,7 @@ class _Listener(ABC, Generic[_A]):
 
     def __init__(self, upstream: int) -> None:
         self.upstream = upstream
-        self.port = free_port()
+        self.port, self._release_port = held_port(self)
         self._connections: dict[asyncio.Task[None], _A] = {}
         self._listening: socket.socket | None = None
         self._loop = asyncio.new_event_loop()
@@ -153,6 +153,7 @@ class _Listener(ABC, Generic[_A]):
         if self._listening is None:
             self._listening = socket.create_server((HOST, self.port), backlog=100)
             self._listening.setblocking(False)
+            self._release_port()
             self._loop.add_reader(self._listening, self._accept, self._listening)
 
     async def _refuse(self) -> None:
@@ -375,7 +376,8 @@ class Wire(_Listener["_Wired"]):
         self.seed = seed
         self.connections = 0  # accepted in all
         self.latency = self.jitter = self.bandwidth = self.accepting = 0.0
-        self.held = self.deaf = False
+        self.held = False
+        self.deaf_to: Callable[[str], bool] = _nobody  # whether it loses the bytes of connections from an address
         self._full: list[socket.socket] = []
 
     @property
@@ -408,12 +410,15 @@ class Wire(_Listener["_Wired"]):
 
         New connections work.
         """
-        self._call(self._lose_all())
+        self._call(self._lose_all(lambda source: True))
 
-    def partition(self) -> None:
-        """`vanish`, and new connections are accepted and lose all bytes as well, until `heal`."""
-        self.deaf = True
-        self.vanish()
+    def partition(self, *sources: str) -> None:
+        """`vanish`, and new connections are accepted and lose all bytes as well, until `heal`. With `sources`, only the
+        connections that come from one of these addresses, in addition to those of an earlier call.
+        """
+        earlier = self.deaf_to
+        self.deaf_to = lambda source: not sources or source in sources or earlier(source)
+        self._call(self._lose_all(self.deaf_to))
 
     def fill(self) -> None:
         """`vanish`, and no new connection is accepted: the kernel drops the packets that would open one."""
@@ -423,14 +428,15 @@ class Wire(_Listener["_Wired"]):
     def heal(self) -> None:
         """Switch every fault off. What is on its way arrives now, and what was lost stays lost."""
         self.latency = self.jitter = self.bandwidth = self.accepting = 0.0
-        self.held = self.deaf = False
+        self.held, self.deaf_to = False, _nobody
         self._call(self._release())
         self._call(self._unfill())
         self._call(self._listen())
 
-    async def _lose_all(self) -> None:
+    async def _lose_all(self, of: Callable[[str], bool]) -> None:
         for connection in self._connections.values():
-            connection.lose()
+            if of(connection.source):
+                connection.lose()
 
     async def _release(self) -> None:
         for connection in self._connections.values():
@@ -458,6 +464,10 @@ class Wire(_Listener["_Wired"]):
         return _Wired(self, accepted, self.connections)
 
 
+def _nobody(source: str) -> bool:
+    return False
+
+
 class _Wired:
     """A connection through a wire: what arrives at one end leaves at the other end later."""
 
@@ -468,7 +478,10 @@ class _Wired:
         self._closing = asyncio.Event()
         self._writers: list[StreamWriter] = []
         self._ways: list[Way] = []
-        self._lost = wire.deaf
+        self.source = ""
+        with suppress(OSError):  # it is closed already
+            self.source = accepted.getpeername()[0]
+        self._lost = wire.deaf_to(self.source)
 
     async def run(self) -> None:
         began = asyncio.get_running_loop().time()

@@ -14,7 +14,9 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,14 +44,21 @@ class Server:
         self.executable = executable
         self.arguments = tuple(arguments)
         self.config = config
-        self.port = free_port()
+        self.port, self._release_port = held_port(self)
         self.process: subprocess.Popen[bytes] | None = None
         self.paused = False
+        self.source = HOST  # the address from which its own connections come
         self._directory: Path | None = None
         self._leash: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
         return f"<{self.name} on port {self.port}>"
+
+    def comes_from(self, address: str) -> None:
+        """Let its own connections, to other servers, come from this address of the loopback interface."""
+        self.source = address
+        known = self.name != "redis6"  # 6.2 takes the first address on which it listens
+        self.arguments += ("--bind-source-addr", address) if known else ("--bind", address, HOST)
 
     @property
     def up(self) -> bool:
@@ -96,6 +105,7 @@ class Server:
         except BaseException:
             self.stop()
             raise
+        self._release_port()
         return self
 
     def stop(self) -> None:
@@ -245,13 +255,31 @@ def free_port() -> int:
     node of a cluster also needs port + 10000, which must stay below 65536. The choice is not by the seeded `random`,
     which Hypothesis resets.
     """
+    with _bound_socket() as probe:
+        return int(probe.getsockname()[1])
+
+
+def held_port(owner: object) -> tuple[int, Callable[[], object]]:
+    """Return a free port that no other process takes before the returned function is called, or the owner is deleted.
+    The server of the owner may listen on it.
+    """
+    holder = _bound_socket()
+    if sys.platform == "linux":
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        return holder.getsockname()[1], weakref.finalize(owner, holder.close)
+    with holder:
+        return holder.getsockname()[1], bool
+
+
+def _bound_socket() -> socket.socket:
     for port in random.SystemRandom().sample(range(15_000, 22_000), 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+        probe = socket.socket()
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            probe.close()
+            continue
+        return probe
     raise RuntimeError("no free port in 100 attempts")
 
 

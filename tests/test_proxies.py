@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import active_count
 from time import monotonic
@@ -272,6 +273,32 @@ def test_connections_after_a_fault(wire: Wire, fault, new: str) -> None:
                 ping(old)
         with socket.create_connection((HOST, wire.port), timeout=5) as other:
             assert ping(other) == b"+PONG\r\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one address on the loopback interface")
+def test_a_partition_of_some_sources(wire: Wire) -> None:
+    """Earlier and later connections from one address are lost, and those from others are not."""
+
+    def opened(source: str) -> socket.socket:
+        return stack.enter_context(socket.create_connection((HOST, wire.port), 5, source_address=(source, 0)))
+
+    def is_lost(connection: socket.socket) -> bool:
+        connection.settimeout(SOON)
+        with suppress(TimeoutError):
+            ping(connection)
+            return False
+        return True
+
+    with ExitStack() as stack:
+        lost, other = opened("127.0.0.2"), opened("127.0.0.3")
+        assert ping(lost) == ping(other) == b"+PONG\r\n"
+        wire.partition("127.0.0.2")
+        assert all([is_lost(each) for each in (lost, opened("127.0.0.2"))])
+        assert ping(other) == ping(opened("127.0.0.3")) == b"+PONG\r\n"
+        wire.partition("127.0.0.3")
+        assert all([is_lost(each) for each in (other, opened("127.0.0.2"))])
+        wire.heal()
+        assert ping(opened("127.0.0.2")) == ping(opened("127.0.0.3")) == b"+PONG\r\n"
 
 
 def test_the_delays_of_a_wire_follow_from_its_seed(proxy: Proxy) -> None:

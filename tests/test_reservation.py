@@ -299,7 +299,7 @@ def test_a_renewed_slot_stays_held_and_the_other_expires(limiter: EitherLimiter,
     kept, _ = [limiter.enter(block) for block in blocks]
     for _ in range(3):
         clock.advance(10)
-        limiter.wait(kept.renew())
+        assert limiter.wait(kept.renew()) is True
     assert limiter.left(two) == 1, "the other one's lease is over"
     clock.advance_us(29_999_999)
     assert limiter.left(two) == 1
@@ -315,11 +315,47 @@ def test_after_its_end_there_is_nothing_to_renew_or_release(limiter: EitherLimit
     limiter.wait(place.release())
     other = limiter.inner.hold("1 at once", "a")
     assert limiter.enter(other)
-    limiter.wait(place.renew())
+    assert limiter.wait(place.renew()) is False
     limiter.wait(place.release())
     limiter.leave(block)
     assert limiter.left("1 at once") == 0, "it is the other one's now"
     limiter.leave(other)
+
+
+def test_a_refused_slot_has_nothing_to_renew(limiter: EitherLimiter) -> None:
+    block = limiter.inner.hold("1 at once", "a")
+    limiter.enter(block)
+    refused = limiter.inner.hold("1 at once", "a")
+    assert limiter.wait(limiter.enter(refused).renew()) is False
+    limiter.leave(refused)
+    limiter.leave(block)
+
+
+@pytest.mark.parametrize("policy", ["local", "allow", "raise"])
+def test_a_renewal_that_the_store_did_not_answer_is_reported(mode: str, clock: ManualClock, policy: str) -> None:
+    """Before, `renew` returned without a sign, and the lease ended while the block ran."""
+    store: Any = Breakable(clock)
+    options: dict[str, Any] = {"on_store_failure": policy, "deny_cache": 0}
+    with asyncio.Runner() as runner:
+        if mode == "sync":
+            limiter = EitherLimiter(Limiter(store, **options), None)
+        else:
+            limiter = EitherLimiter(AsyncLimiter(AsyncAdapter(store), **options), runner)
+        two = Concurrency(2, lease=30)
+        block = limiter.inner.hold(two, "a")
+        slot = limiter.enter(block)
+        assert limiter.wait(slot.renew()) is True
+        store.down = True
+        for _ in range(3):
+            assert limiter.wait(slot.renew()) is False, "the first opened the circuit, the others found it open"
+        if policy != "raise":
+            other = limiter.inner.hold(two, "a")
+            local = limiter.enter(other)
+            assert local.decision.degraded
+            assert limiter.wait(local.renew()) is (policy == "local"), "a slot that was not counted has no lease"
+            limiter.leave(other)
+        limiter.leave(block)
+        limiter("close")
 
 
 def test_a_reset_frees_every_slot(limiter: EitherLimiter) -> None:

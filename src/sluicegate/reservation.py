@@ -128,9 +128,15 @@ class Slot(_HeldSlot):
         super().__init__(decision)
         self._store = store
 
-    def renew(self) -> None:
-        """Start the lease again from now. Call this regularly in a block that may take longer than the lease."""
-        self._outcomes = self._store.renew(*self._held())
+    def renew(self) -> bool:
+        """Start the lease again from now. Call this regularly in a block that may take longer than the lease.
+
+        Returns False if the lease was not renewed, so that it ends when it would have ended: the store did not answer,
+        or the slot is not held.
+        """
+        plan, outcomes = self._held()
+        self._outcomes = self._store.renew(plan, outcomes)
+        return self._outcomes is not outcomes
 
     def release(self) -> None:
         """Release the slot before the block ends. A second call does nothing."""
@@ -145,20 +151,21 @@ class AsyncSlot(_HeldSlot):
 
         super().__init__(decision)
         self._store = store
-        self._steps: Steps[None] = Steps()
+        self._steps: Steps[bool] = Steps()
 
-    async def renew(self) -> None:
-        """Start the lease again from now. Call this regularly in a block that may take longer than the lease. Once
-        started, it completes even if its task is cancelled.
-        """
-        await self._steps.do(self._renew)
+    async def renew(self) -> bool:
+        """Do the same as `Slot.renew`. Once started, it completes even if its task is cancelled."""
+        return await self._steps.do(self._renew)
 
     async def release(self) -> None:
         """Release the slot before the block ends. A second call does nothing."""
         await self._steps.do(self._release)
 
-    async def _renew(self) -> None:
-        self._outcomes = await self._store.renew(*self._held())
+    async def _renew(self) -> bool:
+        plan, outcomes = self._held()
+        self._outcomes = await self._store.renew(plan, outcomes)
+        return self._outcomes is not outcomes
 
-    async def _release(self) -> None:
+    async def _release(self) -> bool:
         await self._store.refund(*self._end())
+        return True

@@ -110,6 +110,21 @@ def killed(url: str) -> None:
     store.close()
 
 
+def killed_late(url: str) -> None:
+    """Greenlets that are killed while their replies are on their way. Another greenlet sends a request at once."""
+    store = open_store(f"{url}?max_connections=1", prefix="greenlets", deadline=20 * DEADLINE)
+    bob = Plan((Check(RULE, "bob", 1000),))
+    store.run(bob)
+    print("answered", flush=True)
+    sys.stdin.readline()  # now replies come late
+    for _ in range(5):
+        waiting = spawn(lambda: store.run(PLAN))
+        wait(0.05)
+        waiting.kill()
+        print(store.run(bob)[0].remaining)
+    store.close()
+
+
 def timed_out(url: str) -> None:
     """A time-out of the caller, shorter than the deadline."""
     library = importlib.import_module(sys.argv[1])
@@ -142,4 +157,5 @@ def stalled(url: str) -> None:
 
 
 if __name__ == "__main__":
-    {story.__name__: story for story in (hung, many, killed, timed_out, stalled)}[sys.argv[2]](*sys.argv[3:])
+    stories = (hung, many, killed, killed_late, timed_out, stalled)
+    {story.__name__: story for story in stories}[sys.argv[2]](*sys.argv[3:])

@@ -24,12 +24,13 @@ from sluicegate import AsyncLimiter, Limiter, ManualClock, StoreError
 from sluicegate.clock import Clock
 from sluicegate.identity import identity_text
 from sluicegate.plan import Check, Decision, Plan, Terms
+from sluicegate.rules.ban import Ban
 from sluicegate.stores import AsyncStore, Store, StoreChange, open_async_store, open_store
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.redis import AsyncRedisStore, RedisStore
 from sluicegate.stores.redis.encoding import Encoder
 from sluicegate.stores.redis.operations import Operations
-from sluicegate.stores.redis.steps import Pause, Send
+from sluicegate.stores.redis.steps import Address, NoReplyError, Pause, Send
 from sluicegate.stores.redis.topology import slot_of, topology
 from sluicegate.stores.redis.url import servers
 from sluicegate.testing import StoreExam
@@ -190,20 +191,53 @@ def test_requests_are_charged_once_while_slots_move(moving: Maker) -> None:
 
 
 def test_a_plan_with_half_of_its_keys_migrated(moving: Maker) -> None:
-    """TRYAGAIN until the deadline, then a StoreError without a charge; as soon as all have moved, an outcome."""
+    """TRYAGAIN: then each check is charged where its key is, and the charges of a refused plan are given back."""
     cluster, store = moving.cluster, moving.drive()
     identity = uuid4().hex
     slot = slot_of(store._tag + identity)
-    plan = Plan(tuple(Check(terms("fixed-window", "100/hour", scope=scope), identity, 1) for scope in "xy"))
-    assert [outcome.remaining for outcome in store.run(plan)] == [99, 99]
+    quotas = {"x": "100/hour", "y": "4/hour"}
+    plan = Plan(tuple(Check(terms("fixed-window", quotas[scope], scope=scope), identity, 1) for scope in quotas))
+
+    def remaining(plan: Plan = plan) -> list[int]:
+        return [outcome.remaining for outcome in store.run(plan)]
+
+    assert remaining() == [99, 3]
     to = next(node for node in cluster.masters if node is not cluster.node_of(slot))
     cluster.begin_migration(slot, to)
     first, _ = sorted(_keys(cluster, slot))
     cluster.move_keys(slot, to, first)
-    with pytest.raises(StoreError):
-        store.run(plan)
+    assert remaining() == [98, 2]
+    results = store.run(plan)
+    assert [outcome.remaining for outcome in results] == [97, 1]
+    results = store.renew(plan, results)
+    store.refund(plan, results)
+    assert remaining(plan._replace(charge=False)) == [98, 2]
+    assert remaining() == [97, 1]
+    assert remaining() == [96, 0]
+    results = store.run(plan)
+    assert [(outcome.allowed, outcome.remaining) for outcome in results] == [(True, 96), (False, 0)]
     cluster.finish_migration(slot, to)
-    assert [outcome.remaining for outcome in store.run(plan)] == [98, 98]
+    assert remaining(plan._replace(charge=False)) == [96, 0]
+    store.close()
+
+
+def test_a_plan_with_a_ban_and_half_of_its_keys_migrated(moving: Maker) -> None:
+    """Its checks cannot be sent one by one. TRYAGAIN, a few times, and then a StoreError without a charge."""
+    cluster, store = moving.cluster, moving.drive()
+    identity = uuid4().hex
+    slot = slot_of(store._tag + identity)
+    checks = [Check(terms("fixed-window", "100/hour", scope=scope), identity, 1) for scope in "xy"]
+    plan = Plan((*checks, Check(Ban(after=3, within=60, duration=60).terms, identity, 1)))
+    assert [outcome.remaining for outcome in store.run(plan)][:2] == [99, 99]
+    to = next(node for node in cluster.masters if node is not cluster.node_of(slot))
+    cluster.begin_migration(slot, to)
+    first, *_ = sorted(_keys(cluster, slot))
+    cluster.move_keys(slot, to, first)
+    with pytest.raises(StoreError, match="TRYAGAIN") as caught:
+        store.run(plan)
+    assert caught.value.concerns == "plan"
+    cluster.finish_migration(slot, to)
+    assert [outcome.remaining for outcome in store.run(plan)][:2] == [98, 98]
     store.close()
 
 
@@ -317,10 +351,10 @@ def people_of(cluster: Cluster, count: int = 60) -> dict[Any, set[str]]:
 
 
 @pytest.mark.parametrize("ours", OURS)
-def test_a_slot_that_is_half_moved_concerns_its_own_plans(
+def test_a_slot_that_is_half_moved_degrades_no_request(
     moving_cluster: Cluster, ours: str, runner: asyncio.Runner
 ) -> None:
-    """A new identity under two rules gets ASK, then TRYAGAIN. All others are counted as before."""
+    """A new identity under two rules gets ASK, then TRYAGAIN. It is counted as all others."""
     watched = Watched(moving_cluster.url, ours, runner, deadline=PATIENCE)
     people = {who for group in people_of(moving_cluster).values() for who in group}
     assert watched.degraded(*people) == set()
@@ -328,11 +362,13 @@ def test_a_slot_that_is_half_moved_concerns_its_own_plans(
     slot = slot_of(identity_text(new))
     to = next(node for node in moving_cluster.masters if node is not moving_cluster.node_of(slot))
     moving_cluster.begin_migration(slot, to)
-    decision = watched.hit("1000/day; 10/minute", new)
-    assert (decision.allowed, decision.degraded) == (True, True)
-    assert watched.degraded(new, *people) == set(), "one rule has one key, which the new node keeps"
+    for remaining in (9, 8, 7):
+        decision = watched.hit("1000/day; 10/minute", new)
+        assert (decision.allowed, decision.remaining, decision.degraded) == (True, remaining, False)
+    assert watched.degraded(new, *people) == set()
     moving_cluster.finish_migration(slot, to)
-    assert not watched.hit("1000/day; 10/minute", new).degraded
+    decision = watched.hit("1000/day; 10/minute", new)
+    assert (decision.remaining, decision.degraded) == (6, False)
     assert watched.changes == []
     watched.close()
 
@@ -437,3 +473,55 @@ def test_nodes_that_redirect_to_each_other_are_asked_with_pauses() -> None:
         drive()
     assert caught.value.concerns == "plan"
     assert sent == ["a", "a", "b", 0.005, "a", 0.01, "b", 0.02, "a", 0.04, "b"]
+
+
+def test_a_node_that_is_gone_is_looked_up_at_once() -> None:
+    """Its last slot has moved and it has ended since the map was loaded, which was a moment ago. Two requests find out
+    at the same time, and neither waits for the map of the other.
+    """
+    operations = Operations(topology(servers("redis+cluster://a:1,b:2")), Encoder(prefix="t", clock=None, split=True))
+    one, other = operations.forget("rule", "x"), operations.forget("rule", "x")
+    assert "map" in _asked(one.send(None))
+    assert _asked(one.send([[0, 16383, [b"a", 1]]])) == _asked(other.send(None)) == "a command"
+    gone = NoReplyError(Address("a", 1), ConnectionRefusedError(), sent=False)
+    assert [_asked(steps.throw(gone)) for steps in (one, other)] == ["b map", "b map"]
+    for steps in (one, other):
+        assert _asked(steps.send([[0, 16383, [b"b", 2]]])) == "b command"
+        with pytest.raises(StopIteration):
+            steps.send(1)
+
+
+def test_a_map_that_is_loaded_for_a_lost_node_concerns_no_other_node() -> None:
+    """The node that is asked for it hangs too, so other requests need not wait for the map, nor load it."""
+    where: Any = topology(servers("redis+cluster://a:1,b:2,c:3"))
+    steps = where.find(0)
+    assert "map" in _asked(steps.send(None))
+    with pytest.raises(StopIteration):
+        steps.send([[0, 8000, [b"a", 1]], [8001, 16383, [b"c", 3]]])
+    where.lost(Address("a", 1))
+    assert "map" in _asked(where.find(0).send(None))
+    where._asked_at -= 1.0  # so long ago
+    assert where.known(16000) == Address("c", 3)
+
+
+def test_a_slot_that_begins_to_move_while_a_plan_is_given_back() -> None:
+    """The refund and the look at what is left get TRYAGAIN. The refund is made check by check."""
+    operations = Operations(topology(servers("redis+cluster://a:1")), Encoder(prefix="t", clock=None, split=True))
+    checks = [Check(terms("fixed-window", "5/minute", scope=scope), "x", 1) for scope in "pq"]
+    plan = Plan((*checks, Check(terms("fixed-window", "100/minute", scope="all"), "everybody", 1)))
+    steps = operations.run(plan)
+    moving = hiredis.ReplyError("TRYAGAIN Multiple keys request during rehashing of slot")
+    assert "map" in _asked(steps.send(None))
+    steps.send([[0, 16383, [b"a", 1]]])
+    steps.send([0, 1, *(1, 4, 0, 60, 60), *(1, 4, 0, 60, 60)])  # both are charged
+    steps.send([0, 1, 0, 0, 30, 30, 30])  # everybody is refused
+    refunds: list[Any] = [steps.send(reply) for reply in (moving, [0, 2])]
+    assert [len(each.command.shape.rules) for each in refunds] == [1, 1]
+    steps.send([0, 2])
+    with pytest.raises(StopIteration) as ended:
+        steps.send(moving)
+    assert [outcome.allowed for outcome in ended.value.value] == [True, True, False]
+
+
+def _asked(step: Any) -> str:
+    return f"{step.address.host} {'map' if b'SLOTS' in step.command.frame else 'command'}"

@@ -83,6 +83,18 @@ def test_a_greenlet_that_is_interrupted_loses_no_connection(
     wait_until("every connection is closed", lambda: proxy.counts.open == 0)
 
 
+def test_the_reply_of_a_killed_greenlet_reaches_nobody(library: str, proxy: Proxy) -> None:
+    with running(library, "killed_late", proxy.url) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "answered\n"
+        proxy.delay(0.2)
+        output, errors = process.communicate("\n", timeout=3 * PATIENCE)
+    assert not errors
+    assert output.split() == ["998000", "997000", "996000", "995000", "994000"], "the reply of another request"
+    assert proxy.counts.connections == 6, "a connection was used again"
+    wait_until("every connection is closed", lambda: proxy.counts.open == 0)
+
+
 def test_a_reply_that_came_in_time_is_read_after_a_stall(library: str, server: Server) -> None:
     server.flush()
     assert lines_of(library, "stalled", server.url) == ["999998"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from time import monotonic
@@ -107,8 +108,11 @@ def test_no_sentinel_is_a_store_error_that_says_so() -> None:
 
 def test_an_unknown_service_is_a_store_error_that_says_so(calm: Sentinels) -> None:
     store: Any = open_store(calm.url.replace(calm.service, "back"), prefix="t", deadline=PATIENCE)
-    with pytest.raises(StoreError, match=r"no Sentinel names a master of 'back' \(.*: knows no such service"):
+    with pytest.raises(StoreError, match=r"no Sentinel names a master of 'back' \(.*: knows no such service") as caught:
         store.run(ONE)
+    assert "do not know this service name" in caught.value.advice
+    assert "SENTINEL MASTERS" in caught.value.advice
+    assert "password" not in str(caught.value)
 
 
 _REJECTED = "Authentication required|invalid username-password"
@@ -140,7 +144,10 @@ def test_a_wrong_password_is_a_store_error_that_says_so(
 
 
 @pytest.mark.parametrize("how", OPENERS)
-def test_a_master_that_hangs_is_left_for_the_promoted_one(each_sentinels: Sentinels, how: str) -> None:
+def test_a_master_that_hangs_is_left_for_the_promoted_one(
+    each_sentinels: Sentinels, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     changes: list[StoreChange] = []
     old = each_sentinels.master()
     options: dict[str, Any] = {"deadline": 0.3, "on_store_change": changes.append}
@@ -174,3 +181,7 @@ def test_a_master_that_hangs_is_left_for_the_promoted_one(each_sentinels: Sentin
     assert sync() if how == "sync" else asyncio.run(main())
     assert [change.available for change in changes] == [False, True]
     assert changes[0].store == changes[1].store == f"127.0.0.1:{old.port}"
+    lines = [record.getMessage() for record in caplog.records if record.name == "sluicegate"]
+    assert len(lines) == 2
+    new = each_sentinels.master()
+    assert lines[1] == f"sluicegate: store 127.0.0.1:{old.port} replaced by 127.0.0.1:{new.port}: circuit closed"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic
@@ -12,12 +14,19 @@ from typing import Any, NamedTuple, Self
 
 from sluicegate import AsyncLimiter, Limiter
 from sluicegate.stores import StoreChange
+from tests.servers import MAKERS, wait_until
 
 DEADLINE = 0.5  # long enough for a busy machine
 SLACK = 0.7  # beyond the deadline: a thread that is not run for a while
 BACK = 2.0  # seconds in which the store must be used again
 QUOTA = "1000000/day"
+SCARCE = "30/day"  # used up in each load
 WORKERS = 3
+# Each kind of server, with threads and with tasks. Only Valkey has a run for each: together they take half of the time.
+RUNS = [("valkey", "threads"), ("valkey", "tasks"), *[(kind, "threads+tasks") for kind in MAKERS if kind != "valkey"]]
+_LINE = re.compile(
+    r"sluicegate: store (.+?)(?:: .*circuit (open): .*| recovered: circuit (closed)| replaced by (.+): circuit closed)"
+)
 
 
 class Request(NamedTuple):
@@ -26,17 +35,21 @@ class Request(NamedTuple):
     who: str
     begun: float
     ended: float
+    allowed: bool
     degraded: bool
 
 
 class Load:
-    """Requests of a Limiter in threads, or of an AsyncLimiter in tasks, while the block runs."""
+    """Requests of a Limiter in threads, or of an AsyncLimiter in tasks, while the block runs. The quota of the
+    identities in `scarce` is soon used up.
+    """
 
-    def __init__(self, url: str, how: str, people: Iterable[str]) -> None:
+    def __init__(self, url: str, how: str, people: Iterable[str], *, scarce: Collection[str] = ()) -> None:
         self.requests: list[Request] = []
         self.changes: list[StoreChange] = []
         self.errors: list[BaseException] = []
         self._people = sorted(people)
+        self._scarce = scarce
         self._how = how
         kind: Any = Limiter if how == "threads" else AsyncLimiter
         self._limiter = kind(url, deadline=DEADLINE, on_store_change=self.changes.append)
@@ -75,9 +88,9 @@ class Load:
         """
         assert self.errors == []
         assert self.longest() < DEADLINE + SLACK
-        assert self.degraded() <= disturbed, "healthy nodes are affected"
+        healthy = [each for each in self.requests if each.degraded and each.who not in disturbed]
+        assert healthy == [], f"healthy nodes are affected; changes: {self.changes}"
         assert self.degraded(since=back_at) == set()
-        assert {each.who for each in self.requests if each.begun >= back_at} >= disturbed, "the load went on"
         by_name: dict[str, list[bool]] = {}
         for change in self.changes:
             by_name.setdefault(change.store, []).append(change.available)
@@ -85,16 +98,23 @@ class Load:
         for available in by_name.values():
             assert available == [False, True] * (len(available) // 2)
 
-    def decided(self, who: str) -> int:
-        """How many requests of an identity the store has decided."""
-        return sum([each.who == who and not each.degraded for each in self.requests])
+    def quota_of(self, who: str) -> str:
+        return SCARCE if who in self._scarce else QUOTA
+
+    def admitted(self, who: str) -> int:
+        """How many requests of an identity the store has allowed."""
+        return sum([each.who == who and each.allowed and not each.degraded for each in self.requests])
+
+    def lost(self, who: str) -> int:
+        """How many requests of an identity the store may have charged without a reply."""
+        return sum([each.who == who and each.degraded for each in self.requests])
 
     def _worker(self) -> None:
         while True:
             for who in self._people:
                 begun = monotonic()
-                decision = self._limiter.hit(QUOTA, who)
-                self.requests.append(Request(who, begun, monotonic(), decision.degraded))
+                decision = self._limiter.hit(self.quota_of(who), who)
+                self.requests.append(Request(who, begun, monotonic(), decision.allowed, decision.degraded))
                 if self._stop.wait(0.002):
                     return
 
@@ -110,9 +130,48 @@ class Load:
         while True:
             for who in people:
                 begun = monotonic()
-                decision = await limiter.hit(QUOTA, who)
-                self.requests.append(Request(who, begun, monotonic(), decision.degraded))
+                decision = await limiter.hit(self.quota_of(who), who)
+                self.requests.append(Request(who, begun, monotonic(), decision.allowed, decision.degraded))
                 with suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.Event().wait(), 0.005)
                 if self._stop.is_set():
                     return
+
+
+def run_on(loads: list[Load], people: set[str]) -> float:
+    """Let the loads run for `BACK` seconds, and then until each of these identities has been asked again. Returns the
+    time between the two.
+    """
+    back_at = loads[0].run_for(BACK)
+    for load in loads:
+        asked = lambda load=load: {each.who for each in load.requests if each.begun >= back_at} >= people  # noqa: E731
+        wait_until("each identity to be asked again", asked)
+    return back_at
+
+
+def check_counts(loads: list[Load], remaining: Callable[[str, str], int], people: Iterable[str]) -> None:
+    """The law of the counts: the store has counted each request that it allowed, and allowed no more than the limit.
+
+    `remaining(quota, who)` is what the store has left for an identity.
+    """
+    for who in people:
+        quota = loads[0].quota_of(who)
+        limit = int(quota.partition("/")[0])
+        used, admitted = limit - remaining(quota, who), sum([load.admitted(who) for load in loads])
+        assert admitted <= used <= min(limit, admitted + sum([load.lost(who) for load in loads]))
+
+
+def check_lines(loads: list[Load], lines: Iterable[str], names: set[str]) -> None:
+    """The law of the log: one line for each change, with the same server. The line may name another server that has
+    replaced that one.
+    """
+    changes = Counter([(change.store, change.available) for load in loads for change in load.changes])
+    logged: Counter[tuple[str, bool]] = Counter()
+    for line in lines:
+        if found := _LINE.fullmatch(line):
+            store, opened, _, other = found.groups()
+            logged[store, not opened] += 1
+            assert other is None or other == "another server" or other in names - {store}
+        else:
+            assert line.startswith("sluicegate: rule "), line
+    assert logged == changes

@@ -14,7 +14,8 @@ A store turns a plan into outcomes. All I/O of sluicegate is in the stores.
   `outcome.at`. Nothing is given back if that window has passed, or for an outcome that has another source or is not
   allowed.
 - `renew(plan, outcomes)` refunds the same charge and charges it again as of now, whatever else is charged, in one step:
-  a slot stays held. It returns the outcomes with the new `at`, for a later `refund` or `renew`.
+  a slot stays held. It returns the outcomes with the new `at`, for a later `refund` or `renew`. If it renewed nothing,
+  it returns `outcomes` itself: so the caller knows.
 - `forget(rule_id, identity)` drops one budget.
 - `close()` closes what the store itself opened.
 - `hit(terms, identity, cost)` is optional, for a store in memory. It charges one check that is allowed, and returns the

@@ -41,6 +41,7 @@ _OPENED: Final = {  # by what the breaker concerns
     "node": f"sluicegate: %s; circuit open: node unavailable, other nodes are not affected, {_PROBING}",
     "store": f"sluicegate: %s; circuit open: store unavailable, {_PROBING}",
 }
+_REPLACED: Final = "sluicegate: store %s replaced by %s: circuit closed"
 
 log = logging.getLogger("sluicegate")
 
@@ -64,9 +65,11 @@ class Breaker:
     ) -> None:
         self.closed = 1
         self.concerns: Concerns = "store"  # "node" for one server of several
+        self.serving: Callable[[], str] | None = None  # of a store whose server may be replaced: the present one
         self.timed = clock is None  # else its time stands still between requests
         self.store = ""
         self.cause = ""
+        self._one_failed = False  # whether `store` names a server, not the whole store
         self._times = 1  # how often it has been closed
         self._opened_by: tuple[Concerns, ...] = ("node", "store")
         self._attempt_us = round(deadline * MICROSECOND) + LONGEST_US
@@ -112,6 +115,7 @@ class Breaker:
             if changed:
                 again = self._backoff_us > 0 and self._now_us() - self._closed_at < _STEADY_US
                 self.store, self.cause = error.store, cause_text(error.cause)  # text: an exception keeps its frames
+                self._one_failed = error.concerns == "node"
                 self._open(2 * self._backoff_us if again else FIRST_US)
         if changed:
             log.warning(_OPENED[self.concerns], error)
@@ -158,20 +162,24 @@ class Breaker:
 
     def recovered(self) -> None:
         """Close the breaker, because the store works again."""
-        self._close("sluicegate: store %s recovered: circuit closed")
+        server = self.serving() if self._one_failed and self.serving is not None else ""
+        if server in ("", self.store):
+            self._close("sluicegate: store %s recovered: circuit closed")
+        else:
+            self._close(_REPLACED, server)
 
     def replaced(self) -> None:
         """Close the breaker, because other servers have the keys of this one, so that no request needs it."""
-        self._close("sluicegate: store %s replaced by another server: circuit closed")
+        self._close(_REPLACED, "another server")
 
-    def _close(self, message: str) -> None:
+    def _close(self, message: str, *more: str) -> None:
         with self._lock:
             changed = not self.closed
             if changed:
                 self._times += 1
                 self.closed, self._half, self._closed_at = self._times, False, self._now_us()
         if changed:
-            log.info(message, self.store)
+            log.info(message, self.store, *more)
             self._call_hook(StoreChange(self.store, available=True, error=None))
 
     def _call_hook(self, change: StoreChange) -> None:
@@ -190,11 +198,18 @@ class Breakers:
 
     A store with several servers has `parts(*identities)`: the servers that keep the keys of these identities, or all
     servers, by the names in its errors, as far as the store knows them. A server that is down does not affect the
-    others.
+    others. A store whose server may be replaced by another one has `serving()`: the name of the present one.
     """
 
-    def __init__(self, make: Callable[[], Breaker], *, parts: Callable[..., tuple[str, ...]] | None = None) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Breaker],
+        *,
+        parts: Callable[..., tuple[str, ...]] | None = None,
+        serving: Callable[[], str] | None = None,
+    ) -> None:
         self.whole = make()
+        self.whole.serving = serving
         self.single = parts is None
         if parts is not None:
             self.whole.leave_nodes()

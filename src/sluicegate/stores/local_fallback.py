@@ -97,7 +97,10 @@ class LocalFallback:
             return outcomes
         with self._lock:
             self._clock.us = self._now_us()
-            renewed = self._memory.renew(self._divided_plan(plan), _as_charged(outcomes))
+            charged = _as_charged(outcomes)
+            renewed = self._memory.renew(self._divided_plan(plan), charged)
+        if renewed is charged:
+            return outcomes
         return tuple([outcome._replace(at=new.at) for outcome, new in zip(outcomes, renewed, strict=True)])
 
     def forget(self, rule_id: str, identity: str) -> None:

@@ -113,7 +113,7 @@ class StoreOptions:
         from sluicegate.stores.local_fallback import LocalFallback
 
         make = partial(Breaker, deadline=self.deadline, clock=clock, on_change=self.on_store_change)
-        breakers = Breakers(make, parts=getattr(store, "parts", None))
+        breakers = Breakers(make, parts=getattr(store, "parts", None), serving=getattr(store, "serving", None))
         return breakers, LocalFallback(policy=self.on_store_failure, replicas=self.replicas, clock=clock)
 
     def _clock_of(self, store: object) -> Clock | None:

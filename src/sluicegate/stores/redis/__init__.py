@@ -30,7 +30,7 @@ with needs("redis"):
     from sluicegate.stores.redis.encoding import Encoder, decode
     from sluicegate.stores.redis.maxmemory import warn_of_eviction
     from sluicegate.stores.redis.operations import Operations
-    from sluicegate.stores.redis.topology import Cluster, Topology, topology
+    from sluicegate.stores.redis.topology import Cluster, Sentinel, Topology, topology
     from sluicegate.stores.redis.url import servers
     from sluicegate.stores.redis.user_clients import (
         AsyncUserClient,
@@ -46,6 +46,7 @@ class _RedisStore:
     """What the sync and the async store share: everything but the I/O."""
 
     parts: Callable[..., tuple[str, ...]] | None = None  # of a cluster: the nodes of identities
+    serving: Callable[[], str] | None = None  # under Sentinels: the master
     clock: Clock | None
     _connect: Callable[..., Any]  # makes the connections for a URL
     _connections: Any
@@ -74,6 +75,8 @@ class _RedisStore:
         store._set_up(cls._connect(found, deadline=deadline), where, prefix=prefix, clock=clock, shown=shown_url(url))
         if isinstance(where, Cluster):
             store.parts = where.parts
+        elif isinstance(where, Sentinel):
+            store.serving = where.serving
         return store
 
     def __repr__(self) -> str:

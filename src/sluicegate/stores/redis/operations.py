@@ -6,13 +6,14 @@ could not write, or was never reached. A command without a reply may have run, s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any, Final
 
 from sluicegate.errors import StoreError
-from sluicegate.plan import Check, Outcome, Plan, Terms, charged, in_shadow, new
+from sluicegate.plan import BAN, Check, Outcome, Plan, Terms, charged, in_shadow, new
 from sluicegate.stores.redis.ban_scan import BanScan, scan_bans
 from sluicegate.stores.redis.commands import AnyCommand, Command, pack
 from sluicegate.stores.redis.encoding import PEEK, REFUND, REFUSED, RENEW, Encoder, decode
@@ -52,15 +53,20 @@ class Operations:
             if len(groups) > 1:
                 return (yield from self._across(plan, groups))
         command = self._encoder.run(plan) if attempt is None else attempt.step.command
-        return decode(plan, (yield from self._send(checks, command, attempt)))
+        reply = yield from self._send(checks, command, attempt)
+        if isinstance(reply, Exception):
+            return (yield from self._across(plan, _alone(checks, range(len(checks)))))
+        return decode(plan, reply)
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> Steps[None]:
         """Refund what was charged."""
         yield from self._undo(plan, outcomes, REFUND)
 
     def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> Steps[tuple[Outcome, ...]]:
-        """Refund what was charged, then charge it again as of now."""
+        """Refund what was charged, then charge it again as of now. Returns `outcomes` itself if nothing was charged."""
         at = yield from self._undo(plan, outcomes, RENEW)
+        if not at:
+            return outcomes
         pairs = zip(plan.checks, outcomes, strict=True)
         return tuple([outcome._replace(at=at.get(check, outcome.at)) for check, outcome in pairs])
 
@@ -69,11 +75,15 @@ class Operations:
         at: dict[Check, int] = {}
         pairs = charged(plan, outcomes)
         checks = tuple([check for check, _ in pairs])
-        for group in _groups(checks) if self._topology.split else [tuple(range(len(checks)))]:
+        groups = deque(_groups(checks) if self._topology.split else [tuple(range(len(checks)))] if checks else ())
+        while groups:
+            group = groups.popleft()
             part = tuple([checks[i] for i in group])
-            if part:
-                command = self._encoder.refund(Plan(part), [pairs[i][1] for i in group], mode)
-                _, now = yield from self._send(part, command)
+            reply = yield from self._send(part, self._encoder.refund(Plan(part), [pairs[i][1] for i in group], mode))
+            if isinstance(reply, Exception):
+                groups.extend(_alone(checks, group))
+            else:
+                _, now = reply
                 for check in part:
                     at[check] = now
         return at
@@ -91,15 +101,20 @@ class Operations:
         return scan_bans(self._topology, self._encoder, terms)
 
     def _across(self, plan: Plan, groups: list[tuple[int, ...]]) -> Steps[tuple[Outcome, ...]]:
-        """Run the plan on one server after the other. If a later one refuses, refund what the others charged."""
+        """Run the groups of the plan one after the other. If a later one refuses, refund what the others charged."""
         outcomes: dict[int, Outcome] = {}
         charged_groups: list[tuple[int, ...]] = []
         refused = False
+        waiting = deque(groups)
         try:
-            for group in groups:
+            while waiting:
+                group = waiting.popleft()
                 part = plan._replace(checks=tuple([plan.checks[i] for i in group]))
-                mode = REFUSED if refused else None
-                found = decode(part, (yield from self._send(part.checks, self._encoder.run(part, mode))))
+                reply = yield from self._send(part.checks, self._encoder.run(part, REFUSED if refused else None))
+                if isinstance(reply, Exception):
+                    waiting.extendleft(reversed(_alone(plan.checks, group)))
+                    continue
+                found = decode(part, reply)
                 outcomes.update(zip(group, found, strict=True))
                 if plan.charge and not plan.forced and not refused:
                     refused = not all([outcome.allowed for outcome in found])
@@ -119,16 +134,26 @@ class Operations:
             with suppress(StoreError):
                 yield from self.refund(Plan(kept), tuple([outcomes[i] for i in group]))
                 reply = yield from self._send(part.checks, self._encoder.run(part, PEEK))
+                if isinstance(reply, Exception):  # the slot has begun to move: the outcomes stay as they were
+                    continue
                 for i, outcome in zip(group, decode(part, reply), strict=True):
                     stands = in_shadow(outcome, passed=outcomes[i].retry_after == 0)
                     outcomes[i] = stands if plan.checks[i].terms.shadow else outcome._replace(allowed=True)
 
     def _send(self, checks: tuple[Check, ...], command: AnyCommand, attempt: Attempt | None = None) -> Steps[Any]:
-        """Return the reply to a command for keys of one slot."""
-        return self._send_to_slot(slot_of(checks[0].identity) if self._topology.split else 0, command, attempt)
+        """Return the reply to a command for keys of one slot: the reply TRYAGAIN if each check may be sent alone."""
+        slot = slot_of(checks[0].identity) if self._topology.split else 0
+        # A ban counts the refusals of the other checks in the same run of the script.
+        alone = len(checks) > 1 and checks[-1].terms.algorithm != BAN
+        return self._send_to_slot(slot, command, attempt, alone=alone)
 
-    def _send_to_slot(self, slot: int, command: AnyCommand, attempt: Attempt | None = None) -> Steps[Any]:
-        """Return the reply to a command, from the server that has the slot. Follows redirections."""
+    def _send_to_slot(
+        self, slot: int, command: AnyCommand, attempt: Attempt | None = None, *, alone: bool = False
+    ) -> Steps[Any]:
+        """Return the reply to a command, from the server that has the slot. Follows redirections.
+
+        If `alone`, TRYAGAIN is a reply too: the keys of the command are on two nodes, but each key is on one.
+        """
         elsewhere: Address | None = None  # the node that the slot is moving to, for the next attempt only
         failed: dict[Address, Exception] = {}  # what the servers answered that cannot run the command
         pause, moves = 0.0, 0
@@ -163,6 +188,9 @@ class Operations:
                 self._topology.moved(slot, _target(rest, address))
                 pause = _PAUSE * 2 ** (moves - 1) if moves else 0.0  # the nodes may not agree yet
                 moves += 1
+            elif code == "TRYAGAIN" and alone:
+                self._topology.answered(address)
+                return reply
             elif code == "TRYAGAIN":
                 again, pause = True, _PAUSE
             elif kind_of(reply).concerns == "node":
@@ -186,20 +214,30 @@ def _try(step: Send) -> Steps[Attempt]:
 
 
 def _groups(checks: Sequence[Check]) -> list[tuple[int, ...]]:
-    """Return the checks by slot: first the slot with the tightest rule, last the slots with shadow rules only.
+    """Return the checks by slot, in the order in which they are charged."""
+    slots: dict[int, list[int]] = {}
+    for i, check in enumerate(checks):
+        slots.setdefault(slot_of(check.identity), []).append(i)
+    return _by_rate(checks, slots.values())
+
+
+def _alone(checks: Sequence[Check], group: Iterable[int]) -> list[tuple[int, ...]]:
+    """Return the checks of a group one by one, in the order in which they are charged."""
+    return _by_rate(checks, [[i] for i in group])
+
+
+def _by_rate(checks: Sequence[Check], groups: Iterable[list[int]]) -> list[tuple[int, ...]]:
+    """Sort groups of checks: first the group with the tightest rule, last those with shadow rules only.
 
     A client's own budgets are smaller than those that it shares with others. If a client is refused by its own budget,
     the plan has not changed a budget of others yet.
     """
-    slots: dict[int, list[int]] = {}
-    for i, check in enumerate(checks):
-        slots.setdefault(slot_of(check.identity), []).append(i)
 
     def rate(group: list[int]) -> float:
         enforced = [checks[i].terms for i in group if not checks[i].terms.shadow]
         return min([terms.limit / terms.window_us for terms in enforced], default=inf)
 
-    return [tuple(group) for group in sorted(slots.values(), key=rate)]
+    return [tuple(group) for group in sorted(groups, key=rate)]
 
 
 def _target(rest: str, asked: Address) -> Address:

@@ -24,6 +24,10 @@ from sluicegate.stores.redis.url import Servers
 SLOTS: Final = 16384
 _FRESH: Final = 0.1  # seconds before the map of a cluster may be loaded again
 _ADVICE: Final = "check the hosts and the passwords in the URL"
+_UNKNOWN: Final = (
+    "the Sentinels do not know this service name: compare the name in the URL with `redis-cli -p 26379 SENTINEL "
+    "MASTERS`, and check that the hosts in the URL are the Sentinels of this service"
+)
 
 
 def slot_of(identity: str) -> int:
@@ -104,6 +108,10 @@ class Sentinel:
         self._command = Command(pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", servers.service))
         self._master: Address | None = None
 
+    def serving(self) -> str:
+        """Return the master as errors show it; "" while no Sentinel has named it."""
+        return "" if self._master is None else str(self._master)
+
     def known(self, slot: int) -> Address | None:
         """Return the master, once a Sentinel has named it."""
         return self._master
@@ -113,6 +121,7 @@ class Sentinel:
         if self._master is not None:
             return self._master
         answers: list[str] = []
+        unknown = False  # whether a Sentinel has replied that it does not know the service
         for seed in tuple(self._seeds):
             try:
                 reply = yield Send(seed, self._command, part=0.5, sentinel=True)
@@ -124,8 +133,9 @@ class Sentinel:
                 self._master = Address(reply[0].decode(), int(reply[1]))
                 return self._master
             answers.append(f"{seed}: {said(reply)}")
+            unknown |= reply is None
         problem = f"no Sentinel names a master of {self._service!r} ({'; '.join(answers)})"
-        raise StoreError(", ".join(map(str, self._seeds)), problem, advice=_ADVICE)
+        raise StoreError(", ".join(map(str, self._seeds)), problem, advice=_UNKNOWN if unknown else _ADVICE)
 
     def lost(self, address: Address) -> bool:
         """Forget the lost master, and return True: another server may be the master by now."""
@@ -157,6 +167,7 @@ class Cluster:
         self._suspects: set[Address] = set()
         self._asked_at = -inf  # when a request last began to load the map
         self._stale = True
+        self._outdated = True  # whether a node was lost since then: a request for a suspect loads the map at once
 
     def parts(self, *identities: str) -> tuple[str, ...]:
         """Return the nodes that keep the keys of these identities, or all nodes, according to the last map. A node is
@@ -181,7 +192,7 @@ class Cluster:
         address = self.known(slot)
         if address is not None:
             return address
-        if not self._slots or monotonic() - self._asked_at > _FRESH:
+        if not self._slots or self._outdated or monotonic() - self._asked_at > _FRESH:
             answers = yield from self._load_map()
             if not self._slots:
                 raise self._no_map(answers)
@@ -194,6 +205,7 @@ class Cluster:
     def lost(self, address: Address) -> bool:
         """Suspect the node, and return True: a replica may have replaced it."""
         self._suspects.add(address)
+        self._outdated = True
         return True
 
     def answered(self, address: Address) -> None:
@@ -207,6 +219,7 @@ class Cluster:
 
     def masters(self) -> Steps[tuple[Address, ...]]:
         """Return all nodes that serve a slot, by a map that is loaded now."""
+        self._stale = True
         answers = yield from self._load_map()
         if self._stale:
             raise self._no_map(answers)
@@ -216,7 +229,7 @@ class Cluster:
         """Load the map from the first node that reports one. If none does, the map that was there stays. Return the
         answers that were not a map.
         """
-        self._asked_at, self._stale = monotonic(), True
+        self._asked_at, self._outdated = monotonic(), False
         answers: list[str] = []
         for address in sorted(dict.fromkeys([*self._nodes, *self._seeds]), key=self._suspects.__contains__):
             try:
