@@ -1,5 +1,28 @@
 -- fixed_window.py over a string "start:used".
 
+--@HIT
+
+-- A live window keeps its expiry, and the text of its start.
+local function hit(key, now, cost, limit, window)
+  local value = redis.call('GET', key)
+  local start, used = string.match(value or '', '^(%d+):(%d+)$')
+  local age = start and now - start
+  if age and age < window and age >= -window then
+    used = used + cost
+    if used <= limit and cost > 0 then
+      if used >= 1e14 then used = string.format('%.0f', used) end
+      redis.call('SET', key, start .. ':' .. used, 'KEEPTTL')
+    end
+    return value
+  end
+  if cost <= limit and cost > 0 then
+    redis.call('SET', key, string.format('%.0f:%.0f', now, cost), 'PX', expiry(window))
+  end
+  return ''
+end
+
+--@PLAN
+
 local function open(key, now, limit, window)
   local start, used = string.match(redis.call('GET', key) or '', '^(%d+):(%d+)$')
   if not start or now - start >= window or start - now > window then return {key = key, start = now, used = 0} end
