@@ -156,6 +156,48 @@ def test_every_script_gives_the_same_outcomes(server: Server, name: str) -> None
         examine()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_several_checks_are_answered_as_by_run(server: Server, name: str) -> None:
+    with client(server) as connection:
+
+        @examples(60)
+        @given(st.data(), st.lists(st.sampled_from(NAMES), min_size=1, max_size=2), MOMENTS)
+        def examine(data: st.DataObject, others: list[str], start: int) -> None:
+            names = data.draw(st.permutations([name, *others]))
+            pairs = []
+            for number, each in enumerate(names):
+                rule = terms(each, data.draw(quotas(ALGORITHMS[each])), scope=f"rule{number}")
+                pairs.append((rule, lowered(data, rule)))
+            clock = Skewed(start)
+            budgets = Budgets(connection, clock)
+            rules, last = [rule for rule, _ in pairs], None
+            for turn in range(data.draw(st.integers(1, LONGEST))):
+                chosen = turn % len(rules)
+                moved = data.draw(WAITS).us_after(rules[chosen].window_us, last) * data.draw(
+                    st.sampled_from([1, 1, -1])
+                )
+                clock.moment = min(max(0, clock.moment + moved), LATEST)
+                if data.draw(st.integers(0, 5)) == 0:
+                    rules[chosen] = pairs[chosen][data.draw(st.integers(0, 1))]
+                costs = [
+                    data.draw(COSTS).number(rule.limit, last if i == chosen else None) for i, rule in enumerate(rules)
+                ]
+                answers = []
+                for way, mode in (("run", CHARGE), ("hit", None)):
+                    checks = [Check(rule, budgets.names[way], cost) for rule, cost in zip(rules, costs, strict=True)]
+                    plan = Plan(tuple(checks))
+                    reply = connection.execute_command(*unpacked(budgets.encoder.run(plan, mode).with_text().frame))
+                    assert isinstance(reply, bytes if mode is None else list)
+                    answers.append(decode(plan, reply))
+                assert answers[0] == answers[1]
+                for rule in rules:
+                    hit, run, *_ = budgets.states(rule)
+                    assert hit == run
+                last = answers[0][chosen]
+
+        examine()
+
+
 @pytest.mark.parametrize("shadow", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_key_expires_and_not_before_its_state(server: Server, name: str, shadow: bool) -> None:

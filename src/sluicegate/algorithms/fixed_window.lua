@@ -3,22 +3,23 @@
 --@HIT
 
 -- A live window keeps its expiry, and the text of its start.
-local function hit(key, now, cost, limit, window)
-  local value = redis.call('GET', key)
-  local start, used = string.match(value or '', '^(%d+):(%d+)$')
+local function hit(key, now, cost, limit, window, _, dry, known)
+  local value = known or redis.call('GET', key) or ''
+  local start, used = string.match(value, '^(%d+):(%d+)$')
   local age = start and now - start
   if age and age < window and age >= -window then
     used = used + cost
-    if used <= limit and cost > 0 then
+    local passed = used <= limit
+    if passed and cost > 0 and not dry then
       if used >= 1e14 then used = string.format('%.0f', used) end
       redis.call('SET', key, start .. ':' .. used, 'KEEPTTL')
     end
-    return value
+    return value, passed or cost == 0, value
   end
-  if cost <= limit and cost > 0 then
+  if cost <= limit and cost > 0 and not dry then
     redis.call('SET', key, string.format('%.0f:%.0f', now, cost), 'PX', expiry(window))
   end
-  return ''
+  return '', cost <= limit, value
 end
 
 --@PLAN

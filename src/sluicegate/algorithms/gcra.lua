@@ -33,13 +33,14 @@ end
 
 --@HIT
 
-local function hit(key, now, cost, burst, unit, leak)
+local function hit(key, now, cost, burst, unit, leak, dry, known)
   leak = leak + 0
-  local value = redis.call('GET', key) or ''
+  local value = known or redis.call('GET', key) or ''
   local level, lag = read(value, now, burst, unit, leak)
   level = level + cost * unit
-  if level <= burst * unit and cost > 0 then keep(key, now, level, lag, leak) end
-  return value
+  local passed = level <= burst * unit
+  if passed and cost > 0 and not dry then keep(key, now, level, lag, leak) end
+  return value, passed or cost == 0, value
 end
 
 --@PLAN

@@ -3,9 +3,9 @@
 --@HIT
 
 -- A window that goes on keeps its expiry, and the text of its start and of the previous count.
-local function hit(key, now, cost, limit, window, tick)
-  local value, at = redis.call('GET', key), math.floor(now / tick)
-  local start, current, previous = string.match(value or '', '^(%d+):(%d+):(%d+)$')
+local function hit(key, now, cost, limit, window, tick, dry, known)
+  local value, at = known or redis.call('GET', key) or '', math.floor(now / tick)
+  local start, current, previous = string.match(value, '^(%d+):(%d+):(%d+)$')
   local age, kept = start and at - start, nil
   if age and age < window and age >= -window then
     kept = 'KEEPTTL'
@@ -16,7 +16,7 @@ local function hit(key, now, cost, limit, window, tick)
   end
   local total = current + cost
   local free = (limit - total) * window - previous * (window - math.max(0, at - start))
-  if free >= 0 and cost > 0 then
+  if free >= 0 and cost > 0 and not dry then
     if kept then
       if total >= 1e14 then total = string.format('%.0f', total) end
       redis.call('SET', key, start .. ':' .. total .. ':' .. previous, kept)
@@ -25,7 +25,7 @@ local function hit(key, now, cost, limit, window, tick)
       redis.call('SET', key, fresh, 'PX', expiry((start + 2 * window) * tick - now))
     end
   end
-  return age and value or ''
+  return age and value or '', free >= 0 or cost == 0, value
 end
 
 --@PLAN

@@ -9,5 +9,5 @@
 local clock = ARGV[6]
 --@PROLOGUE
 
-local answer = hit(KEYS[1], now, (ARGV[5] or 1) + 0, ARGV[2] + 0, ARGV[3] + 0, ARGV[4])
-return ARGV[1] .. ' ' .. time[1] .. ' ' .. time[2] .. ' ' .. answer
+local cost, a, b = (ARGV[5] or 1) + 0, ARGV[2] + 0, ARGV[3] + 0
+return ARGV[1] .. ' ' .. time[1] .. ' ' .. time[2] .. ' ' .. hit(KEYS[1], now, cost, a, b, ARGV[4])

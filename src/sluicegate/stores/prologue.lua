@@ -7,9 +7,11 @@
 -- of 10^8 as 1e+8. They read it again as the same number, but do not accept it as an expiry. Lua's `..` writes only the
 -- first 14 digits of a number.
 --
--- An algorithm is five functions. hit.lua and many.lua use the first one, run.lua the next three, and refund.lua the last
--- three. Its line --@PLAN ends the first one, its line --@REFUND begins the last one. a, b, c are its parameters.
---   hit(key, now, cost, a, b, c)              -> what decode needs to make the outcome; c may be text. Charges if allowed
+-- An algorithm is five functions. hit.lua, many.lua and several.lua use the first one, run.lua the next three, and
+-- refund.lua the last three. Lines --@HIT, --@PLAN and --@REFUND begin these parts. a, b, c are its parameters.
+--   hit(key, now, cost, a, b, c, dry, known)  -> text that `decode` makes the outcome of; allowed; what was read, or nil
+--                                                     charges if it is allowed and not dry; c may be text; `known` is
+--                                                     what a dry call with the same arguments has read
 --   open(key, now, a, b, c)                   -> state   the stored state as of now
 --   check(state, now, cost, a, b, c)          -> allowed, remaining, retry_after, reset_after, next_after
 --   charge(state, now, cost, a, b, c)                    writes; the state must not be used again

@@ -103,6 +103,7 @@ class Shape(NamedTuple):
     head: bytes
     script: Script
     rules: tuple[PackedRule, ...]
+    hits: Shape | None  # for several ordinary checks that are all charged or none
 
 
 class HitShape(NamedTuple):
