@@ -234,6 +234,15 @@ def test_a_frame_has_every_word_of_its_plan(drawn: list[tuple[str, int]], mode: 
                 assert_words_of_a_hit(words, rules[0], drawn[0][1], b"5000000" if given_clock else None)
                 assert int(words[0]) == command.tag
                 continue
+            if charge and mode is None:
+                assert int(words[0]) == command.tag
+                names = {rule.algorithm for rule in rules}
+                expected = []
+                for rule, (_, cost) in zip(rules, drawn, strict=True):
+                    expected += [*[*rule.params, 0, 0][:3], cost, *([rule.algorithm] if len(names) > 1 else [])]
+                expected += [5000000] if given_clock else []
+                assert words[1:] == [str(word).encode() for word in expected]
+                continue
             now, how, tag, *rest = words
             assert now == (b"5000000" if given_clock else b"")
             assert how == (mode if mode is not None else b"1" if charge else b"0")

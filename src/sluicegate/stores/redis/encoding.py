@@ -170,7 +170,9 @@ class Encoder:
         rules = tuple([self._rule(check.terms) for check in checks])
         # Three words of the command, three for all checks, and a key and six words for each check.
         head = b"*%d\r\n%s%s" % (6 + 7 * count, packed.start, number)
-        ordinary = all([rule.counted == _PLAIN for rule in rules])
+        # A plan should not name one budget twice. If it does, run.lua charges it twice.
+        different = len({check.terms.rule_id for check in checks}) == count
+        ordinary = different and all([rule.counted == _PLAIN for rule in rules])
         if name != "run" or count == 1 or not ordinary:
             return Shape(head, packed, rules, None)
         # For hits: a tag and perhaps a time; for each check a key, four words, and the algorithm if there are several.
