@@ -13,7 +13,7 @@ from importlib.resources import files
 from itertools import chain, repeat
 from typing import Any, Final
 
-from sluicegate.algorithms import KEPT
+from sluicegate.algorithms import fixed_window, gcra, sliding_counter, sliding_window
 from sluicegate.algorithms.checks import MAX
 from sluicegate.clock import MICROSECOND, Clock, read_us
 from sluicegate.identity import digest
@@ -276,19 +276,15 @@ def _decode_hit(checked: Check, now: int, kept: bytes) -> Outcome:
     has the same outcome; nothing for no state; or "=" and the outcome's integers.
     """
     terms, _, cost = checked
-    check, state_of, passed = _HITS[terms.algorithm]
-    if kept and cost and passed is not None and not terms.shadow:
-        outcome = passed(kept, now, cost, terms.params)
-        if outcome is not None:
-            return outcome
-    if not kept:
-        outcome = check(None, now, cost, terms.params)
-    elif kept[0] != _EQUALS or state_of is _level:
-        outcome = check(state_of(kept), now, cost, terms.params)
-    else:
+    known = _HITS.get(terms.algorithm)
+    if known is None or (kept[:1] == b"=" and known is not _GCRA):
         allowed, remaining, retry, reset, following = map(int, kept[1:].split())
         wait = NEVER if retry < 0 else retry
         outcome = Outcome(allowed == 1, terms.limit, remaining, wait, reset, following, now)
+    else:
+        check, state_of, passed = known
+        quick = passed(kept, now, cost, terms.params) if kept and cost and passed is not None else None
+        outcome = quick if quick is not None else check(state_of(kept) if kept else None, now, cost, terms.params)
     return in_shadow(outcome, passed=outcome.allowed) if terms.shadow else outcome
 
 
@@ -374,17 +370,17 @@ def _passed_gcra(kept: bytes, now: int, cost: int, params: tuple[int, ...]) -> O
 
 _from_bytes: Final = int.from_bytes
 _LEVEL: Final = 11  # the bytes of a GCRA's state, unless its level is 2^32 or more
-_EQUALS: Final = ord("=")
-_Passed = Callable[[bytes, int, int, tuple[int, ...]], Outcome | None]
-_HITS: Final[dict[str, tuple[Callable[..., Outcome], Callable[[bytes], Any], _Passed | None]]] = {
-    name: (KEPT[name].check, state_of, passed)
-    for name, state_of, passed in (
-        ("sliding-window", _log, _passed_window),
-        ("sliding-log", _log, None),  # always returns the outcome's integers
-        ("sliding-counter", _counts, None),
-        ("fixed-window", _counts, _passed_fixed),
-        ("gcra", _level, _passed_gcra),
-    )
+_Reader = tuple[
+    Callable[..., Outcome],
+    Callable[[bytes], Any],
+    Callable[[bytes, int, int, tuple[int, ...]], Outcome | None] | None,
+]
+_GCRA: Final[_Reader] = (gcra.check, _level, _passed_gcra)
+_HITS: Final[dict[str, _Reader]] = {  # other algorithms have `general` as their hit
+    "sliding-window": (sliding_window.check, _log, _passed_window),
+    "sliding-counter": (sliding_counter.check, _counts, None),
+    "fixed-window": (fixed_window.check, _counts, _passed_fixed),
+    "gcra": _GCRA,
 }
 
 
