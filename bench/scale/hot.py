@@ -18,7 +18,7 @@ def measure(course: Course) -> list[Figure]:
     with valkey_server() as server, Fleet() as fleet:
         words = Words(SPENT, DEFAULT)
         words.load(server)
-        stream(server, [words.frame("user:0")] * 10)
+        stream(server, words, [words.frame("user:0")] * 10)
         contenders = []
         for kind in (KINDS[0], KINDS[-1]):
             load = Load(server.url, PLENTY, tasks=kind.tasks, threads=kind.threads, identities=1)

@@ -61,8 +61,8 @@ def _allowed(course: Course, server: Server, words: Words, point: Point) -> Turn
 
     def turn(number: int) -> dict[str, float]:
         frames = [words.frame(f"user:{number}.{each}") for each in range(course.effort.checks // 4)]
-        stream(server, chain.from_iterable(repeat(frames, 4)), depth=OPEN)
-        return _full(server, frames * 4, point=point, allowed=True)
+        stream(server, words, chain.from_iterable(repeat(frames, 4)), depth=OPEN)
+        return _full(server, words, frames * 4, point=point, allowed=True)
 
     return turn
 
@@ -73,20 +73,20 @@ def _refused(course: Course, server: Server, words: Words, point: Point) -> Turn
 
     def turn(number: int) -> dict[str, float]:
         if number == 0:
-            stream(server, chain.from_iterable(repeat(frames, 10)), depth=OPEN)
-        return _full(server, frames * 20, point=point, allowed=False)
+            stream(server, words, chain.from_iterable(repeat(frames, 10)), depth=OPEN)
+        return _full(server, words, frames * 20, point=point, allowed=False)
 
     return turn
 
 
 def _one(course: Course, server: Server, words: Words, point: Point) -> Turn:
     frames = [words.frame("all")] * course.effort.checks
-    return lambda number: _full(server, frames, point=point, allowed=True)
+    return lambda number: _full(server, words, frames, point=point, allowed=True)
 
 
-def _full(server: Server, frames: Sequence[bytes], *, point: Point, allowed: bool) -> dict[str, float]:
+def _full(server: Server, words: Words, frames: Sequence[bytes], *, point: Point, allowed: bool) -> dict[str, float]:
     """Checks a second, the server's microseconds for each, and the per cent of a core that it used."""
-    with Stream(server, connections=max(4, OPEN // point.depth)) as opened:
+    with Stream(server, words, connections=max(4, OPEN // point.depth)) as opened:
         opened.send(
             frames[: len(frames) // 10], depth=point.depth
         )  # after this the server has accepted all connections

@@ -40,7 +40,7 @@ class _Clocked(NamedTuple):
 
     def hit(self, server: Server, first: int, last: int) -> int:
         frames = (self.words.frame(f"user:{each:09d}") for each in range(first, last))
-        return stream(server, frames, connections=4, depth=64).allowed
+        return stream(server, self.words, frames, connections=4, depth=64).allowed
 
 
 def _fill(course: Course, server: Server, size: Size, *, seconds: float) -> list[Figure]:

@@ -21,7 +21,7 @@ import hiredis
 from sluicegate.clock import Clock
 from sluicegate.plan import Check, Plan, Terms
 from sluicegate.rules.rule import Rule
-from sluicegate.stores.redis.encoding import Encoder
+from sluicegate.stores.redis.encoding import Encoder, decode
 from sluicegate.stores.wrappers import PREFIX
 from tests.servers import HOST, PATIENCE, Server
 
@@ -73,7 +73,11 @@ class Words:
 
     def load(self, server: Server) -> None:
         """Load the script into the server."""
-        stream(server, [self._encoder.run(self._plan("somebody")).with_text().frame])
+        stream(server, self, [self._encoder.run(self._plan("somebody")).with_text().frame])
+
+    def allowed(self, reply: list[int] | bytes) -> bool:
+        """True if the reply to a frame allowed it."""
+        return all(outcome.allowed for outcome in decode(self._plan(""), reply))
 
     def _plan(self, identity: str) -> Plan:
         return Plan(tuple(Check(terms, identity, 1) for terms in self._terms))
@@ -90,9 +94,10 @@ class Answers(NamedTuple):
 class Stream(ExitStack):
     """Open connections to a server."""
 
-    def __init__(self, server: Server, *, connections: int = 1) -> None:
+    def __init__(self, server: Server, words: Words, *, connections: int = 1) -> None:
         super().__init__()
         self._server = server
+        self._words = words
         self._poll = self.enter_context(select.epoll())
         self._lines: dict[int, _Line] = {}
         for _ in range(connections):
@@ -113,16 +118,16 @@ class Stream(ExitStack):
                 raise TimeoutError(f"{self._server!r} does not answer")
             for descriptor, _ in ready:
                 line = self._lines[descriptor]
-                answered, passed = line.read()
+                answered, passed = line.read(self._words)
                 checks, allowed, waiting = checks + answered, allowed + passed, waiting - answered
                 if not line.waiting:
                     waiting += line.send(left, depth)
         return Answers(checks, allowed, time.perf_counter() - began)
 
 
-def stream(server: Server, frames: Iterable[bytes], *, connections: int = 1, depth: int = 1) -> Answers:
+def stream(server: Server, words: Words, frames: Iterable[bytes], *, connections: int = 1, depth: int = 1) -> Answers:
     """Connect, send all frames, and disconnect."""
-    with Stream(server, connections=connections) as opened:
+    with Stream(server, words, connections=connections) as opened:
         return opened.send(frames, depth=depth)
 
 
@@ -141,7 +146,7 @@ class _Line:
         self.waiting = len(batch)
         return self.waiting
 
-    def read(self) -> tuple[int, int]:
+    def read(self, words: Words) -> tuple[int, int]:
         """Read the answers that have arrived: how many, and how many of them allowed."""
         chunk = self._socket.recv(_CHUNK)
         if not chunk:
@@ -149,9 +154,9 @@ class _Line:
         self._reader.feed(chunk)
         checks = allowed = 0
         while (reply := self._reader.gets()) is not False:
-            if not isinstance(reply, list):
+            if isinstance(reply, Exception):
                 raise RuntimeError(f"a check was answered with {reply!r}")
             checks += 1
-            allowed += all(reply[2::5])  # a tag and a time, then five values for each rule; the first is `allowed`
+            allowed += words.allowed(reply)
         self.waiting -= checks
         return checks, allowed

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 from sluicegate.plan import Check, Plan
-from sluicegate.stores.redis.commands import SingleCheck
+from sluicegate.stores.redis.commands import SingleCheck, bulk
 from sluicegate.stores.redis.encoding import Encoder
 from sluicegate.stores.redis.steps import NoReplyError
 from sluicegate.testing.scenarios import examples
@@ -409,10 +409,11 @@ class Machine(RuleBasedStateMachine):
         elif words[0] == b"ASK":
             reply = b":%s\r\n" % words[1]
         else:
-            rest = words[3 + len(asked) :]
-            tag = rest[1] if len(rest) == 5 else rest[2]  # of a batch, or of one plan
-            numbers = [int(tag), 0, *[asker.number for asker in asked for _ in range(5)]]
-            reply = b"*%d\r\n" % len(numbers) + b"".join([b":%d\r\n" % number for number in numbers])
+            start = b"%s 0 0 " % words[3 + len(asked)]
+            ends = [b"%d" % asker.number for asker in asked]
+            reply = bulk(start + ends[0])
+            if len(ends) > 1:
+                reply = b"*%d\r\n" % (1 + len(ends)) + b"".join(map(bulk, [start, *ends]))
         for asker in asked:
             asker.ran += ran
             asker.failed |= ran and error

@@ -192,11 +192,12 @@ def test_the_frame_of_a_batch_and_its_reply() -> None:
     name, _, number, *words = unpacked(whole)[0]
     assert (name, number) == (b"EVALSHA", b"3")
     assert words[:3] == [encoder.key(rule.rule_id, identity).encode() for identity in "abc"]
-    assert words[3:] == [b"", b"%d" % whole.tag, *[b"%d" % number for number in rule.params]]
+    assert words[3:] == [b"%d" % whole.tag, *[b"%d" % number for number in rule.params]]
     [[name, text, *rest]] = unpacked(whole.with_text())
     assert name == b"EVAL"
     assert [sha1(text, usedforsecurity=False).hexdigest().encode(), *rest] == unpacked(whole)[0][1:]
-    assert split_reply([7, 8, *range(10)]) == [[7, 8, 0, 1, 2, 3, 4], [7, 8, 5, 6, 7, 8, 9]]
+    error = hiredis.ReplyError("WRONGTYPE")
+    assert split_reply([b"7 8 9 ", b"1 2", error, b""]) == [b"7 8 9 1 2", error, b"7 8 9 "]
 
 
 def unpacked(command: Batch) -> list[list[bytes]]:

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluicegate import ManualClock, StoreError
-from sluicegate.plan import Check, Plan
+from sluicegate.plan import Check, Plan, Terms
 from sluicegate.stores import AsyncStore, Store, open_async_store, open_store
 from sluicegate.stores.redis.async_connections import AsyncConnection
-from sluicegate.stores.redis.commands import AnyCommand, pack
+from sluicegate.stores.redis.commands import AnyCommand, bulk, pack
 from sluicegate.stores.redis.encoding import PEEK, REFUSED, Encoder
 from sluicegate.testing.scenarios import examples
 from sluicegate.testing.store import NAMES, terms
@@ -156,13 +156,13 @@ class Muddler:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        parser, before = hiredis.Reader(), b"0"
+        parser, before = hiredis.Reader(), b"000000"
         while data := await reader.read(65536):
             parser.feed(data)
             while (words := parser.gets()) is not False:
                 if words[0] == b"EVALSHA":
-                    writer.write(b"*7\r\n:%s\r\n:1\r\n:1\r\n:5\r\n:0\r\n:0\r\n:0\r\n" % before)
-                    before = words[6]
+                    writer.write(bulk(b"%s 1 1 " % before))
+                    before = words[4]
                 else:
                     writer.write(b"+OK\r\n")
             await writer.drain()
@@ -224,9 +224,26 @@ def test_a_frame_has_every_word_of_its_plan(drawn: list[tuple[str, int]], mode: 
         for _ in range(2):  # the second time from the cache
             command = encoder.run(plan, mode)
             name, sha, number, *words = unpacked(command)
-            keys, (now, how, tag, *rest) = words[: int(number)], words[int(number) :]
+            keys, words = words[: int(number)], words[int(number) :]
             assert (name, len(sha)) == (b"EVALSHA", 40)
             assert [key.decode() for key in keys] == [encoder.key(rule.rule_id, "ä") for rule in rules]
+            whole = unpacked(command.with_text())
+            assert whole[0] == b"EVAL"
+            assert whole[2:] == [number, *keys, *words]
+            if len(rules) == 1 and charge and mode is None:
+                assert_words_of_a_hit(words, rules[0], drawn[0][1], b"5000000" if given_clock else None)
+                assert int(words[0]) == command.tag
+                continue
+            if charge and mode is None:
+                assert int(words[0]) == command.tag
+                names = {rule.algorithm for rule in rules}
+                expected = []
+                for rule, (_, cost) in zip(rules, drawn, strict=True):
+                    expected += [*[*rule.params, 0, 0][:3], cost, *([rule.algorithm] if len(names) > 1 else [])]
+                expected += [5000000] if given_clock else []
+                assert words[1:] == [str(word).encode() for word in expected]
+                continue
+            now, how, tag, *rest = words
             assert now == (b"5000000" if given_clock else b"")
             assert how == (mode if mode is not None else b"1" if charge else b"0")
             assert int(tag) == command.tag
@@ -234,6 +251,11 @@ def test_a_frame_has_every_word_of_its_plan(drawn: list[tuple[str, int]], mode: 
                 params = [*rule.params, 0, 0][:3]
                 expected = [rule.algorithm, 0, cost, *params]
                 assert rest[6 * n : 6 * n + 6] == [str(word).encode() for word in expected]
-            whole = unpacked(command.with_text())
-            assert whole[0] == b"EVAL"
-            assert whole[2:] == [number, *words]
+
+
+def assert_words_of_a_hit(words: list[bytes], rule: Terms, cost: int, now: bytes | None) -> None:
+    """A tag and the parameters; then, unless the cost is 1 and the clock is the server's, these two."""
+    _, *rest = words
+    usual = [b"%d" % number for number in rule.params]
+    padded = [*usual, *[b""] * (3 - len(usual)), b"%d" % cost, *([] if now is None else [now])]
+    assert rest == padded or (rest == usual and cost == 1 and now is None)

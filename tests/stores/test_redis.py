@@ -153,10 +153,11 @@ class Overheard:
 
 
 MANY = """
-local run, start, admitted = loadstring(ARGV[#ARGV]), tonumber(ARGV[1]), 0
+local run, start, admitted = loadstring(ARGV[#ARGV]), tonumber(ARGV[6]), 0
 for hit = 0, 9999 do
-  ARGV[1] = string.format('%.0f', start + hit * 599)
-  admitted = admitted + run()[3]
+  ARGV[6] = string.format('%.0f', start + hit * 599)
+  local used = string.match(run(), '^%d+ %d+ %d+ (%d*)')
+  if used == '' or used + 0 < ARGV[2] + 0 then admitted = admitted + 1 end
 end
 return admitted
 """

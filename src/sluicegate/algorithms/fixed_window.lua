@@ -1,5 +1,29 @@
 -- fixed_window.py over a string "start:used".
 
+--@HIT
+
+-- A live window keeps its expiry, and the text of its start.
+local function hit(key, now, cost, limit, window, _, dry, known)
+  local value = known or redis.call('GET', key) or ''
+  local start, used = string.match(value, '^(%d+):(%d+)$')
+  local age = start and now - start
+  if age and age < window and age >= -window then
+    used = used + cost
+    local passed = used <= limit
+    if passed and cost > 0 and not dry then
+      if used >= 1e14 then used = string.format('%.0f', used) end
+      redis.call('SET', key, start .. ':' .. used, 'KEEPTTL')
+    end
+    return value, passed or cost == 0, value
+  end
+  if cost <= limit and cost > 0 and not dry then
+    redis.call('SET', key, string.format('%.0f:%.0f', now, cost), 'PX', expiry(window))
+  end
+  return '', cost <= limit, value
+end
+
+--@PLAN
+
 local function open(key, now, limit, window)
   local start, used = string.match(redis.call('GET', key) or '', '^(%d+):(%d+)$')
   if not start or now - start >= window or start - now > window then return {key = key, start = now, used = 0} end

@@ -2,15 +2,15 @@
 -- more has its three other bytes at the end. A state is the level now, and the time by which it is ahead of the clock.
 -- Any other string counts as no state: text would be a time centuries ahead.
 
-local function open(key, now, burst, unit, leak)
-  local t0, t1, t2, t3, t4, t5, t6, a, b, c, d, e, f, g = string.byte(redis.call('GET', key) or '', 1, 14)
-  if not d then return {key = key, level = 0, lag = 0} end
+local function read(value, now, burst, unit, leak)
+  local t0, t1, t2, t3, t4, t5, t6, a, b, c, d, e, f, g = string.byte(value or '', 1, 14)
+  if not d then return 0, 0 end
   local lag = (((((t6 * 256 + t5) * 256 + t4) * 256 + t3) * 256 + t2) * 256 + t1) * 256 + t0 - now
   local level = ((d * 256 + c) * 256 + b) * 256 + a
   if g then level = level + ((g * 256 + f) * 256 + e) * 2^32 end
-  if lag <= 0 then return {key = key, level = math.max(0, level + lag * leak), lag = 0} end
-  if lag > math.ceil(burst * unit / leak) then return {key = key, level = 0, lag = 0} end
-  return {key = key, level = level, lag = lag}
+  if lag <= 0 then return math.max(0, level + lag * leak), 0 end
+  if lag > math.ceil(burst * unit / leak) then return 0, 0 end
+  return level, lag
 end
 
 -- The four lowest bytes of a number, the lowest first, and what is above them.
@@ -19,8 +19,8 @@ local function bytes(number)
   return a, (b - a) / 2^8, (c - b) / 2^16, (d - c) / 2^24, (number - d) / 2^32
 end
 
-local function keep(state, now, level, leak)
-  local t0, t1, t2, t3, above = bytes(now + state.lag)
+local function keep(key, now, level, lag, leak)
+  local t0, t1, t2, t3, above = bytes(now + lag)
   local t4, t5, t6 = bytes(above)
   local a, b, c, d, more = bytes(level)
   local value = string.char(t0, t1, t2, t3, t4, t5, t6, a, b, c, d)
@@ -28,7 +28,26 @@ local function keep(state, now, level, leak)
     local e, f, g = bytes(more)
     value = value .. string.char(e, f, g)
   end
-  redis.call('SET', state.key, value, 'PX', expiry(state.lag + math.ceil(level / leak)))
+  redis.call('SET', key, value, 'PX', expiry(lag + math.ceil(level / leak)))
+end
+
+--@HIT
+
+local function hit(key, now, cost, burst, unit, leak, dry, known)
+  leak = leak + 0
+  local value = known or redis.call('GET', key) or ''
+  local level, lag = read(value, now, burst, unit, leak)
+  level = level + cost * unit
+  local passed = level <= burst * unit
+  if passed and cost > 0 and not dry then keep(key, now, level, lag, leak) end
+  return value, passed or cost == 0, value
+end
+
+--@PLAN
+
+local function open(key, now, burst, unit, leak)
+  local level, lag = read(redis.call('GET', key), now, burst, unit, leak)
+  return {key = key, level = level, lag = lag}
 end
 
 local function check(state, now, cost, burst, unit, leak)
@@ -48,7 +67,7 @@ end
 
 local function charge(state, now, cost, burst, unit, leak)
   local level = state.level
-  keep(state, now, math.min(level + cost * unit, math.max(level, burst * unit)), leak)
+  keep(state.key, now, math.min(level + cost * unit, math.max(level, burst * unit)), state.lag, leak)
 end
 
 --@REFUND
@@ -57,5 +76,5 @@ local function refund(state, now, cost, at, burst, unit, leak)
   local left = cost * unit - math.max(0, now - at) * leak
   if state.level == 0 or left <= 0 then return end
   if state.level <= left then return redis.call('DEL', state.key) end
-  keep(state, now, state.level - left, leak)
+  keep(state.key, now, state.level - left, state.lag, leak)
 end

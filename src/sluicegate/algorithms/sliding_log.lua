@@ -3,6 +3,13 @@
 -- by number.
 -- A state is the number of units in the period and before it, the oldest and the newest moment, and the last member.
 
+--@HIT
+--@GENERAL
+
+local hit = general
+
+--@PLAN
+
 local function moment(key, rank)
   return redis.call('ZRANGE', key, rank, rank, 'WITHSCORES')[2] + 0
 end

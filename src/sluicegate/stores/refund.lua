@@ -6,6 +6,7 @@
 --       then for each check: algorithm, the time of the charge, cost, three parameters
 -- reply the tag, the time
 
+local clock = ARGV[1] ~= '' and ARGV[1]
 --@PROLOGUE
 
 for i, key in ipairs(KEYS) do

@@ -7,20 +7,8 @@
 --       how a check counts: '1' also when it is refused, else '0'; 'S' and 's' the same for a shadow rule
 -- reply the tag, the time, then for each check: allowed, remaining, retry_after (-1: never), reset_after, next_after
 
+local clock = ARGV[1] ~= '' and ARGV[1]
 --@PROLOGUE
-
---@ALONE
--- Most plans have one check. They need none of the tables below, unless the check is refused and is not an ordinary one.
-if not KEYS[2] and ARGV[2] == '1' then
-  local cost, a, b, c = ARGV[6] + 0, ARGV[7] + 0, ARGV[8] + 0, ARGV[9] + 0
-  local state = open(KEYS[1], now, a, b, c)
-  local allowed, remaining, retry, reset, following = check(state, now, cost, a, b, c)
-  if allowed and cost > 0 then charge(state, now, cost, a, b, c) end
-  if allowed or ARGV[5] == '0' then
-    return {ARGV[3] + 0, now, allowed and 1 or 0, remaining, retry, reset, following}
-  end
-end
---@ALONE
 
 local charging, forced, allowed = ARGV[2] ~= '0', ARGV[2] == '3', ARGV[2] < '2'
 local reply, states = {ARGV[3] + 0, now, 0, 0, 0, 0, 0}, {}

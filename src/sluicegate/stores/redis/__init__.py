@@ -128,7 +128,7 @@ class RedisStore(_RedisStore):
         connections, quick = self._connections, self._operations.quick(plan)
         until = connections.until()
         reply = None if quick is None else connections.send(quick, until)
-        if type(reply) is list:
+        if type(reply) is bytes or type(reply) is list:
             result = decode(plan, reply)
         else:
             result = connections.drive(self._operations.run(plan, quick, reply), until)
@@ -196,7 +196,7 @@ class AsyncRedisStore(_RedisStore):
         connections, quick = self._connections, self._operations.quick(plan)
         until = connections.until()
         reply = None if quick is None else await connections.send(quick, until)
-        if type(reply) is list:
+        if type(reply) is bytes or type(reply) is list:
             result = decode(plan, reply)
         else:
             result = await connections.drive(self._operations.run(plan, quick, reply), until)

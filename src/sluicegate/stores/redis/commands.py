@@ -9,19 +9,26 @@ PARAMS: Final = 3  # the integers that the scripts expect for every algorithm
 FIELDS: Final = 5  # the integers that they return for every check
 
 
+class Script(NamedTuple):
+    """The first words of a command that runs a script."""
+
+    start: bytes  # with the script's digest
+    whole: bytes  # with the script's text
+
+
 class Command(NamedTuple):
     """One packed command. The reply of a script begins with the `tag`, so that replies cannot be mixed up."""
 
     frame: bytes
     tag: int | None = None
-    shape: Shape | None = None  # of a script: the start of the frame, with the script's digest or its text
+    script: Script | None = None
     replies: int = 1  # how many replies come; only the last one counts
 
     def with_text(self) -> Command:
         """Return the same command with the script, for a server that does not know the script yet."""
-        if self.shape is None:
+        if self.script is None:
             return self
-        return self._replace(frame=self.shape.whole + self.frame[self.shape.size :])
+        return self._replace(frame=self.frame.replace(*self.script, 1))
 
     def asking(self) -> Command:
         """Return the same command for a node that the slot is moving to."""
@@ -29,9 +36,9 @@ class Command(NamedTuple):
 
 
 class SingleCheck(NamedTuple):
-    """The command of a plan of one check at cost 1. PackedRule when it leaves: alone, or together with others."""
+    """The command of a plan of one check at cost 1. Packed when it leaves: alone, or together with others."""
 
-    shape: Shape
+    shape: HitShape
     digest: bytes
     tag: int
     replies: int = 1
@@ -44,11 +51,11 @@ class SingleCheck(NamedTuple):
 
     def with_text(self) -> Command:
         """Return the same command with the script, for a server that does not know the script yet."""
-        return Command(self.frame, self.tag, self.shape).with_text()
+        return Command(self.frame, self.tag, self.shape.script).with_text()
 
     def asking(self) -> Command:
         """Return the same command for a node that the slot is moving to."""
-        return Command(self.frame, self.tag, self.shape).asking()
+        return Command(self.frame, self.tag, self.shape.script).asking()
 
 
 class Batch(NamedTuple):
@@ -56,12 +63,12 @@ class Batch(NamedTuple):
 
     frame: bytes
     tag: int
-    script: BatchScript
+    script: Script
     replies: int = 1
 
     def with_text(self) -> Batch:
         """Return the same command with the script, for a server that does not know the script yet."""
-        return self._replace(frame=self.frame.replace(self.script.start, self.script.whole, 1))
+        return self._replace(frame=self.frame.replace(*self.script, 1))
 
 
 def pack(*words: str | bytes | int) -> bytes:
@@ -79,13 +86,6 @@ _ASKING: Final = pack("ASKING")
 SERVER_TIME: Final = bulk("")  # the argument for the time that makes a script use the server's clock
 
 
-class BatchScript(NamedTuple):
-    """The start of the script that runs many plans of one check, all of one algorithm."""
-
-    start: bytes  # with the script's digest
-    whole: bytes  # with the script's text
-
-
 class PackedRule(NamedTuple):
     """The constant words of the checks of one rule."""
 
@@ -98,17 +98,25 @@ class PackedRule(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The constant words of the plans of the same rules."""
+    """The constant words of the plans of the same rules, with their number."""
 
     head: bytes
-    whole: bytes
-    size: int  # the length of the head
+    script: Script
     rules: tuple[PackedRule, ...]
-    # For a plan of one check at cost 1 without a clock: the bytes before the digest, between digest and tag, and after.
+    hits: Shape | None  # for several ordinary checks that are all charged or none
+
+
+class HitShape(NamedTuple):
+    """The constant words of the plans of one check of a rule, which is charged if it is allowed."""
+
+    # At cost 1 and without a clock: the bytes before the digest, between digest and tag, and after.
     before: bytes
     between: bytes
     after: bytes
-    many: BatchScript | None  # None if such plans cannot be in a batch
+    script: Script
+    many: Script | None  # None if such plans cannot be in a batch
+    rule: PackedRule
+    params: bytes
 
 
 AnyCommand = Command | SingleCheck
@@ -117,16 +125,14 @@ AnyCommand = Command | SingleCheck
 def batch(single: Sequence[SingleCheck]) -> Batch:
     """Return a batch of commands of one shape. The shape has a script for many plans."""
     shape, tag = single[0].shape, single[0].tag
-    rule, many = shape.rules[0], cast(BatchScript, shape.many)
+    rule, many = shape.rule, cast(Script, shape.many)
     keys = (rule.after + rule.before).join([each.digest for each in single])
-    head = b"*%d\r\n%s%s" % (3 + len(single) + 2 + PARAMS, many.start, bulk(len(single)))
-    tail = b"%s$6\r\n%d\r\n%s" % (SERVER_TIME, tag, rule.params)
+    head = b"*%d\r\n%s%s" % (3 + len(single) + 1 + shape.params.count(b"$"), many.start, bulk(len(single)))
+    tail = b"$6\r\n%d\r\n%s" % (tag, shape.params)
     return Batch(b"".join((head, rule.before, keys, rule.after, tail)), tag, many)
 
 
 def split_reply(reply: list[Any]) -> list[Any]:
-    """Return the reply to a batch, as the reply to each command: a list, or an error reply."""
-    start = reply[:2]
-    return [
-        start + reply[at : at + FIELDS] if type(reply[at]) is int else reply[at] for at in range(2, len(reply), FIELDS)
-    ]
+    """Return the reply to a batch, as the reply to each command: text, or an error reply."""
+    start, *ends = reply
+    return [start + end if type(end) is bytes else end for end in ends]

@@ -196,7 +196,10 @@ def check_tag(command: AnyCommand | Batch, reply: Any) -> None:
     """Raise ConnectionError for a reply to another command: something between this process and the Redis server has
     lost a reply.
     """
-    if command.tag is not None and type(reply) is list and reply[0] != command.tag:
+    first = reply[0] if type(reply) is list else reply
+    if command.tag is None or isinstance(first, Exception):
+        return
+    if first != command.tag if type(first) is int else first[:6] != b"%d" % command.tag:
         raise ConnectionError("the reply is to another command")
 
 

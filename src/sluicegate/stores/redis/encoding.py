@@ -6,25 +6,28 @@ Plans of one check that differ only in their identity can be in one batch.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache, lru_cache
 from hashlib import sha1
 from importlib.resources import files
 from itertools import chain, repeat
-from typing import Final
+from typing import Any, Final
 
-from sluicegate.clock import Clock, read_us
+from sluicegate.algorithms import fixed_window, gcra, sliding_counter, sliding_window
+from sluicegate.algorithms.checks import MAX
+from sluicegate.clock import MICROSECOND, Clock, read_us
 from sluicegate.identity import digest
-from sluicegate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, new, strikers
+from sluicegate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, in_shadow, new, strikers
 from sluicegate.stores import valid_prefix
 from sluicegate.stores.redis.commands import (
     FIELDS,
     PARAMS,
     SERVER_TIME,
     AnyCommand,
-    BatchScript,
     Command,
+    HitShape,
     PackedRule,
+    Script,
     Shape,
     SingleCheck,
     bulk,
@@ -42,6 +45,7 @@ _COUNTED: Final = {(False, False): "0", (False, True): "1", (True, False): "s", 
 _FUNCTIONS: Final = {  # the functions of an algorithm that a script calls, if it has several algorithms
     "run": "open, check, charge",
     "refund": "open, charge, refund",
+    "several": "hit",
 }
 _MAX_SHAPES: Final = (
     4096  # combinations of rules before the cache is cleared: rules made per request would grow without bound
@@ -49,7 +53,7 @@ _MAX_SHAPES: Final = (
 _TAGS: Final = range(100_000, 1_000_000)  # all have six digits
 _LITERAL: Final = str.maketrans({sign: f"\\{sign}" for sign in "*?[]^-\\"})
 _ONE: Final = bulk(1)
-_PLAIN: Final = bulk(0)  # neither a shadow rule nor one that counts refusals
+_PLAIN: Final = bulk(0)  # neither a shadow rule nor one that counts refusals, nor a ban
 
 
 @lru_cache(maxsize=4096)
@@ -67,6 +71,7 @@ class Encoder:
         if clock is not None:
             read_us(clock)  # raises for a clock that cannot work
         self._split = split
+        self._hits: dict[Terms, HitShape] = {}
         self._shapes: dict[Hashable, Shape] = {}
         self._refunds: dict[Hashable, Shape] = {}
         self._tags = chain.from_iterable(repeat(_TAGS))
@@ -74,13 +79,17 @@ class Encoder:
     def run(self, plan: Plan, mode: bytes | None = None) -> AnyCommand:
         """Return the command that runs a plan."""
         checks, charging, forced, _ = plan
-        if len(checks) == 1:
+        usual = charging and not forced and mode is None
+        if usual and len(checks) == 1:
             terms, identity, cost = checks[0]
-            shape = self._shapes.get(terms)
-            usual = charging and not forced and mode is None and self.clock is None
-            if shape is not None and cost == 1 and usual:
-                return new(SingleCheck, (shape, packed_digest(identity), next(self._tags), 1))
+            known = self._hits.get(terms)
+            if known is not None and cost == 1 and self.clock is None:
+                return new(SingleCheck, (known, packed_digest(identity), next(self._tags), 1))
+            if not terms.count_denied:
+                return self._hit(checks[0])
         shape = self._shape("run", checks, self._shapes)
+        if usual and shape.hits is not None:
+            return self._several(shape.hits, checks)
         if mode is None:
             mode = PEEK if not charging else FORCED if forced else CHARGE
         tag, parts = next(self._tags), _start_of_frame(shape, checks)
@@ -92,7 +101,33 @@ class Encoder:
             else:
                 counted = rule.counted if rule.counted else _packed_strikers(checks, check)
                 parts += (rule.algorithm, counted, bulk(cost), rule.params)
-        return Command(b"".join(parts), tag, shape)
+        return Command(b"".join(parts), tag, shape.script)
+
+    def _hit(self, check: Check) -> Command:
+        """Return the command that charges one check if it is allowed, at any cost and with any clock."""
+        terms, identity, cost = check
+        shape = self._hits.get(terms)
+        if shape is None:
+            _make_room(self._hits)
+            shape = self._hits[terms] = self._pack_hit(terms)
+        rule, tag, clock = shape.rule, next(self._tags), self.clock
+        key = b"%s%s%s%s" % (_ONE, rule.before, packed_digest(identity), rule.after)
+        words: list[str | int] = [tag, *terms.params, *[""] * (PARAMS - len(terms.params)), cost]
+        if clock is not None:
+            words.append(read_us(clock))
+        start = b"*%d\r\n%s%s" % (4 + len(words), shape.script.start, key)
+        return Command(start + b"".join(map(bulk, words)), tag, shape.script)
+
+    def _several(self, shape: Shape, checks: tuple[Check, ...]) -> Command:
+        """Return the command that charges several ordinary checks if all are allowed."""
+        tag, parts = next(self._tags), _start_of_frame(shape, checks)
+        parts.append(bulk(tag))
+        for check, rule in zip(checks, shape.rules, strict=True):
+            cost = check.cost
+            parts.append(rule.once if cost == 1 else rule.params + bulk(cost) + rule.algorithm)
+        if self.clock is not None:
+            parts.append(bulk(read_us(self.clock)))
+        return Command(b"".join(parts), tag, shape.script)
 
     def refund(self, plan: Plan, outcomes: Sequence[Outcome], mode: bytes = REFUND) -> Command:
         """Return the command that refunds these checks, or renews them."""
@@ -101,7 +136,7 @@ class Encoder:
         parts.append(self._first_arguments(mode, tag))
         for check, outcome, rule in zip(plan.checks, outcomes, shape.rules, strict=True):
             parts += (rule.algorithm, bulk(outcome.at), bulk(check.cost), rule.params)
-        return Command(b"".join(parts), tag, shape)
+        return Command(b"".join(parts), tag, shape.script)
 
     def forget(self, rule_id: str, identity: str) -> Command:
         """Return the command that drops one budget."""
@@ -125,30 +160,41 @@ class Encoder:
         rules = checks[0].terms if len(checks) == 1 else tuple([check.terms for check in checks])
         shape = known.get(rules)
         if shape is None:
-            if len(known) >= _MAX_SHAPES:
-                known.clear()
+            _make_room(known)
             shape = known[rules] = self._pack(script, checks)
         return shape
 
     def _pack(self, name: str, checks: tuple[Check, ...]) -> Shape:
-        text = script(name, frozenset([check.terms.algorithm for check in checks]))
-        checksum = sha1(text.encode(), usedforsecurity=False).hexdigest()
-        size = b"*%d\r\n" % (
-            6 + 7 * len(checks)
-        )  # three words of the command, three for all checks, and a key and six words for each check
-        number = bulk(len(checks))
+        names = frozenset([check.terms.algorithm for check in checks])
+        packed, count, number = _script(name, names), len(checks), bulk(len(checks))
         rules = tuple([self._rule(check.terms) for check in checks])
-        first = checks[0].terms
-        head = size + bulk("EVALSHA") + bulk(checksum) + number
-        return Shape(
-            head=head,
-            whole=size + bulk("EVAL") + bulk(text) + number,
-            size=len(head),
-            rules=rules,
-            before=head + rules[0].before,
-            between=rules[0].after + SERVER_TIME + bulk(CHARGE) + b"$6\r\n",
-            after=b"\r\n" + rules[0].once,
-            many=None if self._split or rules[0].counted != _PLAIN else _batch_script(first.algorithm),
+        # Three words of the command, three for all checks, and a key and six words for each check.
+        head = b"*%d\r\n%s%s" % (6 + 7 * count, packed.start, number)
+        # A plan should not name one budget twice. If it does, run.lua charges it twice.
+        different = len({check.terms.rule_id for check in checks}) == count
+        ordinary = different and all([rule.counted == _PLAIN for rule in rules])
+        if name != "run" or count == 1 or not ordinary:
+            return Shape(head, packed, rules, None)
+        # For hits: a tag and perhaps a time; for each check a key, four words, and the algorithm if there are several.
+        words = 4 + (self.clock is not None) + (5 + (len(names) > 1)) * count
+        packed_hits = _script("several", names)
+        if len(names) == 1:
+            rules = tuple([rule._replace(algorithm=b"") for rule in rules])
+        rules = tuple([rule._replace(once=rule.params + _ONE + rule.algorithm) for rule in rules])
+        hits = Shape(b"*%d\r\n%s%s" % (words, packed_hits.start, number), packed_hits, rules, None)
+        return Shape(head, packed, tuple([self._rule(check.terms) for check in checks]), hits)
+
+    def _pack_hit(self, terms: Terms) -> HitShape:
+        names, rule = frozenset([terms.algorithm]), self._rule(terms)
+        packed, params = _script("hit", names), b"".join(map(bulk, terms.params))
+        return HitShape(
+            before=b"*%d\r\n%s%s%s" % (5 + len(terms.params), packed.start, _ONE, rule.before),
+            between=rule.after + b"$6\r\n",
+            after=b"\r\n" + params,
+            script=packed,
+            many=None if self._split else _script("many", names),
+            rule=rule,
+            params=params,
         )
 
     def _rule(self, terms: Terms) -> PackedRule:
@@ -170,10 +216,15 @@ class Encoder:
 
 
 @cache
-def _batch_script(algorithm: str) -> BatchScript:
-    text = script("many", frozenset([algorithm]))
+def _script(name: str, algorithms: frozenset[str]) -> Script:
+    text = script(name, algorithms)
     checksum = sha1(text.encode(), usedforsecurity=False).hexdigest()
-    return BatchScript(bulk("EVALSHA") + bulk(checksum), bulk("EVAL") + bulk(text))
+    return Script(bulk("EVALSHA") + bulk(checksum), bulk("EVAL") + bulk(text))
+
+
+def _make_room(known: dict[Any, Any]) -> None:
+    if len(known) >= _MAX_SHAPES:
+        known.clear()
 
 
 def _packed_strikers(checks: tuple[Check, ...], ban: Check) -> bytes:
@@ -189,17 +240,19 @@ def _start_of_frame(shape: Shape, checks: tuple[Check, ...]) -> list[bytes]:
     return parts
 
 
-def decode(plan: Plan, reply: Sequence[int]) -> tuple[Outcome, ...]:
+def decode(plan: Plan, reply: Sequence[int] | bytes) -> tuple[Outcome, ...]:
     """Return one outcome for each check, from a script's reply.
 
-    The reply is the tag, the time, then five integers for each check.
+    The reply is the tag, the time, then five integers for each check. The reply of hit.lua and several.lua is text: the
+    tag, the time in two words, and the answers of the algorithms.
     """
+    if isinstance(reply, bytes):
+        _, seconds, microseconds, kept = reply.split(b" ", 3)
+        now = int(seconds) * MICROSECOND + int(microseconds)
+        if len(plan.checks) == 1:
+            return (_decode_hit(plan.checks[0], now, kept),)
+        return _decode_several(plan.checks, now, kept)
     at = reply[1]
-    if len(reply) == 2 + FIELDS:
-        _, _, allowed, remaining, retry, reset, following = reply
-        limit = plan.checks[0].terms.params[0]  # the limit, read without a call
-        wait = NEVER if retry < 0 else retry
-        return (new(Outcome, (allowed == 1, limit, remaining, wait, reset, following, at, "store")),)
     return tuple(
         [
             Outcome(
@@ -216,27 +269,149 @@ def decode(plan: Plan, reply: Sequence[int]) -> tuple[Outcome, ...]:
     )
 
 
+def _decode_hit(checked: Check, now: int, kept: bytes) -> Outcome:
+    """Return the outcome of a check that was charged if it was allowed.
+
+    `kept` is what the algorithm's `hit` in Lua returns: the state, or the part of it on which the algorithm's `check`
+    has the same outcome; nothing for no state; or "=" and the outcome's integers.
+    """
+    terms, _, cost = checked
+    known = _HITS.get(terms.algorithm)
+    if known is None or (kept[:1] == b"=" and known is not _GCRA):
+        allowed, remaining, retry, reset, following = map(int, kept[1:].split())
+        wait = NEVER if retry < 0 else retry
+        outcome = Outcome(allowed == 1, terms.limit, remaining, wait, reset, following, now)
+    else:
+        check, state_of, passed = known
+        quick = passed(kept, now, cost, terms.params) if kept and cost and passed is not None else None
+        outcome = quick if quick is not None else check(state_of(kept) if kept else None, now, cost, terms.params)
+    return in_shadow(outcome, passed=outcome.allowed) if terms.shadow else outcome
+
+
+def _decode_several(checks: tuple[Check, ...], now: int, kept: bytes) -> tuple[Outcome, ...]:
+    """Return the outcomes of several checks. If one refused, nothing was charged, and those that passed show that."""
+    at, outcomes, passed = 0, [], True
+    for check in checks:
+        end = at + 1 + kept[at]
+        outcome = _decode_hit(check, now, kept[at + 1 : end])
+        outcomes.append(outcome)
+        at, passed = end, passed and outcome.allowed
+    if not passed:
+        at = 0
+        for i, check in enumerate(checks):
+            end = at + 1 + kept[at]
+            if outcomes[i].allowed:
+                outcomes[i] = _decode_hit(check._replace(cost=0), now, kept[at + 1 : end])
+            at = end
+    return tuple(outcomes)
+
+
+def _counts(kept: bytes) -> list[int]:
+    """Return the state of a fixed window or a sliding counter: numbers with colons between them."""
+    return [_integer(word) for word in kept.split(b":")]
+
+
+def _level(kept: bytes) -> tuple[int, int] | None:
+    """Return the state of a GCRA: see gcra.lua."""
+    level = kept[7:14] if len(kept) >= 14 else kept[7:11]
+    return (int.from_bytes(level, "little"), int.from_bytes(kept[:7], "little")) if len(kept) >= 11 else None
+
+
+def _log(kept: bytes) -> list[int]:
+    """Return a sliding window's log with two stamps. All units count for the first one, which is the next to expire."""
+    used, oldest, newest = [_integer(word) for word in kept.split()]
+    return [used, oldest, used, newest, 0]
+
+
+def _integer(word: bytes) -> int:
+    """Return a stored number. Redis 7.2.0 to 7.2.4 write some as 1e+8, and another program may write very long ones."""
+    return int(word) if len(word) < 17 and word.isdigit() else int(min(float(word), MAX))
+
+
+# The outcome of a hit that passed, which is nearly every one, in a third of the time of `check`. None for any other.
+
+
+def _passed_window(kept: bytes, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None:
+    limit, window, grain = params
+    try:
+        used, oldest, newest = map(int, kept.split())
+    except ValueError:
+        return None
+    left, ends = limit - used - cost, window - now
+    if left < 0:
+        return None
+    stamp = now if grain == 1 else -(-now // grain) * grain
+    reset = (newest if newest > stamp else stamp) + ends
+    return new(Outcome, (True, limit, left, 0, reset, oldest + ends, now, "store"))
+
+
+def _passed_fixed(kept: bytes, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None:
+    limit, window = params
+    start, _, used = kept.partition(b":")
+    try:
+        left, wait = limit - int(used) - cost, int(start) + window - now
+    except ValueError:
+        return None
+    return new(Outcome, (True, limit, left, 0, wait, wait, now, "store")) if left >= 0 else None
+
+
+def _passed_gcra(kept: bytes, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None:
+    burst, unit, leak = params
+    ahead = _from_bytes(kept[:7], "little") - now
+    level = _from_bytes(kept[7:], "little") + ahead * leak
+    level = (level if level > 0 else 0) + cost * unit
+    full = burst * unit
+    if ahead > 0 or len(kept) != _LEVEL or level > full:
+        return None
+    free = (full - level) // unit
+    following = -((full - level - (free + 1) * unit) // leak)
+    return new(Outcome, (True, burst, free, 0, -(-level // leak), following, now, "store"))
+
+
+_from_bytes: Final = int.from_bytes
+_LEVEL: Final = 11  # the bytes of a GCRA's state, unless its level is 2^32 or more
+_Reader = tuple[
+    Callable[..., Outcome],
+    Callable[[bytes], Any],
+    Callable[[bytes, int, int, tuple[int, ...]], Outcome | None] | None,
+]
+_GCRA: Final[_Reader] = (gcra.check, _level, _passed_gcra)
+_HITS: Final[dict[str, _Reader]] = {  # other algorithms have `general` as their hit
+    "sliding-window": (sliding_window.check, _log, _passed_window),
+    "sliding-counter": (sliding_counter.check, _counts, None),
+    "fixed-window": (fixed_window.check, _counts, _passed_fixed),
+    "gcra": _GCRA,
+}
+
+
 def script(name: str, algorithms: frozenset[str]) -> str:
     """Return the text of a script with these algorithms and no others.
 
     The functions of a single algorithm keep their names. Each of several algorithms is a block, and the lines marked
-    --@SEVERAL pick the functions for a check. Bans are a separate block. A plan with a ban has at least two checks, so
-    its script leaves out the part for one check.
+    --@SEVERAL pick the functions for a check. Bans are a separate block.
     """
     text = _lua("sluicegate.stores", name).replace("--@PROLOGUE", _lua("sluicegate.stores", "prologue"))
     if BAN in algorithms:
-        head, _, rest = text.partition("--@ALONE")
         bans = f"local strike_bans\ndo\n{_lua('sluicegate.algorithms', BAN)}\n{_lua('sluicegate.stores', 'bans')}\nend"
-        text = (head + rest.partition("--@ALONE")[2]).replace("--@BANS", bans).replace("--@BANNED ", "")
-    chunks = {algorithm: _lua("sluicegate.algorithms", algorithm) for algorithm in sorted(algorithms - {BAN})}
-    if name != "refund":
-        chunks = {algorithm: chunk.partition("--@REFUND")[0] for algorithm, chunk in chunks.items()}
+        text = text.replace("--@BANS", bans).replace("--@BANNED ", "")
+    chunks = {algorithm: _chunk(name, algorithm) for algorithm in sorted(algorithms - {BAN})}
     if len(chunks) == 1:
         (chunk,) = chunks.values()
         return text.replace("--@ALGORITHMS", chunk)
     picked = f"function() return {_FUNCTIONS[name]} end"
     blocks = [f"do\n{chunk}\nalgorithms['{each}'] = {picked}\nend\n" for each, chunk in chunks.items()]
     return text.replace("--@ALGORITHMS", "local algorithms = {}\n" + "".join(blocks)).replace("--@SEVERAL ", "")
+
+
+def _chunk(name: str, algorithm: str) -> str:
+    """Return the functions of an algorithm that a script calls."""
+    head, _, rest = _lua("sluicegate.algorithms", algorithm).partition("--@HIT\n")
+    hit, _, rest = rest.partition("--@PLAN\n")
+    plan, _, refund = rest.partition("--@REFUND\n")
+    if name in {"run", "refund"}:
+        return head + plan + (refund if name == "refund" else "")
+    general = _lua("sluicegate.stores", "general").replace("--@PLAN", plan)
+    return head + hit.replace("--@GENERAL", general)
 
 
 # Found now, because `files` imports modules: a fork in the middle of an import would leave it locked in the child.

@@ -70,6 +70,7 @@ class UserClient(Driver):
 
     def __init__(self, client: Any) -> None:
         self.client = client
+        self._options = _options(client)
 
     def until(self) -> float:
         """Return infinity: no deadline is used, because a call of the client cannot be interrupted."""
@@ -78,7 +79,7 @@ class UserClient(Driver):
     def send(self, step: Send, until: float) -> Any:
         """Send the command. Return the reply, or a NoReplyError."""
         try:
-            return self.client.execute_command(*_words(step))
+            return self.client.execute_command(*_words(step), **self._options)
         except (RedisError, RedisClusterException, OSError) as error:
             return _failed(step, error)
 
@@ -94,6 +95,7 @@ class AsyncUserClient(AsyncDriver):
 
     def __init__(self, client: Any, *, deadline: float) -> None:
         self.client = client
+        self._options = _options(client)
         self._deadline = deadline
 
     def until(self) -> float:
@@ -104,7 +106,7 @@ class AsyncUserClient(AsyncDriver):
         """Send the command. Return the reply, or a NoReplyError."""
         try:
             async with asyncio.timeout_at(until):
-                return await self.client.execute_command(*_words(step))
+                return await self.client.execute_command(*_words(step), **self._options)
         except (RedisError, RedisClusterException, OSError) as error:
             return _failed(step, error)
 
@@ -147,9 +149,19 @@ def warn_about(client: Any, *, strict: bool) -> None:
     retries = getattr(retry, "_retries", 0)
     if retries:
         warn("SG106", shown, strict=strict, count=retries)
-    pool = getattr(client, "connection_pool", getattr(client, "nodes_manager", None))
+    pool = _pool(client)
     if pool is not None and pool.connection_kwargs.get("socket_timeout") is None:
         warn("SG107", shown, strict=strict)
+
+
+def _pool(client: Any) -> Any:
+    return getattr(client, "connection_pool", getattr(client, "nodes_manager", None))
+
+
+def _options(client: Any) -> dict[str, Any]:
+    """Return the options of a command. A client that decodes replies must leave them as bytes: not all are text."""
+    pool = _pool(client)
+    return {"NEVER_DECODE": True} if pool is not None and pool.connection_kwargs.get("decode_responses") else {}
 
 
 def _words(step: Send) -> list[Any]:
