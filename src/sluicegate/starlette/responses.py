@@ -64,6 +64,11 @@ async def own_answer(
     return cast("ASGIApp | None", await answer)
 
 
+def has_handlers(scope: Scope, outer: object) -> bool:
+    """True if an application that serves this request has exception handlers. A plain application has none."""
+    return any([getattr(app, "exception_handlers", None) for app in (scope.get("app"), outer)])
+
+
 def _handler_of(handlers: Mapping[Any, Any], decision: Decision) -> Any:
     """Return an application's handler for this refusal; None without one."""
     status = status_of(decision)
