@@ -344,7 +344,7 @@ class RateLimitMiddleware:
         """
         scope, receive, send = call
         start, rest = HTTP
-        if scope["type"] == "websocket":
+        if scope["type"] != "http":
             if state.begun or not can_deny(scope):
                 closing = {"type": "websocket.close", "code": 1008, "reason": REASON}
                 await self._adding_fields(state, send)(closing)

@@ -225,9 +225,10 @@ class Installation:
     def _enforce_route(self, native: Request, state: _FlaskState) -> Response | None:
         """Enforce the rules of the route that the request has matched."""
         state.route_decided = True
-        route = self._routes.find(self._app, native.url_rule, native.method)
-        state.note_marks(route.marks)
-        return self._enforce(native, state, route.bounds, before_view=True)
+        bounds, marks = self._routes.find(self._app, native.url_rule, native.method)
+        if marks:
+            state.note_marks(marks)
+        return self._enforce(native, state, bounds, before_view=True)
 
     def _settle_by(self, state: _FlaskState, response: Response) -> None:
         """Refund charges by this response, and release held slots when the response is closed."""
@@ -328,7 +329,10 @@ def first_limiter() -> Installation | None:
 
 def _states(native: Request) -> States:
     """Return the state of this request under each limiter."""
-    states: States = vars(native).setdefault(_ON_REQUEST, {})
+    facts = vars(native)
+    states: States | None = facts.get(_ON_REQUEST)
+    if states is None:
+        states = facts[_ON_REQUEST] = {}
     return states
 
 

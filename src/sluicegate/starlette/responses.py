@@ -66,7 +66,8 @@ async def own_answer(
 
 def has_handlers(scope: Scope, outer: object) -> bool:
     """True if an application that serves this request has exception handlers. A plain application has none."""
-    return any([getattr(app, "exception_handlers", None) for app in (scope.get("app"), outer)])
+    app = scope.get("app")
+    return bool(getattr(app, "exception_handlers", None) or getattr(outer, "exception_handlers", None))
 
 
 def _handler_of(handlers: Mapping[Any, Any], decision: Decision) -> Any:
