@@ -34,7 +34,8 @@ from bench.budgets import NONE
 from bench.figures import Figure, Role, added
 from bench.race import Contender, Course, Turn
 from sluicegate import asgi, flask, starlette
-from sluicegate.plan import Outcome, Plan
+from sluicegate.plan import Outcome, Plan, Terms
+from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 
 IDENTITIES = 1_000
 PLENTY, FEW = 1_000_000, 10
@@ -73,38 +74,24 @@ class App(NamedTuple):
     context: Callable[[], AbstractContextManager[object]] = nullcontext  # Django's settings belong to the process
 
 
-class InstantStore:
-    """A store that answers at once: with it, the figures are those of everything but the engine."""
+class InstantStore(MemoryStore):
+    """A store that answers at once: with it, the figures are those of everything but the store."""
 
     def __init__(self, *, allows: bool) -> None:
-        wait = HOUR * 1_000_000 - 1
-        if allows:
-            self._outcomes = (
-                Outcome(allowed=True, limit=PLENTY, remaining=9, retry_after=0, reset_after=wait, next_after=wait),
-            )
-        else:
-            self._outcomes = (
-                Outcome(allowed=False, limit=FEW, remaining=0, retry_after=wait, reset_after=wait, next_after=wait),
-            )
+        super().__init__()
+        limit, wait = (PLENTY, 0) if allows else (FEW, HOUR * 1_000_000)
+        self._outcomes = (Outcome(allows, limit, 0, wait, HOUR * 1_000_000, HOUR * 1_000_000),)
+
+    def hit(self, terms: Terms, identity: str, cost: int) -> Outcome | None:
+        (outcome,) = self._outcomes
+        return outcome if outcome.allowed else None
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         return self._outcomes
 
-    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None: ...
 
-    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        return outcomes
-
-    def forget(self, rule_id: str, identity: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class AsyncInstantStore(InstantStore):
-    async def run(self, plan: Plan) -> tuple[Outcome, ...]:  # type: ignore[override]
-        return self._outcomes
-
-    async def close(self) -> None: ...  # type: ignore[override]
+def _instant_async(*, allows: bool) -> AsyncMemoryStore:
+    return AsyncMemoryStore(InstantStore(allows=allows))
 
 
 def _options(limit: int, store: object = "memory://") -> dict[str, Any]:
@@ -499,7 +486,7 @@ def _frameworks(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[str, list[App
             name,
             [
                 App(NONE, "floor", on_loop(make(), loop)),
-                *_ours(limited, AsyncInstantStore),
+                *_ours(limited, _instant_async),
                 App("limits by hand, fields", "peer", on_loop(make(ByHand), loop)),
                 App("limits by hand, fields, sync", "peer", on_loop(make(ByHandSync), loop)),
                 App(CONSTANT, "floor", on_loop(make(Constant), loop), 429),
@@ -518,7 +505,7 @@ def _frameworks(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[str, list[App
     ours_in_django = "sluicegate.django.RateLimitMiddleware"
     for name, path, at, store in (
         ("Django", "/", None, InstantStore),
-        ("Django, async", "/async", loop, AsyncInstantStore),
+        ("Django, async", "/async", loop, _instant_async),
     ):
         django: Callable[..., App] = partial(_django, path=path, loop=at)
         yield (
@@ -542,7 +529,7 @@ def _frameworks(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[str, list[App
         )
 
 
-def _ours(limited: Callable[[int, object], Prepare], instant: type[InstantStore]) -> list[App]:
+def _ours(limited: Callable[[int, object], Prepare], instant: Callable[..., object]) -> list[App]:
     return [
         App(OURS, "sluicegate", limited(PLENTY, "memory://")),
         App(f"{OURS}, instant store", "sluicegate", limited(PLENTY, instant(allows=True))),

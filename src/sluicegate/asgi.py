@@ -194,7 +194,9 @@ class RateLimitMiddleware:
             if scope.get("method") == "OPTIONS" and self._is_free(scope, caller):
                 bounds = ()
             if bounds or gate.denies:
-                decision = await gate.decide(caller, bounds)
+                decision: Any = gate.begin(caller, bounds)  # without a coroutine, for most requests
+                if type(decision) is not Decision:
+                    decision = await gate.finish(decision, caller, bounds)
                 if gate.may_owe:
                     state.note(decision)
                 else:
