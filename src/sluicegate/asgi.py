@@ -360,10 +360,11 @@ class RateLimitMiddleware:
         dialect = self.settings.headers
         if state.decision is not decision:  # the fields cover all decisions about the request
             send, dialect = self._adding_fields(state, send), None
-        accept = caller.header("accept")
-        answer = denial(decision, dialect, epoch=epoch_seconds(), accept=",".join(accept) if accept else "")
+        accept = ",".join(caller.header("accept"))
+        answer = denial(decision, dialect, epoch=epoch_seconds(), accept=accept)
+        body = b"" if caller.method == "HEAD" else answer.body
         await send({"type": start, "status": answer.status, "headers": [*denied(answer)]})
-        await send({"type": rest, "body": b"" if caller.method == "HEAD" else answer.body, "more_body": False})
+        await send({"type": rest, "body": body, "more_body": False})
 
 
 def _name_taken() -> SettingsError:

@@ -292,6 +292,7 @@ ASIDE: Final = {
     "web.http:fields_for": "the fields of one decision",
     "web.http:denial": "the checks of one decision",
     "web.http:_denial": "the checks of one decision",
+    "web.http:_rows": "the checks of one decision",
     "web.http:_draft_11": "the checks of one decision",
     "web.http:_of_one.fields": "the checks of one decision",
     "web.http:_policies": "the checks of one decision",

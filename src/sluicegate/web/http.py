@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC
 from functools import lru_cache
@@ -116,26 +116,33 @@ def denial(decision: Decision, dialect: str | None, *, epoch: float, accept: str
     if dialect == "x-ratelimit":  # only this dialect has a time of day
         second, rest = divmod(epoch, 1)
         since = round(rest * MICROSECOND)
-    rows: list[_Row] = []
-    waits: list[int | None] = []
-    if len(decision.outcomes) > 1 and dialect not in (None, "draft-11"):  # the other dialects show the longest wait
-        waits = sorted({outcome.retry_after or 0 for outcome in decision.outcomes}, reverse=True)
-    for (terms, _, _), (allowed, limit, left, retry, reset, ahead, _, source) in zip(
-        decision.checks, decision.outcomes, strict=True
-    ):
-        # The same rounding as in `seconds`, without a call.
+    _, checks, outcomes = decision
+    if len(checks) == 1:  # nearly always: the same as below, without a call
+        (terms, _, _), (allowed, limit, left, retry, reset, ahead, _, source) = checks[0], outcomes[0]
         wait, whole = retry and -(-retry // MICROSECOND), -(-(reset + since) // MICROSECOND)
-        rank = waits.index(retry or 0) if waits else 0
-        rows.append((terms, allowed, limit, left, wait, whole, -(-ahead // MICROSECOND), source, rank))
+        rows: _Rows = ((terms, allowed, limit, left, wait, whole, -(-ahead // MICROSECOND), source, 0),)
+    else:
+        rows = tuple(_rows(decision, since=since))
     text = _wants_text(accept) if len(accept) <= _LONGEST_ACCEPT else wants_text(accept)
-    return _denial(tuple(rows), dialect, second, text=text)
+    return _denial((rows, dialect, second, text))
 
 
 _Row = tuple[Terms, bool, int, int, int | None, int, int, Source, int]
+_Rows = tuple[_Row, ...]
+
+
+def _rows(decision: Decision, *, since: int) -> Iterator[_Row]:
+    """Yield what a response has of each check: the times in whole seconds, and the rank of the wait among all."""
+    waits = sorted({outcome.retry_after or 0 for outcome in decision.outcomes}, reverse=True)
+    for (terms, _, _), outcome in zip(decision.checks, decision.outcomes, strict=True):
+        allowed, limit, left, retry, reset, ahead, _, source = outcome
+        rank, wait = waits.index(retry or 0), None if retry is None else seconds(retry)
+        yield terms, allowed, limit, left, wait, seconds(reset + since), seconds(ahead), source, rank
 
 
 @lru_cache(maxsize=1024)
-def _denial(rows: tuple[_Row, ...], dialect: str | None, epoch: float, *, text: bool) -> Denial:
+def _denial(key: tuple[_Rows, str | None, float, bool]) -> Denial:
+    rows, dialect, epoch, text = key
     checks, outcomes = [], []
     for terms, allowed, limit, left, retry, reset, ahead, source, rank in rows:
         checks.append(Check(terms, "", 1))
