@@ -54,13 +54,14 @@ PARTS = {
     "memory": Part("memory:measure", Effort(5, 500, 5), Effort(25, 2_000, 25)),  # 4
     "redis": Part("redis:measure", Effort(5, 100, 8), Effort(30, 200, 60)),
     "asyncio": Part("tasks:measure", Effort(3, 1_000, 5), Effort(9, 4_000, 20)),  # 4
+    "requests": Part("requests:measure", Effort(3, 2_000, 20), Effort(12, 20_000, 240)),  # 5
     "http": Part("http:measure", Effort(2, 0, 10, turn=1), Effort(12, 0, 120, turn=1)),  # 4
     "flood": Part("http:measure_flood", Effort(2, 0, 10, turn=1), Effort(9, 0, 60, turn=1)),  # 4
     "bytes": Part("sizes:measure", Effort(1, 5_000, 30), Effort(1, 100_000, 60)),
     "cpu": Part("cpu:measure", Effort(3, 200, 10), Effort(9, 1_000, 60)),
     "import": Part("startup:measure", Effort(5, 0, 10), Effort(20, 0, 30)),
 }
-RACES = {"memory": 4, "asyncio": 4, "http": 4, "flood": 4}
+RACES = {"memory": 4, "asyncio": 4, "requests": 5, "http": 4, "flood": 4}
 
 
 def main() -> int:

@@ -30,6 +30,7 @@ MEASURES: Final = {
     "p99": Measure("99 % of latencies", "ms", 2),
     "cpu": Measure("CPU of the worker for one request", "µs", 1),
     "added": Measure("CPU added to one request", "µs", 1),
+    "calls": Measure("function calls for one request", "", 0),
     "server": Measure("CPU of the server for one check", "µs", 2),
     "script": Measure("of that, inside the script", "µs", 2),
     "bytes": Measure("bytes for one key", "B", 0),

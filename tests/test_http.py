@@ -15,12 +15,15 @@ from sluicegate import Decision, Limiter, ManualClock, Outcome, Rule
 from sluicegate.errors import QuotaError, RuleError, SettingsError
 from sluicegate.plan import Check, Terms
 from sluicegate.quota import Quota
-from sluicegate.web import http
+from sluicegate.web import asgi_messages, http
+from sluicegate.web.asgi_messages import denied, merged, with_fields
 from sluicegate.web.http import (
     DIALECTS,
+    Denial,
     check_dialect,
     denial,
     fields_for,
+    make_denial,
     merge,
     quoted,
     retry_after,
@@ -330,7 +333,7 @@ def test_the_problem(decision: Decision, expected: dict[str, Any]) -> None:
     assert answer.content_type == fields["Content-Type"] == PROBLEM
     assert fields["Content-Length"] == str(len(answer.body))
     assert fields["Cache-Control"] == "no-store"
-    assert answer.all_fields == [*answer.body_fields, *answer.fields]
+    assert answer.all_fields == (*answer.body_fields, *answer.fields)
     assert fields.get("Retry-After") == (None if answer.wait is None else str(answer.wait))
     assert (answer.wait is None) is (decision is NEVER)
     policies = {name for name, _ in parsed(fields.get("RateLimit-Policy", ""))} if decision.outcomes else set()
@@ -356,6 +359,77 @@ def test_a_cached_response_has_the_same_fields(dialect: str, wait: int, epoch: i
     outcome = Outcome(False, 10, 0, wait, wait + 300_000, wait)
     decision, now = made(("a", outcome)), epoch / SECOND
     assert denial(decision, dialect, epoch=now).fields == tuple(fields_for(decision, dialect, epoch=now, status=429))
+
+
+NAMES = st.sampled_from(["a", "per%d", 'say "hi"'])
+TIMES = st.integers(0, 3 * SECOND) | st.integers(0, 10**13)
+
+
+@st.composite
+def refusals(draw: Any) -> Decision:
+    """A refusal of one or several rules, of a ban, of a list, or because the store failed."""
+    checks, outcomes = [], []
+    for at in range(draw(st.sampled_from([1, 1, 1, 2, 3, 0]))):
+        refused = at == 0 or draw(st.booleans())
+        limit = draw(st.integers(1, 10**6))
+        special = draw(st.sampled_from([{}, {}, {}, {"algorithm": "ban"}, {"held": True}, {"shadow": True}]))
+        if "shadow" in special:
+            refused = False
+        checks.append(Check(terms(f"{draw(NAMES)}{at}", limit, window=60)._replace(**special), "i", 1))
+        wait = draw(st.none() | TIMES) if refused else 0
+        source = draw(st.sampled_from(["store", "store", "local", "policy"]))
+        outcomes.append(
+            Outcome(not refused, limit, draw(st.integers(0, limit)), wait, draw(TIMES), draw(TIMES), 5, source)
+        )
+    return Decision(False, tuple(checks), tuple(outcomes))
+
+
+@pytest.mark.parametrize("dialect", [None, *DIALECTS])
+@given(decision=refusals(), epoch=st.integers(10**15, 2 * 10**15), accept=st.sampled_from(["", "*/*", "text/html"]))
+def test_a_cached_refusal_is_the_one_that_would_be_made_now(
+    dialect: str | None, decision: Decision, epoch: int, accept: str
+) -> None:
+    now = epoch / SECOND
+    for _ in range(2):
+        cached = denial(decision, dialect, epoch=now, accept=accept)
+        anew = make_denial(decision, dialect, epoch=now, text=wants_text(accept))
+        assert [getattr(cached, part) for part in Denial.__slots__] == [
+            getattr(anew, part) for part in Denial.__slots__
+        ]
+        assert denied(cached) == [(name.lower().encode(), value.encode()) for name, value in anew.all_fields]
+
+
+HEADERS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [b"x", b"Content-Type", b"RateLimit", b"ratelimit-policy", b"X-RateLimit-Limit", b"cache-control"]
+        ),
+        st.sampled_from([b"", b"3", b'"a0";r=1', b'"other";q=1;w=1', b"public"]),
+    ),
+    max_size=3,
+)
+
+
+@pytest.mark.parametrize("dialect", [None, *DIALECTS])
+@given(
+    decision=refusals(), allowed=st.booleans(), headers=HEADERS, status=st.sampled_from([101, 200, 204, 301, 404, 429])
+)
+def test_the_fields_of_a_message_are_those_of_the_text(
+    dialect: str | None, decision: Decision, allowed: bool, headers: list[tuple[bytes, bytes]], status: int
+) -> None:
+    if allowed:
+        passed = [out._replace(allowed=True, retry_after=0) for out in decision.outcomes]
+        decision = Decision(True, decision.checks, tuple(passed))
+    before = list(headers)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asgi_messages, "epoch_seconds", lambda: 7.5)
+        made = with_fields({"status": status, "headers": headers, "more": 1}, decision, dialect)
+        lazy = with_fields({"status": status, "headers": iter(headers), "more": 1}, decision, dialect)
+    fields = fields_for(decision, dialect, epoch=7.5, status=status)
+    assert made == lazy == {"status": status, "headers": merged(headers, fields) if fields else headers, "more": 1}
+    assert headers == before
+    assert made["headers"] is not headers or not fields
+    assert "headers" not in with_fields({"status": 301}, decision._replace(allowed=True), dialect)
 
 
 @pytest.mark.parametrize(("status", "has_retry_after"), [(200, False), (303, False), (420, True), (503, True)])
@@ -487,8 +561,8 @@ MOMENT = 784111777
 def test_the_later_retry_after_wins_also_if_it_is_a_date(date: str, ahead: float, wins: bool) -> None:
     for lines in ([date], ["7", date, "soon"]):
         own = [("retry-after", line) for line in lines]
-        merged = merge(own, [("Retry-After", "60")], epoch=lambda: MOMENT - ahead)
-        assert merged == [("Retry-After", date if wins else "60")]
+        joined = merge(own, [("Retry-After", "60")], epoch=lambda: MOMENT - ahead)
+        assert joined == [("Retry-After", date if wins else "60")]
 
 
 @pytest.mark.parametrize(

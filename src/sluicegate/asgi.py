@@ -30,15 +30,15 @@ from sluicegate.web.asgi_messages import (
     encoded_name,
     is_last,
     listed,
-    merged,
     response_of,
+    with_fields,
 )
 from sluicegate.web.bound import Bound
 from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint
 from sluicegate.web.gate import AsyncGate
-from sluicegate.web.http import denial, fields_for
+from sluicegate.web.http import denial
 from sluicegate.web.preflight import is_preflight
-from sluicegate.web.request_state import RequestState, warn_of_twice
+from sluicegate.web.request_state import NO_MARKS, RequestState, warn_of_twice
 from sluicegate.web.settings import Settings, hide
 from sluicegate.web.settlement import AsyncSettlement
 
@@ -60,16 +60,20 @@ _RUNNING: Final = frozenset({"starlette.middleware.authentication", "starlette.m
 class AsgiCaller:
     """The client of a request, read from its scope."""
 
-    __slots__ = ("method", "scope")
+    __slots__ = ("scope",)
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.method: str = scope.get("method", "GET").upper()  # a WebSocket handshake is a GET
 
     @property
     def native(self) -> Any:
         """The ASGI scope. The Starlette adapter returns a request instead."""
         return self.scope
+
+    @property
+    def method(self) -> str:
+        """The method in capitals. A WebSocket handshake is a GET."""
+        return str(self.scope.get("method", "GET")).upper()
 
     @property
     def path(self) -> str:
@@ -117,7 +121,7 @@ class Exchange(RequestState):
 
     def __init__(self, gate: AsyncGate) -> None:
         # Not by super(): this runs for every request.
-        self.gate, self.decision, self.settlement, self.enforced = gate, None, None, set()
+        self.gate, self.decision, self.settlement, self.enforced = gate, None, None, NO_MARKS
         self.begun = ""  # the type of the message that started the response, or of a later one that closed the socket
         self.covered = False  # True: an inner limiter sends the response to a raised refusal
         self.refused: Decision | None = None  # a refusal that the application raised; its response is still to be sent
@@ -178,7 +182,8 @@ class RateLimitMiddleware:
         scope_state = scope.get("state")
         if scope_state is None:
             scope_state = scope["state"] = {}
-        outer, state = scope_state.get(_STATE), Exchange(self.gate)
+        gate = self.gate
+        outer, state = scope_state.get(_STATE), Exchange(gate)
         if outer is not None and not isinstance(outer, Exchange):
             raise _name_taken()
         scope_state[_STATE] = state
@@ -186,16 +191,18 @@ class RateLimitMiddleware:
             caller, arrival = self.arrive(scope)
             is_plain = arrival is NOWHERE and outer is None
             bounds = self._everywhere if is_plain else self._bounds(state, outer, arrival)
-            if caller.method == "OPTIONS" and self._is_free(scope, caller):
+            if scope.get("method") == "OPTIONS" and self._is_free(scope, caller):
                 bounds = ()
-            if bounds or self.gate.denies:
-                decision = await self.gate.decide(caller, bounds)
-                if self.gate.may_owe:
+            if bounds or gate.denies:
+                decision: Any = gate.begin(caller, bounds)  # without a coroutine, for most requests
+                if type(decision) is not Decision:
+                    decision = await gate.finish(decision, caller, bounds)
+                if gate.may_owe:
                     state.note(decision)
                 else:
                     state.decision = decision  # the first of this request
                 if outer is not None:
-                    warn_of_twice(outer, self.gate, decision)
+                    warn_of_twice(outer, gate, decision)
                 if decision is not None and not decision.allowed:
                     if kind == "websocket":
                         await receive()  # ASGI: receive the handshake before the response to it
@@ -240,9 +247,9 @@ class RateLimitMiddleware:
         answering = (type(each) for each in chain(self.app) if is_cors(type(each)) or not passes_preflight(type(each)))
         return is_cors(next(answering, None))
 
-    def own_answer(self, decision: Decision, caller: AsgiCaller) -> Awaitable[ASGIApp | None]:
-        """Return the user's own response to a refused request, or None."""
-        return answer_of(self.settings, caller, decision)
+    def own_answer(self, decision: Decision, caller: AsgiCaller) -> Awaitable[ASGIApp | None] | None:
+        """Return the user's own response to a refused request. None if the user has made none."""
+        return None if self.settings.on_denied is None else answer_of(self.settings, caller, decision)
 
     def _is_free(self, scope: Scope, caller: AsgiCaller) -> bool:
         """True if this is a preflight that runs no view. A CORS layer accepts only OPTIONS in capitals."""
@@ -252,9 +259,9 @@ class RateLimitMiddleware:
         """Return the rules for this endpoint, without the marks that an outer limiter has enforced."""
         endpoint, marks = arrival
         if outer is not None:
-            state.enforced.update(outer.enforced)
+            state.note_marks(outer.enforced)
         done = frozenset([mark for mark in endpoint.marks if mark in state.enforced])
-        state.enforced.update(endpoint.marks, marks)
+        state.note_marks((*endpoint.marks, *marks))
         return self.gate.bind(endpoint, done)
 
     def _check(self, scope: Scope) -> None:
@@ -291,6 +298,7 @@ class RateLimitMiddleware:
 
     def _adding_fields(self, state: Exchange, send: Send) -> Send:
         """Make a `send` that adds the fields of the decision to the start of the response."""
+        dialect = self.settings.headers
 
         def send_with_fields(message: Message) -> Awaitable[None]:
             if state.settlement is not None or state.refused is not None:
@@ -302,15 +310,10 @@ class RateLimitMiddleware:
                 state.begun = kind
                 decision = state.decision
                 if decision is not None and kind in STARTS:
-                    message = self._with_fields(decision, message)
+                    message = with_fields(message, decision, dialect)
             return send(message)
 
         return send_with_fields
-
-    def _with_fields(self, decision: Decision, message: Message) -> Message:
-        """Return the start of a response with the fields of the decision."""
-        fields = fields_for(decision, self.settings.headers, epoch=epoch_seconds(), status=message["status"])
-        return {**message, "headers": merged(message.get("headers", ()), fields)} if fields else message
 
     async def _send_and_settle(self, state: Exchange, message: Message, send: Send) -> None:
         """Send a message of a request that has a settlement: refund, renew or release charges when the message requires
@@ -330,7 +333,7 @@ class RateLimitMiddleware:
             state.regain(await settlement.answered(response))
         decision = state.decision
         if decision is not None and message["type"] in STARTS:
-            message = self._with_fields(decision, message)
+            message = with_fields(message, decision, self.settings.headers)
         await send(message)
         if is_last(message):
             await settlement.ended()
@@ -343,13 +346,14 @@ class RateLimitMiddleware:
         """
         scope, receive, send = call
         start, rest = HTTP
-        if scope["type"] == "websocket":
+        if scope["type"] != "http":
             if state.begun or not can_deny(scope):
                 closing = {"type": "websocket.close", "code": 1008, "reason": REASON}
                 await self._adding_fields(state, send)(closing)
                 return
             start, rest = WEBSOCKET
-        own = await self.own_answer(decision, caller)
+        answering = self.own_answer(decision, caller)
+        own = None if answering is None else await answering
         if own is not None:
             await own(scope, receive, self._adding_fields(state, send))
             return
@@ -358,8 +362,9 @@ class RateLimitMiddleware:
             send, dialect = self._adding_fields(state, send), None
         accept = ",".join(caller.header("accept"))
         answer = denial(decision, dialect, epoch=epoch_seconds(), accept=accept)
+        body = b"" if caller.method == "HEAD" else answer.body
         await send({"type": start, "status": answer.status, "headers": [*denied(answer)]})
-        await send({"type": rest, "body": b"" if caller.method == "HEAD" else answer.body, "more_body": False})
+        await send({"type": rest, "body": body, "more_body": False})
 
 
 def _name_taken() -> SettingsError:

@@ -107,7 +107,7 @@ class RateLimit(Depends):
         state = state_at(scope, "RateLimit on", scope.get("endpoint"))
         if self.mark in state.enforced or EXEMPT in state.enforced or not state.gate.settings.enabled:
             return state.decision
-        state.enforced.add(self.mark)
+        state.note_marks((self.mark,))
         endpoint = _endpoint(self.mark, label_of(scope.get("endpoint")), template_of(scope))
         decided = await charge(state, scope, bounds_of(state.gate, endpoint, endpoint.marks))
         if decided is not None and not decided.allowed:

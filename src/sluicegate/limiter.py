@@ -142,7 +142,7 @@ class _Engine(Generic[_AnyStore]):
             if hit is not None:
                 outcome = hit(single, text, cost)
                 if outcome is not None:
-                    return new(Decision, (True, checks, (outcome,)))
+                    return new(Decision, (outcome.allowed, checks, (outcome,)))
         else:
             checks = tuple([new(Check, (each, text, cost)) for each in terms])
         return new(Plan, (checks, True, False, None))

@@ -23,7 +23,7 @@ from sluicegate.rules.response import Headers, Response
 from sluicegate.rules.rule import Rule
 from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import Gate
-from sluicegate.web.http import Fields, denial, fields_for, merge
+from sluicegate.web.http import Fields, denial, environ_name, fields_for, merge
 from sluicegate.web.request_state import RequestState, warn_of_twice
 from sluicegate.web.settings import Settings, hide
 from sluicegate.web.settlement import Settlement
@@ -36,7 +36,6 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None,
 KEY: Final = "sluicegate.state"
 _NOWHERE: Final = Endpoint()
 _RAISED: Final[list[bytes]] = []  # instead of the iterable, while the application has returned none
-_WITHOUT_HTTP: Final = ("CONTENT_TYPE", "CONTENT_LENGTH")  # the two headers without HTTP_ in PEP 3333
 
 
 class WsgiCaller:
@@ -69,8 +68,7 @@ class WsgiCaller:
 
     def header(self, name: str) -> Sequence[str]:
         """Return a header as one line: the server has joined its lines."""
-        key = name.upper().replace("-", "_")
-        value = self.environ.get(key if key in _WITHOUT_HTTP else f"HTTP_{key}")
+        value = self.environ.get(environ_name(name))
         return () if value is None else (value,)
 
     def path_value(self, name: str) -> str | None:
@@ -154,9 +152,9 @@ class RateLimitMiddleware:
         answer = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
         status = f"{answer.status} {HTTPStatus(answer.status).phrase}"
         if raw is None:
-            respond(status, answer.body_fields)  # `respond` adds the others
+            respond(status, [*answer.body_fields])  # `respond` adds the others
         else:
-            raw(status, answer.all_fields)
+            raw(status, [*answer.all_fields])
         return [b"" if caller.method == "HEAD" else answer.body]
 
     def _pass(self, state: _Served, environ: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:

@@ -17,7 +17,7 @@ from django.urls import path
 from django.views.decorators.cache import cache_page
 
 from sluicegate import ManualClock
-from sluicegate.django import limit
+from sluicegate.django import limit, responses
 from tests.adapters.django_app import OURS, serving
 
 HERE = "tests.adapters.test_django_cache"
@@ -141,3 +141,21 @@ def test_a_pickled_copy_keeps_fields_that_others_added() -> None:
         "Vary": "Accept",
     }
     assert "default" in response.headers["RateLimit"]
+
+
+def test_the_headers_are_the_same_by_djangos_own_methods(monkeypatch: pytest.MonkeyPatch, asgi: bool) -> None:
+    found = []
+    for keeps in (True, False):
+        monkeypatch.setattr(responses, "_KEEPS_A_STORE", keeps)
+        urls = [path("page", page), path("own", own)]
+        with serving(asgi=asgi, urls=urls, default_limits=["2/minute"], clock=ManualClock()):
+            answers = [Client().get(f"/{name}") for name in ("page", "own", "own")]
+        found.append(
+            [(each.status_code, dict(each.headers), dict(pickle.loads(pickle.dumps(each.headers)))) for each in answers]
+        )
+    assert found[0] == found[1]
+    (_, first, stored), (_, second, own_stored), (status, refused, _) = found[0]
+    assert (first["RateLimit"], "RateLimit" in stored) == ('"default";r=1;t=60', False)
+    assert second["RateLimit"] == '"own";r=5, "default";r=0;t=60'
+    assert own_stored["RateLimit"] == '"own";r=5'
+    assert (status, refused["Retry-After"], refused["RateLimit"]) == (429, "60", '"default";r=0;t=60')

@@ -30,6 +30,7 @@ from sluicegate.flask import (
     decision,
     limit,
     rate_limited,
+    responses,
 )
 from sluicegate.identity import identity_text
 from sluicegate.testing import BrokenStore, ShutStore
@@ -62,6 +63,18 @@ def refused(app: Flask, path: str = "/open", **headers: str) -> Answer:
     while (answer := speaker.request("GET", path, headers=list(headers.items()))).status == 200:
         pass
     return answer
+
+
+def test_the_headers_are_the_same_by_werkzeugs_own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for keeps in (True, False):
+        monkeypatch.setattr(responses, "_KEEPS_A_LIST", keeps)
+        speaker = client(default_limits=["2/minute"])
+        found.append(
+            [(each.status, each.headers, each.body) for each in [speaker.request("GET", "/open") for _ in "abc"]]
+        )
+    assert found[0] == found[1]
+    assert [status for status, _, _ in found[0]] == [200, 200, 429]
 
 
 # FL01: one instance, several applications

@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from sluicegate import Concurrency, ManualClock, address, hidden, identity
+from sluicegate import Concurrency, Limiter, ManualClock, address, hidden, identity
 from sluicegate.address import Trust, client_address
 from sluicegate.asgi import AsgiCaller
 from sluicegate.rules import key, response, rule, terms
@@ -109,6 +109,7 @@ class Loop(NamedTuple):
 NETWORKS: Final = Trust.of("0.0.0.0/0", "Forwarded")
 HOPS: Final = Trust.of(32)
 OURS: Final = [("RateLimit-Policy", '"a";q=1;w=9'), ("RateLimit", '"a";r=0;t=7'), ("Retry-After", "7")]
+ALLOWED: Final = Limiter().hit("5/minute", "alice")
 SEAL: Final = identity.Seal("only for these tests")
 FORWARDED: Final = ("for=", 'for="', "for=10.0.0.1,", "for=10.0.0.1;")
 LISTS: Final = Gate(Settings(allow=["192.0.2.0/24", ("user", "alice")], deny=["203.0.113.0/24"]))
@@ -179,6 +180,7 @@ LOOPS: Final = {
     "django.request:AsyncDjangoRequestState.header": Loop(CLIENT, in_django, "a"),
     "web.http:_wants_text": Loop(CLIENT, http._wants_text, " ,;=q1", ("text/html;q=",)),
     "web.http:merge": Loop(ANSWER, merge_fields, '",;\\a', ('"a', "limit=1, ")),
+    "web.http:collides": Loop(ANSWER, lambda text: http.collides([(each, each) for each in text]), "aR"),
     "web.http:_renamed": Loop(ANSWER, merge_fields, '"\\a', ('"a', '"a-')),
     "web.http:_renamed.free_name": Loop(
         ANSWER, lambda text: http.merge([("RateLimit", ",".join(f'"a-{at}"' for at in range(len(text) // 8)))], OURS)
@@ -201,6 +203,11 @@ LOOPS: Final = {
         lambda text: asgi_messages.response_of(
             {"type": asgi_messages.HTTP[0], "status": 200, "headers": lines_of(text)}
         ),
+        "a",
+    ),
+    "web.asgi_messages:with_fields": Loop(
+        ANSWER,
+        lambda text: asgi_messages.with_fields({"status": 200, "headers": lines_of(text)}, ALLOWED, "draft-11"),
         "a",
     ),
     "web.asgi_messages:_encoded": Loop(
@@ -285,6 +292,7 @@ ASIDE: Final = {
     "web.http:fields_for": "the fields of one decision",
     "web.http:denial": "the checks of one decision",
     "web.http:_denial": "the checks of one decision",
+    "web.http:_rows": "the checks of one decision",
     "web.http:_draft_11": "the checks of one decision",
     "web.http:_of_one.fields": "the checks of one decision",
     "web.http:_policies": "the checks of one decision",

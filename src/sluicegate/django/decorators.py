@@ -242,7 +242,7 @@ def _unenforced_call(mark: Mark, view: Any, args: tuple[Any, ...]) -> _ViewCall 
         cls: Any = None if owner is None else type(owner)
         name = label_of(view) if cls is None else view.__name__
         arrival = arrival_by_call(cls, name, marks, route=arrival.endpoint.route)
-    state.enforced.update(arrival.marks)
+    state.note_marks(arrival.marks)
     return _ViewCall(
         request, state, _bounds(state.gate, arrival.endpoint), marks=arrival.marks, adds_fields=adds_fields, owner=owner
     )
@@ -269,7 +269,7 @@ def _bounds(gate: Gate | AsyncGate, endpoint: Endpoint) -> tuple[Bound, ...]:
 
 def _finish(call: _ViewCall, response: HttpResponseBase) -> HttpResponseBase:
     """Add the fields. The same request object may come again (in tests it does), and is then charged again."""
-    call.state.enforced.difference_update(call.marks)
+    call.state.enforced -= frozenset(call.marks)
     return add_fields(response, call.state)
 
 

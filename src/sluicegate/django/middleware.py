@@ -126,7 +126,7 @@ def _arrive(request: HttpRequest, state: DjangoRequestState) -> tuple[Bound, ...
     """Mark the request as charged, and return the rules of its endpoint."""
     arrival = arrival_of(request)
     state.charged = True
-    state.enforced.update(arrival.marks)
+    state.note_marks(arrival.marks)
     return state.gate.bind(arrival.endpoint)
 
 

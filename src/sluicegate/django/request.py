@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
-from typing import Any, Self, cast
+from typing import Any, Self
 from weakref import ref
 
 from django.http import HttpRequest
@@ -12,10 +12,9 @@ from sluicegate.django.users import UNKNOWN, UserLookup, known_user
 from sluicegate.plan import Decision
 from sluicegate.web.bound import Bound
 from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.http import environ_name
 from sluicegate.web.preflight import is_preflight
-from sluicegate.web.request_state import RequestState
-
-_PLAIN_META = ("CONTENT_TYPE", "CONTENT_LENGTH")  # PEP 3333: the two headers whose names have no HTTP_ prefix
+from sluicegate.web.request_state import NO_MARKS, RequestState
 
 
 class DjangoRequestState(RequestState):
@@ -30,7 +29,8 @@ class DjangoRequestState(RequestState):
     __slots__ = ("_request", "bounds", "charged", "found_user", "meta", "open", "own_request", "releases_at_close")
 
     def __init__(self, request: HttpRequest, gate: Gate | AsyncGate) -> None:
-        super().__init__(gate)
+        # Not by super(): this runs for every request.
+        self.gate, self.decision, self.settlement, self.enforced = gate, None, None, NO_MARKS
         self._request: Callable[[], Any] = ref(request)
         self.own_request: Callable[[], Any] = self._request  # not a copy of it, which Django would not close
         self.meta: dict[str, Any] = request.META
@@ -71,8 +71,7 @@ class DjangoRequestState(RequestState):
 
     def header(self, name: str) -> Sequence[str]:
         """Return a header as one line: the server or Django has joined its lines."""
-        key = name.upper().replace("-", "_")
-        value = self.meta.get(key if key in _PLAIN_META else f"HTTP_{key}")
+        value = self.meta.get(environ_name(name))
         return () if value is None else (value,)
 
     def path_value(self, name: str) -> str | None:
@@ -138,8 +137,9 @@ def state_of(request: Any) -> DjangoRequestState | None:
 
 def outer_of(request: HttpRequest) -> RequestState | None:
     """Return the state that a limiter around the whole project (`sluicegate.wsgi` or `sluicegate.asgi`) has made."""
-    state = getattr(request, "scope", {}).get("state", {})
-    return cast("RequestState | None", state.get("sluicegate") or request.META.get("sluicegate.state"))
+    scope: Any = getattr(request, "scope", None)
+    state: RequestState | None = None if scope is None else scope.get("state", {}).get("sluicegate")
+    return state or request.META.get("sluicegate.state")
 
 
 def decision(request: Any) -> Decision | None:

@@ -6,7 +6,8 @@ continue.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from functools import lru_cache
 from inspect import isawaitable
 from typing import Any, Final, TypeVar, cast
 
@@ -24,7 +25,7 @@ from sluicegate.errors import SettingsError
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.web.bound import Bound
 from sluicegate.web.gate import AsyncGate, Gate
-from sluicegate.web.http import Denial, Fields, denial, fields_for, merge
+from sluicegate.web.http import Denial, Field, Fields, denial, fields_for, merge
 from sluicegate.web.request_state import warn_of_twice
 
 _DECISION: Final = "_sluicegate"  # attribute of a refusal made here: the decision whose RateLimit fields it has
@@ -41,9 +42,11 @@ def enforce(request: HttpRequest, state: DjangoRequestState, bounds: Collection[
         decision = gate.decide(state.charging(request, bounds), bounds)
     except UserUnknownError as error:
         decision = error.decision
-    warn_of_twice(outer_of(request), gate, decision)
+    if (outer := outer_of(request)) is not None:
+        warn_of_twice(outer, gate, decision)
     state.note(decision)
-    release_at_close(state)
+    if state.settlement is not None:
+        release_at_close(state)
     return None if decision is None or decision.allowed else refuse(request, state, decision)
 
 
@@ -58,9 +61,11 @@ async def enforce_async(
         decision = await gate.decide(state.charging(request, bounds), bounds)
     except UserUnknownError as error:
         decision = error.decision
-    warn_of_twice(outer_of(request), gate, decision)
+    if (outer := outer_of(request)) is not None:
+        warn_of_twice(outer, gate, decision)
     state.note(decision)
-    release_at_close(state)
+    if state.settlement is not None:
+        release_at_close(state)
     return None if decision is None or decision.allowed else await refuse_async(request, state, decision)
 
 
@@ -109,24 +114,51 @@ def add_fields(response: Response, state: DjangoRequestState) -> Response:
         dialect = state.gate.settings.headers
         fields = fields_for(decision, dialect, epoch=epoch_seconds(), status=response.status_code)
         if fields:
-            response.headers = _ClientHeaders(response.headers, fields)
-        if known is None:
-            add(response, fields)
-        else:  # a view was given the refusal of a decorator inside it, and returned it
-            for name, value in fields:
-                response.headers[name] = value
+            # If it is known, a view was given the refusal of a decorator inside it, and returned it.
+            response.headers = _ClientHeaders(response.headers, fields, merges=known is None)
     return response
+
+
+_KEEPS_A_STORE: Final = vars(ResponseHeaders({"A": "b"})) == {"_store": {"a": ("A", "b")}}
+
+
+def _write(headers: ResponseHeaders, fields: Mapping[str, Field]) -> None:
+    """Write fields, given by their names in lower case.
+
+    Django's own method makes nine calls for each, to look for characters that a header cannot have. The fields of this
+    library have none.
+    """
+    if _KEEPS_A_STORE:
+        headers._store.update(fields)
+    else:
+        for name, value in fields.values():
+            headers[name] = value
 
 
 class _ClientHeaders(ResponseHeaders):
     """Headers with the fields of one client. A cache pickles responses; the pickle leaves these fields out."""
 
-    def __init__(self, headers: ResponseHeaders, fields: Fields) -> None:
-        super().__init__(headers)
+    def __init__(self, headers: ResponseHeaders, fields: Fields, *, merges: bool) -> None:
+        store: dict[str, Field]
+        if _KEEPS_A_STORE:
+            store = self._store = headers._store.copy()
+        else:
+            super().__init__(headers)
+            store = {name.lower(): (name, value) for name, value in headers.items()}
         self.before: dict[str, str | None] = {}  # None: the response had no such field
-        for name, _ in fields:
-            self.before[name] = headers.get(name)
-        if isinstance(headers, _ClientHeaders):
+        own, added = [], {}
+        for field in fields:  # a loop, not comprehensions: those are calls on the hot path
+            name = field[0]
+            lower = name.lower()
+            present = store.get(lower)
+            self.before[name] = None if present is None else present[1]
+            if present is not None:
+                own.append((name, present[1]))
+            added[lower] = field
+        if own and merges:
+            added = {field[0].lower(): field for field in merge(own, fields)}
+        _write(self, added)
+        if type(headers) is _ClientHeaders:
             self.before.update(headers.before)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -142,16 +174,11 @@ def replace_response(answer: HttpResponseBase, response: HttpResponseBase) -> Ht
     return answer
 
 
-def add(response: HttpResponseBase, fields: Fields) -> None:
-    """Merge fields into those of the response: lists grow, other fields of the response stay."""
-    headers = response.headers
-    own: Fields = []
-    for name, _ in fields:  # loops, not comprehensions: those are calls on the hot path
-        present = headers.get(name)
-        if present is not None:
-            own.append((name, present))
-    for name, value in merge(own, fields) if own else fields:
-        headers[name] = value
+def _add_own(response: HttpResponseBase, fields: Fields) -> None:
+    """Merge fields into those of a response of `on_denied`: other fields of the response stay."""
+    own = [(name, response.headers[name]) for name, _ in fields if name in response.headers]
+    for name, value in merge(own, fields):
+        response.headers[name] = value
 
 
 def _refusal(
@@ -175,13 +202,21 @@ def _refusal(
         expected = "return one of Django's responses, or None for the usual answer"
         raise SettingsError("on_denied", type(own), problem="what it returned is no response", expected=expected)
     else:
-        add(own, fields_for(decision, None, epoch=0, status=own.status_code))
+        _add_own(own, fields_for(decision, None, epoch=0, status=own.status_code))
     own._has_been_logged = True  # type: ignore[attr-defined]  # Django then logs nothing: refusals must not fill the log
     return own
 
 
 def _response(answer: Denial, *, empty: bool) -> HttpResponse:
-    return HttpResponse(b"" if empty else answer.body, status=answer.status, headers=dict(answer.all_fields))
+    response = HttpResponse(b"" if empty else answer.body, status=answer.status, content_type=answer.content_type)
+    _write(response.headers, _by_name(answer))
+    return response
+
+
+@lru_cache(maxsize=1024)
+def _by_name(answer: Denial) -> dict[str, Field]:
+    """Return the fields of a cached response by their names in lower case."""
+    return {name.lower(): (name, value) for name, value in answer.all_fields}
 
 
 def _is_unrendered(response: Any) -> bool:

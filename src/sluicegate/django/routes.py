@@ -22,7 +22,8 @@ def arrival_of(request: HttpRequest) -> Arrival:
     match = request.resolver_match
     if match is None:
         return NOWHERE
-    verb = _verb(class_of(match.func), request.method)
+    cls = class_of(match.func)
+    verb = "" if cls is None else _verb(cls, request.method)
     return _arrival(match.func, match.view_name or "", match.route or "", verb=verb)
 
 
@@ -70,19 +71,20 @@ def _inmost(view: Any) -> Any:
     return class_of(view) or unwrap(view)
 
 
+@lru_cache(maxsize=4096)
 def class_of(view: Any) -> type | None:
     """Return the class behind `as_view()`: Django calls it `view_class`, REST framework `cls`."""
     found = getattr(view, "view_class", None) or getattr(view, "cls", None)
     return found if isinstance(found, type) else None
 
 
-def _verb(cls: type | None, method: str | None) -> str:
+def _verb(cls: type, method: str | None) -> str:
     """Return the name of the method of the class that Django will call; "" if there is none.
 
     Only known names: clients choose the method, and the result is part of a cache key.
     """
     verb = (method or "").lower()
-    if cls is None or verb not in getattr(cls, "http_method_names", ()):
+    if verb not in getattr(cls, "http_method_names", ()):
         return ""
     return "get" if verb == "head" and not hasattr(cls, "head") else verb
 

@@ -17,22 +17,21 @@ from typing import Any, Final, cast
 
 from flask import Flask, Request, Response, current_app, has_request_context, request
 from flask.signals import got_request_exception, request_tearing_down
-from werkzeug.datastructures import Headers as ResponseHeaders
 
 from sluicegate.clock import epoch_seconds
 from sluicegate.errors import SettingsError, SluicegateError
 from sluicegate.flask.request import FlaskCaller
-from sluicegate.flask.responses import OnDenied, refuse, statuses_with_handlers, with_error_handlers
+from sluicegate.flask.responses import OnDenied, add_fields, refuse, statuses_with_handlers, with_error_handlers
 from sluicegate.flask.routes import AppRoutes
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.response import Headers
 from sluicegate.rules.response import Response as Answer
 from sluicegate.web.bound import Bound
 from sluicegate.web.gate import Gate
-from sluicegate.web.http import Denial, Field, denial, fields_for, merge
+from sluicegate.web.http import Denial, Field, denial, fields_for
 from sluicegate.web.marks import Mark
 from sluicegate.web.preflight import is_preflight
-from sluicegate.web.request_state import RequestState, count_together, warn_of_twice
+from sluicegate.web.request_state import NO_MARKS, RequestState, count_together, warn_of_twice
 from sluicegate.web.settings import Settings, hide
 from sluicegate.web.settlement import Settlement
 from sluicegate.wsgi import KEY, SettlingBody, WsgiCaller
@@ -115,7 +114,8 @@ class _FlaskState(RequestState):
     denial: Denial
 
     def __init__(self, gate: Gate) -> None:
-        super().__init__(gate)
+        # Not by super(): this runs for every request.
+        self.gate, self.decision, self.settlement, self.enforced = gate, None, None, NO_MARKS
         self.route_decided = False  # whether the rules of the route have been decided
         self.denied: Decision | None = None  # the decision of `denial`; later decisions may follow
         self.failed = False  # whether an unhandled error came before the decision
@@ -137,7 +137,8 @@ class Installation:
     @property
     def _app(self) -> Flask:
         """The application. It still exists: only the application calls the functions registered on it."""
-        return cast("Flask", self._app_ref())
+        app: Any = self._app_ref()
+        return app  # type: ignore[no-any-return]
 
     @cached_property
     def _handled(self) -> frozenset[int]:
@@ -178,7 +179,7 @@ class Installation:
             fields = state.denial.fields
         else:
             fields = fields_for(decision, dialect, epoch=epoch_seconds(), status=status)
-        _add(fields, response.headers)
+        add_fields(response.headers, fields)
         return response
 
     def decide_late(self, native: Request, response: Response) -> Response:
@@ -224,9 +225,10 @@ class Installation:
     def _enforce_route(self, native: Request, state: _FlaskState) -> Response | None:
         """Enforce the rules of the route that the request has matched."""
         state.route_decided = True
-        route = self._routes.find(self._app, native.url_rule, native.method)
-        state.enforced.update(route.marks)
-        return self._enforce(native, state, route.bounds, before_view=True)
+        bounds, marks = self._routes.find(self._app, native.url_rule, native.method)
+        if marks:
+            state.note_marks(marks)
+        return self._enforce(native, state, bounds, before_view=True)
 
     def _settle_by(self, state: _FlaskState, response: Response) -> None:
         """Refund charges by this response, and release held slots when the response is closed."""
@@ -259,7 +261,7 @@ class Installation:
         state = _states(native).setdefault(self, _FlaskState(self.gate))
         if not self.settings.enabled or mark in state.enforced:
             return None
-        state.enforced.add(mark)
+        state.note_marks((mark,))
         return self._enforce(native, state, self._routes.own(self._app, mark, label=label), before_view=False)
 
     def _enforce(
@@ -281,7 +283,8 @@ class Installation:
             return None
         caller = FlaskCaller(self._app, native, parses=self.settings.trusted_proxies is not None)
         decision = self.gate.decide(caller, bounds)
-        warn_of_twice(native.environ.get(KEY), self.gate, decision)
+        if (outer := native.environ.get(KEY)) is not None:
+            warn_of_twice(outer, self.gate, decision)
         state.note(decision)
         if state.settlement is not None:
             # Connecting twice is harmless. Most requests never connect.
@@ -326,7 +329,10 @@ def first_limiter() -> Installation | None:
 
 def _states(native: Request) -> States:
     """Return the state of this request under each limiter."""
-    states: States = vars(native).setdefault(_ON_REQUEST, {})
+    facts = vars(native)
+    states: States | None = facts.get(_ON_REQUEST)
+    if states is None:
+        states = facts[_ON_REQUEST] = {}
     return states
 
 
@@ -367,18 +373,6 @@ def _is_free(native: Request, status: int) -> bool:
     """
     routed = native.routing_exception
     return (200 <= status < 300 or (routed is not None and routed.code == status)) and _is_preflight(native)
-
-
-def _add(fields: Sequence[Field], headers: ResponseHeaders) -> None:
-    """Add fields to a response, which may have RateLimit fields of its own."""
-    names = {name.lower() for name, _ in fields}
-    existing = [field for field in headers if field[0].lower() in names]
-    if existing:
-        for name, value in merge(existing, fields):
-            headers[name] = value
-    else:
-        for name, value in fields:
-            headers.add(name, value)
 
 
 def _check_prefixes(settings: Settings, other: Settings) -> None:

@@ -8,17 +8,18 @@ response of the handler.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from blinker import Namespace
 from flask import Flask, Request, Response
+from werkzeug.datastructures import Headers
 from werkzeug.exceptions import Forbidden, HTTPException, ServiceUnavailable, TooManyRequests
 
 from sluicegate.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.errors import RuleError
 from sluicegate.plan import Decision
-from sluicegate.web.http import Denial
+from sluicegate.web.http import Denial, Field, collides, merge
 from sluicegate.web.problem import detail
 
 log = logging.getLogger("sluicegate")
@@ -62,7 +63,7 @@ class _Refusal(HTTPException):
         """Return the response if no handler returned another one. The extension adds the RateLimit fields."""
         if self.response is not None:
             return super().__call__(environ, start_response)
-        start_response(f"{self.code} {self.name}", self._answer.body_fields)
+        start_response(f"{self.code} {self.name}", [*self._answer.body_fields])
         return [self._answer.body]
 
 
@@ -105,11 +106,38 @@ def refuse(
     if value is None:
         if raises:
             raise _ERRORS[answer.status].of(decision, answer)
-        return app.response_class(answer.body, answer.status, content_type=answer.content_type)
+        headers = Headers()
+        append(headers, answer.body_fields)
+        return app.response_class([answer.body], answer.status, headers)
     response = app.make_response(value)
     if not _has_status(value):
         response.status_code = answer.status
     return response
+
+
+def add_fields(headers: Headers, fields: Sequence[Field]) -> None:
+    """Add fields to a response, which may have RateLimit fields of its own."""
+    if not collides(headers):
+        append(headers, fields)
+        return
+    names = {name.lower() for name, _ in fields}
+    for name, value in merge([field for field in headers if field[0].lower() in names], fields):
+        headers[name] = value
+
+
+_KEEPS_A_LIST: Final = vars(Headers([("A", "b")])) == {"_list": [("A", "b")]}
+
+
+def append(headers: Headers, fields: Sequence[Field]) -> None:
+    """Append fields that the headers do not have.
+
+    Werkzeug's own method makes four calls for each, to look for line feeds. The fields of this library have none.
+    """
+    if _KEEPS_A_LIST:
+        headers._list += fields
+    else:
+        for name, value in fields:
+            headers.add(name, value)
 
 
 def statuses_with_handlers(app: Flask) -> frozenset[int]:

@@ -91,7 +91,7 @@ class _ExemptGuard:
         """Return None: the view is called."""
         state = state_of(_scope_of(_connection(args, kwargs)))
         if state is not None:
-            state.enforced.update(marks_of(view))
+            state.note_marks(marks_of(view))
 
     async def later(self, mark: Mark, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Return None: the view is called."""
@@ -185,7 +185,7 @@ async def _enforce(pending: _Pending) -> Any:
     arrival, state, scope = pending.arrival, pending.state, pending.scope
     pairs = zip(arrival.endpoint.marks, arrival.marks, strict=True)
     marks = tuple(placed for placed, mark in pairs if mark not in state.enforced)
-    state.enforced.update(arrival.marks)
+    state.note_marks(arrival.marks)
     decision = None if EXEMPT in marks else await charge(state, scope, bounds_of(state.gate, arrival.endpoint, marks))
     if decision is None or decision.allowed:
         return None

@@ -12,7 +12,7 @@ from sluicegate.asgi import RateLimitMiddleware as AsgiMiddleware
 from sluicegate.errors import ConfigurationError, NotEnforcedError
 from sluicegate.plan import Decision
 from sluicegate.starlette.request import StarletteCaller
-from sluicegate.starlette.responses import own_answer
+from sluicegate.starlette.responses import has_handlers, own_answer
 from sluicegate.starlette.routes import RouteFinder, is_built_late
 from sluicegate.web.bound import Bound
 from sluicegate.web.endpoint import Arrival, Endpoint, label_of
@@ -62,8 +62,10 @@ class RateLimitMiddleware(AsgiMiddleware):
         """True if a CORS layer or the router responds to this CORS preflight, and no view."""
         return self._finder.answers_preflight(scope)
 
-    def own_answer(self, decision: Decision, caller: AsgiCaller) -> Awaitable[ASGIApp | None]:
+    def own_answer(self, decision: Decision, caller: AsgiCaller) -> Awaitable[ASGIApp | None] | None:
         """Return the response of `on_denied`, or of the application's exception handler."""
+        if self.settings.on_denied is None and not has_handlers(caller.scope, self._application):
+            return None
         return own_answer(self.settings, caller, decision, outer=self._application)
 
     def _check(self, scope: Scope) -> None:

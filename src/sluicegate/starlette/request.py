@@ -18,7 +18,6 @@ class StarletteCaller(AsgiCaller):
 
     def __init__(self, scope: Scope, finder: RouteFinder | None = None) -> None:
         self.scope = scope
-        self.method = scope.get("method", "GET").upper()
         self._finder = finder  # None: the scope has passed the router
         self._found: tuple[Arrival, Scope] | None = None
 

@@ -64,6 +64,12 @@ async def own_answer(
     return cast("ASGIApp | None", await answer)
 
 
+def has_handlers(scope: Scope, outer: object) -> bool:
+    """True if an application that serves this request has exception handlers. A plain application has none."""
+    app = scope.get("app")
+    return bool(getattr(app, "exception_handlers", None) or getattr(outer, "exception_handlers", None))
+
+
 def _handler_of(handlers: Mapping[Any, Any], decision: Decision) -> Any:
     """Return an application's handler for this refusal; None without one."""
     status = status_of(decision)

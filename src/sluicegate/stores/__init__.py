@@ -18,9 +18,9 @@ A store turns a plan into outcomes. All I/O of sluicegate is in the stores.
   it returns `outcomes` itself: so the caller knows.
 - `forget(rule_id, identity)` drops one budget.
 - `close()` closes what the store itself opened.
-- `hit(terms, identity, cost)` is optional, for a store in memory. It charges one check that is allowed, and returns the
-  outcome, without a plan. Otherwise it changes nothing and returns None: then `run` decides. An async store does not
-  await it.
+- `hit(terms, identity, cost)` is optional, for a store in memory. It charges one check if it is allowed, and returns
+  the outcome, without a plan. If it cannot decide, it changes nothing and returns None: then `run` decides. An async
+  store does not await it.
 - `accept(terms)` is optional. It raises a ConfigurationError for terms that the store cannot keep. The limiter calls it
   when rules are made, and it does no I/O.
 - `warn(strict=…)` is optional. It warns of risky properties of the store, and raises under `strict`. It is called when

@@ -72,7 +72,7 @@ class MemoryStore:
         self._lock = threading.RLock()
 
     def hit(self, terms: Terms, identity: str, cost: int) -> Outcome | None:
-        """Charge one check, if this is the usual case: its key is known, and it is allowed. If not, return None."""
+        """Decide one check, if its key is known, and if the answer needs no more than this key. If not, return None."""
         with self._lock:
             entry = self._known.get((terms.rule_id, identity))
             if entry is None or self._refunds:
@@ -86,6 +86,12 @@ class MemoryStore:
                     entry.left = left * WHOLE // limit
                     if left == 0:
                         entry.refused_until = now + following
+            elif not (terms.shadow or terms.count_denied):
+                refusal = KEPT[terms.algorithm].check(entry.state, now, cost, terms.params)
+                if not refusal.allowed:
+                    if refusal.retry_after is not None:
+                        entry.refused_until = now + refusal.retry_after
+                    return refusal
             return outcome
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:

@@ -6,10 +6,13 @@ from collections.abc import Iterable, MutableMapping
 from functools import lru_cache
 from typing import Any, Final
 
+from sluicegate.clock import MICROSECOND, epoch_seconds
+from sluicegate.plan import Decision, Terms
 from sluicegate.rules.response import Headers, Response
-from sluicegate.web.http import Denial, Field, Fields, merge
+from sluicegate.web.http import NAMES, Denial, Field, Fields, fields_for, merge, policy_text
 
 Message = MutableMapping[str, Any]
+Line = tuple[bytes, bytes]
 
 HTTP: Final = ("http.response.start", "http.response.body")
 WEBSOCKET: Final = ("websocket.http.response.start", "websocket.http.response.body")
@@ -43,6 +46,9 @@ def is_last(message: Message) -> bool:
     return message["type"] == HTTP[1] and not message.get("more_body", False)
 
 
+_NAMES: Final = frozenset([name.encode("latin-1") for name in NAMES])
+
+
 @lru_cache(maxsize=64)
 def encoded_name(name: str) -> bytes:
     """Return the name of a field encoded for ASGI messages."""
@@ -60,6 +66,39 @@ def _encoded(fields: Iterable[Field]) -> list[tuple[bytes, bytes]]:
 def denied(answer: Denial) -> list[tuple[bytes, bytes]]:
     """Return the encoded fields of a cached response. The caller must copy the list."""
     return _encoded(answer.all_fields)
+
+
+def with_fields(message: Message, decision: Decision, dialect: str | None) -> Message:
+    """Return the start of a response with the fields of the decision."""
+    status, own = message["status"], [*message.get("headers", ())]
+    if len(decision.checks) == 1 and dialect == "draft-11" and (200 <= status < 300) and decision.allowed:
+        # Nearly all responses. The same fields as below, without text and without a second reading of the headers.
+        (terms, _, _), (_, _, left, _, _, ahead, _, source) = decision.checks[0], decision.outcomes[0]
+        constant = _constant_lines(terms)
+        if constant is not None and ahead and source != "policy":
+            for name, _ in own:
+                if name.lower() in _NAMES:
+                    break
+            else:
+                policy, item = constant
+                own += policy, (b"ratelimit", item % (left, -(-ahead // MICROSECOND)))
+                return {**message, "headers": own}
+    fields = fields_for(decision, dialect, epoch=epoch_seconds(), status=status)
+    if fields or "headers" in message:  # an iterator has been read
+        message = {**message, "headers": merged(own, fields) if fields else own}
+    return message
+
+
+@lru_cache(maxsize=4096)
+def _constant_lines(terms: Terms) -> tuple[Line, bytes] | None:
+    """Return the policy of draft 11 for a rule, and the item with places for two numbers. None for an item without a
+    time.
+    """
+    text = policy_text(terms)
+    if text is None or not text[2]:
+        return None
+    policy, start, _ = text
+    return (b"ratelimit-policy", policy.encode("latin-1")), start.encode("latin-1").replace(b"%", b"%%") + b"%d;t=%d"
 
 
 def merged(headers: Iterable[tuple[bytes, bytes]], fields: Fields) -> list[tuple[bytes, bytes]]:

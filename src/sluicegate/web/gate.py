@@ -258,9 +258,11 @@ class AsyncGate(_Rules):
 
     async def decide(self, caller: Caller, bounds: Collection[Bound]) -> Decision | None:
         """Charge all rules that apply, or none of them, and return the decision. Return None if no rule applies."""
-        plan: Any = self.begin(caller, bounds)
-        if type(plan) is Decision:
-            return plan
+        begun = self.begin(caller, bounds)
+        return begun if type(begun) is Decision else await self.finish(begun, caller, bounds)
+
+    async def finish(self, plan: Any, caller: Caller, bounds: Collection[Bound]) -> Decision | None:
+        """Do the rest of `decide`, when `begin` has returned a plan or None."""
         if plan is None:
             steps = self.plan(caller, bounds)
             plan = next(steps)

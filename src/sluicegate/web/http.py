@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC
 from functools import lru_cache
@@ -25,6 +25,17 @@ Dialect = Callable[[Decision, float], Fields]
 
 EXPOSED: Final = ("RateLimit", "RateLimit-Policy", "Retry-After")
 """The fields that a CORS layer outside the limiter should list in Access-Control-Expose-Headers."""
+
+NAMES: Final = frozenset(
+    [
+        "cache-control",
+        "retry-after",
+        "ratelimit-policy",
+        "ratelimit",
+        *[f"{prefix}ratelimit-{name}" for prefix in ("", "x-") for name in ("limit", "remaining", "reset")],
+    ]
+)
+"""The names in lower case of all fields that a decision may add. Other fields of a response cannot collide."""
 
 _PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")
 _STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"?')  # or unterminated: otherwise the search restarts at each quote
@@ -50,16 +61,8 @@ class Denial:
     fields: tuple[Field, ...]  # the fields of every response to this refusal, whatever its body
     body: bytes
     wait: int | None  # the value of `Retry-After`; None if no wait helps
-
-    @property
-    def body_fields(self) -> Fields:
-        """The fields that describe the body."""
-        return [("Content-Type", self.content_type), ("Content-Length", str(len(self.body)))]
-
-    @property
-    def all_fields(self) -> Fields:
-        """The header fields of this response."""
-        return [*self.body_fields, *self.fields]
+    body_fields: tuple[Field, ...]  # the fields that describe the body
+    all_fields: tuple[Field, ...]  # both
 
 
 def seconds(microseconds: int) -> int:
@@ -109,38 +112,66 @@ def denial(decision: Decision, dialect: str | None, *, epoch: float, accept: str
     Responses are cached. The cache key has all values of the response, in whole seconds, so that a flood of requests
     gets the same object again and again.
     """
-    second, rest = divmod(epoch, 1) if dialect == "x-ratelimit" else (0.0, 0.0)  # only this dialect has a time of day
-    since = round(rest * MICROSECOND)
-    rows = []
-    for (terms, _, _), (allowed, limit, left, retry, reset, ahead, _, source) in zip(
-        decision.checks, decision.outcomes, strict=True
-    ):
-        # The same rounding as in `seconds`, without a call.
-        whole = retry and -(-retry // MICROSECOND), -(-(reset + since) // MICROSECOND), -(-ahead // MICROSECOND)
-        rows.append((terms, allowed, limit, left, whole, source))
+    second, since = 0.0, 0
+    if dialect == "x-ratelimit":  # only this dialect has a time of day
+        second, rest = divmod(epoch, 1)
+        since = round(rest * MICROSECOND)
+    _, checks, outcomes = decision
+    if len(checks) == 1:  # nearly always: the same as below, without a call
+        (terms, _, _), (allowed, limit, left, retry, reset, ahead, _, source) = checks[0], outcomes[0]
+        wait, whole = retry and -(-retry // MICROSECOND), -(-(reset + since) // MICROSECOND)
+        rows: _Rows = ((terms, allowed, limit, left, wait, whole, -(-ahead // MICROSECOND), source, 0),)
+    else:
+        rows = tuple(_rows(decision, since=since))
     text = _wants_text(accept) if len(accept) <= _LONGEST_ACCEPT else wants_text(accept)
-    return _denial(tuple(rows), dialect, second, text=text)
+    return _denial((rows, dialect, second, text))
 
 
-_Row = tuple[Terms, bool, int, int, tuple[int | None, int, int], Source]
+_Row = tuple[Terms, bool, int, int, int | None, int, int, Source, int]
+_Rows = tuple[_Row, ...]
+
+
+def _rows(decision: Decision, *, since: int) -> Iterator[_Row]:
+    """Yield what a response has of each check: the times in whole seconds, and the rank of the wait among all."""
+    waits = sorted({outcome.retry_after or 0 for outcome in decision.outcomes}, reverse=True)
+    for (terms, _, _), outcome in zip(decision.checks, decision.outcomes, strict=True):
+        allowed, limit, left, retry, reset, ahead, _, source = outcome
+        rank, wait = waits.index(retry or 0), None if retry is None else seconds(retry)
+        yield terms, allowed, limit, left, wait, seconds(reset + since), seconds(ahead), source, rank
 
 
 @lru_cache(maxsize=1024)
-def _denial(rows: tuple[_Row, ...], dialect: str | None, epoch: float, *, text: bool) -> Denial:
+def _denial(key: tuple[_Rows, str | None, float, bool]) -> Denial:
+    rows, dialect, epoch, text = key
     checks, outcomes = [], []
-    for terms, allowed, limit, left, (retry, reset, ahead), source in rows:
+    for terms, allowed, limit, left, retry, reset, ahead, source, rank in rows:
         checks.append(Check(terms, "", 1))
-        times = (retry and retry * MICROSECOND, reset * MICROSECOND, ahead * MICROSECOND)
+        # Waits that end in the same second keep their order.
+        times = (retry and retry * MICROSECOND - rank, reset * MICROSECOND, ahead * MICROSECOND)
         outcomes.append(Outcome(allowed, limit, left, *times, source=source))
     decision = Decision(allowed=False, checks=tuple(checks), outcomes=tuple(outcomes))
+    return make_denial(decision, dialect, epoch=epoch, text=text)
+
+
+def make_denial(decision: Decision, dialect: str | None, *, epoch: float, text: bool) -> Denial:
+    """Make the response to a refused request: as text if `text` is True, else as problem details."""
     status, wait = status_of(decision), retry_after(decision)
     described = problem(decision, status=status, wait=wait)
     if text:
         body, media = f"{described['title']}. {described['detail']}\n".encode(), "text/plain; charset=utf-8"
     else:
         body, media = json.dumps(described).encode(), PROBLEM
-    fields = fields_for(decision, dialect, epoch=epoch, status=status)
-    return Denial(status, content_type=media, fields=tuple(fields), body=body, wait=wait)
+    fields = tuple(fields_for(decision, dialect, epoch=epoch, status=status))
+    about_body = (("Content-Type", media), ("Content-Length", str(len(body))))
+    return Denial(
+        status,
+        content_type=media,
+        fields=fields,
+        body=body,
+        wait=wait,
+        body_fields=about_body,
+        all_fields=(*about_body, *fields),
+    )
 
 
 def wants_text(accept: str) -> bool:
@@ -192,6 +223,21 @@ def merge(existing: Iterable[Field], fields: Iterable[Field], *, epoch: Callable
     return merged
 
 
+def collides(existing: Iterable[Field]) -> bool:
+    """True if a response has a field that a decision may add. Most responses have none."""
+    for name, _ in existing:  # noqa: SIM110  # any() would make a generator, at twice the cost
+        if name.lower() in NAMES:
+            return True
+    return False
+
+
+@lru_cache(maxsize=64)
+def environ_name(name: str) -> str:
+    """Return the name of a header in a WSGI environ. Two headers have no HTTP_ before their name (PEP 3333)."""
+    key = name.upper().replace("-", "_")
+    return key if key in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{key}"
+
+
 def check_dialect(dialect: object) -> None:
     """Raise SettingsError unless this is the name of a dialect, or None."""
     if dialect is not None and (not isinstance(dialect, str) or dialect not in DIALECTS):
@@ -209,7 +255,7 @@ def quoted(name: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _policy_text(terms: Terms) -> tuple[str, str, bool] | None:
+def policy_text(terms: Terms) -> tuple[str, str, bool] | None:
     """Return the constant text of draft 11 for a rule: its policy, the start of its item, and whether the item has a
     time.
 
@@ -225,16 +271,22 @@ def _draft_11(decision: Decision, epoch: float) -> Fields:
     """Write the fields of draft 11: lists with one named item for each rule. In an item, `r` is the number of units
     left, and `t` is the number of seconds until more units become free.
     """
-    policies = items = ""
     allowed, checks, outcomes = decision
+    if len(checks) == 1:  # nearly always: the same as below, without the loop
+        ((terms, _, _),), ((passed, _, left, _, _, ahead, _, source),) = checks, outcomes
+        text = policy_text(terms)
+        if text is not None and text[2] and ahead and (allowed or not passed) and source != "policy":
+            return [("RateLimit-Policy", text[0]), ("RateLimit", f"{text[1]}{left};t={-(-ahead // MICROSECOND)}")]
+    policies = items = ""
     for (terms, _, _), (passed, _, left, _, _, ahead, _, source) in zip(checks, outcomes, strict=True):
-        text = _policy_text(terms)
+        text = policy_text(terms)
         if text is None or source == "policy":
             continue
         policy, item, timed = text
         policies = f"{policies}, {policy}" if policies else policy
         if allowed or not passed:  # a refusal lists only the violated policies
-            value = f"{item}{left};t={seconds(ahead)}" if ahead and timed else f"{item}{left}"
+            # The same rounding as in `seconds`, without a call.
+            value = f"{item}{left};t={-(-ahead // MICROSECOND)}" if ahead and timed else f"{item}{left}"
             items = f"{items}, {value}" if items else value
     fields = [("RateLimit-Policy", policies)] if policies else []
     return [*fields, ("RateLimit", items)] if items else fields  # there are no items if only a ban refuses

@@ -6,6 +6,9 @@ The adapter stores the state on the request. Views and guards read it there.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Final
+
 from sluicegate.errors import warn
 from sluicegate.plan import Check, Decision
 from sluicegate.web.charges import Charges, owed, without
@@ -14,6 +17,8 @@ from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.marks import Mark
 from sluicegate.web.settings import Settings
 from sluicegate.web.settlement import AsyncSettlement, Settlement
+
+NO_MARKS: Final[frozenset[Mark]] = frozenset()
 
 
 class RequestState:
@@ -26,7 +31,12 @@ class RequestState:
         self.decision: Decision | None = None
         # Only for a request that has charges to refund or release when the response starts or ends.
         self.settlement: Settlement | AsyncSettlement | None = None
-        self.enforced: set[Mark] = set()
+        self.enforced = NO_MARKS
+
+    def note_marks(self, marks: Iterable[Mark]) -> None:
+        """Record that the rules of these marks have been enforced for the request. Most requests have none."""
+        if marks:
+            self.enforced = self.enforced.union(marks)
 
     def note(self, decision: Decision | None) -> None:
         """Add a decision to the earlier decisions. Then `decision` covers all rules that were checked for the
