@@ -25,7 +25,6 @@ from tests.servers import redis_server, valkey_server
 NAME = "user:12345678"
 TEN = Limit(10, "minute")
 LOGS = ("limits moving-window", "pyrate-limiter log")  # their size grows with the limit
-SECONDS = {"minute": 60.0, "hour": 3600.0}
 Fill = Callable[[], object]
 
 
@@ -43,7 +42,7 @@ class Window(NamedTuple):
             for each in range(self.hits):
                 if not limiter.hit(self.limit.text, NAME, cost=self.cost).allowed:
                     raise RuntimeError(f"hit {each} of {self.limit.text} was refused")
-                clock.advance(SECONDS[self.limit.unit] / (self.hits + 1) + (each % 7) * 1e-5)
+                clock.advance(self.limit.seconds / (self.hits + 1) + (each % 7) * 1e-5)
 
 
 WINDOWS = {
