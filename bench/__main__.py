@@ -51,8 +51,8 @@ class Part(NamedTuple):
 
 # The seconds bound each race of a part. The comment is the number of races, if there are several.
 PARTS = {
-    "memory": Part("memory:measure", Effort(5, 500, 5), Effort(25, 2_000, 25)),  # 4
-    "worst": Part("memory:measure_worst", Effort(3, 20_000, 5), Effort(7, 100_000, 30)),  # 2
+    "memory": Part("memory:measure", Effort(5, 500, 5), Effort(25, 2_000, 20)),  # 4
+    "worst": Part("memory:measure_worst", Effort(3, 20_000, 5), Effort(5, 50_000, 20)),  # 2
     "redis": Part("redis:measure", Effort(5, 100, 10), Effort(40, 200, 90)),
     "asyncio": Part("tasks:measure", Effort(3, 1_000, 5), Effort(9, 4_000, 20)),  # 4
     "http": Part("http:measure", Effort(2, 0, 10, turn=1), Effort(9, 0, 90, turn=1)),  # 4

@@ -15,6 +15,7 @@ from types import ModuleType
 from xml.etree import ElementTree as ET
 
 import pytest
+import redis
 
 from bench import figures, plots, report
 from bench.budgets import BUDGETS, BY_HAND, MEMORY, NONE, Budget, verdicts
@@ -192,6 +193,15 @@ def test_one_cpu_for_this_thread_and_a_server() -> None:
         assert os.sched_getaffinity(0) == allowed
     with pytest.raises(RuntimeError, match="does not run"):
         process_of(server)
+
+
+def test_the_bare_script_limits() -> None:
+    script, third = (ROOT / "bench" / "gcra.lua").read_text("utf-8"), 20_000_000
+    with valkey_server() as server, redis.Redis(port=server.port) as client:
+        answers = [client.eval(script, 1, "alice", third, 3 * third) for _ in range(4)]
+        assert [answer[:2] for answer in answers] == [[1, 2], [1, 1], [1, 0], [0, 0]]
+        assert answers[0][2] == 0 < answers[3][2] <= third
+        assert 0 < client.pttl("alice") <= 3 * third / 1000
 
 
 def test_the_group_pins_everything() -> None:
