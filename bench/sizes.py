@@ -17,7 +17,7 @@ import redis
 from bench.budgets import PROCESS
 from bench.figures import Figure
 from bench.memory import role_of
-from bench.peers import Limit, memory_makers, redis_makers
+from bench.peers import PATIENCE, Limit, memory_makers, redis_makers
 from bench.race import Course
 from sluicegate import Limiter, ManualClock
 from tests.servers import redis_server, valkey_server
@@ -38,7 +38,7 @@ class Window(NamedTuple):
 
     def fill(self, url: str) -> None:
         clock = ManualClock()
-        with Limiter(url, clock=clock, algorithm=self.algorithm) as limiter:
+        with Limiter(url, clock=clock, algorithm=self.algorithm, deadline=PATIENCE) as limiter:
             for each in range(self.hits):
                 if not limiter.hit(self.limit.text, NAME, cost=self.cost).allowed:
                     raise RuntimeError(f"hit {each} of {self.limit.text} was refused")
