@@ -51,14 +51,14 @@ class Part(NamedTuple):
 
 # The seconds bound each race of a part. The comment is the number of races, if there are several.
 PARTS = {
-    "memory": Part("memory:measure", Effort(5, 500, 5), Effort(25, 2_000, 20)),  # 4
+    "memory": Part("memory:measure", Effort(5, 500, 5), Effort(25, 2_000, 15)),  # 4
     "worst": Part("memory:measure_worst", Effort(3, 20_000, 5), Effort(5, 50_000, 20)),  # 2
-    "redis": Part("redis:measure", Effort(5, 100, 10), Effort(40, 200, 90)),
-    "asyncio": Part("tasks:measure", Effort(3, 1_000, 5), Effort(9, 4_000, 20)),  # 4
-    "http": Part("http:measure", Effort(2, 0, 10, turn=1), Effort(9, 0, 90, turn=1)),  # 4
-    "flood": Part("http:measure_flood", Effort(2, 0, 10, turn=1), Effort(5, 0, 30, turn=1)),  # 4
+    "redis": Part("redis:measure", Effort(5, 100, 10), Effort(40, 200, 60)),
+    "asyncio": Part("tasks:measure", Effort(3, 1_000, 5), Effort(9, 4_000, 15)),  # 4
+    "http": Part("http:measure", Effort(2, 0, 10, turn=1), Effort(7, 0, 60, turn=1)),  # 4
+    "flood": Part("http:measure_flood", Effort(2, 0, 10, turn=1), Effort(5, 0, 20, turn=1)),  # 4
     "bytes": Part("sizes:measure", Effort(1, 5_000, 30), Effort(1, 100_000, 60)),
-    "import": Part("startup:measure", Effort(5, 0, 10), Effort(20, 0, 30)),
+    "import": Part("startup:measure", Effort(5, 0, 10), Effort(20, 0, 20)),
 }
 RACES = {"memory": 4, "worst": 2, "asyncio": 4, "http": 4, "flood": 4}
 
