@@ -1,7 +1,7 @@
 """The budgets: the values that sluicegate must reach, as data, and whether it reached them.
 
-Pure, as `figures` is. A budget compares sluicegate's figure with the best figure of `against`. If `of` names several
-figures, the worst of them counts. Without `against`, the bound is in the unit of the measure.
+Pure, as `figures` is. A budget compares sluicegate's figure with the figure of `against` in the same topic. Of several
+topics and of several names in `of`, the worst counts. Without `against`, the bound is in the unit of the measure.
 """
 
 from __future__ import annotations
@@ -9,20 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from bench.figures import MEASURES, Figure, Spread, by_merit, ratio
+from bench.figures import MEASURES, Figure, Spread, ratio
 
 OURS: Final = "sluicegate"
 NOTHING: Final = "redis-py EVALSHA of return 1"
 NONE: Final = "no limiter"
-DICT: Final = "dict look-up under a lock"
-FLOORS: Final = (NONE, NOTHING, DICT)  # a topic is compared with the one that it has
-LIMITS: Final = ("limits fixed-window", "limits moving-window", "limits sliding-counter")
-LIMITS_ASYNCIO: Final = ("limits (redis-py)", "limits (coredis)")
-MEMORY: Final = "memory, 1,000 identities"
-ONE_RULE, TWO_RULES = "Redis, sync, 1 rule", "Redis, sync, 2 rules"
+BY_HAND: Final = "GCRA and lock by hand"
+GCRA_SCRIPT: Final = "bare GCRA script"
+QUEUE: Final = "return 1 by a bare queue over one connection"
+FLOORS: Final = (NONE, NOTHING, BY_HAND, GCRA_SCRIPT, QUEUE)  # a topic is compared with the first one that it has
+FIXED, MOVING = "limits fixed-window", "limits moving-window"
+FIXED_STATS: Final = "limits fixed-window + get_window_stats"
+MEMORY: Final = "memory, 10,000 keys by a zipf law"
+ONE_KEY: Final = "memory, one key"
+WORST, WORST_NEW = "worst check, 100,000 live keys", "worst check, new keys in a full table"
+ONE_RULE, TWO_RULES, THREE_RULES = (f"Redis on one CPU, {rules}" for rules in ("1 rule", "2 rules", "3 rules"))
+HALF_FULL: Final = "Redis on one CPU, 100/hour"
 TASKS: Final = "Redis, asyncio, 64 tasks"
 PROCESS: Final = "bytes in the process"
 SERVERS: Final = ("bytes in valkey", "bytes in redis6")
+MEMORY_STORE, REDIS_STORE, REFUSAL = f"{OURS} memory", f"{OURS} Redis", f"{OURS} refusal"
 
 
 class Budget(NamedTuple):
@@ -33,7 +39,7 @@ class Budget(NamedTuple):
     measure: str
     bound: float
     of: tuple[str, ...] = (OURS,)
-    against: tuple[str, ...] = ()
+    against: str | None = None
     base: str | None = None
     at_least: bool = False
 
@@ -41,27 +47,35 @@ class Budget(NamedTuple):
     def words(self) -> str:
         """The bound as text."""
         sign = "≥" if self.at_least else "≤"
-        if not self.against:
+        if self.against is None:
             return f"{sign} {self.bound:g} {MEASURES[self.measure].unit}"
-        several = f"{self.against[0].split()[0]}, its best" if len(self.against) > 1 else self.against[0]
-        return f"{sign} {self.bound:g} × {several if self.base is None else 'one rule'}"
+        return f"{sign} {self.bound:g} × {self.against if self.base is None else 'one rule'}"
 
 
-def _least(what: str, topic: str, bound: float, *, against: tuple[str, ...]) -> Budget:
-    return Budget(what, (topic,), "time", bound, against=against)
+def _memory(what: str, bound: float, *, of: str = OURS, against: str) -> Budget:
+    return Budget(f"memory, one key and 10,000: {what}", (ONE_KEY, MEMORY), "time", bound, of=(of,), against=against)
 
 
-def _most(what: str, topic: str, measure: str, *, bound: float, against: tuple[str, ...]) -> Budget:
-    return Budget(what, (topic,), measure, bound, against=against, at_least=True)
+def _script(name: str, bound: float, *, against: str) -> Budget:
+    of = OURS if name == "sliding-window" else f"{OURS} {name}"
+    what = f"Redis, CPU of the server in the script: {name}"
+    return Budget(what, (ONE_RULE, HALF_FULL), "script", bound, of=(of,), against=against)
 
 
-def _added(framework: str, store: str, bound: float, *, peer: str) -> Budget:
-    what = f"CPU added, {framework}, {store}"
-    return Budget(what, (framework,), "added", bound, of=(f"{OURS} {store}",), against=(f"{peer} {store}",))
+def _added(framework: str, bound: float, *, of: str = MEMORY_STORE, topic: str | None = None, against: str) -> Budget:
+    store = of.removeprefix(f"{OURS} ")
+    topics = (framework if topic is None else topic,)
+    return Budget(f"CPU added, {framework}, {store}", topics, "added", bound, of=(of,), against=against)
+
+
+def _refusal(framework: str) -> Budget:
+    what, topics = f"CPU of a refusal, {framework}", (f"requests, {framework}",)
+    return Budget(what, topics, "added", 1.15, of=(REFUSAL,), against="constant 429")
 
 
 def _flood(framework: str) -> Budget:
-    return _most(f"flood of refusals, {framework}", f"flood, {framework}", "requests", bound=1, against=(NONE,))
+    what, topics = f"flood against a view of 1 ms, {framework}", (f"flood, {framework}",)
+    return Budget(what, topics, "capacity", 4, against=NONE, at_least=True)
 
 
 def _bytes(what: str, bound: float, *of: str, topics: tuple[str, ...] = SERVERS) -> Budget:
@@ -69,25 +83,36 @@ def _bytes(what: str, bound: float, *of: str, topics: tuple[str, ...] = SERVERS)
 
 
 BUDGETS: Final = (
-    _least("memory check", MEMORY, 0.4, against=("limits fixed-window",)),
-    _least("memory check", MEMORY, 3, against=(DICT,)),
-    _least("Redis check", ONE_RULE, 0.75, against=(NOTHING,)),
-    _least("Redis check", ONE_RULE, 0.5, against=LIMITS),
-    _least("Redis check, two rules", TWO_RULES, 1.35, against=(OURS,))._replace(base=ONE_RULE),
-    _most("asyncio, 64 tasks", TASKS, "rate", bound=4, against=(NOTHING,)),
-    _most("asyncio, 64 tasks", TASKS, "rate", bound=5, against=LIMITS_ASYNCIO),
-    _added("Starlette", "memory", 0.2, peer="slowapi"),
-    _added("Starlette", "Redis", 0.15, peer="slowapi"),
-    _added("Flask", "Redis", 0.25, peer="Flask-Limiter"),
-    _added("Django", "Redis", 0.2, peer="django-ratelimit"),
-    _flood("Starlette"),
-    _flood("Flask"),
-    _flood("Django"),
-    _bytes("key in Redis, 10/minute", 300, "sluicegate 10/minute, full"),
-    _bytes("key in Redis, any limit", 2048, *[f"sluicegate {each}/hour, full" for each in (100, 1_000, 1_000_000)]),
-    _bytes("key in Redis, gcra", 110, "sluicegate gcra"),
+    _memory("sliding-window", 0.6, against=MOVING),
+    _memory("fixed-window", 0.75, of=f"{OURS} fixed-window", against=FIXED),
+    _memory("fixed-window", 0.35, of=f"{OURS} fixed-window", against=FIXED_STATS),
+    _memory("default", 2.6, against=BY_HAND),
+    Budget("Redis, sync, one CPU: default", (ONE_RULE,), "time", 0.75, against=NOTHING),
+    Budget("Redis, sync, one CPU: default", (ONE_RULE,), "time", 0.5, against=MOVING),
+    _script("fixed-window", 1.3, against=FIXED),
+    _script("fixed-window", 0.8, against=FIXED_STATS),
+    _script("sliding-window", 0.8, against=MOVING),
+    _script("gcra", 1.15, against=GCRA_SCRIPT),
+    Budget("Redis, sync: CPU of the client", (ONE_RULE,), "client", 0.3, against=FIXED),
+    Budget("Redis, sync, one CPU: two rules", (TWO_RULES,), "time", 1.3, against=OURS, base=ONE_RULE),
+    Budget("Redis, sync, one CPU: three rules", (THREE_RULES,), "time", 1.5, against=OURS, base=ONE_RULE),
+    Budget("Redis, asyncio, 64 tasks", (TASKS,), "pace", 6, against=NOTHING, at_least=True),
+    Budget("Redis, asyncio, 64 tasks", (TASKS,), "pace", 5, against="limits (redis-py)", at_least=True),
+    _added("Starlette", 0.8, topic="requests, Starlette", against="limits by hand with fields"),
+    _added("Starlette", 0.2, against="slowapi memory"),
+    _added("Starlette", 0.15, of=REDIS_STORE, against="slowapi Redis"),
+    _added("Django", 1.0, against="django-ratelimit memory"),
+    _added("Django", 0.2, of=REDIS_STORE, against="django-ratelimit Redis"),
+    _added("Flask", 0.2, against="Flask-Limiter memory"),
+    _added("Flask", 0.25, of=REDIS_STORE, against="Flask-Limiter Redis"),
+    *[_refusal(framework) for framework in ("Starlette", "Flask", "Django")],
+    *[_flood(framework) for framework in ("Starlette", "Flask", "Django")],
+    Budget("worst single check, 100,000 live keys", (WORST,), "worst", 0.2),
+    _bytes("key in Redis, 10/minute", 300, f"{OURS} 10/minute, full"),
+    _bytes("key in Redis, any limit", 2048, *[f"{OURS} {each}/hour, full" for each in (100, 1_000, 1_000_000)]),
+    _bytes("key in Redis, gcra", 110, f"{OURS} gcra"),
     _bytes("key in memory, 10/minute, one hit", 400, OURS, topics=(PROCESS,)),
-    Budget("import sluicegate", ("import",), "start", 30),
+    Budget(f"import {OURS}", ("import",), "start", 30),
 )
 
 
@@ -121,11 +146,19 @@ def verdicts(figures: Iterable[Figure], budgets: Sequence[Budget] = BUDGETS) -> 
 
 
 def _measured(budget: Budget, known: dict[tuple[str, str, str], Figure]) -> Spread | None:
-    ours = [known.get((topic, budget.measure, name)) for topic in budget.topics for name in budget.of]
-    base = budget.topics[0] if budget.base is None else budget.base
-    others = [known[key] for name in budget.against if (key := (base, budget.measure, name)) in known]
-    found = [each for each in ours if each is not None]
-    if len(found) < len(ours) or len(others) < len(budget.against):
-        return None
-    subject = by_merit(found)[-1]
-    return ratio(subject, by_merit(others)[0]) if others else subject.spread
+    """The worst of the budget's figures; None if one of them is missing."""
+    found = []
+    for topic in budget.topics:
+        for name in budget.of:
+            figure = known.get((topic, budget.measure, name))
+            if figure is None:
+                return None
+            if budget.against is None:
+                found.append(figure.spread)
+                continue
+            base = known.get((budget.base or topic, budget.measure, budget.against))
+            if base is None or base.middle <= 0:  # "added" may be below zero, and then a ratio means nothing
+                return None
+            found.append(ratio(figure, base))
+    worst = min if budget.at_least else max
+    return worst(found, key=lambda each: each.middle)

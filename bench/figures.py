@@ -25,14 +25,18 @@ class Measure(NamedTuple):
 MEASURES: Final = {
     "time": Measure("time for one check", "µs", 2),
     "rate": Measure("checks a second", "/s", 0, more_is_better=True),
+    "pace": Measure("checks for one second of the client's CPU", "/s", 0, more_is_better=True),
     "requests": Measure("requests a second", "/s", 0, more_is_better=True),
     "p50": Measure("median latency", "ms", 2),
     "p99": Measure("99 % of latencies", "ms", 2),
     "cpu": Measure("CPU of the worker for one request", "µs", 1),
+    "capacity": Measure("requests for one second of the worker's CPU", "/s", 0, more_is_better=True),
     "added": Measure("CPU added to one request", "µs", 1),
     "calls": Measure("function calls for one request", "", 0),
+    "client": Measure("CPU of the client for one check", "µs", 2),
     "server": Measure("CPU of the server for one check", "µs", 2),
     "script": Measure("of that, inside the script", "µs", 2),
+    "worst": Measure("the slowest of many checks", "ms", 3),
     "bytes": Measure("bytes for one key", "B", 0),
     "start": Measure("beyond the interpreter's own start", "ms", 1),
 }

@@ -1,20 +1,20 @@
 """Whole applications on real servers under load: the cost that a limiter adds to a request, and a flood of refusals.
 
-All servers run at the same time and are idle when it is not their turn. "cpu" is the CPU of the worker process, from
-the kernel, for each answered request. "added" is the difference to the same application without a limiter in the same
+All servers run at the same time and are idle when it is not their turn. "cpu" is the CPU of the worker process for
+each answered request, and "capacity" how many requests one second of it answers: neither depends on who sends the load,
+nor on what else the machine does. "added" is the difference to the same application without a limiter in the same
 round.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.budgets import NONE
+from bench.clocks import cpu
 from bench.figures import Figure, Role, added
 from bench.load import load
 from bench.race import Contender, Course, Turn
@@ -23,7 +23,7 @@ from tests.servers import Server, free_port, valkey_server
 
 IDENTITIES = 1_000
 PLENTY, FEW = "1000000", "10"
-_TICK = os.sysconf("SC_CLK_TCK")
+WORK = "1"  # milliseconds of CPU that the view of a flood takes, which no refused request reaches
 
 
 class App(NamedTuple):
@@ -113,7 +113,7 @@ def measure(course: Course) -> list[Figure]:
 
 
 def measure_flood(course: Course) -> list[Figure]:
-    """Measure requests of one client far above its limit, over Redis."""
+    """Measure requests of one client far above its limit, over Redis, against a view that works."""
     figures = []
     for framework in FRAMEWORKS:
         with valkey_server() as redis, ExitStack() as stack:
@@ -121,7 +121,7 @@ def measure_flood(course: Course) -> list[Figure]:
             for app in framework.apps:
                 if not app.redis and app.name != NONE:
                     continue
-                worker = stack.enter_context(_serving(framework, app, redis=redis, limit=FEW))
+                worker = stack.enter_context(_serving(framework, app, redis=redis, limit=FEW, work=WORK))
                 turn = worker.turn(course, identities=1, refusing=app.name != NONE)
                 contenders.append(
                     Contender(f"flood, {framework.name}", app.name.removesuffix(" Redis"), app.role, turn)
@@ -144,9 +144,9 @@ class Worker(NamedTuple):
 
     def turn(self, course: Course, *, identities: int, refusing: bool = False) -> Turn:
         def turn(number: int) -> dict[str, float]:
-            before = self.cpu()
+            before = cpu(self.pid)
             found = load(self.port, course.effort.turn if number else 1, identities=identities)
-            cpu = self.cpu() - before
+            used = cpu(self.pid) - before
             refused = found.refused / found.requests
             if number and abs(refused - refusing) > 0.01:  # in round 0 the flood uses up its limit
                 raise RuntimeError(f"{refused:.1%} of the requests were refused")
@@ -154,25 +154,22 @@ class Worker(NamedTuple):
                 "requests": found.requests / found.seconds,
                 "p50": found.p50,
                 "p99": found.p99,
-                "cpu": cpu / found.requests * 1e6,
+                "cpu": used / found.requests * 1e6,
+                "capacity": found.requests / used,
             }
 
         return turn
 
-    def cpu(self) -> float:
-        """Seconds of CPU in user and kernel mode, ended threads included."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICK
-
 
 @contextmanager
-def _serving(framework: Framework, app: App, *, redis: Server, limit: str) -> Iterator[Worker]:
+def _serving(framework: Framework, app: App, *, redis: Server, limit: str, work: str = "0") -> Iterator[Worker]:
     """Run the application with one worker on a free port."""
     port = free_port()
     environ = {
         "BENCH_LIMITER": app.limiter,
         "BENCH_STORE": redis.url if app.redis else "memory://",
         "BENCH_LIMIT": limit,
+        "BENCH_WORK": work,
         "WEB_CONCURRENCY": "1",
     }
     with running(_command(framework, port), port, env=environ) as process:
@@ -194,7 +191,3 @@ def _child(pid: int) -> int:
     """The only child of a process: gunicorn's worker."""
     (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(child)
-
-
-if sys.platform != "linux":
-    raise RuntimeError("this benchmark runs only on Linux: it reads the CPU of a worker from /proc")

@@ -63,7 +63,12 @@ async def _load(port: int, seconds: float, connections: int, identities: int) ->
             writer.write(f"GET / HTTP/1.1\r\nHost: bench\r\nX-User: user:{sent % identities}\r\n\r\n".encode())
             head = await reader.readuntil(b"\r\n\r\n")
             fields = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:-2])
-            await reader.readexactly(int(fields[b"content-length"]))
+            if b"content-length" in fields:
+                await reader.readexactly(int(fields[b"content-length"]))
+            else:  # in chunks, each behind its size; the last one is empty
+                while size := int(await reader.readline(), 16):
+                    await reader.readexactly(size + 2)
+                await reader.readexactly(2)
             latencies.append(time.monotonic() - began)
             refused += head[9:12] >= b"400"
             sent += connections

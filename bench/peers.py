@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import limits
@@ -21,6 +22,7 @@ import redis
 import throttled
 import throttled.asyncio
 
+from bench.budgets import FIXED_STATS
 from sluicegate import AsyncLimiter, Decision, Limiter
 
 SLUICEGATE = ("sliding-window", "fixed-window", "gcra", "sliding-counter", "sliding-log")
@@ -30,7 +32,9 @@ LIMITS = {
     "sliding-counter": "SlidingWindowCounterRateLimiter",
 }
 THROTTLED = ("fixed_window", "sliding_window", "gcra", "token_bucket")  # the last is its default
+PATIENCE = 5.0  # seconds: on a busy machine no check may miss its deadline, because a local fallback looks fast
 ROOM = 300_000  # keys that a store in memory must hold
+SECONDS = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400}
 
 
 class Limit(NamedTuple):
@@ -42,6 +46,10 @@ class Limit(NamedTuple):
     @property
     def text(self) -> str:
         return f"{self.count}/{self.unit}"
+
+    @property
+    def seconds(self) -> int:
+        return SECONDS[self.unit]
 
 
 class Gate(NamedTuple):
@@ -66,20 +74,33 @@ def sluicegate(store: str, algorithm: str) -> Maker:
     """sluicegate. Each gate has its own store, on the same server if the URL names one."""
 
     def make(wanted: Sequence[Limit]) -> Gate:
-        quota = "; ".join(limit.text for limit in wanted)
-        return Gate(partial(Limiter(store, algorithm=algorithm).hit, quota), _by_the_store)
+        return Gate(prepared(Limiter(store, algorithm=algorithm, deadline=PATIENCE), wanted), _by_the_store)
 
     return make
 
 
-def of_limits(uri: str, strategy: str) -> Maker:
-    """`limits`, which hits one limit after the other, as Flask-Limiter and slowapi do."""
+def prepared(limiter: Any, wanted: Sequence[Limit]) -> Callable[[str], Any]:
+    """The `hit` of a limiter for these limits, prepared once."""
+    quota = "; ".join(limit.text for limit in wanted)
+    limit = getattr(limiter, "limit", None)  # a limiter without prepared limits gets the quota's text at each hit
+    hit: Callable[[str], Any] = partial(limiter.hit, quota) if limit is None else limit(quota).hit
+    return hit
+
+
+def of_limits(uri: str, strategy: str, *, stats: bool = False) -> Maker:
+    """`limits`, which hits one limit after the other, as Flask-Limiter and slowapi do.
+
+    A hit returns only whether it is allowed. With `stats` it also asks what remains and when the window ends.
+    """
 
     def make(wanted: Sequence[Limit]) -> Gate:
         # One prefix for each: limits uses the same key for all strategies, but with different types.
-        storage = limits.storage.storage_from_string(uri, key_prefix=strategy)
+        storage = limits.storage.storage_from_string(uri, key_prefix=f"{strategy}{stats:d}")
         limiter = getattr(limits.strategies, LIMITS[strategy])(storage)
         items = [limits.parse(limit.text) for limit in wanted]
+        if stats:
+            (item,) = items
+            return Gate(lambda key: (limiter.hit(item, key), limiter.get_window_stats(item, key)), itemgetter(0))
         return Gate(_one_after_the_other([partial(limiter.hit, item) for item in items]))
 
     return make
@@ -158,11 +179,16 @@ def _makers(url: str, *, room: str) -> dict[str, Maker]:
     return {**found, "pyrate-limiter log": of_pyrate(url)}
 
 
+def with_stats(url: str) -> dict[str, Maker]:
+    """limits with what sluicegate's decisions contain: what remains, and the time to wait."""
+    return {FIXED_STATS: of_limits(url, "fixed-window", stats=True)}
+
+
 def async_makers(url: str) -> dict[str, AsyncMaker]:
     """Every library with an asyncio client for Redis; limits has two."""
 
     def ours_async(wanted: Sequence[Limit]) -> AsyncGate:
-        return AsyncGate(partial(AsyncLimiter(url).hit, "; ".join(limit.text for limit in wanted)), _by_the_store)
+        return AsyncGate(prepared(AsyncLimiter(url, deadline=PATIENCE), wanted), _by_the_store)
 
     def of_limits_async(implementation: Any, wanted: Sequence[Limit]) -> AsyncGate:
         storage = limits.aio.storage.RedisStorage(

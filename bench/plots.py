@@ -1,4 +1,4 @@
-"""The pictures and tables of docs/performance.md, generated from the JSON of a run.
+"""The pictures and tables of docs/performance.md and docs/performance-requests.md, generated from the JSON of a run.
 
     python -m bench.plots [FILE]
 
@@ -20,7 +20,7 @@ from bench.figures import MEASURES, Figure, Spread, by_merit, from_json, ratio
 from bench.report import FRAMEWORKS, GRIDS, budget_rows, markdown, rows
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
-PAGE: Final = DOCS / "performance.md"
+PAGES: Final = (DOCS / "performance.md", DOCS / "performance-requests.md")
 KEPT: Final = DOCS / "assets" / "bench.json"
 MARK: Final = re.compile(r"(<!-- bench: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -49,14 +49,19 @@ class Plot(NamedTuple):
 
 PLOTS: Final = (
     Plot("memory", "Microseconds for one check in memory (less is better)", (MEMORY,), "time"),
-    Plot("redis", "Microseconds for one check on a server, sync (less is better)", (ONE_RULE,), "time"),
-    Plot("asyncio", "Checks a second on a server, 64 tasks (more is better)", (TASKS,), "rate"),
+    Plot(
+        "redis",
+        "Microseconds of CPU for one check on a server, client and server (less is better)",
+        (ONE_RULE,),
+        "time",
+    ),
+    Plot("asyncio", "Checks for one second of the client's CPU, 64 tasks (more is better)", (TASKS,), "pace"),
     Plot("added", "Microseconds of CPU added to one request (less is better)", FRAMEWORKS, "added"),
     Plot(
         "flood",
-        "Requests a second in a flood of refusals, as a share of those without a limiter (more is better)",
+        "Refused requests for a second of CPU, as a multiple of requests without a limiter (more is better)",
         tuple(f"flood, {framework}" for framework in FRAMEWORKS),
-        "requests",
+        "capacity",
         relative=True,
     ),
 )
@@ -132,7 +137,7 @@ def _bars(panel: Panel, top: int) -> list[str]:
 
 
 def page(text: str, run: dict[str, Any]) -> str:
-    """The page, with the text between its marks generated from the run."""
+    """A page, with the text between its marks generated from the run."""
     figures = from_json(run["figures"])
     tables = {grid.name: rows(grid, figures) for grid in GRIDS} | {"budgets": budget_rows(verdicts(figures))}
     sections = {name: markdown(table) if table else "Not measured." for name, table in tables.items()}
@@ -147,7 +152,7 @@ def machine(run: dict[str, Any]) -> str:
 
 
 def publish(run: dict[str, Any]) -> list[Path]:
-    """Write the figures, the pictures and the page; return their paths."""
+    """Write the figures, the pictures and the pages; return their paths."""
     KEPT.write_text(json.dumps(run, ensure_ascii=False, indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
     figures = from_json(run["figures"])
     written = [KEPT]
@@ -155,8 +160,9 @@ def publish(run: dict[str, Any]) -> list[Path]:
         path = picture(plot)
         path.write_text(draw(plot, panels(plot, figures)), encoding="utf-8")
         written.append(path)
-    PAGE.write_text(page(PAGE.read_text("utf-8"), run), encoding="utf-8")
-    return [*written, PAGE]
+    for path in PAGES:
+        path.write_text(page(path.read_text("utf-8"), run), encoding="utf-8")
+    return [*written, *PAGES]
 
 
 def picture(plot: Plot) -> Path:

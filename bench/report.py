@@ -9,7 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from bench.budgets import FLOORS, MEMORY, OURS, PROCESS, SERVERS, Verdict
+from bench.budgets import (
+    FLOORS,
+    HALF_FULL,
+    MEMORY,
+    ONE_KEY,
+    ONE_RULE,
+    OURS,
+    PROCESS,
+    SERVERS,
+    TASKS,
+    THREE_RULES,
+    TWO_RULES,
+    WORST,
+    WORST_NEW,
+    Verdict,
+)
 from bench.figures import MEASURES, Figure, Spread, ratio
 
 Rows = list[list[str]]
@@ -44,31 +59,54 @@ GRIDS: Final = (
         "memory",
         "one check in memory, µs",
         (
-            Column("1,000 identities", MEMORY, "time"),
-            Column("one", "memory, one identity", "time"),
+            Column("10,000 by zipf", MEMORY, "time"),
+            Column("one", ONE_KEY, "time"),
             Column("100,000", "memory, 100,000 identities", "time"),
             Column("refused", "memory, refused", "time"),
         ),
     ),
     Grid(
+        "worst",
+        "the slowest of many checks with 100,000 live keys, ms",
+        (Column("live keys", WORST, "worst"), Column("new keys", WORST_NEW, "worst")),
+        chief=None,
+    ),
+    Grid(
         "redis",
-        "one check on a server, sync, µs",
-        tuple(Column(f"{n} rule{'s' * (n > 1)}", f"Redis, sync, {n} rule{'s' * (n > 1)}", "time") for n in (1, 2, 3)),
+        "one check on a server, sync, client and server on one CPU, µs",
+        (
+            Column("1 rule", ONE_RULE, "time"),
+            Column("of that, the client", ONE_RULE, "client"),
+            Column("the server", ONE_RULE, "server"),
+            Column("of that, the script", ONE_RULE, "script"),
+            Column("script, half full", HALF_FULL, "script"),
+            Column("2 rules", TWO_RULES, "time"),
+            Column("3 rules", THREE_RULES, "time"),
+        ),
     ),
     Grid(
         "asyncio",
         "checks a second on a server, asyncio",
-        tuple(
-            Column(f"{n} task{'s' * (n > 1)}", f"Redis, asyncio, {n} task{'s' * (n > 1)}", "rate")
-            for n in (1, 16, 64, 256)
+        (
+            *[
+                Column(f"{n} task{'s' * (n > 1)}", f"Redis, asyncio, {n} task{'s' * (n > 1)}", "rate")
+                for n in (1, 16, 64, 256)
+            ],
+            Column("64 tasks, a second of CPU", TASKS, "pace"),
         ),
-        chief=2,
+        chief=4,
     ),
     *[_whole(framework) for framework in FRAMEWORKS],
     Grid(
+        "requests",
+        "CPU added to one request without a server, µs",
+        tuple(Column(framework, f"requests, {framework}", "added") for framework in FRAMEWORKS),
+        chief=None,
+    ),
+    Grid(
         "flood",
-        "a flood of refusals over Redis, × the requests/s without a limiter",
-        tuple(Column(framework, f"flood, {framework}", "requests") for framework in FRAMEWORKS),
+        "a flood of refusals over Redis against a view of 1 ms, × the capacity without a limiter",
+        tuple(Column(framework, f"flood, {framework}", "capacity") for framework in FRAMEWORKS),
         chief=None,
         relative=True,
     ),
@@ -76,16 +114,6 @@ GRIDS: Final = (
         "bytes", "bytes for one key on a server", tuple(Column(t.split()[-1], t, "bytes") for t in SERVERS), chief=None
     ),
     Grid("process", "bytes for one key in the process, 10/minute, one hit", (Column("bytes", PROCESS, "bytes"),)),
-    Grid(
-        "cpu",
-        "CPU of the server for one check, µs",
-        (
-            Column("1 rule", "CPU of the server, 1 rule", "server"),
-            Column("of that, the script", "CPU of the server, 1 rule", "script"),
-            Column("2 rules", "CPU of the server, 2 rules", "server"),
-            Column("3 rules", "CPU of the server, 3 rules", "server"),
-        ),
-    ),
     Grid("import", "import, ms beyond the interpreter's own start", (Column("ms", "import", "start"),)),
 )
 

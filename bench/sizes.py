@@ -17,7 +17,7 @@ import redis
 from bench.budgets import PROCESS
 from bench.figures import Figure
 from bench.memory import role_of
-from bench.peers import Limit, memory_makers, redis_makers
+from bench.peers import PATIENCE, Limit, memory_makers, redis_makers
 from bench.race import Course
 from sluicegate import Limiter, ManualClock
 from tests.servers import redis_server, valkey_server
@@ -25,7 +25,6 @@ from tests.servers import redis_server, valkey_server
 NAME = "user:12345678"
 TEN = Limit(10, "minute")
 LOGS = ("limits moving-window", "pyrate-limiter log")  # their size grows with the limit
-SECONDS = {"minute": 60.0, "hour": 3600.0}
 Fill = Callable[[], object]
 
 
@@ -39,11 +38,11 @@ class Window(NamedTuple):
 
     def fill(self, url: str) -> None:
         clock = ManualClock()
-        with Limiter(url, clock=clock, algorithm=self.algorithm) as limiter:
+        with Limiter(url, clock=clock, algorithm=self.algorithm, deadline=PATIENCE) as limiter:
             for each in range(self.hits):
                 if not limiter.hit(self.limit.text, NAME, cost=self.cost).allowed:
                     raise RuntimeError(f"hit {each} of {self.limit.text} was refused")
-                clock.advance(SECONDS[self.limit.unit] / (self.hits + 1) + (each % 7) * 1e-5)
+                clock.advance(self.limit.seconds / (self.hits + 1) + (each % 7) * 1e-5)
 
 
 WINDOWS = {

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import doctest
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree as ET
 
 import pytest
+import redis
 
 from bench import figures, plots, report
-from bench.budgets import BUDGETS, DICT, MEMORY, NONE, Budget, verdicts
+from bench.budgets import BUDGETS, BY_HAND, MEMORY, NONE, Budget, verdicts
+from bench.clocks import cpu, on_one_cpu, process_of
 from bench.figures import Figure, Spread, added, by_merit, ratio, spread
 from bench.race import Contender, Course, Effort
 from bench.report import GRIDS, budget_rows, markdown, rows
 from bench.scale import model, tables
 from bench.scale import page as scale
 from sluicegate.algorithms import ALGORITHMS
+from tests.servers import valkey_server
 
 ROOT = Path(__file__).parent.parent
 
@@ -81,17 +86,30 @@ def test_json_keeps_figures() -> None:
     assert figures.from_json(json.loads(json.dumps(kept))) == [figure(1.235, 2)]
 
 
-LEAST = Budget("x", (MEMORY,), "time", 0.5, against=("a", "b"))
-MOST = Budget("x", ("t",), "requests", 1, against=(NONE,), at_least=True)
+LEAST = Budget("x", (MEMORY,), "time", 0.5, against="a")
+MOST = Budget("x", ("t",), "requests", 1, against=NONE, at_least=True)
+BOTH = LEAST._replace(topics=(MEMORY, "u"))
+ADDED = LEAST._replace(measure="added")
 
 
 @pytest.mark.parametrize(
     ("budget", "known", "met"),
     [
-        (LEAST, [figure(5), figure(10, contender="a"), figure(11, contender="b")], True),
-        (LEAST, [figure(5.1), figure(10, contender="a"), figure(11, contender="b")], False),
-        (LEAST, [figure(5), figure(10, contender="a")], None),  # the best peer may be missing
-        (LEAST, [figure(10, contender="a"), figure(11, contender="b")], None),
+        (LEAST, [figure(5), figure(10, contender="a")], True),
+        (LEAST, [figure(5.1), figure(10, contender="a")], False),
+        (LEAST, [figure(5), figure(10, contender="b")], None),
+        (LEAST, [figure(10, contender="a")], None),
+        # every topic has its own base, and the worst counts
+        (BOTH, [figure(5), figure(10, contender="a"), figure(1, topic="u"), figure(2, contender="a", topic="u")], True),
+        (
+            BOTH,
+            [figure(4), figure(10, contender="a"), figure(2, topic="u"), figure(3, contender="a", topic="u")],
+            False,
+        ),
+        (BOTH, [figure(5), figure(10, contender="a"), figure(1, topic="u")], None),
+        (BOTH._replace(base=MEMORY), [figure(5), figure(10, contender="a"), figure(5, topic="u")], True),
+        # a difference below zero is no base, else a refusal that costs more than a cheap one would pass
+        (ADDED, [figure(-9, measure="added"), figure(-3, contender="a", measure="added")], None),
         (
             MOST,
             [figure(7, topic="t", measure="requests"), figure(7, contender=NONE, topic="t", measure="requests")],
@@ -125,12 +143,12 @@ def test_rows_compare_each_contender_with_the_floor_and_sluicegate() -> None:
     known = [
         figure(8, 8, contender="slow"),
         figure(4, 4),
-        Figure(MEMORY, "time", DICT, "floor", (2.0, 2.0)),
+        Figure(MEMORY, "time", BY_HAND, "floor", (2.0, 2.0)),
         figure(1, 3, contender="quick"),
     ]
     table = rows(GRIDS[0], known)
     assert table[0][-2:] == ["× floor", "× sluicegate"]
-    assert [row[0] for row in table[1:]] == [DICT, "quick", "sluicegate", "slow"]
+    assert [row[0] for row in table[1:]] == [BY_HAND, "quick", "sluicegate", "slow"]
     assert table[2][1:] == ["2.00 (1.50–2.50)", "–", "–", "–", "1.00", "0.50"]
     assert table[4][-2:] == ["4.00", "2.00"]
     assert rows(GRIDS[0], []) == []
@@ -158,6 +176,34 @@ def test_a_race_takes_turns_and_drops_a_contender_that_fails() -> None:
     assert messages == course.troubles == ["t: c is out: OSError: gone"]
 
 
+def test_the_cpu_of_a_server() -> None:
+    assert cpu(os.getpid()) == pytest.approx(time.process_time(), abs=1)
+    with valkey_server() as server:
+        before = cpu(process_of(server))
+        for _ in range(100):
+            server.command("PING")
+        assert 0 < cpu(process_of(server)) - before < 10
+
+
+def test_one_cpu_for_this_thread_and_a_server() -> None:
+    allowed = os.sched_getaffinity(0)
+    with valkey_server() as server:
+        with on_one_cpu(server):
+            assert os.sched_getaffinity(0) == os.sched_getaffinity(process_of(server)) == {max(allowed)}
+        assert os.sched_getaffinity(0) == allowed
+    with pytest.raises(RuntimeError, match="does not run"):
+        process_of(server)
+
+
+def test_the_bare_script_limits() -> None:
+    script, third = (ROOT / "bench" / "gcra.lua").read_text("utf-8"), 20_000_000
+    with valkey_server() as server, redis.Redis(port=server.port) as client:
+        answers = [client.eval(script, 1, "alice", third, 3 * third) for _ in range(4)]
+        assert [answer[:2] for answer in answers] == [[1, 2], [1, 1], [1, 0], [0, 0]]
+        assert answers[0][2] == 0 < answers[3][2] <= third
+        assert 0 < client.pttl("alice") <= 3 * third / 1000
+
+
 def test_the_group_pins_everything() -> None:
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["dependency-groups"]
     assert [pin for pin in groups["bench"] if not re.fullmatch(r"[a-z-]+==[\w.]+", pin)] == []
@@ -168,10 +214,11 @@ def kept() -> dict[str, object]:
     return run
 
 
-def test_the_page_shows_the_stored_figures() -> None:
-    text = plots.PAGE.read_text("utf-8")
-    assert plots.page(text, kept()) == text, "run python -m bench.plots"
-    marked = set(re.findall(r"<!-- bench: (\w+) -->", text))
+def test_the_pages_show_the_stored_figures() -> None:
+    texts = [path.read_text("utf-8") for path in plots.PAGES]
+    for text in texts:
+        assert plots.page(text, kept()) == text, "run python -m bench.plots"
+    marked = set(re.findall(r"<!-- bench: (\w+) -->", "".join(texts)))
     assert marked == {grid.name for grid in GRIDS} - {"fastapi", "process", "import"} | {"budgets", "machine"}
 
 
@@ -181,12 +228,17 @@ def test_the_pictures_show_the_stored_figures(plot: plots.Plot) -> None:
     drawn = plots.draw(plot, plots.panels(plot, found))
     assert plots.picture(plot).read_text("utf-8") == drawn, "run python -m bench.plots"
     ET.fromstring(drawn)
-    assert drawn.count('class="sluicegate"') >= len(plot.topics)
+    assert drawn.count('class="sluicegate"') >= len(plots.panels(plot, found))
 
 
 def test_every_topic_of_a_budget_is_in_a_table() -> None:
     shown = {(column.topic, column.measure) for grid in GRIDS for column in grid.columns}
     assert {(topic, budget.measure) for budget in BUDGETS for topic in budget.topics} <= shown
+
+
+def test_every_topic_of_a_picture_is_in_a_table() -> None:
+    shown = {(column.topic, column.measure) for grid in GRIDS for column in grid.columns}
+    assert {(topic, plot.measure) for plot in plots.PLOTS for topic in plot.topics} <= shown
 
 
 def carried(*, wire: float, script: float, further: float, busy: float = 100, others: float = 1) -> model.Known:

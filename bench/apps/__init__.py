@@ -1,12 +1,23 @@
 """One small application for each framework. Environment variables select its limiter.
 
 `BENCH_LIMITER` is a key of the module's LIMITERS, `BENCH_STORE` a URL, `BENCH_LIMIT` the requests an hour of each
-identity. The identity is the header X-User. Limiters that have response fields send them.
+identity, `BENCH_WORK` the milliseconds of CPU that the view takes. The identity is the header X-User. Limiters that
+have response fields send them.
 """
 
 import os
+import time
 
 LIMITER = os.environ.get("BENCH_LIMITER", "none")
 STORE = os.environ.get("BENCH_STORE", "memory://")
 LIMIT = f"{os.environ.get('BENCH_LIMIT', '10')}/hour"
-BODY = "ok"
+WORK = float(os.environ.get("BENCH_WORK", "0")) / 1e3
+
+
+def work() -> str:
+    """What a view does: it works, and returns its body."""
+    if WORK:
+        until = time.thread_time() + WORK
+        while time.thread_time() < until:
+            pass
+    return "ok"

@@ -8,7 +8,7 @@ from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
-from bench.apps import BODY, LIMIT, LIMITER, STORE
+from bench.apps import LIMIT, LIMITER, STORE, work
 
 MIDDLEWARE = {
     "none": [],
@@ -42,7 +42,7 @@ def empty(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[Http
 
 
 def home(request: HttpRequest) -> HttpResponse:
-    return HttpResponse(BODY)
+    return HttpResponse(work())
 
 
 def view() -> Any:

@@ -7,7 +7,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import PlainTextResponse
 from fastapi_limiter.depends import RateLimiter
 
-from bench.apps import BODY, LIMIT, LIMITER, STORE
+from bench.apps import LIMIT, LIMITER, STORE, work
 from bench.peers import PerKey
 from sluicegate.fastapi import RateLimitMiddleware
 
@@ -21,7 +21,7 @@ def application(limiter: str) -> FastAPI:
 def route(app: FastAPI, dependencies: list[object]) -> None:
     @app.get("/", dependencies=dependencies, response_class=PlainTextResponse)
     async def home() -> str:
-        return BODY
+        return work()
 
 
 def sluicegate(app: FastAPI) -> None:

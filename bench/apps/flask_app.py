@@ -5,7 +5,7 @@ from collections.abc import Callable
 import flask_limiter
 from flask import Flask, Response, request
 
-from bench.apps import BODY, LIMIT, LIMITER, STORE
+from bench.apps import LIMIT, LIMITER, STORE, work
 from sluicegate.flask import RateLimiter
 
 
@@ -48,4 +48,4 @@ LIMITERS[LIMITER](app)
 
 @app.get("/")
 def home() -> str:
-    return BODY
+    return work()

@@ -15,12 +15,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bench.apps import BODY, LIMIT, LIMITER, STORE
+from bench.apps import LIMIT, LIMITER, STORE, work
 from sluicegate.starlette import RateLimitMiddleware
 
 
 async def home(request: Request) -> Response:
-    return PlainTextResponse(BODY)
+    return PlainTextResponse(work())
 
 
 class Empty:
