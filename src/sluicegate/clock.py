@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from math import isfinite
 from time import monotonic_ns
 from typing import Final, Protocol
@@ -102,6 +103,11 @@ def read_us(clock: Clock) -> int:
         return now
     problem = "its now_us() is not a whole number of microseconds from 0 to the year 2150"
     raise ConfigurationError("clock", now, problem=problem, expected=f"return an int from 0 to {LATEST_US}")
+
+
+def reading(clock: Clock | None) -> tuple[Callable[[], int], int]:
+    """Return what reads a clock, and how many of its units are a microsecond. Most readings need no division."""
+    return (monotonic_ns, 1000) if clock is None else (clock.now_us, 1)
 
 
 def _microseconds(seconds: float) -> int | None:

@@ -162,15 +162,14 @@ class Scripted:
 
 
 class Ask:
-    """One caller of `send`, in a task."""
+    """One caller of `ask`, in a task."""
 
-    def __init__(
-        self, loop: ManualLoop, driver: AsyncConnections, command: AnyCommand, *, deadline: float = DEADLINE
-    ) -> None:
+    def __init__(self, loop: ManualLoop, driver: AsyncConnections, command: AnyCommand) -> None:
         self.asked = loop.now
 
         async def main() -> Any:
-            return await driver.send(Send(ADDRESS, command), loop.time() + deadline)
+            answer, _ = driver.ask(Send(ADDRESS, command))
+            return await answer
 
         self.task = loop.create_task(main())
 

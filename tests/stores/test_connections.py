@@ -96,7 +96,7 @@ def test_commands_of_one_turn_are_sent_in_few_writes(server: Server, tag: str, m
     send = AsyncConnection._flush
 
     def counted(link: AsyncConnection) -> None:
-        writes.append(len(link._unsent))
+        writes.append(sum([len(each.answers) for each in link.unsent.values()]))
         send(link)
 
     monkeypatch.setattr(AsyncConnection, "_flush", counted)

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from sluicegate import fork
-from sluicegate.clock import MICROSECOND, Clock, SystemClock
+from sluicegate.clock import MICROSECOND, Clock, reading
 from sluicegate.plan import BAN, Check, Outcome, Plan
 from sluicegate.stores import AsyncStore, Store
 
@@ -28,7 +28,7 @@ _MASK: Final = 1023  # the low bits of the hash of an identity choose one of 1,0
 
 Checks = tuple[Check, ...]
 Outcomes = tuple[Outcome, ...]
-_Before = tuple[int, list[object]]  # the time before the call of the store, and the marks of the identities
+_Before = tuple[int, list[object]]  # the reading of the clock before the call, and the marks of the identities
 _NO_ANSWER: Final[Outcomes] = ()
 _AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
 
@@ -54,7 +54,7 @@ class Refusals:
     """
 
     def __init__(self, *, staleness: float, clock: Clock | None = None, size: int = SIZE) -> None:
-        self.now_us = (SystemClock() if clock is None else clock).now_us
+        self._read, self._unit = reading(clock)
         self.kept: OrderedDict[Checks, CachedRefusal] = OrderedDict()
         self._of: dict[tuple[str, str], set[Checks]] = {}  # the index by budget: the rule's id, and the identity
         self._marks: list[object] = [None] * (_MASK + 1)
@@ -74,9 +74,10 @@ class Refusals:
         A peek and a forced plan always go to the store.
         """
         checks, marks = plan.checks, self._marks
-        known = self.kept.get(checks)
-        now = self.now_us()  # after the look-up: another thread may have remembered the refusal just before it
+        known = self.kept.get(checks) if self.kept else None
+        read = self._read()  # after the look-up: another thread may have remembered the refusal just before it
         if known is not None:
+            now = read // self._unit
             if now >= known.until:
                 with self._lock:
                     self._drop(checks)
@@ -90,10 +91,10 @@ class Refusals:
                         )
                         for allowed, limit, left, retry, reset, following, at, source in known.outcomes
                     ]
-                ), (now, [])  # fmt: skip
+                ), (read, [])  # fmt: skip
         if len(checks) == 1:  # most plans: without the frame of a comprehension
-            return None, (now, [marks[hash(checks[0][1]) & _MASK]])
-        return None, (now, [marks[hash(identity) & _MASK] for _, identity, _ in checks])
+            return None, (read, [marks[hash(checks[0].identity) & _MASK]])
+        return None, (read, [marks[hash(identity) & _MASK] for _, identity, _ in checks])
 
     def learn(self, plan: Plan, outcomes: Outcomes, before: _Before) -> None:
         """Drop the refusals that this plan has changed, or remember its refusal. `before` is from `look`.
@@ -101,16 +102,13 @@ class Refusals:
         `outcomes` are empty when the store failed. The store may have charged all the same.
         """
         if plan.charge:
-            refused = False
             for outcome in outcomes:
-                if outcome.source != "store":  # the store may have charged before its reply was lost
+                if not outcome.allowed and not plan.forced:
+                    # If the local fallback decided, the store may have charged before its reply was lost.
+                    if all([outcome.source == "store" for outcome in outcomes]):
+                        self._remember(plan.checks, outcomes, before)
+                        return
                     break
-                if not outcome.allowed:
-                    refused = not plan.forced
-            else:
-                if refused:
-                    self._remember(plan.checks, outcomes, before)
-                    return
             self.changed(plan)
 
     def changed(self, plan: Plan) -> None:
@@ -119,7 +117,7 @@ class Refusals:
         for terms, identity, cost in plan.checks:
             if cost or terms.algorithm == BAN:
                 marks[hash(identity) & _MASK] = object()
-                if (terms.rule_id, identity) in known:
+                if known and (terms.rule_id, identity) in known:
                     self.drop(terms.rule_id, identity)
 
     def drop(self, rule_id: str, identity: str) -> None:
@@ -131,14 +129,15 @@ class Refusals:
 
     def _remember(self, checks: Checks, outcomes: Outcomes, before: _Before) -> None:
         """Drop the refusals that a refused plan has changed all the same, and remember its own if that holds."""
-        sent_at, marks = before
+        read, marks = before
         counted = _counted(checks, outcomes)
         pairs = zip(checks, outcomes, strict=True)
         holds = all([not outcome.allowed and check.terms.algorithm == BAN for check, outcome in counted]) and not any(
             [terms.count_denied or (terms.held and not outcome.allowed) for (terms, _, _), outcome in pairs]
         )
         waits = [wait for each in outcomes for wait in (each.retry_after, each.reset_after, each.next_after) if wait]
-        refusal = CachedRefusal(outcomes, self.now_us(), sent_at + min([self._staleness_us, *waits]))
+        until = read // self._unit + min([self._staleness_us, *waits])
+        refusal = CachedRefusal(outcomes, self._read() // self._unit, until)
         if counted:  # `drop` sets new marks: they must not be taken for a change by another request
             holds = holds and self._marks_of(checks) == marks
             for check, _ in counted:

@@ -43,6 +43,7 @@ class _Fallback(ABC):
 
     def __init__(self, *, breakers: Breakers, local_fallback: LocalFallback, owned: bool = True) -> None:
         self._breakers = breakers
+        self._breaker = breakers.whole if breakers.single else None
         self._local_fallback = local_fallback
         self._owned = owned
         self._reported: dict[tuple[str, str], float] = {}  # when a failure under a rule may be logged again
@@ -143,7 +144,7 @@ class Fallback(_Fallback):
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none: in the store, or in the local fallback."""
-        breaker = self._breakers.whole if self._breakers.single else self._breaker_of(plan)
+        breaker = self._breaker or self._breaker_of(plan)
         closed = breaker.closed
         try:
             outcomes = self._store.run(plan) if closed else self._attempt(plan, breaker)
@@ -273,7 +274,7 @@ class AsyncFallback(_Fallback):
 
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none: in the store, or in the local fallback."""
-        breaker = self._breakers.whole if self._breakers.single else self._breaker_of(plan)
+        breaker = self._breaker or self._breaker_of(plan)
         closed = breaker.closed
         try:
             outcomes = await (self._store.run(plan) if closed else self._attempt(plan, breaker))

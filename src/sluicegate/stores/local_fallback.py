@@ -17,7 +17,7 @@ from typing import Any, Final
 from sluicegate import fork
 from sluicegate.algorithms import ALGORITHMS, KEPT
 from sluicegate.algorithms.ban import lasting
-from sluicegate.clock import MICROSECOND, Clock, SystemClock
+from sluicegate.clock import MICROSECOND, Clock, SystemClock, reading
 from sluicegate.errors import AlgorithmError, QuotaError, StoreError
 from sluicegate.plan import BAN, Check, Outcome, Plan, Terms, strikers
 from sluicegate.quota import Quota
@@ -27,7 +27,7 @@ from sluicegate.stores.memory_table import Network
 
 NOTES: Final = 5_000  # this many of the newest notes are kept, at most twice as many
 
-Note = tuple[int, tuple[Check, ...], tuple[Outcome, ...]]  # the time of a local decision, its checks and their outcomes
+Note = tuple[int, tuple[Check, ...], tuple[Outcome, ...]]  # a reading of the clock, the checks and their outcomes
 
 
 class LocalFallback:
@@ -36,6 +36,7 @@ class LocalFallback:
     def __init__(self, *, policy: str, replicas: int = 1, clock: Clock | None = None) -> None:
         self._policy = policy
         self._replicas = replicas
+        self._read, self._unit = reading(clock)  # for notes
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._clock = _SetClock()
         self._memory = MemoryStore(clock=self._clock)
@@ -58,8 +59,8 @@ class LocalFallback:
         possible.
         """
         if outcomes:
-            fresh = self._fresh
-            fresh[plan.checks[-1].identity] = (self._now_us(), plan.checks, outcomes)
+            checks, fresh = plan.checks, self._fresh
+            fresh[checks[-1].identity] = (self._read(), checks, outcomes)
             if len(fresh) >= NOTES:
                 self._older, self._fresh = fresh, {}
 
@@ -130,7 +131,8 @@ class LocalFallback:
         """
         note = self._fresh.pop(identity, None) or self._older.pop(identity, None)
         if note is not None:
-            noted_at, checks, outcomes = note
+            read, checks, outcomes = note
+            noted_at = read // self._unit
             for check, outcome in zip(checks, outcomes, strict=True):
                 free_at = noted_at + outcome.reset_after
                 if check.terms.algorithm == BAN and not outcome.allowed:

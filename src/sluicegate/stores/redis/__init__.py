@@ -194,8 +194,11 @@ class AsyncRedisStore(_RedisStore):
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none. Raises StoreError if a server does not reply in time."""
         connections, quick = self._connections, self._operations.quick(plan)
-        until = connections.until()
-        reply = None if quick is None else await connections.send(quick, until)
+        if quick is None:
+            reply, until = None, connections.until()
+        else:
+            answer, until = connections.ask(quick)
+            reply = await answer
         if type(reply) is bytes or type(reply) is list:
             result = decode(plan, reply)
         else:

@@ -41,15 +41,17 @@ _STALL: Final = 0.001  # seconds from a command to its write: a longer time mean
 _LOOK: Final = 0.001  # seconds that the loop has to read what lies in the socket when a deadline passes
 _AGAIN: Final = 1.0  # seconds after which a further opening begins beside one that hangs: its packets may be lost
 
+_Answer = asyncio.Future[Any]
+
 
 class _Waiting(NamedTuple):
-    """A command without a reply yet, and the futures of its callers: several for a batch."""
+    """A group: commands that can be one batch, and the futures of their callers. Until it is written, others join."""
 
-    command: AnyCommand | Batch
+    commands: list[Any]
+    answers: list[_Answer]
     asked: float
-    until: float
-    answers: tuple[asyncio.Future[Any], ...]
-    single: tuple[SingleCheck, ...] = ()  # of a batch: the command of each caller
+    until: float  # of the first command
+    sent: Any = None  # what was written: the command, or a Batch; before the next write, that it brings its script
 
     @property
     def is_over(self) -> bool:
@@ -70,9 +72,9 @@ class AsyncConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader()
         self._waiting: deque[_Waiting] = deque()
-        self._unsent: list[_Waiting] = []
+        self.unsent: dict[int, _Waiting] = {}  # by the identity of the shape, or of the future if nothing may join
         self._received = 0  # replies to the oldest command that have come before its answer
-        self._turn = 0.0  # when the first unsent command came
+        self.turn = 0.0  # when the first unsent command came; while the connection opens, the last one
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
         self._looked: _Waiting | None = None  # the command for which the loop was given time to read the socket
@@ -90,7 +92,7 @@ class AsyncConnection(asyncio.Protocol):
         Data that arrives without a command means that the server closes the connection, or belongs to TLS. In the
         second case the only cost is a new connection.
         """
-        if self._transport is not None and not self._waiting and not self._unsent:
+        if self._transport is not None and not self._waiting and not self.unsent:
             now = self._loop.time()
             if now - self._heard > BUSY:
                 self._heard = now
@@ -98,19 +100,34 @@ class AsyncConnection(asyncio.Protocol):
                     self.fail(ConnectionError("the server closed the connection"))
         return not self._closed and not self._retired
 
-    def send(self, command: AnyCommand, until: float) -> asyncio.Future[Any]:
+    def join(self, command: AnyCommand, answer: _Answer | None = None) -> _Answer | None:
+        """Add a command to the group of its rule that leaves in this turn. Return None if there is no such group."""
+        group = self.unsent.get(id(command.shape)) if type(command) is SingleCheck else None
+        if group is None:
+            return None
+        if answer is None:
+            answer = self._loop.create_future()
+        group.commands.append(command)
+        answers = group.answers
+        answers.append(answer)
+        if len(answers) >= _FEW and (len(answers) >= _MANY or not self._waiting):
+            self._flush()
+        return answer
+
+    def send(self, command: AnyCommand, until: float, answer: _Answer | None = None) -> _Answer:
         """Return a future of the reply, or of a NoReplyError. The time before the write does not count, unless the
         connection opens.
         """
-        answer = self._loop.create_future()
-        unsent = self._unsent
-        if self._transport is None:
-            self._turn = self._loop.time()
-        elif not unsent:
-            self._turn = self._loop.time()
-            self._loop.call_soon(self._flush)
-        unsent.append(new(_Waiting, (command, self._turn, until, (answer,), ())))
-        if self._transport is None:
+        if answer is None:
+            answer = self._loop.create_future()
+        unsent, is_open = self.unsent, self._transport is not None
+        if not unsent or not is_open:
+            self.turn = self._loop.time()
+            if is_open:
+                self._loop.call_soon(self._flush)
+        key = id(command.shape) if type(command) is SingleCheck and is_open else id(answer)
+        unsent[key if key not in unsent else id(answer)] = new(_Waiting, ([command], [answer], self.turn, until, None))
+        if not is_open:
             self._set_timer(until)
             self._open()
         elif len(unsent) >= (_MANY if self._waiting else _FEW):
@@ -127,9 +144,9 @@ class AsyncConnection(asyncio.Protocol):
         if self._closed:
             return
         self.forget()
-        waiting, unsent, self._waiting, self._unsent = self._waiting, self._unsent, deque(), []
+        waiting, unsent, self._waiting, self.unsent = self._waiting, self.unsent, deque(), {}
         self._answer(waiting, error, sent=True, concerns=concerns)
-        self._answer(unsent, error, sent=False, concerns=concerns)
+        self._answer(unsent.values(), error, sent=False, concerns=concerns)
 
     def forget(self) -> None:
         """Close the connection without a result for its callers: the loop may be closed already."""
@@ -154,19 +171,20 @@ class AsyncConnection(asyncio.Protocol):
         try:
             while (reply := reader.gets()) is not False:
                 oldest = waiting[0]
-                command, answers = oldest.command, oldest.answers
+                sent, answers = oldest.sent, oldest.answers
                 self._received += 1
-                if self._received < command.replies:
+                if self._received < sent.replies:
                     continue
                 self._received = 0
-                check_tag(command, reply)
+                check_tag(sent, reply)
                 waiting.popleft()
-                if type(command) is not Batch:
+                if type(sent) is not Batch:
                     replies = [reply]
                 elif type(reply) is list:
                     replies = split_reply(reply)
-                elif command.replies == 1 and str(reply).startswith("NOSCRIPT"):  # it did not run
-                    self._send_with_text(oldest)
+                elif str(reply).startswith("NOSCRIPT"):  # it did not run: again, for the callers that still wait
+                    self.unsent[id(oldest)] = oldest._replace(asked=self._heard)
+                    self._flush()
                     continue
                 else:
                     replies = [reply] * len(answers)
@@ -187,9 +205,9 @@ class AsyncConnection(asyncio.Protocol):
 
     def _open(self) -> None:
         """Begin an opening, unless one began a short time ago. The first that succeeds is kept."""
-        if self._closed or self._turn - self._began < _AGAIN:
+        if self._closed or self.turn - self._began < _AGAIN:
             return
-        self._began = self._turn
+        self._began = self.turn
         opening = self._loop.create_task(self._connect())
         if not opening.done():  # an eager task may be done already
             self._openings.add(opening)
@@ -227,7 +245,7 @@ class AsyncConnection(asyncio.Protocol):
 
     def _raise(self, error: Exception) -> None:
         """Raise an error of `prepare` in each caller."""
-        for each in self._unsent:
+        for each in self.unsent.values():
             if not each.is_over:
                 each.answers[0].set_exception(error)
         self.fail(error)
@@ -247,14 +265,13 @@ class AsyncConnection(asyncio.Protocol):
         self._watch = watcher(transport.get_extra_info("socket"))
         self._heard = now = self._loop.time()
         self._stop_timer()
-        took, unsent, late = now - self._began, self._unsent, []
-        self._unsent = []
-        for each in unsent:
+        took, unsent, late = now - self._began, self.unsent, []
+        self.unsent = {}
+        for each in unsent.values():
             if each.until - now < min(took, each.until - each.asked) / 2:
                 late.append(each)
-            else:
-                self._unsent.append(each._replace(asked=now))
-        self._turn = now
+            elif self.join(each.commands[0], each.answers[0]) is None:
+                self.send(each.commands[0], each.until, each.answers[0])
         self._answer(late, TimeoutError("the connection opened too late"), sent=False, concerns="plan")
         self._flush()
         if self._retired:
@@ -262,40 +279,41 @@ class AsyncConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         """Write the unsent commands. Their time begins now. A command without a caller is not written."""
-        unsent, self._unsent = self._unsent, []
+        unsent, self.unsent = self.unsent, {}
         transport = self._transport
-        if transport is None:
+        if not unsent or transport is None:
             return
         now = self._loop.time()
-        if now - self._turn > _STALL:
-            unsent = [each._replace(until=each.until + now - each.asked) for each in unsent]
-        late = [each for each in unsent if each.until <= now]
+        writes, late = [], []
+        for each in unsent.values():
+            commands, answers, asked, until, sent = each
+            if now - asked > _STALL:
+                until += now - asked
+            if until <= now:
+                late.append(each)
+                continue
+            if any([answer.done() for answer in answers]):
+                left = [pair for pair in zip(commands, answers, strict=True) if not pair[1].done()]
+                commands, answers = [command for command, _ in left], [answer for _, answer in left]
+            groups: Iterable[tuple[Any, list[_Answer]]] = zip(commands, [[answer] for answer in answers], strict=True)
+            if len(commands) > 1 and commands[0].shape.many is not None:
+                groups = ((batch(commands), answers),)
+            for command, callers in groups:
+                whole = command if sent is None else command.with_text()
+                writes.append(new(_Waiting, (commands, callers, asked, until, whole)))
         if late:
             self._answer(late, TimeoutError("no time is left"), sent=False, concerns="plan")
-        unsent = [each for each in unsent if not each.answers[0].done()]
-        if not unsent:
-            return
-        self._set_timer(min([each.until for each in unsent]))
-        if len(unsent) > 1:
-            unsent = _grouped(unsent)
-        self._waiting += unsent
-        transport.write(b"".join([each.command.frame for each in unsent]))
-
-    def _send_with_text(self, failed: _Waiting) -> None:
-        """Send a batch again that the server did not run, for the callers that still wait."""
-        pairs = [pair for pair in zip(failed.single, failed.answers, strict=True) if not pair[1].done()]
-        if pairs:
-            single, answers = zip(*pairs, strict=True)
-            command = batch(single).with_text()
-            self._unsent.append(_Waiting(command, self._loop.time(), failed.until, answers, single))
-            self._flush()
+        if writes:
+            self._set_timer(min([each.until for each in writes]))
+            self._waiting += writes
+            transport.write(b"".join([each.sent.frame for each in writes]))
 
     def _check_deadlines(self) -> None:
         """Fail the callers whose deadline has passed, and retire the connection if a command was written."""
         now, at = self._loop.time(), self._timer_at
         self._timer, self._timer_at = None, inf
         opening = self._transport is None
-        queue = list(self._unsent if opening else self._waiting)
+        queue = list(self.unsent.values() if opening else self._waiting)
         overdue = [each for each in queue if each.until <= now]
         if not overdue or (not opening and overdue[0] is not self._looked and self._watch()):
             # What lies in the socket may be the reply: the loop reads it before it calls this again.
@@ -307,14 +325,14 @@ class AsyncConnection(asyncio.Protocol):
         patience = min([each.until - each.asked for each in overdue])
         concerns: Concerns = "plan" if now - at > patience / 2 else "server"  # a stall of this loop says nothing
         if opening:
-            self._unsent = [each for each in queue if each.until > now]
+            self.unsent = {id(each.answers[0]): each for each in queue if each.until > now}
             self._answer(overdue, TimeoutError("no connection within the deadline"), sent=False, concerns=concerns)
         else:
             error = TimeoutError("no answer within the deadline")
             self._retired = True
             self._answer(overdue, error, sent=True, concerns=concerns)
-            unsent, self._unsent = self._unsent, []
-            self._answer(unsent, error, sent=False, concerns=concerns)
+            unsent, self.unsent = self.unsent, {}
+            self._answer(unsent.values(), error, sent=False, concerns=concerns)
         left = [each.until for each in queue if each.until > now]
         if left:
             self._set_timer(min(left))
@@ -326,7 +344,7 @@ class AsyncConnection(asyncio.Protocol):
             answer.set_result(NoReplyError(self._address, error, sent=sent, concerns=concerns))
 
     def _close_if_done(self) -> None:
-        if not self._unsent and all([each.is_over for each in self._waiting]):
+        if not self.unsent and all([each.is_over for each in self._waiting]):
             self.fail(ConnectionError("left"))
 
     def _set_timer(self, at: float) -> None:
@@ -339,25 +357,6 @@ class AsyncConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._timer_at = None, inf
-
-
-def _grouped(unsent: list[_Waiting]) -> list[_Waiting]:
-    """Return the same commands, with those of one shape in a batch if they can be."""
-    groups: dict[int, list[_Waiting]] = {}
-    for each in unsent:
-        command = each.command
-        kind = id(each) if type(command) is not SingleCheck or command.shape.many is None else id(command.shape)
-        if kind in groups:
-            groups[kind].append(each)
-        else:
-            groups[kind] = [each]
-    return [group[0] if len(group) == 1 else _as_batch(group) for group in groups.values()]
-
-
-def _as_batch(group: list[_Waiting]) -> _Waiting:
-    single = tuple([cast(SingleCheck, each.command) for each in group])
-    answers = tuple([each.answers[0] for each in group])
-    return _Waiting(batch(single), group[0].asked, min([each.until for each in group]), answers, single)
 
 
 def _stream_of(redis_connection: Any) -> Any:
@@ -420,7 +419,7 @@ async def _at_end_of_loop(connections: set[AsyncConnection]) -> AsyncGenerator[N
             connection.fail(ConnectionError("the store was closed"), concerns="plan")
 
 
-async def _and_a_turn(answer: asyncio.Future[Any]) -> Any:
+async def _and_a_turn(answer: _Answer) -> Any:
     """Return the reply after the transport, which is closing, has closed its socket."""
     reply = await answer
     await asyncio.sleep(0)
@@ -453,17 +452,26 @@ class AsyncConnections(AsyncDriver):
 
     def send(self, step: Send, until: float) -> Awaitable[Any]:
         """Send a command. Return the reply, or a NoReplyError."""
-        connections = self._loops.get(asyncio.get_running_loop())
-        if connections is None:
-            connections = self._of_this_loop()
-        connection = connections.used.get(step.address)
-        if connection is None or not connection.is_usable():
-            connection = connections.connect(self._servers, step)
-        answer = connection.send(step.command, until)
-        if connections.closed:  # a slot is released after `close`, which is not called again
+        return self.ask(step, until)[0]
+
+    def ask(self, step: Send, until: float | None = None) -> tuple[Awaitable[Any], float]:
+        """Send a command. Return what `send` returns, and the deadline. Without `until`, it is the first of a call."""
+        here = self._loops.get(asyncio.get_running_loop())
+        if here is None:
+            here = self._of_this_loop()
+        connection = here.used.get(step.address)
+        if connection is None or not (connection.unsent or connection.is_usable()):
+            connection = here.connect(self._servers, step)
+        answer = connection.join(step.command) if until is None else None
+        if answer is None:
+            until = self.until() if until is None else until
+            answer = connection.send(step.command, until)
+        elif until is None:
+            until = connection.turn + self._deadline
+        if here.closed:  # a slot is released after `close`, which is not called again
             self.retire(step.address)
-            return _and_a_turn(answer)
-        return answer
+            return _and_a_turn(answer), until
+        return answer, until
 
     def _of_this_loop(self) -> _LoopConnections:
         loop = asyncio.get_running_loop()
