@@ -17,7 +17,7 @@ from sluicegate.stores import open_async_store
 from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
 from sluicegate.stores.local_fallback import LocalFallback
 from sluicegate.stores.prefetch import AsyncPrefetch, Prefetch
-from sluicegate.stores.redis.encoding import Encoder
+from sluicegate.stores.redis.encoding import CHARGE, Encoder
 from sluicegate.testing import BrokenStore, OpenStore, ShutStore
 from sluicegate.testing.store import terms
 from tests.servers import Server
@@ -113,13 +113,15 @@ def test_stores_for_tests(store: Any, would: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("counted", [False, True])
 def test_the_arguments_of_a_shadow_check(shadow: bool, counted: bool) -> None:
     encoder = Encoder(prefix="t", clock=None, split=False)
-    frame = encoder.run(Plan((Check(terms("gcra", "1/minute", shadow=shadow, counted=counted), "a", 1),))).frame
+    plan = Plan((Check(terms("gcra", "1/minute", shadow=shadow, counted=counted), "a", 1),))
+    frame = encoder.run(plan, CHARGE).frame
     word = {(False, False): b"0", (False, True): b"1", (True, False): b"s", (True, True): b"S"}[shadow, counted]
     assert b"$4\r\ngcra\r\n$1\r\n%s\r\n$1\r\n1\r\n" % word in frame
+    assert (encoder.run(plan).frame == frame.replace(b"100000", b"100001")) is counted, "a hit counts no refusals"
 
 
 def test_equal_shadow_plans_of_one_turn_each_get_an_outcome(valkey: Server) -> None:
-    """Plans of enforced rules are in a batch, whose script has no shadow rules."""
+    """They are in a batch, as those of enforced rules. Each reply becomes an outcome of a shadow rule."""
     plan = Plan((Check(terms("gcra", "1/hour", scope=uuid4().hex, shadow=True), "a", 1),))
 
     async def main() -> list[tuple[Outcome, ...]]:
