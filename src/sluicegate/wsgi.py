@@ -121,7 +121,8 @@ class RateLimitMiddleware:
         respond = self._adding_fields(state, start_response)
         if self.settings.enabled and (self._bounds or self.gate.denies):
             decision = self.gate.decide(WsgiCaller(environ), self._bounds)
-            warn_of_twice(environ.get(KEY), self.gate, decision)
+            if (outer := environ.get(KEY)) is not None:
+                warn_of_twice(outer, self.gate, decision)
             environ[KEY] = state
             state.note(decision)
             if decision is not None and not decision.allowed:

@@ -290,7 +290,6 @@ ASIDE: Final = {
     "web.gate:*": "rules, terms and checks; their keys, lists and patterns read the request",
     "web.http:retry_after": "the checks of one decision",
     "web.http:fields_for": "the fields of one decision",
-    "web.http:denial": "the checks of one decision",
     "web.http:_denial": "the checks of one decision",
     "web.http:_rows": "the checks of one decision",
     "web.http:_draft_11": "the checks of one decision",

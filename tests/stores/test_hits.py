@@ -102,7 +102,7 @@ def lowered(data: st.DataObject, rule: Terms) -> Terms:
         lower = Quota(quota.limit, Fraction(quota.period_us, MICROSECOND), burst=most)
     else:
         lower = Quota(most, Fraction(quota.period_us, MICROSECOND))
-    return terms(rule.algorithm, lower) if takes(ALGORITHMS[rule.algorithm], lower) else rule
+    return terms(rule.algorithm, lower, scope=rule.name) if takes(ALGORITHMS[rule.algorithm], lower) else rule
 
 
 def unpacked(frame: bytes) -> list[Any]:

@@ -134,7 +134,7 @@ def append(headers: Headers, fields: Sequence[Field]) -> None:
     Werkzeug's own method makes four calls for each, to look for line feeds. The fields of this library have none.
     """
     if _KEEPS_A_LIST:
-        headers._list += fields
+        vars(headers)["_list"].extend(fields)
     else:
         for name, value in fields:
             headers.add(name, value)
