@@ -174,15 +174,15 @@ class Encoder:
         different = len({check.terms.rule_id for check in checks}) == count
         ordinary = different and all([rule.counted == _PLAIN for rule in rules])
         if name != "run" or count == 1 or not ordinary:
-            return Shape(head, packed, rules, None)
+            return Shape(head, packed, rules, hits=None)
         # For hits: a tag and perhaps a time; for each check a key, four words, and the algorithm if there are several.
         words = 4 + (self.clock is not None) + (5 + (len(names) > 1)) * count
         packed_hits = _script("several", names)
         if len(names) == 1:
             rules = tuple([rule._replace(algorithm=b"") for rule in rules])
         rules = tuple([rule._replace(once=rule.params + _ONE + rule.algorithm) for rule in rules])
-        hits = Shape(b"*%d\r\n%s%s" % (words, packed_hits.start, number), packed_hits, rules, None)
-        return Shape(head, packed, tuple([self._rule(check.terms) for check in checks]), hits)
+        hits = Shape(b"*%d\r\n%s%s" % (words, packed_hits.start, number), packed_hits, rules, hits=None)
+        return Shape(head, packed, tuple([self._rule(check.terms) for check in checks]), hits=hits)
 
     def _pack_hit(self, terms: Terms) -> HitShape:
         names, rule = frozenset([terms.algorithm]), self._rule(terms)
@@ -283,7 +283,7 @@ def _decode_hit(checked: Check, now: int, kept: bytes) -> Outcome:
         outcome = Outcome(allowed == 1, terms.limit, remaining, wait, reset, following, now)
     else:
         check, state_of, passed = known
-        quick = passed(kept, now, cost, terms.params) if kept and cost and passed is not None else None
+        quick = passed(kept, now, checked) if kept and cost and passed is not None else None
         outcome = quick if quick is not None else check(state_of(kept) if kept else None, now, cost, terms.params)
     return in_shadow(outcome, passed=outcome.allowed) if terms.shadow else outcome
 
@@ -331,8 +331,8 @@ def _integer(word: bytes) -> int:
 # The outcome of a hit that passed, which is nearly every one, in a third of the time of `check`. None for any other.
 
 
-def _passed_window(kept: bytes, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None:
-    limit, window, grain = params
+def _passed_window(kept: bytes, now: int, checked: Check) -> Outcome | None:
+    (limit, window, grain), cost = checked.terms.params, checked.cost
     try:
         used, oldest, newest = map(int, kept.split())
     except ValueError:
@@ -345,8 +345,8 @@ def _passed_window(kept: bytes, now: int, cost: int, params: tuple[int, ...]) ->
     return new(Outcome, (True, limit, left, 0, reset, oldest + ends, now, "store"))
 
 
-def _passed_fixed(kept: bytes, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None:
-    limit, window = params
+def _passed_fixed(kept: bytes, now: int, checked: Check) -> Outcome | None:
+    (limit, window), cost = checked.terms.params, checked.cost
     start, _, used = kept.partition(b":")
     try:
         left, wait = limit - int(used) - cost, int(start) + window - now
@@ -355,8 +355,8 @@ def _passed_fixed(kept: bytes, now: int, cost: int, params: tuple[int, ...]) -> 
     return new(Outcome, (True, limit, left, 0, wait, wait, now, "store")) if left >= 0 else None
 
 
-def _passed_gcra(kept: bytes, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None:
-    burst, unit, leak = params
+def _passed_gcra(kept: bytes, now: int, checked: Check) -> Outcome | None:
+    (burst, unit, leak), cost = checked.terms.params, checked.cost
     ahead = _from_bytes(kept[:7], "little") - now
     level = _from_bytes(kept[7:], "little") + ahead * leak
     level = (level if level > 0 else 0) + cost * unit
@@ -373,7 +373,7 @@ _LEVEL: Final = 11  # the bytes of a GCRA's state, unless its level is 2^32 or m
 _Reader = tuple[
     Callable[..., Outcome],
     Callable[[bytes], Any],
-    Callable[[bytes, int, int, tuple[int, ...]], Outcome | None] | None,
+    Callable[[bytes, int, Check], Outcome | None] | None,
 ]
 _GCRA: Final[_Reader] = (gcra.check, _level, _passed_gcra)
 _HITS: Final[dict[str, _Reader]] = {  # other algorithms have `general` as their hit
