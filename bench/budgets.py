@@ -28,7 +28,7 @@ HALF_FULL: Final = "Redis on one CPU, 100/hour"
 TASKS: Final = "Redis, asyncio, 64 tasks"
 PROCESS: Final = "bytes in the process"
 SERVERS: Final = ("bytes in valkey", "bytes in redis6")
-MEMORY_STORE, REDIS_STORE, REFUSAL = f"{OURS} memory", f"{OURS} Redis", f"{OURS} refusal"
+MEMORY_STORE, REDIS_STORE, REFUSAL = f"{OURS} memory", f"{OURS} Redis", f"{OURS} refused"
 
 
 class Budget(NamedTuple):
@@ -63,14 +63,14 @@ def _script(name: str, bound: float, *, against: str) -> Budget:
 
 
 def _added(framework: str, bound: float, *, of: str = MEMORY_STORE, topic: str | None = None, against: str) -> Budget:
-    store = of.removeprefix(f"{OURS} ")
+    store = "memory" if of == OURS else of.removeprefix(f"{OURS} ")
     topics = (framework if topic is None else topic,)
     return Budget(f"CPU added, {framework}, {store}", topics, "added", bound, of=(of,), against=against)
 
 
 def _refusal(framework: str) -> Budget:
-    what, topics = f"CPU of a refusal, {framework}", (f"requests, {framework}",)
-    return Budget(what, topics, "added", 1.15, of=(REFUSAL,), against="constant 429")
+    what, topics = f"CPU of a refusal, {framework}", (f"request, {framework}",)
+    return Budget(what, topics, "cpu", 1.15, of=(REFUSAL,), against="constant 429")
 
 
 def _flood(framework: str) -> Budget:
@@ -98,7 +98,7 @@ BUDGETS: Final = (
     Budget("Redis, sync, one CPU: three rules", (THREE_RULES,), "time", 1.5, against=OURS, base=ONE_RULE),
     Budget("Redis, asyncio, 64 tasks", (TASKS,), "pace", 6, against=NOTHING, at_least=True),
     Budget("Redis, asyncio, 64 tasks", (TASKS,), "pace", 5, against="limits (redis-py)", at_least=True),
-    _added("Starlette", 0.8, topic="requests, Starlette", against="limits by hand with fields"),
+    _added("Starlette", 0.8, of=OURS, topic="request, Starlette", against="limits by hand, fields"),
     _added("Starlette", 0.2, against="slowapi memory"),
     _added("Starlette", 0.15, of=REDIS_STORE, against="slowapi Redis"),
     _added("Django", 1.0, against="django-ratelimit memory"),

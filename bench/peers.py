@@ -81,9 +81,7 @@ def sluicegate(store: str, algorithm: str) -> Maker:
 
 def prepared(limiter: Any, wanted: Sequence[Limit]) -> Callable[[str], Any]:
     """The `hit` of a limiter for these limits, prepared once."""
-    quota = "; ".join(limit.text for limit in wanted)
-    limit = getattr(limiter, "limit", None)  # a limiter without prepared limits gets the quota's text at each hit
-    hit: Callable[[str], Any] = partial(limiter.hit, quota) if limit is None else limit(quota).hit
+    hit: Callable[[str], Any] = limiter.limit("; ".join(limit.text for limit in wanted)).hit
     return hit
 
 

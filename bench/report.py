@@ -54,6 +54,7 @@ def _whole(framework: str) -> Grid:
 
 
 FRAMEWORKS: Final = ("Starlette", "FastAPI", "Flask", "Django")
+WITHOUT_SERVER: Final = ("pure ASGI", "Starlette", "Flask", "Django")
 GRIDS: Final = (
     Grid(
         "memory",
@@ -100,7 +101,13 @@ GRIDS: Final = (
     Grid(
         "requests",
         "CPU added to one request without a server, µs",
-        tuple(Column(framework, f"requests, {framework}", "added") for framework in FRAMEWORKS),
+        tuple(Column(framework, f"request, {framework}", "added") for framework in WITHOUT_SERVER),
+        chief=None,
+    ),
+    Grid(
+        "refusals",
+        "CPU of one request without a server, µs",
+        tuple(Column(framework, f"request, {framework}", "cpu") for framework in WITHOUT_SERVER),
         chief=None,
     ),
     Grid(

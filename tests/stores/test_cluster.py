@@ -504,7 +504,7 @@ def test_a_map_that_is_loaded_for_a_lost_node_concerns_no_other_node() -> None:
     assert where.known(16000) == Address("c", 3)
 
 
-def _keys(frame: bytes) -> int:
+def _key_count(frame: bytes) -> int:
     """The number of keys of a script's command."""
     reader = hiredis.Reader()
     reader.feed(frame)
@@ -523,7 +523,7 @@ def test_a_slot_that_begins_to_move_while_a_plan_is_given_back() -> None:
     steps.send([0, 1, *(1, 4, 0, 60, 60), *(1, 4, 0, 60, 60)])  # both are charged
     steps.send([0, 1, 0, 0, 30, 30, 30])  # everybody is refused
     refunds: list[Any] = [steps.send(reply) for reply in (moving, [0, 2])]
-    assert [_keys(each.command.frame) for each in refunds] == [1, 1]
+    assert [_key_count(each.command.frame) for each in refunds] == [1, 1]
     steps.send([0, 2])
     with pytest.raises(StopIteration) as ended:
         steps.send(moving)
