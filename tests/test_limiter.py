@@ -204,6 +204,16 @@ def test_a_prepared_limit_of_a_quota_is_not_held() -> None:
         pass
 
 
+def test_a_concurrency_has_no_algorithm() -> None:
+    with pytest.raises(RuleError, match="a Concurrency counts without one"):
+        Limiter().limit("2 at once", algorithm="gcra")
+
+
+def test_a_prepared_limit_shows_its_quotas() -> None:
+    shown = [repr(Limiter().limit(quota)) for quota in ("5/minute; 9/hour", "2 at once")]
+    assert shown == ["Limit(5/minute; 9/hour)", "Limit(2 at once)"]
+
+
 def test_budgets_are_apart(limiter: Any) -> None:
     ways: list[dict[str, Any]] = [
         {"identity": "a"}, {"identity": "b"}, {"identity": 1}, {"identity": "1"}, {"identity": ("a",)},

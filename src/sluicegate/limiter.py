@@ -156,7 +156,10 @@ class _Engine(Generic[_AnyStore]):
         """Return the terms of a quota. Equal arguments return the same objects."""
         spec = quota if type(quota) is str or isinstance(quota, Quota) else read(quota)
         scope = "" if action == "" else _short(action)
-        return _terms(spec, scope, self._algorithm if algorithm is None else algorithm)
+        found = _terms(spec, scope, self._algorithm if algorithm is None else algorithm)
+        if found[0].held and algorithm is not None:
+            raise RuleError("algorithm", algorithm, problem="a Concurrency counts without one", expected="leave it out")
+        return found
 
 
 OPTIONS: Final = tuple(_Engine.__init__.__kwdefaults__ or ())
@@ -246,7 +249,7 @@ class Limiter(_Engine[Store]):
     def peek(
         self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
     ) -> Decision:
-        """Return the decision that `hit` would return now, without charging."""
+        """Say whether a hit would pass now, and what is left. Charges nothing."""
         return self.limit(quota, action=action, algorithm=algorithm).peek(identity, cost)
 
     def reset(self, quota: QuotaSpec, identity: object, *, action: str = "", algorithm: str | None = None) -> None:
@@ -376,7 +379,7 @@ class AsyncLimiter(_Engine[AsyncStore]):
     async def peek(
         self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
     ) -> Decision:
-        """Return the decision that `hit` would return now, without charging."""
+        """Say whether a hit would pass now, and what is left. Charges nothing."""
         return await self.limit(quota, action=action, algorithm=algorithm).peek(identity, cost)
 
     async def reset(
@@ -459,7 +462,8 @@ class _Limit(Generic[_AnyLimiter]):
         self._held = terms[0].held
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({'; '.join([f'{each.name}: {each.quota}' for each in self._terms])})"
+        name, terms = type(self).__name__, self._terms
+        return f"{name}({'; '.join([f'{each.limit} at once' if each.held else str(each.quota) for each in terms])})"
 
     def _peek(self, identity: object, cost: int) -> Plan:
         return self._limiter.plan(self._terms, identity, cost, charge=False)
@@ -505,7 +509,7 @@ class Limit(_Limit[Limiter]):
         return begun if type(begun) is Decision else limiter.run(begun)
 
     def peek(self, identity: object, cost: int = 1) -> Decision:
-        """Return the decision that `hit` would return now, without charging."""
+        """Say whether a hit would pass now, and what is left. Charges nothing."""
         return self._limiter.run(self._peek(identity, cost))
 
     def reset(self, identity: object) -> None:
@@ -546,7 +550,7 @@ class AsyncLimit(_Limit[AsyncLimiter]):
         return begun if type(begun) is Decision else await limiter.run(begun)
 
     async def peek(self, identity: object, cost: int = 1) -> Decision:
-        """Return the decision that `hit` would return now, without charging."""
+        """Say whether a hit would pass now, and what is left. Charges nothing."""
         return await self._limiter.run(self._peek(identity, cost))
 
     async def reset(self, identity: object) -> None:

@@ -302,7 +302,7 @@ class Machine(RuleBasedStateMachine):
                 assert asked.failed or (not asked.ran and str(reply).startswith("NOSCRIPT"))
             else:
                 assert asked.ran == 1
-                assert (reply[2] if isinstance(reply, list) else reply) == asked.number
+                assert (int(reply.split()[-1]) if isinstance(reply, bytes) else reply) == asked.number
 
     @rule()
     def settle(self) -> None:

@@ -483,6 +483,18 @@ def test_an_outage_does_not_refill_a_budget(
     assert sum(store.run(one)[0].allowed for _ in range(20)) == left
 
 
+def test_an_outage_does_not_refill_a_budget_of_an_identity_that_did_something_else(
+    mode: Mode, clock: ManualClock
+) -> None:
+    inside = Breakable(clock)
+    store = around(inside, mode, clock)
+    login = check("5/hour", scope="login")
+    for one in (login._replace(cost=4), check("9/hour", scope="read"), check("9/hour", cost=0)):
+        store.run(one)
+    inside.down = True
+    assert [store.run(login)[0].allowed for _ in range(3)] == [True, False, False]
+
+
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_a_used_up_budget_is_free_when_it_would_be_in_the_store(clock: ManualClock, algorithm: str) -> None:
     inside, wanted = Breakable(clock), check("8/minute", cost=8, algorithm=algorithm)

@@ -27,7 +27,8 @@ from sluicegate.stores.memory_table import Network
 
 NOTES: Final = 5_000  # this many of the newest notes are kept, at most twice as many
 
-Note = tuple[int, tuple[Check, ...], tuple[Outcome, ...]]  # a reading of the clock, the checks and their outcomes
+Note = tuple[int, Check, Outcome]  # a reading of the clock, a check and its outcome
+Key = tuple[str, str]  # of a budget: the rule's id, and the identity
 
 
 class LocalFallback:
@@ -42,8 +43,8 @@ class LocalFallback:
         self._memory = MemoryStore(clock=self._clock)
         # A note is charged once, before the plan that asked for it. Reentrant, as the lock of the memory store.
         self._lock = threading.RLock()
-        self._fresh: dict[str, Note] = {}
-        self._older: dict[str, Note] = {}
+        self._fresh: dict[Key, Note] = {}
+        self._older: dict[Key, Note] = {}
         fork.hold(self, outer=True)
 
     def fork_lock(self) -> Any:
@@ -59,8 +60,10 @@ class LocalFallback:
         possible.
         """
         if outcomes:
-            checks, fresh = plan.checks, self._fresh
-            fresh[checks[-1].identity] = (self._read(), checks, outcomes)
+            read, fresh = self._read(), self._fresh
+            for check, outcome in zip(plan.checks, outcomes, strict=True):
+                terms, identity, _ = check
+                fresh[terms.rule_id, identity] = (read, check, outcome)
             if len(fresh) >= NOTES:
                 self._older, self._fresh = fresh, {}
 
@@ -105,9 +108,9 @@ class LocalFallback:
         return tuple([outcome._replace(at=new.at) for outcome, new in zip(outcomes, renewed, strict=True)])
 
     def forget(self, rule_id: str, identity: str) -> None:
-        """Drop one identity: its budget here, and its note."""
-        self._fresh.pop(identity, None)
-        self._older.pop(identity, None)
+        """Drop one budget here, and its note."""
+        self._fresh.pop((rule_id, identity), None)
+        self._older.pop((rule_id, identity), None)
         self._memory.forget(rule_id, identity)
 
     def close(self) -> None:
@@ -120,26 +123,25 @@ class LocalFallback:
             return []
         with self._lock:
             now = self._now_us()
-            for identity in {check.identity for check in plan.checks}:
-                self._recall(identity, now, plan.network)
+            for check in plan.checks:
+                self._recall((check.terms.rule_id, check.identity), now, plan.network)
             outcomes = self._run(self._divided_plan(plan), now)
         return [outcome._replace(source="local") for outcome in outcomes]
 
-    def _recall(self, identity: str, now: int, network: Network) -> None:
-        """Charge once the units that an identity had used according to its last note, except the units that are free
+    def _recall(self, key: Key, now: int, network: Network) -> None:
+        """Charge once the units of a budget that were used according to its last note, except those that are free
         again.
         """
-        note = self._fresh.pop(identity, None) or self._older.pop(identity, None)
+        note = self._fresh.pop(key, None) or self._older.pop(key, None)
         if note is not None:
-            read, checks, outcomes = note
+            read, check, outcome = note
             noted_at = read // self._unit
-            for check, outcome in zip(checks, outcomes, strict=True):
-                free_at = noted_at + outcome.reset_after
-                if check.terms.algorithm == BAN and not outcome.allowed:
-                    self._ban(check, left=noted_at + outcome.next_after - now, now=now)
-                elif free_at > now and not check.terms.held:
-                    used = Plan((self._divided_check(check),), network=network)
-                    self._charge_used(used, outcome, now=now, free_at=free_at)
+            free_at = noted_at + outcome.reset_after
+            if check.terms.algorithm == BAN and not outcome.allowed:
+                self._ban(check, left=noted_at + outcome.next_after - now, now=now)
+            elif free_at > now and not check.terms.held:
+                used = Plan((self._divided_check(check),), network=network)
+                self._charge_used(used, outcome, now=now, free_at=free_at)
 
     def _ban(self, check: Check, *, left: int, now: int) -> None:
         """Start a ban in this process that ends at the same time as the ban in the store. `left` is in microseconds."""

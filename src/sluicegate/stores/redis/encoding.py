@@ -85,7 +85,7 @@ class Encoder:
             known = self._hits.get(terms)
             if known is not None and cost == 1 and self.clock is None:
                 return new(SingleCheck, (known, packed_digest(identity), next(self._tags), 1))
-            if not terms.count_denied:
+            if not terms.count_denied and terms.algorithm != BAN:
                 return self._hit(checks[0])
         shape = self._shape("run", checks, self._shapes)
         if usual and shape.hits is not None:
