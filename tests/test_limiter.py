@@ -209,6 +209,14 @@ def test_a_concurrency_has_no_algorithm() -> None:
         Limiter().limit("2 at once", algorithm="gcra")
 
 
+@pytest.mark.parametrize("call", ["ban", "unban", "bans", "lasting"])
+def test_what_is_no_ban_is_refused(call: str) -> None:
+    limiter: Any = Limiter()
+    arguments = {"bans": ("login",), "lasting": ("a", "login", "1 hour")}.get(call, ("a", "login"))
+    with pytest.raises(RuleError, match="give the Ban object"):
+        getattr(limiter, "ban" if call == "lasting" else call)(*arguments)
+
+
 def test_a_prepared_limit_shows_its_quotas() -> None:
     shown = [repr(Limiter().limit(quota)) for quota in ("5/minute; 9/hour", "2 at once")]
     assert shown == ["Limit(5/minute; 9/hour)", "Limit(2 at once)"]

@@ -315,7 +315,7 @@ class Limiter(_Engine[Store]):
         """End a ban, and forget the earlier strikes and bans. Other processes may cache the ban for `deny_cache`
         seconds.
         """
-        self.store.forget(ban.terms.rule_id, self.text(identity))
+        self.store.forget(_terms_of(ban).rule_id, self.text(identity))
 
     def bans(self, ban: Ban) -> dict[str, float]:
         """Return the banned identities, and for each the number of seconds until its ban ends.
@@ -323,7 +323,7 @@ class Limiter(_Engine[Store]):
         Identities are shown as digests, because a store has only digests. The call scans every key of the store in
         small steps. Raises ConfigurationError if the store cannot list them.
         """
-        return _in_seconds(_lister(self._opened)(ban.terms))
+        return _in_seconds(_lister(self._opened)(_terms_of(ban)))
 
     def close(self) -> None:
         """Close the store that this limiter opened. A store object that was given stays open; prefetched permits are
@@ -425,12 +425,12 @@ class AsyncLimiter(_Engine[AsyncStore]):
     async def unban(self, identity: object, ban: Ban) -> None:
         """End a ban, and forget the earlier strikes and bans."""
         self.check_loop()
-        await self.store.forget(ban.terms.rule_id, self.text(identity))
+        await self.store.forget(_terms_of(ban).rule_id, self.text(identity))
 
     async def bans(self, ban: Ban) -> dict[str, float]:
         """Return the banned identities as digests, and for each the number of seconds until its ban ends."""
         self.check_loop()
-        return _in_seconds(await _lister(self._opened)(ban.terms))
+        return _in_seconds(await _lister(self._opened)(_terms_of(ban)))
 
     async def close(self) -> None:
         """Close the store that this limiter opened. A store object that was given stays open; prefetched permits are
@@ -574,9 +574,17 @@ class AsyncLimit(_Limit[AsyncLimiter]):
             await slot.release()
 
 
+def _terms_of(ban: Ban) -> Terms:
+    terms = getattr(ban, "terms", None)
+    if isinstance(terms, Terms):
+        return terms
+    raise RuleError("ban", ban, problem="not a Ban", expected="give the Ban object that the rules have")
+
+
 def _manual_ban(text: str, ban: Ban, duration: float | str | timedelta | None) -> Plan:
     """Make a plan with as many strikes as a ban needs to begin."""
-    terms = ban.terms if duration is None else ban.lasting(duration)
+    terms = _terms_of(ban)
+    terms = terms if duration is None else ban.lasting(duration)
     return Plan((Check(terms, text, ban.after),))
 
 

@@ -157,7 +157,8 @@ def check_given(store: object, clock: Clock | None, *, prefix: str, asynchronous
     if iscoroutinefunction(store.run) is not asynchronous:
         problem, expected = "its methods are asynchronous", "use AsyncLimiter"
         if asynchronous:
-            problem, expected = "its methods are synchronous", "use Limiter, or the async class of the store"
+            problem = "its methods are synchronous"
+            expected = "use Limiter, the async class of the store, or AsyncAdapter"
         raise AsyncMismatchError("store", store, problem=problem, expected=expected)
     if clock is not None:
         raise ConfigurationError(
