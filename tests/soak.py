@@ -23,7 +23,10 @@ from tests.load import Load
 from tests.running import running
 from tests.servers import Server, free_port, valkey_server
 
-ADAPTER_NAMES = ("starlette", "flask", "django_asgi")
+SITES = {  # by name: the command that starts it
+    **{name: ADAPTERS[name].format(port="{port}", name=name) for name in ("starlette", "flask", "django_asgi")},
+    "flask on gevent": "-m gunicorn --bind 127.0.0.1:{port} --worker-class gevent tests.faults.apps:flask()",
+}
 RATE = 150  # requests a second to each application: 50 clients, so bounded tables are full after five minutes
 STEP = 5.0  # seconds between two measurements
 GROWTH = 1.08  # memory at the end / memory in the middle: the allocator itself varies
@@ -76,9 +79,9 @@ def open_sites(stack: ExitStack, server: Server) -> Iterator[Site]:
         {"name": "pages", "quota": "2 per 3 seconds; 1000 per 20 seconds", "path": LIMITED, "key": f"header:{FIELD}"}
     ]
     options = {"store": server.url, "rules": rules}
-    for name in ADAPTER_NAMES:
+    for name, command_line in SITES.items():
         port = free_port()
-        command = ADAPTERS[name].format(port=port, name=name).split()
+        command = command_line.format(port=port).split()
         process = stack.enter_context(running(command, port, env={VARIABLE: json.dumps(options)}))
         load = Load(port, LIMITED, rate=RATE, connections=4, limit=10**7, headers=newcomers(name))
         yield Site(name, port, process.pid, stack.enter_context(load))
@@ -131,7 +134,7 @@ def faults(looks: list[Look]) -> list[str]:
         return ["the run is too short to compare; use --minutes 2 or more"]
     middle, end = looks[third : 2 * third], looks[-third:]
     found = []
-    for name in ADAPTER_NAMES:
+    for name in SITES:
         before, after = (median([seen.kilobytes[name] for seen in part]) for part in (middle, end))
         if after > before * GROWTH:
             found.append(f"{name}: memory grew from {before:.0f} to {after:.0f} kB")
