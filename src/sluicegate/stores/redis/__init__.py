@@ -38,6 +38,7 @@ with needs("redis"):
         UserTopology,
         address_of,
         check_client,
+        decodes,
         warn_about,
     )
 
@@ -90,7 +91,9 @@ class _RedisStore:
 
     def _set_up(self, connections: Any, where: Topology, *, prefix: str, clock: Clock | None, shown: str) -> None:
         self._connections = connections
-        self._operations = Operations(where, Encoder(prefix=prefix, clock=clock, split=where.split))
+        decoded = isinstance(connections, (UserClient, AsyncUserClient)) and decodes(connections.client)
+        encoder = Encoder(prefix=prefix, clock=clock, split=where.split, decoded=decoded)
+        self._operations = Operations(where, encoder)
         self.clock = clock
         self._shown = shown
 

@@ -63,14 +63,17 @@ def packed_digest(identity: str) -> bytes:
 
 
 class Encoder:
-    """The encoder of one store, with its prefix and, in tests, its clock. `split`: its keys are on several servers."""
+    """The encoder of one store, with its prefix and, in tests, its clock. `split`: its keys are on several servers.
+    `decoded`: the replies are decoded as text, so scripts whose replies are bytes are not used.
+    """
 
-    def __init__(self, *, prefix: str, clock: Clock | None, split: bool) -> None:
+    def __init__(self, *, prefix: str, clock: Clock | None, split: bool, decoded: bool = False) -> None:
         self._prefix = valid_prefix(prefix)
         self.clock = clock  # of tests; None for the server's clock
         if clock is not None:
             read_us(clock)  # raises for a clock that cannot work
         self._split = split
+        self._hitting = not decoded
         self._hits: dict[Terms, HitShape] = {}
         self._shapes: dict[Hashable, Shape] = {}
         self._refunds: dict[Hashable, Shape] = {}
@@ -79,7 +82,7 @@ class Encoder:
     def run(self, plan: Plan, mode: bytes | None = None) -> AnyCommand:
         """Return the command that runs a plan."""
         checks, charging, forced, _ = plan
-        usual = charging and not forced and mode is None
+        usual = charging and not forced and mode is None and self._hitting
         if usual and len(checks) == 1:
             terms, identity, cost = checks[0]
             known = self._hits.get(terms)

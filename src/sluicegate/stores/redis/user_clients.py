@@ -70,7 +70,6 @@ class UserClient(Driver):
 
     def __init__(self, client: Any) -> None:
         self.client = client
-        self._options = _options(client)
 
     def until(self) -> float:
         """Return infinity: no deadline is used, because a call of the client cannot be interrupted."""
@@ -79,7 +78,7 @@ class UserClient(Driver):
     def send(self, step: Send, until: float) -> Any:
         """Send the command. Return the reply, or a NoReplyError."""
         try:
-            return self.client.execute_command(*_words(step), **self._options)
+            return self.client.execute_command(*_words(step))
         except (RedisError, RedisClusterException, OSError) as error:
             return _failed(step, error)
 
@@ -95,7 +94,6 @@ class AsyncUserClient(AsyncDriver):
 
     def __init__(self, client: Any, *, deadline: float) -> None:
         self.client = client
-        self._options = _options(client)
         self._deadline = deadline
 
     def until(self) -> float:
@@ -106,7 +104,7 @@ class AsyncUserClient(AsyncDriver):
         """Send the command. Return the reply, or a NoReplyError."""
         try:
             async with asyncio.timeout_at(until):
-                return await self.client.execute_command(*_words(step), **self._options)
+                return await self.client.execute_command(*_words(step))
         except (RedisError, RedisClusterException, OSError) as error:
             return _failed(step, error)
 
@@ -158,10 +156,10 @@ def _pool(client: Any) -> Any:
     return getattr(client, "connection_pool", getattr(client, "nodes_manager", None))
 
 
-def _options(client: Any) -> dict[str, Any]:
-    """Return the options of a command. A client that decodes replies must leave them as bytes: not all are text."""
+def decodes(client: Any) -> bool:
+    """True if the client decodes replies as text. Not every version can leave the reply of one command as it is."""
     pool = _pool(client)
-    return {"NEVER_DECODE": True} if pool is not None and pool.connection_kwargs.get("decode_responses") else {}
+    return pool is not None and bool(pool.connection_kwargs.get("decode_responses"))
 
 
 def _words(step: Send) -> list[Any]:
