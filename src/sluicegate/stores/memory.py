@@ -78,7 +78,8 @@ class MemoryStore:
             if entry is None or self._refunds:
                 return None
             now = self._now_us()
-            outcome = KEPT[terms.algorithm].hit(entry, now, cost, terms.params)
+            algorithm = KEPT[terms.algorithm]
+            outcome = algorithm.hit(entry, now, cost, terms.params)
             if outcome is not None:  # the same as entry.mark
                 _, limit, left, _, reset, following, _, _ = outcome
                 entry.expires = now + reset
@@ -87,7 +88,7 @@ class MemoryStore:
                     if left == 0:
                         entry.refused_until = now + following
             elif not (terms.shadow or terms.count_denied):
-                refusal = KEPT[terms.algorithm].check(entry.state, now, cost, terms.params)
+                refusal = algorithm.check(entry.state, now, cost, terms.params)
                 if not refusal.allowed:
                     if refusal.retry_after is not None:
                         entry.refused_until = now + refusal.retry_after

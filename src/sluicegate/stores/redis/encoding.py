@@ -181,11 +181,10 @@ class Encoder:
         # For hits: a tag and perhaps a time; for each check a key, four words, and the algorithm if there are several.
         words = 4 + (self.clock is not None) + (5 + (len(names) > 1)) * count
         packed_hits = _script("several", names)
-        if len(names) == 1:
-            rules = tuple([rule._replace(algorithm=b"") for rule in rules])
-        rules = tuple([rule._replace(once=rule.params + _ONE + rule.algorithm) for rule in rules])
-        hits = Shape(b"*%d\r\n%s%s" % (words, packed_hits.start, number), packed_hits, rules, hits=None)
-        return Shape(head, packed, tuple([self._rule(check.terms) for check in checks]), hits=hits)
+        named = rules if len(names) > 1 else [rule._replace(algorithm=b"") for rule in rules]
+        hit_rules = tuple([rule._replace(once=rule.params + _ONE + rule.algorithm) for rule in named])
+        hits = Shape(b"*%d\r\n%s%s" % (words, packed_hits.start, number), packed_hits, hit_rules, hits=None)
+        return Shape(head, packed, rules, hits=hits)
 
     def _pack_hit(self, terms: Terms) -> HitShape:
         names, rule = frozenset([terms.algorithm]), self._rule(terms)
