@@ -42,12 +42,8 @@ def enforce(request: HttpRequest, state: DjangoRequestState, bounds: Collection[
         decision = gate.decide(state.charging(request, bounds), bounds)
     except UserUnknownError as error:
         decision = error.decision
-    if (outer := outer_of(request)) is not None:
-        warn_of_twice(outer, gate, decision)
-    state.note(decision)
-    if state.settlement is not None:
-        release_at_close(state)
-    return None if decision is None or decision.allowed else refuse(request, state, decision)
+    refusal = _noted(request, state, decision)
+    return None if refusal is None else refuse(request, state, refusal)
 
 
 async def enforce_async(
@@ -61,12 +57,18 @@ async def enforce_async(
         decision = await gate.decide(state.charging(request, bounds), bounds)
     except UserUnknownError as error:
         decision = error.decision
+    refusal = _noted(request, state, decision)
+    return None if refusal is None else await refuse_async(request, state, refusal)
+
+
+def _noted(request: HttpRequest, state: DjangoRequestState, decision: Decision | None) -> Decision | None:
+    """Note the decision on the request, and return it if it refuses."""
     if (outer := outer_of(request)) is not None:
-        warn_of_twice(outer, gate, decision)
+        warn_of_twice(outer, state.gate, decision)
     state.note(decision)
     if state.settlement is not None:
         release_at_close(state)
-    return None if decision is None or decision.allowed else await refuse_async(request, state, decision)
+    return None if decision is None or decision.allowed else decision
 
 
 def refuse(request: HttpRequest, state: DjangoRequestState, decision: Decision) -> HttpResponseBase:
