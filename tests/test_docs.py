@@ -22,7 +22,7 @@ from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import redis
@@ -37,7 +37,7 @@ from docs.pages import DOCS, FENCE, PAGES, README, ROOT, Block, Folder, blocks, 
 from docs.pages import folders as page_folders
 from docs.visits import django_settings, unreached, visit
 from sluicegate import Limiter, ManualClock, SluicegateError
-from sluicegate.algorithms import ALGORITHMS
+from sluicegate.algorithms import ALGORITHMS, AlgorithmName
 from sluicegate.cli.commands import sluicegate as command_line
 from sluicegate.plan import FAILURE_POLICIES
 from sluicegate.quota import _UNITS
@@ -418,7 +418,7 @@ def use_every_algorithm(url: str) -> None:
     """Every path through every script: filling, refusing, sliding on, peeking, forgetting; on either clock."""
     for clock in (ManualClock(), None):
         with Limiter(url, clock=clock, prefix="sg:docs") as limiter:
-            for algorithm in ALGORITHMS:
+            for algorithm in get_args(AlgorithmName):
                 for _ in range(8):
                     limiter.hit("3/minute", "alice", action="acl", algorithm=algorithm)
                     if clock is not None:

@@ -26,8 +26,8 @@ URL = "redis://user:hunter2@host:1/0"
         lambda: Settings(default_limits=URL),
         lambda: Settings(default_limits=[URL]),
         lambda: Settings(rules=[{"name": "a", "quota": URL}]),
-        lambda: Settings(algorithm=URL),
-        lambda: Limiter(algorithm=URL),
+        lambda: Settings(algorithm=URL),  # type: ignore[arg-type]
+        lambda: Limiter(algorithm=URL),  # type: ignore[arg-type]
         lambda: Limiter().hit(URL, "alice"),
         lambda: RateLimiter(URL),  # type: ignore[arg-type]
     ],

@@ -388,7 +388,7 @@ def test_a_shared_scope_is_charged_once_by_the_stricter_rule(ask: Ask) -> None:
     ("policy", "allowed"),
     [("local", [True, True, False]), ("allow", [True] * 3), ("deny", [False] * 3)],
 )
-def test_without_the_store(ask: Ask, policy: str, allowed: list[bool], request: pytest.FixtureRequest) -> None:
+def test_without_the_store(ask: Ask, policy: Any, allowed: list[bool], request: pytest.FixtureRequest) -> None:
     asynchronous = request.node.callspec.params["ask"] == "async"
     given = Settings(
         store=AsyncAdapter(BrokenStore()) if asynchronous else BrokenStore(),

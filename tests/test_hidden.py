@@ -169,7 +169,7 @@ def no_table(url: str, path: Path) -> Settings:
 STARTS: dict[str, Callable[[str, Path], object]] = {
     "Limiter, deadline": lambda url, path: Limiter(url, secret=SECRET, **WRONG),
     "Limiter, prefix": lambda url, path: Limiter(url, secret=SECRET, prefix="a b"),
-    "Limiter, algorithm": lambda url, path: Limiter(url, secret=SECRET, algorithm="x"),
+    "Limiter, algorithm": lambda url, path: Limiter(url, secret=SECRET, algorithm="x"),  # type: ignore[arg-type]
     "Limiter, secret": lambda url, path: Limiter(url, secret=SHORT),
     "Limiter, clock": lambda url, path: Limiter(url, secret=SECRET, clock=cast(Any, 5)),
     "AsyncLimiter, deadline": lambda url, path: AsyncLimiter(url, secret=SECRET, **WRONG),

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import pytest
 from redis.crc import key_slot
 
 from sluicegate import AsyncLimiter, Limiter, ManualClock, Quota
+from sluicegate.algorithms import AlgorithmName
 from sluicegate.plan import Check, Plan
 from sluicegate.testing.store import NAMES, terms
 from tests.servers import MAKERS, Server, valkey_server
@@ -61,7 +62,7 @@ def connection(server: Server) -> Iterator[Any]:
 
 
 @ALGORITHMS
-def test_01_refusals_are_charged(limiter: Limiter, clock: ManualClock, algorithm: str) -> None:
+def test_01_refusals_are_charged(limiter: Limiter, clock: ManualClock, algorithm: Any) -> None:
     limiter.hit("2/minute", "a", cost=2, algorithm=algorithm)
     wait = limiter.peek("2/minute", "a", algorithm=algorithm).retry_after
     assert wait
@@ -73,7 +74,7 @@ def test_01_refusals_are_charged(limiter: Limiter, clock: ManualClock, algorithm
 
 
 @ALGORITHMS
-def test_02_duplicates_of_one_instant_are_lost(limiter: Limiter, algorithm: str) -> None:
+def test_02_duplicates_of_one_instant_are_lost(limiter: Limiter, algorithm: Any) -> None:
     assert [limiter.hit("3/minute", "a", algorithm=algorithm).remaining for _ in range(3)] == [2, 1, 0]
     assert not limiter.hit("3/minute", "a", algorithm=algorithm)
 
@@ -87,7 +88,7 @@ def test_03_a_hit_pushes_the_end_of_the_window_away(limiter: Limiter, clock: Man
 
 
 @ALGORITHMS
-def test_04_a_key_without_expiry(server: Server, connection: Any, algorithm: str) -> None:
+def test_04_a_key_without_expiry(server: Server, connection: Any, algorithm: Any) -> None:
     """State and expiry are written by one script: no crash can come between."""
     with Limiter(server.url, deadline=10, algorithm=algorithm) as limiter:
         for cost in (1, 1, 2):
@@ -100,7 +101,7 @@ def test_04_a_key_without_expiry(server: Server, connection: Any, algorithm: str
     "text", ["3/microsecond", "3 per 999 microseconds", "3 per 1001 microseconds", "3/second", "3/minute"]
 )
 def test_05_an_expiry_of_zero_or_shorter_than_the_state(
-    server: Server, connection: Any, algorithm: str, text: str
+    server: Server, connection: Any, algorithm: Any, text: str
 ) -> None:
     with Limiter(server.url, deadline=10, algorithm=algorithm) as limiter:
         whole = limiter.hit(text, "a", cost=3).reset_after
@@ -112,7 +113,7 @@ def test_05_an_expiry_of_zero_or_shorter_than_the_state(
 def test_06_floats_lose_the_last_microsecond(server: Server, start: float) -> None:
     clock = ManualClock(start)
     with Limiter(server.url, deadline=10, clock=clock) as limiter:
-        for algorithm in NAMES:
+        for algorithm in get_args(AlgorithmName):
             clock.advance_us(1)
             identity = f"{start} {server.name}"
             assert limiter.hit("1/second", identity, algorithm=algorithm)
@@ -125,7 +126,7 @@ def test_06_floats_lose_the_last_microsecond(server: Server, start: float) -> No
 
 
 @ALGORITHMS
-def test_07_tostring_keeps_fourteen_digits(server: Server, connection: Any, clock: ManualClock, algorithm: str) -> None:
+def test_07_tostring_keeps_fourteen_digits(server: Server, connection: Any, clock: ManualClock, algorithm: Any) -> None:
     with Limiter(server.url, deadline=10, clock=clock, algorithm=algorithm) as limiter:
         limiter.hit("5/minute", "a")
         (key,) = connection.scan_iter()
@@ -140,7 +141,7 @@ def test_07_tostring_keeps_fourteen_digits(server: Server, connection: Any, cloc
 
 
 @ALGORITHMS
-def test_08_and_09_replies_are_cut_at_a_float_or_a_nil(limiter: Limiter, clock: ManualClock, algorithm: str) -> None:
+def test_08_and_09_replies_are_cut_at_a_float_or_a_nil(limiter: Limiter, clock: ManualClock, algorithm: Any) -> None:
     rules = [terms(algorithm, Quota(3, 0.0000033 * 7), scope="thirds"), terms(algorithm, "2/minute", scope="two")]
     outcomes = limiter.store.run(Plan(tuple(Check(rule, "a", 3) for rule in rules)))
     assert len(outcomes) == 2
@@ -149,7 +150,7 @@ def test_08_and_09_replies_are_cut_at_a_float_or_a_nil(limiter: Limiter, clock: 
 
 
 @ALGORITHMS
-def test_10_numbers_are_compared_as_text(limiter: Limiter, algorithm: str) -> None:
+def test_10_numbers_are_compared_as_text(limiter: Limiter, algorithm: Any) -> None:
     """ "9" > "10": a cost of 9 against a limit of 10."""
     assert limiter.hit("10/minute", "a", cost=9, algorithm=algorithm).remaining == 1
     assert not limiter.hit("10/minute", "a", cost=2, algorithm=algorithm)
@@ -158,13 +159,13 @@ def test_10_numbers_are_compared_as_text(limiter: Limiter, algorithm: str) -> No
 
 @ALGORITHMS
 @pytest.mark.parametrize("period", [0.000001, 0.0005, 0.0015, 1 / 3])
-def test_11_a_fractional_expiry_is_an_error_of_the_server(limiter: Limiter, algorithm: str, period: float) -> None:
+def test_11_a_fractional_expiry_is_an_error_of_the_server(limiter: Limiter, algorithm: Any, period: float) -> None:
     assert limiter.hit(Quota(3, period), "a", algorithm=algorithm)
 
 
 # 12, a clock that goes back, also has tests/stores/test_clock_back.py and law 8 of the algorithms' exam.
 @ALGORITHMS
-def test_12_a_clock_that_goes_back_frees_or_freezes(algorithm: str) -> None:
+def test_12_a_clock_that_goes_back_frees_or_freezes(algorithm: Any) -> None:
     from sluicegate.algorithms import find
 
     module = find(algorithm)
@@ -177,7 +178,7 @@ def test_12_a_clock_that_goes_back_frees_or_freezes(algorithm: str) -> None:
 
 @ALGORITHMS
 def test_13_the_boundary_instant_is_on_another_side_in_each_store(
-    limiter: Limiter, clock: ManualClock, algorithm: str
+    limiter: Limiter, clock: ManualClock, algorithm: Any
 ) -> None:
     limiter.hit("4/minute", "a", cost=4, algorithm=algorithm)
     wait = {"sliding-counter": 75, "gcra": 15}.get(algorithm, 60)
@@ -188,14 +189,14 @@ def test_13_the_boundary_instant_is_on_another_side_in_each_store(
 
 
 @ALGORITHMS
-def test_14_a_cost_above_what_is_left_is_applied_in_part(limiter: Limiter, algorithm: str) -> None:
+def test_14_a_cost_above_what_is_left_is_applied_in_part(limiter: Limiter, algorithm: Any) -> None:
     limiter.hit("10/minute", "a", cost=6, algorithm=algorithm)
     assert [limiter.hit("10/minute", "a", cost=5, algorithm=algorithm).remaining for _ in range(3)] == [4, 4, 4]
     assert limiter.hit("10/minute", "a", cost=4, algorithm=algorithm).remaining == 0
 
 
 @ALGORITHMS
-def test_15_a_cost_above_the_limit_has_a_time_to_retry(limiter: Limiter, algorithm: str) -> None:
+def test_15_a_cost_above_the_limit_has_a_time_to_retry(limiter: Limiter, algorithm: Any) -> None:
     for _ in range(2):
         assert limiter.hit("10/minute", "a", cost=11, algorithm=algorithm).retry_after is None
         assert limiter.hit("10/minute", "a", cost=1, algorithm=algorithm)
@@ -206,7 +207,7 @@ def test_15_a_cost_above_the_limit_has_a_time_to_retry(limiter: Limiter, algorit
     [("sliding-window", 50), ("sliding-log", 50), ("gcra", 15), ("fixed-window", 30), ("sliding-counter", 75)],
 )
 def test_16_and_17_retry_after_is_for_cost_1_or_the_reset(
-    limiter: Limiter, clock: ManualClock, algorithm: str, wait: int
+    limiter: Limiter, clock: ManualClock, algorithm: Any, wait: int
 ) -> None:
     for cost in (1, 1, 2):  # at 0, 10 and 20 s; 4 of 4 are used, and 3 are wanted
         assert limiter.hit("4/minute", "a", cost=cost, algorithm=algorithm)
@@ -220,7 +221,7 @@ def test_16_and_17_retry_after_is_for_cost_1_or_the_reset(
 
 
 @ALGORITHMS
-def test_18_and_28_seconds_are_floored(limiter: Limiter, clock: ManualClock, algorithm: str) -> None:
+def test_18_and_28_seconds_are_floored(limiter: Limiter, clock: ManualClock, algorithm: Any) -> None:
     quota = Quota(1, 0.25)
     assert limiter.hit(quota, "a", algorithm=algorithm)
     wait = limiter.hit(quota, "a", algorithm=algorithm).retry_after
@@ -230,7 +231,7 @@ def test_18_and_28_seconds_are_floored(limiter: Limiter, clock: ManualClock, alg
 
 
 @ALGORITHMS
-def test_19_several_limits_are_charged_in_part(limiter: Limiter, algorithm: str) -> None:
+def test_19_several_limits_are_charged_in_part(limiter: Limiter, algorithm: Any) -> None:
     limiter.hit("1/hour", "a", algorithm=algorithm)
     for quota in ("1/hour; 5/day; 9/week", "9/week; 5/day; 1/hour"):
         decision = limiter.hit(quota, "a", algorithm=algorithm)
@@ -245,7 +246,7 @@ def test_20_the_first_limit_that_matches_ends_the_search(limiter: Limiter) -> No
 
 
 @ALGORITHMS
-def test_21_two_limits_share_a_key(limiter: Limiter, algorithm: str) -> None:
+def test_21_two_limits_share_a_key(limiter: Limiter, algorithm: Any) -> None:
     quotas = ["1/second", "1 per 1000001 microseconds", "1/minute", "1 per 60 days", "1 per 60 milliseconds"]
     for quota in quotas:
         assert limiter.hit(quota, "a", algorithm=algorithm), quota
@@ -282,7 +283,7 @@ def test_25_a_cancelled_call_leaves_its_reply_to_the_next() -> None:
 
 
 @ALGORITHMS
-def test_27_a_lowered_limit_makes_remaining_negative(limiter: Limiter, algorithm: str) -> None:
+def test_27_a_lowered_limit_makes_remaining_negative(limiter: Limiter, algorithm: Any) -> None:
     wide, narrow = ("10/minute burst 10", "10/minute burst 3") if algorithm == "gcra" else ("10/minute", "3/minute")
     limiter.hit(wide, "a", cost=8, algorithm=algorithm)
     for ask in (limiter.peek, limiter.hit):
@@ -292,7 +293,7 @@ def test_27_a_lowered_limit_makes_remaining_negative(limiter: Limiter, algorithm
 
 
 @ALGORITHMS
-def test_34_what_was_reset_or_raised_is_still_refused(limiter: Limiter, algorithm: str) -> None:
+def test_34_what_was_reset_or_raised_is_still_refused(limiter: Limiter, algorithm: Any) -> None:
     limiter.hit("2/minute", "a", cost=2, algorithm=algorithm)
     assert not limiter.hit("2/minute", "a", algorithm=algorithm)
     limiter.reset("2/minute", "a", algorithm=algorithm)

@@ -86,7 +86,7 @@ def limiter(mode: str, where: str, clock: ManualClock) -> Iterator[EitherLimiter
     [(60, 60, 40), (60, 20, 80), (60, 0, 100), (60, 90, 10), (60, 100, 0), (60, 10**9, 0), (0, 30, 70), (0, 0, 100)],
 )
 def test_a_settled_reservation_costs_the_actual_cost(
-    limiter: EitherLimiter, algorithm: str, estimate: int, actual: int, left: int
+    limiter: EitherLimiter, algorithm: Any, estimate: int, actual: int, left: int
 ) -> None:
     reservation = limiter("reserve", QUOTA, "a", cost=estimate, algorithm=algorithm)
     assert reservation
@@ -100,7 +100,7 @@ def test_a_settled_reservation_costs_the_actual_cost(
 
 
 @ALGORITHMS
-def test_a_cancelled_reservation_costs_nothing(limiter: EitherLimiter, algorithm: str) -> None:
+def test_a_cancelled_reservation_costs_nothing(limiter: EitherLimiter, algorithm: Any) -> None:
     limiter("hit", QUOTA, "a", cost=10, algorithm=algorithm)
     limiter.wait(limiter("reserve", QUOTA, "a", cost=90, algorithm=algorithm).cancel())
     assert limiter.left(algorithm=algorithm) == 90
@@ -108,7 +108,7 @@ def test_a_cancelled_reservation_costs_nothing(limiter: EitherLimiter, algorithm
 
 @ALGORITHMS
 def test_debt_is_charged_whatever_is_left_and_goes_no_further_than_the_limit(
-    limiter: EitherLimiter, clock: ManualClock, algorithm: str
+    limiter: EitherLimiter, clock: ManualClock, algorithm: Any
 ) -> None:
     reservation = limiter("reserve", QUOTA, "a", cost=10, algorithm=algorithm)
     clock.advance(1)
@@ -120,7 +120,7 @@ def test_debt_is_charged_whatever_is_left_and_goes_no_further_than_the_limit(
 
 
 @ALGORITHMS
-def test_a_refused_reservation_has_nothing_to_settle(limiter: EitherLimiter, algorithm: str) -> None:
+def test_a_refused_reservation_has_nothing_to_settle(limiter: EitherLimiter, algorithm: Any) -> None:
     limiter("hit", QUOTA, "a", cost=50, algorithm=algorithm)
     reservation = limiter("reserve", QUOTA, "a", cost=60, algorithm=algorithm)
     assert not reservation
@@ -131,7 +131,7 @@ def test_a_refused_reservation_has_nothing_to_settle(limiter: EitherLimiter, alg
 
 @pytest.mark.parametrize("algorithm", ["sliding-window", "sliding-log", "fixed-window"])
 def test_a_refund_goes_to_the_window_that_was_charged_or_nowhere(
-    limiter: EitherLimiter, clock: ManualClock, algorithm: str
+    limiter: EitherLimiter, clock: ManualClock, algorithm: Any
 ) -> None:
     reservation = limiter("reserve", QUOTA, "a", cost=60, algorithm=algorithm)
     clock.advance(60)
@@ -141,7 +141,7 @@ def test_a_refund_goes_to_the_window_that_was_charged_or_nowhere(
 
 
 @ALGORITHMS
-def test_the_charge_of_a_dead_process_expires(limiter: EitherLimiter, clock: ManualClock, algorithm: str) -> None:
+def test_the_charge_of_a_dead_process_expires(limiter: EitherLimiter, clock: ManualClock, algorithm: Any) -> None:
     assert limiter("reserve", QUOTA, "a", cost=100, algorithm=algorithm)  # it is never settled
     assert not limiter("hit", QUOTA, "a", algorithm=algorithm)
     clock.advance(120 if algorithm == "sliding-counter" else 60)
@@ -215,7 +215,7 @@ def inside(clock: ManualClock) -> Breakable:
 
 
 @pytest.fixture
-def over(mode: str, inside: Breakable) -> Iterator[Callable[[str], EitherLimiter]]:
+def over(mode: str, inside: Breakable) -> Iterator[Callable[[Any], EitherLimiter]]:
     """Makes a limiter of this policy over the store that may break."""
     with asyncio.Runner() as runner:
         if mode == "sync":

@@ -271,7 +271,7 @@ def test_what_a_cost_function_may_not_return(ask: Ask, cost: Any) -> None:
 
 @pytest.mark.parametrize("algorithm", ["sliding-window", "gcra"])
 @pytest.mark.parametrize("cost", [6, MAX_LIMIT])
-def test_a_cost_that_never_fits(ask: Ask, algorithm: str, cost: int) -> None:
+def test_a_cost_that_never_fits(ask: Ask, algorithm: Any, cost: int) -> None:
     """429, because it would exceed this client's quota; no Retry-After, because no wait helps."""
     rules = [Rule(name="dear", quota="5/minute", cost=lambda visitor: cost, algorithm=algorithm)]
     rules += [Rule(name="all", quota="9/minute", algorithm=algorithm)]

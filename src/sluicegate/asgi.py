@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterator, MutableMapp
 from contextlib import suppress
 from contextvars import ContextVar
 from inspect import isawaitable
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, NoReturn, Unpack, cast
 
 from sluicegate.clock import epoch_seconds
 from sluicegate.errors import ConfigurationError, SettingsError
@@ -39,7 +39,7 @@ from sluicegate.web.gate import AsyncGate
 from sluicegate.web.http import denial
 from sluicegate.web.preflight import is_preflight
 from sluicegate.web.request_state import NO_MARKS, RequestState, warn_of_twice
-from sluicegate.web.settings import Settings, hide
+from sluicegate.web.settings import Settings, SettingsOptions, hide
 from sluicegate.web.settlement import AsyncSettlement
 
 Scope = MutableMapping[str, Any]
@@ -164,7 +164,9 @@ class RateLimitMiddleware:
     an application.
     """
 
-    def __init__(self, app: ASGIApp, /, *, settings: Settings | None = None, **options: Any) -> None:
+    def __init__(
+        self, app: ASGIApp, /, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]
+    ) -> None:
         options = hide(options)
         self.app = app
         self._checked = False

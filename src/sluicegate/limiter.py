@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self, TypeVar
 
 from sluicegate import fork
-from sluicegate.algorithms import DEFAULT, find
+from sluicegate.algorithms import DEFAULT, AlgorithmName, find
 from sluicegate.clock import MICROSECOND, Clock
 from sluicegate.errors import AsyncMismatchError, ConfigurationError, QuotaError, RuleError, StoreError, check_strict
 from sluicegate.hidden import hide_secret, hide_store
@@ -24,7 +24,14 @@ from sluicegate.reservation import AsyncReservation, AsyncSlot, Reservation, Slo
 from sluicegate.rules.rollout import report
 from sluicegate.rules.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
 from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange, open_async_store, open_store
-from sluicegate.stores.wrappers import PREFIX, STALENESS, StoreOptions, add_prefetch, check_given
+from sluicegate.stores.wrappers import (
+    PREFIX,
+    STALENESS,
+    LimiterFailurePolicy,
+    StoreOptions,
+    add_prefetch,
+    check_given,
+)
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -65,9 +72,9 @@ class _Engine(Generic[_AnyStore]):
         store: str | _AnyStore = "memory://",
         *,
         prefix: str = PREFIX,
-        algorithm: str = DEFAULT,
+        algorithm: AlgorithmName = DEFAULT,
         clock: Clock | None = None,
-        on_store_failure: str = "local",
+        on_store_failure: LimiterFailurePolicy = "local",
         deadline: float = DEADLINE,
         replicas: int = 1,
         deny_cache: float = STALENESS,
@@ -221,14 +228,14 @@ class Limiter(_Engine[Store]):
     _wrap = staticmethod(StoreOptions.wrap)
 
     def is_action_allowed(
-        self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: str | None = None
+        self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: AlgorithmName | None = None
     ) -> bool:
         """True if this user may do this action now: at most `max_count` times in any `period` seconds. If True, the
         action is counted.
         """
         return self.hit(_quota(max_count, period), user_id, action=action_key, algorithm=algorithm).allowed
 
-    def limit(self, quota: QuotaSpec, *, action: str = "", algorithm: str | None = None) -> Limit:
+    def limit(self, quota: QuotaSpec, *, action: str = "", algorithm: AlgorithmName | None = None) -> Limit:
         """Prepare a limit that is used often: what depends only on these arguments is done once.
 
         >>> reply = Limiter().limit("5/minute", action="reply")
@@ -238,7 +245,13 @@ class Limiter(_Engine[Store]):
         return Limit(self, self._terms(quota, action, algorithm))
 
     def hit(
-        self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
+        self,
+        quota: QuotaSpec,
+        identity: object,
+        *,
+        action: str = "",
+        cost: int = 1,
+        algorithm: AlgorithmName | None = None,
     ) -> Decision:
         """Charge `cost` units to an identity if every quota allows them, or else charge nothing. Return the decision.
 
@@ -247,12 +260,20 @@ class Limiter(_Engine[Store]):
         return self.limit(quota, action=action, algorithm=algorithm).hit(identity, cost)
 
     def peek(
-        self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
+        self,
+        quota: QuotaSpec,
+        identity: object,
+        *,
+        action: str = "",
+        cost: int = 1,
+        algorithm: AlgorithmName | None = None,
     ) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""
         return self.limit(quota, action=action, algorithm=algorithm).peek(identity, cost)
 
-    def reset(self, quota: QuotaSpec, identity: object, *, action: str = "", algorithm: str | None = None) -> None:
+    def reset(
+        self, quota: QuotaSpec, identity: object, *, action: str = "", algorithm: AlgorithmName | None = None
+    ) -> None:
         """Give an identity its whole budget back: forget all its charges."""
         self.limit(quota, action=action, algorithm=algorithm).reset(identity)
 
@@ -261,7 +282,7 @@ class Limiter(_Engine[Store]):
         return conclude(plan, self.store.run(plan))
 
     def reserve(
-        self, quota: QuotaSpec, identity: object, *, cost: int, action: str = "", algorithm: str | None = None
+        self, quota: QuotaSpec, identity: object, *, cost: int, action: str = "", algorithm: AlgorithmName | None = None
     ) -> Reservation:
         """Charge an estimated `cost`, as `hit` does. Settle it when the actual cost is known.
 
@@ -357,19 +378,25 @@ class AsyncLimiter(_Engine[AsyncStore]):
     _wrap = staticmethod(StoreOptions.wrap_async)
 
     async def is_action_allowed(
-        self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: str | None = None
+        self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: AlgorithmName | None = None
     ) -> bool:
         """True if this user may do this action now: at most `max_count` times in any `period` seconds. If True, the
         action is counted.
         """
         return (await self.hit(_quota(max_count, period), user_id, action=action_key, algorithm=algorithm)).allowed
 
-    def limit(self, quota: QuotaSpec, *, action: str = "", algorithm: str | None = None) -> AsyncLimit:
+    def limit(self, quota: QuotaSpec, *, action: str = "", algorithm: AlgorithmName | None = None) -> AsyncLimit:
         """Prepare a limit that is used often: what depends only on these arguments is done once."""
         return AsyncLimit(self, self._terms(quota, action, algorithm))
 
     async def hit(
-        self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
+        self,
+        quota: QuotaSpec,
+        identity: object,
+        *,
+        action: str = "",
+        cost: int = 1,
+        algorithm: AlgorithmName | None = None,
     ) -> Decision:
         """Charge `cost` units to an identity if every quota allows them, or else charge nothing. Return the
         decision.
@@ -377,13 +404,19 @@ class AsyncLimiter(_Engine[AsyncStore]):
         return await self.limit(quota, action=action, algorithm=algorithm).hit(identity, cost)
 
     async def peek(
-        self, quota: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, algorithm: str | None = None
+        self,
+        quota: QuotaSpec,
+        identity: object,
+        *,
+        action: str = "",
+        cost: int = 1,
+        algorithm: AlgorithmName | None = None,
     ) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""
         return await self.limit(quota, action=action, algorithm=algorithm).peek(identity, cost)
 
     async def reset(
-        self, quota: QuotaSpec, identity: object, *, action: str = "", algorithm: str | None = None
+        self, quota: QuotaSpec, identity: object, *, action: str = "", algorithm: AlgorithmName | None = None
     ) -> None:
         """Give an identity its whole budget back: forget all its charges."""
         await self.limit(quota, action=action, algorithm=algorithm).reset(identity)
@@ -397,7 +430,7 @@ class AsyncLimiter(_Engine[AsyncStore]):
             raise
 
     async def reserve(
-        self, quota: QuotaSpec, identity: object, *, cost: int, action: str = "", algorithm: str | None = None
+        self, quota: QuotaSpec, identity: object, *, cost: int, action: str = "", algorithm: AlgorithmName | None = None
     ) -> AsyncReservation:
         """Charge an estimated `cost`, as `hit` does. Settle it when the actual cost is known."""
         return await self.limit(quota, action=action, algorithm=algorithm).reserve(identity, cost)

@@ -7,7 +7,7 @@ read, has seconds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Literal, NamedTuple, Protocol, final
+from typing import Any, Final, Literal, NamedTuple, Protocol, final, get_args
 
 from sluicegate.clock import MICROSECOND
 from sluicegate.errors import ConfigurationError, SluicegateError
@@ -26,8 +26,10 @@ NEVER: Final = None
 Source = Literal["store", "local", "policy"]
 """Who made an outcome: the store, the local fallback in this process's memory, or a policy that counts nothing."""
 
-FAILURE_POLICIES: Final = ("local", "allow", "deny")
+FailurePolicy = Literal["local", "allow", "deny"]
 """What happens to a check while the store is unavailable: it is counted in this process, allowed, or refused."""
+
+FAILURE_POLICIES: Final[tuple[str, ...]] = get_args(FailurePolicy)
 
 
 class Terms(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from http import HTTPStatus
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 from sluicegate.awaiting import async_mismatch, close_unawaited, is_async, waits
 from sluicegate.clock import epoch_seconds
@@ -25,7 +25,7 @@ from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import Gate
 from sluicegate.web.http import Fields, denial, environ_name, fields_for, merge
 from sluicegate.web.request_state import RequestState, warn_of_twice
-from sluicegate.web.settings import Settings, hide
+from sluicegate.web.settings import Settings, SettingsOptions, hide
 from sluicegate.web.settlement import Settlement
 
 if TYPE_CHECKING:
@@ -98,7 +98,9 @@ class RateLimitMiddleware:
     `environ["sluicegate.state"].decision`.
     """
 
-    def __init__(self, app: WSGIApplication, *, settings: Settings | None = None, **options: Any) -> None:
+    def __init__(
+        self, app: WSGIApplication, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]
+    ) -> None:
         options = hide(options)
         self.app = app
         self.settings = Settings.given(settings, options, source="RateLimitMiddleware")

@@ -325,4 +325,4 @@ def test_on_denied_makes_the_response(status: int, wait: str | None) -> None:
 
 def test_c26_wrong_options_are_errors_at_start_up() -> None:
     with pytest.raises(SettingsError, match='did you mean "default_limits"'):
-        RateLimitMiddleware(hello, default_limit=["1/minute"])
+        RateLimitMiddleware(hello, default_limit=["1/minute"])  # type: ignore[call-arg]

@@ -182,7 +182,7 @@ def test_c12_threads_allow_exactly_the_limit() -> None:
     [("local", [200, 200, 429]), ("allow", [200, 200, 200]), ("deny", [503, 503, 503])],
 )
 def test_c15_without_the_store_the_policy_decides(
-    policy: str, statuses: list[int], caplog: pytest.LogCaptureFixture
+    policy: Any, statuses: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     app = RateLimitMiddleware(page(), store=BrokenStore(), default_limits=["2/minute"], on_store_failure=policy)
     answers = [ask(app) for _ in range(3)]
@@ -314,7 +314,7 @@ def test_keys(key: Any, environ: dict[str, str], identity: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", ["local", "deny"])
-def test_a_given_limiter_store_is_shared_with_the_application(policy: str) -> None:
+def test_a_given_limiter_store_is_shared_with_the_application(policy: Any) -> None:
     store = MemoryStore(clock=ManualClock())
     app = RateLimitMiddleware(page(), store=store, default_limits=["1/minute"], on_store_failure=policy)
     assert [ask(app).status for _ in range(2)] == [200, 429]

@@ -38,7 +38,7 @@ def _join(barrier: Barrier) -> None:
     _barrier = barrier
 
 
-def _hammer(work: tuple[str, str, str, str, int]) -> int:
+def _hammer(work: tuple[str, str, str, Any, int]) -> int:
     """How many hits of one process are allowed. All processes start together."""
     where, quota, identity, algorithm, hits = work
     with Limiter(where, algorithm=algorithm, deadline=PATIENCE) as limiter:
@@ -59,7 +59,7 @@ def pool() -> Iterator[Pool]:
 
 
 @ALGORITHMS
-def test_8_processes(pool: Pool, server: Server, algorithm: str) -> None:
+def test_8_processes(pool: Pool, server: Server, algorithm: Any) -> None:
     work = (url(server), f"{LIMIT}/day", uuid4().hex, algorithm, HITS)
     assert sum(pool.map(_hammer, [work] * PROCESSES, chunksize=1)) == LIMIT
 
@@ -139,14 +139,14 @@ def at_once(threads: int, work: Callable[[], int]) -> int:
 
 
 @ALGORITHMS
-def test_16_threads_in_memory(hasty: None, algorithm: str) -> None:
+def test_16_threads_in_memory(hasty: None, algorithm: Any) -> None:
     limiter = Limiter(algorithm=algorithm)
     admitted = at_once(16, lambda: sum(limiter.hit("1000/day", "one").allowed for _ in range(100)))
     assert admitted == 1000
 
 
 @ALGORITHMS
-def test_16_threads_in_memory_under_three_rules(hasty: None, algorithm: str) -> None:
+def test_16_threads_in_memory_under_three_rules(hasty: None, algorithm: Any) -> None:
     limiter = Limiter(algorithm=algorithm)
     quota = "500/day; 1000/week; 250/month"
     assert at_once(16, lambda: sum(limiter.hit(quota, "one").allowed for _ in range(40))) == 250
@@ -154,7 +154,7 @@ def test_16_threads_in_memory_under_three_rules(hasty: None, algorithm: str) -> 
 
 
 @ALGORITHMS
-def test_16_threads_use_one_limiter_on_a_server(server: Server, algorithm: str) -> None:
+def test_16_threads_use_one_limiter_on_a_server(server: Server, algorithm: Any) -> None:
     identity = uuid4().hex
     with Limiter(url(server), algorithm=algorithm, deadline=PATIENCE) as limiter:
         admitted = at_once(16, lambda: sum(limiter.hit("200/day; 300/week", identity).allowed for _ in range(25)))
@@ -162,7 +162,7 @@ def test_16_threads_use_one_limiter_on_a_server(server: Server, algorithm: str) 
         assert limiter.peek("300/week", identity, algorithm=algorithm).remaining == 100
 
 
-async def tasks(where: str, algorithm: str) -> int:
+async def tasks(where: str, algorithm: Any) -> int:
     identity = uuid4().hex
     async with AsyncLimiter(where, algorithm=algorithm, deadline=PATIENCE) as limiter:
         decisions = await asyncio.gather(*[limiter.hit("100/day", identity) for _ in range(400)])
@@ -170,12 +170,12 @@ async def tasks(where: str, algorithm: str) -> int:
 
 
 @ALGORITHMS
-def test_400_tasks_in_memory(algorithm: str) -> None:
+def test_400_tasks_in_memory(algorithm: Any) -> None:
     assert asyncio.run(tasks("memory://", algorithm)) == 100
 
 
 @ALGORITHMS
-def test_400_tasks_on_a_server(server: Server, algorithm: str) -> None:
+def test_400_tasks_on_a_server(server: Server, algorithm: Any) -> None:
     assert asyncio.run(tasks(url(server), algorithm)) == 100
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import active_count
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 from sluicegate import Limiter
@@ -19,7 +19,7 @@ BACK = 2.0  # seconds: what a disturbance may cost after its end
 SLACK = 0.1  # seconds of a request that are neither the store's nor stolen by the machine
 TIGHT = 40  # the limit of the last asker, which is reached
 _BAND = 100_000  # units: how far apart the numbers of two askers are
-_ALGORITHM = "fixed-window"
+_ALGORITHM: Final = "fixed-window"
 
 
 def askers(count: int) -> list[Asker]:

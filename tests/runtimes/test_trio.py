@@ -75,7 +75,7 @@ CALLS: dict[str, Any] = {
 
 @pytest.mark.parametrize("policy", ["local", "raise"])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_of_a_redis_store_on_trio_says_what_to_do(name: str, policy: str, valkey: Server) -> None:
+def test_a_call_of_a_redis_store_on_trio_says_what_to_do(name: str, policy: Any, valkey: Server) -> None:
     limiter = AsyncLimiter(valkey.url, on_store_failure=policy)
     for _ in range(2):
         with pytest.raises(AsyncMismatchError, match=DOES) as raised:

@@ -32,13 +32,13 @@ The laws, which `sluicegate.testing.AlgorithmExam` tests:
    `reset_after` has passed. It cannot know of a state that was deleted in between: then it may refund up to the cost of
    later charges.
 
-To add one: write the two files, and add its name below.
+To add one: write the two files, and add its names below.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Literal, Protocol, cast
 
 from sluicegate.algorithms import ban, fixed_window, gcra, sliding_counter, sliding_log, sliding_window
 from sluicegate.errors import AlgorithmError, nearest
@@ -71,6 +71,11 @@ class Algorithm(Protocol):
 
     def refund(self, state: Any, now: int, cost: int, params: tuple[int, ...], at: int) -> Any: ...
 
+
+AlgorithmName = Literal[
+    "sliding-window", "sliding-log", "sliding-counter", "fixed-window", "gcra", "token-bucket", "leaky-bucket"
+]
+"""The names of the table below, for type checkers."""
 
 _MODULES: Final[tuple[ModuleType, ...]] = (sliding_window, sliding_log, sliding_counter, fixed_window, gcra)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, cast
+from typing import Any, Final, Unpack, cast
 
 from flask import Flask, Request, Response, current_app, has_request_context, request
 from flask.signals import got_request_exception, request_tearing_down
@@ -32,7 +32,7 @@ from sluicegate.web.http import Denial, Field, denial, fields_for
 from sluicegate.web.marks import Mark
 from sluicegate.web.preflight import is_preflight
 from sluicegate.web.request_state import NO_MARKS, RequestState, count_together, warn_of_twice
-from sluicegate.web.settings import Settings, hide
+from sluicegate.web.settings import Settings, SettingsOptions, hide
 from sluicegate.web.settlement import Settlement
 from sluicegate.wsgi import KEY, SettlingBody, WsgiCaller
 
@@ -56,7 +56,9 @@ class RateLimiter:
     `@limit` as well. Give each its own `config_prefix`; with None nothing is read from `app.config`.
     """
 
-    def __init__(self, app: Flask | None = None, *, config_prefix: str | None = _PREFIX, **options: Any) -> None:
+    def __init__(
+        self, app: Flask | None = None, *, config_prefix: str | None = _PREFIX, **options: Unpack[SettingsOptions]
+    ) -> None:
         self._prefix = config_prefix
         options = self._options = hide(options)
         if app is not None:

@@ -26,7 +26,7 @@ from sluicegate.errors import IdentityError, warn
 from sluicegate.identity import encoder, identity_text, joined
 
 KeyFunction = Callable[[Any], Hashable | Awaitable[Hashable | None] | None]
-KeySpec = str | KeyFunction | tuple["str | KeyFunction", ...]
+KeySpec = str | KeyFunction | tuple[str | KeyFunction, ...]
 
 _FORWARDED: Final = ("X-Forwarded-For", "Forwarded")
 _LOOKS: Final = 1000  # the first requests are all checked for a proxy's header; later one in this many

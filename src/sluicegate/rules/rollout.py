@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from binascii import a2b_base64
 from functools import lru_cache
-from typing import Final
+from typing import Final, Literal, get_args
 
 from sluicegate.errors import RuleError
 from sluicegate.identity import digest
 from sluicegate.plan import Decision, Terms
 
-MODES: Final = ("enforce", "shadow")
+Mode = Literal["enforce", "shadow"]
+MODES: Final[tuple[str, ...]] = get_args(Mode)
 EVERYBODY: Final = 2**48
 _CHARACTERS: Final = 8  # of the digest: 48 bits
 _PLAIN: Final = str.maketrans("-_", "+/")

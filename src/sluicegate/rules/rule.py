@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from sluicegate.algorithms import find
+from sluicegate.algorithms import AlgorithmName, find
 from sluicegate.concurrency import Concurrency
 from sluicegate.errors import ConfigurationError, RuleError, nearest, within
-from sluicegate.plan import FAILURE_POLICIES, Terms
+from sluicegate.plan import FAILURE_POLICIES, FailurePolicy, Terms
 from sluicegate.quota import Quota
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeySpec, validate_key
 from sluicegate.rules.response import Response, when_to_refund
-from sluicegate.rules.rollout import EVERYBODY, share
+from sluicegate.rules.rollout import EVERYBODY, Mode, share
 from sluicegate.rules.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
 from sluicegate.rules.tiers import Tiers
 
@@ -90,7 +90,7 @@ class Rule:
     name: str
     quota: QuotaSpec | QuotaFunction
     key: KeySpec | None = None
-    algorithm: str | None = None
+    algorithm: AlgorithmName | None = None
     cost: int | CostFunction = 1
     scope: str | None = None
     methods: Iterable[str] | None = None
@@ -98,10 +98,10 @@ class Rule:
     route: str | Iterable[str] | None = None
     when: Condition | None = None
     count_denied: bool = False
-    on_store_failure: str | None = None
+    on_store_failure: FailurePolicy | None = None
     prefetch: int = 1
     ban: Ban | None = None
-    mode: str = "enforce"
+    mode: Mode = "enforce"
     enforce_percent: float = 100
     charge_when: Verdict | None = None
     refund_when: Verdict | None = None

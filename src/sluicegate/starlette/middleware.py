@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from starlette.requests import HTTPConnection
 
@@ -18,7 +18,7 @@ from sluicegate.web.bound import Bound
 from sluicegate.web.endpoint import Arrival, Endpoint, label_of
 from sluicegate.web.gate import AsyncGate
 from sluicegate.web.request_state import RequestState
-from sluicegate.web.settings import Settings, hide
+from sluicegate.web.settings import Settings, SettingsOptions, hide
 
 
 class RateLimitMiddleware(AsgiMiddleware):
@@ -31,7 +31,9 @@ class RateLimitMiddleware(AsgiMiddleware):
     middleware may also be in the `middleware` of a Route, Mount or Router.
     """
 
-    def __init__(self, app: ASGIApp, /, *, settings: Settings | None = None, **options: Any) -> None:
+    def __init__(
+        self, app: ASGIApp, /, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]
+    ) -> None:
         options = hide(options)
         self._error: ConfigurationError | None = None
         try:

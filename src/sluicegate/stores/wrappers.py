@@ -11,18 +11,21 @@ from collections.abc import Callable
 from functools import partial
 from math import isfinite
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sluicegate.clock import Clock
 from sluicegate.errors import AsyncMismatchError, ConfigurationError, SettingsError, StoreURLError
 from sluicegate.hidden import Concealed
-from sluicegate.plan import FAILURE_POLICIES
+from sluicegate.plan import FAILURE_POLICIES, FailurePolicy
 from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 
 if TYPE_CHECKING:  # a memory store needs neither these modules nor asyncio, which they import
     from sluicegate.stores.breaker import Breakers
     from sluicegate.stores.local_fallback import LocalFallback
+
+LimiterFailurePolicy = FailurePolicy | Literal["raise"]
+"""The policies of a limiter. An adapter has no one to raise to."""
 
 PREFIX: Final = "sg"
 _URL: Final = "give a URL such as memory://, as text"
@@ -37,7 +40,7 @@ class StoreOptions:
     def __init__(
         self,
         *,
-        on_store_failure: str = "local",
+        on_store_failure: LimiterFailurePolicy = "local",
         deadline: float = DEADLINE,
         replicas: int = 1,
         deny_cache: float = STALENESS,

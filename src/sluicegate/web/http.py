@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC
 from functools import lru_cache
-from typing import Final, cast
+from typing import Final, Literal, cast
 
 from sluicegate.clock import MICROSECOND, epoch_seconds
 from sluicegate.errors import RuleError, SettingsError
@@ -22,6 +22,7 @@ from sluicegate.web.problem import PROBLEM, problem, status_of
 Field = tuple[str, str]
 Fields = list[Field]
 Dialect = Callable[[Decision, float], Fields]
+DialectName = Literal["draft-11", "draft-7", "draft-6", "x-ratelimit", "x-ratelimit-delta"]
 
 EXPOSED: Final = ("RateLimit", "RateLimit-Policy", "Retry-After")
 """The fields that a CORS layer outside the limiter should list in Access-Control-Expose-Headers."""

@@ -17,9 +17,12 @@ from dataclasses import dataclass, replace
 from inspect import isbuiltin, iscoroutinefunction
 from typing import Any, Final, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast
 
+from sluicegate.algorithms import AlgorithmName
 from sluicegate.errors import RuleError, nearest
+from sluicegate.plan import FailurePolicy
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeySpec
+from sluicegate.rules.rollout import Mode
 from sluicegate.rules.rule import Condition, CostFunction, QuotaFunction, Rule, Verdict
 from sluicegate.rules.terms import QuotaSpec
 
@@ -155,15 +158,15 @@ class RuleOptions(TypedDict, total=False):
     """The options of `sluicegate.Rule` that every way to declare a rule takes unchanged."""
 
     key: KeySpec | None
-    algorithm: str | None
+    algorithm: AlgorithmName | None
     cost: int | CostFunction
     methods: Iterable[str] | None
     when: Condition | None
     count_denied: bool
-    on_store_failure: str | None
+    on_store_failure: FailurePolicy | None
     prefetch: int
     ban: Ban | None
-    mode: str
+    mode: Mode
     enforce_percent: float
     charge_when: Verdict | None
     refund_when: Verdict | None

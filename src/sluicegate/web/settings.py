@@ -15,15 +15,16 @@ from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypedDict, TypeVar, cast
 
 from sluicegate.address import IPV6_PREFIX, Trust
-from sluicegate.algorithms import DEFAULT, find
+from sluicegate.algorithms import DEFAULT, AlgorithmName, find
 from sluicegate.clock import Clock
 from sluicegate.concurrency import Concurrency
 from sluicegate.errors import ConfigurationError, QuotaError, RuleError, SettingsError, check_strict, nearest, within
 from sluicegate.hidden import hide_options
 from sluicegate.identity import Seal
+from sluicegate.plan import FailurePolicy
 from sluicegate.quota import Quota
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeyPart, KeySpec, address_key, validate_key
@@ -32,12 +33,41 @@ from sluicegate.rules.terms import Quotas, make_terms, read
 from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange, valid_prefix
 from sluicegate.stores.wrappers import PREFIX, STALENESS, StoreOptions
 from sluicegate.web.access import AccessLists, listed
-from sluicegate.web.http import check_dialect
+from sluicegate.web.http import DialectName, check_dialect
 
 _RULE_OPTIONS: Final = tuple(option.name for option in fields(Rule))
 _FUNCTIONS: Final = ("quota", "cost", "when", "charge_when", "refund_when")  # options that may also be dotted names
 _VARIABLES: Final = "environment "  # the start of `source` for settings that were read from environment variables
+Options = TypeVar("Options", bound=Mapping[Any, Any])
+
 _NONE: Final = ("headers", "trusted_proxies", "on_denied", "on_store_change")  # settings that may be None
+
+
+class SettingsOptions(TypedDict, total=False):
+    """The options of `Settings`, for the signatures of the adapters. A type checker finds a misspelt option."""
+
+    store: str | Store | AsyncStore
+    default_limits: Iterable[str | Quota]
+    rules: Iterable[Rule | Mapping[str, Any]]
+    key: KeySpec
+    allow: Iterable[Any]
+    deny: Iterable[Any]
+    algorithm: AlgorithmName
+    headers: DialectName | None
+    trusted_proxies: int | str | Iterable[str] | None
+    trusted_header: str
+    ipv6_prefix: int
+    secret: str | bytes | None
+    on_store_failure: FailurePolicy
+    deadline: float
+    replicas: int
+    deny_cache: float
+    on_store_change: Callable[[StoreChange], object] | None
+    enabled: bool
+    prefix: str
+    on_denied: Callable[..., Any] | None
+    strict: bool
+    clock: Clock | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +109,13 @@ class Settings:
     key: KeySpec = "user"
     allow: Iterable[Any] = ()
     deny: Iterable[Any] = ()
-    algorithm: str = DEFAULT
-    headers: str | None = "draft-11"
+    algorithm: AlgorithmName = DEFAULT
+    headers: DialectName | None = "draft-11"
     trusted_proxies: int | str | Iterable[str] | None = None
     trusted_header: str = "X-Forwarded-For"
     ipv6_prefix: int = IPV6_PREFIX
     secret: str | bytes | None = field(default=None, repr=False)
-    on_store_failure: str = "local"
+    on_store_failure: FailurePolicy = "local"
     deadline: float = DEADLINE
     replicas: int = 1
     deny_cache: float = STALENESS
@@ -123,7 +153,7 @@ class Settings:
         check_dialect(self.headers)
         valid_prefix(self.prefix)
         settle("on_store_change", _function(self.on_store_change, option="on_store_change"))
-        if self.on_store_failure == "raise":
+        if cast("str", self.on_store_failure) == "raise":
             raise _error("on_store_failure", "raise", "an adapter has no one to raise to", "use local, allow or deny")
         StoreOptions.of(self)  # raises for wrong options
         if not isinstance(self.enabled, bool):
@@ -244,11 +274,11 @@ def _options(kind: type[Settings]) -> list[str]:
 _KNOWN: Final = frozenset(_options(Settings))
 
 
-def hide(options: Mapping[Any, Any]) -> dict[Any, Any]:
+def hide(options: Options) -> Options:
     """Copy settings exactly as they were given. A traceback that prints the copy shows neither a password nor the
     secret.
     """
-    return hide_options(options, _KNOWN)
+    return cast("Options", hide_options(options, _KNOWN))
 
 
 def _hide_arguments() -> None:
