@@ -39,6 +39,9 @@ class Visitor:
     def user(self) -> Any:
         return self._user
 
+    def signs_in_later(self) -> bool:
+        return False
+
 
 class Ask(Protocol):
     def __call__(self, settings: Settings, *visitors: Visitor) -> list[Decision | None]: ...

@@ -40,6 +40,9 @@ class Visitor:
     def user(self) -> Hashable | None:
         return self._user
 
+    def signs_in_later(self) -> bool:
+        return False
+
 
 class Ask(Protocol):
     def __call__(self, settings: Settings, place: Endpoint, *visitors: Visitor) -> list[Decision | None]: ...

@@ -39,6 +39,9 @@ class FakeCaller:
     def user(self) -> Hashable | Awaitable[Hashable | None] | None:
         return self.signed_in
 
+    def signs_in_later(self) -> bool:
+        return False
+
 
 async def awaited(value: Any) -> Any:
     return value

@@ -7,9 +7,12 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
+from unittest.mock import patch
 from uuid import uuid4
 
+import flask_login
 import pytest
 import redis.asyncio
 from django.core.signals import got_request_exception
@@ -18,6 +21,9 @@ from django.test import RequestFactory, override_settings
 from flask import Flask
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
 from werkzeug.middleware.proxy_fix import ProxyFix
 
 from sluicegate import AsyncLimiter, ConfigurationError, Limiter, Rule, SluicegateWarning, asgi, errors, wsgi
@@ -25,6 +31,7 @@ from sluicegate.django import limit as django_limit
 from sluicegate.errors import WARNINGS, StrictError
 from sluicegate.flask import RateLimiter
 from sluicegate.flask import limit as flask_limit
+from sluicegate.starlette import RateLimitMiddleware as StarletteMiddleware
 from sluicegate.stores.embedded import AsyncEmbeddedStore, EmbeddedStore
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 from sluicegate.stores.redis import AsyncRedisStore, RedisStore
@@ -35,6 +42,7 @@ from tests.adapters.wsgi_client import WsgiClient
 from tests.servers import Server
 
 PROXIED = [("X-Forwarded-For", "203.0.113.7")]
+TOKEN = [("Authorization", "Bearer alice")]
 LIMITED = {"default_limits": ["100/minute"]}
 Ask = Callable[..., object]
 
@@ -156,6 +164,46 @@ def view() -> str:
     return "view"
 
 
+def beside(packages: list[str], adapter: Ask, **options: Any) -> None:
+    """A request with a token, in a process that has imported these packages and no other that reads tokens."""
+    with patch.dict(sys.modules, {name: ModuleType(name) for name in packages}):
+        for name in {"ninja", "rest_framework"} - {*packages}:
+            sys.modules.pop(name, None)
+        adapter(headers=TOKEN, **LIMITED, **options)
+
+
+def users_outside(**options: Any) -> Starlette:
+    authentication = Middleware(AuthenticationMiddleware, backend=cast(Any, Nobody()))
+    return Starlette(middleware=[authentication, Middleware(StarletteMiddleware, **options)])
+
+
+def users_inside(**options: Any) -> Starlette:
+    authentication = Middleware(AuthenticationMiddleware, backend=cast(Any, Nobody()))
+    return Starlette(middleware=[Middleware(StarletteMiddleware, **options), authentication])
+
+
+class Nobody:
+    async def authenticate(self, connection: Any) -> None:
+        return None
+
+
+def start(make: Callable[..., Starlette], **options: Any) -> None:
+    """Start an application of Starlette; no request follows."""
+    app = make(**options)
+
+    async def main() -> None:
+        given = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+
+        async def receive() -> Any:
+            return next(given)
+
+        async def send(message: Any) -> None: ...
+
+        await app({"type": "lifespan", "asgi": {"version": "3.0"}}, receive, send)
+
+    asyncio.run(main())
+
+
 def all_adapters(trigger: Ask) -> list[Ask]:
     return [lambda adapter=adapter, **options: trigger(adapter, **options) for adapter in ADAPTERS]
 
@@ -203,6 +251,13 @@ SEEN: dict[str, list[Ask]] = {
         lambda **options: given(redis.asyncio, AsyncRedisStore, AsyncLimiter, socket_timeout=None, **options),
     ],
     "SG108": [*all_adapters(same_name), same_name_as_a_view],
+    "SG110": [
+        *all_adapters(lambda adapter, **options: beside(["rest_framework"], adapter, **options)),
+        lambda **options: beside(["ninja"], by_django_wsgi, **options),
+        lambda **options: by_wsgi(headers=TOKEN, rules=[Rule(name="a", quota="9/hour", key=("ip", "user"))], **options),
+        lambda **options: start(users_inside, **LIMITED, **options),
+        lambda **options: start(users_inside, rules=[Rule(name="a", quota="9/hour", key="user")], key="ip", **options),
+    ],
 }
 ROWS = [(code, trigger) for code, triggers in SEEN.items() for trigger in triggers]
 EACH = pytest.mark.parametrize(("code", "trigger"), ROWS, ids=[f"{code}-{n}" for n, (code, _) in enumerate(ROWS)])
@@ -361,6 +416,13 @@ def behind_proxy_fix() -> None:
     WsgiClient(app).request("GET", "/open", headers=PROXIED)
 
 
+def by_flask_login() -> None:
+    app = flask_page(**LIMITED)
+    app.secret_key = "only for tests"
+    flask_login.LoginManager(app).request_loader(lambda request: None)  # it knows all tokens: this one is wrong
+    WsgiClient(app).request("GET", "/open", headers=TOKEN)
+
+
 def the_middleware_is_there_and_was_not_met() -> None:
     with override_settings(MIDDLEWARE=[OURS], SLUICEGATE={}):
         decorated(RequestFactory().get("/"))
@@ -388,6 +450,12 @@ QUIET: list[Ask] = [
     lambda: by_wsgi(headers=[("X-Forwarded-For", "6.6.6.6, 198.51.100.9")], **LIMITED),  # as uvicorn leaves it
     behind_proxy_fix,
     lambda: by_wsgi(trusted_proxies=["10.0.0.0/8", "fc00::/7", "unix"], **LIMITED),
+    *all_adapters(lambda adapter: beside(["rest_framework"], adapter, key="ip")),
+    *[lambda adapter=adapter: beside([], adapter) for adapter in (by_django_wsgi, by_django_asgi)],
+    lambda: ask_async(users_outside(**LIMITED), TOKEN),
+    lambda: start(users_outside, **LIMITED),
+    lambda: start(users_inside, rules=[Rule(name="a", quota="9/hour", key="ip")]),
+    by_flask_login,
     the_middleware_is_there_and_was_not_met,
     lambda: apart(default_limits=["9/hour"]),
     lambda: apart(default_limits=["9/minute"], store=MemoryStore()),

@@ -113,6 +113,10 @@ class AsgiCaller:
                     return str(name)
         return None
 
+    def signs_in_later(self) -> bool:
+        """True if the request has credentials, and no authentication middleware is outside the limiter."""
+        return "user" not in self.scope and bool(self.header("authorization"))
+
 
 class Exchange(RequestState):
     """The state of one request and of its response."""

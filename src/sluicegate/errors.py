@@ -281,6 +281,12 @@ WARNINGS: Final = {
         "when its memory is full, it evicts keys ({policy}): then a refused client may be allowed again",
         'set its maxmemory-policy to "noeviction", or give sluicegate a separate server',
     ),
+    "SG110": CodedWarning(
+        "key",
+        "the application reads the credentials of a request only after this key was read: all its users at one address "
+        "share one budget",
+        'give these rules the key "ip" or a function, and limit users where the application knows them',
+    ),
 }
 
 _warned: Final[set[str]] = set()

@@ -79,6 +79,10 @@ class WsgiCaller:
         """Return the user that the server has authenticated."""
         return self.environ.get("REMOTE_USER") or None
 
+    def signs_in_later(self) -> bool:
+        """True if the request has credentials, which the server has not read."""
+        return "HTTP_AUTHORIZATION" in self.environ
+
 
 class _Served(RequestState):
     """The state of one request, and whether its response has started."""

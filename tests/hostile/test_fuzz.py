@@ -64,6 +64,9 @@ class FuzzCaller:
     def user(self) -> Hashable | Awaitable[Hashable | None] | None:
         return self.signed_in
 
+    def signs_in_later(self) -> bool:
+        return False
+
 
 CALLERS = st.builds(
     FuzzCaller,

@@ -15,8 +15,8 @@ from django.core.checks import Warning as CheckWarning
 
 from sluicegate.django import conf
 from sluicegate.django.routes import names_of_routes
-from sluicegate.django.users import reads_user
 from sluicegate.errors import AsyncMismatchError, ConfigurationError
+from sluicegate.rules.key import reads_user
 from sluicegate.rules.rule import Rule
 from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.settings import Settings

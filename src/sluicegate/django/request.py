@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 from weakref import ref
 
 from django.http import HttpRequest
@@ -15,6 +16,8 @@ from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.http import environ_name
 from sluicegate.web.preflight import is_preflight
 from sluicegate.web.request_state import NO_MARKS, RequestState
+
+_LATE: Final = frozenset(("rest_framework", "ninja"))  # packages that authenticate inside the view
 
 
 class DjangoRequestState(RequestState):
@@ -89,6 +92,10 @@ class DjangoRequestState(RequestState):
             name = self.found_user = UserLookup(self, self.gate, self.bounds).run()
         found: Hashable | None = name
         return found
+
+    def signs_in_later(self) -> bool:
+        """True if the request has credentials, and the project has a framework that reads them inside the view."""
+        return "HTTP_AUTHORIZATION" in self.meta and not _LATE.isdisjoint(sys.modules)
 
     def is_cors_preflight(self) -> bool:
         """True if this is a CORS preflight as browsers send it."""

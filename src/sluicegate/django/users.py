@@ -19,7 +19,7 @@ from sluicegate.algorithms import DEFAULT
 from sluicegate.clock import MICROSECOND
 from sluicegate.errors import ConfigurationError, IdentityError
 from sluicegate.plan import Check, Decision, Outcome, Plan
-from sluicegate.rules.key import Caller, KeySpec
+from sluicegate.rules.key import Caller, reads_user
 from sluicegate.rules.terms import make_terms, read
 from sluicegate.stores import open_store
 from sluicegate.web.bound import Bound
@@ -280,11 +280,6 @@ class _FoundUser:
         if "_acached_user" not in facts and await self._request.session.aget(auth.SESSION_KEY) == self._signed_in:
             facts["_acached_user"] = self._user
         return await self._read_async()
-
-
-def reads_user(key: KeySpec) -> bool:
-    """True if a key is "user", or has "user" among its parts."""
-    return "user" in key if isinstance(key, tuple) else key == "user"
 
 
 def _is_django_user(request: Any, *, is_async: bool) -> bool:

@@ -61,3 +61,8 @@ class FlaskCaller(WsgiCaller):
             if current_user.is_authenticated:
                 return cast("Hashable", current_user.get_id())
         return super().user()
+
+    def signs_in_later(self) -> bool:
+        """True if the request has credentials, and Flask-Login has no function that reads them."""
+        login = getattr(self._app, "login_manager", None)
+        return getattr(login, "_request_callback", None) is None and super().signs_in_later()

@@ -68,6 +68,10 @@ class Caller(Protocol):
         """Return the name of the signed-in user; None if nobody is signed in."""
         ...
 
+    def signs_in_later(self) -> bool:
+        """True if the request has credentials (`Authorization`) that nothing outside the application reads."""
+        ...
+
 
 KeyPart = Callable[[Caller], Any]
 """Returns the text of a caller's identity, None, or a Later of either."""
@@ -85,11 +89,13 @@ class Keys:
 
     If a named key finds nothing (nobody is signed in, the header is missing), the address is used: a request cannot
     escape its budget by leaving something out. Each identity is tagged with its kind, so that a user called
-    "203.0.113.7" is not the address 203.0.113.7. `address` is the key of addresses.
+    "203.0.113.7" is not the address 203.0.113.7. `address` is the key of addresses. `strict` makes a warning about the
+    key "user" an error.
     """
 
-    def __init__(self, address: KeyPart) -> None:
+    def __init__(self, address: KeyPart, *, strict: bool = False) -> None:
         self._address = address
+        self._strict = strict
         self._parts: dict[Hashable, tuple[object, KeyPart]] = {}
 
     def ready(self, spec: object) -> ReadyKey:
@@ -110,7 +116,7 @@ class Keys:
         if spec == "ip":
             return self._address
         if spec == "user":
-            return _user(self._address)
+            return _user(_address_of_nobody(self._address, strict=self._strict))
         if kind == "header" and TOKEN.fullmatch(name):
             return _header(name, self._address)
         if kind == "path" and name.isidentifier():
@@ -240,8 +246,34 @@ def _path(name: str, address: KeyPart) -> KeyPart:
     return lambda caller: address(caller) if (value := caller.path_value(name)) is None else encode(value)
 
 
-def _user(address: KeyPart) -> KeyPart:
-    """Make a key part that returns the signed-in user, or the address if nobody is signed in."""
+def reads_user(key: object) -> bool:
+    """True if a key is "user", or has "user" among its parts."""
+    return any(map(reads_user, key)) if isinstance(key, tuple) else key == "user"
+
+
+def _address_of_nobody(address: KeyPart, *, strict: bool) -> KeyPart:
+    """Make a key part that returns the address of a request without a user. It warns (SG110) of a user who will be
+    known only inside the application.
+
+    It looks at the first 1,000 of these requests, and then at one in a thousand, until it has warned; under `strict` at
+    all requests.
+    """
+    ticks, warned = count(), False
+
+    def of_nobody(caller: Caller) -> Any:
+        nonlocal warned
+        if not warned:
+            tick = next(ticks)
+            if (tick < _LOOKS or strict or not tick % _LOOKS) and caller.signs_in_later():
+                warn("SG110", "user", strict=strict)
+                warned = True
+        return address(caller)
+
+    return of_nobody
+
+
+def _user(nobody: KeyPart) -> KeyPart:
+    """Make a key part that returns the signed-in user, or what `nobody` returns if nobody is signed in."""
     encode = encoder("user")
 
     def key(caller: Caller) -> Any:
@@ -249,10 +281,10 @@ def _user(address: KeyPart) -> KeyPart:
         if waits(user):
 
             def encoded(found: Hashable | None) -> Any:
-                return address(caller) if found is None else encode(found)
+                return nobody(caller) if found is None else encode(found)
 
             return Later(user, encoded, function="user")
-        return address(caller) if user is None else encode(user)
+        return nobody(caller) if user is None else encode(user)
 
     return key
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Any, Unpack, cast
 
+from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import HTTPConnection
 
-from sluicegate.asgi import ASGIApp, AsgiCaller, Scope, state_of
+from sluicegate.asgi import ASGIApp, AsgiCaller, Scope, chain, state_of
 from sluicegate.asgi import RateLimitMiddleware as AsgiMiddleware
-from sluicegate.errors import ConfigurationError, NotEnforcedError
+from sluicegate.errors import ConfigurationError, NotEnforcedError, warn
 from sluicegate.plan import Decision
 from sluicegate.starlette.request import StarletteCaller
 from sluicegate.starlette.responses import has_handlers, own_answer
@@ -71,7 +72,8 @@ class RateLimitMiddleware(AsgiMiddleware):
         return own_answer(self.settings, caller, decision, outer=self._application)
 
     def _check(self, scope: Scope) -> None:
-        """Bind the rules of all endpoints that can be found. If `add_middleware` was given wrong options, raise here.
+        """Bind the rules of all endpoints that can be found, and warn (SG110) if an AuthenticationMiddleware is inside.
+        If `add_middleware` was given wrong options, raise here.
 
         Starlette builds its middleware at the first call. If it raises there, a server concludes that the application
         has no lifespan, and responds to each request with 500.
@@ -80,6 +82,9 @@ class RateLimitMiddleware(AsgiMiddleware):
             raise self._error
         self._application = scope.get("app")
         super()._check(scope)
+        is_late = any([isinstance(each, AuthenticationMiddleware) for each in chain(self.app)])
+        if is_late and self.gate.asks_for_users(self.endpoints(scope)):
+            warn("SG110", "user", strict=self.settings.strict)
 
 
 def decision(connection: HTTPConnection) -> Decision | None:

@@ -19,7 +19,7 @@ from sluicegate.identity import Seal
 from sluicegate.limiter import OPTIONS, AsyncLimiter, Limiter
 from sluicegate.plan import Check, Decision, Plan, Terms, new
 from sluicegate.rules.ban import Ban, agree, with_bans
-from sluicegate.rules.key import Caller, Keys, KeySpec, ReadyKey, identity_of, network_key
+from sluicegate.rules.key import Caller, Keys, KeySpec, ReadyKey, identity_of, network_key, reads_user
 from sluicegate.rules.rollout import EVERYBODY, picked, share
 from sluicegate.rules.rule import Rule
 from sluicegate.rules.terms import whole_cost
@@ -48,7 +48,7 @@ class _Rules:
         self._accept = accept
         self._bans: dict[str, Ban] = {}  # by name
         self._lists = settings.lists
-        self._keys = Keys(settings.address)
+        self._keys = Keys(settings.address, strict=settings.strict)
         self._key = self._keys.ready(settings.key)
         self.denies = bool(settings.deny)  # whether a request may be refused although no rule applies
         if settings.lists is not None:
@@ -89,6 +89,14 @@ class _Rules:
         """
         with self.settings.blamed():
             self._check_routes(names)
+
+    def asks_for_users(self, endpoints: Iterable[Endpoint]) -> bool:
+        """True if a rule of these endpoints has the key "user"."""
+        return any([reads_user(self.key_of(bound)) for endpoint in endpoints for bound in self.bind(endpoint)])
+
+    def key_of(self, bound: Bound) -> KeySpec:
+        """Return the key of a rule: its own, or the one of the settings."""
+        return self.settings.key if bound.rule.key is None else bound.rule.key
 
     def _check_routes(self, names: Collection[str]) -> None:
         for rule in [bound.rule for bound in self._rules]:
