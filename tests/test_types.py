@@ -4,10 +4,11 @@
 an ignore that hides nothing. The tests here run the same lines.
 """
 
-# pyright: basic, reportUnnecessaryTypeIgnoreComment=true
+# pyright: basic, reportUnnecessaryTypeIgnoreComment=true, reportUnnecessaryComparison=true
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, get_args, get_type_hints
@@ -92,6 +93,27 @@ WRONG_WORDS: list[Callable[[], object]] = [
 def test_the_library_finds_it_too(make: Callable[[], object]) -> None:
     with pytest.raises((ConfigurationError, TypeError), match=r"did you mean|use |unexpected keyword"):
         make()
+
+
+async def forgets(limiter: AsyncLimiter, name: str) -> bool:
+    """Every decision here is a coroutine, which is always true."""
+    reply = limiter.limit("1/minute", action="reply")
+    if name == "is_action_allowed":
+        return True if limiter.is_action_allowed("alice", "reply", 60, 1) else False  # type: ignore[truthy-bool]  # noqa: SIM210
+    if name == "hit":
+        return True if limiter.hit("1/minute", "alice") else False  # type: ignore[truthy-bool]  # noqa: SIM210
+    if name == "peek":
+        return True if limiter.peek("1/minute", "alice") else False  # type: ignore[truthy-bool]  # noqa: SIM210
+    if name == "Limit.hit":
+        return True if reply.hit("alice") else False  # type: ignore[truthy-bool]  # noqa: SIM210
+    limiter.reset("1/minute", "alice")  # type: ignore[unused-coroutine]
+    return True
+
+
+@pytest.mark.parametrize("name", ["is_action_allowed", "hit", "peek", "Limit.hit", "reset"])
+def test_python_warns_of_a_forgotten_await(name: str) -> None:
+    with pytest.warns(RuntimeWarning, match=rf"coroutine '\w+\.{name.rpartition('.')[2]}' was never awaited"):
+        assert asyncio.run(forgets(AsyncLimiter(), name)) is True
 
 
 def test_the_options_for_type_checkers_are_the_settings_and_the_rules() -> None:
