@@ -233,7 +233,7 @@ def test_a_view_that_was_unknown_before_the_call_settles_too() -> None:
 
 
 @pytest.mark.slow
-def test_100_000_requests_with_random_ends_leak_no_held_charge() -> None:
+def test_20_000_requests_with_random_ends_leak_no_held_charge() -> None:
     """Errors at any time, failing sends, one or several cancellations: all slots are free at the end."""
     drawn, store = random.Random(4), Watched(ManualClock())
     log = store.log = Counting()
@@ -275,7 +275,7 @@ def test_100_000_requests_with_random_ends_leak_no_held_charge() -> None:
         await asyncio.gather(task, return_exceptions=True)
 
     async def worker() -> None:
-        for _ in range(1_000):
+        for _ in range(200):
             await request()
 
     async def main() -> int:
@@ -286,7 +286,7 @@ def test_100_000_requests_with_random_ends_leak_no_held_charge() -> None:
 
     assert asyncio.run(main()) == 1
     assert [left(store, several, f"198.51.100.{peer}") for peer in range(8)] == [40] * 8
-    assert log.released > 50_000
+    assert log.released > 10_000
 
 
 class Yielding(AsyncMemoryStore):
