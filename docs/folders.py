@@ -35,8 +35,9 @@ SERVERS: Final = {  # how a server's command takes a port
     "flask": "--port {}",
     "python -m django runserver": "--noreload 127.0.0.1:{}",
 }
-READER: Final = {  # a reader has pytest without plugins; exams are long elsewhere
+READER: Final = {  # a reader has pytest without plugins except sluicegate's own; exams are long elsewhere
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    "PYTEST_PLUGINS": "sluicegate.testing.plugin",
     "PYTHONDONTWRITEBYTECODE": "1",
     "SLUICEGATE_EXAMPLES": "5",
 }

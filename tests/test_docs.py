@@ -17,6 +17,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from importlib import import_module
 from inspect import signature
@@ -43,6 +44,7 @@ from sluicegate.plan import FAILURE_POLICIES
 from sluicegate.quota import _UNITS
 from sluicegate.rules.rule import Rule
 from sluicegate.stores import SCHEMES
+from sluicegate.testing import plugin
 from sluicegate.web.http import DIALECTS
 from sluicegate.web.marks import make_mark
 from sluicegate.web.settings import Settings
@@ -66,6 +68,9 @@ def silent(): ...
 def forgotten():
     return "never routed"
 """
+FIXTURES = {
+    name: contextmanager(getattr(plugin, name).__wrapped__) for name in ("fresh_limits", "limits_clock", "limits_off")
+}
 LANGUAGES = {"python", "pycon", "bash", "toml", "json", "http", "text"}
 COMMANDS = {"curl", "flask", "gunicorn", "pip", "python", "uvicorn"}  # what a reader has, or gets from the extras
 ADAPTERS = ("starlette", "fastapi", "flask", "django")
@@ -130,7 +135,8 @@ def test_the_code_of_a_page_runs(folder: Folder, monkeypatch: pytest.MonkeyPatch
     with override_settings(**django_settings(files)):
         for name, test in [pair for each in files.values() for pair in each.items() if pair[0].startswith("test_")]:
             assert callable(test), name
-            test()
+            with ExitStack() as fixtures:
+                test(**{each: fixtures.enter_context(FIXTURES[each]()) for each in signature(test).parameters})
     visited = list(visit(files))
     for each in visited:
         assert [answer for answer in each.answers if answer.failed] == [], each.name
@@ -312,8 +318,10 @@ TABLES = {  # where → what must stand there, no less and no more
     ("failure.md", "Policies"): set(FAILURE_POLICIES),
     ("testing.md", "Exams"): {name for name in sluicegate.testing.__all__ if name.endswith("Exam")},
     ("testing.md", "Tests that are not about limits"): {
-        name for name in sluicegate.testing.__all__ if not name.endswith("Exam")
+        name for name in sluicegate.testing.__all__ if name.endswith(("Store", "Adapter"))
     },
+    ("testing.md", "Fixtures for pytest"): set(FIXTURES),
+    ("testing.md", "Assertions"): {name for name in sluicegate.testing.__all__ if name.startswith("assert_")},
     ("django.md", "System checks"): codes(r'"(sluicegate\.[EW]\d{3})"'),
     ("architecture.md", "Modules"): modules(),
 }

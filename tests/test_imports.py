@@ -10,8 +10,9 @@ import pytest
 from docs import imports
 from tests.test_house import SOURCE, own
 
-# Half of the arrows there were when all modules were in one folder, and six to `fork` from what it renews.
-MOST_ARROWS = 128
+# Half of the arrows there were when all modules were in one folder, six to `fork` from what it renews, and two of the
+# fixtures for pytest, to limiters and to header fields.
+MOST_ARROWS = 130
 
 
 def graph() -> dict[str, set[str]]:

@@ -24,8 +24,10 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakSet
+
+_Kind = TypeVar("_Kind")
 
 PATIENCE: Final = 1.0  # seconds that a fork waits for a lock
 
@@ -94,6 +96,12 @@ def renew(owner: Renewed) -> None:
     """Call `owner.after_fork()` in the child of each fork from now on, as long as the object exists."""
     with _REGISTRY.lock:
         _REGISTRY.renewed.add(owner)
+
+
+def renewed(kind: type[_Kind]) -> list[_Kind]:
+    """Return the objects of this kind that are renewed after a fork: all that exist."""
+    with _REGISTRY.lock:
+        return [owner for owner in _REGISTRY.renewed if isinstance(owner, kind)]
 
 
 def hold(owner: Held, *, outer: bool = False) -> None:

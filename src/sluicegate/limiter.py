@@ -66,6 +66,8 @@ class _Engine(Generic[_AnyStore]):
     _asynchronous: ClassVar[bool]
     _open: ClassVar[Callable[..., Any]]
     _wrap: ClassVar[Callable[..., Any]]
+    on_made: ClassVar[Callable[[Any], None] | None] = None
+    """Called with each new limiter, if a test sets it: see `use`."""
 
     def __init__(
         self,
@@ -87,7 +89,7 @@ class _Engine(Generic[_AnyStore]):
         check_strict(strict)
         self._algorithm = algorithm
         self.text = _text(None if secret is None else Seal(secret))
-        options = StoreOptions(
+        self._options = StoreOptions(
             on_store_failure=on_store_failure,
             deadline=deadline,
             replicas=replicas,
@@ -100,13 +102,31 @@ class _Engine(Generic[_AnyStore]):
             opened = self._open(store, prefix=prefix, clock=clock, deadline=deadline)
         else:
             check_given(store, clock, prefix=prefix, asynchronous=self._asynchronous)
-        self._opened = opened
-        self._adding = Lock()
+        self.own = self._opened = opened
+        self._owned = opened is not store
+        self._adding, self._prefetches = Lock(), False
         fork.renew(self)
-        self.store = self._wrap(options, opened, owned=opened is not store)
+        self.store = self._wrap(self._options, opened, owned=self._owned)
         self._closes = self.store is not store  # the store was opened here, or is a wrapper made here
         if (warn := getattr(opened, "warn", None)) is not None:
             warn(strict=strict)
+        if self.on_made is not None:
+            self.on_made()
+
+    @classmethod
+    def existing(cls) -> list[Self]:
+        """Return the limiters of this class that exist in this process."""
+        return fork.renewed(cls)
+
+    def use(self, store: _AnyStore) -> None:
+        """Decide in this store from now on, inside new wrappers. `own` is the first store. The fixtures of
+        `sluicegate.testing` give each test a store of its own.
+        """
+        with self._adding:
+            self._opened = store
+            self.store = self._wrap(self._options, store, owned=self._owned)
+            if self._prefetches:
+                self.store = self._with_prefetch()
 
     def after_fork(self) -> None:
         """Renew the lock. The store renews itself."""
@@ -121,7 +141,10 @@ class _Engine(Generic[_AnyStore]):
             accept(terms)
         if terms.prefetch > 1:
             with self._adding:  # several threads may bind views at the same time, when the views are first called
-                self.store = add_prefetch(self.store, clock=getattr(self._opened, "clock", None))
+                self._prefetches, self.store = True, self._with_prefetch()
+
+    def _with_prefetch(self) -> _AnyStore:
+        return add_prefetch(self.store, clock=getattr(self._opened, "clock", None))  # type: ignore[no-any-return]
 
     def check_loop(self) -> None:
         """Raise AsyncMismatchError if the store works only on asyncio, and another event loop such as trio runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sluicegate.clock import Clock
 from sluicegate.plan import Outcome, Plan
 from sluicegate.stores import Store
 
@@ -38,3 +39,7 @@ class AsyncAdapter:
     async def close(self) -> None:
         """Close the store."""
         self._store.close()
+
+    def separate(self, name: str, *, clock: Clock | None = None) -> AsyncAdapter:
+        """Return the adapter of what the store's `separate` returns. Raises AttributeError if the store has none."""
+        return AsyncAdapter(self._store.separate(name, clock=clock))  # type: ignore[attr-defined]

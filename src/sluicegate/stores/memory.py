@@ -40,7 +40,7 @@ class MemoryStore:
             raise StoreURLError("max_keys", max_keys, problem="not a whole number above 0", expected="give 1 or more")
         if clock is not None:
             read_us(clock)  # raises for a clock that cannot work
-        self._max_keys = max_keys
+        self._max_keys, self.clock = max_keys, clock
         self._now_us = (SystemClock() if clock is None else clock).now_us
         # Taken only by `with`: after `acquire` the exception of a signal handler could leave it taken. A handler or
         # finalizer may call this store in a thread that holds it, so it is reentrant.
@@ -56,6 +56,10 @@ class MemoryStore:
 
     def __repr__(self) -> str:
         return f"MemoryStore(max_keys={self._max_keys})"
+
+    def separate(self, name: str, *, clock: Clock | None = None) -> MemoryStore:
+        """Return an empty store, on this clock unless the store has one."""
+        return MemoryStore(max_keys=self._max_keys, clock=self.clock or clock)
 
     def warn(self, *, strict: bool) -> None:
         """Warn (SG101) if this process is one of several workers, each with a separate memory store."""
@@ -238,6 +242,10 @@ class AsyncMemoryStore(AsyncAdapter):
         self._memory = store
         self.hit = store.hit
         self.warn = store.warn
+
+    def separate(self, name: str, *, clock: Clock | None = None) -> AsyncMemoryStore:
+        """Return an empty store, on this clock unless the store has one."""
+        return AsyncMemoryStore(self._memory.separate(name, clock=clock))
 
     async def bans(self, terms: Terms) -> dict[str, int]:
         """Return the same as `MemoryStore.bans`."""

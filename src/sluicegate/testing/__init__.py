@@ -1,8 +1,9 @@
-"""Tools for tests: stores with fixed outcomes, and exams for an algorithm, a store or an adapter.
+"""Tools for tests: fixtures of pytest, assertions about a response, stores with fixed outcomes, and exams for an
+algorithm, a store or an adapter.
 
-`OpenStore`, `ShutStore` and `BrokenStore` need only sluicegate. With ManualClock they make an application's own tests
-fast and deterministic. An exam is a base class with tests; it needs pytest and hypothesis. Subclass it and define the
-method that makes the object under test. pytest then runs every test:
+`assert_limited`, `assert_allowed`, `OpenStore`, `ShutStore` and `BrokenStore` need only sluicegate. pytest loads the
+fixtures from `plugin`; `separate_budgets` does the same without pytest. An exam is a base class with tests; it needs
+pytest and hypothesis. Subclass it and define the method that makes the object under test. pytest then runs every test:
 
     from sluicegate.testing import StoreExam
 
@@ -10,7 +11,7 @@ method that makes the object under test. pytest then runs every test:
         def make_store(self, clock):
             return MyStore(clock=clock)
 
-An exam is imported on first use. Each exam has its own module; its row in `_EXAMS` makes it public.
+Exams, assertions and `separate_budgets` are imported on first use.
 """
 
 from __future__ import annotations
@@ -25,12 +26,22 @@ from sluicegate.testing.stores import BrokenStore, OpenStore, ShutStore
 if TYPE_CHECKING:
     from sluicegate.testing.adapter import AdapterExam as AdapterExam
     from sluicegate.testing.algorithm import AlgorithmExam as AlgorithmExam
+    from sluicegate.testing.assertions import assert_allowed as assert_allowed
+    from sluicegate.testing.assertions import assert_limited as assert_limited
+    from sluicegate.testing.budgets import separate_budgets as separate_budgets
     from sluicegate.testing.store import StoreExam as StoreExam
 
 _EXAMS: Final = {  # name → module
     "AdapterExam": "sluicegate.testing.adapter",
     "AlgorithmExam": "sluicegate.testing.algorithm",
     "StoreExam": "sluicegate.testing.store",
+}
+
+_LATER: Final = {
+    **_EXAMS,
+    "assert_allowed": "sluicegate.testing.assertions",
+    "assert_limited": "sluicegate.testing.assertions",
+    "separate_budgets": "sluicegate.testing.budgets",
 }
 
 _PARTS: Final = tuple(
@@ -41,10 +52,21 @@ if "pytest" in sys.modules:
     # pytest then shows the values in a failed assert.
     sys.modules["pytest"].register_assert_rewrite(*_EXAMS.values(), *_PARTS)
 
-__all__ = ["AdapterExam", "AlgorithmExam", "AsyncAdapter", "BrokenStore", "OpenStore", "ShutStore", "StoreExam"]
+__all__ = [
+    "AdapterExam",
+    "AlgorithmExam",
+    "AsyncAdapter",
+    "BrokenStore",
+    "OpenStore",
+    "ShutStore",
+    "StoreExam",
+    "assert_allowed",
+    "assert_limited",
+    "separate_budgets",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _EXAMS:
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_EXAMS[name]), name)
+    return getattr(import_module(_LATER[name]), name)

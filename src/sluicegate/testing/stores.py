@@ -5,23 +5,15 @@ They keep no budgets and need no test framework. Each is sync; wrap it in `Async
 
 from __future__ import annotations
 
-from sluicegate.clock import MICROSECOND
+from typing import Self
+
+from sluicegate.clock import MICROSECOND, Clock
 from sluicegate.errors import StoreError
 from sluicegate.plan import Outcome, Plan
 
 
-class OpenStore:
-    """Allows every request and counts nothing: for tests of an application that are not about its limits.
-
-    >>> from sluicegate import Limiter
-    >>> limiter = Limiter(OpenStore())
-    >>> all(limiter.is_action_allowed("alice", "reply", period=60, max_count=1) for _ in range(100))
-    True
-    """
-
-    def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Allow every check."""
-        return tuple([Outcome(True, terms.limit, terms.limit, 0, 0, 0) for terms, _, _ in plan.checks])
+class _Fixed:
+    """A store that keeps no budgets."""
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Do nothing: nothing was charged."""
@@ -36,8 +28,26 @@ class OpenStore:
     def close(self) -> None:
         """Do nothing: the store holds no resources."""
 
+    def separate(self, name: str, *, clock: Clock | None = None) -> Self:
+        """Return the store itself: it keeps no budgets."""
+        return self
 
-class ShutStore:
+
+class OpenStore(_Fixed):
+    """Allows every request and counts nothing: for tests of an application that are not about its limits.
+
+    >>> from sluicegate import Limiter
+    >>> limiter = Limiter(OpenStore())
+    >>> all(limiter.is_action_allowed("alice", "reply", period=60, max_count=1) for _ in range(100))
+    True
+    """
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Allow every check."""
+        return tuple([Outcome(True, terms.limit, terms.limit, 0, 0, 0) for terms, _, _ in plan.checks])
+
+
+class ShutStore(_Fixed):
     """Refuses every request under a rule: for tests of an application's response to a refusal.
 
     >>> from sluicegate import Limiter
@@ -53,21 +63,8 @@ class ShutStore:
         left = self._wait if self._wait is not None else 0
         return tuple([Outcome(terms.shadow, terms.limit, 0, self._wait, left, left) for terms, _, _ in plan.checks])
 
-    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Do nothing: nothing was charged."""
 
-    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Return the outcomes unchanged: nothing was charged."""
-        return outcomes
-
-    def forget(self, rule_id: str, identity: str) -> None:
-        """Do nothing: the store keeps no budgets."""
-
-    def close(self) -> None:
-        """Do nothing: the store holds no resources."""
-
-
-class BrokenStore:
+class BrokenStore(_Fixed):
     """Raises StoreError on every call: for tests of an application while its store is down.
 
     >>> from sluicegate import Limiter
@@ -91,6 +88,3 @@ class BrokenStore:
     def forget(self, rule_id: str, identity: str) -> None:
         """Raise StoreError."""
         raise StoreError("broken", "this store of sluicegate.testing always fails")
-
-    def close(self) -> None:
-        """Do nothing: the store holds no resources."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from typing import Any, Self
 
 from sluicegate.clock import Clock
@@ -90,12 +91,22 @@ class _RedisStore:
         self._strict, self._memory_unknown = strict, True
 
     def _set_up(self, connections: Any, where: Topology, *, prefix: str, clock: Clock | None, shown: str) -> None:
-        self._connections = connections
-        decoded = isinstance(connections, (UserClient, AsyncUserClient)) and decodes(connections.client)
-        encoder = Encoder(prefix=prefix, clock=clock, split=where.split, decoded=decoded)
-        self._operations = Operations(where, encoder)
-        self.clock = clock
-        self._shown = shown
+        self._connections, self._where, self._shown = connections, where, shown
+        self._keep_under(prefix, clock)
+
+    def _keep_under(self, prefix: str, clock: Clock | None) -> None:
+        decoded = isinstance(self._connections, (UserClient, AsyncUserClient)) and decodes(self._connections.client)
+        encoder = Encoder(prefix=prefix, clock=clock, split=self._where.split, decoded=decoded)
+        self._operations = Operations(self._where, encoder)
+        self._prefix, self.clock = prefix, clock
+
+    def separate(self, name: str, *, clock: Clock | None = None) -> Self:
+        """Return a store on the same connections whose keys have this name after the prefix, on this clock unless the
+        store has one.
+        """
+        other = copy(self)
+        other._keep_under(f"{self._prefix}:{name}", self.clock or clock)
+        return other
 
     def _check_eviction(self, reply: Any) -> None:
         """Warn of a server that evicts: once, or at every request if the warning is an error."""

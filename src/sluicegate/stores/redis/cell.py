@@ -16,9 +16,10 @@ key that never expires.
 
 from __future__ import annotations
 
+from copy import copy
 from functools import lru_cache
 from math import gcd
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from sluicegate.algorithms import gcra
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
@@ -119,12 +120,12 @@ class _Commands:
     def __init__(self, url: str, *, prefix: str) -> None:
         self.url = shown_url(url)
         self.servers = servers(url)
-        self._prefix = valid_prefix(prefix)
+        self.prefix = valid_prefix(prefix)
         self._clock = SystemClock()
 
     def key(self, rule_id: str, identity: str) -> str:
         """Return the key of a budget. It differs from the key in a redis:// store, which stores another value."""
-        return f"{self._prefix}:{{{digest(identity)}}}:{rule_id}:cell"
+        return f"{self.prefix}:{{{digest(identity)}}}:{rule_id}:cell"
 
     def forget(self, rule_id: str, identity: str) -> Send:
         """Return the command that drops a budget."""
@@ -194,7 +195,23 @@ def _quantity(check: Check) -> int:
     return check.cost if check.cost <= _bucket(check.terms).burst else 0
 
 
-class RedisCellStore:
+class _Separable:
+    """What the sync and the async store share."""
+
+    _commands: _Commands
+
+    def separate(self, name: str, *, clock: Clock | None = None) -> Self:
+        """Return a store on the same connections whose keys have this name after the prefix. Raises StoreURLError for a
+        clock.
+        """
+        _refuse(clock)
+        other = copy(self)
+        other._commands = copy(self._commands)
+        other._commands.prefix = f"{self._commands.prefix}:{name}"
+        return other
+
+
+class RedisCellStore(_Separable):
     """A store for rules of `gcra`, `token-bucket` and `leaky-bucket` on a server that has CL.THROTTLE.
 
     `url` is `redis+cell://…` or `rediss+cell://…`; connects when first used. `prefix` begins every key; `deadline` is
@@ -236,7 +253,7 @@ class RedisCellStore:
         return self._commands.answer(self._connections.send(step, self._connections.until()))
 
 
-class AsyncRedisCellStore:
+class AsyncRedisCellStore(_Separable):
     """RedisCellStore for asynchronous code, one connection for each event loop. `close` closes the running loop's."""
 
     needs_asyncio = True
