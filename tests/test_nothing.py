@@ -152,8 +152,9 @@ def test_a_decorator(row: Row) -> None:
     options, error, words = row
     if not options.keys() <= {"quota", *MarkOptions.__annotations__}:
         error, words = RuleError, "no such option"
+    given = {"quota": "5/minute", **options}
     with pytest.raises(error) as caught:
-        make_mark(**{"quota": "5/minute", **options})
+        make_mark(given.pop("quota"), **given)
     assert words in f"{caught.value.problem}; {caught.value.expected}"
 
 

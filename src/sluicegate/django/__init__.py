@@ -11,9 +11,10 @@ from sluicegate.extras import needs
 
 with needs("django"):
     from sluicegate.django import checks as _checks  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the system checks)
+    from sluicegate.django.charge import acharge, charge
     from sluicegate.django.decorators import exempt, limit
     from sluicegate.django.middleware import RateLimitMiddleware
     from sluicegate.django.request import decision
     from sluicegate.django.signals import rate_limited
 
-__all__ = ["RateLimitMiddleware", "decision", "exempt", "limit", "rate_limited"]
+__all__ = ["RateLimitMiddleware", "acharge", "charge", "decision", "exempt", "limit", "rate_limited"]

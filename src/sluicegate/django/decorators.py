@@ -27,8 +27,8 @@ from sluicegate.django.lifecycle import (
     settle_without_response,
     settle_without_response_async,
 )
-from sluicegate.django.request import DjangoRequestState, begin, state_of
-from sluicegate.django.responses import add_fields, enforce, enforce_async, note_raised, refuse, refuse_async
+from sluicegate.django.request import DjangoRequestState, begin, native_of, state_of
+from sluicegate.django.responses import add_fields, enforce, enforce_async, refuse, refuse_async
 from sluicegate.django.routes import arrival_by_call, arrival_of
 from sluicegate.errors import NotEnforcedError, warn
 from sluicegate.plan import RateLimitExceeded
@@ -169,7 +169,7 @@ class _Guard:
                 response = _checked(view(*args, **kwargs), view)
             except RateLimitExceeded as error:
                 _roll_back()
-                response = refuse(call.request, call.state, note_raised(call.state, error))
+                response = refuse(call.request, call.state, call.state.refuse(error.decision))
             if call.state.settlement is not None:
                 settle_response(response, call.state)
             done = _finish(call, response)
@@ -201,7 +201,7 @@ async def _call_async(call: _ViewCall, view: functools.partial[Any], *, always: 
         try:
             response = _checked(await view(), view.func)
         except RateLimitExceeded as error:
-            response = await refuse_async(call.request, call.state, note_raised(call.state, error))
+            response = await refuse_async(call.request, call.state, call.state.refuse(error.decision))
         if call.state.settlement is not None:
             await settle_response_async(response, call.state)
         done = _finish(call, response)
@@ -220,7 +220,7 @@ def _roll_back() -> None:
 
 def _unenforced_call(mark: Mark, view: Any, args: tuple[Any, ...]) -> _ViewCall | None:
     """Return the call with the marks that are still to enforce; None if there are none."""
-    request = next((found for arg in args if (found := _request(arg)) is not None), None)
+    request = next((found for arg in args if (found := native_of(arg)) is not None), None)
     if request is None:
         expected = "decorate a view, whose first argument is the request"
         raise NotEnforcedError("limit on", view, problem="it was called without a request", expected=expected)
@@ -248,17 +248,11 @@ def _unenforced_call(mark: Mark, view: Any, args: tuple[Any, ...]) -> _ViewCall 
     )
 
 
-def _request(arg: Any) -> HttpRequest | None:
-    """Return the request in an argument: Django's request, or the one inside REST framework's."""
-    found = getattr(arg, "_request", arg)
-    return found if isinstance(found, HttpRequest) else None
-
-
 def _owner(view: Any, args: tuple[Any, ...]) -> Any:
     """Return the instance whose method the view is. `method_decorator` passes a partial of the bound method."""
     if isinstance(view, functools.partial):
         return getattr(view.func, "__self__", None)
-    return args[0] if _request(args[0]) is None else None
+    return args[0] if native_of(args[0]) is None else None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -24,7 +24,7 @@ from sluicegate.django.lifecycle import (
     settle_without_response_async,
 )
 from sluicegate.django.request import DjangoRequestState, begin, state_of
-from sluicegate.django.responses import add_fields, enforce, enforce_async, note_raised, refuse, replace_response
+from sluicegate.django.responses import add_fields, enforce, enforce_async, refuse, replace_response
 from sluicegate.django.routes import arrival_of
 from sluicegate.plan import RateLimitExceeded
 from sluicegate.web.bound import Bound
@@ -112,9 +112,9 @@ class RateLimitMiddleware:
             return None
         state = state_of(request)
         if state is not None and state.open:
-            return refuse(request, state, note_raised(state, error))
+            return refuse(request, state, state.refuse(error.decision))
         state = begin(request, self._gate())  # limits are off, but the view has raised a refusal
-        return add_fields(refuse(request, state, note_raised(state, error)), state)
+        return add_fields(refuse(request, state, state.refuse(error.decision)), state)
 
     def _begin(self, request: HttpRequest) -> DjangoRequestState | None:
         """Return the state of a new request; None if limits are off, or an outer RateLimitMiddleware has made one."""

@@ -43,6 +43,11 @@ class DjangoRequestState(RequestState):
         self.releases_at_close = False  # closing the request releases its slots
         self.open = True  # the middleware or an outer decorator will still add the fields to the response
 
+    @property
+    def can_hold(self) -> bool:
+        """True until the response is finished, or while closing it will release slots."""
+        return (self.open or self.releases_at_close) and super().can_hold
+
     def charging(self, request: HttpRequest, bounds: Collection[Bound]) -> Self:
         """Return this state, about to charge these rules. A middleware may have passed on a copy of the request."""
         self._request, self.meta, self.bounds = ref(request), request.META, bounds
@@ -134,6 +139,12 @@ class AsyncDjangoRequestState(DjangoRequestState):
     async def _look_up(self) -> Hashable | None:
         name = self.found_user = await UserLookup(self, self.gate, self.bounds).run_async()
         return name
+
+
+def native_of(request: Any) -> HttpRequest | None:
+    """Return Django's request: the argument itself, or the one inside REST framework's request. None without one."""
+    found = getattr(request, "_request", request)
+    return found if isinstance(found, HttpRequest) else None
 
 
 def state_of(request: Any) -> DjangoRequestState | None:

@@ -20,11 +20,10 @@ from sluicegate.clock import epoch_seconds
 from sluicegate.django.lifecycle import release_at_close
 from sluicegate.django.request import DjangoRequestState, outer_of
 from sluicegate.django.signals import rate_limited
-from sluicegate.django.users import UserUnknownError
 from sluicegate.errors import SettingsError
-from sluicegate.plan import Decision, RateLimitExceeded
+from sluicegate.plan import Decision
 from sluicegate.web.bound import Bound
-from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.gate import AsyncGate, Gate, Undecided
 from sluicegate.web.http import Denial, Field, Fields, denial, fields_for, merge
 from sluicegate.web.request_state import warn_of_twice
 
@@ -40,7 +39,7 @@ def enforce(request: HttpRequest, state: DjangoRequestState, bounds: Collection[
         return async_to_sync(enforce_async)(request, state, bounds)
     try:
         decision = gate.decide(state.charging(request, bounds), bounds)
-    except UserUnknownError as error:
+    except Undecided as error:
         decision = error.decision
     refusal = _noted(request, state, decision)
     return None if refusal is None else refuse(request, state, refusal)
@@ -55,7 +54,7 @@ async def enforce_async(
         return await sync_to_async(enforce)(request, state, bounds)
     try:
         decision = await gate.decide(state.charging(request, bounds), bounds)
-    except UserUnknownError as error:
+    except Undecided as error:
         decision = error.decision
     refusal = _noted(request, state, decision)
     return None if refusal is None else await refuse_async(request, state, refusal)
@@ -93,19 +92,6 @@ async def refuse_async(request: HttpRequest, state: DjangoRequestState, decision
     if _is_unrendered(response):
         response = await sync_to_async(_rendered)(response)
     return _refusal(request, state, decision, own=response)
-
-
-def note_raised(state: DjangoRequestState, error: RateLimitExceeded) -> Decision:
-    """Add the decision that a view has raised to the state of its request, and return it as a refusal.
-
-    It may come from any limiter. An allowing decision becomes a refusal, because the view raised it.
-    """
-    refusal = error.decision._replace(allowed=False) if error.decision.allowed else error.decision
-    if error.decision is state.decision:
-        state.decision = refusal
-    elif not refusal.forbidden:  # which says nothing of any rule
-        state.note(refusal)
-    return refusal
 
 
 def add_fields(response: Response, state: DjangoRequestState) -> Response:

@@ -23,7 +23,7 @@ from sluicegate.rules.key import Caller, reads_user
 from sluicegate.rules.terms import make_terms, read
 from sluicegate.stores import open_store
 from sluicegate.web.bound import Bound
-from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.gate import AsyncGate, Gate, Undecided
 from sluicegate.web.settings import Settings
 
 log = logging.getLogger("sluicegate.django.users")
@@ -40,14 +40,6 @@ UNKNOWN: Final = object()  # only a lookup can find the user
 _MEMORY: Final = "memory://?max_keys=10000"
 _AUTH: Final = "django.contrib.auth.middleware"
 _UNREADY: Final = make_terms("user", read("1/second"), algorithm=DEFAULT)  # for a rule whose quota is a function
-
-
-class UserUnknownError(Exception):
-    """The lookup failed, and a rule with on_store_failure="deny" refuses the request. `decision` is the refusal."""
-
-    def __init__(self, decision: Decision) -> None:
-        super().__init__("the lookup of the signed-in user failed")
-        self.decision = decision
 
 
 def known_user(request: Any, *, is_async: bool) -> Any:
@@ -238,7 +230,7 @@ class UserLookup:
             and bound.holds(self._caller)
         ]
         if refusing:
-            raise UserUnknownError(_refusal_of(refusing)) from error
+            raise Undecided(_refusal_of(refusing)) from error
 
     def _restore(self) -> None:
         if self._before:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import count
 from types import MethodType
 from typing import Any, Final, Protocol, cast
+from weakref import WeakValueDictionary
 
 from sluicegate.address import (
     IPV6_PREFIX,
@@ -96,16 +97,19 @@ class Keys:
     def __init__(self, address: KeyPart, *, strict: bool = False) -> None:
         self._address = address
         self._strict = strict
-        self._parts: dict[Hashable, tuple[object, KeyPart]] = {}
+        # Weak: a rule that is gone leaves nothing here. Each function refers to its part of a key, so while it is here,
+        # no other object gets the id of that part.
+        self._parts: WeakValueDictionary[Hashable, KeyPart] = WeakValueDictionary()
 
     def ready(self, spec: object) -> ReadyKey:
         """Prepare a key for `identity_of`. Raises IdentityError if `spec` is not a key."""
         if isinstance(spec, tuple) and spec:
             return tuple([self.ready(part) for part in spec])
         known = _sameness(spec)
-        if known not in self._parts:
-            self._parts[known] = spec, self._made(spec)  # the reference to `spec` keeps its id from being used again
-        return self._parts[known][1]
+        found = self._parts.get(known)
+        if found is None:
+            found = self._parts[known] = self._made(spec)
+        return found
 
     def _made(self, spec: object) -> KeyPart:
         if callable(spec):

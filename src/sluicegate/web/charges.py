@@ -51,13 +51,50 @@ def due(charges: Charges) -> Due:
 
 
 def without(decision: Decision, refunded: Charges) -> Decision:
-    """Return the decision without these charges, for the header fields of the response that refunded them."""
-    costs = {id(outcome): check.cost for check, outcome in refunded}
-    outcomes = []
-    for outcome in decision.outcomes:
-        cost = costs.get(id(outcome))
-        outcomes.append(outcome if cost is None else _with_refund(outcome, cost))
-    return decision._replace(outcomes=tuple(outcomes))
+    """Return the decision without these charges: the header fields show what is left now, and the cost of the checks is
+    0.
+    """
+    gone = {id(outcome) for _, outcome in refunded}
+    checks, outcomes = [], []
+    for check, outcome in zip(decision.checks, decision.outcomes, strict=True):
+        is_gone = id(outcome) in gone
+        checks.append(check._replace(cost=0) if is_gone else check)
+        outcomes.append(_with_refund(outcome, check.cost) if is_gone else outcome)
+    return decision._replace(checks=tuple(checks), outcomes=tuple(outcomes))
+
+
+def kept(decision: Decision | None) -> Charges:
+    """Return the charges of a request that were made and not refunded. A shadow check that would have refused is among
+    them, although it was not charged.
+    """
+    if decision is None or not decision.allowed:
+        return []  # of a refused request only the rules that count refusals were charged, and their charges stay
+    pairs = zip(decision.checks, decision.outcomes, strict=True)
+    return [(check, outcome) for check, outcome in pairs if check.cost > 0 and outcome.allowed]
+
+
+def apart(charges: Charges) -> list[Charges]:
+    """Return the same charges in parts that have each budget once, as a plan has. Two decisions about one request may
+    have charged one budget.
+    """
+    parts: list[dict[tuple[str, str], tuple[Check, Outcome]]] = []
+    for check, outcome in charges:
+        budget = check.terms.rule_id, check.identity
+        part = next((each for each in parts if budget not in each), None)
+        if part is None:
+            parts.append(part := {})
+        part[budget] = check, outcome
+    return [list(part.values()) for part in parts]
+
+
+def made(charges: Charges) -> Charges:
+    """Return those of these charges that a store made, and can refund."""
+    return [(check, outcome) for check, outcome in charges if _is_charged(check, outcome)]
+
+
+def uncharged(decision: Decision) -> Decision:
+    """Return a refused decision as a part of a request that goes on: it cost nothing."""
+    return decision._replace(allowed=True, checks=tuple([check._replace(cost=0) for check in decision.checks]))
 
 
 def _depends_on_response(check: Check) -> bool:

@@ -35,6 +35,14 @@ from sluicegate.web.settlement import AsyncSettlement, Settlement
 PlanSteps = Generator[Waiting | Plan, Any, None]
 
 
+class Undecided(Exception):  # users never see it
+    """The identity of a request cannot be found out, and its rule refuses then. `decision` is the refusal."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__("the identity of the request is unknown")
+        self.decision = decision
+
+
 class _Rules:
     """The common part of both gates: everything except the awaits."""
 
@@ -82,6 +90,10 @@ class _Rules:
     def bind_own(self, endpoint: Endpoint, marks: Iterable[Mark]) -> tuple[Bound, ...]:
         """Return only the rules of these marks, for a view that the adapter could not find before the call."""
         return unique(self._own(endpoint, marks))
+
+    def bind_rule(self, rule: Rule) -> tuple[Bound, ...]:
+        """Return a rule that no view declares, ready for use. The caller caches it."""
+        return (self._ready(rule),)
 
     def check_routes(self, names: Collection[str]) -> None:
         """Raise RuleError for a rule whose `route` is not among these names of routes: such a rule would never
@@ -237,11 +249,20 @@ class Gate(_Rules):
         if not bounds and not self.denies:
             return None
         begun = self.begin(caller, bounds)
-        if type(begun) is Decision:
-            return begun
-        plan: Any = next(self.plan(caller, bounds)) if begun is None else begun
-        if type(plan) is not Plan:
-            raise plan.refused()
+        return begun if type(begun) is Decision else self.finish(begun, caller, bounds)
+
+    def finish(
+        self, plan: Any, caller: Caller, bounds: Collection[Bound], trim: Callable[[Plan], Plan] | None = None
+    ) -> Decision | None:
+        """Do the rest of `decide`, when `begin` has returned a plan or None. `trim` returns the part of a plan to
+        run.
+        """
+        if plan is None:
+            plan = next(self.plan(caller, bounds))
+            if type(plan) is not Plan:
+                raise plan.refused()
+        if trim is not None:
+            plan = trim(plan)
         return self.limiter.run(plan) if plan.checks else unasked(plan)
 
     def settlement(self) -> Settlement:
@@ -269,13 +290,19 @@ class AsyncGate(_Rules):
         begun = self.begin(caller, bounds)
         return begun if type(begun) is Decision else await self.finish(begun, caller, bounds)
 
-    async def finish(self, plan: Any, caller: Caller, bounds: Collection[Bound]) -> Decision | None:
-        """Do the rest of `decide`, when `begin` has returned a plan or None."""
+    async def finish(
+        self, plan: Any, caller: Caller, bounds: Collection[Bound], trim: Callable[[Plan], Plan] | None = None
+    ) -> Decision | None:
+        """Do the rest of `decide`, when `begin` has returned a plan or None. `trim` returns the part of a plan to
+        run.
+        """
         if plan is None:
             steps = self.plan(caller, bounds)
             plan = next(steps)
             while type(plan) is not Plan:
                 plan = steps.send(await plan.answer)
+            if trim is not None:
+                plan = trim(plan)
             if not plan.checks:
                 return unasked(plan)
         if self.may_owe and any([check.terms.held for check in plan.checks]):

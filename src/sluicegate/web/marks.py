@@ -143,15 +143,15 @@ def _is_bare(quota: object) -> bool:
     return defined and all(quota is not value for value in frame.f_locals.values())
 
 
-def _check_options(given: Iterable[str]) -> None:
-    """Raise RuleError for options that `@limit` does not have."""
+def _check_options(what: str, given: Iterable[str]) -> None:
+    """Raise RuleError for options that `@limit`, or a charge inside a view, does not have."""
     known = list(MarkOptions.__annotations__)
     for name in given:
         if name not in known:
             expected = nearest(name, known, f"known are {', '.join(known)}")
             if name in ("path", "route"):
                 expected = "a view has its own path; give it to a Rule of the settings"
-            raise RuleError("@limit", name, problem="no such option", expected=expected)
+            raise RuleError(what, name, problem="no such option", expected=expected)
 
 
 class RuleOptions(TypedDict, total=False):
@@ -182,28 +182,30 @@ class MarkOptions(RuleOptions, total=False):
 
 def make_mark(
     quota: QuotaSpec | QuotaFunction,
+    what: str = "@limit",
+    /,
     *,
     scope: str | None = None,
     name: str | None = None,
     override_defaults: bool = False,
     **options: Unpack[RuleOptions],
 ) -> Mark:
-    """Make a mark from the arguments of `@limit`. Wrong arguments raise immediately.
+    """Make a mark from the arguments of `@limit`, or of `what`. Wrong arguments raise immediately.
 
     - `scope`: all views with the same scope have one budget; without it, the view has a budget of its own.
     - `name` is shown in header fields. Without it, the scope is shown, or else the view's own name.
     - `override_defaults` drops the application's default limits for this view.
     - The other options are the same as for `sluicegate.Rule`.
     """
-    _check_options(options)
+    _check_options(what, options)
     if _is_bare(quota):
-        raise RuleError("@limit", quota, problem="a view, where a quota should be", expected=_NO_PARENTHESES)
+        raise RuleError(what, quota, problem="a view, where a quota should be", expected=_NO_PARENTHESES)
     if not isinstance(override_defaults, bool):
         raise RuleError(
             "override_defaults", override_defaults, problem="neither True nor False", expected="give True or False"
         )
     label = name if name is not None else scope
-    rule = Rule(name="@limit" if label is None else label, quota=quota, scope=scope, **options)
+    rule = Rule(name=what if label is None else label, quota=quota, scope=scope, **options)
     if rule.algorithm is None and not callable(quota):  # a typo raises here, not at the first request
         bursts = isinstance(rule.quota, tuple) and any(each.burst for each in rule.quota)
         rule.terms("gcra" if bursts else "sliding-window")

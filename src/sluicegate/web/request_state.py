@@ -33,6 +33,11 @@ class RequestState:
         self.settlement: Settlement | AsyncSettlement | None = None
         self.enforced = NO_MARKS
 
+    @property
+    def can_hold(self) -> bool:
+        """True if a slot that is taken now will be released when the response ends."""
+        return self.settlement is None or not self.settlement.is_over
+
     def note_marks(self, marks: Iterable[Mark]) -> None:
         """Record that the rules of these marks have been enforced for the request. Most requests have none."""
         if marks:
@@ -45,9 +50,7 @@ class RequestState:
         if decision is None:
             return
         if self.gate.may_owe and (charges := owed(decision)):
-            if self.settlement is None:
-                self.settlement = self.gate.settlement()
-            self.settlement.add(charges)
+            self.owe(charges)
         first = self.decision
         self.decision = (
             decision
@@ -58,6 +61,12 @@ class RequestState:
                 outcomes=first.outcomes + decision.outcomes,
             )
         )
+
+    def owe(self, charges: Charges) -> None:
+        """Add charges that the response may refund, or that are released when it has ended."""
+        if self.settlement is None:
+            self.settlement = self.gate.settlement()
+        self.settlement.add(charges)
 
     def refuse(self, decision: Decision) -> Decision:
         """Record the refusal that the application raised (RateLimitExceeded), unless it is recorded already. Return its

@@ -5,22 +5,38 @@ Only a request with charges that depend on the response has a settlement. The ad
 the start of the response, `going_on` between its parts, and at the end `ended`, or `over` with the exception. Each
 charge is refunded once, however often these methods are called. The async settlement also works if the request is
 cancelled. If the store is unavailable, the settlement does not retry: the charges expire.
+
+A charge inside the view uses `give_back` when it refuses. Its `with` block uses `keep` and `release`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 from sluicegate.clock import MICROSECOND
 from sluicegate.errors import StoreError
-from sluicegate.plan import Decision
+from sluicegate.plan import Decision, Outcome, Plan
 from sluicegate.rules.response import Response
 from sluicegate.stores.completion import Steps, complete, running_loop
-from sluicegate.web.charges import Charges, Due, due, held, owed, refundable
+from sluicegate.web.charges import Charges, Due, apart, due, held, owed, refundable
+
+
+class HeldCharges:
+    """The charges of one decision that hold slots, until they are released."""
+
+    __slots__ = ("charges", "in_block", "outcomes", "plan")
+
+    def __init__(self, charges: Charges) -> None:
+        self.charges = charges
+        self.plan: Plan
+        self.outcomes: tuple[Outcome, ...]  # a renewal replaces them
+        self.plan, self.outcomes = due(charges)
+        self.in_block = False  # True: a `with` block releases them at its end
 
 
 class _Settlement:
@@ -28,11 +44,11 @@ class _Settlement:
 
     def __init__(self, store: Any, now_us: Callable[[], int]) -> None:
         self.answered_once = False
-        self._over = False  # whether the request has ended: a thread that Django left behind may still add a charge
+        self.is_over = False  # whether the request has ended: a thread that Django left behind may still add a charge
         self._store = store
         self._now_us = now_us
         self._waiting: list[Charges] = []  # one list per decision: two decisions may charge one budget
-        self._held: list[Due] = []
+        self._held: list[HeldCharges] = []
         self._renew_at = 0
         self._third_us = 0  # of the shortest lease
 
@@ -46,10 +62,30 @@ class _Settlement:
         self._waiting.append([pair for pair in charges if not pair[0].terms.held])
         holding = held(charges)
         if holding:
-            self._held.append(due(holding))
+            self._held.append(HeldCharges(holding))
             third = min([check.terms.window_us for check, _ in holding]) // 3
             self._third_us = min(third, self._third_us or third)
             self._renew_at = self._now_us() + self._third_us
+
+    def keep(self, decision: Decision) -> list[HeldCharges]:
+        """Return what this decision holds. From now on a `with` block owns it, and its end will release it."""
+        kept = [each for each in self._held if any([each.plan.checks[0] is check for check in decision.checks])]
+        for each in kept:
+            each.in_block = True
+        return kept
+
+    @property
+    def in_blocks(self) -> Charges:
+        """The charges that a `with` block holds now."""
+        return [pair for each in self._held if each.in_block for pair in each.charges]
+
+    def _all_due(self, charges: Charges) -> list[Due]:
+        """Return what to refund if the request so far is free: these charges, and what is held outside of `with`
+        blocks. No earlier charge waits for the response any more.
+        """
+        self._waiting = []
+        released = self._take([each for each in self._held if not each.in_block])
+        return [*map(due, apart([pair for pair in charges if not pair[0].terms.held])), *released]
 
     def _refunds(self, response: Response) -> list[Charges]:
         """Return the charges that this response refunds. Another response that replaces it may refund other charges."""
@@ -73,10 +109,11 @@ class _Settlement:
     def _renewed(self) -> None:
         self._renew_at = self._now_us() + self._third_us
 
-    def _take_held(self) -> list[Due]:
-        """Return the held charges. From now on the settlement holds none."""
-        held, self._held = self._held, []
-        return held
+    def _take(self, released: Sequence[HeldCharges]) -> list[Due]:
+        """Return what to refund to release these charges, if they are still held. From now on they are not."""
+        taken = [each for each in released if each in self._held]
+        self._held = [each for each in self._held if each not in taken]
+        return [(each.plan, each.outcomes) for each in taken]
 
 
 class Settlement(_Settlement):
@@ -85,7 +122,7 @@ class Settlement(_Settlement):
     def add(self, charges: Charges) -> None:
         """Add the charges of one more decision about the request. If the request has ended, release them."""
         super().add(charges)
-        if self._over:
+        if self.is_over:
             self.ended()
 
     def answered(self, response: Response) -> Charges:
@@ -100,15 +137,26 @@ class Settlement(_Settlement):
     def going_on(self) -> None:
         """Renew the held charges if a third of the lease has passed. Call it while the response is being sent."""
         if self._is_stale():
-            for index, (plan, outcomes) in enumerate(self._held):
+            for each in self._held:
                 with suppress(StoreError):
-                    self._held[index] = plan, self._store.renew(plan, outcomes)
+                    each.outcomes = self._store.renew(each.plan, each.outcomes)
             self._renewed()
 
     def ended(self) -> None:
         """Release the held charges."""
-        self._over = True
-        for plan, outcomes in self._take_held():
+        self.is_over = True
+        self.release(self._held)
+
+    def release(self, released: Sequence[HeldCharges]) -> None:
+        """Release some of the held charges, before the request ends."""
+        self._refund_all(self._take(released))
+
+    def give_back(self, charges: Charges) -> None:
+        """Refund all charges of the request so far: these, and those that hold a slot outside of a `with` block."""
+        self._refund_all(self._all_due(charges))
+
+    def _refund_all(self, dues: list[Due]) -> None:
+        for plan, outcomes in dues:
             with suppress(StoreError):
                 self._store.refund(plan, outcomes)
 
@@ -128,14 +176,14 @@ class AsyncSettlement(_Settlement):
 
     def __init__(self, store: Any, now_us: Callable[[], int]) -> None:
         super().__init__(store, now_us)
-        self._steps: Steps[None] = Steps()
+        self._steps: Steps[Any] = Steps()
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, charges: Charges) -> None:
         """Add the charges of one more decision about the request. If the request has ended, release them."""
         super().add(charges)
         self._arm()
-        if self._over:
+        if self.is_over:
             self.end_soon()
 
     async def answered(self, response: Response) -> Charges:
@@ -154,9 +202,17 @@ class AsyncSettlement(_Settlement):
 
     async def ended(self) -> None:
         """Release the held charges."""
-        self._over = True
+        self.is_over = True
         if self._held:
             await self._steps.do(self._release)
+
+    async def release(self, released: Sequence[HeldCharges]) -> None:
+        """Release some of the held charges, before the request ends."""
+        await self._steps.do(partial(self._release, released))
+
+    async def give_back(self, charges: Charges) -> None:
+        """Refund all charges of the request so far: these, and those that hold a slot outside of a `with` block."""
+        await self._steps.do(partial(self._give_back, charges))
 
     async def over(self, error: BaseException | None) -> None:
         """End the settlement, whether the request succeeded or not. `error` is the exception that ended it."""
@@ -168,7 +224,7 @@ class AsyncSettlement(_Settlement):
 
     def end_soon(self) -> None:
         """Release the held charges, from a callback of the event loop that serves the request."""
-        self._over = True
+        self.is_over = True
         if self._held:
             self._steps.start(self._release)
 
@@ -178,16 +234,21 @@ class AsyncSettlement(_Settlement):
         await self._release()
 
     async def _renew(self) -> None:
-        for index, (plan, outcomes) in enumerate(self._held):
+        for each in self._held:
             with suppress(StoreError):
-                self._held[index] = plan, await self._store.renew(plan, outcomes)
+                each.outcomes = await self._store.renew(each.plan, each.outcomes)
         self._renewed()
         self._arm()
 
-    async def _release(self) -> None:
-        due = self._take_held()
+    async def _release(self, released: Sequence[HeldCharges] | None = None) -> None:
+        await self._refund_all(self._take(self._held if released is None else released))
+
+    async def _give_back(self, charges: Charges) -> None:
+        await self._refund_all(self._all_due(charges))
+
+    async def _refund_all(self, dues: list[Due]) -> None:
         self._arm()
-        for plan, outcomes in due:
+        for plan, outcomes in dues:
             with suppress(StoreError):
                 await self._store.refund(plan, outcomes)
 

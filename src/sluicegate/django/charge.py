@@ -1,0 +1,90 @@
+"""A charge inside a Django view: `charge` for sync code, `acharge` for async code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+from asgiref.sync import async_to_sync, sync_to_async
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpRequest
+
+from sluicegate.django import conf
+from sluicegate.django.lifecycle import release_at_close
+from sluicegate.django.request import DjangoRequestState, native_of, state_of
+from sluicegate.django.routes import arrival_of
+from sluicegate.errors import AsyncMismatchError, NotEnforcedError, RuleError
+from sluicegate.stores.completion import running_loop
+from sluicegate.web.charge import UNLIMITED, AnyQuota, AsyncCharge, Charge, Charged, ChargedRule, ChargeOptions
+from sluicegate.web.gate import AsyncGate
+
+
+def charge(request: Any, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> Charged:
+    """Charge this request under a rule of the view's own. Return the decision; raise RateLimitExceeded if it refuses.
+
+    The middleware answers the exception with its usual refusal. What the request was charged before is given back then,
+    unless `refund_earlier=False`. A rule that the request was charged for already is not charged again. The other
+    options are those of `@limit`. Takes a request of Django or of REST framework.
+
+        charge(request, "1/minute", key=email_of)
+        with charge(request, "2 at once"): ...  # until the block ends; without a block until the response ends
+    """
+    return _charge(ChargedRule.of("charge", quota, **options), request)
+
+
+def acharge(request: Any, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> AsyncCharge:
+    """Do the same as `charge` in async code: `await acharge(…)`, or `async with acharge(…):`."""
+    return AsyncCharge(_acharge(ChargedRule.of("charge", quota, **options), request))
+
+
+def _charge(rule: ChargedRule, request: Any) -> Charged:
+    state = _state_for(request)
+    if state is None:
+        return UNLIMITED
+    if not isinstance(state.gate, AsyncGate):
+        native = _native(request)
+        one = Charge(rule, state, arrival_of(native).endpoint)
+        charged = one.run(state.charging(native, one.bounds))
+        release_at_close(state)
+        return charged
+    if running_loop() is not None:
+        problem, expected = "called on the event loop, where it cannot wait", "write await acharge(…)"
+        raise AsyncMismatchError("charge", rule.mark.rule.quota, problem=problem, expected=expected)
+    return async_to_sync(_acharge)(rule, request).called_by(_from_thread)
+
+
+async def _acharge(rule: ChargedRule, request: Any) -> Charged:
+    state = _state_for(request)
+    if state is None:
+        return UNLIMITED
+    if not isinstance(state.gate, AsyncGate):  # an async view under WSGI
+        return await sync_to_async(_charge)(rule, request)
+    native = _native(request)
+    one = Charge(rule, state, arrival_of(native).endpoint)
+    charged = await one.run_async(state.charging(native, one.bounds))
+    release_at_close(state)
+    return charged
+
+
+def _from_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    return async_to_sync(function)(*arguments)
+
+
+def _state_for(request: Any) -> DjangoRequestState | None:
+    """Return the state of a request; None if limits are off. Raises NotEnforcedError without the middleware."""
+    native = _native(request)
+    state = state_of(native)
+    if state is not None:
+        return state
+    gate = conf.async_gate() if isinstance(native, ASGIRequest) else conf.sync_gate()
+    if not gate.settings.enabled:
+        return None
+    problem, expected = "the request has not passed RateLimitMiddleware", f'add "{conf.OURS}" to MIDDLEWARE'
+    raise NotEnforcedError("charge in", arrival_of(native).endpoint.label, problem=problem, expected=expected)
+
+
+def _native(request: Any) -> HttpRequest:
+    native = native_of(request)
+    if native is None:
+        raise RuleError("charge", type(request), problem="not a request", expected="give the view's own request first")
+    return native

@@ -1,0 +1,185 @@
+"""A charge inside a view, in every adapter, sync and async: it joins what was decided about the request before."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import pytest
+
+from sluicegate import Decision, ManualClock, RateLimitExceeded, Rule
+from sluicegate.errors import ConfigurationError
+from sluicegate.testing.charges import wrong
+from tests.adapters.charging import END, SITES, Ask, Sites, ask, block
+from tests.servers import Server
+
+Steps = Generator[Ask, Decision, str]
+
+
+@pytest.fixture(params=SITES)
+def make(request: pytest.FixtureRequest) -> Iterator[Sites]:
+    with ExitStack() as stack:
+        yield Sites(request.param, stack)
+
+
+def once() -> Steps:
+    yield ask("2/minute", key="ip")
+    return "done"
+
+
+def test_a_charge_counts_refuses_and_joins_the_fields(make: Sites) -> None:
+    site = make(once, {"/a": "9/hour"}, default_limits=["5/minute"], clock=ManualClock())
+    passed = site.get()
+    assert (passed.status, passed.body) == (200, b"done")
+    name = (passed.one("ratelimit") or "").rpartition(', "')[2].partition('"')[0]
+    assert passed.one("ratelimit") == f'"default";r=4;t=60, "{name[:-2]}";r=8;t=3600, "{name}";r=1;t=60'
+    assert site.statuses("/a") == [200]
+    refused = site.get()
+    assert (refused.status, refused.one("retry-after"), refused.one("cache-control")) == (429, "60", "no-store")
+    assert refused.one("ratelimit") == f'"{name}";r=0;t=60'
+    assert f'"violated-policies": ["{name}"]'.encode() in refused.body
+    assert site.left() == '"default";r=2;t=60'  # the refusal gave the default limit back
+
+
+def test_a_refusal_gives_back_exactly_what_the_request_was_charged(make: Sites) -> None:
+    rules = [Rule(name="shadow", quota="1/minute", mode="shadow"), Rule(name="all", quota="7/minute", cost=2)]
+    site = make(once, {"/a": "9/hour"}, default_limits=["9/day"], rules=rules, clock=ManualClock())
+    assert site.statuses(*["/a"] * 5) == [200, 200, 429, 429, 429]
+    assert site.left() == '"default";r=6;t=86400, "all";r=1;t=60'
+
+
+def paid() -> Steps:
+    yield ask("1/minute", refund_earlier=False)
+    return "done"
+
+
+def test_refund_earlier_false_keeps_the_earlier_charges(make: Sites) -> None:
+    site = make(paid, default_limits=["9/day"], clock=ManualClock())
+    assert site.statuses("/a", "/a", "/a") == [200, 429, 429]
+    assert site.left() == '"default";r=5;t=86400'
+
+
+def caught() -> Steps:
+    first = yield ask("9/hour", scope="first")
+    assert first.remaining is not None
+    try:
+        yield ask("1/minute", scope="second")
+    except RateLimitExceeded as error:
+        third = yield ask("9/hour", scope="third")
+        return f"{error.decision.allowed} {error.decision.rule} {third.remaining}"
+    return f"done {first.remaining}"
+
+
+def test_a_view_may_catch_the_refusal(make: Sites) -> None:
+    site = make(caught, default_limits=["9/day"], clock=ManualClock())
+    assert site.get().body == b"done 8"
+    busy = site.get()
+    assert (busy.status, busy.body, busy.one("retry-after")) == (200, b"False second 8", None)
+    assert busy.one("ratelimit") == '"default";r=8;t=86400, "first";r=8;t=3600, "second";r=0;t=60, "third";r=8;t=3600'
+    assert site.left() == '"default";r=7;t=86400'
+
+
+def twice() -> Steps:
+    first = yield ask("5/minute", key="ip")
+    second = yield ask("5/minute", key="ip")
+    mixed = yield ask("5/minute; 9/hour", key="ip")
+    default = yield ask("9/day", scope="default")
+    return f"{first.remaining} {second.remaining} {mixed.by_rule.keys() and mixed.remaining} {default.remaining}"
+
+
+def test_a_rule_is_charged_once_for_a_request(make: Sites) -> None:
+    site = make(twice, default_limits=["9/day"], clock=ManualClock())
+    assert [site.get().body for _ in range(2)] == [b"4 4 4 8", b"3 3 3 7"]
+    assert site.left() == '"default";r=6;t=86400'
+
+
+def test_each_view_has_a_budget_of_its_own_unless_a_scope_shares_it(make: Sites) -> None:
+    def shared() -> Steps:
+        yield ask("1/minute", scope="both")
+        return "done"
+
+    views = {"/a": once, "/b": once, "/c": shared, "/d": shared}
+    site = make(views, clock=ManualClock())
+    assert site.statuses("/a", "/a", "/a", "/b", "/b", "/b", "/c", "/d") == [200, 200, 429, 200, 200, 429, 200, 429]
+
+
+def holds() -> Steps:
+    yield ask("1 at once", scope="slots")
+    yield ask("2/minute", scope="count")
+    return "done"
+
+
+def blocks() -> Steps:
+    with_block = yield block("1 at once", scope="slots")
+    yield ask("1 at once", scope="other slots")
+    with suppress(RateLimitExceeded):  # the block goes on with its slot
+        yield ask("5/minute", cost=lambda _: 9, scope="refuses")
+    inside = yield block("1 at once", scope="slots")
+    other = yield ask("3 at once", scope="other slots")
+    yield END
+    after = yield block("3 at once", scope="slots", name="after")
+    return f"{with_block.remaining} {inside.remaining} {other.remaining} {after.remaining}"
+
+
+def test_a_slot_is_held_until_the_block_or_the_response_ends(make: Sites) -> None:
+    site = make({"/a": holds, "/b": blocks}, clock=ManualClock())
+    assert site.statuses("/a", "/a", "/a") == [200, 200, 429]  # the refusal released the slot
+    assert [site.get("/b").body for _ in range(3)] == [b"0 0 2 2"] * 3
+
+
+def failing() -> Steps:
+    yield ask("2/minute", charge_when=wrong)
+    return "done"
+
+
+def test_a_charge_may_depend_on_the_response(make: Sites) -> None:
+    site = make(failing, clock=ManualClock())
+    assert site.statuses(*["/a"] * 4) == [200] * 4
+    assert (site.get().one("ratelimit") or "").endswith(";r=2")
+
+
+def nobody() -> Steps:
+    none = yield ask("1/minute", key=lambda _: None)
+    return f"{none.allowed} {none.remaining}"
+
+
+def test_where_no_rule_applies_or_limits_are_off_the_charge_allows(make: Sites) -> None:
+    site = make(nobody, clock=ManualClock())
+    assert [site.get().body for _ in range(3)] == [b"True None"] * 3
+    site = make(once, enabled=False)
+    assert site.statuses(*["/a"] * 3) == [200] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"kee": "ip"}, "charge 'kee': no such option; did you mean \"key\""),
+        ({"override_defaults": True}, "charge 'override_defaults': the default limits are charged already"),
+        ({"refund_earlier": "no"}, "refund_earlier 'no': neither True nor False"),
+        ({"cost": True}, "rule 'charge': cost True: not a whole number of units"),
+        ({"quota": {"5": "minute"}}, "rule 'charge': quota {'5': 'minute'}: not a quota"),
+    ],
+)
+def test_wrong_arguments_say_what_to_do(make: Sites, options: dict[str, Any], text: str) -> None:
+    def wrongly() -> Steps:
+        yield ask("5/minute", cost=1)
+        try:
+            yield ask(**{"quota": "5/minute", **options})
+        except ConfigurationError as error:
+            return str(error)
+        return "nothing"
+
+    assert text in make(wrongly, clock=ManualClock()).get().body.decode()
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["memory", "server"])
+def test_the_store_has_nothing_left_after_a_refusal(make: Sites, real: bool, request: pytest.FixtureRequest) -> None:
+    if real:
+        server: Server = request.getfixturevalue("valkey")
+        store = server.url
+    site = make(
+        once, {"/a": "9/hour"}, default_limits=["9/day"], **({"store": store, "prefix": make.name} if real else {})
+    )
+    assert site.statuses(*["/a"] * 4) == [200, 200, 429, 429]
+    assert (site.left() or "").startswith('"default";r=6;')
