@@ -35,6 +35,7 @@ from bench.figures import Figure, Role, added
 from bench.race import Contender, Course, Turn
 from sluicegate import asgi, flask, starlette
 from sluicegate.plan import Outcome, Plan, Terms
+from sluicegate.stores import Hit
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 
 IDENTITIES = 1_000
@@ -82,8 +83,8 @@ class InstantStore(MemoryStore):
         limit, wait = (PLENTY, 0) if allows else (FEW, HOUR * 1_000_000)
         self._outcomes = (Outcome(allows, limit, 0, wait, HOUR * 1_000_000, HOUR * 1_000_000),)
 
-    def hit(self, terms: Terms, identity: str, cost: int) -> Outcome | None:
-        return self._outcomes[0]
+    def prepare(self, terms: Terms) -> Hit:
+        return lambda identity, cost: self._outcomes[0]
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         return self._outcomes

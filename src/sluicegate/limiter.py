@@ -23,7 +23,7 @@ from sluicegate.quota import MAX_LIMIT, Quota
 from sluicegate.reservation import AsyncReservation, AsyncSlot, Reservation, Slot
 from sluicegate.rules.rollout import report
 from sluicegate.rules.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
-from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange, open_async_store, open_store
+from sluicegate.stores import DEADLINE, AsyncStore, Hit, Store, StoreChange, open_async_store, open_store
 from sluicegate.stores.wrappers import (
     PREFIX,
     STALENESS,
@@ -62,7 +62,7 @@ _AnyLimiter = TypeVar("_AnyLimiter", bound="_Engine[Any]")
 class _Engine(Generic[_AnyStore]):
     """The common part of both limiters: the constructor, and everything except the await of the store."""
 
-    store: _AnyStore
+    _store: _AnyStore
     _asynchronous: ClassVar[bool]
     _open: ClassVar[Callable[..., Any]]
     _wrap: ClassVar[Callable[..., Any]]
@@ -132,6 +132,17 @@ class _Engine(Generic[_AnyStore]):
         """Renew the lock. The store renews itself."""
         self._adding = Lock()
 
+    @property
+    def store(self) -> _AnyStore:
+        """The store, inside its wrappers."""
+        return self._store
+
+    @store.setter
+    def store(self, store: _AnyStore) -> None:
+        self._store = store
+        prepare: Callable[[Terms], Hit] | None = getattr(store, "prepare", None)
+        self.hit_of = None if prepare is None else lru_cache(maxsize=4096)(prepare)
+
     def accept(self, terms: Terms) -> None:
         """Prepare the store for the terms of a rule. Raises ConfigurationError for terms that the store cannot keep.
 
@@ -159,23 +170,6 @@ class _Engine(Generic[_AnyStore]):
     def __reduce__(self) -> NoReturn:
         name = type(self).__name__
         raise TypeError(f"{name} holds connections and cannot be copied or pickled; make one in each process")
-
-    def begin(self, terms: tuple[Terms, ...], text: str, cost: int) -> Decision | Plan:
-        """Return the decision about a hit if the store makes it at once, or else the plan to run.
-
-        `text` is the text of an identity, in the form that stores get.
-        """
-        if len(terms) == 1:
-            (single,) = terms
-            checks: tuple[Check, ...] = (new(Check, (single, text, cost)),)
-            hit = getattr(self.store, "hit", None)
-            if hit is not None:
-                outcome = hit(single, text, cost)
-                if outcome is not None:
-                    return new(Decision, (outcome.allowed, checks, (outcome,)))
-        else:
-            checks = tuple([new(Check, (each, text, cost)) for each in terms])
-        return new(Plan, (checks, True, False, None))
 
     def plan(self, terms: tuple[Terms, ...], identity: object, cost: int, *, charge: bool) -> Plan:
         """Make a plan for an identity and a cost as the user gives them."""
@@ -265,7 +259,11 @@ class Limiter(_Engine[Store]):
         >>> reply.hit("alice").remaining, reply.hit("alice", cost=2).remaining
         (4, 2)
         """
-        return Limit(self, self._terms(quota, action, algorithm))
+        return self.prepared(self._terms(quota, action, algorithm))
+
+    def prepared(self, terms: tuple[Terms, ...]) -> Limit:
+        """Prepare the limit of these terms."""
+        return Limit(self, terms)
 
     def hit(
         self,
@@ -302,7 +300,7 @@ class Limiter(_Engine[Store]):
 
     def run(self, plan: Plan) -> Decision:
         """Decide a plan: the one call that reaches the store."""
-        return conclude(plan, self.store.run(plan))
+        return conclude(plan, self._store.run(plan))
 
     def reserve(
         self, quota: QuotaSpec, identity: object, *, cost: int, action: str = "", algorithm: AlgorithmName | None = None
@@ -410,7 +408,11 @@ class AsyncLimiter(_Engine[AsyncStore]):
 
     def limit(self, quota: QuotaSpec, *, action: str = "", algorithm: AlgorithmName | None = None) -> AsyncLimit:
         """Prepare a limit that is used often: what depends only on these arguments is done once."""
-        return AsyncLimit(self, self._terms(quota, action, algorithm))
+        return self.prepared(self._terms(quota, action, algorithm))
+
+    def prepared(self, terms: tuple[Terms, ...]) -> AsyncLimit:
+        """Prepare the limit of these terms."""
+        return AsyncLimit(self, terms)
 
     async def hit(
         self,
@@ -447,7 +449,7 @@ class AsyncLimiter(_Engine[AsyncStore]):
     async def run(self, plan: Plan) -> Decision:
         """Decide a plan: the one call that reaches the store."""
         try:
-            return conclude(plan, await self.store.run(plan))
+            return conclude(plan, await self._store.run(plan))
         except RuntimeError:
             self.check_loop()
             raise
@@ -510,16 +512,42 @@ class AsyncLimiter(_Engine[AsyncStore]):
 class _Limit(Generic[_AnyLimiter]):
     """The common part of both prepared limits."""
 
-    __slots__ = ("_held", "_limiter", "_terms")
+    __slots__ = ("_held", "_hit", "_limiter", "_single", "_terms")
 
     def __init__(self, limiter: _AnyLimiter, terms: tuple[Terms, ...]) -> None:
         self._limiter = limiter
         self._terms = terms
         self._held = terms[0].held
+        self._single = terms[0] if len(terms) == 1 else None
+        self._hit = None if limiter.hit_of is None or self._single is None else limiter.hit_of(self._single)
 
     def __repr__(self) -> str:
         name, terms = type(self).__name__, self._terms
         return f"{name}({'; '.join([f'{each.limit} at once' if each.held else str(each.quota) for each in terms])})"
+
+    def of(self, terms: tuple[Terms, ...]) -> Self:
+        """Return the same with other terms."""
+        return type(self)(self._limiter, terms)
+
+    def begin(self, text: str, cost: int) -> Decision | Plan:
+        """Return the decision about a hit if the store makes it at once, or else the plan to run.
+
+        `text` is the text of an identity, in the form that stores get.
+        """
+        if self._hit is not None:
+            outcome = self._hit(text, cost)
+            if outcome is not None:
+                return new(Decision, (outcome[0], (new(Check, (self._single, text, cost)),), (outcome,)))
+        return self._plan(text, cost)
+
+    def _plan(self, text: str, cost: int) -> Plan:
+        """Return the plan of a hit."""
+        single = self._single
+        if single is None:
+            checks = tuple([new(Check, (each, text, cost)) for each in self._terms])
+        else:
+            checks = (new(Check, (single, text, cost)),)
+        return new(Plan, (checks, True, False, None))
 
     def _peek(self, identity: object, cost: int) -> Plan:
         return self._limiter.plan(self._terms, identity, cost, charge=False)
@@ -560,9 +588,12 @@ class Limit(_Limit[Limiter]):
             raise self._no_hit()
         if type(cost) is not int or not 0 <= cost <= MAX_LIMIT:
             cost = whole_cost("cost", cost)
-        limiter = self._limiter
-        begun = limiter.begin(self._terms, limiter.text(identity), cost)
-        return begun if type(begun) is Decision else limiter.run(begun)
+        text = self._limiter.text(identity)
+        if self._hit is not None:  # the same as `begin`, without a call
+            outcome = self._hit(text, cost)
+            if outcome is not None:
+                return new(Decision, (outcome[0], (new(Check, (self._single, text, cost)),), (outcome,)))
+        return self._limiter.run(self._plan(text, cost))
 
     def peek(self, identity: object, cost: int = 1) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""
@@ -601,9 +632,12 @@ class AsyncLimit(_Limit[AsyncLimiter]):
             raise self._no_hit()
         if type(cost) is not int or not 0 <= cost <= MAX_LIMIT:
             cost = whole_cost("cost", cost)
-        limiter = self._limiter
-        begun = limiter.begin(self._terms, limiter.text(identity), cost)
-        return begun if type(begun) is Decision else await limiter.run(begun)
+        text = self._limiter.text(identity)
+        if self._hit is not None:  # the same as `begin`, without a call
+            outcome = self._hit(text, cost)
+            if outcome is not None:
+                return new(Decision, (outcome[0], (new(Check, (self._single, text, cost)),), (outcome,)))
+        return await self._limiter.run(self._plan(text, cost))
 
     async def peek(self, identity: object, cost: int = 1) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""

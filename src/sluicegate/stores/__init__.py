@@ -18,9 +18,9 @@ A store turns a plan into outcomes. All I/O of sluicegate is in the stores.
   it returns `outcomes` itself: so the caller knows.
 - `forget(rule_id, identity)` drops one budget.
 - `close()` closes what the store itself opened.
-- `hit(terms, identity, cost)` is optional, for a store in memory. It charges one check if it is allowed, and returns
-  the outcome, without a plan. If it cannot decide, it changes nothing and returns None: then `run` decides. An async
-  store does not await it.
+- `prepare(terms)` is optional, for a store in memory. It returns a function of an identity and a cost. The function
+  charges one check if it is allowed, and returns the outcome, without a plan. If it cannot decide, it changes nothing
+  and returns None: then `run` decides. An async store does not await it.
 - `accept(terms)` is optional. It raises a ConfigurationError for terms that the store cannot keep. The limiter calls it
   when rules are made, and it does no I/O.
 - `warn(strict=…)` is optional. It warns of risky properties of the store, and raises under `strict`. It is called when
@@ -43,6 +43,7 @@ import values, algorithms and the digest of `sluicegate.identity`, but not rules
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from importlib import import_module
 from typing import Final, NamedTuple, Protocol, cast, runtime_checkable
 
@@ -50,6 +51,9 @@ from sluicegate.clock import Clock
 from sluicegate.errors import StoreError, StoreURLError, nearest
 from sluicegate.hidden import hide_store, shown_url
 from sluicegate.plan import Outcome, Plan
+
+Hit = Callable[[str, int], Outcome | None]
+"""What `prepare` returns: charges an identity a cost, or returns None."""
 
 
 @runtime_checkable

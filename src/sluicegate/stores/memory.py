@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from sluicegate import fork
 from sluicegate.algorithms import KEPT
-from sluicegate.clock import Clock, SystemClock, read_us
+from sluicegate.clock import Clock, SystemClock, read_us, reading
 from sluicegate.errors import StoreURLError
 from sluicegate.hidden import shown_url
 from sluicegate.identity import digest
 from sluicegate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, charged, in_shadow, strikers
-from sluicegate.stores import DEADLINE
+from sluicegate.stores import DEADLINE, Hit
 from sluicegate.stores.async_adapter import AsyncAdapter
 from sluicegate.stores.memory_table import WHOLE, Entry, MemoryTable, Network, SharedBudget
 
@@ -42,6 +42,7 @@ class MemoryStore:
             read_us(clock)  # raises for a clock that cannot work
         self._max_keys, self.clock = max_keys, clock
         self._now_us = (SystemClock() if clock is None else clock).now_us
+        self._reading = reading(clock)
         # Taken only by `with`: after `acquire` the exception of a signal handler could leave it taken. A handler or
         # finalizer may call this store in a thread that holds it, so it is reentrant.
         self._lock: Any = threading.RLock()  # the stubs lack `_is_owned`, which threading.Condition uses too
@@ -75,29 +76,40 @@ class MemoryStore:
         """Go on with the copy of the budgets. The child counts separately from now on."""
         self._lock = threading.RLock()
 
-    def hit(self, terms: Terms, identity: str, cost: int) -> Outcome | None:
-        """Decide one check, if its key is known, and if the answer needs no more than this key. If not, return None."""
-        with self._lock:
-            entry = self._known.get((terms.rule_id, identity))
-            if entry is None or self._refunds:
-                return None
-            now = self._now_us()
-            algorithm = KEPT[terms.algorithm]
-            outcome = algorithm.hit(entry, now, cost, terms.params)
-            if outcome is not None:  # the same as entry.mark
-                _, limit, left, _, reset, following, _, _ = outcome
-                entry.expires = now + reset
-                if not terms.shadow:
-                    entry.left = left * WHOLE // limit
-                    if left == 0:
-                        entry.refused_until = now + following
-            elif not (terms.shadow or terms.count_denied):
-                refusal = algorithm.check(entry.state, now, cost, terms.params)
-                if not refusal.allowed:
-                    if refusal.retry_after is not None:
-                        entry.refused_until = now + refusal.retry_after
-                    return refusal
-            return outcome
+    def prepare(self, terms: Terms) -> Hit:
+        """Return a function that decides one check of these terms, if its key is known, and if the answer needs no more
+        than this key. Otherwise the function returns None.
+        """
+        rule_id, params, shadow = terms.rule_id, terms.params, terms.shadow
+        charge, check = KEPT[terms.algorithm].hit, KEPT[terms.algorithm].check
+        refuses = not (shadow or terms.count_denied)
+        known, refunds, (read, unit) = self._known, self._refunds, self._reading
+
+        def hit(identity: str, cost: int) -> Outcome | None:
+            with self._lock:
+                entry = known.get((rule_id, identity))
+                if entry is None or refunds:
+                    return None
+                now = read() // unit
+                if entry.refused_until <= now:
+                    outcome = charge(entry, now, cost, params)
+                    if outcome is not None:  # the same as entry.mark
+                        entry.expires = now + outcome[4]
+                        if not shadow:
+                            entry.left = outcome[2] * WHOLE // outcome[1]
+                            if not outcome[2]:
+                                entry.refused_until = now + outcome[5]
+                        return outcome
+                if refuses:
+                    refusal = check(entry.state, now, cost, params)
+                    if not refusal[0]:
+                        wait = refusal.retry_after
+                        if wait is not None:
+                            entry.refused_until = now + wait
+                        return refusal
+            return None
+
+        return hit
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none."""
@@ -240,7 +252,7 @@ class AsyncMemoryStore(AsyncAdapter):
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
         self._memory = store
-        self.hit = store.hit
+        self.prepare = store.prepare
         self.warn = store.warn
 
     def separate(self, name: str, *, clock: Clock | None = None) -> AsyncMemoryStore:

@@ -12,6 +12,7 @@ from sluicegate.clock import MICROSECOND, ManualClock
 from sluicegate.plan import Outcome, Plan, Terms
 from sluicegate.rules.response import Response
 from sluicegate.rules.rule import Rule
+from sluicegate.stores import Hit
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 from sluicegate.testing.client import AdapterClient
 
@@ -121,9 +122,9 @@ class Watched(MemoryStore):
         """Return this store, or an async store over it."""
         return _AsyncWatched(self) if is_async else self
 
-    def hit(self, terms: Terms, identity: str, cost: int) -> Outcome | None:
-        """Decide nothing at once: every charge is a `run`."""
-        return None
+    def prepare(self, terms: Terms) -> Hit:
+        """Return a function that decides nothing at once: every charge is a `run`."""
+        return lambda _, __: None
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Run the plan and log it."""

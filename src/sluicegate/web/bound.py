@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from sluicegate.errors import warn
+from sluicegate.limiter import AsyncLimit, Limit
 from sluicegate.plan import Terms
 from sluicegate.rules.key import Caller, ReadyKey
 from sluicegate.rules.rule import Rule
@@ -24,7 +25,7 @@ class Bound:
     terms: tuple[Terms, ...] | None  # None: the quota is a function of the request
     narrow: bool  # the rule has methods or a path
     share: int  # enforced for this share of identities, in parts of EVERYBODY; in shadow for the rest
-    plain: bool  # only the key of the rule depends on the request, and the key is never awaited
+    limit: Limit | AsyncLimit | None  # if only the key depends on the request, and the key is never awaited
 
     def holds(self, caller: Caller) -> bool:
         """True if the rule applies to the request's method and path."""
@@ -70,4 +71,5 @@ def _renamed(bound: Bound, name: str) -> Bound:
     rule = bound.rule
     scope = rule.name if rule.scope is None else rule.scope
     terms = bound.terms and tuple(each._replace(name=each.name.replace(rule.name, name, 1)) for each in bound.terms)
-    return replace(bound, rule=replace(rule, name=name, scope=scope), terms=terms)
+    limit = bound.limit if bound.limit is None or terms is None else bound.limit.of(terms)
+    return replace(bound, rule=replace(rule, name=name, scope=scope), terms=terms, limit=limit)

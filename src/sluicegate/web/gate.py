@@ -152,6 +152,7 @@ class _Rules:
         terms = None if callable(rule.quota) else rule.terms(self.settings.algorithm)
         constant = rule.when is None and terms is not None and isinstance(rule.cost, int)
         named = type(key) is str and (self._sync or key != "user")  # Django's user may be a coroutine
+        plain = terms if named and constant and not narrow and shared == EVERYBODY else None
         return Bound(
             rule=rule,
             key=self._key if rule.key is None else self._keys.ready(key),
@@ -161,7 +162,7 @@ class _Rules:
             terms=terms,
             narrow=narrow,
             share=shared,
-            plain=named and constant and not narrow and shared == EVERYBODY,
+            limit=None if plain is None else self.limiter.prepared(plain),
         )
 
     def _check_sync(self, what: str, function: object) -> None:
@@ -175,10 +176,11 @@ class _Rules:
         if len(bounds) != 1 or self._bans or self._lists is not None:
             return None
         (bound,) = bounds
-        if not bound.plain or bound.terms is None:
+        limit = bound.limit
+        if limit is None:
             return None
-        text = bound.key(caller) if self._seal is None else self._seal(bound.key(caller))  # type: ignore[operator]
-        begun = self.limiter.begin(bound.terms, text, bound.rule.cost)  # type: ignore[arg-type]
+        text: Any = bound.key(caller)  # type: ignore[operator]
+        begun = limit.begin(text if self._seal is None else self._seal(text), bound.rule.cost)  # type: ignore[arg-type]
         return begun if type(begun) is Decision else begun._replace(network=partial(self._network, caller))
 
     def plan(self, caller: Caller, bounds: Iterable[Bound]) -> PlanSteps:
