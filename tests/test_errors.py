@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import pytest
+from flask import Flask
 
+import sluicegate.asgi
 import sluicegate.errors
-from sluicegate import Limiter, RateLimitExceeded, SluicegateError, SluicegateWarning, StoreError
+from sluicegate import (
+    AsyncLimiter,
+    Limiter,
+    RateLimitExceeded,
+    Rule,
+    Settings,
+    SluicegateError,
+    SluicegateWarning,
+    StoreError,
+    django,
+    fastapi,
+    flask,
+    starlette,
+)
+from sluicegate.algorithms import ALGORITHMS
 from sluicegate.errors import ConfigurationError, MissingExtraError
+from sluicegate.other_names import OPTIONS, VALUES
+from sluicegate.stores import SCHEMES
 
 
 def tree(root: type[SluicegateError]) -> Iterator[type[SluicegateError]]:
@@ -104,3 +124,45 @@ def test_errors_travel_between_processes(error: SluicegateError) -> None:
     assert (type(arrived), str(arrived)) == (type(error), str(error))
     assert arrived.__dict__.keys() == error.__dict__.keys()
     assert repr(getattr(arrived, "decision", None)) == repr(getattr(error, "decision", None))
+
+
+# what is called, with these arguments and options → what the error says
+ELSEWHERE: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
+    (Settings, (), {"key_func": str}, "here it is called key: "),
+    (Settings.from_mapping, ({"STORAGE_URI": "redis://h"},), {}, "here it is called store: "),
+    (Settings.from_mapping, ({"ratelimit_storage_uri": "redis://h"},), {}, "here it is called store: "),
+    (Settings, (), {"rules": [{"name": "a", "quota": "5/m", "deduct_when": str}]}, "here it is called charge_when: "),
+    (sluicegate.asgi.RateLimitMiddleware, (None,), {"headers_enabled": True}, "here it is called headers: "),
+    (flask.RateLimiter, (Flask("app"),), {"strategy": "fixed-window"}, "here it is called algorithm: "),
+    (Rule, (), {"name": "a", "quota": "5/minute", "exempt_when": str}, "here it is called when: "),
+    (Rule, (), {"name": "a", "rate": "5/m"}, "here it is called quota: "),
+    (Limiter, (), {"storage_uri": "redis://h"}, "here it is called store: "),
+    (AsyncLimiter, (), {"key_func": str}, "here it is the option key: "),
+    (starlette.limit, ("5/minute",), {"key_func": str}, "here it is called key: "),
+    (flask.limit, ("5/minute",), {"deduct_when": str}, "here it is called charge_when: "),
+    (django.limit, ("5/m",), {"block": False}, "here it is called mode: "),
+    (django.limit, (), {"key": "ip", "rate": "5/m"}, "here it is called quota: "),
+    (fastapi.RateLimit, (), {"times": 5, "seconds": 60}, "here it is called quota: "),
+    (django.limit, ("5/m",), {"key": "user_or_ip"}, 'here it is "user"'),
+    (django.limit, ("5/m",), {"key": "post:name"}, "give a function of the request that reads the form"),
+    (Limiter, (), {"algorithm": "moving-window"}, 'here it is "sliding-log"'),
+    (Limiter, ("async+redis://h",), {}, 'here it is "redis://"'),
+    (Limiter, ("redis+unix:///run/redis.sock",), {}, 'here it is "unix://"'),
+]
+
+
+@pytest.mark.parametrize(("call", "arguments", "options", "hint"), ELSEWHERE, ids=range(len(ELSEWHERE)))
+def test_names_of_other_libraries_lead_to_ours(call: Any, arguments: Any, options: Any, hint: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(hint)) as caught:
+        call(*arguments, **options)
+    assert caught.value.code in str(caught.value)
+
+
+def test_the_table_of_other_names_leads_to_options() -> None:
+    known = {each.name for kind in (Settings, Rule) for each in fields(kind)}
+    assert {name for name, _ in OPTIONS.values()} <= known
+    assert not OPTIONS.keys() & {each.name for each in fields(Settings)}
+    words = {"key": {"user", "ip"}, "algorithm": set(ALGORITHMS), "scheme": {f"{scheme}://" for scheme in SCHEMES}}
+    for kind, hints in VALUES.items():
+        named = {word for hint in hints.values() for word in re.findall(r'"(\S+?)"', hint)}
+        assert named <= words[kind], kind

@@ -26,7 +26,8 @@ PACKAGE = ROOT / "src" / "sluicegate"
 # The import order: a part imports itself and the parts in the rows above it. The parts of one row do not import each
 # other. One part a folder; "" is `sluicegate/__init__.py`.
 VALUES = (
-    *("address", "awaiting", "clock", "concurrency", "errors", "extras", "fork", "hidden", "identity", "plan", "quota"),
+    *("address", "awaiting", "clock", "concurrency", "errors", "extras", "fork", "hidden", "identity", "other_names"),
+    *("plan", "quota"),
 )
 ORDER: tuple[dict[str, tuple[str, ...]], ...] = (
     {"values": VALUES},

@@ -12,7 +12,7 @@ from tests.test_house import SOURCE, own
 
 # Half of the arrows there were when all modules were in one folder, six to `fork` from what it renews, and two of the
 # fixtures for pytest, to limiters and to header fields.
-MOST_ARROWS = 130
+MOST_ARROWS = 131
 
 
 def graph() -> dict[str, set[str]]:

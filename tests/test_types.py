@@ -53,8 +53,8 @@ def started(app: Any) -> None:
 
 
 MISSPELT: list[Callable[[], object]] = [
-    lambda: Limiter(algoritm="gcra"),  # type: ignore[call-arg]
-    lambda: AsyncLimiter(deadlin=1),  # type: ignore[call-arg]
+    lambda: Limiter(algoritm="gcra"),  # type: ignore[arg-type]
+    lambda: AsyncLimiter(deadlin=1),  # type: ignore[arg-type]
     lambda: Settings(stroe="memory://"),  # type: ignore[call-arg]
     lambda: Rule(name="r", quota="5/minute", methds=["GET"]),  # type: ignore[call-arg]
     lambda: sluicegate.asgi.RateLimitMiddleware(asgi, defualt_limits=["5/minute"]),  # type: ignore[call-arg]
@@ -91,7 +91,7 @@ WRONG_WORDS: list[Callable[[], object]] = [
 
 @pytest.mark.parametrize("make", [*MISSPELT, *WRONG_WORDS])
 def test_the_library_finds_it_too(make: Callable[[], object]) -> None:
-    with pytest.raises((ConfigurationError, TypeError), match=r"did you mean|use |unexpected keyword"):
+    with pytest.raises(ConfigurationError, match=r"did you mean|use "):
         make()
 
 

@@ -179,13 +179,37 @@ class StoreError(SluicegateError):
         super().__init__(f"store {store}: {cause_text(cause)}{f'; {advice}' if advice else ''} [{self.code}]")
 
 
-def nearest(given: object, known: Iterable[str], otherwise: str) -> str:
-    """Return the question whether one of the known words was meant, or another hint if none is near."""
-    from difflib import get_close_matches  # here: only errors need it
+def nearest(given: object, known: Iterable[str], otherwise: str, *, kind: str = "") -> str:
+    """Return the question whether one of the known words was meant, or another hint if none is near. Another library's
+    word for a value of this `kind` gets the word that it has here.
+    """
+    from difflib import get_close_matches  # here: only errors need these
 
+    from sluicegate.other_names import VALUES
+
+    if isinstance(given, str) and (hint := VALUES.get(kind, {}).get(given.lower().replace("_", "-"))):
+        return hint
     words = {word.lower(): word for word in known}
     near = get_close_matches(given.strip().lower()[:100], words, n=1) if isinstance(given, str) else ()
     return f'did you mean "{words[near[0]]}"?' if near else otherwise
+
+
+def unknown_option(
+    what: str, given: object, known: Iterable[str], *, error: type[ConfigurationError], kind: str = "option"
+) -> ConfigurationError:
+    """Return the error for an unknown option. It says what the option is called here if another library has it, or else
+    which known name is near.
+    """
+    from sluicegate.other_names import OPTIONS  # here: only errors need it
+
+    known = list(known)
+    found = OPTIONS.get(given.lower().removeprefix("ratelimit_")) if isinstance(given, str) else None
+    if found is None or found[0] == given:
+        expected = nearest(given, known, f"known are {', '.join(known)}")
+    else:
+        name, use = found
+        expected = f"here it is {'called' if name in known else 'the option'} {name}: {use}"
+    return error(what, given, problem=f"no such {kind}", expected=expected)
 
 
 def cause_text(cause: BaseException | str) -> str:

@@ -17,7 +17,7 @@ from sluicegate.plan import Decision
 from sluicegate.rules.rule import QuotaFunction
 from sluicegate.rules.terms import QuotaSpec
 from sluicegate.web.endpoint import Endpoint, label_of, scope_of, short_name
-from sluicegate.web.marks import EXEMPT, Mark, RuleOptions, make_mark
+from sluicegate.web.marks import EXEMPT, Mark, RuleOptions, make_mark, takes_quota
 from sluicegate.web.problem import PROBLEM, TYPES
 
 with needs("fastapi"):
@@ -77,6 +77,7 @@ class RateLimit(Depends):
     __signature__: Any = _OnInstances()
     __get_pydantic_core_schema__: Any = _OfTypes()
 
+    @takes_quota
     def __init__(
         self,
         quota: QuotaSpec | QuotaFunction,

@@ -10,13 +10,22 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, asyn
 from functools import lru_cache
 from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, NoReturn, Self, TypeVar
 
 from sluicegate import fork
 from sluicegate.algorithms import DEFAULT, AlgorithmName, find
 from sluicegate.clock import MICROSECOND, Clock
-from sluicegate.errors import AsyncMismatchError, ConfigurationError, QuotaError, RuleError, StoreError, check_strict
-from sluicegate.hidden import hide_secret, hide_store
+from sluicegate.errors import (
+    AsyncMismatchError,
+    ConfigurationError,
+    QuotaError,
+    RuleError,
+    SettingsError,
+    StoreError,
+    check_strict,
+    unknown_option,
+)
+from sluicegate.hidden import hide_options, hide_secret, hide_store
 from sluicegate.identity import Seal, digest, identity_text
 from sluicegate.plan import Check, Decision, Outcome, Plan, Terms, new
 from sluicegate.quota import MAX_LIMIT, Quota
@@ -83,8 +92,12 @@ class _Engine(Generic[_AnyStore]):
         on_store_change: Callable[[StoreChange], object] | None = None,
         secret: str | bytes | None = None,
         strict: bool = False,
+        **unknown: Never,
     ) -> None:
-        store, secret = hide_store(store), hide_secret(secret)
+        store, secret, others = hide_store(store), hide_secret(secret), hide_options(unknown, frozenset())
+        del unknown  # it may have a misspelt `secret`
+        for name in others:
+            raise unknown_option(type(self).__name__, name, ("store", *OPTIONS), error=SettingsError)
         find(algorithm)
         check_strict(strict)
         self._algorithm = algorithm

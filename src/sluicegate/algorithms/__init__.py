@@ -91,6 +91,6 @@ def find(name: object) -> Algorithm:
     """Return the algorithm of that name; AlgorithmError names the known ones."""
     found = ALGORITHMS.get(name) if isinstance(name, str) else None
     if found is None:
-        expected = nearest(name, ALGORITHMS, f"use one of: {', '.join(ALGORITHMS)}")
+        expected = nearest(name, ALGORITHMS, f"use one of: {', '.join(ALGORITHMS)}", kind="algorithm")
         raise AlgorithmError("algorithm", name, problem="not known", expected=expected)
     return found

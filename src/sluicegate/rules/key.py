@@ -23,7 +23,7 @@ from sluicegate.address import (
     is_rewritten,
 )
 from sluicegate.awaiting import Later, Waiting, waits
-from sluicegate.errors import IdentityError, warn
+from sluicegate.errors import IdentityError, nearest, warn
 from sluicegate.identity import encoder, identity_text, joined
 
 KeyFunction = Callable[[Any], Hashable | Awaitable[Hashable | None] | None]
@@ -127,7 +127,7 @@ class Keys:
             return _path(name, self._address)
         nameless = colon and kind in ("header", "path")
         problem = "the name after the colon is missing or not one" if nameless else "not known"
-        raise IdentityError("key", spec, problem=problem, expected=_EXPECTED)
+        raise IdentityError("key", spec, problem=problem, expected=nearest(kind, (), _EXPECTED, kind="key"))
 
 
 def _sameness(spec: object) -> Hashable:

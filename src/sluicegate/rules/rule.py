@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import wraps
 from typing import Any, Final, cast
 
 from sluicegate.algorithms import AlgorithmName, find
 from sluicegate.concurrency import Concurrency
-from sluicegate.errors import ConfigurationError, RuleError, nearest, within
+from sluicegate.errors import ConfigurationError, RuleError, nearest, unknown_option, within
 from sluicegate.plan import FAILURE_POLICIES, FailurePolicy, Terms
 from sluicegate.quota import Quota
 from sluicegate.rules.ban import Ban
@@ -187,6 +188,23 @@ class Rule:
         for option in _NOT_AT_ONCE if isinstance(quotas, Concurrency) else ():
             if (given := getattr(self, option)) != Rule.__dataclass_fields__[option].default:
                 raise _error(self, option, given, "has no meaning for a Concurrency", "leave it out, or make two rules")
+
+
+def _name_unknown_options() -> None:
+    """Wrap the `__init__` that `dataclasses` made, so that an unknown option is a RuleError and not a TypeError."""
+    made, known = Rule.__init__, [each.name for each in fields(Rule)]
+
+    @wraps(made)
+    def checked(self: Rule, **options: Any) -> None:
+        for name in options:
+            if name not in known:
+                raise unknown_option("Rule", name, known, error=RuleError)
+        made(self, **options)
+
+    Rule.__init__ = checked  # type: ignore[method-assign]
+
+
+_name_unknown_options()
 
 
 def _error(rule: Rule, option: str, given: object, problem: str, expected: str) -> RuleError:

@@ -155,7 +155,7 @@ def _opener(url: str) -> _Opener:
             "store",
             shown_url(url),
             problem=f'unknown scheme "{scheme}"',
-            expected=nearest(scheme, SCHEMES, f"use one of: {known}"),
+            expected=nearest(scheme, SCHEMES, f"use one of: {known}", kind="scheme"),
         )
     try:
         return cast(_Opener, import_module(SCHEMES[scheme]))

@@ -18,7 +18,7 @@ from inspect import isbuiltin, iscoroutinefunction
 from typing import Any, Final, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast
 
 from sluicegate.algorithms import AlgorithmName
-from sluicegate.errors import RuleError, nearest
+from sluicegate.errors import RuleError, unknown_option
 from sluicegate.plan import FailurePolicy
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeySpec
@@ -84,19 +84,25 @@ _NO_PARENTHESES: Final = 'write it with a quota in parentheses: @limit("5/minute
 
 
 def takes_quota(limit: Decorator) -> Decorator:
-    """Return an adapter's `@limit`: wrong arguments are a RuleError, where Python would raise a TypeError."""
+    """Return an adapter's `@limit`, or the `__init__` of a class with the same arguments: wrong arguments are a
+    RuleError, where Python would raise a TypeError.
+    """
+    owner, dot, _ = limit.__qualname__.partition(".")
+    what, start = (owner, 1) if dot else ("@limit", 0)
 
     @functools.wraps(limit)
-    def checked(*quotas: Any, **options: Any) -> Any:
+    def checked(*given: Any, **options: Any) -> Any:
+        quotas = given[start:]
+        _check_options(what, options.keys() - {"quota"})
         if not quotas and "quota" not in options:
-            raise RuleError("@limit", quotas, problem="no quota", expected=_NO_PARENTHESES)
+            raise RuleError(what, quotas, problem="no quota", expected=_NO_PARENTHESES.replace("@limit", what))
         if quotas and "quota" in options:
             problem = f"given twice, beside {quotas[0]!r}"
-            raise RuleError("@limit", options["quota"], problem=problem, expected="keep one of the two")
+            raise RuleError(what, options["quota"], problem=problem, expected="keep one of the two")
         if len(quotas) > 1:
             expected = 'give the others by name, as scope="…"; several quotas are one text: "5/minute; 100/day"'
-            raise RuleError("@limit", quotas[1], problem="only the quota is a positional argument", expected=expected)
-        return limit(*quotas, **options)
+            raise RuleError(what, quotas[1], problem="only the quota is a positional argument", expected=expected)
+        return limit(*given, **options)
 
     return cast("Decorator", checked)
 
@@ -147,11 +153,11 @@ def _check_options(what: str, given: Iterable[str]) -> None:
     """Raise RuleError for options that `@limit`, or a charge inside a view, does not have."""
     known = list(MarkOptions.__annotations__)
     for name in given:
-        if name not in known:
-            expected = nearest(name, known, f"known are {', '.join(known)}")
-            if name in ("path", "route"):
-                expected = "a view has its own path; give it to a Rule of the settings"
+        if name in ("path", "route"):
+            expected = "a view has its own path; give it to a Rule of the settings"
             raise RuleError(what, name, problem="no such option", expected=expected)
+        if name not in known:
+            raise unknown_option(what, name, ("quota", *known), error=RuleError)
 
 
 class RuleOptions(TypedDict, total=False):

@@ -21,7 +21,15 @@ from sluicegate.address import IPV6_PREFIX, Trust
 from sluicegate.algorithms import DEFAULT, AlgorithmName, find
 from sluicegate.clock import Clock
 from sluicegate.concurrency import Concurrency
-from sluicegate.errors import ConfigurationError, QuotaError, RuleError, SettingsError, check_strict, nearest, within
+from sluicegate.errors import (
+    ConfigurationError,
+    QuotaError,
+    RuleError,
+    SettingsError,
+    check_strict,
+    unknown_option,
+    within,
+)
 from sluicegate.hidden import hide_options
 from sluicegate.identity import Seal
 from sluicegate.plan import FailurePolicy
@@ -288,6 +296,9 @@ def _hide_arguments() -> None:
     @wraps(made)
     def hiding(self: Settings, *, source: str = "", **options: Any) -> None:
         options = hide(options)
+        for name in options:
+            if name not in _KNOWN:
+                raise _unknown("Settings", name, _options(Settings))
         made(self, source=source, **options)
 
     Settings.__init__ = hiding  # type: ignore[method-assign]
@@ -333,9 +344,8 @@ def _error(option: str, given: object, problem: str, expected: str) -> SettingsE
     return SettingsError(option, given, problem=problem, expected=expected)
 
 
-def _unknown(what: str, given: object, known: Iterable[str], *, kind: str = "setting") -> SettingsError:
-    known = list(known)
-    return _error(what, given, f"no such {kind}", nearest(given, known, f"known are {', '.join(known)}"))
+def _unknown(what: str, given: object, known: Iterable[str], *, kind: str = "setting") -> ConfigurationError:
+    return unknown_option(what, given, known, error=SettingsError, kind=kind)
 
 
 def _default_limits(given: object) -> tuple[Quota, ...]:
