@@ -179,6 +179,23 @@ def test_budgets_come_back_after_the_block() -> None:
     assert [each.hit("2/day", "alice").remaining for each in (limiter, made)] == [0, 1]
 
 
+def test_prepared_limits_follow_the_limiter() -> None:
+    """A prepared limit may have a function of the store that was there when it was made."""
+    limiter, clock = Limiter(), ManualClock()
+    early = limiter.limit("1/day")
+    assert [early.hit("alice").allowed for _ in range(3)] == [True, False, False]
+    with separate_budgets(clock=clock):
+        late = limiter.limit("1/day")
+        assert [early.hit("alice").allowed for _ in range(3)] == [True, False, False]
+        clock.advance(86400)
+        assert [late.hit("alice").allowed for _ in range(3)] == [True, False, False]
+        with separate_budgets(off=True):
+            assert all(each.hit("alice").allowed for each in (early, late))
+        assert not late.hit("alice").allowed
+    assert [each.hit("alice").allowed for each in (early, late)] == [False, False]
+    assert [each.hit("bob").allowed for each in (late, early)] == [True, False]
+
+
 def test_blocks_inside_blocks() -> None:
     limiter, clock = Limiter(), ManualClock()
     with separate_budgets(clock=clock):

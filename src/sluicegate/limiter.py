@@ -136,6 +136,10 @@ class _Engine(Generic[_AnyStore]):
         `sluicegate.testing` give each test a store of its own.
         """
         with self._adding:
+            if (pause := getattr(self._opened, "pause", None)) is not None:
+                pause()
+            if (resume := getattr(store, "resume", None)) is not None:
+                resume()
             self._opened = store
             self.store = self._wrap(self._options, store, owned=self._owned)
             if self._prefetches:
