@@ -1,33 +1,41 @@
--- fixed_window.py over a string "start:used".
+-- fixed_window.py over a string of digits: the used units, and in the last 16 the start of the window. So INCRBY adds units,
+-- and keeps the expiry, up to what a signed integer of 64 bits holds.
 
 --@HIT
 
--- A live window keeps its expiry, and the text of its start.
-local function hit(key, now, cost, limit, window, _, dry, known)
-  local value = known or redis.call('GET', key) or ''
-  local start, used = string.match(value, '^(%d+):(%d+)$')
-  local age = start and now - start
-  if age and age < window and age >= -window then
-    used = used + cost
-    local passed = used <= limit
-    if passed and cost > 0 and not dry then
-      if used >= 1e14 then used = string.format('%.0f', used) end
-      redis.call('SET', key, start .. ':' .. used, 'KEEPTTL')
+local limit, window, start, used = a, b, nil, nil
+local value = call('GET', key)
+if value then start, used = tonumber(string.sub(value, -16)), tonumber(string.sub(value, 1, -17)) end
+if start and used and used > 0 and now - start < window and start - now <= window then
+  used = used + cost
+  local passed = used <= limit
+  if passed and cost > 0 then
+    --@WRITE
+    if used < 900 then
+      redis.call('INCRBY', key, cost .. '0000000000000000')
+    else
+      call('SET', key, string.format('%.0f', used) .. string.sub(value, -16), 'KEEPTTL')
     end
-    return value, passed or cost == 0, value
+    --@END
   end
-  if cost <= limit and cost > 0 and not dry then
-    redis.call('SET', key, string.format('%.0f:%.0f', now, cost), 'PX', expiry(window))
-  end
-  return '', cost <= limit, value
+  return HEAD .. value --@ALSO , passed or cost == 0
 end
+if cost <= limit and cost > 0 then
+  --@WRITE
+  call('SET', key, string.format('%.0f%016.0f', cost, now), 'PX', (window - window % 2000) / 1000 + slack)
+  --@END
+end
+return HEAD --@ALSO , cost <= limit
 
 --@PLAN
 
 local function open(key, now, limit, window)
-  local start, used = string.match(redis.call('GET', key) or '', '^(%d+):(%d+)$')
-  if not start or now - start >= window or start - now > window then return {key = key, start = now, used = 0} end
-  return {key = key, start = start + 0, used = used + 0}
+  local value = redis.call('GET', key) or ''
+  local start, used = tonumber(string.sub(value, -16)), tonumber(string.sub(value, 1, -17))
+  if start and used and used > 0 and now - start < window and start - now <= window then
+    return {key = key, start = start, used = used}
+  end
+  return {key = key, start = now, used = 0}
 end
 
 local function check(state, now, cost, limit, window)
@@ -41,7 +49,7 @@ end
 
 local function charge(state, now, cost, limit, window)
   local used = math.min(state.used + cost, math.max(state.used, limit))
-  local value = string.format('%.0f:%.0f', state.start, used)
+  local value = string.format('%.0f%016.0f', used, state.start)
   redis.call('SET', state.key, value, 'PX', expiry(state.start + window - now))
 end
 
@@ -51,5 +59,5 @@ local function refund(state, now, cost, at, limit, window)
   local start, used = state.start, state.used
   if used == 0 or at < start or at >= start + window then return end
   if used <= cost then return redis.call('DEL', state.key) end
-  redis.call('SET', state.key, string.format('%.0f:%.0f', start, used - cost), 'PX', expiry(start + window - now))
+  redis.call('SET', state.key, string.format('%.0f%016.0f', used - cost, start), 'PX', expiry(start + window - now))
 end

@@ -20,6 +20,7 @@ local function bytes(number)
 end
 
 local function keep(key, now, level, lag, leak)
+  local wait = lag + math.ceil(level / leak)
   local t0, t1, t2, t3, above = bytes(now + lag)
   local t4, t5, t6 = bytes(above)
   local a, b, c, d, more = bytes(level)
@@ -28,20 +29,22 @@ local function keep(key, now, level, lag, leak)
     local e, f, g = bytes(more)
     value = value .. string.char(e, f, g)
   end
-  redis.call('SET', key, value, 'PX', expiry(lag + math.ceil(level / leak)))
+  redis.call('SET', key, value, 'PX', (wait - wait % 2000) / 1000 + slack)
 end
 
 --@HIT
 
-local function hit(key, now, cost, burst, unit, leak, dry, known)
-  leak = leak + 0
-  local value = known or redis.call('GET', key) or ''
-  local level, lag = read(value, now, burst, unit, leak)
-  level = level + cost * unit
-  local passed = level <= burst * unit
-  if passed and cost > 0 and not dry then keep(key, now, level, lag, leak) end
-  return value, passed or cost == 0, value
+local burst, unit, leak = a, b, c + 0
+local value = call('GET', key)
+local level, lag = read(value, now, burst, unit, leak)
+level = level + cost * unit
+local passed = level <= burst * unit
+if passed and cost > 0 then
+  --@WRITE
+  keep(key, now, level, lag, leak)
+  --@END
 end
+return HEAD .. (value or '') --@ALSO , passed or cost == 0
 
 --@PLAN
 

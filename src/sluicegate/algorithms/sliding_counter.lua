@@ -3,30 +3,32 @@
 --@HIT
 
 -- A window that goes on keeps its expiry, and the text of its start and of the previous count.
-local function hit(key, now, cost, limit, window, tick, dry, known)
-  local value, at = known or redis.call('GET', key) or '', math.floor(now / tick)
-  local start, current, previous = string.match(value, '^(%d+):(%d+):(%d+)$')
-  local age, kept = start and at - start, nil
-  if age and age < window and age >= -window then
-    kept = 'KEEPTTL'
-  elseif age and age >= window and age < 2 * window and current + 0 > 0 then
-    start, current, previous = start + window, '0', current
-  else
-    start, current, previous = at, '0', '0'
-  end
-  local total = current + cost
-  local free = (limit - total) * window - previous * (window - math.max(0, at - start))
-  if free >= 0 and cost > 0 and not dry then
-    if kept then
-      if total >= 1e14 then total = string.format('%.0f', total) end
-      redis.call('SET', key, start .. ':' .. total .. ':' .. previous, kept)
-    else
-      local fresh = string.format('%.0f:%.0f:%s', start, total, previous)
-      redis.call('SET', key, fresh, 'PX', expiry((start + 2 * window) * tick - now))
-    end
-  end
-  return age and value or '', free >= 0 or cost == 0, value
+local limit, window, tick = a, b, c + 0
+local value, at = call('GET', key), math.floor(now / tick)
+local start, current, previous = string.match(value or '', '^(%d+):(%d+):(%d+)$')
+local age, kept = start and at - start, nil
+if age and age < window and age >= -window then
+  kept = true
+elseif age and age >= window and age < 2 * window and current + 0 > 0 then
+  start, current, previous = start + window, '0', current
+else
+  start, current, previous = at, '0', '0'
 end
+local total = current + cost
+local free = (limit - total) * window - previous * (window - math.max(0, at - start))
+if free >= 0 and cost > 0 then
+  --@WRITE
+  if kept then
+    if total >= 1e14 then total = string.format('%.0f', total) end
+    call('SET', key, start .. ':' .. total .. ':' .. previous, 'KEEPTTL')
+  else
+    local wait = (start + 2 * window) * tick - now
+    local fresh = string.format('%.0f:%.0f:%s', start, total, previous)
+    call('SET', key, fresh, 'PX', (wait - wait % 2000) / 1000 + slack)
+  end
+  --@END
+end
+return HEAD .. (age and value or '') --@ALSO , free >= 0 or cost == 0
 
 --@PLAN
 

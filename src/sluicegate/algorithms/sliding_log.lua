@@ -6,8 +6,6 @@
 --@HIT
 --@GENERAL
 
-local hit = general
-
 --@PLAN
 
 local function moment(key, rank)

@@ -5,54 +5,57 @@
 local BLOCK = 12 -- items read at once: all of 10 stamps, and of most budgets
 
 --@HIT
---@GENERAL
-
--- Returns the used units, and the oldest and the newest stamp: all that an outcome needs, unless more than the limit is
--- used, or more than one unit is missing.
-local function hit(key, now, cost, limit, window, grain, dry, known)
-  local call, stamp, block = redis.call, now + -now % grain, limit > 10 and 6 or BLOCK
-  local items = known or call('LRANGE', key, '0', block == 6 and '5' or '11')
-  local used, oldest, first, newest, last, count = items[1], items[2], 2, nil, nil, nil
-  if oldest then
-    local size = #items
-    newest = size == block and call('LINDEX', key, '-1') or items[size]
+-- The reply has the used units, and the oldest and the newest stamp: all that an outcome needs, unless more than the limit
+-- is used, or more than one unit is missing.
+local limit, window, grain = a, b, c + 0
+local stamp, block = now + -now % grain, limit > 10 and 6 or BLOCK
+local items = call('LRANGE', key, '0', limit > 10 and '5' or '11')
+local used, oldest, first, newest, last, count = items[1], items[2], 2, nil, nil, nil
+if oldest then
+  local size = #items
+  newest = size == block and call('LINDEX', key, '-1') or items[size]
+  last = newest + 0
+  if last < 0 then
+    count, newest = last, size == block and call('LINDEX', key, '-2') or items[size - 1]
     last = newest + 0
-    if last < 0 then
-      count, newest = last, size == block and call('LINDEX', key, '-2') or items[size - 1]
-      last = newest + 0
-    end
   end
-  if not oldest or last + window <= now or (last - now > window and last - now > window + grain) then
-    if cost <= limit and cost > 0 and not dry then
-      if oldest then call('DEL', key) end
-      if cost > 1 then call('RPUSH', key, cost, stamp, -cost) else call('RPUSH', key, '1', stamp) end
-      call('PEXPIRE', key, expiry(stamp + window - now))
-    end
-    return '', cost <= limit, items
+end
+if not oldest or last + window <= now or (last - now > window and last - now > window + grain) then
+  if cost <= limit and cost > 0 then
+    --@WRITE
+    if oldest then call('DEL', key) end
+    if cost > 1 then call('RPUSH', key, cost, stamp, -cost) else call('RPUSH', key, '1', stamp) end
+    local wait = stamp + window - now
+    call('PEXPIRE', key, (wait - wait % 2000) / 1000 + slack)
+    --@END
   end
-  while oldest ~= newest and oldest + window <= now do
-    if first > block - 3 then return general(key, now, cost, limit, window, grain, dry) end
-    local gone = (items[first + 1] or 0) + 0
-    if gone < 0 then used, first = used + gone, first + 2 else used, first = used - 1, first + 1 end
-    oldest = items[first]
-  end
-  local total = used + cost
-  if total <= cost or total - cost > limit or (total > limit and cost > 1) then
-    return general(key, now, cost, limit, window, grain, dry)
-  end
+  return HEAD --@ALSO , cost <= limit
+end
+while oldest ~= newest and oldest + window <= now and first <= block - 3 do
+  local gone = (items[first + 1] or 0) + 0
+  if gone < 0 then used, first = used + gone, first + 2 else used, first = used - 1, first + 1 end
+  oldest = items[first]
+end
+local total = used + cost
+if (oldest == newest or oldest + window > now)
+  and total > cost and total - cost <= limit and (total <= limit or cost <= 1) then
   if first > 2 then used = string.format('%.0f', used) end
-  if total <= limit and cost > 0 and not dry then
+  if total <= limit and cost > 0 then
+    --@WRITE
     if first > 2 then call('LTRIM', key, first - 2, '-1') end -- the head may have any value: it is written next
     call('LSET', key, '0', total)
     if last >= stamp then -- its expiry is set already
       if count then call('LSET', key, '-1', count - cost) else call('RPUSH', key, -1 - cost) end
     else
       if cost > 1 then call('RPUSH', key, stamp, -cost) else call('RPUSH', key, stamp) end
-      call('PEXPIRE', key, expiry(stamp + window - now))
+      local wait = stamp + window - now
+      call('PEXPIRE', key, (wait - wait % 2000) / 1000 + slack)
     end
+    --@END
   end
-  return used .. ' ' .. oldest .. ' ' .. newest, total <= limit, items
+  return HEAD .. used .. ' ' .. oldest .. ' ' .. newest --@ALSO , total <= limit
 end
+--@GENERAL
 
 --@PLAN
 

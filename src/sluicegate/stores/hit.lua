@@ -3,11 +3,10 @@
 -- KEYS  the check's
 -- ARGV  a tag; three parameters, of which the last may be missing; then, unless they are the usual ones, the cost (1) and
 --       the time in microseconds (the server's clock)
--- reply text, because a table costs the server as much as two commands: the tag, the seconds and the microseconds of the
---       time, and what the algorithm's `hit` returns: see `decode`
+-- reply text, because a table costs the server as much as two commands: HEAD, which is the tag, the seconds and the
+--       microseconds of the time; and what the algorithm's block adds: see `decode`
 
 local clock = ARGV[6]
 --@PROLOGUE
-
-local cost, a, b = (ARGV[5] or 1) + 0, ARGV[2] + 0, ARGV[3] + 0
-return ARGV[1] .. ' ' .. time[1] .. ' ' .. time[2] .. ' ' .. hit(KEYS[1], now, cost, a, b, ARGV[4])
+local key, cost, a, b, c = KEYS[1], (ARGV[5] or 1) + 0, ARGV[2] + 0, ARGV[3] + 0, ARGV[4]
+--@ALGORITHMS

@@ -7,6 +7,7 @@
 
 local clock = ARGV[5]
 --@PROLOGUE
+--@ALGORITHMS
 
 local a, b, c = ARGV[2] + 0, ARGV[3] + 0, ARGV[4]
 local reply = {ARGV[1] .. ' ' .. time[1] .. ' ' .. time[2] .. ' '}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 # The first connection would import it, and a fork in the middle of an import leaves the import locked in the child.
 import encodings.idna  # noqa: F401  # pyright: ignore[reportUnusedImport]
+import os
 import select
 import ssl
 from collections import deque
@@ -55,13 +56,15 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
         self.opened = False
         self.used = 0.0  # when it was last used
         self.until = until
-        self._limited = 0.0  # the seconds that a system call may take at present
-        self._pieces = 0  # how many were read of the reply
+        self.limited = 0.0  # the seconds that a system call may take at present
+        self.pieces = 0  # how many were read of the reply
+        self._nothing: object = None  # what the reader returns before a reply is whole
 
     def on_connect(self, connection: Any, **options: Any) -> None:
         """Start to read from the socket of this connection."""
         super().on_connect(connection, **options)
-        self.send, self._set_timeout, self.is_readable = _socket(connection)
+        self.send, self._receive, self._set_timeout, self.is_readable = _socket(connection)
+        self._nothing = self._reader.gets()
 
     def parse_error(self, response: str) -> Exception:
         """Return an error reply, with the whole text of the server. The opening of redis-py needs its own classes."""
@@ -71,37 +74,39 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
         error.args = (response,)
         return error
 
-    def start(self, until: float) -> None:
-        """Set the deadline of the next command. Raises TooLateError if it has passed."""
-        self.used = now = monotonic()
-        self.until, self._pieces = until, 0
-        left = until - now
-        if not 0.9 * left <= self._limited <= 1.1 * left:
-            if left <= 0:
-                raise TooLateError("the deadline passed before the command was written")
-            self._limit(left)
+    def reply(self) -> Any:
+        """Return the next reply. Nearly always one piece has it."""
+        self.pieces += 1
+        reader = self._reader
+        try:
+            piece = self._receive(_CHUNK)
+        except TimeoutError:  # `read_from_socket` looks once more
+            piece = b""
+        reader.feed(piece)
+        reply = reader.gets()
+        return self.read_response() if reply is self._nothing else reply
 
     def read_from_socket(self, **options: Any) -> Any:
         """Read a piece of a reply. At the deadline, look once more: the server was in time if the reply is here."""
         try:
-            if self._pieces:
+            if self.pieces:
                 self._continue()
-            self._pieces += 1
+            self.pieces += 1
             return _read_from_socket(self, **options)
         except (TimeoutError, RedisTimeoutError):
-            if self._limited == _LATE or not self.is_readable():
+            if self.limited == _LATE or not self.is_readable():
                 raise TimeoutError("no answer within the deadline") from None
-            self._limit(_LATE)
+            self.limit(_LATE)
             return _read_from_socket(self, **options)
 
     def _continue(self) -> None:
         left = self.until - monotonic()
         if left <= 0:
             raise TimeoutError
-        self._limit(left)
+        self.limit(left)
 
-    def _limit(self, seconds: float) -> None:
-        self._limited = seconds
+    def limit(self, seconds: float) -> None:
+        self.limited = seconds
         self._set_timeout(seconds)
 
 
@@ -109,6 +114,7 @@ class _Socket(NamedTuple):
     """What this module does with a socket of redis-py."""
 
     send: Callable[[bytes], object]
+    receive: Callable[[int], bytes]  # at most so many bytes
     set_timeout: Callable[[float], object]
     is_readable: Callable[[], object]  # without waiting: true if there is data to read
 
@@ -124,11 +130,31 @@ def _socket(redis_connection: Any) -> _Socket:
         def send(frame: bytes) -> None:
             redis_connection.send_packed_command((frame,), check_health=False)
 
-        return _Socket(send, redis_connection.update_current_socket_timeout, partial(_can_read, redis_connection))
-    watch = watcher(sock)
-    if isinstance(sock, ssl.SSLSocket):
-        return _Socket(sock.sendall, sock.settimeout, lambda: watch() and not _only_tls(sock))
-    return _Socket(sock.sendall, sock.settimeout, watch)
+        def receive(most: int) -> bytes:  # `read_from_socket` reads
+            return b""
+
+        limit = redis_connection.update_current_socket_timeout
+        return _Socket(send, receive, set_timeout=limit, is_readable=partial(_can_read, redis_connection))
+    watch, tls = watcher(sock), isinstance(sock, ssl.SSLSocket)
+    direct = os.name == "posix" and not tls  # elsewhere a socket is no file
+    return _Socket(
+        partial(_send, sock, sock.fileno()) if direct else sock.sendall,
+        sock.recv,
+        set_timeout=sock.settimeout,
+        is_readable=(lambda: watch() and not _only_tls(sock)) if tls else watch,
+    )
+
+
+def _send(sock: Any, number: int, frame: bytes) -> None:
+    """Send a frame. A socket with a timeout does not block, so the first attempt needs no wait for its buffer, which
+    `sendall` begins with.
+    """
+    try:
+        sent = os.write(number, frame)
+    except BlockingIOError:
+        sent = 0
+    if sent < len(frame):
+        sock.sendall(frame[sent:])
 
 
 def _can_read(redis_connection: Any) -> bool:
@@ -172,9 +198,15 @@ class Connection:
         comes.
         """
         parser = self._parser
-        parser.start(until)
+        parser.used = now = monotonic()
+        parser.until, parser.pieces = until, 0
+        left = until - now
+        if not 0.9 * left <= parser.limited <= 1.1 * left:
+            if left <= 0:
+                raise TooLateError("the deadline passed before the command was written")
+            parser.limit(left)
         parser.send(command.frame)
-        reply = parser.read_response()
+        reply = parser.reply()
         for _ in range(1, command.replies):
             reply = parser.read_response()
         check_tag(command, reply)

@@ -309,8 +309,13 @@ def _decode_several(checks: tuple[Check, ...], now: int, kept: bytes) -> tuple[O
 
 
 def _counts(kept: bytes) -> list[int]:
-    """Return the state of a fixed window or a sliding counter: numbers with colons between them."""
+    """Return the state of a sliding counter: numbers with colons between them."""
     return [_integer(word) for word in kept.split(b":")]
+
+
+def _window(kept: bytes) -> tuple[int, int]:
+    """Return the state of a fixed window: see fixed_window.lua."""
+    return _integer(kept[-16:]), _integer(kept[:-16])
 
 
 def _level(kept: bytes) -> tuple[int, int] | None:
@@ -349,9 +354,8 @@ def _passed_window(kept: bytes, now: int, checked: Check) -> Outcome | None:
 
 def _passed_fixed(kept: bytes, now: int, checked: Check) -> Outcome | None:
     (limit, window), cost = checked.terms.params, checked.cost
-    start, _, used = kept.partition(b":")
     try:
-        left, wait = limit - int(used) - cost, int(start) + window - now
+        left, wait = limit - int(kept[:-16]) - cost, int(kept[-16:]) + window - now
     except ValueError:
         return None
     return new(Outcome, (True, limit, left, 0, wait, wait, now, "store")) if left >= 0 else None
@@ -381,7 +385,7 @@ _GCRA: Final[_Reader] = (gcra.check, _level, _passed_gcra)
 _HITS: Final[dict[str, _Reader]] = {  # other algorithms have `general` as their hit
     "sliding-window": (sliding_window.check, _log, _passed_window),
     "sliding-counter": (sliding_counter.check, _counts, None),
-    "fixed-window": (fixed_window.check, _counts, _passed_fixed),
+    "fixed-window": (fixed_window.check, _window, _passed_fixed),
     "gcra": _GCRA,
 }
 
@@ -392,28 +396,41 @@ def script(name: str, algorithms: frozenset[str]) -> str:
     The functions of a single algorithm keep their names. Each of several algorithms is a block, and the lines marked
     --@SEVERAL pick the functions for a check. Bans are a separate block.
     """
-    text = _lua("sluicegate.stores", name).replace("--@PROLOGUE", _lua("sluicegate.stores", "prologue"))
+    usual, _, plans = _lua("sluicegate.stores", "prologue").partition("--@PLAN\n")
+    prologue = usual + plans if name in {"run", "refund"} else usual
+    text = _lua("sluicegate.stores", name).replace("--@PROLOGUE", prologue)
     if BAN in algorithms:
         bans = f"local strike_bans\ndo\n{_lua('sluicegate.algorithms', BAN)}\n{_lua('sluicegate.stores', 'bans')}\nend"
         text = text.replace("--@BANS", bans).replace("--@BANNED ", "")
-    chunks = {algorithm: _chunk(name, algorithm) for algorithm in sorted(algorithms - {BAN})}
+    chunks = {algorithm: _chunk(name, algorithm, plans) for algorithm in sorted(algorithms - {BAN})}
     if len(chunks) == 1:
         (chunk,) = chunks.values()
-        return text.replace("--@ALGORITHMS", chunk)
-    picked = f"function() return {_FUNCTIONS[name]} end"
-    blocks = [f"do\n{chunk}\nalgorithms['{each}'] = {picked}\nend\n" for each, chunk in chunks.items()]
-    return text.replace("--@ALGORITHMS", "local algorithms = {}\n" + "".join(blocks)).replace("--@SEVERAL ", "")
+    else:
+        picked = f"function() return {_FUNCTIONS[name]} end"
+        blocks = [f"do\n{chunk}\nalgorithms['{each}'] = {picked}\nend\n" for each, chunk in chunks.items()]
+        chunk, text = "local algorithms = {}\n" + "".join(blocks), text.replace("--@SEVERAL ", "")
+    return text.replace("--@ALGORITHMS", chunk).replace("HEAD", _HEAD)
 
 
-def _chunk(name: str, algorithm: str) -> str:
-    """Return the functions of an algorithm that a script calls."""
+_HEAD: Final = "ARGV[1] .. ' ' .. time[1] .. ' ' .. time[2] .. ' '"
+
+
+def _chunk(name: str, algorithm: str, plans: str) -> str:
+    """Return the code of an algorithm that a script runs: the functions for plans, or the block for a hit. In a script
+    for several hits, the block is the body of a function that returns no HEAD.
+    """
     head, _, rest = _lua("sluicegate.algorithms", algorithm).partition("--@HIT\n")
     hit, _, rest = rest.partition("--@PLAN\n")
     plan, _, refund = rest.partition("--@REFUND\n")
     if name in {"run", "refund"}:
         return head + plan + (refund if name == "refund" else "")
-    general = _lua("sluicegate.stores", "general").replace("--@PLAN", plan)
-    return head + hit.replace("--@GENERAL", general)
+    hit = hit.replace("--@GENERAL", _lua("sluicegate.stores", "general").replace("--@PLAN", plans + plan))
+    if name == "hit":
+        return head + hit
+    if name == "several":
+        hit = hit.replace("--@WRITE", "if rest() then").replace("--@END", "end")
+    hit = hit.replace("HEAD .. ", "").replace("HEAD", "''").replace("--@ALSO ", "")
+    return f"{head}local function hit(key, now, cost, a, b, c)\n{hit}\nend"
 
 
 # Found now, because `files` imports modules: a fork in the middle of an import would leave it locked in the child.
