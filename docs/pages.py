@@ -3,7 +3,8 @@
 A block with a title is a file: `title="app.py"`. A block with `title="app.py, continued"` is the next part of that
 file. A title that the page has used already begins a new folder. A block in a content tab (`=== "Flask"`) belongs to
 that tab, and each tab has a folder of its own. A `python` block without a title is a program by itself. A `pycon` block
-continues the session of its page, which sees the names of everything above it.
+continues the session of its page, which sees the names of everything above it. A `py` block is code of another
+library, on the pages about migrating: tests/test_migrating.py runs it beside the `python` block that follows it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parent.parent
 DOCS: Final = ROOT / "docs"
 README: Final = ROOT / "README.md"
-PAGES: Final = (README, *sorted(DOCS.glob("*.md")))
+PAGES: Final = (README, *sorted(DOCS.rglob("*.md")))
 
 FENCE: Final = re.compile(
     r'^(?P<indent> *)```(?P<language>\w+)(?: title="(?P<title>[^",]+)(?P<continued>, continued)?")?[^\n]*\n'

@@ -71,7 +71,7 @@ def forgotten():
 FIXTURES = {
     name: contextmanager(getattr(plugin, name).__wrapped__) for name in ("fresh_limits", "limits_clock", "limits_off")
 }
-LANGUAGES = {"python", "pycon", "bash", "toml", "json", "http", "text"}
+LANGUAGES = {"python", "py", "pycon", "bash", "toml", "json", "http", "text"}
 COMMANDS = {"curl", "flask", "gunicorn", "pip", "python", "uvicorn"}  # what a reader has, or gets from the extras
 ADAPTERS = ("starlette", "fastapi", "flask", "django")
 
@@ -281,8 +281,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    listed = re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
-    assert sorted(listed) == [page.name for page in PAGES[1:]]
+    listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in PAGES[1:])
 
 
 def table(page: str, heading: str) -> list[str]:
