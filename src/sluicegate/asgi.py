@@ -17,7 +17,7 @@ from inspect import isawaitable
 from typing import Any, Final, NoReturn, Unpack, cast
 
 from sluicegate.clock import epoch_seconds
-from sluicegate.errors import ConfigurationError, SettingsError
+from sluicegate.errors import ConfigurationError, NotEnforcedError, SettingsError
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.web.asgi_messages import (
     ACCEPT,
@@ -34,6 +34,7 @@ from sluicegate.web.asgi_messages import (
     with_fields,
 )
 from sluicegate.web.bound import Bound
+from sluicegate.web.charge import AnyQuota, AsyncCharge, Charge, ChargedRule, ChargeOptions, run_async
 from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint
 from sluicegate.web.gate import AsyncGate
 from sluicegate.web.http import denial
@@ -53,6 +54,7 @@ SERVED: Final[ContextVar[Scope | None]] = ContextVar("sluicegate_served", defaul
 REASON: Final = "rate limit exceeded"  # why a WebSocket is closed
 DENIAL_EXTENSION: Final = "websocket.http.response"
 _STATE: Final = "sluicegate"
+_ENDED: Final = "ended"
 _FRAMEWORKS: Final = frozenset({"starlette", "fastapi", "sluicegate"})
 _RUNNING: Final = frozenset({"starlette.middleware.authentication", "starlette.middleware.base"})  # user code
 
@@ -126,9 +128,15 @@ class Exchange(RequestState):
     def __init__(self, gate: AsyncGate) -> None:
         # Not by super(): this runs for every request.
         self.gate, self.decision, self.settlement, self.enforced = gate, None, None, NO_MARKS
-        self.begun = ""  # the type of the message that started the response, or of a later one that closed the socket
+        # The type of the message that started the response, or of a later one that closed the socket, or _ENDED.
+        self.begun = ""
         self.covered = False  # True: an inner limiter sends the response to a raised refusal
         self.refused: Decision | None = None  # a refusal that the application raised; its response is still to be sent
+
+    @property
+    def can_hold(self) -> bool:
+        """True until the application has returned."""
+        return self.begun != _ENDED and super().can_hold
 
     def takes(self, error: RateLimitExceeded | RuntimeError) -> bool:
         """True if this error is a refusal, and the limiter can still send its response, because no response has
@@ -158,6 +166,33 @@ class Exchange(RequestState):
         if message.get("status") == 500:
             self.refused = refused
         return self.refused is not None
+
+
+def charge(scope: Scope, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> AsyncCharge:
+    """Charge this request under a rule of the application's own: `await` it, or write `async with` before it.
+
+    Returns the decision; raises RateLimitExceeded if the rule refuses, which the middleware answers with its usual
+    refusal. What the request was charged before is given back then, unless `refund_earlier=False`. A rule that the
+    request was charged for already is not charged again, but each message of an open WebSocket is. The other options
+    are those of `@limit`. All requests share a budget per quota and key, unless `scope` names another.
+
+        await charge(scope, "10/second", key=room_of)
+        async with charge(scope, "2 at once"): ...  # until the block ends; without one until the response ends
+    """
+    caller = AsgiCaller(scope)
+    return AsyncCharge(
+        run_async(charge_of(ChargedRule.of("charge", quota, **options), scope, NOWHERE.endpoint), caller)
+    )
+
+
+def charge_of(rule: ChargedRule, scope: Scope, endpoint: Endpoint) -> Charge | None:
+    """Return the charge of a request; None if limits are off. Raises NotEnforcedError without the middleware."""
+    state = state_of(scope)
+    if state is None:
+        problem, expected = "the request has not passed RateLimitMiddleware", "put RateLimitMiddleware around the app"
+        raise NotEnforcedError("charge in", endpoint.label or scope["path"], problem=problem, expected=expected)
+    is_open = scope["type"] == "websocket" and getattr(state, "begun", "") == ACCEPT
+    return Charge(rule, state, endpoint, is_message=is_open) if state.gate.settings.enabled else None
 
 
 class RateLimitMiddleware:
@@ -228,6 +263,7 @@ class RateLimitMiddleware:
                 refused, state.refused = state.refused, None
                 await self._deny(refused, self.caller(scope), (scope, receive, send), state=state)
         finally:
+            state.begun = _ENDED
             if state.settlement is not None:
                 await cast("AsyncSettlement", state.settlement).over(sys.exception())
         SERVED.set(before)  # not in the `finally`: after an error nothing reads it
@@ -342,7 +378,7 @@ class RateLimitMiddleware:
             message = with_fields(message, decision, self.settings.headers)
         await send(message)
         if is_last(message):
-            await settlement.ended()
+            await settlement.sent()
 
     async def _deny(
         self, decision: Decision, caller: AsgiCaller, call: tuple[Scope, Receive, Send], *, state: Exchange

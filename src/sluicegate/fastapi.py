@@ -25,13 +25,23 @@ with needs("fastapi"):
     from fastapi.params import Depends
     from starlette.requests import HTTPConnection
 
-    from sluicegate.starlette import RateLimitMiddleware, Refused, decision, exempt, limit
+    from sluicegate.starlette import RateLimitMiddleware, Refused, charge, charge_sync, decision, exempt, limit
     from sluicegate.starlette.decorators import bounds_of
-    from sluicegate.starlette.middleware import charge, state_at
+    from sluicegate.starlette.middleware import decide, state_at
     from sluicegate.starlette.responses import error_for
     from sluicegate.starlette.routes import template_of
 
-__all__ = ["RESPONSES", "RateLimit", "RateLimitMiddleware", "Refused", "decision", "exempt", "limit"]
+__all__ = [
+    "RESPONSES",
+    "RateLimit",
+    "RateLimitMiddleware",
+    "Refused",
+    "charge",
+    "charge_sync",
+    "decision",
+    "exempt",
+    "limit",
+]
 
 
 class _OnInstances:
@@ -110,7 +120,7 @@ class RateLimit(Depends):
             return state.decision
         state.note_marks((self.mark,))
         endpoint = _endpoint(self.mark, label_of(scope.get("endpoint")), template_of(scope))
-        decided = await charge(state, scope, bounds_of(state.gate, endpoint, endpoint.marks))
+        decided = await decide(state, scope, bounds_of(state.gate, endpoint, endpoint.marks))
         if decided is not None and not decided.allowed:
             raise error_for(scope, decided)
         return decided

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 from sluicegate.awaiting import async_mismatch, close_unawaited, is_async, waits
 from sluicegate.clock import epoch_seconds
-from sluicegate.errors import RuleError
+from sluicegate.errors import NotEnforcedError, RuleError
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.response import Headers, Response
 from sluicegate.rules.rule import Rule
+from sluicegate.web.charge import UNLIMITED, AnyQuota, Charge, Charged, ChargedRule, ChargeOptions
 from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import Gate
 from sluicegate.web.http import Fields, denial, environ_name, fields_for, merge
@@ -87,11 +88,38 @@ class WsgiCaller:
 class _Served(RequestState):
     """The state of one request, and whether its response has started."""
 
-    __slots__ = ("started",)
+    __slots__ = ("is_left", "started")
 
     def __init__(self, gate: Gate) -> None:
         super().__init__(gate)
         self.started = False
+        self.is_left = False  # True: the server has the application's own iterable, so its end will not be noticed
+
+    @property
+    def can_hold(self) -> bool:
+        """True while the end of the response will be noticed."""
+        return not self.is_left and super().can_hold
+
+
+def charge(environ: WSGIEnvironment, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> Charged:
+    """Charge this request under a rule of the application's own. Return the decision; raise RateLimitExceeded if it
+    refuses.
+
+    The middleware answers the exception with its usual refusal. What the request was charged before is given back then,
+    unless `refund_earlier=False`. A rule that the request was charged for already is not charged again. The other
+    options are those of `@limit`. All requests share a budget per quota and key, unless `scope` names another.
+
+        charge(environ, "3/day", key=email_of)
+        with charge(environ, "2 at once"): ...  # until the block ends; without a block until the response ends
+    """
+    rule = ChargedRule.of("charge", quota, **options)
+    state = environ.get(KEY)
+    if not isinstance(state, RequestState):
+        problem, expected = "the request has not passed RateLimitMiddleware", "put RateLimitMiddleware around the app"
+        raise NotEnforcedError("charge in", environ.get("PATH_INFO"), problem=problem, expected=expected)
+    if not state.gate.settings.enabled:
+        return UNLIMITED
+    return Charge(rule, state, _NOWHERE).run(WsgiCaller(environ))
 
 
 class RateLimitMiddleware:
@@ -125,11 +153,11 @@ class RateLimitMiddleware:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         state = _Served(self.gate)
         respond = self._adding_fields(state, start_response)
+        outer, environ[KEY] = environ.get(KEY), state
         if self.settings.enabled and (self._bounds or self.gate.denies):
             decision = self.gate.decide(WsgiCaller(environ), self._bounds)
-            if (outer := environ.get(KEY)) is not None:
+            if outer is not None:
                 warn_of_twice(outer, self.gate, decision)
-            environ[KEY] = state
             state.note(decision)
             if decision is not None and not decision.allowed:
                 return self._refuse(environ, decision, respond=respond, raw=start_response)
@@ -166,16 +194,17 @@ class RateLimitMiddleware:
 
     def _pass(self, state: _Served, environ: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
         """Call the application. If some charges depend on the response, settle them when the request ends."""
-        settlement = cast("Settlement | None", state.settlement)
-        if settlement is None:
-            return self._call(state, environ, respond)
         chunks: Iterable[bytes] = _RAISED
         try:  # no `except`: the application's exceptions pass
             chunks = self._call(state, environ, respond)
         finally:
-            if chunks is _RAISED:
-                settlement.over(sys.exception())
-        return SettlingBody(chunks, settlement) if settlement.holds or not settlement.answered_once else chunks
+            if chunks is _RAISED and state.settlement is not None:
+                cast("Settlement", state.settlement).over(sys.exception())
+        settlement = state.settlement
+        if state.started and (settlement is None or not (settlement.holds or not settlement.answered_once)):
+            state.is_left = True
+            return chunks
+        return SettlingBody(chunks, state)
 
     def _call(self, state: _Served, environ: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
         """Call the application. If it raises a refusal before a response has started, return the refusal."""
@@ -195,12 +224,10 @@ class RateLimitMiddleware:
         self, state: _Served, environ: WSGIEnvironment, raised: Decision, *, respond: StartResponse
     ) -> Iterable[bytes]:
         """Return the response to a refusal that the application raised. The fields also cover the earlier decisions."""
-        decision = raised._replace(allowed=False) if raised else raised  # a raised decision is a refusal
-        if raised is state.decision or decision.forbidden:
-            state.decision = decision
-        else:
-            state.note(decision)
-        return self._refuse(environ, cast("Decision", state.decision), respond=respond)
+        refused = state.refuse(raised)
+        if refused.forbidden:  # the fields of the rules would not explain it
+            state.decision = refused
+        return self._refuse(environ, refused, respond=respond)
 
     def _adding_fields(self, state: _Served, start_response: StartResponse) -> StartResponse:
         """Return a start_response that adds the fields of the decision, also to the response of `on_denied`."""
@@ -222,17 +249,19 @@ class RateLimitMiddleware:
 class SettlingBody:
     """The body of a response that settles when it ends. While it is sent, held charges are renewed."""
 
-    def __init__(self, chunks: Iterable[bytes], settlement: Settlement) -> None:
+    def __init__(self, chunks: Iterable[bytes], state: RequestState) -> None:
         self._chunks = chunks
-        self._settlement = settlement
+        self._state = state
 
     def __iter__(self) -> Iterator[bytes]:
         try:
             for chunk in self._chunks:
-                self._settlement.going_on()
+                if self._state.settlement is not None:
+                    cast("Settlement", self._state.settlement).going_on()
                 yield chunk
         finally:
-            self._settlement.over(sys.exception())
+            if self._state.settlement is not None:
+                cast("Settlement", self._state.settlement).over(sys.exception())
 
     def close(self) -> None:
         """Close the application's iterable. The server calls this even if it could not send everything."""
@@ -241,7 +270,8 @@ class SettlingBody:
             if close is not None:
                 close()
         finally:
-            self._settlement.ended()
+            if self._state.settlement is not None:
+                cast("Settlement", self._state.settlement).ended()
 
 
 class _Unstarted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -24,7 +25,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Sites]:
 
 
 def once() -> Steps:
-    yield ask("2/minute", key="ip")
+    yield ask("2/minute", key="ip", name="own")
     return "done"
 
 
@@ -32,13 +33,12 @@ def test_a_charge_counts_refuses_and_joins_the_fields(make: Sites) -> None:
     site = make(once, {"/a": "9/hour"}, default_limits=["5/minute"], clock=ManualClock())
     passed = site.get()
     assert (passed.status, passed.body) == (200, b"done")
-    name = (passed.one("ratelimit") or "").rpartition(', "')[2].partition('"')[0]
-    assert passed.one("ratelimit") == f'"default";r=4;t=60, "{name[:-2]}";r=8;t=3600, "{name}";r=1;t=60'
+    assert passed.one("ratelimit") == '"default";r=4;t=60, "view";r=8;t=3600, "own";r=1;t=60'
     assert site.statuses("/a") == [200]
     refused = site.get()
     assert (refused.status, refused.one("retry-after"), refused.one("cache-control")) == (429, "60", "no-store")
-    assert refused.one("ratelimit") == f'"{name}";r=0;t=60'
-    assert f'"violated-policies": ["{name}"]'.encode() in refused.body
+    assert refused.one("ratelimit") == '"own";r=0;t=60'
+    assert json.loads(refused.body)["violated-policies"] == ["own"]
     assert site.left() == '"default";r=2;t=60'  # the refusal gave the default limit back
 
 
@@ -157,8 +157,8 @@ def test_where_no_rule_applies_or_limits_are_off_the_charge_allows(make: Sites) 
         ({"kee": "ip"}, "charge 'kee': no such option; did you mean \"key\""),
         ({"override_defaults": True}, "charge 'override_defaults': the default limits are charged already"),
         ({"refund_earlier": "no"}, "refund_earlier 'no': neither True nor False"),
-        ({"cost": True}, "rule 'charge': cost True: not a whole number of units"),
-        ({"quota": {"5": "minute"}}, "rule 'charge': quota {'5': 'minute'}: not a quota"),
+        ({"cost": True}, ": cost True: not a whole number of units"),
+        ({"quota": {"5": "minute"}}, ": quota {'5': 'minute'}: not a quota"),
     ],
 )
 def test_wrong_arguments_say_what_to_do(make: Sites, options: dict[str, Any], text: str) -> None:
@@ -175,11 +175,10 @@ def test_wrong_arguments_say_what_to_do(make: Sites, options: dict[str, Any], te
 
 @pytest.mark.parametrize("real", [False, True], ids=["memory", "server"])
 def test_the_store_has_nothing_left_after_a_refusal(make: Sites, real: bool, request: pytest.FixtureRequest) -> None:
+    options: dict[str, Any] = {}
     if real:
         server: Server = request.getfixturevalue("valkey")
-        store = server.url
-    site = make(
-        once, {"/a": "9/hour"}, default_limits=["9/day"], **({"store": store, "prefix": make.name} if real else {})
-    )
+        options = {"store": server.url, "prefix": make.name, "deadline": 10}  # patient: the machine may be busy
+    site = make(once, {"/a": "9/hour"}, default_limits=["9/day"], **options)
     assert site.statuses(*["/a"] * 4) == [200, 200, 429, 429]
     assert (site.left() or "").startswith('"default";r=6;')

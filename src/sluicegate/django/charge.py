@@ -19,7 +19,7 @@ from sluicegate.web.charge import UNLIMITED, AnyQuota, AsyncCharge, Charge, Char
 from sluicegate.web.gate import AsyncGate
 
 
-def charge(request: Any, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> Charged:
+def charge(request: Any, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> Charged:
     """Charge this request under a rule of the view's own. Return the decision; raise RateLimitExceeded if it refuses.
 
     The middleware answers the exception with its usual refusal. What the request was charged before is given back then,
@@ -32,7 +32,7 @@ def charge(request: Any, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> C
     return _charge(ChargedRule.of("charge", quota, **options), request)
 
 
-def acharge(request: Any, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> AsyncCharge:
+def acharge(request: Any, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> AsyncCharge:
     """Do the same as `charge` in async code: `await acharge(…)`, or `async with acharge(…):`."""
     return AsyncCharge(_acharge(ChargedRule.of("charge", quota, **options), request))
 

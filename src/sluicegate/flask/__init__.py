@@ -16,7 +16,7 @@ from sluicegate.extras import needs
 
 with needs("flask"):
     from sluicegate.flask.decorators import exempt, limit
-    from sluicegate.flask.extension import Installation, RateLimiter, decision
+    from sluicegate.flask.extension import Installation, RateLimiter, charge, decision
     from sluicegate.flask.responses import Denied, RateLimited, StoreUnavailable, rate_limited
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "RateLimited",
     "RateLimiter",
     "StoreUnavailable",
+    "charge",
     "decision",
     "exempt",
     "limit",

@@ -19,7 +19,7 @@ from flask import Flask, Request, Response, current_app, has_request_context, re
 from flask.signals import got_request_exception, request_tearing_down
 
 from sluicegate.clock import epoch_seconds
-from sluicegate.errors import SettingsError, SluicegateError
+from sluicegate.errors import NotEnforcedError, RuleError, SettingsError, SluicegateError
 from sluicegate.flask.request import FlaskCaller
 from sluicegate.flask.responses import OnDenied, add_fields, refuse, statuses_with_handlers, with_error_handlers
 from sluicegate.flask.routes import AppRoutes
@@ -27,6 +27,7 @@ from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.response import Headers
 from sluicegate.rules.response import Response as Answer
 from sluicegate.web.bound import Bound
+from sluicegate.web.charge import UNLIMITED, AnyQuota, Charge, Charged, ChargedRule, ChargeOptions
 from sluicegate.web.gate import Gate
 from sluicegate.web.http import Denial, Field, denial, fields_for
 from sluicegate.web.marks import Mark
@@ -122,6 +123,11 @@ class _FlaskState(RequestState):
         self.denied: Decision | None = None  # the decision of `denial`; later decisions may follow
         self.failed = False  # whether an unhandled error came before the decision
 
+    @property
+    def can_hold(self) -> bool:
+        """True while Flask will still tear the request down."""
+        return has_request_context() and super().can_hold
+
 
 States = dict["Installation", _FlaskState]
 
@@ -215,13 +221,10 @@ class Installation:
         if own is not None:
             return app.ensure_sync(own)(error)
         state = _states(native).setdefault(self, _FlaskState(self.gate))
-        raised, ours = error.decision, error.decision is state.denied
-        decision = raised._replace(allowed=False) if raised else raised  # the view refuses by raising it
-        if raised is state.decision or decision.forbidden:
+        on_denied = None if error.decision is state.denied else self.settings.on_denied  # it raised our own decision
+        decision = state.refuse(error.decision)
+        if decision.forbidden:  # the fields of the rules would not explain it
             state.decision = decision
-        else:
-            state.note(decision)
-        on_denied = None if ours else self.settings.on_denied  # it has raised our own decision
         return with_error_handlers(app, lambda: self._refuse(native, state, decision, on_denied=on_denied))
 
     def _enforce_route(self, native: Request, state: _FlaskState) -> Response | None:
@@ -240,7 +243,7 @@ class Installation:
             response.call_on_close(settlement.ended)
             response.direct_passthrough = False  # with it, werkzeug gives a file to the server and closes only the file
             if response.is_streamed:
-                response.response = SettlingBody(cast("Iterable[bytes]", response.response), settlement)
+                response.response = SettlingBody(cast("Iterable[bytes]", response.response), state)
 
     def end_request(self, app: Flask, exc: BaseException | None) -> None:
         """End the request. Its response, unless an error has lost it, is still to be sent."""
@@ -266,6 +269,15 @@ class Installation:
         state.note_marks((mark,))
         return self._enforce(native, state, self._routes.own(self._app, mark, label=label), before_view=False)
 
+    def charge(self, rule: ChargedRule, native: Request) -> Charged:
+        """Charge a rule of the view's own. Raises RateLimitExceeded if it refuses."""
+        if not self.settings.enabled:
+            return UNLIMITED
+        state = _states(native).setdefault(self, _FlaskState(self.gate))
+        charged = Charge(rule, state, self._routes.endpoint(self._app, native.url_rule)).run(self._caller(native))
+        self._await_end(state)
+        return charged
+
     def _enforce(
         self, native: Request, state: _FlaskState, bounds: tuple[Bound, ...], *, before_view: bool
     ) -> Response | None:
@@ -283,15 +295,20 @@ class Installation:
         """Charge these rules."""
         if not bounds and not self.gate.denies:
             return None
-        caller = FlaskCaller(self._app, native, parses=self.settings.trusted_proxies is not None)
-        decision = self.gate.decide(caller, bounds)
+        decision = self.gate.decide(self._caller(native), bounds)
         if (outer := native.environ.get(KEY)) is not None:
             warn_of_twice(outer, self.gate, decision)
         state.note(decision)
-        if state.settlement is not None:
-            # Connecting twice is harmless. Most requests never connect.
-            request_tearing_down.connect(self.end_request, self._app)
+        self._await_end(state)
         return decision
+
+    def _caller(self, native: Request) -> FlaskCaller:
+        return FlaskCaller(self._app, native, parses=self.settings.trusted_proxies is not None)
+
+    def _await_end(self, state: _FlaskState) -> None:
+        """Let Flask call `end_request`, if the end of the request matters. Connecting twice is harmless."""
+        if state.settlement is not None:
+            request_tearing_down.connect(self.end_request, self._app)
 
     def _refuse(
         self,
@@ -319,6 +336,28 @@ def decision() -> Decision | None:
             together = RequestState(state.gate)
         together.note(state.decision)
     return None if together is None else together.decision
+
+
+def charge(request: Request, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> Charged:
+    """Charge Flask's `request` under a rule of the view's own. Return the decision; raise RateLimitExceeded if it
+    refuses.
+
+    The limiter answers the exception with its usual refusal. What the request was charged before is given back then,
+    unless `refund_earlier=False`. A rule that the request was charged for already is not charged again. The other
+    options are those of `@limit`. Each view has a budget of its own for each quota, unless `scope` shares it.
+
+        charge(request, "3/day", key=email_of)
+        with charge(request, "2 at once"): ...  # until the block ends; without a block until the response ends
+    """
+    rule = ChargedRule.of("charge", quota, **options)
+    limiter = first_limiter()
+    if limiter is None:
+        problem = "called outside a request, or in an application that no RateLimiter limits"
+        expected = "call RateLimiter(app), or init_app(app)"
+        raise NotEnforcedError("charge", rule.mark.rule.quota, problem=problem, expected=expected)
+    if not isinstance(cast("object", request), Request):
+        raise RuleError("charge", type(request), problem="not a request", expected="give flask.request first")
+    return limiter.charge(rule, _native())
 
 
 def first_limiter() -> Installation | None:

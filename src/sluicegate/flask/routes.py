@@ -120,6 +120,15 @@ class AppRoutes:
 
     def _place(self, mark: Mark, endpoint: Endpoint) -> Mark:
         """Return the mark with the name and scope that it has at an endpoint."""
+        scope = scope_of(self._distinct(endpoint), mark)
+        placed = replace(mark, rule=mark.rule_for(short_name(endpoint), scope), named=True)
+        bounds = self._gate.bind_own(endpoint, [placed])
+        for label in (endpoint.label, ""):
+            self._own.setdefault((mark, label), bounds)
+        return placed
+
+    def _distinct(self, endpoint: Endpoint) -> Endpoint:
+        """Return the endpoint with a label and a route that no other view has."""
         view = inspect.unwrap(endpoint.view) if callable(endpoint.view) else endpoint.view
         known = view if isinstance(view, Hashable) else id(view)
         # A function has one budget, named by its first route.
@@ -127,11 +136,15 @@ class AppRoutes:
         distinct = endpoint._replace(route=first)
         if self._labels.setdefault(endpoint.label, view) != view:  # two functions with one name in one module
             distinct = distinct._replace(label=f"{endpoint.label}<{first}>")
-        placed = replace(mark, rule=mark.rule_for(short_name(endpoint), scope_of(distinct, mark)), named=True)
-        bounds = self._gate.bind_own(endpoint, [placed])
-        for label in (endpoint.label, ""):
-            self._own.setdefault((mark, label), bounds)
-        return placed
+        return distinct
+
+    def endpoint(self, app: Flask, rule: UrlRule | None) -> Endpoint:
+        """Return the endpoint of a route for a charge inside its view: the function, or the class of its methods."""
+        if rule is None:
+            return Endpoint()
+        view = app.view_functions.get(rule.endpoint)
+        shown = _class_of(view) or view
+        return self._distinct(Endpoint(shown, label=label_of(shown), route=rule.rule))
 
 
 def _key(rule: UrlRule, method: str) -> tuple[str, str, str]:

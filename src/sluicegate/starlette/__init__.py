@@ -8,8 +8,9 @@ guard around the view charges the view's limits when the view is called (`decora
 from sluicegate.extras import needs
 
 with needs("starlette"):
+    from sluicegate.starlette.charge import charge, charge_sync
     from sluicegate.starlette.decorators import exempt, limit
     from sluicegate.starlette.middleware import RateLimitMiddleware, decision
     from sluicegate.starlette.responses import Refused
 
-__all__ = ["RateLimitMiddleware", "Refused", "decision", "exempt", "limit"]
+__all__ = ["RateLimitMiddleware", "Refused", "charge", "charge_sync", "decision", "exempt", "limit"]

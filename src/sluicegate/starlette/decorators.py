@@ -22,10 +22,10 @@ from sluicegate.asgi import SERVED, Scope, state_of
 from sluicegate.errors import NotEnforcedError
 from sluicegate.rules.rule import QuotaFunction
 from sluicegate.rules.terms import QuotaSpec
-from sluicegate.starlette.middleware import charge, state_at
+from sluicegate.starlette.middleware import decide, state_at
 from sluicegate.starlette.request import StarletteCaller
 from sluicegate.starlette.responses import close_refused, error_for, response_of
-from sluicegate.starlette.routes import arrivals_of, serves, template_of
+from sluicegate.starlette.routes import known_arrivals, serves, template_of
 from sluicegate.web.bound import Bound
 from sluicegate.web.endpoint import Arrival, Endpoint, label_of
 from sluicegate.web.gate import AsyncGate, Gate
@@ -132,7 +132,6 @@ class _Guard:
 
 _GUARD = _Guard()
 _EXEMPT_GUARD = _ExemptGuard()
-_arrivals = lru_cache(maxsize=1024)(arrivals_of)
 
 
 def _guarded_class(cls: Any, mark: Mark) -> Any:
@@ -171,11 +170,11 @@ def _pending_of(mark: Mark, view: Any, *, args: tuple[Any, ...], kwargs: dict[st
     if mark in state.enforced or not state.gate.settings.enabled:
         return None
     template = template_of(scope)
-    arrival = _arrivals(view, template).whole
+    arrival = known_arrivals(view, template).whole
     method = bool(args) and isinstance(args[0], (HTTPEndpoint, WebSocketEndpoint))
     if method:
         cls: Any = type(args[0])
-        of_class = _arrivals(cls, template).of(scope)
+        of_class = known_arrivals(cls, template).of(scope)
         arrival = of_class if mark in of_class.marks else arrival  # if it is not, one method has called another
     return _Pending(view, arrival, state, scope=scope, connection=connection, method=method)
 
@@ -186,7 +185,7 @@ async def _enforce(pending: _Pending) -> Any:
     pairs = zip(arrival.endpoint.marks, arrival.marks, strict=True)
     marks = tuple(placed for placed, mark in pairs if mark not in state.enforced)
     state.note_marks(arrival.marks)
-    decision = None if EXEMPT in marks else await charge(state, scope, bounds_of(state.gate, arrival.endpoint, marks))
+    decision = None if EXEMPT in marks else await decide(state, scope, bounds_of(state.gate, arrival.endpoint, marks))
     if decision is None or decision.allowed:
         return None
     response = await response_of(state.gate.settings, StarletteCaller(scope), decision)

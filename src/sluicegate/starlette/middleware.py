@@ -102,7 +102,7 @@ def state_at(scope: Scope, what: str, limited: Any) -> RequestState:
     return state
 
 
-async def charge(state: RequestState, scope: Scope, bounds: tuple[Bound, ...]) -> Decision | None:
+async def decide(state: RequestState, scope: Scope, bounds: tuple[Bound, ...]) -> Decision | None:
     """Charge rules that the middleware has not charged; None if none applies."""
     decided = await cast("AsyncGate", state.gate).decide(StarletteCaller(scope), bounds)
     state.note(decided)

@@ -209,6 +209,15 @@ def arrivals_of(endpoint: Any, template: str, *, names: tuple[str, ...] = ()) ->
     return EndpointArrivals(arrival(marks, marks), methods)
 
 
+known_arrivals = lru_cache(maxsize=1024)(arrivals_of)
+
+
+def endpoint_at(scope: Scope) -> Endpoint:
+    """Return the endpoint that the router has chosen; that of NOWHERE if it has chosen none yet."""
+    found = scope.get("endpoint")
+    return NOWHERE.endpoint if found is None else known_arrivals(found, template_of(scope)).whole.endpoint
+
+
 def is_built_late(app: Any) -> bool:
     """True if Starlette builds the middleware around this application when the server first calls it."""
     return any(isinstance(each, ExceptionMiddleware) for each in chain(app))

@@ -206,6 +206,14 @@ class AsyncSettlement(_Settlement):
         if self._held:
             await self._steps.do(self._release)
 
+    async def sent(self) -> None:
+        """Release the held charges when the last byte was sent, except those of `with` blocks, which a background task
+        may have begun.
+        """
+        outside = [each for each in self._held if not each.in_block]
+        if outside:
+            await self.release(outside)
+
     async def release(self, released: Sequence[HeldCharges]) -> None:
         """Release some of the held charges, before the request ends."""
         await self._steps.do(partial(self._release, released))

@@ -1,0 +1,60 @@
+"""A charge inside an endpoint: `charge` for async code, `charge_sync` for plain functions in Starlette's threads."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Unpack
+
+import anyio.from_thread
+from starlette.requests import HTTPConnection
+
+from sluicegate.asgi import charge_of
+from sluicegate.errors import AsyncMismatchError, RuleError
+from sluicegate.starlette.request import StarletteCaller
+from sluicegate.starlette.routes import endpoint_at
+from sluicegate.web.charge import AnyQuota, AsyncCharge, Charge, Charged, ChargedRule, ChargeOptions, run_async
+
+
+def charge(connection: HTTPConnection, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> AsyncCharge:
+    """Charge a Request or a WebSocket under a rule of the endpoint's own: `await` it, or write `async with` before it.
+
+    Returns the decision; raises RateLimitExceeded if the rule refuses, which the middleware answers with its usual
+    refusal. What the request was charged before is given back then, unless `refund_earlier=False`. A rule that the
+    request was charged for already is not charged again, but each message of an open WebSocket is. The other options
+    are those of `@limit`. Each endpoint has a budget of its own for each quota, unless `scope` shares it.
+
+        await charge(request, "3/day", key=email_of)
+        async with charge(request, "2 at once"): ...  # until the block ends; without one until the response ends
+    """
+    one = _charge_of(connection, quota, **options)
+    if _is_in_a_thread():
+        problem, expected = "called in a plain function, where nothing can await it", "write charge_sync(…)"
+        raise AsyncMismatchError("charge", quota, problem=problem, expected=expected)
+    return AsyncCharge(run_async(one, StarletteCaller(connection.scope)))
+
+
+def charge_sync(connection: HTTPConnection, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> Charged:
+    """Do the same as `charge` in a plain function, which Starlette and FastAPI run in a thread."""
+    one = _charge_of(connection, quota, **options)
+    if not _is_in_a_thread():
+        problem, expected = "called on the event loop, where it cannot wait", "write await charge(…)"
+        raise AsyncMismatchError("charge_sync", quota, problem=problem, expected=expected)
+    run = anyio.from_thread.run
+    charged: Charged = run(run_async, one, StarletteCaller(connection.scope))
+    return charged.called_by(run)
+
+
+def _charge_of(connection: HTTPConnection, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> Charge | None:
+    rule = ChargedRule.of("charge", quota, **options)
+    if not isinstance(connection, HTTPConnection):
+        expected = "give the endpoint's own request or websocket first"
+        raise RuleError("charge", type(connection), problem="not a request", expected=expected)
+    return charge_of(rule, connection.scope, endpoint_at(connection.scope))
+
+
+def _is_in_a_thread() -> bool:
+    """True in a thread of anyio's, in which plain functions run."""
+    with suppress(RuntimeError):
+        anyio.from_thread.check_cancelled()
+        return True
+    return False
