@@ -1,0 +1,63 @@
+"""docs/behaviours.md: every behaviour has a row, and every test that a row names exists. And the tests of some rows."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from docs.pages import DOCS, ROOT, written
+from sluicegate import Limiter, ManualClock, Rule
+from sluicegate.stores.memory import MemoryStore
+from tests.servers import Server
+
+PAGE = DOCS / "behaviours.md"
+ROWS = re.findall(r"^\| (\d+) \| .+ \| (\w+): (.+) \|$", written(PAGE), re.MULTILINE)
+MOST_MISSING = 6
+
+
+def test_every_behaviour_has_a_row() -> None:
+    assert [int(number) for number, _, _ in ROWS] == list(range(1, 108))
+    kinds = Counter(kind for _, kind, _ in ROWS)
+    assert set(kinds) == {"holds", "differs", "missing"}
+    assert kinds["missing"] <= MOST_MISSING
+    hold, differ, missing = re.findall(r"(\d+) hold here too, (\d+) differ on purpose, and\s(\d+) are", written(PAGE))[
+        0
+    ]
+    assert {"holds": int(hold), "differs": int(differ), "missing": int(missing)} == kinds
+
+
+@cache
+def text_of(path: str) -> str:
+    return (ROOT / ("src" if path.startswith("sluicegate/") else "tests") / path).read_text("utf-8")
+
+
+@pytest.mark.parametrize(("number", "kind", "here"), ROWS)
+def test_every_named_test_exists(number: str, kind: str, here: str) -> None:
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", here)
+    assert named or kind != "holds"
+    missing = [name for path, name in named if not re.search(rf"def {name}\(", text_of(path))]
+    assert not missing
+
+
+def test_10_a_cost_of_a_million_is_one_entry() -> None:
+    """In a list of a million entries this would take seconds and megabytes."""
+    limiter = Limiter(store := MemoryStore())
+    assert limiter.hit("1000000/day", "alice", cost=1_000_000).remaining == 0
+    ((entry,),) = [store._table.by_key.values()]
+    assert len(repr(entry.state)) < 200
+
+
+def test_28_the_prefix_says_who_shares(server: Server) -> None:
+    clock = ManualClock()
+    same, other = (Limiter(server.url, prefix=f"sg:28:{name}", clock=clock) for name in ("one", "two"))
+    with same, other, Limiter(server.url, prefix="sg:28:one", clock=clock) as again:
+        assert [each.hit("1/day", "alice").allowed for each in (same, again, other)] == [True, False, True]
+
+
+def test_34_the_order_of_methods_does_not_matter() -> None:
+    rules = [Rule(name="writing", quota="5/minute", methods=methods) for methods in (["PUT", "POST"], ["POST", "PUT"])]
+    assert rules[0] == rules[1]
+    assert rules[0].terms("sliding-window") == rules[1].terms("sliding-window")
