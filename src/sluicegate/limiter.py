@@ -554,7 +554,7 @@ class _Limit(Generic[_AnyLimiter]):
         if self._hit is not None:
             outcome = self._hit(text, cost)
             if outcome is not None:
-                return new(Decision, (outcome[0], (new(Check, (self._single, text, cost)),), (outcome,)))
+                return new(Decision, (outcome.allowed, (new(Check, (self._single, text, cost)),), (outcome,)))
         return self._plan(text, cost)
 
     def _plan(self, text: str, cost: int) -> Plan:
@@ -609,7 +609,7 @@ class Limit(_Limit[Limiter]):
         if self._hit is not None:  # the same as `begin`, without a call
             outcome = self._hit(text, cost)
             if outcome is not None:
-                return new(Decision, (outcome[0], (new(Check, (self._single, text, cost)),), (outcome,)))
+                return new(Decision, (outcome.allowed, (new(Check, (self._single, text, cost)),), (outcome,)))
         return self._limiter.run(self._plan(text, cost))
 
     def peek(self, identity: object, cost: int = 1) -> Decision:
@@ -653,7 +653,7 @@ class AsyncLimit(_Limit[AsyncLimiter]):
         if self._hit is not None:  # the same as `begin`, without a call
             outcome = self._hit(text, cost)
             if outcome is not None:
-                return new(Decision, (outcome[0], (new(Check, (self._single, text, cost)),), (outcome,)))
+                return new(Decision, (outcome.allowed, (new(Check, (self._single, text, cost)),), (outcome,)))
         return await self._limiter.run(self._plan(text, cost))
 
     async def peek(self, identity: object, cost: int = 1) -> Decision:

@@ -202,11 +202,11 @@ def flask_routes() -> tuple[Callable[[], object], Callable[[], object]]:
 
     app = Flask("board")
     app.add_url_rule("/", "home", lambda: "home")
-    routes = AppRoutes(Gate(Settings(default_limits=["5/minute"])), owns_marks=True)
+    routes = AppRoutes(lambda: app, Gate(Settings(default_limits=["5/minute"])), owns_marks=True)
 
     def work() -> None:
         routes._ready = False
-        routes.find(app, None, "GET")
+        routes.find(None, "GET")
 
     def use() -> list[bool]:
         work()

@@ -124,10 +124,11 @@ class RateLimitMiddleware:
 
 def _arrive(request: HttpRequest, state: DjangoRequestState) -> tuple[Bound, ...]:
     """Mark the request as charged, and return the rules of its endpoint."""
-    arrival = arrival_of(request)
+    endpoint, marks = arrival_of(request)
     state.charged = True
-    state.note_marks(arrival.marks)
-    return state.gate.bind(arrival.endpoint)
+    if marks:
+        state.note_marks(marks)
+    return state.gate.bind(endpoint)
 
 
 def _arrive_without_view(request: HttpRequest, state: DjangoRequestState, status: int) -> tuple[Bound, ...]:

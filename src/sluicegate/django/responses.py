@@ -75,7 +75,8 @@ def refuse(request: HttpRequest, state: DjangoRequestState, decision: Decision) 
     gate = state.gate
     if isinstance(gate, AsyncGate):
         return async_to_sync(refuse_async)(request, state, decision)
-    rate_limited.send_robust(type(request), request=request, decision=decision)
+    if rate_limited.receivers:
+        rate_limited.send_robust(type(request), request=request, decision=decision)
     own = gate.settings.on_denied
     return _refusal(request, state, decision, own=None if own is None else _rendered(own(request, decision)))
 
@@ -85,7 +86,8 @@ async def refuse_async(request: HttpRequest, state: DjangoRequestState, decision
     gate = state.gate
     if isinstance(gate, Gate):
         return await sync_to_async(refuse)(request, state, decision)
-    await rate_limited.asend_robust(type(request), request=request, decision=decision)
+    if rate_limited.receivers:
+        await rate_limited.asend_robust(type(request), request=request, decision=decision)
     own = gate.settings.on_denied
     response = None if own is None else own(request, decision)
     response = await response if isawaitable(response) else response
@@ -97,7 +99,7 @@ async def refuse_async(request: HttpRequest, state: DjangoRequestState, decision
 def add_fields(response: Response, state: DjangoRequestState) -> Response:
     """Add the fields of the decision to the response. Its body is not changed."""
     state.open = False
-    decision, known = state.decision, getattr(response, _DECISION, None)
+    decision, known = state.decision, vars(response).get(_DECISION)
     if decision is not None and decision is not known:
         dialect = state.gate.settings.headers
         fields = fields_for(decision, dialect, epoch=epoch_seconds(), status=response.status_code)
@@ -133,16 +135,16 @@ class _ClientHeaders(ResponseHeaders):
         else:
             super().__init__(headers)
             store = {name.lower(): (name, value) for name, value in headers.items()}
-        self.before: dict[str, str | None] = {}  # None: the response had no such field
+        before: dict[str, str | None] = {}  # None: the response had no such field
         own, added = [], {}
         for field in fields:  # a loop, not comprehensions: those are calls on the hot path
             name = field[0]
             lower = name.lower()
-            present = store.get(lower)
-            self.before[name] = None if present is None else present[1]
-            if present is not None:
-                own.append((name, present[1]))
-            added[lower] = field
+            added[lower], before[name] = field, None
+            if lower in store:
+                value = before[name] = store[lower][1]
+                own.append((name, value))
+        self.before = before
         if own and merges:
             added = {field[0].lower(): field for field in merge(own, fields)}
         _write(self, added)

@@ -138,20 +138,15 @@ class Installation:
     def __init__(self, extension: RateLimiter, app: Flask, settings: Settings) -> None:
         self.extension = extension
         self.settings = settings
-        self._app_ref = weakref.ref(app)
+        # Returns the application. It still exists: only the application calls the functions registered on it.
+        self._app: Callable[[], Flask] = cast(Any, weakref.ref(app))
         self.gate = Gate(settings)
-        self._routes = AppRoutes(self.gate, owns_marks=not app.extensions[_NAME])
-
-    @property
-    def _app(self) -> Flask:
-        """The application. It still exists: only the application calls the functions registered on it."""
-        app: Any = self._app_ref()
-        return app  # type: ignore[no-any-return]
+        self._routes = AppRoutes(self._app, self.gate, owns_marks=not app.extensions[_NAME])
 
     @cached_property
     def _handled(self) -> frozenset[int]:
         """The statuses that the application may handle itself. Read once: Flask takes no handlers after it serves."""
-        return statuses_with_handlers(self._app)
+        return statuses_with_handlers(self._app())
 
     def close(self) -> None:
         """Close the connections that this limiter opened from its settings. The end of the process closes them too."""
@@ -175,7 +170,7 @@ class Installation:
         native = _native()
         state = _states(native).get(self)
         if state is None or not state.route_decided:
-            response = _decide_late(self._app, native, response)
+            response = _decide_late(self._app(), native, response)
             state = _states(native).get(self)
         if state is None or state.decision is None:
             return response
@@ -204,7 +199,7 @@ class Installation:
             state.route_decided = True
             return self._enforce(native, state, (), before_view=True)
 
-        refused = with_error_handlers(self._app, refusal)
+        refused = with_error_handlers(self._app(), refusal)
         return response if refused is None else _replacing(refused, response)
 
     def note_error(self, app: Flask, exception: Exception) -> None:
@@ -216,7 +211,7 @@ class Installation:
 
     def answer_raised(self, error: RateLimitExceeded) -> Any:
         """Handle a RateLimitExceeded that a view raised, as our own refusals. The application's handlers come first."""
-        app, native = self._app, _native()
+        app, native = self._app(), _native()
         own = app.error_handler_spec[None][None].get(SluicegateError)
         if own is not None:
             return app.ensure_sync(own)(error)
@@ -230,7 +225,7 @@ class Installation:
     def _enforce_route(self, native: Request, state: _FlaskState) -> Response | None:
         """Enforce the rules of the route that the request has matched."""
         state.route_decided = True
-        bounds, marks = self._routes.find(self._app, native.url_rule, native.method)
+        bounds, marks = self._routes.find(native.url_rule, native.method)
         if marks:
             state.note_marks(marks)
         return self._enforce(native, state, bounds, before_view=True)
@@ -253,7 +248,7 @@ class Installation:
             return
         if state.failed and not state.route_decided:
             state.route_decided = True
-            self._decide(native, state, self._routes.find(app, native.url_rule, native.method).bounds)
+            self._decide(native, state, self._routes.find(native.url_rule, native.method).bounds)
         settlement = cast("Settlement | None", state.settlement)
         if settlement is not None and (exc is not None or not settlement.answered_once):
             settlement.over(exc)
@@ -267,15 +262,16 @@ class Installation:
         if not self.settings.enabled or mark in state.enforced:
             return None
         state.note_marks((mark,))
-        return self._enforce(native, state, self._routes.own(self._app, mark, label=label), before_view=False)
+        return self._enforce(native, state, self._routes.own(mark, label=label), before_view=False)
 
     def charge(self, rule: ChargedRule, native: Request) -> Charged:
         """Charge a rule of the view's own. Raises RateLimitExceeded if it refuses."""
         if not self.settings.enabled:
             return UNLIMITED
         state = _states(native).setdefault(self, _FlaskState(self.gate))
-        charged = Charge(rule, state, self._routes.endpoint(self._app, native.url_rule)).run(self._caller(native))
-        self._await_end(state)
+        charged = Charge(rule, state, self._routes.endpoint(native.url_rule)).run(self._caller(native))
+        if state.settlement is not None:
+            self._await_end()
         return charged
 
     def _enforce(
@@ -293,22 +289,20 @@ class Installation:
 
     def _decide(self, native: Request, state: _FlaskState, bounds: tuple[Bound, ...]) -> Decision | None:
         """Charge these rules."""
-        if not bounds and not self.gate.denies:
-            return None
         decision = self.gate.decide(self._caller(native), bounds)
         if (outer := native.environ.get(KEY)) is not None:
             warn_of_twice(outer, self.gate, decision)
         state.note(decision)
-        self._await_end(state)
+        if state.settlement is not None:
+            self._await_end()
         return decision
 
     def _caller(self, native: Request) -> FlaskCaller:
-        return FlaskCaller(self._app, native, parses=self.settings.trusted_proxies is not None)
+        return FlaskCaller(native, parses=self.settings.trusted_proxies is not None)
 
-    def _await_end(self, state: _FlaskState) -> None:
-        """Let Flask call `end_request`, if the end of the request matters. Connecting twice is harmless."""
-        if state.settlement is not None:
-            request_tearing_down.connect(self.end_request, self._app)
+    def _await_end(self) -> None:
+        """Let Flask call `end_request` for a request whose end matters. Connecting twice is harmless."""
+        request_tearing_down.connect(self.end_request, self._app())
 
     def _refuse(
         self,
@@ -325,7 +319,7 @@ class Installation:
         accept = native.environ.get("HTTP_ACCEPT", "")
         state.denial = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
         raises = not before_view or state.denial.status in self._handled
-        return refuse(self._app, native, decision, answer=state.denial, on_denied=on_denied, raises=raises)
+        return refuse(self._app(), native, decision, answer=state.denial, on_denied=on_denied, raises=raises)
 
 
 def decision() -> Decision | None:

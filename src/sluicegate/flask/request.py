@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, cast
 
-from flask import Flask, Request
+from flask import Request, current_app
 
 from sluicegate.wsgi import WsgiCaller
 
@@ -16,11 +16,10 @@ from sluicegate.wsgi import WsgiCaller
 class FlaskCaller(WsgiCaller):
     """The client of a Flask request."""
 
-    __slots__ = ("_app", "_parses", "_request")
+    __slots__ = ("_parses", "_request")
 
-    def __init__(self, app: Flask, request: Request, *, parses: bool) -> None:
+    def __init__(self, request: Request, *, parses: bool) -> None:
         self.environ = request.environ
-        self._app = app
         self._request = request
         self._parses = parses  # the trusted header is read here, so the address that ProxyFix has set is not used
 
@@ -55,7 +54,7 @@ class FlaskCaller(WsgiCaller):
         """Return Flask-Login's user if the application has a login manager, else the user that the server
         authenticated.
         """
-        if hasattr(self._app, "login_manager"):
+        if hasattr(current_app, "login_manager"):
             from flask_login import current_user
 
             if current_user.is_authenticated:
@@ -64,5 +63,5 @@ class FlaskCaller(WsgiCaller):
 
     def signs_in_later(self) -> bool:
         """True if the request has credentials, and Flask-Login has no function that reads them."""
-        login = getattr(self._app, "login_manager", None)
+        login = getattr(current_app, "login_manager", None)
         return getattr(login, "_request_callback", None) is None and super().signs_in_later()

@@ -99,10 +99,12 @@ def refuse(
     """
     if rate_limited.receivers:
         _send_signal(app, decision)
-    value = None if on_denied is None else app.ensure_sync(on_denied)(request, decision)
-    if waits(value):
-        close_unawaited(value)
-        raise async_mismatch("on_denied", on_denied)
+    value = None
+    if on_denied is not None:
+        value = app.ensure_sync(on_denied)(request, decision)
+        if waits(value):
+            close_unawaited(value)
+            raise async_mismatch("on_denied", on_denied)
     if value is None:
         if raises:
             raise _ERRORS[answer.status].of(decision, answer)

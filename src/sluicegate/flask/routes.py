@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,10 +38,12 @@ class RouteRules(NamedTuple):
 class AppRoutes:
     """The rules of all routes of one application, for one gate.
 
-    `owns_marks` is True for the first limiter of an application: only that limiter enforces `@limit`.
+    `app` returns the application. `owns_marks` is True for the first limiter of an application: only that limiter
+    enforces `@limit`.
     """
 
-    def __init__(self, gate: Gate, *, owns_marks: bool) -> None:
+    def __init__(self, app: Callable[[], Flask], gate: Gate, *, owns_marks: bool) -> None:
+        self._app = app
         self.unmatched = RouteRules(gate.bind(Endpoint()))
         self._gate = gate
         self._owns_marks = owns_marks
@@ -58,8 +60,9 @@ class AppRoutes:
         """Renew the lock. What the parent has bound is complete, and the child binds the rest."""
         self._lock = threading.Lock()
 
-    def _prepare(self, app: Flask) -> None:
+    def _prepare(self) -> None:
         """Bind the rules of all routes, once."""
+        app = self._app()
         with self._lock:
             if self._ready:
                 return
@@ -67,31 +70,32 @@ class AppRoutes:
             self._gate.check_routes({name for rule in rules for name in (rule.endpoint, rule.rule)})
             for rule in rules:
                 for method in rule.methods or [""]:
-                    self._bind(app, rule, method)
+                    self._bind(rule, method)
             self._ready = True
 
-    def find(self, app: Flask, rule: UrlRule | None, method: str) -> RouteRules:
+    def find(self, rule: UrlRule | None, method: str) -> RouteRules:
         """Return the rules for a request; `unmatched` if it matched no route."""
         if not self._ready:
-            self._prepare(app)
+            self._prepare()
         if rule is None:
             return self.unmatched
         found = self._routes.get(_key(rule, method))
-        return self._bind(app, rule, method) if found is None else found
+        return self._bind(rule, method) if found is None else found
 
-    def own(self, app: Flask, mark: Mark, *, label: str) -> tuple[Bound, ...]:
+    def own(self, mark: Mark, *, label: str) -> tuple[Bound, ...]:
         """Return the rule of one mark, for a view that is called without its route. If the view has a route, one
         budget.
         """
         if not self._ready:
-            self._prepare(app)
+            self._prepare()
         found = self._own.get((mark, label)) or self._own.get((mark, ""))
         if found is None:
             found = self._own[mark, label] = self._gate.bind_own(Endpoint(marks=(mark,), label=label), [mark])
         return found
 
-    def _bind(self, app: Flask, rule: UrlRule, method: str) -> RouteRules:
+    def _bind(self, rule: UrlRule, method: str) -> RouteRules:
         """Bind the rules of one route for one method."""
+        app = self._app()
         view = app.view_functions.get(rule.endpoint)
         cls = _class_of(view)
         handler, shown = _handler(cls, method), view if cls is None else cls
@@ -138,11 +142,11 @@ class AppRoutes:
             distinct = distinct._replace(label=f"{endpoint.label}<{first}>")
         return distinct
 
-    def endpoint(self, app: Flask, rule: UrlRule | None) -> Endpoint:
+    def endpoint(self, rule: UrlRule | None) -> Endpoint:
         """Return the endpoint of a route for a charge inside its view: the function, or the class of its methods."""
         if rule is None:
             return Endpoint()
-        view = app.view_functions.get(rule.endpoint)
+        view = self._app().view_functions.get(rule.endpoint)
         shown = _class_of(view) or view
         return self._distinct(Endpoint(shown, label=label_of(shown), route=rule.rule))
 

@@ -109,15 +109,16 @@ class MemoryStore:
                 if entry.refused_until <= now:
                     outcome = charge(entry, now, cost, params)
                     if outcome is not None:  # the same as entry.mark
-                        entry.expires = now + outcome[4]
+                        entry.expires = now + outcome.reset_after
                         if not shadow:
-                            entry.left = outcome[2] * WHOLE // outcome[1]
-                            if not outcome[2]:
-                                entry.refused_until = now + outcome[5]
+                            left = outcome.remaining
+                            entry.left = left * WHOLE // outcome.limit
+                            if left == 0:
+                                entry.refused_until = now + outcome.next_after
                         return outcome
                 if refuses:
                     refusal = check(entry.state, now, cost, params)
-                    if not refusal[0]:
+                    if not refusal.allowed:
                         wait = refusal.retry_after
                         if wait is not None:
                             entry.refused_until = now + wait

@@ -73,15 +73,15 @@ def with_fields(message: Message, decision: Decision, dialect: str | None) -> Me
     status, own = message["status"], [*message.get("headers", ())]
     if len(decision.checks) == 1 and dialect == "draft-11" and (200 <= status < 300) and decision.allowed:
         # Nearly all responses. The same fields as below, without text and without a second reading of the headers.
-        (terms, _, _), (_, _, left, _, _, ahead, _, source) = decision.checks[0], decision.outcomes[0]
-        constant = _constant_lines(terms)
-        if constant is not None and ahead and source != "policy":
+        constant, outcome = _constant_lines(decision.checks[0].terms), decision.outcomes[0]
+        ahead = outcome.next_after
+        if constant is not None and ahead and outcome.source != "policy":
             for name, _ in own:
                 if name.lower() in _NAMES:
                     break
             else:
                 policy, item = constant
-                own += policy, (b"ratelimit", item % (left, -(-ahead // MICROSECOND)))
+                own += policy, (b"ratelimit", item % (outcome.remaining, -(-ahead // MICROSECOND)))
                 return {**message, "headers": own}
     fields = fields_for(decision, dialect, epoch=epoch_seconds(), status=status)
     if fields or "headers" in message:  # an iterator has been read

@@ -274,10 +274,11 @@ def _draft_11(decision: Decision, epoch: float) -> Fields:
     """
     allowed, checks, outcomes = decision
     if len(checks) == 1:  # nearly always: the same as below, without the loop
-        ((terms, _, _),), ((passed, _, left, _, _, ahead, _, source),) = checks, outcomes
-        text = policy_text(terms)
-        if text is not None and text[2] and ahead and (allowed or not passed) and source != "policy":
-            return [("RateLimit-Policy", text[0]), ("RateLimit", f"{text[1]}{left};t={-(-ahead // MICROSECOND)}")]
+        text, outcome = policy_text(checks[0].terms), outcomes[0]
+        ahead = outcome.next_after
+        if text is not None and text[2] and ahead and (allowed or not outcome.allowed) and outcome.source != "policy":
+            item = f"{text[1]}{outcome.remaining};t={-(-ahead // MICROSECOND)}"
+            return [("RateLimit-Policy", text[0]), ("RateLimit", item)]
     policies = items = ""
     for (terms, _, _), (passed, _, left, _, _, ahead, _, source) in zip(checks, outcomes, strict=True):
         text = policy_text(terms)
