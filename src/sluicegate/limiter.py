@@ -136,10 +136,6 @@ class _Engine(Generic[_AnyStore]):
         `sluicegate.testing` give each test a store of its own.
         """
         with self._adding:
-            if (pause := getattr(self._opened, "pause", None)) is not None:
-                pause()
-            if (resume := getattr(store, "resume", None)) is not None:
-                resume()
             self._opened = store
             self.store = self._wrap(self._options, store, owned=self._owned)
             if self._prefetches:
@@ -529,14 +525,19 @@ class AsyncLimiter(_Engine[AsyncStore]):
 class _Limit(Generic[_AnyLimiter]):
     """The common part of both prepared limits."""
 
-    __slots__ = ("_held", "_hit", "_limiter", "_single", "_terms")
+    __slots__ = ("_held", "_hit", "_hit_of", "_limiter", "_single", "_terms")
 
     def __init__(self, limiter: _AnyLimiter, terms: tuple[Terms, ...]) -> None:
         self._limiter = limiter
         self._terms = terms
         self._held = terms[0].held
         self._single = terms[0] if len(terms) == 1 else None
-        self._hit = None if limiter.hit_of is None or self._single is None else limiter.hit_of(self._single)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Take the function of the store that the limiter uses now. A test may give it another one."""
+        hit_of = self._hit_of = self._limiter.hit_of
+        self._hit = None if hit_of is None or self._single is None else hit_of(self._single)
 
     def __repr__(self) -> str:
         name, terms = type(self).__name__, self._terms
@@ -551,6 +552,8 @@ class _Limit(Generic[_AnyLimiter]):
 
         `text` is the text of an identity, in the form that stores get.
         """
+        if self._hit_of is not self._limiter.hit_of:
+            self._prepare()
         if self._hit is not None:
             outcome = self._hit(text, cost)
             if outcome is not None:
@@ -605,12 +608,15 @@ class Limit(_Limit[Limiter]):
             raise self._no_hit()
         if type(cost) is not int or not 0 <= cost <= MAX_LIMIT:
             cost = whole_cost("cost", cost)
-        text = self._limiter.text(identity)
-        if self._hit is not None:  # the same as `begin`, without a call
+        limiter = self._limiter
+        text = limiter.text(identity)
+        if self._hit_of is not limiter.hit_of:  # the same as `begin`, without a call
+            self._prepare()
+        if self._hit is not None:
             outcome = self._hit(text, cost)
             if outcome is not None:
                 return new(Decision, (outcome.allowed, (new(Check, (self._single, text, cost)),), (outcome,)))
-        return self._limiter.run(self._plan(text, cost))
+        return limiter.run(self._plan(text, cost))
 
     def peek(self, identity: object, cost: int = 1) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""
@@ -649,12 +655,15 @@ class AsyncLimit(_Limit[AsyncLimiter]):
             raise self._no_hit()
         if type(cost) is not int or not 0 <= cost <= MAX_LIMIT:
             cost = whole_cost("cost", cost)
-        text = self._limiter.text(identity)
-        if self._hit is not None:  # the same as `begin`, without a call
+        limiter = self._limiter
+        text = limiter.text(identity)
+        if self._hit_of is not limiter.hit_of:  # the same as `begin`, without a call
+            self._prepare()
+        if self._hit is not None:
             outcome = self._hit(text, cost)
             if outcome is not None:
                 return new(Decision, (outcome.allowed, (new(Check, (self._single, text, cost)),), (outcome,)))
-        return await self._limiter.run(self._plan(text, cost))
+        return await limiter.run(self._plan(text, cost))
 
     async def peek(self, identity: object, cost: int = 1) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""

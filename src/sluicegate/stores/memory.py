@@ -20,7 +20,7 @@ from sluicegate.identity import digest
 from sluicegate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, charged, in_shadow, strikers
 from sluicegate.stores import DEADLINE, Hit
 from sluicegate.stores.async_adapter import AsyncAdapter
-from sluicegate.stores.memory_table import WHOLE, Entry, Key, MemoryTable, Network, SharedBudget
+from sluicegate.stores.memory_table import WHOLE, Entry, MemoryTable, Network, SharedBudget
 
 MAX_KEYS: Final = 100_000  # about 40 MB of one-hit keys
 _COUNT: Final = "[0-9]{1,15}"
@@ -49,7 +49,6 @@ class MemoryStore:
         self._refunds: deque[tuple[Plan, tuple[Outcome, ...]]] = deque()  # refunds that could not be made at once
         self._table = MemoryTable(max_keys)
         self._known = self._table.by_key
-        self._aside: dict[Key, Entry] | None = None
         fork.hold(self)
 
     def __len__(self) -> int:
@@ -76,20 +75,6 @@ class MemoryStore:
     def after_fork(self) -> None:
         """Go on with the copy of the budgets. The child counts separately from now on."""
         self._lock = threading.RLock()
-
-    def pause(self) -> None:
-        """Set all budgets aside until `resume`. So the functions of `prepare` decide nothing, and the limiters ask the
-        store that they use meanwhile.
-        """
-        if self._aside is None:
-            self._aside = dict(self._known)
-            self._known.clear()
-
-    def resume(self) -> None:
-        """Take back the budgets that `pause` has set aside."""
-        if self._aside is not None:
-            self._known.update(self._aside)
-            self._aside = None
 
     def prepare(self, terms: Terms) -> Hit:
         """Return a function that decides one check of these terms, if its key is known, and if the answer needs no more
@@ -268,7 +253,7 @@ class AsyncMemoryStore(AsyncAdapter):
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
         self._memory = store
-        self.prepare, self.pause, self.resume = store.prepare, store.pause, store.resume
+        self.prepare = store.prepare
         self.warn = store.warn
 
     def separate(self, name: str, *, clock: Clock | None = None) -> AsyncMemoryStore:
