@@ -1,6 +1,6 @@
 """The command `python -m suites`: run the suites, whole or a sample, and report.
 
-python -m suites [--sample] [--only Starlette,Flask,Django]
+python -m suites [--sample] [--only Starlette,Flask,Django,DRF,Ninja]
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
 
 def _jobs(suite: Suite, *, sample: bool) -> Iterable[Job]:
     """The runs of one suite, the plain one first."""
-    source = unpacked(suite.framework.lower(), HOME / "sources")
+    source = unpacked(suite.distribution, HOME / "sources", release=suite.release)
     tests = suite.sample if sample else suite.whole
     for insertion in (PLAIN, *(suite.sampled if sample else suite.insertions)):
         yield Job(suite, insertion, source, tests, f"{suite.framework}-{insertion}".lower())
@@ -57,7 +57,7 @@ def _report(suite: Suite, plain: Run, running: Iterable[tuple[Job, Future[Run]]]
     """Print the results of one framework; return the number of faults."""
     passed, failed = plain.names(PASSED), plain.names(FAILED)
     ran = len(passed) + len(failed)
-    print(f"\n{suite.framework} {version(suite.framework)}: {ran} tests run, {len(passed)} pass plain")
+    print(f"\n{suite.framework} {version(suite.distribution)}: {ran} tests run, {len(passed)} pass plain")
     for name in failed:
         print(f"  fails plain: {name}: {plain.tests[name].why}")
     for reason, count in plain.reasons.most_common():

@@ -22,12 +22,15 @@ _RULES: Final = "+rules"
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """One framework's tests. `insertions` are modules of `inside`; for Django, runners of `inside.django_runners`.
+    """One framework's tests. `insertions` are modules of `inside`; for Django, runners of `inside.django_runners`. For
+    REST framework and Ninja they put sluicegate's throttle classes in place of the framework's.
 
     An insertion that ends with `+rules` also has the rules of `limits.RULES`.
     """
 
     framework: str
+    distribution: str
+    release: str = ""  # with the tests, if the archive of the installed one has none
     insertions: tuple[str, ...]
     whole: tuple[str, ...]
     sample: tuple[str, ...]
@@ -52,6 +55,7 @@ class Suite:
 SUITES: Final = (
     Suite(
         framework="Django",
+        distribution="django",
         insertions=("first", "last+rules"),
         whole=("asgi", "wsgi", "servers", "auth_tests", "view_tests", "sessions_tests", "cache", "test_client"),
         # Omits tests that sleep (caches that expire) or hash passwords; neither make requests.
@@ -66,6 +70,7 @@ SUITES: Final = (
     ),
     Suite(
         framework="Starlette",
+        distribution="starlette",
         insertions=("starlette_middleware", "starlette_middleware+rules", "asgi_middleware+rules"),
         whole=("tests",),
         sample=("tests",),
@@ -73,10 +78,28 @@ SUITES: Final = (
     ),
     Suite(
         framework="Flask",
+        distribution="flask",
         insertions=("flask_extension", "flask_extension+rules", "wsgi_middleware", "wsgi_middleware+rules"),
         whole=("tests",),
         sample=("tests",),
         sampled=("flask_extension", "flask_extension+rules", "wsgi_middleware+rules"),
+    ),
+    Suite(
+        framework="DRF",
+        distribution="djangorestframework",
+        insertions=("drf_throttles",),
+        whole=("tests/test_throttling.py", "tests/test_decorators.py"),
+        sample=("tests/test_throttling.py", "tests/test_decorators.py"),
+        sampled=("drf_throttles",),
+    ),
+    Suite(
+        framework="Ninja",
+        distribution="django-ninja",
+        release="1.6.0",  # its throttles and their tests are those of 1.7.1
+        insertions=("ninja_throttles",),
+        whole=("tests/test_throttling.py",),
+        sample=("tests/test_throttling.py",),
+        sampled=("ninja_throttles",),
     ),
 )
 

@@ -20,9 +20,9 @@ class NoTestsError(Exception):
     """A source distribution that cannot be used."""
 
 
-def unpacked(distribution: str, folder: Path) -> Path:
-    """The folder with the tests of the installed version; fetches them the first time."""
-    release = f"{distribution}=={version(distribution)}"
+def unpacked(distribution: str, folder: Path, *, release: str = "") -> Path:
+    """The folder with the tests of the installed version, or of this release; fetches them the first time."""
+    release = f"{distribution}=={release or version(distribution)}"
     home = folder / release
     if not home.exists():
         archive = _fetched(release, folder / "archives" / release)

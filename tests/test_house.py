@@ -39,6 +39,8 @@ ORDER: tuple[dict[str, tuple[str, ...]], ...] = (
     {
         "starlette": ("starlette", "starlette.*"),
         "flask": ("flask", "flask.*"),
+        "drf": ("drf",),
+        "ninja": ("ninja",),
         "packers": ("_pyinstaller", "_pyinstaller.*"),
     },
     {"fastapi": ("fastapi",)},
@@ -53,6 +55,8 @@ APART: dict[str, tuple[str, ...]] = {
     "django": ("",),
     "starlette": ("wsgi", "django", "django.*"),
     "flask": ("asgi", "django", "django.*"),
+    "drf": ("", "asgi", "wsgi"),
+    "ninja": ("", "asgi", "wsgi"),
     "fastapi": ("wsgi", "flask", "flask.*", "django", "django.*"),
     "testing": ("asgi", "wsgi", "django*", "starlette*", "flask*", "fastapi"),
 }
@@ -70,8 +74,10 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "werkzeug": ("flask.*",),
     "blinker": ("flask.responses",),  # Flask requires it
     "flask_login": ("flask.request",),  # only if the application installs it
-    "django": ("django", "django.*"),
+    "django": ("django", "django.*", "ninja"),
+    "ninja": ("ninja",),
     "asgiref": ("django", "django.*"),
+    "rest_framework": ("drf",),
     "anyio": ("starlette.*",),
     "click": CLI,
     "rich": CLI,

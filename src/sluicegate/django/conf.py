@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from threading import RLock
 from typing import Any, Final
@@ -21,6 +22,8 @@ from sluicegate import fork
 from sluicegate.awaiting import async_mismatch, is_async
 from sluicegate.django.routes import names_of_routes
 from sluicegate.errors import SettingsError
+from sluicegate.stores.memory import AsyncMemoryStore
+from sluicegate.stores.wrappers import PREFIX
 from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.settings import Settings, hide
 
@@ -38,6 +41,7 @@ class _Gates:
 
     sync: Gate | None = None
     async_: AsyncGate | None = None
+    loop: Gate | None = None
     lock = RLock()  # re-entrant: reading the settings may import modules that need a gate
 
     @classmethod
@@ -82,6 +86,27 @@ def async_gate() -> AsyncGate:
         with _Gates.lock:
             gate = _Gates.async_ = _Gates.async_ or make_async(read_settings())
     return gate
+
+
+def loop_gate() -> Gate:
+    """Return the gate for synchronous code that runs on the event loop. It counts in the store of `async_gate`, and a
+    server's reply blocks the loop.
+
+    It is only for rules of its own: those of the settings may have async functions.
+    """
+    gate = _Gates.loop
+    if gate is None:
+        with _Gates.lock:
+            gate = _Gates.loop = _Gates.loop or _make_loop(async_gate())
+    return gate
+
+
+def _make_loop(gate: AsyncGate) -> Gate:
+    settings = replace(gate.settings, rules=(), default_limits=(), on_denied=None)
+    memory = gate.limiter.store
+    if isinstance(memory, AsyncMemoryStore):
+        settings = replace(settings, store=memory.memory, clock=None, prefix=PREFIX)
+    return Gate(settings)
 
 
 def make_sync(settings: Settings) -> Gate:
@@ -132,10 +157,11 @@ def reload(*, setting: str, **_: Any) -> None:
     if setting != SETTING:
         return
     with _Gates.lock:
-        sync, async_ = _Gates.sync, _Gates.async_
-        _Gates.sync = _Gates.async_ = None
-    if sync is not None:
-        sync.close()
+        opened, async_ = (_Gates.sync, _Gates.loop), _Gates.async_
+        _Gates.sync = _Gates.async_ = _Gates.loop = None
+    for gate in opened:
+        if gate is not None:
+            gate.close()
     if async_ is not None:
         _close(async_)
 

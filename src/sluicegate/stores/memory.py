@@ -252,17 +252,17 @@ class AsyncMemoryStore(AsyncAdapter):
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
-        self._memory = store
+        self.memory = store
         self.prepare = store.prepare
         self.warn = store.warn
 
     def separate(self, name: str, *, clock: Clock | None = None) -> AsyncMemoryStore:
         """Return an empty store, on this clock unless the store has one."""
-        return AsyncMemoryStore(self._memory.separate(name, clock=clock))
+        return AsyncMemoryStore(self.memory.separate(name, clock=clock))
 
     async def bans(self, terms: Terms) -> dict[str, int]:
         """Return the same as `MemoryStore.bans`."""
-        return self._memory.bans(terms)
+        return self.memory.bans(terms)
 
     def __repr__(self) -> str:
         return f"Async{self._store!r}"

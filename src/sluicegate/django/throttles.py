@@ -1,0 +1,321 @@
+"""Throttles: the common part of the throttle classes for REST framework and for Ninja.
+
+Both frameworks authenticate inside the view, and then ask one throttle after the other. Each throttle is one rule. Its
+charge joins what the request was charged before: all or nothing, and one set of RateLimit fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, ClassVar, Final
+
+from asgiref.sync import async_to_sync
+from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpRequest
+
+from sluicegate.address import NO_PEER, Trust, client_address
+from sluicegate.awaiting import async_mismatch, close_unawaited, waits
+from sluicegate.clock import MICROSECOND
+from sluicegate.django import conf
+from sluicegate.django.lifecycle import release_at_close
+from sluicegate.django.request import AsyncDjangoRequestState, DjangoRequestState, begin, state_of
+from sluicegate.django.signals import rate_limited
+from sluicegate.errors import QuotaError
+from sluicegate.identity import identity_text
+from sluicegate.plan import Check, Decision, Outcome, Plan, RateLimitExceeded
+from sluicegate.quota import Quota
+from sluicegate.rules.key import Caller, KeySpec
+from sluicegate.rules.rule import Rule
+from sluicegate.rules.terms import read
+from sluicegate.stores.completion import running_loop
+from sluicegate.web.bound import Bound, names_of, unique
+from sluicegate.web.charge import Charge
+from sluicegate.web.charges import Charges, kept
+from sluicegate.web.endpoint import Endpoint, printable, scope_of
+from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.http import retry_after
+from sluicegate.web.marks import RuleOptions
+from sluicegate.web.problem import detail, status_of
+
+_STATE: Final = "_sluicegate_throttles"
+
+
+class RateThrottle:
+    """A rule in the shape of a throttle class. A class for a framework inherits this class before the framework's.
+
+    - `rate`: "10/min" and so on, as the framework reads it, or as sluicegate reads a quota; a Quota; or a method or
+      Tiers that gets the framework's request and returns one of these. None means no limit.
+    - `scope`: throttles, rules and views with the same scope share budgets. The default is the name of the class.
+    - `options`: the options of a rule, as for `@limit`: `cost`, `algorithm`, `mode`, and so on. The key comes from
+      `get_cache_key`, unless it is given here.
+    """
+
+    framework: ClassVar[Any]  # the framework's SimpleRateThrottle
+    standard: ClassVar[tuple[KeySpec, Any] | None] = None  # a key, and the `get_cache_key` that names the same clients
+    options: ClassVar[RuleOptions] = {}
+
+    rate: Any
+    scope: Any
+    num_requests: Any
+    duration: Any
+    cache_format: Any
+    get_cache_key: Any
+    _parsed: tuple[Quota, ...] = ()
+
+    def parse_rate(self, rate: Any) -> tuple[Any, Any]:
+        """Return the number of requests and the seconds of a rate; of its first quota if it has several."""
+        if rate is None or callable(rate):
+            return None, None
+        self._parsed = read_rate(rate, self.framework)
+        return self._parsed[0].limit, self._parsed[0].period
+
+    def get_ident(self, request: Any) -> str | None:
+        """Return the client's address. `TRUSTED_PROXIES` says whose header is trusted; without it, the framework's
+        own number of proxies does.
+        """
+        native = native_request(request)
+        gate = gate_for(native)
+        caller = (AsyncDjangoRequestState if isinstance(gate, AsyncGate) else DjangoRequestState)(native, gate)
+        settings = gate.settings
+        proxies = None if settings.trusted_proxies is not None else self.proxies()
+        trust = Trust.of(proxies) if proxies else settings.trust
+        found = client_address(caller.peer, caller.header(trust.header), trust, prefix=settings.ipv6_prefix)
+        return None if found == NO_PEER else found
+
+    def proxies(self) -> int | None:
+        """Return the framework's setting NUM_PROXIES."""
+        raise NotImplementedError
+
+    def throttle_success(self) -> bool:
+        """Return the answer for a request that was charged. For subclasses."""
+        return True
+
+    def bounds(self, request: Any, key: str) -> tuple[Bound, ...]:
+        """Return the rule of this throttle, ready for this request; nothing if there is no limit.
+
+        `key` is what `get_cache_key` has returned. Unless a subclass has changed it, sluicegate's own key of the same
+        meaning takes its place, so that plain views with the same scope share the budget.
+        """
+        quotas = self._quotas(request)
+        if quotas is None:
+            return ()
+        gate = gate_for(native_request(request))
+        spec = self._key(proxied=gate.settings.trusted_proxies is not None)
+        kind: Any = type(self)
+        found = _bounds(gate, kind, self.scope, quotas=quotas, key=spec)
+        if spec is None:
+            found = tuple([replace(bound, key=_key_of(identity_text(key))) for bound in found])
+        return found
+
+    def _quotas(self, request: Any) -> tuple[Quota, ...] | None:
+        rate = self.rate
+        if callable(rate):
+            rate = rate(request)
+            if waits(rate):
+                close_unawaited(rate)
+                raise async_mismatch(f"rate of {type(self).__name__}", self.rate)
+            return None if rate is None else read_rate(rate, self.framework)
+        parsed = self._parsed
+        if parsed and (parsed[0].limit, parsed[0].period) == (self.num_requests, self.duration):
+            return parsed
+        return None if self.num_requests is None else (Quota(self.num_requests, self.duration),)  # set by a subclass
+
+    def _key(self, *, proxied: bool) -> KeySpec | None:
+        """Return the key of the rule; None if the text of `get_cache_key` is the identity."""
+        if "key" in self.options:
+            return self.options["key"]
+        if self.standard is None or not (proxied or not self.proxies()):
+            return None
+        key, method = self.standard
+        is_changed = (
+            getattr(self.get_cache_key, "__func__", None) is not method
+            or type(self).get_ident is not RateThrottle.get_ident
+            or self.cache_format != self.framework.cache_format
+        )
+        return None if is_changed else key
+
+
+def _key_of(text: str) -> Callable[[Caller], str]:
+    """Make the key of one request, whose identity is known."""
+    return lambda _: text
+
+
+@lru_cache(maxsize=1024)
+def read_rate(rate: Any, framework: Any) -> tuple[Quota, ...]:
+    """Return the quotas of a rate: as the framework reads the text, or as sluicegate does.
+
+    Raises QuotaError for a text that neither can read, or that has two meanings ("10/month" is 10 a minute for REST
+    framework).
+    """
+    theirs: tuple[Quota, ...] = ()
+    if isinstance(rate, str):
+        with suppress(ValueError, KeyError, IndexError):
+            theirs = (Quota(*framework.parse_rate(framework, rate)),)
+    try:
+        ours = read(rate)
+    except QuotaError:
+        if not theirs:
+            raise
+        return theirs
+    if not isinstance(ours, tuple):
+        expected = "give it to @limit or to a rule of the settings"
+        raise QuotaError("rate", rate, problem="a concurrency limit, not a rate", expected=expected)
+    if theirs and ours != theirs and ours[0].burst is None:
+        problem = f'"{theirs[0]}" for {framework.__module__.partition(".")[0]}, but not for sluicegate'
+        raise QuotaError("rate", rate, problem=problem, expected=f'write "{theirs[0]}" or "{ours[0]}"')
+    return ours
+
+
+@lru_cache(maxsize=1024)
+def _bounds(
+    gate: Gate | AsyncGate, cls: Any, scope: Any, *, quotas: tuple[Quota, ...], key: KeySpec | None
+) -> tuple[Bound, ...]:
+    label = str(scope) if scope else f"{cls.__module__}.{cls.__qualname__}"
+    name = printable(label).strip() or "throttle"
+    options: dict[str, Any] = {**cls.options, "key": "ip" if key is None else key}
+    return gate.bind_rule(Rule(name=name, scope=scope_of(Endpoint(label=label)), quota=quotas, **options))
+
+
+class _ThrottleCharge(Charge):
+    """The charge of some throttles for one request, in one plan."""
+
+    def __init__(self, state: DjangoRequestState, bounds: Sequence[Bound]) -> None:
+        self.bounds = tuple(bounds)
+        self._label = "a throttle"
+        self._state = state
+        self._is_message, self._gives_back = False, True
+        self._earlier = kept(state.decision)
+        self._known: Charges = []
+        self._is_refused = is_refused(state)
+        self._names: list[str] = []  # of the checks in the plan, as the rules have them
+        self._charged: list[tuple[str, Check, Outcome]] = []
+
+    def about(self, bounds: Sequence[Bound]) -> Decision:
+        """Return the decision about some of the rules."""
+        names = {name for bound in bounds for name in names_of(bound)}
+        names |= {bound.rule.ban.name for bound in bounds if bound.rule.ban is not None}
+        found = [(check, outcome) for name, check, outcome in self._charged if name in names]
+        checks, outcomes = zip(*found, strict=True) if found else ((), ())
+        return Decision(allowed=all([outcome.allowed for outcome in outcomes]), checks=checks, outcomes=outcomes)
+
+    def _trim(self, plan: Plan) -> Plan:
+        """Charge nothing after a throttle has refused: the others only say how long the client has to wait."""
+        trimmed = super()._trim(plan)
+        self._names = [check.terms.name for check in trimmed.checks]
+        names = {_budget(check): check.terms.name for check in plan.checks}
+        self._charged = [(names[_budget(check)], check, outcome) for check, outcome in self._known]
+        return trimmed._replace(charge=False) if self._is_refused else trimmed
+
+    def _join(self, decision: Decision | None) -> Charges:
+        if decision is None:
+            return []
+        self._charged += zip(self._names, decision.checks, decision.outcomes, strict=False)
+        return [] if self._is_refused and decision.allowed else super()._join(decision)
+
+
+def is_refused(state: DjangoRequestState) -> bool:
+    """True if a throttle has refused the request."""
+    return state.decision is not None and not state.decision.allowed
+
+
+def native_request(request: Any) -> HttpRequest:
+    """Return Django's request: the argument, or the one inside it."""
+    found: HttpRequest = getattr(request, "_request", request)
+    return found
+
+
+def gate_for(native: HttpRequest) -> Gate | AsyncGate:
+    """Return the gate that can charge this request from here."""
+    state = state_of(native)
+    if state is not None:
+        gate = state.gate
+    else:
+        gate = conf.async_gate() if isinstance(native, ASGIRequest) else conf.sync_gate()
+    return conf.loop_gate() if isinstance(gate, AsyncGate) and running_loop() is not None else gate
+
+
+def state_for(request: Any) -> DjangoRequestState | None:
+    """Return the state of a request; None if limits are off.
+
+    It is the state of the middleware, or of a decorator. Without them there is a state for each call of the view, kept
+    on the framework's own request: Django's request may come again (in tests it does), and is then charged again.
+    """
+    native = native_request(request)
+    state = state_of(native)
+    if state is not None and state.open:
+        return state
+    gate = gate_for(native)
+    if not gate.settings.enabled:
+        return None
+    found: DjangoRequestState | None = None if request is native else vars(request).get(_STATE)
+    if found is None:
+        found = begin(native, gate)
+        found.open = False  # nothing will add the fields
+        if request is not native:
+            setattr(request, _STATE, found)
+    return found
+
+
+def decide(native: HttpRequest, state: DjangoRequestState, wanted: Sequence[tuple[Bound, ...]]) -> list[Decision]:
+    """Charge the rules of some throttles, all or none. Return the decision about each throttle."""
+    apart = iter(unique([bound for bounds in wanted for bound in bounds]))
+    parts = [[next(apart) for _ in bounds] for bounds in wanted]
+    on_loop = isinstance(state.gate, AsyncGate) and running_loop() is not None
+    with _state_on_loop(native, state) if on_loop else nullcontext(state) as here:
+        one = _ThrottleCharge(here, [bound for part in parts for bound in part])
+        caller = here.charging(native, one.bounds)
+        try:
+            if isinstance(here.gate, AsyncGate):
+                async_to_sync(one.run_async)(caller)
+            else:
+                one.run(caller)
+        except RateLimitExceeded as error:
+            if not is_refused(here):
+                rate_limited.send_robust(type(native), request=native, decision=error.decision)
+            here.refuse(error.decision)
+            if error.decision.forbidden:
+                return [error.decision for _ in parts]
+    release_at_close(state)
+    return [one.about(part) for part in parts]
+
+
+@contextmanager
+def _state_on_loop(native: HttpRequest, state: DjangoRequestState) -> Generator[DjangoRequestState]:
+    """Make a state for sync code on the event loop. What it has decided is added to the state of the request.
+
+    If earlier charges of the request wait for its response, they are not given back by a refusal here.
+    """
+    here = DjangoRequestState(native, conf.loop_gate())
+    if state.settlement is None:
+        here.decision = state.decision
+    yield here
+    if state.settlement is None:
+        state.decision, state.settlement = here.decision, here.settlement
+    elif here.decision is not None:
+        state.note(here.decision)
+
+
+def refusal(decision: Decision) -> tuple[int, int | None, str]:
+    """Return the status of a refusal, the value of `Retry-After`, and a sentence for the client."""
+    wait = retry_after(decision)
+    return status_of(decision), wait, detail(decision, wait)
+
+
+def wait_after(decision: Decision) -> float | None:
+    """Return the seconds until the next request of the same kind passes; None if none ever does."""
+    longest = 0
+    for check, outcome in zip(decision.checks, decision.outcomes, strict=True):
+        if check.terms.shadow:
+            continue
+        wait = (0 if outcome.remaining else outcome.next_after) if outcome.allowed else outcome.retry_after
+        if wait is None:
+            return None
+        longest = max(longest, wait)
+    return longest / MICROSECOND
+
+
+def _budget(check: Check) -> tuple[str, str]:
+    return check.terms.rule_id, check.identity

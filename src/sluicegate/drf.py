@@ -1,0 +1,128 @@
+"""Throttle classes for Django REST framework, on the engine and the settings of `sluicegate.django`.
+
+    REST_FRAMEWORK = {
+        "DEFAULT_THROTTLE_CLASSES": ["sluicegate.drf.AnonRateThrottle", "sluicegate.drf.UserRateThrottle"],
+        "DEFAULT_THROTTLE_RATES": {"anon": "100/day", "user": "10/min; 1000/day"},
+    }
+
+They have the names, attributes and methods of REST framework's own classes. REST framework asks them after it has
+authenticated the request, so they know the users of tokens. All throttles of a view are charged in one plan.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final, cast
+
+from sluicegate.extras import needs
+from sluicegate.plan import Decision
+
+with needs("drf"):
+    from rest_framework import throttling
+    from rest_framework.exceptions import APIException
+    from rest_framework.settings import api_settings
+
+    from sluicegate.django.throttles import RateThrottle, decide, native_request, refusal, state_for, wait_after
+
+__all__ = ["AnonRateThrottle", "Refused", "ScopedRateThrottle", "SimpleRateThrottle", "UserRateThrottle"]
+
+_DECIDED: Final = "_sluicegate_decided"
+
+
+class Refused(APIException):  # type: ignore[misc]  # REST framework has no types
+    """A refusal that is no 429: 503 if the store is unavailable and a rule says "deny", 403 for a client on the deny
+    list.
+    """
+
+    def __init__(self, decision: Decision) -> None:
+        self.status_code, self.wait, text = refusal(decision)  # REST framework makes `Retry-After` of the wait
+        super().__init__(text, "refused")
+
+
+class SimpleRateThrottle(RateThrottle, throttling.SimpleRateThrottle):  # type: ignore[misc]
+    """The base of the throttle classes, and of your own: `get_cache_key` returns who is counted, or None for no limit.
+
+    `sluicegate.django.throttles.RateThrottle` has the attributes. `decision` is what was decided about the request.
+    """
+
+    framework = throttling.SimpleRateThrottle
+    decision: Decision | None = None
+
+    def proxies(self) -> int | None:
+        """Return REST framework's setting NUM_PROXIES."""
+        return cast("int | None", api_settings.NUM_PROXIES)
+
+    def prepare(self, view: Any) -> bool:
+        """Find the rate for this view. Return False if there is none."""
+        return self.rate is not None
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        """Charge the request, together with the other throttles of the view. True if it may pass."""
+        wanted = self._rule(request, view)
+        if wanted is None:
+            return True
+        state = state_for(request)
+        if state is None:
+            return True
+        decided: dict[type, Decision] = vars(request).setdefault(_DECIDED, {})
+        found = decided.pop(type(self), None)
+        if found is None:
+            others = {type(other): rule for other in _others(view) if (rule := other._rule(request, view)) is not None}
+            rules = {type(self): wanted, **{kind: rule for kind, rule in others.items() if kind is not type(self)}}
+            decisions = decide(native_request(request), state, [*rules.values()])
+            decided.update(zip(rules, decisions, strict=True))
+            found = decided.pop(type(self))
+        self.decision = found
+        if found.allowed:
+            return self.throttle_success()
+        if refusal(found)[0] != 429:
+            raise Refused(found)
+        return bool(self.throttle_failure())
+
+    def wait(self) -> float | None:
+        """Return the seconds until the next request passes; None if none ever does."""
+        return None if self.decision is None else wait_after(self.decision)
+
+    def _rule(self, request: Any, view: Any) -> tuple[Any, ...] | None:
+        """Return the rule for this request; None if there is no limit."""
+        if not self.prepare(view):
+            return None
+        self.key = self.get_cache_key(request, view)
+        return None if self.key is None else self.bounds(request, self.key)
+
+
+class AnonRateThrottle(throttling.AnonRateThrottle, SimpleRateThrottle):  # type: ignore[misc]
+    """Limits clients that are not signed in, by address. The scope is "anon"."""
+
+    standard: ClassVar[Any] = "ip", throttling.AnonRateThrottle.get_cache_key
+
+
+class UserRateThrottle(throttling.UserRateThrottle, SimpleRateThrottle):  # type: ignore[misc]
+    """Limits signed-in users, and other clients by address. The scope is "user"."""
+
+    standard: ClassVar[Any] = "user", throttling.UserRateThrottle.get_cache_key
+
+
+class ScopedRateThrottle(SimpleRateThrottle):
+    """Limits the views that have a `throttle_scope`, each scope by its rate in `DEFAULT_THROTTLE_RATES`."""
+
+    scope_attr = throttling.ScopedRateThrottle.scope_attr
+    get_cache_key = throttling.ScopedRateThrottle.get_cache_key
+    standard: ClassVar[Any] = "user", get_cache_key
+
+    def __init__(self) -> None:
+        """Do nothing: the view has the scope, and the scope has the rate."""
+
+    def prepare(self, view: Any) -> bool:
+        """Find the rate of the view's scope. Return False if the view has none."""
+        self.scope = getattr(view, self.scope_attr, None)
+        if not self.scope:
+            return False
+        self.rate = self.get_rate()
+        self.num_requests, self.duration = self.parse_rate(self.rate)
+        return super().prepare(view)
+
+
+def _others(view: Any) -> list[SimpleRateThrottle]:
+    """Return the throttles of a view that can be charged with the first: those whose `allow_request` is unchanged."""
+    found = view.get_throttles() if hasattr(view, "get_throttles") else ()
+    return [each for each in found if getattr(type(each), "allow_request", None) is SimpleRateThrottle.allow_request]

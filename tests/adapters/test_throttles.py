@@ -1,0 +1,414 @@
+"""`sluicegate.drf` and `sluicegate.ninja`: throttle classes with the frameworks' protocols, on our engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+
+from sluicegate import ManualClock, Quota, Rule, Tiers
+from sluicegate.django import limit, rate_limited
+from sluicegate.django.throttles import RateThrottle, read_rate
+from sluicegate.errors import AsyncMismatchError, QuotaError
+from sluicegate.plan import Outcome, Plan
+from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
+from tests.adapters.django_app import OURS, Site, User, serving
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("NINJA_SKIP_REGISTRY", "yes")
+    import ninja
+    from ninja.throttling import SimpleRateThrottle as NinjaOwn
+    from rest_framework.authentication import BaseAuthentication
+    from rest_framework.exceptions import AuthenticationFailed, Throttled
+    from rest_framework.renderers import JSONRenderer
+    from rest_framework.response import Response
+    from rest_framework.settings import api_settings
+    from rest_framework.throttling import SimpleRateThrottle as DrfOwn
+    from rest_framework.views import APIView
+
+    from sluicegate import drf
+    from sluicegate import ninja as throttles
+
+
+class Tokens(BaseAuthentication):
+    """Bearer tokens that are the user's name; without one the request is anonymous."""
+
+    def authenticate(self, request: Any) -> Any:
+        name = request.META.get("HTTP_AUTHORIZATION")
+        if name is None:
+            return None
+        if name not in ("Bearer alice", "Bearer bob"):
+            raise AuthenticationFailed
+        return User(name.removeprefix("Bearer ")), name
+
+    def authenticate_header(self, request: Any) -> str:
+        return "Bearer"
+
+
+def view(*given: Any, **attributes: Any) -> Any:
+    """A view of REST framework with these throttles."""
+
+    def get(self: Any, request: Any) -> Response:
+        return Response("passed")
+
+    common = {"authentication_classes": (Tokens,), "renderer_classes": (JSONRenderer,), "get": get}
+    made: Any = type("Shown", (APIView,), {**common, "throttle_classes": given, **attributes})
+    return made.as_view()
+
+
+def throttle(base: Any = drf.UserRateThrottle, **attributes: Any) -> Any:
+    return type("Own", (base,), attributes)
+
+
+def operation(*given: Any) -> Any:
+    """The routes of a Ninja API whose users are in the Authorization header."""
+
+    def authenticate(request: Any) -> Any:
+        return request.headers.get("Authorization", "nobody")
+
+    api = ninja.NinjaAPI(auth=authenticate, throttle=[*given], urls_namespace=uuid4().hex, docs_url=None)
+
+    @api.get("x")
+    def shown(request: Any) -> str:
+        return "passed"
+
+    return api.urls
+
+
+class Counting(MemoryStore):
+    """A memory store that keeps the plans it ran."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock=clock)
+        self.plans: list[Plan] = []
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        self.plans.append(plan)
+        return super().run(plan)
+
+
+def alice(site: Site, target: str = "/x", **options: Any) -> Any:
+    return site.request("GET", target, headers=[("Authorization", "Bearer alice")], **options)
+
+
+@pytest.fixture(params=[False, True], ids=["wsgi", "asgi"])
+def asgi(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+# ---- rates -------------------------------------------------------------------------------------------------------
+
+RATES: list[tuple[Any, Any, str | None]] = [
+    ("10/min", DrfOwn, "10/minute"),
+    ("100/day", DrfOwn, "100/day"),
+    ("5/s", DrfOwn, "5/second"),
+    ("5/hrs", DrfOwn, "5/hour"),  # REST framework reads the first letter only
+    ("1_000/d", DrfOwn, "1000/day"),
+    (" 10/m", DrfOwn, "10/minute"),
+    ("10/5m", DrfOwn, "10 per 5 minutes"),
+    ("10/minute; 100/day", DrfOwn, "10/minute; 100/day"),
+    ("1/second burst 20", DrfOwn, "1/second burst 20"),
+    (Quota(7, 60), DrfOwn, "7/minute"),
+    ("100/10", NinjaOwn, "100 per 10 seconds"),
+    ("10_000/7d", NinjaOwn, "10000/week"),
+    ("500/10min", NinjaOwn, "500 per 10 minutes"),
+    ("10/month", DrfOwn, None),  # 10 a minute for REST framework
+    ("10/month", NinjaOwn, "10 per 30 days"),
+    ("0/min", DrfOwn, None),
+    ("10", DrfOwn, None),
+    ("10/x", DrfOwn, None),
+    ("2 at once", DrfOwn, None),
+]
+
+
+@pytest.mark.parametrize(("rate", "framework", "expected"), RATES)
+def test_a_rate_is_read_as_the_framework_or_as_sluicegate_reads_it(rate: Any, framework: Any, expected: Any) -> None:
+    if expected is None:
+        with pytest.raises(QuotaError):
+            read_rate(rate, framework)
+    else:
+        assert "; ".join(map(str, read_rate(rate, framework))) == expected
+
+
+def test_a_text_with_two_meanings_names_both() -> None:
+    with pytest.raises(QuotaError, match=r'"10/minute" for rest_framework.+ write "10/minute" or "10 per 30 days"'):
+        throttle(rate="10/month")()
+
+
+PRO = Tiers({"free": "1/minute", "pro": "3/minute"}, by=lambda request: "pro" if request.user.pk == "alice" else "free")
+
+
+def plan_of(self: Any, request: Any) -> str | None:
+    return {"alice": "3/min", "bob": "1/min"}.get(str(request.user.pk))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rate": PRO},
+        {"rate": plan_of},
+        {"THROTTLE_RATES": {"user": PRO}},
+        {"THROTTLE_RATES": {"user": lambda request: plan_of(None, request)}},
+    ],
+    ids=["tiers", "method", "tiers in the rates", "function in the rates"],
+)
+def test_a_rate_per_plan(given: Any, asgi: bool) -> None:
+    with serving(asgi=asgi, urls=[path("x", view(throttle(**given)))]) as site:
+        assert [alice(site).status for _ in range(4)] == [200, 200, 200, 429]
+        bob = [("Authorization", "Bearer bob")]
+        assert site.statuses("/x", "/x", headers=bob) == [200, 429]
+
+
+def test_an_async_rate_is_an_error() -> None:
+    async def later(self: Any, request: Any) -> str:
+        return "1/min"
+
+    with serving(asgi=False), pytest.raises(AsyncMismatchError, match="rate of Own"):
+        throttle(rate=later)().bounds(HttpRequest(), "alice")
+
+
+# ---- what REST framework's users write ---------------------------------------------------------------------------
+
+
+class ByPlan(drf.UserRateThrottle):
+    """Changes its rate for each request, as many projects do."""
+
+    rate = "9/min"
+
+    def allow_request(self, request: Any, view: Any) -> bool:
+        self.num_requests, self.duration = self.parse_rate("2/min")
+        return bool(super().allow_request(request, view))
+
+
+class Minutes(drf.UserRateThrottle):
+    """Reads rates of its own."""
+
+    rate = "2 each minute"
+
+    def parse_rate(self, rate: Any) -> Any:
+        return int(rate.split()[0]), 60
+
+
+class ByTeam(drf.SimpleRateThrottle):
+    rate = "2/min"
+
+    def get_cache_key(self, request: Any, view: Any) -> str | None:
+        return request.headers.get("X-Team")
+
+
+class OneAddress(drf.AnonRateThrottle):
+    rate = "2/min"
+
+    def get_ident(self, request: Any) -> str:
+        return "all"
+
+
+class Two(drf.AnonRateThrottle):
+    rate = "2/min"
+
+
+class OneFormat(drf.AnonRateThrottle):
+    rate = "2/min"
+    cache_format = "all"
+
+
+TEAM = [("X-Team", "red")]
+OVERRIDES: dict[str, tuple[Any, list[dict[str, Any]], list[int]]] = {
+    "allow_request": (ByPlan, [{}] * 3, [200, 200, 429]),
+    "parse_rate": (Minutes, [{}] * 3, [200, 200, 429]),
+    "get_cache_key": (ByTeam, [{"headers": TEAM}] * 3 + [{}] * 3, [200, 200, 429, 200, 200, 200]),
+    "get_ident": (OneAddress, [{"peer": f"203.0.113.{n}"} for n in (1, 2, 3)], [200, 200, 429]),
+    "none": (Two, [{"peer": f"203.0.113.{n}"} for n in (1, 2, 1, 1)], [200, 200, 200, 429]),
+    "cache_format": (OneFormat, [{"peer": f"203.0.113.{n}"} for n in (1, 2, 3)], [200, 200, 429]),
+}
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_what_a_subclass_overrides_holds(name: str, asgi: bool) -> None:
+    kind, requests, statuses = OVERRIDES[name]
+    with serving(asgi=asgi, urls=[path("x", view(kind))], clock=ManualClock()) as site:
+        assert [site.request("GET", "/x", **each).status for each in requests] == statuses
+
+
+def test_scopes_and_their_rates(asgi: bool) -> None:
+    scoped = throttle(drf.ScopedRateThrottle, THROTTLE_RATES={"uploads": "2/min", "none": None})
+    scopes = {"a": "uploads", "b": "uploads", "c": None, "d": "none"}
+    urls = [path(route, view(scoped, throttle_scope=scope)) for route, scope in scopes.items()]
+    with serving(asgi=asgi, urls=urls) as site:
+        assert site.statuses("/a", "/b", "/b", "/a", "/c", "/d") == [200, 200, 429, 429, 200, 200]
+    with pytest.raises(ImproperlyConfigured):
+        throttle(drf.SimpleRateThrottle)()
+
+
+@pytest.mark.parametrize("installed", [True, False], ids=["middleware", "alone"])
+def test_a_plain_view_of_the_same_scope_shares_the_budget(installed: bool, asgi: bool) -> None:
+    @limit("2/minute", scope="uploads", key="user")
+    def plain(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("passed")
+
+    urls = [path("plain", plain), path("x", view(throttle(rate="2/min", scope="uploads")))]
+    urls.append(path("", operation(throttle(throttles.UserRateThrottle, scope="uploads")("2/min"))))
+    with (
+        pytest.warns(match="SG104") if not installed else nothing(),
+        serving(asgi=asgi, middleware=[OURS] if installed else [], urls=urls, clock=ManualClock()) as site,
+    ):
+        assert site.statuses("/plain", "/x", "/x", "/plain") == [200, 200, 429, 429]
+        assert alice(site).status == 200
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    yield
+
+
+def test_num_proxies_counts_where_the_settings_trust_no_proxy(monkeypatch: pytest.MonkeyPatch, asgi: bool) -> None:
+    monkeypatch.setattr(api_settings, "NUM_PROXIES", 1, raising=False)
+    ends = [[("X-Forwarded-For", f"6.6.6.6, 203.0.113.{n}")] for n in (1, 2, 1, 1)]
+    trusting: dict[str, Any] = {"trusted_proxies": ["192.0.2.0/24"]}
+    for options, statuses in (({}, [200, 200, 200, 429]), (trusting, [200, 200, 429, 429])):
+        with serving(asgi=asgi, urls=[path("x", view(Two))], **options) as site:
+            assert [site.request("GET", "/x", headers=each).status for each in ends] == statuses
+
+
+# ---- all or nothing ----------------------------------------------------------------------------------------------
+
+BURST, SUSTAINED = {"scope": "burst", "rate": "2/min"}, {"scope": "sustained", "rate": "9/hour"}
+
+
+def test_all_throttles_of_a_view_are_one_plan(asgi: bool) -> None:
+    clock = ManualClock()
+    store = Counting(clock)
+    given = throttle(**SUSTAINED), throttle(**BURST)
+    given[0].__name__ = "Sustained"
+    with serving(asgi=asgi, urls=[path("x", view(*given))], store=AsyncMemoryStore(store) if asgi else store) as site:
+        assert [alice(site).status for _ in range(4)] == [200, 200, 429, 429]
+        assert [len(plan.checks) for plan in store.plans] == [2, 2, 2, 2]
+        assert alice(site).one("ratelimit") == '"burst";r=0;t=60'
+        clock.advance(60)
+        assert alice(site).one("ratelimit") == '"sustained";r=6;t=3540, "burst";r=1;t=60'
+
+
+@pytest.mark.parametrize("order", [(BURST, SUSTAINED), (SUSTAINED, BURST)], ids=["refusal first", "refusal last"])
+@pytest.mark.parametrize("framework", ["Ninja", "REST framework, asked one by one"])
+def test_a_refusal_costs_nothing_in_the_others(framework: str, order: Any, asgi: bool) -> None:
+    """Ninja asks one after the other, and so does REST framework if `allow_request` is overridden."""
+    if framework == "Ninja":
+        target = operation(*[throttle(throttles.AuthRateThrottle, scope=each["scope"])(each["rate"]) for each in order])
+        urls = [path("", target)]
+    else:
+
+        def allow_request(self: Any, request: Any, view: Any) -> bool:
+            return bool(drf.UserRateThrottle.allow_request(self, request, view))
+
+        urls = [path("x", view(*[throttle(**each, allow_request=allow_request) for each in order]))]
+    clock = ManualClock()
+    with serving(asgi=asgi, urls=urls, clock=clock, key="ip", default_limits=["50/day"]) as site:
+        answers = [alice(site) for _ in range(5)]
+        assert [answer.status for answer in answers] == [200, 200, 429, 429, 429]
+        assert [answer.one("retry-after") for answer in answers[2:]] == ["60", "60", "60"]
+        clock.advance(60)
+        fields = alice(site).one("ratelimit") or ""
+        assert '"default";r=47' in fields
+        assert '"sustained";r=6' in fields
+        assert '"burst";r=1' in fields
+
+
+# ---- answers -----------------------------------------------------------------------------------------------------
+
+
+def test_the_frameworks_answer_and_the_fields(asgi: bool) -> None:
+    seen: list[Any] = []
+    heard: list[Any] = []
+
+    def handler(error: Exception, context: Any) -> Response:
+        assert isinstance(error, Throttled)
+        seen.append(error.wait)
+        return Response({"slow": error.wait}, status=429, headers={"Retry-After": str(error.wait)})
+
+    def hear(sender: Any, decision: Any, **_: Any) -> None:
+        heard.append(decision.rule)
+
+    rate_limited.connect(hear)
+    shown = view(throttle(rate="1/min"), get_exception_handler=lambda self: handler)
+    with serving(asgi=asgi, urls=[path("x", shown)], clock=ManualClock()) as site:
+        passed, refused = alice(site), alice(site)
+    assert passed.one("ratelimit") == '"user";r=0;t=60'
+    assert (refused.status, refused.body, seen, heard) == (429, b'{"slow":60}', [60], ["user"])
+    assert refused.one("retry-after") == "60"
+    assert refused.one("ratelimit-policy") == '"user";q=1;w=60'
+    rate_limited.disconnect(hear)
+
+
+def test_without_the_middleware_the_limits_hold_and_there_are_no_fields(asgi: bool) -> None:
+    urls = [path("x", view(throttle(rate="1/min"))), path("n/", operation(throttles.AuthRateThrottle("1/min")))]
+    with serving(asgi=asgi, middleware=[], urls=urls, clock=ManualClock()) as site:
+        for target in ("/x", "/n/x"):
+            passed, refused = alice(site, target), alice(site, target)
+            assert (passed.status, passed.one("ratelimit")) == (200, None)
+            assert (refused.status, refused.one("ratelimit"), refused.one("retry-after")) == (429, None, "60")
+
+
+def test_where_limits_are_off_every_request_passes(asgi: bool) -> None:
+    urls = [path("x", view(throttle(rate="1/min"))), path("n/", operation(throttles.AuthRateThrottle("1/min")))]
+    with serving(asgi=asgi, urls=urls, enabled=False) as site:
+        assert site.statuses("/x", "/x", "/n/x", "/n/x") == [200] * 4
+
+
+@pytest.mark.filterwarnings("ignore:.*SG110")  # the middleware asks the deny list too, before the user is known
+@pytest.mark.parametrize("target", ["/x", "/n/x"])
+def test_a_refusal_that_is_no_429(target: str, asgi: bool) -> None:
+    urls = [path("x", view(throttle(rate="9/min"))), path("n/", operation(throttles.AuthRateThrottle("9/min")))]
+    with serving(asgi=asgi, urls=urls, store="redis://127.0.0.1:1", on_store_failure="deny") as site:  # nobody listens
+        answer = alice(site, target)
+        assert (answer.status, answer.one("retry-after")) == (503, "1")
+    with serving(asgi=asgi, urls=[path("x", view(throttle(rate="9/min")))], deny=[("user", "alice")]) as site:
+        assert alice(site).status == 403
+
+
+def test_wrong_tokens_are_limited_by_address(asgi: bool) -> None:
+    """DRF#5234: the middleware counts what fails before REST framework asks its throttles."""
+    guesses = Rule(name="guesses", quota="2/minute", key="ip", charge_when=lambda response: response.status_code == 401)
+    with serving(asgi=asgi, urls=[path("x", view(throttle(rate="9/min")))], rules=[guesses]) as site:
+        wrong = [("Authorization", "Bearer wrong")]
+        assert alice(site).status == 200
+        assert site.statuses("/x", "/x", "/x", headers=wrong) == [401, 401, 429]
+
+
+def test_options_of_a_rule(asgi: bool) -> None:
+    costly = throttle(rate="5/min", options={"cost": 2})
+    shadow = throttle(rate="1/min", scope="later", options={"mode": "shadow"})
+    shadow.__name__ = "Shadow"
+    keyed = throttle(rate="1/min", options={"key": "header:X-Team"})
+    with serving(asgi=asgi, urls=[path("x", view(costly, shadow)), path("k", view(keyed))]) as site:
+        assert [alice(site).status for _ in range(3)] == [200, 200, 429]
+        assert site.statuses("/k", "/k", headers=TEAM) == [200, 429]
+
+
+def test_wait_is_the_time_until_the_next_request_passes() -> None:
+    asked = throttles.AnonRateThrottle("2/min")
+    clock = ManualClock()
+
+    def request() -> HttpRequest:
+        made = HttpRequest()
+        made.META["REMOTE_ADDR"] = "198.51.100.9"
+        return made
+
+    with serving(asgi=False, clock=clock):
+        assert asked.wait() is None
+        waits = []
+        for _ in range(3):
+            asked.allow_request(request())
+            waits.append(asked.wait())
+            clock.advance(1)
+    assert waits == [0.0, 59.0, 58.0]
+
+
+def test_each_class_says_what_it_lacks() -> None:
+    with pytest.raises(NotImplementedError):
+        RateThrottle().proxies()
