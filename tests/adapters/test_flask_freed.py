@@ -8,15 +8,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from flask import Blueprint, Flask, abort
+from flask import Blueprint, Flask, abort, request
 from flask.views import MethodView
 
 from sluicegate import Limiter, ManualClock, RateLimitExceeded, Rule
-from sluicegate.flask import RateLimited, RateLimiter, limit, rate_limited
+from sluicegate.flask import RateLimited, RateLimiter, charge, limit, rate_limited
+from sluicegate.stores.memory import MemoryStore
 from tests.adapters.wsgi_client import WsgiClient
 
 Build = Callable[[Flask], object]
 HELD = Rule(name="held", quota="1 at once")
+
+
+def test_a_freed_application_frees_the_store_that_its_views_charged() -> None:
+    app, store = Flask("board"), MemoryStore()
+    charges(app)
+    RateLimiter(app, store=store)
+    assert WsgiClient(app).request("GET", "/open").status == 200
+    ref = weakref.ref(store)
+    del app, store
+    assert ref() is None
 
 
 def is_freed(build: Build, paths: Sequence[str], *limiters: dict[str, Any]) -> bool:
@@ -69,6 +80,16 @@ def marked(app: Flask) -> None:
     app.add_url_rule("/open", "open", limit("1/minute")(page))
     app.add_url_rule("/async", "async", limit("1/minute")(async_page))
     app.add_url_rule("/items", view_func=Items.as_view("items"))
+
+
+def charging() -> str:
+    charge(request, "2/minute")
+    with charge(request, "2 at once"):
+        return "charged"
+
+
+def charges(app: Flask) -> None:
+    app.add_url_rule("/open", view_func=charging)
 
 
 def exceeds(app: Flask) -> None:
@@ -130,6 +151,7 @@ LIMITERS = pytest.mark.parametrize(
         (handles, ["/open"]),
         (early, ["/open"]),
         (exceeds, ["/open"]),
+        (charges, ["/open"]),
     ],
 )
 @LIMITERS

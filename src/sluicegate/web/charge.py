@@ -28,6 +28,8 @@ from sluicegate.web.settlement import AsyncSettlement, HeldCharges, Settlement
 
 AnyQuota = QuotaSpec | QuotaFunction
 
+_RULES: Final = 1024  # that views of one application charge
+
 
 class ChargeOptions(RuleOptions, total=False):
     """The options of a charge inside a view: those of `@limit`, except `override_defaults`.
@@ -142,16 +144,21 @@ def _make(what: str, quota: Any, *, refund_earlier: object = True, **options: An
 _known = lru_cache(maxsize=512, typed=True)(_make)
 
 
-@lru_cache(maxsize=1024)
 def bounds_of(gate: Gate | AsyncGate, mark: Mark, view: Endpoint) -> tuple[Bound, ...]:
     """Return the rule that a view charges. Its budget is separate from the budgets of `@limit` and of other quotas.
 
-    `view` has only a label and a route.
+    `view` has only a label and a route. The gate keeps the rules, because they live as long as the application.
     """
-    quota = mark.rule.quota
-    text = label_of(quota) if callable(quota) else "; ".join(map(str, quota if isinstance(quota, tuple) else (quota,)))
-    scope = scope_of(view._replace(label=f"{view.label}~{text}"))
-    return gate.bind_rule(mark.rule_for(short_name(view), scope))
+    found = gate.charged.get((mark, view))
+    if found is None:
+        if len(gate.charged) >= _RULES:  # a lambda that is written in the call is another function each time
+            gate.charged.clear()
+        quota = mark.rule.quota
+        quotas = quota if isinstance(quota, tuple) else (quota,)
+        text = label_of(quota) if callable(quota) else "; ".join(map(str, quotas))
+        scope = scope_of(view._replace(label=f"{view.label}~{text}"))
+        found = gate.charged[mark, view] = gate.bind_rule(mark.rule_for(short_name(view), scope))
+    return found
 
 
 UNLIMITED: Final = Charged(allowed=True, checks=(), outcomes=())

@@ -68,6 +68,7 @@ class _Rules:
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self.may_owe = False  # whether any rule may refund a charge when the response is known or has ended
         self._bound: dict[Hashable, tuple[Bound, ...]] = {}
+        self.charged: dict[Hashable, tuple[Bound, ...]] = {}  # the rules that views charge themselves, by their call
         self._homes: dict[tuple[Mark, str], str] = {}  # the first route of each view: the budget's key contains it
         default = settings.default_limits
         self._defaults = (self._ready(Rule(name="default", quota=tuple(default))),) if default else ()  # type: ignore[arg-type]
