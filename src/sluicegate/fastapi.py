@@ -8,16 +8,17 @@ the middleware's gate.
 # No `from __future__ import annotations` here: FastAPI reads the annotations of `RateLimit.__call__`, and it cannot
 # resolve text on an instance.
 
-from functools import lru_cache
-from typing import Any, Final, NoReturn, Unpack
+from collections.abc import Callable, Hashable, Mapping
+from inspect import Parameter, Signature
+from typing import Any, Final, NoReturn, Unpack, cast
+from uuid import UUID
 
-from sluicegate.errors import RuleError
+from sluicegate.asgi import Scope, charge_of
+from sluicegate.errors import IdentityError, RuleError
 from sluicegate.extras import needs
-from sluicegate.plan import Decision
-from sluicegate.rules.rule import QuotaFunction
-from sluicegate.rules.terms import QuotaSpec
-from sluicegate.web.endpoint import Endpoint, label_of, scope_of, short_name
-from sluicegate.web.marks import EXEMPT, Mark, RuleOptions, make_mark, takes_quota
+from sluicegate.plan import Decision, RateLimitExceeded
+from sluicegate.web.charge import AnyQuota, ChargedRule, LateOptions, run_async
+from sluicegate.web.marks import EXEMPT, takes_quota
 from sluicegate.web.problem import PROBLEM, TYPES
 
 with needs("fastapi"):
@@ -26,10 +27,10 @@ with needs("fastapi"):
     from starlette.requests import HTTPConnection
 
     from sluicegate.starlette import RateLimitMiddleware, Refused, charge, charge_sync, decision, exempt, limit
-    from sluicegate.starlette.decorators import bounds_of
-    from sluicegate.starlette.middleware import decide, state_at
+    from sluicegate.starlette.middleware import state_at
+    from sluicegate.starlette.request import StarletteCaller
     from sluicegate.starlette.responses import error_for
-    from sluicegate.starlette.routes import template_of
+    from sluicegate.starlette.routes import endpoint_at
 
 __all__ = [
     "RESPONSES",
@@ -42,6 +43,10 @@ __all__ = [
     "exempt",
     "limit",
 ]
+
+
+_NAMES: Final = ("id", "pk", "identity", "username", "sub")
+"""What may name a user whom a dependency returns: the first of these that the user has."""
 
 
 class _OnInstances:
@@ -78,9 +83,13 @@ class RateLimit(Depends):
 
     The dependency needs the middleware, and uses the middleware's gate and settings. It returns the Decision, or None
     if no rule applies. It raises a refusal as `Refused`, an HTTPException with the status 429 that is also a
-    RateLimitExceeded. A handler for either exception can make the response. Two equal instances are one dependency:
-    they are charged once, and `app.dependency_overrides[RateLimit("10/minute")]` finds both. The options are the same
-    as for `@limit`. Without `scope` each route has a separate budget.
+    RateLimitExceeded. A handler for either exception can make the response. What the request was charged before is
+    given back then, unless `refund_earlier=False`. Two equal instances are one dependency: they are charged once, and
+    `app.dependency_overrides[RateLimit("10/minute")]` finds both. The options are the same as for `@limit`. Without
+    `scope` each route has a separate budget.
+
+    `user` is a dependency that returns the signed-in user, or None, as in `RateLimit("10/minute", user=current_user)`.
+    FastAPI resolves it once for the request. The key is then "user", and functions read `request.user`.
     """
 
     dependency: Any = _OnInstances()
@@ -90,50 +99,94 @@ class RateLimit(Depends):
     @takes_quota
     def __init__(
         self,
-        quota: QuotaSpec | QuotaFunction,
+        quota: AnyQuota,
         *,
-        scope: str | None = None,
-        name: str | None = None,
-        **options: Unpack[RuleOptions],
+        user: Callable[..., Any] | Depends | None = None,
+        refund_earlier: bool = True,
+        **options: Unpack[LateOptions],
     ) -> None:
         super().__init__(self)
-        if "override_defaults" in options:
-            problem = "when a dependency runs, the defaults are charged already"
-            expected = "leave it out, or write @limit(…, override_defaults=True) on the view"
-            raise RuleError("RateLimit", "override_defaults", problem=problem, expected=expected)
-        self.mark = make_mark(quota, scope=scope, name=name, **options)
+        if user is not None and not callable(user) and not isinstance(user, Depends):
+            expected = "give the dependency that returns the user, as user=current_user"
+            raise RuleError("RateLimit: user", user, problem="not a dependency", expected=expected)
+        if user is not None:
+            options = {"key": "user", **options}
+        self.rule = ChargedRule.of("RateLimit", quota, refund_earlier=refund_earlier, **options)
+        self.user = user
+        self.__signature__ = _signature(user)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RateLimit) and (self.mark.rule, self.mark.named) == (other.mark.rule, other.mark.named)
+        return isinstance(other, RateLimit) and self._same == other._same
 
     def __hash__(self) -> int:
-        return hash((self.mark.rule, self.mark.named))
+        return hash(self._same)
 
     def __repr__(self) -> str:
-        return f"RateLimit({self.mark.rule.quota!r})"
+        return f"RateLimit({self.rule.mark.rule.quota!r})"
 
-    async def __call__(self, connection: HTTPConnection) -> Decision | None:
-        """Charge this request once."""
+    @property
+    def _same(self) -> tuple[object, ...]:
+        mark, refund_earlier = self.rule
+        return mark.rule, mark.named, refund_earlier, self.user
+
+    async def __call__(self, connection: HTTPConnection, **resolved: Any) -> Decision | None:
+        """Charge this request once. `resolved` has the user, if there is a dependency that returns it."""
         scope = connection.scope
         state = state_at(scope, "RateLimit on", scope.get("endpoint"))
-        if self.mark in state.enforced or EXEMPT in state.enforced or not state.gate.settings.enabled:
+        if EXEMPT in state.enforced or not state.gate.settings.enabled:
             return state.decision
-        state.note_marks((self.mark,))
-        endpoint = _endpoint(self.mark, label_of(scope.get("endpoint")), template_of(scope))
-        decided = await decide(state, scope, bounds_of(state.gate, endpoint, endpoint.marks))
-        if decided is not None and not decided.allowed:
-            raise error_for(scope, decided)
-        return decided
+        caller = _LateCaller(scope, resolved["user"]) if "user" in resolved else StarletteCaller(scope)
+        try:
+            charged = await run_async(charge_of(self.rule, scope, endpoint_at(scope)), caller)
+        except RateLimitExceeded as error:
+            raise error_for(scope, state.refuse(error.decision)) from None
+        return charged if charged.checks else None
 
 
-@lru_cache(maxsize=4096)
-def _endpoint(mark: Mark, label: str, route: str) -> Endpoint:
-    """Return the endpoint of a dependency. Its budget is separate from the budgets of `@limit` and of other quotas."""
-    quota = mark.rule.quota
-    text = label_of(quota) if callable(quota) else "; ".join(map(str, quota if isinstance(quota, tuple) else (quota,)))
-    scope = scope_of(Endpoint(label=f"{label}~{text}", route=route))
-    rule = mark.rule_for(short_name(Endpoint(label=label)), scope)
-    return Endpoint(marks=(Mark(rule, named=True),), label=label, route=route)
+def _signature(user: Any) -> Signature:
+    """Return the parameters that FastAPI fills in: the connection, and the user if a dependency returns it."""
+    parameters = [Parameter("connection", Parameter.KEYWORD_ONLY, annotation=HTTPConnection)]
+    if user is not None:
+        found = user if isinstance(user, Depends) else Depends(user)
+        parameters.append(Parameter("user", Parameter.KEYWORD_ONLY, default=found, annotation=Any))
+    return Signature(parameters)
+
+
+class _LateCaller(StarletteCaller):
+    """The client of a request whose user a dependency has returned."""
+
+    __slots__ = ("_user",)
+
+    def __init__(self, scope: Scope, user: object) -> None:
+        super().__init__({**scope, "user": user})  # functions read it as `request.user`
+        self._user = user
+
+    def user(self) -> Hashable | None:
+        """Return the user's name; None if nobody is signed in."""
+        user: Any = self._user
+        if user is None or isinstance(user, (str, bytes, int, UUID)):
+            return cast("Hashable | None", user)
+        if getattr(user, "is_authenticated", True) is False:
+            return None
+        facts = user if isinstance(user, Mapping) else _Attributes(user)
+        for name in _NAMES:
+            found = facts.get(name)
+            if found is not None and found != "":
+                return str(found)
+        problem = f"it has no {', '.join(_NAMES[:-1])} or {_NAMES[-1]}"
+        expected = "give a key, as key=lambda request: request.user.number"
+        raise IdentityError("RateLimit: user", type(user), problem=problem, expected=expected)
+
+
+class _Attributes:
+    """The attributes of an object, as a mapping has its items."""
+
+    def __init__(self, owner: object) -> None:
+        self._owner = owner
+
+    def get(self, name: str) -> Any:
+        """Return an attribute; None if it is missing."""
+        return getattr(self._owner, name, None)
 
 
 def _header(text: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -31,14 +31,16 @@ AnyQuota = QuotaSpec | QuotaFunction
 _RULES: Final = 1024  # that views of one application charge
 
 
-class ChargeOptions(RuleOptions, total=False):
-    """The options of a charge inside a view: those of `@limit`, except `override_defaults`.
-
-    `refund_earlier=False`: if the charge refuses, the request pays what it was charged before.
-    """
+class LateOptions(RuleOptions, total=False):
+    """The options of a rule that is charged after the middleware's: those of `@limit`, except `override_defaults`."""
 
     scope: str | None
     name: str | None
+
+
+class ChargeOptions(LateOptions, total=False):
+    """The options of a charge inside a view. `refund_earlier=False`: if it refuses, the earlier charges stay."""
+
     refund_earlier: bool
 
 

@@ -89,11 +89,12 @@ def takes_quota(limit: Decorator) -> Decorator:
     """
     owner, dot, _ = limit.__qualname__.partition(".")
     what, start = (owner, 1) if dot else ("@limit", 0)
+    own = {"quota", *(limit.__kwdefaults__ or ())}
 
     @functools.wraps(limit)
     def checked(*given: Any, **options: Any) -> Any:
         quotas = given[start:]
-        _check_options(what, options.keys() - {"quota"})
+        _check_options(what, options.keys() - own)
         if not quotas and "quota" not in options:
             raise RuleError(what, quotas, problem="no quota", expected=_NO_PARENTHESES.replace("@limit", what))
         if quotas and "quota" in options:
