@@ -1,4 +1,5 @@
 """The pages about migrating: each table has every public name of the library, and each snippet behaves as theirs does.
+The page about one job: all applications on it do the same, and ours need few lines.
 
 The libraries are the dependency group `peers`. Where one is not installed, its tests are skipped.
 """
@@ -6,22 +7,29 @@ The libraries are the dependency group `peers`. Where one is not installed, its 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import flask
 import pytest
 from django.core.cache import cache
+from django.test import Client, override_settings
+from starlette.testclient import TestClient
 
 import tests.adapters.django_app  # noqa: F401  # Django's modules cannot be imported before settings are configured
 from docs.pages import DOCS, Block, blocks, written
-from docs.visits import visit
+from docs.visits import django_settings, visit
+from tests.servers import Server
 
 FOLDER = DOCS / "migrating"
 PAGES = sorted(FOLDER.glob("*.md"))
+STORE = "redis://localhost"  # of the page about one job
 REFUSED = {403: 429}  # django-ratelimit refuses with 403
 
 
@@ -156,15 +164,15 @@ def test_every_page_has_a_test() -> None:
     assert [page.stem for page in PAGES] == sorted(PEERS)
 
 
-def pairs() -> Iterator[Any]:
-    for page in PAGES:
+def pairs(pages: Iterable[Path]) -> Iterator[Any]:
+    for page in pages:
         found = [block for block in blocks(page) if block.language in {"py", "python"}]
         assert [block.language for block in found] == ["py", "python"] * (len(found) // 2), page.name
         for theirs, ours in zip(found[::2], found[1::2], strict=True):
             yield pytest.param(theirs, ours, id=theirs.place)
 
 
-@pytest.mark.parametrize(("theirs", "ours"), list(pairs()))
+@pytest.mark.parametrize(("theirs", "ours"), list(pairs(PAGES)))
 def test_both_snippets_give_the_same_answers(theirs: Block, ours: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(PEERS[theirs.page.stem].__name__)
     cache.clear()
@@ -174,12 +182,65 @@ def test_both_snippets_give_the_same_answers(theirs: Block, ours: Block, monkeyp
 
 
 def answers(block: Block, patch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """The status of each answer to the same requests: four to every route. Or what the snippet calls `allowed`."""
-    module = ModuleType(f"snippet_{block.line}")
-    patch.setitem(sys.modules, module.__name__, module)
-    names = vars(module)
-    exec(compile("\n" * block.line + block.text, block.page, "exec"), names)
+    """The status of each answer to the same requests: some to every route. Or what the snippet calls `allowed`."""
+    names = run(block, patch)
     if "allowed" in names:
         return [("", 200 if each else 429) for each in names["allowed"]]
-    (visited,) = visit({module.__name__: names})
+    (visited,) = visit({names["__name__"]: names})
     return [(each.route, REFUSED.get(each.status, each.status)) for each in visited.answers]
+
+
+def run(block: Block, patch: pytest.MonkeyPatch, store: str = STORE) -> dict[str, Any]:
+    """The names that a snippet defines, on this store."""
+    module = ModuleType(f"snippet_{block.line}")
+    patch.setitem(sys.modules, module.__name__, module)
+    exec(compile("\n" * block.line + block.text.replace(STORE, store), block.page, "exec"), vars(module))
+    return vars(module)
+
+
+MOST_LINES = {"Flask": 20, "FastAPI": 20, "Django": 17}
+OF_THE_PROJECT = re.compile(r"ROOT_URLCONF|urlpatterns|django\.urls")  # the URLs that a project has without limits
+SENT = [
+    *[("GET", "/api", "alice")] * 12,
+    *[("GET", "/api", "bob")] * 12,
+    *[("POST", "/login", "carol")] * 7,
+    *[("GET", "/health", "bob")] * 12,
+]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), list(pairs([DOCS / "job.md"])))
+def test_one_job(theirs: Block, ours: Block, valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("flask_limiter", "slowapi", "django_ratelimit"):
+        pytest.importorskip(library)
+    found = []
+    for block in (theirs, ours):
+        valkey.flush()
+        names = run(block, monkeypatch, valkey.url)
+        with override_settings(**django_settings({"": names})):
+            found.append([send(names, *request) for request in SENT])
+    assert [body for status, body in found[1] if status == 429] == [{"error": "slow down"}] * 4
+    assert found[1] == found[0]
+
+
+def send(names: dict[str, Any], method: str, path: str, user: str) -> tuple[int, Any]:
+    """The status of an answer, and the body of a refusal."""
+    if "urlpatterns" in names:
+        response: Any = Client().generic(method, path, headers={"X-User": user})
+    elif isinstance(names["app"], flask.Flask):
+        response = names["app"].test_client().open(path, method=method, headers={"X-User": user})
+    else:
+        response = TestClient(names["app"]).request(method, path, headers={"X-User": user})
+    body = response.data if hasattr(response, "data") else response.content
+    return response.status_code, json.loads(body) if response.status_code == 429 else None
+
+
+def test_one_job_takes_few_lines() -> None:
+    """The table of the page has the numbers, and no other library needs less."""
+    rows = re.findall(r"^\| (\w+) \| (\d+)[^|]*\| (\d+) ", written(DOCS / "job.md"), re.MULTILINE)
+    counted = [[lines(each) for each in pair.values] for pair in pairs([DOCS / "job.md"])]
+    assert [[int(there), int(here)] for _, here, there in rows] == counted
+    assert all(there >= here <= MOST_LINES[name] for (name, *_), (there, here) in zip(rows, counted, strict=True))
+
+
+def lines(block: Block) -> int:
+    return sum(bool(line.strip()) and not OF_THE_PROJECT.search(line) for line in block.text.splitlines())
