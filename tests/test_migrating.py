@@ -139,7 +139,7 @@ PEERS: dict[str, Callable[[], dict[str, set[str]]]] = {
     "slowapi": slowapi,
     "fastapi-limiter": fastapi_limiter,
     "django-ratelimit": django_ratelimit,
-    "drf": rest_framework,
+    "rest-framework": rest_framework,
     "limits": limits,
 }
 
