@@ -86,6 +86,7 @@ OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
     "trusted_proxies": (["10.0.0.0/8", "unix"], '["10.0.0.0/8", "unix"]', "10.0.0.0/8, unix", ["10.0.0.0/8", "unix"]),
     "trusted_header": ("X-Real-IP", '"X-Real-IP"', "X-Real-IP", "X-Real-IP"),
     "ipv6_prefix": (56, "56", "56", 56),
+    "ipv4_prefix": (24, "24", "24", 24),
     "secret": (SECRET, f'"{SECRET}"', SECRET, SECRET),
     "on_store_failure": ("deny", '"deny"', "deny", "deny"),
     "deadline": (0.05, "0.05", "0.05", 0.05),
@@ -93,7 +94,9 @@ OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
     "deny_cache": (0, "0", "0", 0),
     "on_store_change": (note_change, '"shop.note_change"', "shop.note_change", note_change),
     "enabled": (False, "false", "false", False),
+    "mode": ("shadow", '"shadow"', "shadow", "shadow"),
     "prefix": ("shop", '"shop"', "shop", "shop"),
+    "error_message": ("Slow down.", '"Slow down."', "Slow down.", "Slow down."),
     "on_denied": (slow, '"shop.slow"', "shop.slow", slow),
     "strict": (True, "true", "true", True),
     "clock": (CLOCK, None, None, CLOCK),
@@ -237,6 +240,9 @@ def test_rules_from_mappings_have_every_option_of_a_rule() -> None:
         "enforce_percent": 12.5,
         "charge_when": by_team,
         "refund_when": None,  # its opposite
+        "per_method": True,
+        "error_message": "Slow down.",
+        "on_denied": slow,
     }
     assert set(options) == {option.name for option in fields(Rule)}
     upper = {name.upper(): value for name, value in options.items()}
@@ -305,6 +311,10 @@ def test_an_unknown_name_suggests_the_nearest(name: Any, near: str | None) -> No
         ({"ipv6_prefix": 129}, SettingsError, "not a number of bits from 1 to 128"),
         ({"ipv6_prefix": True}, SettingsError, "not a number of bits from 1 to 128"),
         ({"ipv6_prefix": "64"}, SettingsError, "not a number of bits from 1 to 128"),
+        ({"ipv4_prefix": 33}, SettingsError, "not a number of bits from 1 to 32"),
+        ({"mode": "shadwo"}, RuleError, "use one of enforce, shadow"),
+        ({"error_message": ""}, SettingsError, "not a text"),
+        ({"error_message": 5}, SettingsError, "not a text"),
         ({"secret": "short"}, SettingsError, "only 5 bytes long"),
         ({"strict": 1}, SettingsError, "neither True nor False"),
         ({"on_store_failure": "open"}, SettingsError, "local, allow, deny"),

@@ -19,7 +19,9 @@ Network = IPv4Network | IPv6Network
 NO_PEER: Final = "no-peer"  # a unix socket: one budget for all its clients, never an invented 127.0.0.1
 _NAT64: Final = IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are the client's IPv4 address
 _NAT64_LOCAL: Final = IPv6Network("64:ff9b:1::/48")  # RFC 8215: each network chooses the position of the IPv4 address
+IPV4_PREFIX: Final = 32  # by default an IPv4 address is one client
 IPV6_PREFIX: Final = 64  # bits that one client's addresses have in common
+IPV4_NETWORK: Final = 24
 IPV6_NETWORK: Final = 48  # bits that the addresses of one site have in common
 _WIDEST: Final = 7  # bits of the widest private network: fc00::/7
 TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -88,8 +90,11 @@ class Trust(NamedTuple):
         return tuple([network for network in self.networks if network.prefixlen < _WIDEST])
 
 
-def client_address(peer: str | None, lines: Sequence[str], trust: Trust, *, prefix: int = IPV6_PREFIX) -> str:
-    """Return the client's address for a budget: an IPv4 address, or an IPv6 network of `prefix` bits.
+def client_address(
+    peer: str | None, lines: Sequence[str], trust: Trust, *, prefix: int = IPV6_PREFIX, ipv4_prefix: int = IPV4_PREFIX
+) -> str:
+    """Return the client's address for a budget: an IPv4 address, an IPv4 network of `ipv4_prefix` bits, or an IPv6
+    network of `prefix` bits.
 
     `lines` are all lines of the trusted header, in order. They are read only if the peer is trusted. Hops are read from
     the last one; reading stops at the first hop that cannot be read.
@@ -100,12 +105,19 @@ def client_address(peer: str | None, lines: Sequence[str], trust: Trust, *, pref
     '198.51.100.9'
     """
     hop = _believed(peer, lines, trust)
-    return _group_of(peer, prefix) if hop is None else group(hop, prefix)
+    return _group_of(peer, prefix, ipv4_prefix) if hop is None else group(hop, prefix, ipv4_prefix)
 
 
-def client_network(peer: str | None, lines: Sequence[str], trust: Trust, *, prefix: int = IPV6_NETWORK) -> str:
-    """Return the network that contains a client's address: 24 bits of an IPv4 address, 48 bits or fewer of an IPv6
-    address.
+def client_network(
+    peer: str | None,
+    lines: Sequence[str],
+    trust: Trust,
+    *,
+    prefix: int = IPV6_NETWORK,
+    ipv4_prefix: int = IPV4_PREFIX,
+) -> str:
+    """Return the network that contains a client's address: 24 bits or fewer of an IPv4 address, 48 bits or fewer of an
+    IPv6 address.
 
     >>> client_network("10.0.0.1", ["2001:db8:1:2::3"], Trust.of("10.0.0.0/8"))
     '2001:db8:1::'
@@ -114,8 +126,8 @@ def client_network(peer: str | None, lines: Sequence[str], trust: Trust, *, pref
     """
     address = exact_address(peer, lines, trust)
     if address is None:
-        return _group_of(peer, prefix)
-    free = 8 if isinstance(address, IPv4Address) else 128 - min(prefix, IPV6_NETWORK)
+        return _group_of(peer, prefix, ipv4_prefix)
+    free = 32 - min(ipv4_prefix, IPV4_NETWORK) if isinstance(address, IPv4Address) else 128 - min(prefix, IPV6_NETWORK)
     return str(type(address)(int(address) >> free << free))
 
 
@@ -157,29 +169,38 @@ def is_rewritten(peer: str | None, lines: Sequence[str], header: str) -> bool:
     return address is not None and address in [parse_address(element) for element in _elements(lines, header)]
 
 
-def _group_of(peer: str | None, prefix: int) -> str:
+def _group_of(peer: str | None, prefix: int, ipv4_prefix: int) -> str:
     """Return the budget of a peer, if no header gives another address."""
     if not peer:
         return NO_PEER
     address = parse_address(peer)
-    return f"peer {peer[:LONGEST]}" if address is None else group(address, prefix)
+    return f"peer {peer[:LONGEST]}" if address is None else group(address, prefix, ipv4_prefix)
 
 
-def group(address: Address, prefix: int = IPV6_PREFIX) -> str:
+def group(address: Address, prefix: int = IPV6_PREFIX, ipv4_prefix: int = IPV4_PREFIX) -> str:
     """Return one budget for all addresses that one client can easily have: an IPv6 network, or else the address
-    itself.
+    itself. With a shorter `ipv4_prefix`, also an IPv4 network.
     """
-    if isinstance(address, IPv4Address) or address.is_loopback or address in _NAT64_LOCAL:
+    if isinstance(address, IPv4Address):
+        if ipv4_prefix == IPV4_PREFIX or address.is_loopback:
+            return str(address)
+        free = IPV4_PREFIX - ipv4_prefix
+        return f"{IPv4Address(int(address) >> free << free)}/{ipv4_prefix}"
+    if address.is_loopback or address in _NAT64_LOCAL:
         return str(address)
     free = 128 - prefix
     return f"{IPv6Address(int(address) >> free << free)}/{prefix}"
 
 
-def check_prefix(prefix: object) -> None:
-    """Raise SettingsError for a value that is not the length of an IPv6 prefix."""
-    if not isinstance(prefix, int) or isinstance(prefix, bool) or not 1 <= prefix <= 128:
-        expected = "give 64, or down to 48 for clients with larger networks"
-        raise SettingsError("ipv6_prefix", prefix, problem="not a number of bits from 1 to 128", expected=expected)
+def check_prefixes(ipv6_prefix: object, ipv4_prefix: object) -> None:
+    """Raise SettingsError for a value that is not the length of a prefix."""
+    for option, prefix, bits, expected in (
+        ("ipv6_prefix", ipv6_prefix, 128, "give 64, or down to 48 for clients with larger networks"),
+        ("ipv4_prefix", ipv4_prefix, IPV4_PREFIX, "give 32, or 24 for one budget for all addresses of a /24"),
+    ):
+        if not isinstance(prefix, int) or isinstance(prefix, bool) or not 1 <= prefix <= bits:
+            problem = f"not a number of bits from 1 to {bits}"
+            raise SettingsError(option, prefix, problem=problem, expected=expected)
 
 
 def parse_address(text: str | None) -> Address | None:

@@ -291,7 +291,7 @@ class RateLimitMiddleware:
 
     def own_answer(self, decision: Decision, caller: AsgiCaller) -> Awaitable[ASGIApp | None] | None:
         """Return the user's own response to a refused request. None if the user has made none."""
-        return None if self.settings.on_denied is None else answer_of(self.settings, caller, decision)
+        return None if self.settings.answer_to(decision) is None else answer_of(self.settings, caller, decision)
 
     def _is_free(self, scope: Scope, caller: AsgiCaller) -> bool:
         """True if this is a preflight that runs no view. A CORS layer accepts only OPTIONS in capitals."""
@@ -482,9 +482,10 @@ def can_deny(scope: Scope) -> bool:
 
 async def answer_of(settings: Settings, caller: AsgiCaller, decision: Decision) -> ASGIApp | None:
     """Return the ASGI application that `on_denied` returned; None if it returned None or is not set."""
-    if settings.on_denied is None:
+    on_denied = settings.answer_to(decision)
+    if on_denied is None:
         return None
-    own = settings.on_denied(caller.native, decision)
+    own = on_denied(caller.native, decision)
     answer: ASGIApp | None = await own if isawaitable(own) else own
     if answer is not None and not callable(answer):
         expected = "return a response of the framework (in plain ASGI an application), or None for sluicegate's own"

@@ -11,6 +11,7 @@ _QUOTA: Final = ("quota", 'one text, such as "10/minute; 100/day"')
 _LOCAL: Final = ("on_store_failure", '"local" counts in this process while the store is down')
 _DENIED: Final = ("on_denied", "a function of (request, decision) that returns the response")
 _CHARGE: Final = ("charge_when", "a function of the response; the request is charged before the view and refunded")
+_METHODS: Final = ("per_method", "True gives each method a budget of its own")
 _PROXIES: Final = ("trusted_proxies", "a number of hops, or the networks of your proxies")
 
 OPTIONS: Final = {  # the name elsewhere → (the name here, how it is used here)
@@ -22,6 +23,9 @@ OPTIONS: Final = {  # the name elsewhere → (the name here, how it is used here
     "application_limits": ("default_limits", "each is one budget for the whole application"),
     "default": ("default_limits", "each is one budget for the whole application"),
     "application": ("default_limits", "each is one budget for the whole application"),
+    "default_limits_per_method": _METHODS,
+    "application_limits_per_method": _METHODS,
+    "per_method": _METHODS,
     "default_limits_exempt_when": ("when", "it has the opposite meaning, in a rule of the settings"),
     "application_limits_exempt_when": ("when", "it has the opposite meaning, in a rule of the settings"),
     "exempt_when": ("when", "it has the opposite meaning: the rule applies if it is true"),
@@ -80,6 +84,7 @@ OPTIONS: Final = {  # the name elsewhere → (the name here, how it is used here
     "fail_open": ("on_store_failure", '"allow" lets requests pass while the store is down'),
     "ip_meta_key": _PROXIES,
     "num_proxies": _PROXIES,
+    "ipv4_mask": ("ipv4_prefix", "the bits that identify a client"),
     "ipv6_mask": ("ipv6_prefix", "the bits that identify a client"),
     "exception_class": _DENIED,
     "view": _DENIED,

@@ -50,6 +50,8 @@ class Terms(NamedTuple):
     refund_when: Callable[..., bool] | None = None  # the predicate that says whether a response refunds the charge
     held: bool = False  # the charge is refunded when the response has ended
     ban: Terms | None = None  # the ban that a refusal counts towards
+    message: str | None = None  # the text of a refusal, instead of the usual one
+    on_denied: Callable[..., Any] | None = None  # the function that makes the response to a refusal
 
     @property
     def limit(self) -> int:

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
-from sluicegate.awaiting import async_mismatch, close_unawaited, is_async, waits
+from sluicegate.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.clock import epoch_seconds
 from sluicegate.errors import NotEnforcedError, RuleError
 from sluicegate.plan import Decision, RateLimitExceeded
@@ -26,7 +26,7 @@ from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import Gate
 from sluicegate.web.http import Fields, denial, environ_name, fields_for, merge
 from sluicegate.web.request_state import RequestState, warn_of_twice
-from sluicegate.web.settings import Settings, SettingsOptions, hide
+from sluicegate.web.settings import Settings, SettingsOptions, check_sync_answers, hide
 from sluicegate.web.settlement import Settlement
 
 if TYPE_CHECKING:
@@ -126,8 +126,8 @@ class RateLimitMiddleware:
     """Limits every request of a WSGI application.
 
     Give the options of `sluicegate.Settings`, or a whole `settings`. Wrong options raise here, at start-up.
-    `on_denied(environ, decision)` returns a WSGI application for the response. That application finds the decision in
-    `environ["sluicegate.state"].decision`.
+    `on_denied(environ, decision)` returns a WSGI application for the response, or None for the usual response. That
+    application finds the decision in `environ["sluicegate.state"].decision`.
     """
 
     def __init__(
@@ -140,8 +140,7 @@ class RateLimitMiddleware:
             if isinstance(rule, Rule) and rule.route is not None:
                 problem, expected = "a bare WSGI application has no named routes", 'give a path such as "/api/*"'
                 raise RuleError(f"rule {rule.name!r}: route", rule.route, problem=problem, expected=expected)
-        if is_async(self.settings.on_denied):
-            raise async_mismatch("on_denied", self.settings.on_denied)
+        check_sync_answers(self.settings)
         for key in (self.settings.key, *[getattr(rule, "key", None) for rule in self.settings.rules]):
             for part in key if isinstance(key, tuple) else (key,):
                 if isinstance(part, str) and part.startswith("path:"):
@@ -176,12 +175,14 @@ class RateLimitMiddleware:
         raw: StartResponse | None = None,
     ) -> Iterable[bytes]:
         """Return the response of `on_denied`, or our own, which `raw` starts without adding fields."""
-        if self.settings.on_denied is not None:
-            own: WSGIApplication = self.settings.on_denied(environ, decision)
+        on_denied = self.settings.answer_to(decision)
+        if on_denied is not None:
+            own: WSGIApplication | None = on_denied(environ, decision)
             if waits(own):
                 close_unawaited(own)
-                raise async_mismatch("on_denied", self.settings.on_denied)
-            return own(environ, respond)
+                raise async_mismatch("on_denied", on_denied)
+            if own is not None:
+                return own(environ, respond)
         caller = WsgiCaller(environ)
         accept = ",".join(caller.header("accept"))
         answer = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)

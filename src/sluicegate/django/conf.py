@@ -19,13 +19,12 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from sluicegate import fork
-from sluicegate.awaiting import async_mismatch, is_async
 from sluicegate.django.routes import names_of_routes
 from sluicegate.errors import SettingsError
 from sluicegate.stores.memory import AsyncMemoryStore
 from sluicegate.stores.wrappers import PREFIX
 from sluicegate.web.gate import AsyncGate, Gate
-from sluicegate.web.settings import Settings, hide
+from sluicegate.web.settings import Settings, check_sync_answers, hide
 
 SETTING: Final = "SLUICEGATE"
 UNUSABLE: Final = "sluicegate.E002"
@@ -111,8 +110,7 @@ def _make_loop(gate: AsyncGate) -> Gate:
 
 def make_sync(settings: Settings) -> Gate:
     """Return a gate for WSGI. An async `on_denied` raises an error, because WSGI cannot await it."""
-    if is_async(settings.on_denied):
-        raise async_mismatch("on_denied", settings.on_denied)
+    check_sync_answers(settings)
     gate = Gate(settings)
     _check_routes(gate)
     return gate

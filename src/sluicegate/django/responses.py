@@ -77,7 +77,7 @@ def refuse(request: HttpRequest, state: DjangoRequestState, decision: Decision) 
         return async_to_sync(refuse_async)(request, state, decision)
     if rate_limited.receivers:
         rate_limited.send_robust(type(request), request=request, decision=decision)
-    own = gate.settings.on_denied
+    own = gate.settings.answer_to(decision)
     return _refusal(request, state, decision, own=None if own is None else _rendered(own(request, decision)))
 
 
@@ -88,7 +88,7 @@ async def refuse_async(request: HttpRequest, state: DjangoRequestState, decision
         return await sync_to_async(refuse)(request, state, decision)
     if rate_limited.receivers:
         await rate_limited.asend_robust(type(request), request=request, decision=decision)
-    own = gate.settings.on_denied
+    own = gate.settings.answer_to(decision)
     response = None if own is None else own(request, decision)
     response = await response if isawaitable(response) else response
     if _is_unrendered(response):
@@ -188,7 +188,7 @@ def _refusal(
     elif not isinstance(own, HttpResponseBase):
         if waits(own):
             close_unawaited(own)
-            raise async_mismatch("on_denied", state.gate.settings.on_denied)
+            raise async_mismatch("on_denied", state.gate.settings.answer_to(decision))
         expected = "return one of Django's responses, or None for the usual answer"
         raise SettingsError("on_denied", type(own), problem="what it returned is no response", expected=expected)
     else:

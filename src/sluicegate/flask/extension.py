@@ -216,8 +216,9 @@ class Installation:
         if own is not None:
             return app.ensure_sync(own)(error)
         state = _states(native).setdefault(self, _FlaskState(self.gate))
-        on_denied = None if error.decision is state.denied else self.settings.on_denied  # it raised our own decision
+        ours = error.decision is state.denied
         decision = state.refuse(error.decision)
+        on_denied = None if ours else self.settings.answer_to(decision)  # it has raised our own decision
         if decision.forbidden:  # the fields of the rules would not explain it
             state.decision = decision
         return with_error_handlers(app, lambda: self._refuse(native, state, decision, on_denied=on_denied))
@@ -285,7 +286,9 @@ class Installation:
         decision = self._decide(native, state, bounds)
         if decision is None or decision.allowed:
             return None
-        return self._refuse(native, state, decision, on_denied=self.settings.on_denied, before_view=before_view)
+        return self._refuse(
+            native, state, decision, on_denied=self.settings.answer_to(decision), before_view=before_view
+        )
 
     def _decide(self, native: Request, state: _FlaskState, bounds: tuple[Bound, ...]) -> Decision | None:
         """Charge these rules."""

@@ -13,11 +13,12 @@ from typing import Any, Final, Protocol, cast
 from weakref import WeakValueDictionary
 
 from sluicegate.address import (
+    IPV4_PREFIX,
     IPV6_PREFIX,
     LONGEST,
     TOKEN,
     Trust,
-    check_prefix,
+    check_prefixes,
     client_address,
     client_network,
     is_rewritten,
@@ -185,20 +186,23 @@ def can_be(spec: object, identity: object) -> bool:
     return isinstance(identity, (tuple, list)) and len(identity) == 2 and identity[0] in kinds
 
 
-def address_key(trust: Trust, *, prefix: int = IPV6_PREFIX, strict: bool = False) -> KeyPart:
+def address_key(
+    trust: Trust, *, prefix: int = IPV6_PREFIX, ipv4_prefix: int = IPV4_PREFIX, strict: bool = False
+) -> KeyPart:
     """Make the key "ip": the address in the trusted header, or else the peer's address; `prefix` bits of an IPv6
-    address.
+    address, and `ipv4_prefix` bits of an IPv4 address.
 
     Warns if every address is trusted (SG103), and if none is trusted and a request has a header that only a proxy
     should write (SG102). It checks the first 1,000 requests for such a header, and then one request in a thousand;
     under `strict` all requests.
     """
-    check_prefix(prefix)
+    check_prefixes(prefix, ipv4_prefix)
     for network in trust.everybody:
         warn("SG103", str(network), strict=strict)
 
     def of_proxies(caller: Caller) -> str:
-        return _encode_address(client_address(caller.peer, caller.header(trust.header), trust, prefix=prefix))
+        lines = caller.header(trust.header)
+        return _encode_address(client_address(caller.peer, lines, trust, prefix=prefix, ipv4_prefix=ipv4_prefix))
 
     if trust.hops or trust.networks or trust.unix:
         return of_proxies
@@ -209,25 +213,30 @@ def address_key(trust: Trust, *, prefix: int = IPV6_PREFIX, strict: bool = False
         if tick < _LOOKS or strict or not tick % _LOOKS:
             _look_for_proxies(caller, strict=strict)
         peer = caller.peer  # some servers put any text of a header here: cache only its beginning
-        return _of_peer(peer if peer is None else peer[: LONGEST + 1], prefix)
+        return _of_peer(peer if peer is None else peer[: LONGEST + 1], prefix, ipv4_prefix)
 
     return of_socket
 
 
-def network_key(trust: Trust, *, prefix: int = IPV6_PREFIX) -> Callable[[Caller], str]:
+def network_key(trust: Trust, *, prefix: int = IPV6_PREFIX, ipv4_prefix: int = IPV4_PREFIX) -> Callable[[Caller], str]:
     """Make a function that returns the network of a caller, read from the trusted header or from the peer. An IPv6
     network has at most `prefix` bits.
     """
-    return lambda caller: client_network(caller.peer, caller.header(trust.header), trust, prefix=prefix)
+
+    def network(caller: Caller) -> str:
+        lines = caller.header(trust.header)
+        return client_network(caller.peer, lines, trust, prefix=prefix, ipv4_prefix=ipv4_prefix)
+
+    return network
 
 
 _encode_address: Final = encoder("ip")
 
 
 @lru_cache(maxsize=4096)
-def _of_peer(peer: str | None, prefix: int) -> str:
+def _of_peer(peer: str | None, prefix: int, ipv4_prefix: int) -> str:
     """Return the identity of a peer if no header is trusted. The result depends only on the peer, so it is cached."""
-    return _encode_address(client_address(peer, (), Trust(), prefix=prefix))
+    return _encode_address(client_address(peer, (), Trust(), prefix=prefix, ipv4_prefix=ipv4_prefix))
 
 
 def _look_for_proxies(caller: Caller, *, strict: bool) -> None:

@@ -82,6 +82,9 @@ class Rule:
       request is charged before the view, and refunded before the response starts if the function decides so.
     - `prefetch`: the largest number of permits that a process may fetch in one call of the store. A permit lets one
       request pass without another call.
+    - `per_method`: True gives each method a budget of its own; HEAD shares that of GET.
+    - `error_message`: the text of a 429 by this rule. `on_denied`: a function of (request, decision) that returns the
+      response to a refusal by this rule. None means the application's setting.
     - `ban`: a Ban that blocks identities that are refused too often. Bans with the same name are one ban.
 
     >>> Rule(name="login", quota="5/minute; 20/hour", key="ip").names
@@ -106,6 +109,9 @@ class Rule:
     enforce_percent: float = 100
     charge_when: Verdict | None = None
     refund_when: Verdict | None = None
+    per_method: bool = False
+    error_message: str | None = None
+    on_denied: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
@@ -130,6 +136,9 @@ class Rule:
         if self.on_store_failure not in (None, *FAILURE_POLICIES):
             known = ", ".join(FAILURE_POLICIES)
             raise _error(self, "on_store_failure", self.on_store_failure, "not known", f"use one of {known}")
+        if not isinstance(self.per_method, bool):
+            raise _error(self, "per_method", self.per_method, "neither True nor False", "give True or False")
+        check_answer(f"rule {self.name!r}: ", self.error_message, self.on_denied)
         when_to_refund(self.name, self.charge_when, self.refund_when)
         enforced = share(f"rule {self.name!r}: ", self.mode, self.enforce_percent)
         if self.ban is not None and not isinstance(self.ban, Ban):
@@ -173,6 +182,8 @@ class Rule:
                 prefetch=self.prefetch,
                 ban=None if self.ban is None else self.ban.terms,
                 refund_when=when_to_refund(self.name, self.charge_when, self.refund_when),
+                message=self.error_message,
+                on_denied=self.on_denied,
             )
         except ConfigurationError as error:
             error.within(self._label)
@@ -209,6 +220,17 @@ _name_unknown_options()
 
 def _error(rule: Rule, option: str, given: object, problem: str, expected: str) -> RuleError:
     return RuleError(f"rule {rule.name!r}: {option}", given, problem=problem, expected=expected)
+
+
+def check_answer(what: str, message: object, on_denied: object, *, error: type[ConfigurationError] = RuleError) -> None:
+    """Raise an error for a value that is no text of a refusal, or no function that makes its response."""
+    if message is not None and (not isinstance(message, str) or not message.strip()):
+        raise error(
+            f"{what}error_message", message, problem="not a text", expected="give a sentence for the client, or None"
+        )
+    if on_denied is not None and not callable(on_denied):
+        expected = "give a function of (request, decision), or its dotted name"
+        raise error(f"{what}on_denied", on_denied, problem="not a function", expected=expected)
 
 
 def _check_name(option: str, name: object) -> None:

@@ -35,6 +35,8 @@ def make_terms(
     prefetch: int = 1,
     refund_when: Callable[..., bool] | None = None,
     ban: Terms | None = None,
+    message: str | None = None,
+    on_denied: Callable[..., Any] | None = None,
 ) -> tuple[Terms, ...]:
     """Make terms for each quota of one name. If there are several quotas, their periods differ.
 
@@ -63,6 +65,8 @@ def make_terms(
                 refund_when=refund_when,
                 held=held,
                 ban=ban,
+                message=message,
+                on_denied=on_denied,
             )
         )
     return tuple(terms)

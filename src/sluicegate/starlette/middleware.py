@@ -67,7 +67,7 @@ class RateLimitMiddleware(AsgiMiddleware):
 
     def own_answer(self, decision: Decision, caller: AsgiCaller) -> Awaitable[ASGIApp | None] | None:
         """Return the response of `on_denied`, or of the application's exception handler."""
-        if self.settings.on_denied is None and not has_handlers(caller.scope, self._application):
+        if self.settings.answer_to(decision) is None and not has_handlers(caller.scope, self._application):
             return None
         return own_answer(self.settings, caller, decision, outer=self._application)
 

@@ -48,7 +48,7 @@ async def own_answer(
 
     After a mounted application has raised, `scope["app"]` is the mounted one. `outer` is the limiter's application.
     """
-    own = None if settings.on_denied is None else await answer_of(settings, caller, decision)
+    own = await answer_of(settings, caller, decision)
     if own is not None:
         return own
     handler = None

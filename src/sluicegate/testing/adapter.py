@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 from sluicegate.clock import ManualClock
+from sluicegate.rules.rule import Rule
 from sluicegate.testing.charges import AfterLaws
 from sluicegate.testing.functions import FunctionLaws, plan_of
 
@@ -76,6 +77,42 @@ class AdapterExam(AfterLaws, FunctionLaws):
         posted = [client.request(method, "/posted").status for method in ("GET", "POST", "GET", "POST")]
         assert posted == [200, 200, 200, 429]
         assert [client.request("GET", f"/items/{name}").status for name in ("x", "x", "y", "x")] == [200, 200, 200, 429]
+
+    def test_a_rule_may_have_its_own_message_and_answer(self) -> None:
+        asked = []
+
+        def note(request: Any, decision: Any) -> None:  # None: the usual response
+            asked.append(decision.rule)
+
+        slow = "Posts are slow."
+        rules = [
+            Rule(name="posts", quota="1/minute", methods=["POST"], error_message=slow, on_denied=note),
+            Rule(name="away", quota="1/minute", path="/redirect"),
+        ]
+        client = self.client(rules=rules, error_message="Slow down.", clock=ManualClock())
+        details = []
+        for method, path in (("POST", "/open"), ("GET", "/redirect")):
+            refused = [client.request(method, path) for _ in range(2)][1]
+            details.append((refused.status, json.loads(refused.body)["detail"], refused.one("retry-after")))
+        assert details == [(429, slow, "60"), (429, "Slow down.", "60")]
+        assert asked == ["posts"]
+
+    def test_a_budget_for_each_method(self) -> None:
+        rule = Rule(name="each", quota="1/minute", path="/open", per_method=True)
+        client = self.client(rules=[rule], clock=ManualClock())
+        asked = [client.request(method, "/open").status for method in ("GET", "POST", "GET", "HEAD", "POST")]
+        assert asked == [200, 200, 429, 429, 429]
+
+    def test_the_whole_application_in_shadow(self) -> None:
+        client = self.client(mode="shadow", default_limits=["1/minute"], clock=ManualClock())
+        answers = [client.request("GET", path) for path in ("/open", "/open", "/limited", "/limited", "/limited")]
+        assert [answer.status for answer in answers] == [200] * 5
+        assert {answer.one("ratelimit") for answer in answers} == {None}
+
+    def test_ipv4_addresses_of_one_network(self) -> None:
+        client = self.client(default_limits=["1/minute"], ipv4_prefix=24, clock=ManualClock())
+        peers = ("198.51.100.7", "198.51.100.8", "198.51.101.7")
+        assert [client.request("GET", "/open", peer=peer).status for peer in peers] == [200, 429, 200]
 
     def test_retry_after_is_exact(self) -> None:
         clock = ManualClock()

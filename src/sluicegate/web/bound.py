@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from sluicegate.errors import warn
 from sluicegate.limiter import AsyncLimit, Limit
 from sluicegate.plan import Terms
 from sluicegate.rules.key import Caller, ReadyKey
-from sluicegate.rules.rule import Rule
+from sluicegate.rules.rule import METHODS, Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,18 @@ def _as_routed(path: str) -> str:
     patterns ignores a line feed at the end.
     """
     return "/" + path.lstrip("/").removesuffix("\n")
+
+
+def of_method(terms: tuple[Terms, ...], method: str) -> tuple[Terms, ...]:
+    """Return the same terms with a separate budget for this method. HEAD shares GET's, and all methods that are not
+    registered share one, because a client may invent methods.
+    """
+    return _of_method(terms, "GET" if method == "HEAD" else method if method in METHODS else "other")
+
+
+@lru_cache(maxsize=4096)
+def _of_method(terms: tuple[Terms, ...], method: str) -> tuple[Terms, ...]:
+    return tuple([each._replace(rule_id=f"{each.rule_id}:{method}") for each in terms])
 
 
 def warn_of_names(bounds: list[Bound], given: AbstractSet[str], *, strict: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable
+from dataclasses import replace
 from fnmatch import translate
 from functools import partial
 from typing import Any, cast
@@ -26,7 +27,7 @@ from sluicegate.rules.terms import whole_cost
 from sluicegate.rules.tiers import Tiers
 from sluicegate.stores.completion import complete
 from sluicegate.web.access import unasked
-from sluicegate.web.bound import Bound, names_of, unique, warn_of_names
+from sluicegate.web.bound import Bound, names_of, of_method, unique, warn_of_names
 from sluicegate.web.endpoint import Endpoint, scope_of, short_name
 from sluicegate.web.marks import EXEMPT, Mark
 from sluicegate.web.settings import Settings
@@ -52,7 +53,7 @@ class _Rules:
     def __init__(self, settings: Settings, *, accept: Callable[[Terms], object]) -> None:
         self.settings = settings
         self._seal = None if settings.secret is None else Seal(settings.secret).text
-        self._network = network_key(settings.trust, prefix=settings.ipv6_prefix)
+        self._network = network_key(settings.trust, prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
         self._accept = accept
         self._bans: dict[str, Ban] = {}  # by name
         self._lists = settings.lists
@@ -139,6 +140,10 @@ class _Rules:
         return unique(bounds)
 
     def _ready(self, rule: Rule) -> Bound:
+        if self.settings.mode == "shadow":
+            rule = replace(rule, mode="shadow", enforce_percent=100, prefetch=1)
+        if rule.error_message is None and self.settings.error_message is not None:
+            rule = replace(rule, error_message=self.settings.error_message)
         key = self.settings.key if rule.key is None else rule.key
         functions = [("key", part) for part in _parts_of(key)]
         for option, function in (*functions, _quota_of(rule), ("cost", rule.cost), ("when", rule.when)):
@@ -151,7 +156,7 @@ class _Rules:
         self.may_owe = self.may_owe or not rule.known
         narrow, shared = rule.methods is not None or rule.path is not None, share("", rule.mode, rule.enforce_percent)
         terms = None if callable(rule.quota) else rule.terms(self.settings.algorithm)
-        constant = rule.when is None and terms is not None and isinstance(rule.cost, int)
+        constant = rule.when is None and not rule.per_method and terms is not None and isinstance(rule.cost, int)
         named = type(key) is str and (self._sync or key != "user")  # Django's user may be a coroutine
         plain = terms if named and constant and not narrow and shared == EVERYBODY else None
         return Bound(
@@ -221,6 +226,8 @@ class _Rules:
                 for each in terms if rule.prefetch > 1 else ():
                     self._accept(each)
             terms = terms if bound.share == EVERYBODY else picked(terms, text, bound.share)
+            if rule.per_method:
+                terms = of_method(terms, caller.method)
             cost: Any = rule.cost
             if not isinstance(cost, int):
                 cost = cost(caller.native)

@@ -177,6 +177,9 @@ class RuleOptions(TypedDict, total=False):
     enforce_percent: float
     charge_when: Verdict | None
     refund_when: Verdict | None
+    per_method: bool
+    error_message: str | None
+    on_denied: Callable[..., Any] | None
 
 
 class MarkOptions(RuleOptions, total=False):

@@ -40,4 +40,6 @@ def detail(decision: Decision, wait: int | None) -> str:
         return "This client is not allowed here."
     if wait is None:
         return "This request costs more than its limit, so it can never pass."
+    if not decision.unavailable and (binding := decision.binding) is not None and binding[0].terms.message is not None:
+        return binding[0].terms.message
     return f"Retry after {wait} second{'' if wait == 1 else 's'}."

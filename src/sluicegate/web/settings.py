@@ -17,8 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypedDict, TypeVar, cast
 
-from sluicegate.address import IPV6_PREFIX, Trust
+from sluicegate.address import IPV4_PREFIX, IPV6_PREFIX, Trust
 from sluicegate.algorithms import DEFAULT, AlgorithmName, find
+from sluicegate.awaiting import async_mismatch, is_async
 from sluicegate.clock import Clock
 from sluicegate.concurrency import Concurrency
 from sluicegate.errors import (
@@ -32,11 +33,12 @@ from sluicegate.errors import (
 )
 from sluicegate.hidden import hide_options
 from sluicegate.identity import Seal
-from sluicegate.plan import FailurePolicy
+from sluicegate.plan import Decision, FailurePolicy
 from sluicegate.quota import Quota
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeyPart, KeySpec, address_key, validate_key
-from sluicegate.rules.rule import Rule
+from sluicegate.rules.rollout import Mode, share
+from sluicegate.rules.rule import Rule, check_answer
 from sluicegate.rules.terms import Quotas, make_terms, read
 from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange, valid_prefix
 from sluicegate.stores.wrappers import PREFIX, STALENESS, StoreOptions
@@ -44,11 +46,13 @@ from sluicegate.web.access import AccessLists, listed
 from sluicegate.web.http import DialectName, check_dialect
 
 _RULE_OPTIONS: Final = tuple(option.name for option in fields(Rule))
-_FUNCTIONS: Final = ("quota", "cost", "when", "charge_when", "refund_when")  # options that may also be dotted names
+# Options that may also be dotted names.
+_FUNCTIONS: Final = ("quota", "cost", "when", "charge_when", "refund_when", "on_denied")
 _VARIABLES: Final = "environment "  # the start of `source` for settings that were read from environment variables
 Options = TypeVar("Options", bound=Mapping[Any, Any])
 
-_NONE: Final = ("headers", "trusted_proxies", "on_denied", "on_store_change")  # settings that may be None
+# Settings that may be None.
+_NONE: Final = ("headers", "trusted_proxies", "on_denied", "on_store_change", "error_message")
 
 
 class SettingsOptions(TypedDict, total=False):
@@ -65,6 +69,7 @@ class SettingsOptions(TypedDict, total=False):
     trusted_proxies: int | str | Iterable[str] | None
     trusted_header: str
     ipv6_prefix: int
+    ipv4_prefix: int
     secret: str | bytes | None
     on_store_failure: FailurePolicy
     deadline: float
@@ -72,7 +77,9 @@ class SettingsOptions(TypedDict, total=False):
     deny_cache: float
     on_store_change: Callable[[StoreChange], object] | None
     enabled: bool
+    mode: Mode
     prefix: str
+    error_message: str | None
     on_denied: Callable[..., Any] | None
     strict: bool
     clock: Clock | None
@@ -93,7 +100,7 @@ class Settings:
     - `headers`: the dialect of the RateLimit fields, one of `sluicegate.web.http.DIALECTS`; None for no such fields.
     - `trusted_proxies`: None (only the socket's peer counts), a number of hops, or networks; "unix" means a peer
       without an address. `trusted_header` is the one header that the trusted proxies write.
-    - `ipv6_prefix`: the number of bits of an IPv6 address that identify a client.
+    - `ipv6_prefix`, `ipv4_prefix`: the number of bits of an address that identify a client.
     - `secret`: 16 bytes at least. With a secret, stores keep each identity as a digest that is keyed with the secret.
     - `on_store_failure`: "local" (the same limits, in this process's memory), "allow", or "deny" (503).
     - `deadline`: the longest time in seconds that one request waits for the store, in total.
@@ -102,7 +109,9 @@ class Settings:
     - `on_store_change`: a function of a StoreChange, called once when the store becomes unavailable and once when it is
       available again.
     - `enabled`: False lets every request pass.
+    - `mode`: in "shadow" every rule, also of a view and of the defaults, counts and logs and never refuses.
     - `prefix`: begins every key in a shared server.
+    - `error_message`: the text of a 429, for rules without one of their own.
     - `on_denied`: a function of (request, decision) that returns the response to a refused request.
     - `strict`: True turns warnings into errors.
     - `clock`: a ManualClock, for tests.
@@ -122,6 +131,7 @@ class Settings:
     trusted_proxies: int | str | Iterable[str] | None = None
     trusted_header: str = "X-Forwarded-For"
     ipv6_prefix: int = IPV6_PREFIX
+    ipv4_prefix: int = IPV4_PREFIX
     secret: str | bytes | None = field(default=None, repr=False)
     on_store_failure: FailurePolicy = "local"
     deadline: float = DEADLINE
@@ -129,7 +139,9 @@ class Settings:
     deny_cache: float = STALENESS
     on_store_change: Callable[[StoreChange], object] | None = None
     enabled: bool = True
+    mode: Mode = "enforce"
     prefix: str = PREFIX
+    error_message: str | None = None
     on_denied: Callable[..., Any] | None = None
     strict: bool = False
     clock: Clock | None = None
@@ -148,7 +160,8 @@ class Settings:
         if self.secret is not None:
             Seal(self.secret)  # raises for a wrong secret
         check_strict(self.strict)
-        settle("address", address_key(self.trust, prefix=self.ipv6_prefix, strict=self.strict))
+        address = address_key(self.trust, prefix=self.ipv6_prefix, ipv4_prefix=self.ipv4_prefix, strict=self.strict)
+        settle("address", address)
         with within("key"):
             settle("key", _key(self.key))
             validate_key(self.key)
@@ -166,14 +179,9 @@ class Settings:
         StoreOptions.of(self)  # raises for wrong options
         if not isinstance(self.enabled, bool):
             raise _error("enabled", self.enabled, "neither True nor False", "give True or False")
+        share("", self.mode, 100)  # raises for a wrong mode
         settle("on_denied", _function(self.on_denied, option="on_denied"))
-        if self.on_denied is not None and not callable(self.on_denied):
-            raise _error(
-                "on_denied",
-                self.on_denied,
-                "not a function",
-                "give a function of (request, decision), or its dotted name",
-            )
+        check_answer("", self.error_message, self.on_denied, error=SettingsError)
         with within("default_limits"):
             settle("default_limits", _default_limits(self.default_limits))
             if self.default_limits:
@@ -253,6 +261,14 @@ class Settings:
             found[name] = value
         with _found_in(source):
             return cls(**found, source=source)
+
+    def answer_to(self, decision: Decision) -> Callable[..., Any] | None:
+        """Return the `on_denied` of the rule that refused, or else that of the application."""
+        for terms, _, _ in decision.checks:
+            if terms.on_denied is not None:
+                binding = decision.binding
+                return self.on_denied if binding is None else binding[0].terms.on_denied or self.on_denied
+        return self.on_denied
 
     def blamed(self) -> AbstractContextManager[None]:
         """Add the source of these settings to each ConfigurationError that the block raises."""
@@ -338,6 +354,16 @@ def _read_variables(environ: Mapping[str, str], prefix: str) -> dict[str, Any] |
 
 def _remade(options: dict[str, Any]) -> Settings:
     return Settings(**options)
+
+
+def check_sync_answers(settings: Settings) -> None:
+    """Raise AsyncMismatchError for an async `on_denied`, for an application that is called synchronously."""
+    for option, function in [
+        ("on_denied", settings.on_denied),
+        *[(f"rule {rule.name!r}: on_denied", rule.on_denied) for rule in settings.rules if isinstance(rule, Rule)],
+    ]:
+        if is_async(function):
+            raise async_mismatch(option, function)
 
 
 def _error(option: str, given: object, problem: str, expected: str) -> SettingsError:
@@ -478,6 +504,7 @@ _READERS: Final[dict[str, Callable[[str], object]]] = {
     "enabled": _flag,
     "strict": _flag,
     "ipv6_prefix": _number(int),
+    "ipv4_prefix": _number(int),
     "trusted_proxies": _proxies,
     "allow": _parts,
     "deny": _parts,
