@@ -54,11 +54,11 @@ def conclude(plan: Plan, outcomes: tuple[Outcome, ...]) -> Decision:
     """Make the decision from the outcomes of a plan."""
     allowed, shadowed = True, False
     for outcome in outcomes:
-        if not outcome.allowed:
+        if not outcome[0]:
             allowed = False
-        elif outcome.retry_after != 0:  # a shadow rule that would have refused
+        elif outcome[3] != 0:  # a shadow rule that would have refused: it has a time to wait
             shadowed = True
-    decision = new(Decision, (allowed, plan.checks, outcomes))
+    decision = new(Decision, (allowed, plan[0], outcomes))
     if shadowed and allowed and plan.charge:
         report(decision)
     return decision
@@ -663,7 +663,12 @@ class AsyncLimit(_Limit[AsyncLimiter]):
             outcome = self._hit(text, cost)
             if outcome is not None:
                 return new(Decision, (outcome.allowed, (new(Check, (self._single, text, cost)),), (outcome,)))
-        return await limiter.run(self._plan(text, cost))
+        plan = self._plan(text, cost)
+        try:
+            return conclude(plan, await limiter.store.run(plan))  # the same as `run`, without a coroutine
+        except RuntimeError:
+            limiter.check_loop()
+            raise
 
     async def peek(self, identity: object, cost: int = 1) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""

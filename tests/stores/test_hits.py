@@ -242,3 +242,13 @@ def test_a_hit_has_few_words() -> None:
         assert usual[5:] == [b"%d" % number for number in rule.params]
         assert first[5:] == [*usual[5:], *[b""] * (PARAMS - len(rule.params)), b"1"]
         assert peeked[1] != usual[1]
+
+
+def test_a_key_with_a_percent_sign_is_sent_as_it_is() -> None:
+    encoder = Encoder(prefix="50%", clock=None, split=False)
+    rules = [terms("gcra", "10/day", scope=scope) for scope in ("%s", "100%%d")]
+    for checks in ([rules[0]], rules):
+        plan = Plan(tuple([Check(rule, "a", 1) for rule in checks]))
+        frames = [unpacked(encoder.run(plan).frame) for _ in range(2)]
+        for frame in frames:
+            assert frame[3 : 3 + len(checks)] == [encoder.key(rule.rule_id, "a").encode() for rule in checks]

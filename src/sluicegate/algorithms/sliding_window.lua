@@ -6,7 +6,7 @@ local BLOCK = 12 -- items read at once: all of 10 stamps, and of most budgets
 
 --@HIT
 -- The reply has the used units, and the oldest and the newest stamp: all that an outcome needs, unless more than the limit
--- is used, or more than one unit is missing.
+-- is used, or more than one unit is missing. If the hit passed and its stamp is the newest, the reply ends before that.
 local limit, window, grain = a, b, c + 0
 local stamp, block = now + -now % grain, limit > 10 and 6 or BLOCK
 local items = call('LRANGE', key, '0', limit > 10 and '5' or '11')
@@ -53,6 +53,7 @@ if (oldest == newest or oldest + window > now)
     end
     --@END
   end
+  --@ALONE if total <= limit and cost > 0 and last <= stamp then return HEAD .. used .. ' ' .. oldest end
   return HEAD .. used .. ' ' .. oldest .. ' ' .. newest --@ALSO , total <= limit
 end
 --@GENERAL

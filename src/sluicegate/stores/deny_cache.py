@@ -73,7 +73,7 @@ class Refusals:
 
         A peek and a forced plan always go to the store.
         """
-        checks, marks = plan.checks, self._marks
+        checks, marks = plan[0], self._marks
         known = self.kept.get(checks) if self.kept else None
         read = self._read()  # after the look-up: another thread may have remembered the refusal just before it
         if known is not None:
@@ -93,7 +93,7 @@ class Refusals:
                     ]
                 ), (read, [])  # fmt: skip
         if len(checks) == 1:  # most plans: without the frame of a comprehension
-            return None, (read, [marks[hash(checks[0].identity) & _MASK]])
+            return None, (read, [marks[hash(checks[0][1]) & _MASK]])
         return None, (read, [marks[hash(identity) & _MASK] for _, identity, _ in checks])
 
     def learn(self, plan: Plan, outcomes: Outcomes, before: _Before) -> None:
@@ -101,9 +101,9 @@ class Refusals:
 
         `outcomes` are empty when the store failed. The store may have charged all the same.
         """
-        if plan.charge:
+        if plan[1]:  # it charges
             for outcome in outcomes:
-                if not outcome.allowed and not plan.forced:
+                if not outcome[0] and not plan.forced:
                     # If the local fallback decided, the store may have charged before its reply was lost.
                     if all([outcome.source == "store" for outcome in outcomes]):
                         self._remember(plan.checks, outcomes, before)
@@ -114,7 +114,7 @@ class Refusals:
     def changed(self, plan: Plan) -> None:
         """Drop the refusals on all budgets that the plan charges or refunds."""
         marks, known = self._marks, self._of
-        for terms, identity, cost in plan.checks:
+        for terms, identity, cost in plan[0]:
             if cost or terms.algorithm == BAN:
                 marks[hash(identity) & _MASK] = object()
                 if known and (terms.rule_id, identity) in known:

@@ -61,9 +61,8 @@ class LocalFallback:
         """
         if outcomes:
             read, fresh = self._read(), self._fresh
-            for check, outcome in zip(plan.checks, outcomes, strict=True):
-                terms, identity, _ = check
-                fresh[terms.rule_id, identity] = (read, check, outcome)
+            for check, outcome in zip(plan[0], outcomes):  # noqa: B905  # the store has checked it
+                fresh[check[0][1], check[1]] = (read, check, outcome)  # the rule's id, and the identity
             if len(fresh) >= NOTES:
                 self._older, self._fresh = fresh, {}
 

@@ -13,7 +13,8 @@
 --   the block: charges a check if it is allowed; has key, now, cost, a, b, c, of which c may be text
 --                                             -> text that begins with HEAD, of which `decode` makes the outcome. Also, in a
 --                                                     script for several hits: allowed. Writes from --@WRITE to --@END,
---                                                     in several.lua only if all checks pass
+--                                                     in several.lua only if all checks pass. Lines --@ALONE are
+--                                                     not for several.lua, where another check may refuse
 --   open(key, now, a, b, c)                   -> state   the stored state as of now
 --   check(state, now, cost, a, b, c)          -> allowed, remaining, retry_after, reset_after, next_after
 --   charge(state, now, cost, a, b, c)                    writes; the state must not be used again

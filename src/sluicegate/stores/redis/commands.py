@@ -46,8 +46,7 @@ class SingleCheck(NamedTuple):
     @property
     def frame(self) -> bytes:
         """The command, packed."""
-        shape = self.shape
-        return b"%s%s%s%d%s" % (shape.before, self.digest, shape.between, self.tag, shape.after)
+        return self.shape.usual % (self.digest, self.tag)
 
     def with_text(self) -> Command:
         """Return the same command with the script, for a server that does not know the script yet."""
@@ -104,15 +103,13 @@ class Shape(NamedTuple):
     script: Script
     rules: tuple[PackedRule, ...]
     hits: Shape | None  # for several ordinary checks that are all charged or none
+    usual: bytes = b""  # of `hits` at cost 1, without a clock: the command, to format with the digests and the tag
 
 
 class HitShape(NamedTuple):
     """The constant words of the plans of one check of a rule, which is charged if it is allowed."""
 
-    # At cost 1 and without a clock: the bytes before the digest, between digest and tag, and after.
-    before: bytes
-    between: bytes
-    after: bytes
+    usual: bytes  # at cost 1 and without a clock: the whole command, to format with the digest and the tag
     script: Script
     many: Script | None  # None if such plans cannot be in a batch
     rule: PackedRule

@@ -167,11 +167,11 @@ def _can_read(redis_connection: Any) -> bool:
 class Connection:
     """One open connection. Raises OSError or RedisError if it cannot be opened in so many seconds."""
 
-    __slots__ = ("__weakref__", "_parser", "_redis", "took")
+    __slots__ = ("__weakref__", "_redis", "parser", "took")
 
     def __init__(self, servers: Servers, step: Send, *, seconds: float) -> None:
         began = monotonic()
-        self._parser = parser = _Parser(began + seconds)
+        self.parser = parser = _Parser(began + seconds)
 
         def the_parser(**options: Any) -> _Parser:
             return parser
@@ -189,15 +189,11 @@ class Connection:
             self._greet(parser.until)
         self.took = monotonic() - began  # the seconds of the opening: two round trips or more
 
-    def is_open(self) -> bool:
-        """True if the server has not closed the connection. Data that arrives without a command means that it has."""
-        return monotonic() - self._parser.used < BUSY or not self._parser.is_readable()
-
     def call(self, command: AnyCommand, until: float) -> Any:
         """Send a command and return its reply, which may be an error reply. Raises OSError or RedisError if no reply
         comes.
         """
-        parser = self._parser
+        parser = self.parser
         parser.used = now = monotonic()
         parser.until, parser.pieces = until, 0
         left = until - now
@@ -289,14 +285,17 @@ class _Pool:
         self._lock: Any = RLock()  # the stubs lack `_is_owned`
 
     def idle(self) -> Connection | None:
-        """Return an idle connection that the server has not closed; None if there is none."""
+        """Return an idle connection that the server has not closed; None if there is none. Data that arrives without a
+        command means that it has closed the connection.
+        """
         while True:
             try:
                 connection = self._idle.pop()
             except IndexError:
                 return None
             try:
-                if connection.is_open():
+                parser = connection.parser
+                if monotonic() - parser.used < BUSY or not parser.is_readable():
                     return connection
             except BaseException:  # a greenlet is killed
                 self.discard(connection)

@@ -123,7 +123,11 @@ class Encoder:
 
     def _several(self, shape: Shape, checks: tuple[Check, ...]) -> Command:
         """Return the command that charges several ordinary checks if all are allowed."""
-        tag, parts = next(self._tags), _start_of_frame(shape, checks)
+        tag = next(self._tags)
+        if self.clock is None and all([check[2] == 1 for check in checks]):
+            frame = shape.usual % (*[packed_digest(check[1]) for check in checks], tag)
+            return new(Command, (frame, tag, shape.script, 1))
+        parts = _start_of_frame(shape, checks)
         parts.append(bulk(tag))
         for check, rule in zip(checks, shape.rules, strict=True):
             cost = check.cost
@@ -183,16 +187,16 @@ class Encoder:
         packed_hits = _script("several", names)
         named = rules if len(names) > 1 else [rule._replace(algorithm=b"") for rule in rules]
         hit_rules = tuple([rule._replace(once=rule.params + _ONE + rule.algorithm) for rule in named])
-        hits = Shape(b"*%d\r\n%s%s" % (words, packed_hits.start, number), packed_hits, hit_rules, hits=None)
+        start = b"*%d\r\n%s%s" % (words, packed_hits.start, number)
+        usual = _usual(start, hit_rules, b"".join([rule.once for rule in hit_rules]))
+        hits = Shape(start, packed_hits, hit_rules, hits=None, usual=usual)
         return Shape(head, packed, rules, hits=hits)
 
     def _pack_hit(self, terms: Terms) -> HitShape:
         names, rule = frozenset([terms.algorithm]), self._rule(terms)
         packed, params = _script("hit", names), b"".join(map(bulk, terms.params))
         return HitShape(
-            before=b"*%d\r\n%s%s%s" % (5 + len(terms.params), packed.start, _ONE, rule.before),
-            between=rule.after + b"$6\r\n",
-            after=b"\r\n" + params,
+            usual=_usual(b"*%d\r\n%s%s" % (5 + len(terms.params), packed.start, _ONE), (rule,), params),
             script=packed,
             many=None if self._split else _script("many", names),
             rule=rule,
@@ -224,6 +228,12 @@ def _script(name: str, algorithms: frozenset[str]) -> Script:
     return Script(bulk("EVALSHA") + bulk(checksum), bulk("EVAL") + bulk(text))
 
 
+def _usual(start: bytes, rules: tuple[PackedRule, ...], arguments: bytes) -> bytes:
+    """Return a command of a script, with places for the digest of each key and for the tag."""
+    keys = [rule.before.replace(b"%", b"%%") + b"%s" + rule.after.replace(b"%", b"%%") for rule in rules]
+    return start + b"".join(keys) + b"$6\r\n%d\r\n" + arguments
+
+
 def _make_room(known: dict[Any, Any]) -> None:
     if len(known) >= _MAX_SHAPES:
         known.clear()
@@ -248,12 +258,11 @@ def decode(plan: Plan, reply: Sequence[int] | bytes) -> tuple[Outcome, ...]:
     The reply is the tag, the time, then five integers for each check. The reply of hit.lua and several.lua is text: the
     tag, the time in two words, and the answers of the algorithms.
     """
+    checks = plan.checks
     if isinstance(reply, bytes):
         _, seconds, microseconds, kept = reply.split(b" ", 3)
         now = int(seconds) * MICROSECOND + int(microseconds)
-        if len(plan.checks) == 1:
-            return (_decode_hit(plan.checks[0], now, kept),)
-        return _decode_several(plan.checks, now, kept)
+        return (_decode_hit(checks[0], now, kept),) if len(checks) == 1 else _decode_several(checks, now, kept)
     at = reply[1]
     return tuple(
         [
@@ -325,9 +334,11 @@ def _level(kept: bytes) -> tuple[int, int] | None:
 
 
 def _log(kept: bytes) -> list[int]:
-    """Return a sliding window's log with two stamps. All units count for the first one, which is the next to expire."""
-    used, oldest, newest = [_integer(word) for word in kept.split()]
-    return [used, oldest, used, newest, 0]
+    """Return a sliding window's log with two stamps. All units count for the first one, which is the next to expire. If
+    the reply has one stamp, the hit passed, and its own stamp is the newest.
+    """
+    used, oldest, *newest = [_integer(word) for word in kept.split()]
+    return [used, oldest, used, *(newest or (oldest,)), 0]
 
 
 def _integer(word: bytes) -> int:
@@ -339,16 +350,17 @@ def _integer(word: bytes) -> int:
 
 
 def _passed_window(kept: bytes, now: int, checked: Check) -> Outcome | None:
-    (limit, window, grain), cost = checked.terms.params, checked.cost
+    terms, _, cost = checked
+    limit, window, grain = terms.params
     try:
-        used, oldest, newest = map(int, kept.split())
+        used, oldest, *newest = map(int, kept.split())
     except ValueError:
         return None
     left, ends = limit - used - cost, window - now
     if left < 0:
         return None
     stamp = now if grain == 1 else -(-now // grain) * grain
-    reset = (newest if newest > stamp else stamp) + ends
+    reset = (newest[0] if newest and newest[0] > stamp else stamp) + ends
     return new(Outcome, (True, limit, left, 0, reset, oldest + ends, now, "store"))
 
 
@@ -425,10 +437,12 @@ def _chunk(name: str, algorithm: str, plans: str) -> str:
     if name in {"run", "refund"}:
         return head + plan + (refund if name == "refund" else "")
     hit = hit.replace("--@GENERAL", _lua("sluicegate.stores", "general").replace("--@PLAN", plans + plan))
-    if name == "hit":
-        return head + hit
     if name == "several":
         hit = hit.replace("--@WRITE", "if rest() then").replace("--@END", "end")
+    else:
+        hit = hit.replace("--@ALONE ", "")
+    if name == "hit":
+        return head + hit
     hit = hit.replace("HEAD .. ", "").replace("HEAD", "''").replace("--@ALSO ", "")
     return f"{head}local function hit(key, now, cost, a, b, c)\n{hit}\nend"
 

@@ -34,13 +34,12 @@ class Operations:
 
     def quick(self, plan: Plan) -> Send | None:
         """Return the one step that runs a plan, if the server is known and the plan has one slot: nearly always."""
-        checks = plan.checks
-        slot = 0
-        if self._topology.split:
+        checks, topology, slot = plan[0], self._topology, 0
+        if topology.split:
             if len(checks) != 1:
                 return None
             slot = slot_of(checks[0].identity)
-        address = self._topology.known(slot)
+        address = topology.known(slot)
         return None if address is None or not checks else new(Send, (address, self._encoder.run(plan), 1.0, False))
 
     def run(self, plan: Plan, quick: Send | None = None, reply: Any = None) -> Steps[tuple[Outcome, ...]]:
