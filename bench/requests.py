@@ -34,7 +34,7 @@ from bench.budgets import NONE
 from bench.figures import Figure, Role, added
 from bench.race import Contender, Course, Turn
 from sluicegate import asgi, flask, starlette
-from sluicegate.plan import Outcome, Plan, Terms
+from sluicegate.plan import Check, Decision, Outcome, Plan, Terms, new
 from sluicegate.stores import Hit
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 
@@ -84,7 +84,8 @@ class InstantStore(MemoryStore):
         self._outcomes = (Outcome(allows, limit, 0, wait, HOUR * 1_000_000, HOUR * 1_000_000),)
 
     def prepare(self, terms: Terms) -> Hit:
-        return lambda identity, cost: self._outcomes[0]
+        allowed = self._outcomes[0].allowed
+        return lambda identity, cost: new(Decision, (allowed, (new(Check, (terms, identity, cost)),), self._outcomes))
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         return self._outcomes

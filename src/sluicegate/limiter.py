@@ -184,11 +184,6 @@ class _Engine(Generic[_AnyStore]):
         name = type(self).__name__
         raise TypeError(f"{name} holds connections and cannot be copied or pickled; make one in each process")
 
-    def plan(self, terms: tuple[Terms, ...], identity: object, cost: int, *, charge: bool) -> Plan:
-        """Make a plan for an identity and a cost as the user gives them."""
-        cost, text = whole_cost("cost", cost), self.text(identity)
-        return Plan(tuple([new(Check, (each, text, cost)) for each in terms]), charge)
-
     def _terms(self, quota: QuotaSpec, action: str, algorithm: str | None) -> tuple[Terms, ...]:
         """Return the terms of a quota. Equal arguments return the same objects."""
         spec = quota if type(quota) is str or isinstance(quota, Quota) else read(quota)
@@ -272,11 +267,7 @@ class Limiter(_Engine[Store]):
         >>> reply.hit("alice").remaining, reply.hit("alice", cost=2).remaining
         (4, 2)
         """
-        return self.prepared(self._terms(quota, action, algorithm))
-
-    def prepared(self, terms: tuple[Terms, ...]) -> Limit:
-        """Prepare the limit of these terms."""
-        return Limit(self, terms)
+        return Limit(self, self._terms(quota, action, algorithm))
 
     def hit(
         self,
@@ -421,11 +412,7 @@ class AsyncLimiter(_Engine[AsyncStore]):
 
     def limit(self, quota: QuotaSpec, *, action: str = "", algorithm: AlgorithmName | None = None) -> AsyncLimit:
         """Prepare a limit that is used often: what depends only on these arguments is done once."""
-        return self.prepared(self._terms(quota, action, algorithm))
-
-    def prepared(self, terms: tuple[Terms, ...]) -> AsyncLimit:
-        """Prepare the limit of these terms."""
-        return AsyncLimit(self, terms)
+        return AsyncLimit(self, self._terms(quota, action, algorithm))
 
     async def hit(
         self,
@@ -554,40 +541,38 @@ class _Limit(Generic[_AnyLimiter]):
         """
         if self._hit_of is not self._limiter.hit_of:
             self._prepare()
-        if self._hit is not None:
-            outcome = self._hit(text, cost)
-            if outcome is not None:
-                return new(Decision, (outcome.allowed, (new(Check, (self._single, text, cost)),), (outcome,)))
+        decision = None if self._hit is None else self._hit(text, cost)
+        if decision is not None:
+            return decision
         return self._plan(text, cost)
 
-    def _plan(self, text: str, cost: int) -> Plan:
-        """Return the plan of a hit."""
-        single = self._single
-        if single is None:
+    def _plan(self, text: str, cost: int, *, charge: bool = True) -> Plan:
+        if self._single is None:
             checks = tuple([new(Check, (each, text, cost)) for each in self._terms])
         else:
-            checks = (new(Check, (single, text, cost)),)
-        return new(Plan, (checks, True, False, None))
+            checks = (new(Check, (self._single, text, cost)),)
+        return new(Plan, (checks, charge, False, None))
 
-    def _peek(self, identity: object, cost: int) -> Plan:
-        return self._limiter.plan(self._terms, identity, cost, charge=False)
+    def _given(self, identity: object, cost: int, *, charge: bool = True) -> Plan:
+        """Make a plan for an identity and a cost as the user gives them."""
+        return self._plan(self._limiter.text(identity), whole_cost("cost", cost), charge=charge)
 
     def _charge(self, identity: object, cost: int) -> Plan:
         """Return the plan of a reservation."""
         if self._held and cost:
             raise self._no_hit()
-        return self._limiter.plan(self._terms, identity, cost, charge=True)
+        return self._given(identity, cost)
 
     def _slots(self, identity: object, cost: int) -> Plan:
         """Return the plan that takes slots."""
         if not self._held:
-            given = "; ".join([str(each.quota) for each in self._terms])
-            problem, expected = (
+            given, problem = (
+                [str(each.quota) for each in self._terms],
                 "a quota per time, where a Concurrency is expected",
-                'give a Concurrency or "10 at once"',
             )
-            raise RuleError("concurrency", given, problem=problem, expected=expected)
-        return self._limiter.plan(self._terms, identity, cost, charge=True)
+            expected = 'give a Concurrency or "10 at once"'
+            raise RuleError("concurrency", "; ".join(given), problem=problem, expected=expected)
+        return self._given(identity, cost)
 
     def _no_hit(self) -> QuotaError:
         given, problem = f"{self._terms[0].limit} at once", "a Concurrency, whose slot must be released"
@@ -612,15 +597,14 @@ class Limit(_Limit[Limiter]):
         text = limiter.text(identity)
         if self._hit_of is not limiter.hit_of:  # the same as `begin`, without a call
             self._prepare()
-        if self._hit is not None:
-            outcome = self._hit(text, cost)
-            if outcome is not None:
-                return new(Decision, (outcome.allowed, (new(Check, (self._single, text, cost)),), (outcome,)))
+        decision = None if self._hit is None else self._hit(text, cost)
+        if decision is not None:
+            return decision
         return limiter.run(self._plan(text, cost))
 
     def peek(self, identity: object, cost: int = 1) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""
-        return self._limiter.run(self._peek(identity, cost))
+        return self._limiter.run(self._given(identity, cost, charge=False))
 
     def reset(self, identity: object) -> None:
         """Give an identity its whole budget back: forget all its charges."""
@@ -659,10 +643,9 @@ class AsyncLimit(_Limit[AsyncLimiter]):
         text = limiter.text(identity)
         if self._hit_of is not limiter.hit_of:  # the same as `begin`, without a call
             self._prepare()
-        if self._hit is not None:
-            outcome = self._hit(text, cost)
-            if outcome is not None:
-                return new(Decision, (outcome.allowed, (new(Check, (self._single, text, cost)),), (outcome,)))
+        decision = None if self._hit is None else self._hit(text, cost)
+        if decision is not None:
+            return decision
         plan = self._plan(text, cost)
         try:
             return conclude(plan, await limiter.store.run(plan))  # the same as `run`, without a coroutine
@@ -672,7 +655,7 @@ class AsyncLimit(_Limit[AsyncLimiter]):
 
     async def peek(self, identity: object, cost: int = 1) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""
-        return await self._limiter.run(self._peek(identity, cost))
+        return await self._limiter.run(self._given(identity, cost, charge=False))
 
     async def reset(self, identity: object) -> None:
         """Give an identity its whole budget back: forget all its charges."""

@@ -19,7 +19,7 @@ A store turns a plan into outcomes. All I/O of sluicegate is in the stores.
 - `forget(rule_id, identity)` drops one budget.
 - `close()` closes what the store itself opened.
 - `prepare(terms)` is optional, for a store in memory. It returns a function of an identity and a cost. The function
-  charges one check if it is allowed, and returns the outcome, without a plan. If it cannot decide, it changes nothing
+  charges one check if it is allowed, and returns the decision, without a plan. If it cannot decide, it changes nothing
   and returns None: then `run` decides. An async store does not await it.
 - `accept(terms)` is optional. It raises a ConfigurationError for terms that the store cannot keep. The limiter calls it
   when rules are made, and it does no I/O.
@@ -50,9 +50,9 @@ from typing import Final, NamedTuple, Protocol, cast, runtime_checkable
 from sluicegate.clock import Clock
 from sluicegate.errors import StoreError, StoreURLError, nearest
 from sluicegate.hidden import hide_store, shown_url
-from sluicegate.plan import Outcome, Plan
+from sluicegate.plan import Decision, Outcome, Plan
 
-Hit = Callable[[str, int], Outcome | None]
+Hit = Callable[[str, int], Decision | None]
 """What `prepare` returns: charges an identity a cost, or returns None."""
 
 

@@ -17,7 +17,7 @@ from sluicegate.clock import Clock, SystemClock, read_us, reading
 from sluicegate.errors import StoreURLError
 from sluicegate.hidden import shown_url
 from sluicegate.identity import digest
-from sluicegate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, charged, in_shadow, strikers
+from sluicegate.plan import BAN, NEVER, Check, Decision, Outcome, Plan, Terms, charged, in_shadow, new, strikers
 from sluicegate.stores import DEADLINE, Hit
 from sluicegate.stores.async_adapter import AsyncAdapter
 from sluicegate.stores.memory_table import WHOLE, Entry, MemoryTable, Network, SharedBudget
@@ -85,7 +85,7 @@ class MemoryStore:
         refuses = not (shadow or terms.count_denied)
         known, refunds, (read, unit) = self._known, self._refunds, self._reading
 
-        def hit(identity: str, cost: int) -> Outcome | None:
+        def hit(identity: str, cost: int) -> Decision | None:
             with self._lock:
                 entry = known.get((rule_id, identity))
                 if entry is None or refunds:
@@ -100,14 +100,14 @@ class MemoryStore:
                             entry.left = left * WHOLE // outcome.limit
                             if left == 0:
                                 entry.refused_until = now + outcome.next_after
-                        return outcome
+                        return new(Decision, (True, (new(Check, (terms, identity, cost)),), (outcome,)))
                 if refuses:
                     refusal = check(entry.state, now, cost, params)
                     if not refusal.allowed:
                         wait = refusal.retry_after
                         if wait is not None:
                             entry.refused_until = now + wait
-                        return refusal
+                        return new(Decision, (False, (new(Check, (terms, identity, cost)),), (refusal,)))
             return None
 
         return hit

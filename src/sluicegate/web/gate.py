@@ -17,7 +17,7 @@ from sluicegate.awaiting import Later, Waiting, async_mismatch, is_async, waits
 from sluicegate.clock import SystemClock
 from sluicegate.errors import RuleError, nearest
 from sluicegate.identity import Seal
-from sluicegate.limiter import OPTIONS, AsyncLimiter, Limiter
+from sluicegate.limiter import OPTIONS, AsyncLimit, AsyncLimiter, Limit, Limiter
 from sluicegate.plan import Check, Decision, Plan, Terms, new
 from sluicegate.rules.ban import Ban, agree, with_bans
 from sluicegate.rules.key import Caller, Keys, KeySpec, ReadyKey, identity_of, network_key, reads_user
@@ -48,6 +48,7 @@ class _Rules:
     """The common part of both gates: everything except the awaits."""
 
     _sync: bool
+    _limit: Any  # Limit or AsyncLimit
     limiter: Limiter | AsyncLimiter
 
     def __init__(self, settings: Settings, *, accept: Callable[[Terms], object]) -> None:
@@ -168,7 +169,7 @@ class _Rules:
             terms=terms,
             narrow=narrow,
             share=shared,
-            limit=None if plain is None else self.limiter.prepared(plain),
+            limit=None if plain is None else self._limit(self.limiter, plain),
         )
 
     def _check_sync(self, what: str, function: object) -> None:
@@ -246,7 +247,7 @@ class _Rules:
 class Gate(_Rules):
     """The gate of a synchronous application."""
 
-    _sync = True
+    _sync, _limit = True, Limit
     limiter: Limiter
 
     def __init__(self, settings: Settings) -> None:
@@ -287,7 +288,7 @@ class Gate(_Rules):
 class AsyncGate(_Rules):
     """The gate of an asynchronous application."""
 
-    _sync = False
+    _sync, _limit = False, AsyncLimit
     limiter: AsyncLimiter
 
     def __init__(self, settings: Settings) -> None:

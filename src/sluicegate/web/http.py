@@ -113,19 +113,17 @@ def denial(decision: Decision, dialect: str | None, *, epoch: float, accept: str
     Responses are cached. The cache key has all values of the response, in whole seconds, so that a flood of requests
     gets the same object again and again.
     """
+    text = _wants_text(accept) if len(accept) <= _LONGEST_ACCEPT else wants_text(accept)
+    if len(decision.checks) == 1 and dialect != "x-ratelimit":  # nearly always: the same as below, without a call
+        allowed, limit, left, retry, reset, ahead, _, source = decision.outcomes[0]
+        wait, whole, following = retry and -(-retry // MICROSECOND), -(-reset // MICROSECOND), -(-ahead // MICROSECOND)
+        row: _Row = (decision.checks[0].terms, allowed, limit, left, wait, whole, following, source, 0)
+        return _denial(((row,), dialect, 0.0, text))
     second, since = 0.0, 0
     if dialect == "x-ratelimit":  # only this dialect has a time of day
         second, rest = divmod(epoch, 1)
         since = round(rest * MICROSECOND)
-    _, checks, outcomes = decision
-    if len(checks) == 1:  # nearly always: the same as below, without a call
-        (terms, _, _), (allowed, limit, left, retry, reset, ahead, _, source) = checks[0], outcomes[0]
-        wait, whole = retry and -(-retry // MICROSECOND), -(-(reset + since) // MICROSECOND)
-        rows: _Rows = ((terms, allowed, limit, left, wait, whole, -(-ahead // MICROSECOND), source, 0),)
-    else:
-        rows = tuple(_rows(decision, since=since))
-    text = _wants_text(accept) if len(accept) <= _LONGEST_ACCEPT else wants_text(accept)
-    return _denial((rows, dialect, second, text))
+    return _denial((tuple(_rows(decision, since=since)), dialect, second, text))
 
 
 _Row = tuple[Terms, bool, int, int, int | None, int, int, Source, int]
