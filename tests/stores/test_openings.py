@@ -377,3 +377,13 @@ def test_without_the_private_names_of_redis_py_its_public_methods_serve(
         wait(0.05)
         assert server.ask(connections).sent is False
     assert calls
+
+
+def test_without_the_reader_of_redis_py_its_parser_reads(
+    scripted: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluicegate.stores.redis.connections._READER", "_no_such_name")
+    server = scripted(lambda number, name: None if name == "SLOW" else OK)
+    with closing(server.connections(deadline=0.5)) as connections:
+        assert [server.ask(connections, deadline=PATIENCE) for _ in range(3)] == [b"OK"] * 3
+        assert isinstance(server.ask(connections, SLOW), NoReplyError)

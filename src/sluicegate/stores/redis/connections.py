@@ -40,6 +40,7 @@ _LATE: Final = 0.001  # seconds to read a reply that came in time, if this threa
 _PING: Final = Command(pack("PING"))
 _TURNED_AWAY: Final = {"NOAUTH", "DENIED", "ERR"}  # no password, protected mode, too many clients
 _SOCKET: Final = "_sock"
+_READER: Final = "_reader"
 _DefaultParser: Any = redis.connection.DefaultParser
 _read_from_socket: Final = _DefaultParser.read_from_socket
 
@@ -58,13 +59,17 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
         self.until = until
         self.limited = 0.0  # the seconds that a system call may take at present
         self.pieces = 0  # how many were read of the reply
-        self._nothing: object = None  # what the reader returns before a reply is whole
+        self._nothing: object = None  # what redis-py's reader returns before a reply is whole
 
     def on_connect(self, connection: Any, **options: Any) -> None:
         """Start to read from the socket of this connection."""
         super().on_connect(connection, **options)
         self.send, self._receive, self._set_timeout, self.is_readable = _socket(connection)
-        self._nothing = self._reader.gets()
+        reader = getattr(self, _READER, None)
+        if reader is None:
+            self._receive = None
+        else:
+            self._feed, self._gets, self._nothing = reader.feed, reader.gets, reader.gets()
 
     def parse_error(self, response: str) -> Exception:
         """Return an error reply, with the whole text of the server. The opening of redis-py needs its own classes."""
@@ -75,15 +80,15 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
         return error
 
     def reply(self) -> Any:
-        """Return the next reply. Nearly always one piece has it."""
-        self.pieces += 1
-        reader = self._reader
+        """Return the reply. Nearly always one piece has it."""
+        if self._receive is None:
+            return self.read_response()
+        self.pieces = 1
         try:
-            piece = self._receive(_CHUNK)
+            self._feed(self._receive(_CHUNK))
         except TimeoutError:  # `read_from_socket` looks once more
-            piece = b""
-        reader.feed(piece)
-        reply = reader.gets()
+            return self.read_response()
+        reply = self._gets()
         return self.read_response() if reply is self._nothing else reply
 
     def read_from_socket(self, **options: Any) -> Any:
@@ -114,15 +119,15 @@ class _Socket(NamedTuple):
     """What this module does with a socket of redis-py."""
 
     send: Callable[[bytes], object]
-    receive: Callable[[int], bytes]  # at most so many bytes
+    receive: Callable[[int], bytes] | None  # at most so many bytes; None: redis-py reads
     set_timeout: Callable[[float], object]
     is_readable: Callable[[], object]  # without waiting: true if there is data to read
 
 
 def _socket(redis_connection: Any) -> _Socket:
-    """Return the socket of a connection. Only this function uses a private name of redis-py.
+    """Return the socket of a connection. Only this function and `on_connect` use a private name of redis-py.
 
-    Versions that do not have the name have the public methods, which cost more.
+    Versions that do not have the names have the public methods, which cost more.
     """
     sock = getattr(redis_connection, _SOCKET, None)
     if sock is None:
@@ -130,11 +135,8 @@ def _socket(redis_connection: Any) -> _Socket:
         def send(frame: bytes) -> None:
             redis_connection.send_packed_command((frame,), check_health=False)
 
-        def receive(most: int) -> bytes:  # `read_from_socket` reads
-            return b""
-
         limit = redis_connection.update_current_socket_timeout
-        return _Socket(send, receive, set_timeout=limit, is_readable=partial(_can_read, redis_connection))
+        return _Socket(send, None, set_timeout=limit, is_readable=partial(_can_read, redis_connection))
     watch, tls = watcher(sock), isinstance(sock, ssl.SSLSocket)
     direct = os.name == "posix" and not tls  # elsewhere a socket is no file
     return _Socket(
