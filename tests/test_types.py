@@ -15,14 +15,26 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 from fastapi import Depends, FastAPI
-from flask import Flask
+from flask import Flask, request
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 import sluicegate.asgi
 import sluicegate.wsgi
-from sluicegate import AsyncLimiter, ConfigurationError, Limiter, Rule, Settings, django, fastapi, flask, starlette
+from sluicegate import (
+    AsyncLimiter,
+    ConfigurationError,
+    Decision,
+    Limiter,
+    Rule,
+    Settings,
+    django,
+    fastapi,
+    flask,
+    starlette,
+)
 from sluicegate.algorithms import ALGORITHMS, AlgorithmName
 from sluicegate.web.http import DIALECTS, DialectName
 from sluicegate.web.marks import MarkOptions, RuleOptions
@@ -68,6 +80,13 @@ MISSPELT: list[Callable[[], object]] = [
     lambda: flask.limit("5/minute", kye="ip"),  # type: ignore[call-arg]
     lambda: django.limit("5/minute", kye="ip"),  # type: ignore[call-arg]
     lambda: Depends(fastapi.RateLimit("5/minute", kye="ip")),  # type: ignore[call-arg]
+    lambda: starlette.charge(Request({"type": "http"}), "5/minute", kye="ip"),  # type: ignore[call-arg]
+    lambda: fastapi.charge_sync(Request({"type": "http"}), "5/minute", kye="ip"),  # type: ignore[call-arg]
+    lambda: flask.charge(request, "5/minute", kye="ip"),  # type: ignore[call-arg]
+    lambda: django.charge(None, "5/minute", kye="ip"),  # type: ignore[call-arg]
+    lambda: django.acharge(None, "5/minute", kye="ip"),  # type: ignore[call-arg]
+    lambda: sluicegate.asgi.charge({}, "5/minute", kye="ip"),  # type: ignore[call-arg]
+    lambda: sluicegate.wsgi.charge({}, "5/minute", kye="ip"),  # type: ignore[call-arg]
 ]
 WRONG_WORDS: list[Callable[[], object]] = [
     lambda: Limiter(algorithm="gcar"),  # type: ignore[arg-type]
@@ -114,6 +133,14 @@ async def forgets(limiter: AsyncLimiter, name: str) -> bool:
 def test_python_warns_of_a_forgotten_await(name: str) -> None:
     with pytest.warns(RuntimeWarning, match=rf"coroutine '\w+\.{name.rpartition('.')[2]}' was never awaited"):
         assert asyncio.run(forgets(AsyncLimiter(), name)) is True
+
+
+async def charged(connection: Request) -> list[int | None]:
+    """What a type checker knows of a charge: a decision, from an `await` and from a block, in sync and async code."""
+    first: Decision = await starlette.charge(connection, "5/minute")
+    async with fastapi.charge(connection, "2 at once", key="ip", refund_earlier=False) as second:
+        with sluicegate.wsgi.charge({}, "2 at once", scope="slots") as third:
+            return [first.remaining, second.remaining, third.remaining]
 
 
 def test_the_options_for_type_checkers_are_the_settings_and_the_rules() -> None:

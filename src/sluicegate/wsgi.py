@@ -21,7 +21,7 @@ from sluicegate.errors import NotEnforcedError, RuleError
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.response import Headers, Response
 from sluicegate.rules.rule import Rule
-from sluicegate.web.charge import UNLIMITED, AnyQuota, Charge, Charged, ChargedRule, ChargeOptions
+from sluicegate.web.charge import AnyQuota, Charge, Charged, ChargedRule, ChargeOptions, unlimited
 from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import Gate
 from sluicegate.web.http import Fields, denial, environ_name, fields_for, merge
@@ -118,7 +118,7 @@ def charge(environ: WSGIEnvironment, /, quota: AnyQuota, **options: Unpack[Charg
         problem, expected = "the request has not passed RateLimitMiddleware", "put RateLimitMiddleware around the app"
         raise NotEnforcedError("charge in", environ.get("PATH_INFO"), problem=problem, expected=expected)
     if not state.gate.settings.enabled:
-        return UNLIMITED
+        return unlimited()
     return Charge(rule, state, _NOWHERE).run(WsgiCaller(environ))
 
 

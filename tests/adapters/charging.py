@@ -277,3 +277,7 @@ class Sites:
         views = {"/plain": plain, **({"/a": body} if callable(body) else body)}
         site: Site = self._make(self._stack, views, limits or {}, **self._mode, **options)
         return site
+
+    def without_middleware(self, body: Body) -> Site:
+        """The application without its limiter."""
+        return self(body, middleware=() if "django" in self.name else False)

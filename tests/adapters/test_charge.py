@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sluicegate import Decision, ManualClock, RateLimitExceeded, Rule
-from sluicegate.errors import ConfigurationError
+from sluicegate.errors import ConfigurationError, NotEnforcedError
 from sluicegate.testing.charges import wrong
 from tests.adapters.charging import END, SITES, Ask, Sites, ask, block
 from tests.servers import Server
@@ -171,6 +171,17 @@ def test_wrong_arguments_say_what_to_do(make: Sites, options: dict[str, Any], te
         return "nothing"
 
     assert text in make(wrongly, clock=ManualClock()).get().body.decode()
+
+
+def test_without_the_middleware_it_never_allows(make: Sites) -> None:
+    def unlimited() -> Steps:
+        try:
+            yield ask("5/minute")
+        except NotEnforcedError as error:
+            return str(error)
+        return "allowed"
+
+    assert b"[SG008]" in make.without_middleware(unlimited).get().body
 
 
 @pytest.mark.parametrize("real", [False, True], ids=["memory", "server"])

@@ -15,7 +15,7 @@ from sluicegate.django.request import DjangoRequestState, native_of, state_of
 from sluicegate.django.routes import arrival_of
 from sluicegate.errors import AsyncMismatchError, NotEnforcedError, RuleError
 from sluicegate.stores.completion import running_loop
-from sluicegate.web.charge import UNLIMITED, AnyQuota, AsyncCharge, Charge, Charged, ChargedRule, ChargeOptions
+from sluicegate.web.charge import AnyQuota, AsyncCharge, Charge, Charged, ChargedRule, ChargeOptions, unlimited
 from sluicegate.web.gate import AsyncGate
 
 
@@ -40,7 +40,7 @@ def acharge(request: Any, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) 
 def _charge(rule: ChargedRule, request: Any) -> Charged:
     state = _state_for(request)
     if state is None:
-        return UNLIMITED
+        return unlimited()
     if not isinstance(state.gate, AsyncGate):
         native = _native(request)
         one = Charge(rule, state, arrival_of(native).endpoint)
@@ -56,7 +56,7 @@ def _charge(rule: ChargedRule, request: Any) -> Charged:
 async def _acharge(rule: ChargedRule, request: Any) -> Charged:
     state = _state_for(request)
     if state is None:
-        return UNLIMITED
+        return unlimited()
     if not isinstance(state.gate, AsyncGate):  # an async view under WSGI
         return await sync_to_async(_charge)(rule, request)
     native = _native(request)

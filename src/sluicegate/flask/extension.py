@@ -27,7 +27,7 @@ from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.response import Headers
 from sluicegate.rules.response import Response as Answer
 from sluicegate.web.bound import Bound
-from sluicegate.web.charge import UNLIMITED, AnyQuota, Charge, Charged, ChargedRule, ChargeOptions
+from sluicegate.web.charge import AnyQuota, Charge, Charged, ChargedRule, ChargeOptions, unlimited
 from sluicegate.web.gate import Gate
 from sluicegate.web.http import Denial, Field, denial, fields_for
 from sluicegate.web.marks import Mark
@@ -268,7 +268,7 @@ class Installation:
     def charge(self, rule: ChargedRule, native: Request) -> Charged:
         """Charge a rule of the view's own. Raises RateLimitExceeded if it refuses."""
         if not self.settings.enabled:
-            return UNLIMITED
+            return unlimited()
         state = _states(native).setdefault(self, _FlaskState(self.gate))
         charged = Charge(rule, state, self._routes.endpoint(native.url_rule)).run(self._caller(native))
         if state.settlement is not None:

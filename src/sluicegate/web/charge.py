@@ -163,8 +163,9 @@ def bounds_of(gate: Gate | AsyncGate, mark: Mark, view: Endpoint) -> tuple[Bound
     return found
 
 
-UNLIMITED: Final = Charged(allowed=True, checks=(), outcomes=())
-"""The decision of a charge where limits are off, or no rule applies."""
+def unlimited() -> Charged:
+    """Return the decision of a charge where limits are off."""
+    return Charged(allowed=True, checks=(), outcomes=())
 
 
 class Charge:
@@ -261,7 +262,7 @@ class Charge:
 
 async def run_async(charge: Charge | None, caller: Caller) -> Charged:
     """Run a charge; None allows, because limits are off."""
-    return UNLIMITED if charge is None else await charge.run_async(caller)
+    return unlimited() if charge is None else await charge.run_async(caller)
 
 
 def _budget(check: Check) -> tuple[str, str]:

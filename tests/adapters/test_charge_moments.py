@@ -1,0 +1,273 @@
+"""A charge at unusual moments: for a message, during a cancellation, after the response, in a mounted application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+import sluicegate.asgi
+import sluicegate.django
+import sluicegate.wsgi
+from sluicegate import ManualClock, RateLimitExceeded
+from sluicegate.errors import AsyncMismatchError, NotEnforcedError
+from sluicegate.plan import Outcome, Plan
+from sluicegate.starlette import RateLimitMiddleware, charge, charge_sync
+from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
+from sluicegate.testing import AsyncAdapter
+from tests.adapters.asgi_client import DENIAL, AsgiClient, Server, make_scope
+from tests.adapters.django_app import serving
+from tests.adapters.wsgi_client import WsgiClient
+
+
+async def plain(request: Request) -> Response:
+    return PlainTextResponse("plain")
+
+
+def limited(*routes: Any, **options: Any) -> AsgiClient:
+    options = {"clock": ManualClock(), "default_limits": ["9/hour"], **options}
+    everything = [*routes, Route("/plain", plain)]
+    return AsgiClient(Starlette(routes=everything, middleware=[Middleware(RateLimitMiddleware, **options)]))
+
+
+def left(client: Any) -> str | None:
+    """The RateLimit field of a request that charges only the default limit."""
+    found: str | None = client.request("GET", "/plain").one("ratelimit")
+    return found
+
+
+# ---- messages -------------------------------------------------------------------------------------------------------
+
+
+async def echo(websocket: WebSocket) -> None:
+    await websocket.accept()
+    async for text in websocket.iter_text():
+        decision = await charge(websocket, "2/second", key="ip")
+        await websocket.send_text(f"{text} {decision.remaining}")
+
+
+async def bare_echo(scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] == "http":
+        await PlainTextResponse("plain")(scope, receive, send)
+        return
+    await receive()
+    await send({"type": "websocket.accept"})
+    while (message := await receive())["type"] == "websocket.receive":
+        decision = await sluicegate.asgi.charge(scope, "2/second", key="ip")
+        await send({"type": "websocket.send", "text": f"{message['text']} {decision.remaining}"})
+
+
+@pytest.mark.parametrize("kind", ["starlette", "asgi"])
+def test_each_message_counts_and_a_refused_one_closes_the_socket(kind: str) -> None:
+    client = limited(WebSocketRoute("/", echo))
+    if kind == "asgi":
+        options: Any = {"clock": ManualClock(), "default_limits": ["9/hour"]}
+        client = AsgiClient(sluicegate.asgi.RateLimitMiddleware(bare_echo, **options))
+    server = Server(make_scope("GET", "/", type="websocket", extensions=DENIAL))
+    server._coming[1:1] = [{"type": "websocket.receive", "text": "hi"}] * 5  # pyright: ignore[reportPrivateUsage]
+    asyncio.run(server.run(client.app, raising=True))
+    assert (server.handshake.sent, server.handshake.code) == (["hi 1", "hi 0"], 1008)
+    assert left(client) == '"default";r=7;t=3600'  # the handshake stays charged
+
+
+# ---- cancellation ---------------------------------------------------------------------------------------------------
+
+
+async def holds(request: Request) -> Response:
+    async with charge(request, "1 at once", key="ip"):
+        return PlainTextResponse("held")
+
+
+async def refused(request: Request) -> Response:
+    await charge(request, "5/hour", cost=lambda _: 6)
+    return PlainTextResponse("never")
+
+
+class Stopping(AsyncAdapter):
+    """A store that does at once what it is asked, and keeps the reply to one call back until `go` is set."""
+
+    def __init__(self, store: MemoryStore, stop: int) -> None:
+        super().__init__(store)
+        self.calls: list[str] = []
+        self.stop, self.reached, self.go, self.finished = stop, asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        return await self._reply("run", await super().run(plan))
+
+    async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+        await self._reply("refund", None)
+        await super().refund(plan, outcomes)  # a cancellation that is not handled loses it
+        self.finished.set()
+
+    async def _reply(self, name: str, reply: Any) -> Any:
+        self.calls.append(name)
+        if len(self.calls) == self.stop:
+            self.reached.set()
+            await self.go.wait()
+        return reply
+
+
+@pytest.mark.parametrize(("view", "stop", "field"), [(holds, 2, "r=6"), (refused, 3, "r=7")])
+def test_a_cancelled_charge_leaves_nothing_behind(view: Any, stop: int, field: str) -> None:
+    """Cancelled while the reply to the slot, or to what is given back, is on its way."""
+    memory = MemoryStore(clock=ManualClock())
+
+    async def main() -> list[str]:
+        store = Stopping(memory, stop)
+        client = limited(Route("/", view), store=store, clock=None)
+        server = Server(make_scope("GET", "/"))
+        running = asyncio.create_task(client.app(server.scope, server.receive, server.send))
+        await store.reached.wait()
+        running.cancel()
+        await asyncio.wait([running])
+        store.go.set()
+        await store.finished.wait()
+        return store.calls
+
+    assert asyncio.run(main()) == ["run", "run", "refund"]
+    client = limited(Route("/", holds), store=AsyncMemoryStore(memory), clock=None)
+    assert client.get("/").status == 200
+    assert field in (left(client) or "")  # of 9: a client that goes away pays for its request, a refused one does not
+
+
+# ---- after the response ---------------------------------------------------------------------------------------------
+
+
+def in_background(quota: str, log: list[Any], **options: Any) -> Any:
+    async def later(request: Request) -> None:
+        async with charge(request, "1 at once", scope="slots") as slot:
+            log.append(slot.allowed)
+        log.append((await charge(request, quota, **options)).remaining)
+
+    async def view(request: Request) -> Response:
+        return PlainTextResponse("sent", background=BackgroundTask(later, request))
+
+    return view
+
+
+def test_a_charge_in_a_background_task_counts_and_its_refusal_is_the_task_s_own() -> None:
+    log: list[Any] = []
+    client = limited(Route("/", in_background("2/minute", log)))
+    for remaining in (1, 0):
+        server = client.serve(make_scope("GET", "/"), raising=True)
+        assert server.answer.one("ratelimit") is not None
+        assert log[-2:] == [True, remaining]
+    with pytest.raises(RateLimitExceeded):
+        client.serve(make_scope("GET", "/"), raising=True)
+
+
+def test_a_slot_that_nothing_would_release_is_an_error() -> None:
+    errors: list[BaseException] = []
+
+    async def main() -> None:
+        late: list[asyncio.Task[Any]] = []
+        gone = asyncio.Event()
+
+        async def later(request: Request) -> None:
+            await gone.wait()
+            assert (await charge(request, "5/minute")).remaining == 4
+            await charge(request, "1 at once")
+
+        async def view(request: Request) -> Response:
+            late.append(asyncio.create_task(later(request)))
+            return PlainTextResponse("sent")
+
+        server = Server(make_scope("GET", "/"))
+        await server.run(limited(Route("/", view)).app, raising=True)
+        gone.set()
+        errors.extend(await asyncio.gather(*late, return_exceptions=True))
+
+    asyncio.run(main())
+    assert [type(error) for error in errors] == [NotEnforcedError]
+
+
+def generator(environ: Any, start_response: Any) -> Iterator[bytes]:
+    """A WSGI application that charges in its first step, and again after its response has started."""
+    sluicegate.wsgi.charge(environ, "2/minute", scope="first")
+    with sluicegate.wsgi.charge(environ, "1 at once", scope="block"):
+        sluicegate.wsgi.charge(environ, "1 at once", scope="slot")
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        yield b"one"
+    sluicegate.wsgi.charge(environ, "1 at once", scope="late")
+    yield b"two"
+
+
+def test_a_generator_of_wsgi_may_charge() -> None:
+    client = WsgiClient(sluicegate.wsgi.RateLimitMiddleware(generator, clock=ManualClock()))
+    assert [(answer.status, answer.body[:6]) for answer in (client.request("GET", "/") for _ in range(3))] == [
+        (200, b"onetwo"),
+        (200, b"onetwo"),
+        (429, b'{"type'),
+    ]
+
+
+# ---- two limiters ---------------------------------------------------------------------------------------------------
+
+
+async def inner(request: Request) -> Response:
+    await charge(request, "1/minute", name="own")
+    return PlainTextResponse("inner")
+
+
+def test_in_a_mounted_application_the_innermost_limiter_charges() -> None:
+    middleware = [Middleware(RateLimitMiddleware, default_limits=["5/day"], clock=ManualClock())]
+    mounted = Starlette(routes=[Route("/", inner), Route("/plain", plain)], middleware=middleware)
+    client = limited(Mount("/in", app=mounted))
+    passed = client.get("/in/")
+    assert passed.one("ratelimit") == '"default";r=4;t=86400, "own";r=0;t=60, "default-2";r=8;t=3600'
+    assert client.get("/in/").status == 429
+    assert client.get("/in/plain").one("ratelimit") == '"default";r=3;t=86400, "default-2";r=6;t=3600'
+
+
+# ---- the wrong kind of code -----------------------------------------------------------------------------------------
+
+
+def forgets(request: Request) -> Response:
+    charge(request, "5/minute")
+    return PlainTextResponse("unlimited")
+
+
+async def blocks(request: Request) -> Response:
+    charge_sync(request, "5/minute")
+    return PlainTextResponse("unlimited")
+
+
+@pytest.mark.parametrize(("view", "advice"), [(forgets, "write charge_sync"), (blocks, "write await charge")])
+def test_the_wrong_kind_of_charge_says_which_one_is_right(view: Any, advice: str) -> None:
+    with pytest.raises(AsyncMismatchError, match=advice):
+        limited(Route("/", view)).serve(make_scope("GET", "/"), raising=True)
+
+
+def test_django_s_charge_on_an_event_loop_says_so() -> None:
+    errors: list[str] = []
+
+    async def view(request: HttpRequest) -> HttpResponse:
+        try:
+            sluicegate.django.charge(request, "5/minute")
+        except AsyncMismatchError as error:
+            errors.append(str(error))
+        return HttpResponse("x")
+
+    with serving(asgi=True, urls=[path("x", view)]) as site:
+        site.request("GET", "/x")
+    assert "write await acharge" in errors[0]
+
+
+def test_python_warns_of_a_charge_that_is_not_awaited() -> None:
+    async def view(request: Request) -> Response:
+        charge(request, "5/minute")
+        return PlainTextResponse("x")
+
+    with pytest.warns(RuntimeWarning, match="was never awaited"):
+        limited(Route("/", view)).get("/")
