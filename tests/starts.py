@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from io import StringIO
 from typing import Any
@@ -110,6 +111,22 @@ def importing(module: str) -> Callable[[str], None]:
     return start
 
 
+def throttles(module: str) -> Callable[[str], None]:
+    """A start that imports throttle classes. Their frameworks read Django's settings when they are imported."""
+
+    def start(store: str) -> None:
+        with suppress(ImportError):
+            import django
+            from django.conf import settings
+
+            if not settings.configured:
+                settings.configure()
+                django.setup()
+        import_module(f"sluicegate.{module}")
+
+    return start
+
+
 MODULES = (
     *("starlette", "fastapi", "flask", "django", "cli.demo"),
     *("stores.redis", "stores.redis.cell", "stores.embedded", "testing"),
@@ -121,6 +138,7 @@ OPENS = (  # these open the store
 STARTS: dict[str, Callable[[str], None]] = {
     **{each.__name__: each for each in OPENS},
     **{f"import {module}": importing(module) for module in MODULES},
+    **{f"import {module}": throttles(module) for module in ("drf", "ninja")},
 }
 
 

@@ -25,7 +25,7 @@ from tests.starts import OPENS, STARTS
 STARTS_FILE = Path(__file__).parent / "starts.py"
 SERVER = "redis://127.0.0.1:1"  # no server listens there, and no start connects to it
 FRAMEWORKS = ("starlette", "fastapi", "flask", "django", "cli")
-EXTRAS = ("redis", "embedded", *FRAMEWORKS)
+EXTRAS = ("redis", "embedded", "drf", "ninja", *FRAMEWORKS)
 
 # What each start needs. The others need nothing but sluicegate.
 NEEDS = {
@@ -41,6 +41,8 @@ NEEDS = {
     "import fastapi": "fastapi",
     "import flask": "flask",
     "import django": "django",
+    "import drf": "drf",
+    "import ninja": "ninja",
     "import cli.demo": "cli",
     "import stores.redis": "redis",
     "import stores.redis.cell": "redis",
@@ -147,6 +149,8 @@ VITAL = {
     "fastapi": {"fastapi", "starlette", "pydantic", "anyio"},
     "flask": {"flask", "werkzeug", "jinja2", "blinker", "itsdangerous", "click"},
     "django": {"django", "asgiref"},
+    "drf": {"django", "asgiref", "djangorestframework"},
+    "ninja": {"django", "asgiref", "django-ninja", "pydantic"},
     "cli": {"click", "rich", "uvicorn", "starlette", "h11", "anyio"},
 }
 

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import flask
 import pytest
 from django.urls import path
-from flask_jwt_extended import JWTManager, create_access_token, get_jwt_identity, verify_jwt_in_request
+from flask_jwt_extended import JWTManager, create_access_token, get_jwt_identity, jwt_required, verify_jwt_in_request
 from flask_jwt_extended.exceptions import JWTExtendedException
+from flask_login import LoginManager, UserMixin
 from jwt import PyJWTError
+from starlette.applications import Starlette
+from starlette.authentication import AuthCredentials, SimpleUser
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
 
-from sluicegate.flask import RateLimiter
+from sluicegate.flask import RateLimiter, charge
+from sluicegate.starlette import RateLimitMiddleware
+from sluicegate.starlette import charge as starlette_charging
+from sluicegate.starlette import limit as starlette_limit
 from sluicegate.testing.client import Answer
 from tests.adapters.django_app import User, serving
 from tests.adapters.wsgi_client import WsgiClient
@@ -142,6 +153,64 @@ def flask_view() -> str:
     return "passed"
 
 
+def user_of(request: Any) -> Any:
+    return get_jwt_identity()
+
+
+@jwt_required()
+def flask_charge() -> str:
+    charge(flask.request, "2/minute", key=user_of)
+    return "passed"
+
+
+@contextmanager
+def flask_login_site(**options: Any) -> Iterator[Get]:
+    app = flask.Flask(__name__)
+    login = LoginManager(app)
+
+    @login.request_loader
+    def load(request: Any) -> Any:
+        user = UserMixin()
+        user.id = request.headers["Authorization"].removeprefix("Bearer ")
+        return user
+
+    RateLimiter(app, **options, rules=[{"name": "own", "quota": "2/minute", "key": "user"}])
+    app.add_url_rule("/x", view_func=flask_view)
+    client = WsgiClient(app)
+    yield lambda user: client.request("GET", "/x", headers=[("Authorization", f"Bearer {user}")])
+
+
+class Backend:
+    """Bearer tokens that are the user's name, for Starlette."""
+
+    async def authenticate(self, connection: Any) -> Any:
+        name = connection.headers["Authorization"].removeprefix("Bearer ")
+        return AuthCredentials(["authenticated"]), SimpleUser(name)
+
+
+@starlette_limit("2/minute", key="user")
+async def starlette_limited(request: Any) -> PlainTextResponse:
+    return PlainTextResponse("passed")
+
+
+async def starlette_charge(request: Any) -> PlainTextResponse:
+    await starlette_charging(request, "2/minute", key="user")
+    return PlainTextResponse("passed")
+
+
+@contextmanager
+def starlette_site(view: Any, *, is_outside: bool, **options: Any) -> Iterator[Get]:
+    layers = [Middleware(AuthenticationMiddleware, backend=cast(Any, Backend()))]
+    layers.insert(is_outside, Middleware(RateLimitMiddleware, **options))
+    with TestClient(Starlette(routes=[Route("/x", view)], middleware=layers)) as client:
+
+        def get(user: str) -> Answer:
+            found = client.get("/x", headers={"Authorization": f"Bearer {user}"})
+            return Answer(found.status_code, [*found.headers.items()], found.content)
+
+        yield get
+
+
 @contextmanager
 def flask_site(view: Any, **options: Any) -> Iterator[Get]:
     app = flask.Flask(__name__)
@@ -178,6 +247,10 @@ SITES: dict[str, Callable[..., Any]] = {
     "Flask with a JWT": lambda **options: flask_site(
         flask_view, **options, rules=[{"name": "own", "quota": "2/minute", "key": by_token}]
     ),
+    "Flask, a charge behind a JWT": lambda **options: flask_site(flask_charge, **options),
+    "Flask-Login": flask_login_site,
+    "Starlette, users outside": lambda **options: starlette_site(starlette_limited, is_outside=True, **options),
+    "Starlette, users inside": lambda **options: starlette_site(starlette_charge, is_outside=False, **options),
 }
 
 

@@ -351,7 +351,9 @@ def test_without_the_middleware_the_limits_hold_and_there_are_no_fields(asgi: bo
         for target in ("/x", "/n/x"):
             passed, refused = alice(site, target), alice(site, target)
             assert (passed.status, passed.one("ratelimit")) == (200, None)
-            assert (refused.status, refused.one("ratelimit"), refused.one("retry-after")) == (429, None, "60")
+            assert (refused.status, refused.one("ratelimit")) == (429, None)
+            # The oldest Ninja sends no Retry-After of its own.
+            assert refused.one("retry-after") in (("60",) if target == "/x" else ("60", None))
 
 
 def test_where_limits_are_off_every_request_passes(asgi: bool) -> None:
