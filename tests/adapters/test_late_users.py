@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from contextlib import AbstractContextManager, contextmanager
+from typing import Annotated, Any, cast
 from uuid import uuid4
 
 import flask
 import pytest
 from django.urls import path
+from fastapi import Depends, FastAPI, Header
 from flask_jwt_extended import JWTManager, create_access_token, get_jwt_identity, jwt_required, verify_jwt_in_request
 from flask_jwt_extended.exceptions import JWTExtendedException
 from flask_login import LoginManager, UserMixin
@@ -22,6 +23,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from sluicegate.fastapi import RateLimit
 from sluicegate.flask import RateLimiter, charge
 from sluicegate.starlette import RateLimitMiddleware
 from sluicegate.starlette import charge as starlette_charging
@@ -198,11 +200,29 @@ async def starlette_charge(request: Any) -> PlainTextResponse:
     return PlainTextResponse("passed")
 
 
-@contextmanager
-def starlette_site(view: Any, *, is_outside: bool, **options: Any) -> Iterator[Get]:
+def starlette_site(view: Any, *, is_outside: bool, **options: Any) -> AbstractContextManager[Get]:
     layers = [Middleware(AuthenticationMiddleware, backend=cast(Any, Backend()))]
     layers.insert(is_outside, Middleware(RateLimitMiddleware, **options))
-    with TestClient(Starlette(routes=[Route("/x", view)], middleware=layers)) as client:
+    return asgi_site(Starlette(routes=[Route("/x", view)], middleware=layers))
+
+
+async def current_user(authorization: Annotated[str, Header()]) -> str:
+    return authorization.removeprefix("Bearer ")
+
+
+async def fastapi_view() -> str:
+    return "passed"
+
+
+def fastapi_site(**options: Any) -> AbstractContextManager[Get]:
+    app = FastAPI(middleware=[Middleware(RateLimitMiddleware, **options)])
+    app.get("/x", dependencies=[Depends(RateLimit("2/minute", user=current_user))])(fastapi_view)
+    return asgi_site(app)
+
+
+@contextmanager
+def asgi_site(app: Any) -> Iterator[Get]:
+    with TestClient(app) as client:
 
         def get(user: str) -> Answer:
             found = client.get("/x", headers={"Authorization": f"Bearer {user}"})
@@ -249,6 +269,7 @@ SITES: dict[str, Callable[..., Any]] = {
     ),
     "Flask, a charge behind a JWT": lambda **options: flask_site(flask_charge, **options),
     "Flask-Login": flask_login_site,
+    "FastAPI, a dependency": fastapi_site,
     "Starlette, users outside": lambda **options: starlette_site(starlette_limited, is_outside=True, **options),
     "Starlette, users inside": lambda **options: starlette_site(starlette_charge, is_outside=False, **options),
 }
