@@ -414,3 +414,26 @@ def test_a_slot_that_is_released_after_close_leaves_no_connection_open(valkey: A
         return [held - open_before, connections() - open_before]
 
     assert asyncio.run(main()) == [1, 0]
+
+
+@ALGORITHMS
+def test_a_decision_is_given_back_to_the_window_that_it_charged(
+    limiter: EitherLimiter, clock: ManualClock, algorithm: str
+) -> None:
+    options: dict[str, Any] = {"algorithm": algorithm}
+    charged = limiter("hit", "5/minute; 9/hour", "a", cost=3, **options)
+    limiter("refund", limiter("hit", "5/minute; 9/hour", "a", cost=3, **options))  # refused: it charged nothing
+    limiter("refund", limiter("peek", "5/minute; 9/hour", "a", cost=1, **options))
+    assert limiter.left("5/minute; 9/hour", **options) == 2
+    limiter("refund", charged)
+    assert limiter.left("5/minute; 9/hour", **options) == 5
+    late = limiter("hit", "5/minute", "a", cost=3, **options)
+    clock.advance(120)
+    limiter("hit", "5/minute", "a", cost=2, **options)
+    limiter("refund", late)  # its window has passed
+    assert limiter.left("5/minute", **options) == 3
+
+
+def test_only_a_decision_is_given_back(limiter: EitherLimiter) -> None:
+    with pytest.raises(RuleError, match="not a decision; give the decision that hit returned"):
+        limiter("refund", True)

@@ -320,6 +320,18 @@ class Limiter(_Engine[Store]):
         """
         return self.limit(quota, action=action, algorithm=algorithm).reserve(identity, cost)
 
+    def refund(self, decision: Decision) -> None:
+        """Give back what a decision of this limiter has charged, to the windows that were charged. Call it once.
+
+        A refused decision has charged nothing, and nothing is given back. Nor is it when the window has passed.
+
+        >>> limiter = Limiter()
+        >>> limiter.refund(limiter.hit("5/minute", "alice"))
+        >>> limiter.peek("5/minute", "alice").remaining
+        5
+        """
+        self.store.refund(*_charges(decision))
+
     def hold(
         self, concurrency: QuotaSpec, identity: object, *, action: str = "", cost: int = 1
     ) -> AbstractContextManager[Slot]:
@@ -459,6 +471,14 @@ class AsyncLimiter(_Engine[AsyncStore]):
     ) -> AsyncReservation:
         """Charge an estimated `cost`, as `hit` does. Settle it when the actual cost is known."""
         return await self.limit(quota, action=action, algorithm=algorithm).reserve(identity, cost)
+
+    async def refund(self, decision: Decision) -> None:
+        """Give back what a decision of this limiter has charged. Call it once. Once started, it completes even if its
+        task is cancelled.
+        """
+        from sluicegate.stores.completion import complete
+
+        await complete(self.store.refund(*_charges(decision)))
 
     def hold(
         self, concurrency: QuotaSpec, identity: object, *, action: str = "", cost: int = 1
@@ -604,7 +624,7 @@ class Limit(_Limit[Limiter]):
 
     def peek(self, identity: object, cost: int = 1) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""
-        return self._limiter.run(self._given(identity, cost, charge=False))
+        return _uncharged(self._limiter.run(self._given(identity, cost, charge=False)))
 
     def reset(self, identity: object) -> None:
         """Give an identity its whole budget back: forget all its charges."""
@@ -655,7 +675,7 @@ class AsyncLimit(_Limit[AsyncLimiter]):
 
     async def peek(self, identity: object, cost: int = 1) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""
-        return await self._limiter.run(self._given(identity, cost, charge=False))
+        return _uncharged(await self._limiter.run(self._given(identity, cost, charge=False)))
 
     async def reset(self, identity: object) -> None:
         """Give an identity its whole budget back: forget all its charges."""
@@ -676,6 +696,19 @@ class AsyncLimit(_Limit[AsyncLimiter]):
             yield slot
         finally:
             await slot.release()
+
+
+def _charges(decision: Decision) -> tuple[Plan, tuple[Outcome, ...]]:
+    """Return the arguments of a store's `refund`. The store leaves out what was not charged."""
+    if not isinstance(decision, Decision):
+        expected = "give the decision that hit returned; a Reservation and a Slot give back themselves"
+        raise RuleError("refund", decision, problem="not a decision", expected=expected)
+    return Plan(decision.checks), decision.outcomes
+
+
+def _uncharged(decision: Decision) -> Decision:
+    """Return a decision that charged nothing: the cost of each check is 0."""
+    return decision._replace(checks=tuple([check._replace(cost=0) for check in decision.checks]))
 
 
 def _terms_of(ban: Ban) -> Terms:

@@ -127,7 +127,7 @@ def test_a_cancelled_charge_leaves_nothing_behind(view: Any, stop: int, field: s
         store = Stopping(memory, stop)
         client = limited(Route("/", view), store=store, clock=None)
         server = Server(make_scope("GET", "/"))
-        running = asyncio.create_task(client.app(server.scope, server.receive, server.send))
+        running: Any = asyncio.ensure_future(client.app(server.scope, server.receive, server.send))
         await store.reached.wait()
         running.cancel()
         await asyncio.wait([running])
