@@ -79,16 +79,18 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
 
 
 @takes_view
-def exempt(view: View) -> View:
+def exempt(view: Any, mark: Mark) -> Any:
     """Free a view, or a whole view class, from every limit.
 
     A function is wrapped, not changed: where a URLconf also names the bare function, its limits hold. A class is
     changed in place.
+
+    `@exempt(defaults_only=True)` frees it from the default limits alone. Rules of the settings and `@limit` apply.
     """
     if not callable(view) or isbuiltin(view):
         raise TypeError("not a view")
     marked: Any = view if isinstance(view, type) else _copy_of(view)
-    return cast("View", declare(marked, EXEMPT))
+    return declare(marked, mark)
 
 
 def _dispatch_of(cls: Any) -> Any:

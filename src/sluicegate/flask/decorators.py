@@ -24,6 +24,7 @@ from sluicegate.web.marks import (
     EXEMPT,
     Mark,
     MarkOptions,
+    NoGuard,
     declare,
     declare_within,
     freed,
@@ -71,17 +72,19 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
 
 
 @takes_view
-def exempt(view: Decorated) -> Decorated:
+def exempt(view: Any, mark: Mark) -> Any:
     """Free a view, a View class or a blueprint from every limit. A nearer `@limit` inside an exempt blueprint holds.
 
     Write it below the route decorator. A function is wrapped, not changed: a route that has the undecorated function
     keeps its limits. A class is changed in place.
+
+    `@exempt(defaults_only=True)` frees it from the default limits alone. Rules of the settings and `@limit` apply.
     """
     given: Any = view
     _check("@exempt", given)
-    if any(mark is not EXEMPT for mark in _all_marks(given)):
+    if mark is EXEMPT and any(not each.frees for each in _all_marks(given)):
         raise limited_and_exempt(label_of(given))
-    return cast("Decorated", declare(given, EXEMPT) if isinstance(given, Blueprint) else freed(given, _NO_GUARD))
+    return declare(given, mark) if isinstance(given, Blueprint) else freed(given, _NO_GUARD, mark)
 
 
 def _all_marks(given: Any) -> tuple[Mark, ...]:
@@ -100,16 +103,6 @@ def _check(decorator: str, given: Any) -> None:
     if not fits:
         expected = f"write {decorator} above a view, or give it a blueprint"
         raise not_a_view(f"{decorator} on", given, problem="neither a view nor a blueprint", expected=expected)
-
-
-class _NoGuard:
-    """The guard of an exempt view, which enforces nothing."""
-
-    def sync(self, *_: object, **__: object) -> None:
-        """Return None: the view is called."""
-
-    async def later(self, *_: object, **__: object) -> None:
-        """Return None: the view is called."""
 
 
 class _Guard:
@@ -139,4 +132,4 @@ def _label(view: Callable[..., Any], args: tuple[Any, ...]) -> str:
 
 
 _GUARD: Final = _Guard()
-_NO_GUARD: Final = _NoGuard()
+_NO_GUARD: Final = NoGuard()

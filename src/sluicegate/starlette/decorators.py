@@ -33,6 +33,7 @@ from sluicegate.web.marks import (
     EXEMPT,
     Mark,
     MarkOptions,
+    NoGuard,
     declare,
     declare_within,
     freed,
@@ -75,13 +76,15 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
 
 
 @takes_view
-def exempt(view: View) -> View:
+def exempt(view: Any, mark: Mark) -> Any:
     """Free an endpoint, a whole class of them, or an ASGI application from every limit.
 
     Write it below the route decorator. A function is wrapped, not changed: a route that has the undecorated function
     keeps its limits. A class or an application is changed in place.
+
+    `@exempt(defaults_only=True)` frees it from the default limits alone. Rules of the settings and `@limit` apply.
     """
-    return cast("View", freed(view, _EXEMPT_GUARD))
+    return freed(view, _EXEMPT_GUARD if mark is EXEMPT else NoGuard(), mark)
 
 
 class _ExemptGuard:

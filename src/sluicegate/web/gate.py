@@ -123,7 +123,7 @@ class _Rules:
     def _own(self, endpoint: Endpoint, marks: Iterable[Mark]) -> list[Bound]:
         name, bounds = short_name(endpoint), []
         for mark in marks:
-            if mark is not EXEMPT:
+            if not mark.frees:
                 home = self._homes.setdefault((mark, endpoint.label), endpoint.route)
                 bounds.append(self._ready(mark.rule_for(name, scope_of(endpoint._replace(route=home), mark))))
         return bounds

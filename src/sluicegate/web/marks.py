@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import isbuiltin, iscoroutinefunction
-from typing import Any, Final, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Final, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 from sluicegate.algorithms import AlgorithmName
 from sluicegate.errors import RuleError, unknown_option
@@ -43,6 +43,7 @@ class Mark:
     rule: Rule
     named: bool
     override_defaults: bool = False
+    frees: bool = False  # a mark of `@exempt`: its rule is never charged
 
     def rule_for(self, name: str, scope: str) -> Rule:
         """Return the rule, with the view's own name and scope unless a name or scope was given."""
@@ -50,8 +51,12 @@ class Mark:
         return replace(rule, name=rule.name if self.named else name, scope=scope if rule.scope is None else rule.scope)
 
 
-EXEMPT: Final = Mark(Rule(name="exempt", scope="exempt", quota="1/second", cost=0), named=True)
+_FREE: Final = Rule(name="exempt", scope="exempt", quota="1/second", cost=0)
+EXEMPT: Final = Mark(_FREE, named=True, frees=True)
 """The mark of a view to which no rule applies."""
+
+EXEMPT_FROM_DEFAULTS: Final = Mark(_FREE, named=True, override_defaults=True, frees=True)
+"""The mark of a view to which the default limits do not apply."""
 
 
 def marks_of(view: object) -> tuple[Mark, ...]:
@@ -108,21 +113,42 @@ def takes_quota(limit: Decorator) -> Decorator:
     return cast("Decorator", checked)
 
 
-def takes_view(exempt: Decorator) -> Decorator:
-    """Return an adapter's `@exempt`: without parentheses, and on a view."""
+class Exempt(Protocol):
+    """An adapter's `@exempt`: alone above a view, or with an option."""
+
+    @overload
+    def __call__(self, view: View, *, defaults_only: bool = False) -> View: ...
+
+    @overload
+    def __call__(self, *, defaults_only: bool) -> Callable[[View], View]: ...
+
+
+def takes_view(exempt: Callable[[Any, Mark], Any]) -> Exempt:
+    """Return an adapter's `@exempt`. It takes a view, or `defaults_only`, and returns a decorator then."""
 
     @functools.wraps(exempt)
     def checked(*views: Any, **options: Any) -> Any:
+        defaults_only = options.pop("defaults_only", None)
+        if not isinstance(defaults_only, bool | None):
+            problem = "neither True nor False"
+            raise RuleError("@exempt: defaults_only", defaults_only, problem=problem, expected="give True or False")
+        if defaults_only is not None and not views and not options:
+            return functools.partial(checked, defaults_only=defaults_only)
         if len(views) + len(options) != 1 or not options.keys() <= {"view"}:
             given = (*views, *options)
-            raise RuleError("@exempt", given, problem="not one view", expected="write @exempt, without parentheses")
-        (view,) = (*views, *options.values())
+            raise RuleError(
+                "@exempt",
+                given,
+                problem="not one view",
+                expected="write @exempt, without parentheses, or @exempt(defaults_only=True)",
+            )
+        view = views[0] if views else options["view"]
         try:
-            return exempt(view)
+            return exempt(view, EXEMPT_FROM_DEFAULTS if defaults_only else EXEMPT)
         except (AttributeError, TypeError):
             raise not_a_view("@exempt on", view, expected="write @exempt above a view") from None
 
-    return cast("Decorator", checked)
+    return cast("Exempt", checked)
 
 
 def not_a_view(what: str, given: object, *, problem: str = "not a view", expected: str) -> RuleError:
@@ -222,6 +248,16 @@ def make_mark(
     return Mark(rule, named=label is not None, override_defaults=override_defaults)
 
 
+class NoGuard:
+    """The guard of a view that is free of limits: it enforces nothing."""
+
+    def sync(self, *_: object, **__: object) -> None:
+        """Return None: the view is called."""
+
+    async def later(self, *_: object, **__: object) -> None:
+        """Return None: the view is called."""
+
+
 class Guard(Protocol):
     """A function that a decorated view calls: it enforces the mark, unless the adapter has enforced the mark.
 
@@ -251,15 +287,28 @@ def guarded(view: Callable[P, R], mark: Mark, guard: Guard) -> Callable[P, R]:
     return cast("Callable[P, R]", later if iscoroutinefunction(view) else sync)
 
 
-def freed(view: Any, guard: Guard) -> Any:
-    """Return the view with the mark of `@exempt`. A function is wrapped, not marked: another route may have it as it
+def check_exempt(view: Any) -> None:
+    """Raise RuleError for the view of a route if `@exempt` stands above the route decorator. The framework has the
+    function without it then, and the name in the module leads to the wrapper.
+    """
+    module, name = getattr(view, "__module__", ""), getattr(view, "__name__", "")
+    named: object = getattr(sys.modules.get(module), name, None)
+    if named is view or getattr(named, "__wrapped__", None) is not view:
+        return
+    if any(mark.frees for mark in marks_of(named)):
+        problem, expected = "it stands above the route decorator, where it frees nothing", "write it below"
+        raise RuleError("@exempt on", f"{module}.{name}", problem=problem, expected=expected)
+
+
+def freed(view: Any, guard: Guard, mark: Mark = EXEMPT) -> Any:
+    """Return the view with a mark of `@exempt`. A function is wrapped, not marked: another route may have it as it
     is.
 
     A class or an object is marked itself. A wrapper of it would not be the class that the framework looks for.
     """
     if isinstance(view, (staticmethod, classmethod)):
-        return type(view)(freed(view.__func__, guard))
+        return type(view)(freed(view.__func__, guard, mark))
     if isbuiltin(view) or not callable(view):
         raise TypeError("not a view")
     is_function = isinstance(view, functools.partial) or hasattr(view, "__code__") or hasattr(view, "__func__")
-    return declare(guarded(view, EXEMPT, guard) if is_function else view, EXEMPT)
+    return declare(guarded(view, mark, guard) if is_function else view, mark)

@@ -1,0 +1,140 @@
+"""`@exempt(defaults_only=True)`, and `@exempt` above the route decorator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.urls import path
+from fastapi import FastAPI
+from flask import Flask
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from sluicegate import ManualClock, Rule, django, fastapi, flask, starlette
+from sluicegate.errors import RuleError
+from tests.adapters.asgi_client import AsgiClient
+from tests.adapters.django_app import serving
+from tests.adapters.wsgi_client import WsgiClient
+
+OPTIONS: dict[str, Any] = {
+    "default_limits": ["1/minute"],
+    "rules": [Rule(name="path", quota="3/minute", path="/ruled")],
+}
+
+
+@contextmanager
+def in_starlette(**options: Any) -> Iterator[Any]:
+    @starlette.exempt(defaults_only=True)
+    async def free(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("free")
+
+    @starlette.exempt(defaults_only=True)
+    @starlette.limit("2/minute")
+    def limited(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("limited")
+
+    app = Starlette(routes=[Route("/free", free), Route("/ruled", free), Route("/limited", limited)])
+    app.add_middleware(starlette.RateLimitMiddleware, **options)
+    yield AsgiClient(app)
+
+
+@contextmanager
+def in_fastapi(**options: Any) -> Iterator[Any]:
+    app = FastAPI()
+    app.add_middleware(fastapi.RateLimitMiddleware, **options)
+
+    @app.get("/free")
+    @app.get("/ruled")
+    @fastapi.exempt(defaults_only=True)
+    def free() -> str:
+        return "free"
+
+    @app.get("/limited")
+    @fastapi.limit("2/minute")
+    @fastapi.exempt(defaults_only=True)
+    async def limited() -> str:
+        return "limited"
+
+    yield AsgiClient(app)
+
+
+@contextmanager
+def in_flask(**options: Any) -> Iterator[Any]:
+    app = Flask("app")
+    flask.RateLimiter(app, **options)
+
+    @app.get("/free")
+    @app.get("/ruled")
+    @flask.exempt(defaults_only=True)
+    def free() -> str:
+        return "free"
+
+    @app.get("/limited")
+    @flask.exempt(defaults_only=True)
+    @flask.limit("2/minute")
+    def limited() -> str:
+        return "limited"
+
+    yield WsgiClient(app)
+
+
+@contextmanager
+def in_django(**options: Any) -> Iterator[Any]:
+    @django.exempt(defaults_only=True)
+    def free(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("free")
+
+    @django.exempt(defaults_only=True)
+    @django.limit("2/minute")
+    def limited(request: HttpRequest) -> HttpResponse:
+        return HttpResponse("limited")
+
+    urls = [path("free", free), path("ruled", free), path("limited", limited)]
+    with serving(asgi=False, urls=urls, **options) as site:
+        yield site
+
+
+@pytest.mark.parametrize("adapter", [in_starlette, in_fastapi, in_flask, in_django])
+def test_only_the_defaults_are_dropped(adapter: Any) -> None:
+    with adapter(**OPTIONS, clock=ManualClock()) as client:
+        assert [client.request("GET", "/free").status for _ in range(4)] == [200] * 4
+        assert [client.request("GET", "/ruled").status for _ in range(4)] == [200, 200, 200, 429]
+        assert [client.request("GET", "/limited").status for _ in range(3)] == [200, 200, 429]
+
+
+APP, OTHER = Flask("above"), FastAPI()
+
+
+@flask.exempt
+@APP.get("/above")
+def above() -> str:
+    return "not exempt"
+
+
+@fastapi.exempt(defaults_only=True)
+@OTHER.get("/above")
+def above_too() -> str:
+    return "not exempt"
+
+
+def test_exempt_above_the_route_decorator_is_an_error() -> None:
+    APP.config["PROPAGATE_EXCEPTIONS"] = True
+    flask.RateLimiter(APP)
+    OTHER.add_middleware(fastapi.RateLimitMiddleware)
+    for start in (WsgiClient(APP).statuses, TestClient(OTHER).get):
+        with pytest.raises(RuleError, match=r"above.*: it stands above the route decorator.*; write it below"):
+            start("/above")
+
+
+@pytest.mark.parametrize("exempt", [starlette.exempt, flask.exempt, django.exempt])
+def test_the_option_is_a_flag(exempt: Any) -> None:
+    with pytest.raises(RuleError, match="defaults_only 1: neither True nor False"):
+        exempt(defaults_only=1)
+    assert callable(exempt(lambda request: None, defaults_only=True))
