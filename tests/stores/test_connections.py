@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import socket
 import threading
@@ -10,6 +11,8 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+from types import SimpleNamespace
 
 import hiredis
 import pytest
@@ -21,6 +24,7 @@ from sluicegate.plan import Check, Plan, Terms
 from sluicegate.stores import AsyncStore, Store, open_async_store, open_store
 from sluicegate.stores.redis.async_connections import AsyncConnection
 from sluicegate.stores.redis.commands import AnyCommand, bulk, pack
+from sluicegate.stores.redis.connections import _socket
 from sluicegate.stores.redis.encoding import PEEK, REFUSED, Encoder
 from sluicegate.testing.scenarios import examples
 from sluicegate.testing.store import NAMES, terms
@@ -259,3 +263,18 @@ def assert_words_of_a_hit(words: list[bytes], rule: Terms, cost: int, now: bytes
     usual = [b"%d" % number for number in rule.params]
     padded = [*usual, *[b""] * (3 - len(usual)), b"%d" % cost, *([] if now is None else [now])]
     assert rest == padded or (rest == usual and cost == 1 and now is None)
+
+
+def test_a_frame_for_a_closed_socket_goes_into_no_other_file(tmp_path: Path) -> None:
+    """The number of the closed socket's file is taken by the next file that is opened."""
+    here, there = socket.socketpair()
+    here.settimeout(1)
+    number, send = here.fileno(), _socket(SimpleNamespace(_sock=here)).send
+    here.close()
+    with closing(there), (tmp_path / "other").open("wb") as other:
+        os.dup2(other.fileno(), number)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            send(b"PING")
+        if other.fileno() != number:
+            os.close(number)
+    assert (tmp_path / "other").read_bytes() == b""

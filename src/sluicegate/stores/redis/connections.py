@@ -140,19 +140,19 @@ def _socket(redis_connection: Any) -> _Socket:
     watch, tls = watcher(sock), isinstance(sock, ssl.SSLSocket)
     direct = os.name == "posix" and not tls  # elsewhere a socket is no file
     return _Socket(
-        partial(_send, sock, sock.fileno()) if direct else sock.sendall,
+        partial(_send, sock) if direct else sock.sendall,
         sock.recv,
         set_timeout=sock.settimeout,
         is_readable=(lambda: watch() and not _only_tls(sock)) if tls else watch,
     )
 
 
-def _send(sock: Any, number: int, frame: bytes) -> None:
+def _send(sock: Any, frame: bytes) -> None:
     """Send a frame. A socket with a timeout does not block, so the first attempt needs no wait for its buffer, which
-    `sendall` begins with.
+    `sendall` begins with. The number of the file is asked each time: a closed socket's number may be another file's.
     """
     try:
-        sent = os.write(number, frame)
+        sent = os.write(sock.fileno(), frame)
     except BlockingIOError:
         sent = 0
     if sent < len(frame):
