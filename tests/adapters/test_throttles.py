@@ -414,3 +414,34 @@ def test_wait_is_the_time_until_the_next_request_passes() -> None:
 def test_each_class_says_what_it_lacks() -> None:
     with pytest.raises(NotImplementedError):
         RateThrottle().proxies()
+
+
+def test_an_async_operation_with_async_receivers_and_charges_that_wait_for_the_response() -> None:
+    heard: list[Any] = []
+
+    async def hear(sender: Any, decision: Any, **_: Any) -> None:
+        heard.append(decision.rule)
+
+    burst, sustained = throttle(throttles.AuthRateThrottle, scope="burst"), throttle(throttles.AuthRateThrottle)
+    api = ninja.NinjaAPI(
+        auth=lambda request: "alice",
+        throttle=[burst("1/min"), sustained("9/hour")],
+        urls_namespace=uuid4().hex,
+        docs_url=None,
+    )
+
+    @api.get("x")
+    async def shown(request: Any) -> str:
+        return "passed"
+
+    waiting = Rule(name="failed", quota="9/day", key="ip", charge_when=lambda response: response.status_code >= 500)
+    rate_limited.connect(hear)
+    clock = ManualClock()
+    with serving(asgi=True, urls=[path("", api.urls)], rules=[waiting], clock=clock) as site:
+        assert [alice(site).status for _ in range(3)] == [200, 429, 429]
+        clock.advance(60)
+        fields = alice(site).one("ratelimit") or ""
+        assert '"auth";r=7' in fields  # a refusal by the first throttle costs nothing in the second
+        assert '"failed";r=9' in fields
+    rate_limited.disconnect(hear)
+    assert heard == ["burst", "burst"]

@@ -6,6 +6,7 @@ charge joins what the request was charged before: all or nothing, and one set of
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -32,7 +33,7 @@ from sluicegate.rules.rule import Rule
 from sluicegate.rules.terms import read
 from sluicegate.stores.completion import running_loop
 from sluicegate.web.bound import Bound, names_of, unique
-from sluicegate.web.charge import Charge
+from sluicegate.web.charge import Charge, Charged
 from sluicegate.web.charges import Charges, kept
 from sluicegate.web.endpoint import Endpoint, printable, scope_of
 from sluicegate.web.gate import AsyncGate, Gate
@@ -41,6 +42,7 @@ from sluicegate.web.marks import RuleOptions
 from sluicegate.web.problem import detail, status_of
 
 _STATE: Final = "_sluicegate_throttles"
+_sending: Final[set[asyncio.Task[Any]]] = set()  # an event loop keeps only weak references to its tasks
 
 
 class RateThrottle:
@@ -213,7 +215,14 @@ class _ThrottleCharge(Charge):
         if decision is None:
             return []
         self._charged += zip(self._names, decision.checks, decision.outcomes, strict=False)
-        return [] if self._is_refused and decision.allowed else super()._join(decision)
+        return [] if self._is_silent(decision) else super()._join(decision)
+
+    def _conclude(self, decision: Decision | None) -> Charged:
+        return super()._conclude(None if self._is_silent(decision) else decision)
+
+    def _is_silent(self, decision: Decision | None) -> bool:
+        """True if this says nothing of the request: another throttle has refused it, and these would not have."""
+        return self._is_refused and (decision is None or decision.allowed)
 
 
 def is_refused(state: DjangoRequestState) -> bool:
@@ -274,12 +283,23 @@ def decide(native: HttpRequest, state: DjangoRequestState, wanted: Sequence[tupl
                 one.run(caller)
         except RateLimitExceeded as error:
             if not is_refused(here):
-                rate_limited.send_robust(type(native), request=native, decision=error.decision)
+                _send_signal(native, error.decision)
             here.refuse(error.decision)
             if error.decision.forbidden:
                 return [error.decision for _ in parts]
     release_at_close(state)
     return [one.about(part) for part in parts]
+
+
+def _send_signal(native: HttpRequest, decision: Decision) -> None:
+    """Send the signal of a refusal. On the event loop its receivers run in a task, because they may be async."""
+    loop = running_loop()
+    if loop is None:
+        rate_limited.send_robust(type(native), request=native, decision=decision)
+        return
+    task = loop.create_task(rate_limited.asend_robust(type(native), request=native, decision=decision))
+    _sending.add(task)
+    task.add_done_callback(_sending.discard)
 
 
 @contextmanager
@@ -289,8 +309,10 @@ def _state_on_loop(native: HttpRequest, state: DjangoRequestState) -> Generator[
     If earlier charges of the request wait for its response, they are not given back by a refusal here.
     """
     here = DjangoRequestState(native, conf.loop_gate())
-    if state.settlement is None:
+    if state.settlement is None or state.decision is None:
         here.decision = state.decision
+    else:
+        here.decision = Decision(allowed=state.decision.allowed, checks=(), outcomes=())
     yield here
     if state.settlement is None:
         state.decision, state.settlement = here.decision, here.settlement
