@@ -141,6 +141,21 @@ def test_a_cancelled_charge_leaves_nothing_behind(view: Any, stop: int, field: s
     assert field in (left(client) or "")  # of 9: a client that goes away pays for its request, a refused one does not
 
 
+def test_charges_that_wait_for_each_other_know_of_each_other() -> None:
+    async def view(request: Request) -> Response:
+        first, second = charge(request, "9/minute", scope="a"), charge(request, "9/minute", scope="a")
+        third = charge(request, "1/minute", scope="b", cost=lambda _: 2)
+        await first
+        text = str((await second).remaining)
+        with pytest.raises(RateLimitExceeded):
+            await third
+        return PlainTextResponse(text)
+
+    answer = limited(Route("/", view)).get("/")
+    assert answer.body == b"8"
+    assert answer.one("ratelimit") == '"default";r=9, "a";r=9, "b";r=1'
+
+
 # ---- after the response ---------------------------------------------------------------------------------------------
 
 

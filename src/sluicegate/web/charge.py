@@ -176,7 +176,6 @@ class Charge:
         self._label = endpoint.label
         self._state = state
         self._is_message = is_message  # a message of a WebSocket: each is charged, whatever was charged before
-        self._earlier = [] if is_message else kept(state.decision)
         self._gives_back = rule.refund_earlier
         self._known: Charges = []  # what the request was charged already, under this rule
 
@@ -207,7 +206,7 @@ class Charge:
         if not self._state.can_hold and any([check.terms.held for check in plan.checks]):
             problem = "the response has ended, so nothing would release the slot"
             raise NotEnforcedError("charge in", self._label, problem=problem, expected="use limiter.hold(…)")
-        earlier = {_budget(check): (check, outcome) for check, outcome in self._earlier}
+        earlier = {_budget(check): (check, outcome) for check, outcome in self._earlier()}
         self._known = [earlier[_budget(check)] for check in plan.checks if _budget(check) in earlier]
         if not self._known:
             return plan
@@ -232,7 +231,7 @@ class Charge:
             state.note(decision)
             return []
         inside = [] if state.settlement is None else [outcome for _, outcome in state.settlement.in_blocks]
-        earlier = [pair for pair in self._earlier if all([pair[1] is not each for each in inside])]
+        earlier = [pair for pair in self._earlier() if all([pair[1] is not each for each in inside])]
         back = made(earlier) if self._gives_back else []
         state.regain(back)  # first: after a cancellation nothing is given back twice
         if decision.outcomes:
@@ -255,6 +254,10 @@ class Charge:
             return decision
         pairs = zip(checks, state.decision.checks[-len(checks) :], strict=True)
         return decision._replace(checks=tuple([each._replace(terms=shown.terms) for each, shown in pairs]))
+
+    def _earlier(self) -> Charges:
+        """Return what the request is charged now, before this charge."""
+        return [] if self._is_message else kept(self._state.decision)
 
     def _settlement(self) -> Settlement | AsyncSettlement:
         return self._state.settlement or self._state.gate.settlement()
