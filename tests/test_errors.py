@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from fastapi import Depends, FastAPI
 from flask import Flask
 
 import sluicegate.asgi
@@ -126,6 +127,10 @@ def test_errors_travel_between_processes(error: SluicegateError) -> None:
     assert repr(getattr(arrived, "decision", None)) == repr(getattr(error, "decision", None))
 
 
+def fastapi_get(dependency: Any) -> None:
+    FastAPI().get("/", dependencies=[Depends(dependency)])(lambda: None)
+
+
 # what is called, with these arguments and options → what the error says
 ELSEWHERE: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (Settings, (), {"key_func": str}, "here it is called key: "),
@@ -146,6 +151,10 @@ ELSEWHERE: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (django.limit, ("5/m",), {"key": "user_or_ip"}, 'here it is "user"'),
     (django.limit, ("5/m",), {"key": "post:name"}, "give a function of the request that reads the form"),
     (Limiter, (), {"algorithm": "moving-window"}, 'here it is "sliding-log"'),
+    (fastapi_get, (fastapi.limit("5/minute"),), {}, "a decorator, not a dependency; give Depends(RateLimit("),
+    (Limiter().limit("5/minute"), (len,), {}, "a prepared limit is no decorator; use limit of sluicegate.flask"),
+    (Limiter().limit("2 at once").hold("a", cost=0).__enter__, (), {}, "cost 0: it holds no slot; give 1 or more"),
+    (Limiter().hit, ("5/minute", "a"), {"action": 5}, "action 5: it is not text; give a name"),
     (Limiter, ("async+redis://h",), {}, 'here it is "redis://"'),
     (Limiter, ("redis+unix:///run/redis.sock",), {}, 'here it is "unix://"'),
 ]

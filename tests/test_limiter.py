@@ -348,7 +348,11 @@ def test_a_sync_store_in_an_async_limiter_is_refused_and_the_reverse() -> None:
 
 CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"quota": "10/fortnight"}, QuotaError, "fortnight"),
-    ({"quota": ""}, QuotaError, "empty part"),
+    ({"quota": ""}, QuotaError, "the text is empty"),
+    ({"quota": " ; "}, QuotaError, "empty part"),
+    ({"quota": ["5/minute", "9/hour"]}, QuotaError, 'write one text: "5/minute; 9/hour"'),
+    ({"quota": []}, QuotaError, "not a quota"),
+    ({"quota": "5/minute; 5/minute"}, QuotaError, "the same quota twice; leave out one"),
     ({"quota": 10}, QuotaError, "not a quota|is not text"),
     ({"quota": None}, QuotaError, "not a quota|is not text"),
     ({"quota": ()}, QuotaError, "not a quota"),

@@ -59,8 +59,8 @@ WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str, str, str]] = [
         {"quota": ["5/minute"]},
         QuotaError,
         "rule 'login': quota",
-        "not a quota",
-        'give a Quota or text like "10/minute"',
+        "several texts",
+        'write one text: "5/minute"',
     ),
     (
         {"quota": "5/m; 6/60s", "algorithm": "gcra"},

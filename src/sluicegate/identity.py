@@ -112,7 +112,7 @@ def _no_client(identity: object) -> IdentityError:
         "identity",
         type(identity).__name__,
         problem="not something that names a client",
-        expected="return text, bytes, an int, a UUID, a tuple of these, or None for a rule that does not apply",
+        expected="give text, bytes, an int, a UUID or a tuple of these; a key function may return None",
     )
 
 

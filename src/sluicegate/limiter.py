@@ -218,9 +218,7 @@ def _short(action: object) -> str:
     the text.
     """
     if not isinstance(action, str):
-        raise RuleError(
-            "action", action, problem=f"a {type(action).__name__} is not text", expected='give a name like "reply"'
-        )
+        raise RuleError("action", action, problem="it is not text", expected='give a name like "reply"')
     return action if len(action) <= _LONGEST_ACTION and action[:1] != "~" else f"~{digest(action)}"
 
 
@@ -546,6 +544,11 @@ class _Limit(Generic[_AnyLimiter]):
         hit_of = self._hit_of = self._limiter.hit_of
         self._hit = None if hit_of is None or self._single is None else hit_of(self._single)
 
+    def __call__(self, view: object, *_: object, **__: object) -> NoReturn:
+        """Raise RuleError: in other libraries the limit of a limiter is a decorator."""
+        problem, expected = "a prepared limit is no decorator", "use limit of sluicegate.flask, .django or .starlette"
+        raise RuleError("limit on", getattr(view, "__qualname__", type(view)), problem=problem, expected=expected)
+
     def __repr__(self) -> str:
         name, terms = type(self).__name__, self._terms
         return f"{name}({'; '.join([f'{each.limit} at once' if each.held else str(each.quota) for each in terms])})"
@@ -585,6 +588,8 @@ class _Limit(Generic[_AnyLimiter]):
 
     def _slots(self, identity: object, cost: int) -> Plan:
         """Return the plan that takes slots."""
+        if cost == 0 and isinstance(cost, int):
+            raise RuleError("cost", cost, problem="it holds no slot", expected="give 1 or more")
         if not self._held:
             given, problem = (
                 [str(each.quota) for each in self._terms],

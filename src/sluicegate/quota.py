@@ -188,6 +188,8 @@ def _parse_part(part: str, text: str) -> Quota:
         return int(given)
 
     if not part.strip():
+        if not text.strip():
+            raise error("the text is empty")
         raise error("an empty part", "leave out the separator that has nothing on one side")
     match = re.fullmatch(_PART, part, re.IGNORECASE)
     if match is None:

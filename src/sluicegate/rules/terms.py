@@ -86,6 +86,9 @@ def read(given: Any) -> Quotas:
         return given
     if isinstance(given, (tuple, list)) and given and all(isinstance(quota, Quota) for quota in given):
         return tuple(given)
+    if isinstance(given, (tuple, list)) and given and all(isinstance(quota, str) for quota in given):
+        expected = f'write one text: "{"; ".join(given)}"'
+        raise QuotaError("quota", given, problem="several texts", expected=expected)
     raise QuotaError("quota", given, problem="not a quota", expected='give a Quota or text like "10/minute"')
 
 
@@ -95,6 +98,9 @@ def _parsed(text: str) -> Quotas:
 
 
 def _check_apart(quotas: tuple[Quota, ...]) -> None:
+    if len(set(quotas)) < len(quotas):
+        given = "; ".join(map(str, quotas))
+        raise QuotaError("quota", given, problem="the same quota twice", expected="leave out one of the two")
     if len({quota.span for quota in quotas}) < len(quotas):
         raise QuotaError(
             "quota",

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import isbuiltin, iscoroutinefunction
-from typing import Any, Final, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, Final, NoReturn, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 from sluicegate.algorithms import AlgorithmName
 from sluicegate.errors import RuleError, unknown_option
@@ -88,6 +88,21 @@ def declare_within(view: View, mark: Mark) -> View:
 _NO_PARENTHESES: Final = 'write it with a quota in parentheses: @limit("5/minute")'
 
 
+class Decorating:
+    """The decorator that `@limit(…)` returns. FastAPI's Depends asks for its signature, and gets a RuleError."""
+
+    def __init__(self, decorate: Callable[[Any], Any]) -> None:
+        self._decorate = decorate
+
+    def __call__(self, view: Any) -> Any:
+        return self._decorate(view)
+
+    @property
+    def __signature__(self) -> NoReturn:
+        expected = 'give Depends(RateLimit("5/minute")), or write @limit("5/minute") above the view'
+        raise RuleError("dependency", "@limit", problem="a decorator, not a dependency", expected=expected)
+
+
 def takes_quota(limit: Decorator) -> Decorator:
     """Return an adapter's `@limit`, or the `__init__` of a class with the same arguments: wrong arguments are a
     RuleError, where Python would raise a TypeError.
@@ -108,7 +123,7 @@ def takes_quota(limit: Decorator) -> Decorator:
         if len(quotas) > 1:
             expected = 'give the others by name, as scope="…"; several quotas are one text: "5/minute; 100/day"'
             raise RuleError(what, quotas[1], problem="only the quota is a positional argument", expected=expected)
-        return limit(*given, **options)
+        return limit(*given, **options) if dot else Decorating(limit(*given, **options))
 
     return cast("Decorator", checked)
 
