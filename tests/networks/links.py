@@ -50,10 +50,10 @@ class Link:
         self.wire.heal()
 
     def used(self, prefix: str, identity: str) -> int:
-        """The units that the server has counted for an identity: the fixed window's own key is "start:used"."""
+        """The units that the server has counted for an identity: in its key, all digits but the last 16, the start."""
         with redis.Redis(unix_socket_path=self.server.socket, db=self.database, decode_responses=True) as client:
             (key,) = client.keys(f"{prefix}:{{{digest(identity_text(identity))}}}:*") or [None]
-            return 0 if key is None else int(client.get(key).partition(":")[2])
+            return 0 if key is None else int(client.get(key)[:-16])
 
 
 class Certificates:
