@@ -34,7 +34,7 @@ from sluicegate.rules.terms import read
 from sluicegate.stores.completion import running_loop
 from sluicegate.web.bound import Bound, names_of, unique
 from sluicegate.web.charge import Charge, Charged
-from sluicegate.web.charges import Charges, kept
+from sluicegate.web.charges import Charges
 from sluicegate.web.endpoint import Endpoint, printable, scope_of
 from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.http import retry_after
@@ -189,7 +189,6 @@ class _ThrottleCharge(Charge):
         self._label = "a throttle"
         self._state = state
         self._is_message, self._gives_back = False, True
-        self._earlier = kept(state.decision)
         self._known: Charges = []
         self._is_refused = is_refused(state)
         self._names: list[str] = []  # of the checks in the plan, as the rules have them
