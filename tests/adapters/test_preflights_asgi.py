@@ -234,6 +234,7 @@ def test_a_preflight_that_no_view_handles_is_free(make: Any) -> None:
     assert 429 in statuses(app, ORIGIN), "a bare OPTIONS is charged"
 
 
+@pytest.mark.filterwarnings("ignore:.*SG110")  # the layer that authenticates is inside the limiter
 @pytest.mark.parametrize("make", UNSEEN.values(), ids=UNSEEN)
 def test_a_preflight_that_a_layer_of_the_user_may_handle_is_charged(make: Any) -> None:
     """A layer that checks an API key would respond to any number of guesses."""
