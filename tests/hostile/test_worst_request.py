@@ -71,7 +71,7 @@ def seconds(ready: Callable[[], Callable[[], int]]) -> tuple[float, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*SG10[235]")
+@pytest.mark.filterwarnings("ignore:.*SG10[235]", "ignore:.*SG110")
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("shop", SHOPS)
 def test_the_worst_request_costs_less_than_50_ms(
