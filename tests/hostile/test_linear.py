@@ -250,11 +250,12 @@ ALSO: Final = {  # functions that do not loop, but read a client's text by built
 
 ASIDE: Final = {
     "address:Trust.*": "the networks of the operator's proxies",
-    "web.charges:owed": "the checks of one decision",
-    "web.charges:refundable": "the checks of one decision",
-    "web.charges:held": "the checks of one decision",
-    "web.charges:due": "the checks of one decision",
-    "web.charges:without": "the checks of one decision",
+    "address:check_prefixes": "two settings",
+    "web.charge:*": "the checks of one decision, and the options of one call",
+    "web.charges:*": "the checks of one decision",
+    "django.throttles:*": "the throttles of one view, and the checks of one decision",
+    "drf:*": "the throttles of one view",
+    "rules.key:reads_user": OPERATOR,
     "asgi:AsgiCaller.user": "the two names that a user may have",
     "asgi:RateLimitMiddleware._bounds": "the marks of one view",
     "asgi:RateLimitMiddleware.answers_preflight": "the layers of the application",
@@ -272,6 +273,7 @@ ASIDE: Final = {
     "wsgi:RateLimitMiddleware.__init__": "the rules of the settings",
     "wsgi:SettlingBody.__iter__": "the chunks of the application's own answer, each passed on",
     "wsgi:SettlingBody.close": "nothing: it calls another function with its name",
+    "starlette.middleware:RateLimitMiddleware._check": "the layers of the application",
     "starlette.middleware:RateLimitMiddleware.own_answer": "nothing: it calls another function with its name",
     "django.responses:*": "the checks of one decision, and the fields of one answer",
     "django.checks:*": "the project's settings, at its start",
@@ -577,7 +579,7 @@ MIDDLES: Final = (",", 'for="\\";', "/a=b; ")
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*SG10[23]", "ignore:.*SG105")
+@pytest.mark.filterwarnings("ignore:.*SG10[235]", "ignore:.*SG110")
 @pytest.mark.parametrize("options", ["everything, nobody trusted", "refused, in text", "networks, Forwarded", "hops"])
 @pytest.mark.parametrize("shop", SHOPS)
 def test_only_functions_with_a_row_run_more_lines_for_a_longer_text(shop: str, options: str) -> None:
