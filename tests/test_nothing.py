@@ -55,7 +55,7 @@ RULE: list[Row] = [
     ({"name": "login "}, RuleError, "blanks around it"),
     ({"scope": ""}, RuleError, "not a name"),
     ({"scope": " all"}, RuleError, "blanks around it"),
-    ({"quota": ""}, QuotaError, "an empty part"),
+    ({"quota": ""}, QuotaError, "the text is empty"),
     ({"quota": "5/minute;"}, QuotaError, "an empty part"),
     ({"quota": "0/minute"}, QuotaError, "limit is zero"),
     ({"quota": "5/minute burst 0"}, QuotaError, "burst is zero"),
@@ -131,6 +131,9 @@ RULE: list[Row] = [
     ({"on_store_failure": ""}, RuleError, "not known"),
     ({"charge_when": by_team, "refund_when": by_team}, RuleError, "given beside refund_when"),
     ({"ban": "1 hour"}, RuleError, "not a Ban"),
+    ({"per_method": 1}, RuleError, "neither True nor False"),
+    ({"error_message": " "}, RuleError, "not a text"),
+    ({"on_denied": "slow down"}, RuleError, "not a function"),
 ]  # fmt: skip
 
 
@@ -214,7 +217,7 @@ TIERS: list[tuple[Any, dict[str, Any], type[ConfigurationError], str]] = [
     ({}, {}, RuleError, "not a table of quotas"),
     ({"free": None}, {}, RuleError, "no tier has a quota"),
     ({"free": None, "pro": None}, {"default": "free"}, RuleError, "no tier has a quota"),
-    ({"free": ""}, {}, QuotaError, "an empty part"),
+    ({"free": ""}, {}, QuotaError, "the text is empty"),
     ({"free": "1/minute"}, {"default": "gold"}, RuleError, "no such tier"),
     ({"free": "1/minute"}, {"by": "shop.by_team"}, RuleError, "not a function"),
 ]
@@ -259,8 +262,8 @@ SETTINGS: list[Row] = [
     ({"store": " memory://"}, StoreURLError, "unknown scheme"),
     ({"store": "redis://localhost/first"}, StoreURLError, "not the number of a database"),
     ({"store": "redis+sentinel://localhost/main/first"}, StoreURLError, "not the number of a database"),
-    ({"default_limits": ""}, QuotaError, "an empty part"),
-    ({"default_limits": [""]}, QuotaError, "an empty part"),
+    ({"default_limits": ""}, QuotaError, "the text is empty"),
+    ({"default_limits": [""]}, QuotaError, "the text is empty"),
     ({"default_limits": [()]}, QuotaError, "not a quota"),
     ({"default_limits": ["5/minute", "6/minute"]}, QuotaError, "two quotas over the same period"),
     ({"default_limits": ["5 at once"]}, QuotaError, "a quota per time is expected"),
