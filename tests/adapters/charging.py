@@ -40,6 +40,7 @@ class Ask(NamedTuple):
     quota: Any
     options: dict[str, Any]
     block: bool = False  # as a `with` block, which lasts until the view yields END or ends
+    forgotten: bool = False  # an async charge that is not awaited
 
 
 END = Ask("", {})
@@ -52,6 +53,10 @@ def ask(quota: Any, **options: Any) -> Ask:
 
 def block(quota: Any, **options: Any) -> Ask:
     return Ask(quota, options, block=True)
+
+
+def forget(quota: Any, **options: Any) -> Ask:
+    return Ask(quota, options, forgotten=True)
 
 
 def play(body: Body, charge: Any, request: Any) -> str:
@@ -89,6 +94,10 @@ async def play_async(body: Body, charge: Any, request: Any) -> str:
                     continue
                 try:
                     made = charge(request, wanted.quota, **wanted.options)
+                    if wanted.forgotten:
+                        del made  # now Python warns
+                        wanted = next(steps)
+                        continue
                     made = await (blocks.enter_async_context(made) if wanted.block else made)
                 except SluicegateError as error:
                     wanted = steps.throw(error)

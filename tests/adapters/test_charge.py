@@ -12,7 +12,7 @@ import pytest
 from sluicegate import Decision, ManualClock, RateLimitExceeded, Rule
 from sluicegate.errors import ConfigurationError, NotEnforcedError
 from sluicegate.testing.charges import wrong
-from tests.adapters.charging import END, SITES, Ask, Sites, ask, block
+from tests.adapters.charging import END, SITES, Ask, Sites, ask, block, forget
 from tests.servers import Server
 
 Steps = Generator[Ask, Decision, str]
@@ -171,6 +171,17 @@ def test_wrong_arguments_say_what_to_do(make: Sites, options: dict[str, Any], te
         return "nothing"
 
     assert text in make(wrongly, clock=ManualClock()).get().body.decode()
+
+
+@pytest.mark.parametrize("make", ["django-asgi", "django-async-view", "starlette", "fastapi", "asgi"], indirect=True)
+def test_python_names_a_charge_whose_await_was_forgotten(make: Sites) -> None:
+    def forgets() -> Steps:
+        yield forget("5/minute")
+        return "done"
+
+    name = "acharge" if "django" in make.name else "charge"
+    with pytest.warns(RuntimeWarning, match=f"^coroutine '{name}' was never awaited"):
+        assert make(forgets, clock=ManualClock()).get().body == b"done"
 
 
 def test_without_the_middleware_it_never_allows(make: Sites) -> None:

@@ -66,6 +66,9 @@ async def _acharge(rule: ChargedRule, request: Any) -> Charged:
     return charged
 
 
+_acharge.__qualname__ = "acharge"  # Python's warning about a forgotten await shows it
+
+
 def _from_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     return async_to_sync(function)(*arguments)
 

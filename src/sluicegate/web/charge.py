@@ -268,5 +268,8 @@ async def run_async(charge: Charge | None, caller: Caller) -> Charged:
     return unlimited() if charge is None else await charge.run_async(caller)
 
 
+run_async.__qualname__ = "charge"  # Python's warning about a forgotten await shows it
+
+
 def _budget(check: Check) -> tuple[str, str]:
     return check.terms.rule_id, check.identity
