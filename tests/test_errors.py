@@ -131,6 +131,10 @@ def fastapi_get(dependency: Any) -> None:
     FastAPI().get("/", dependencies=[Depends(dependency)])(lambda: None)
 
 
+def bare_in_fastapi(dependency: Any) -> None:
+    FastAPI(dependencies=[dependency]).get("/")(lambda: None)
+
+
 # what is called, with these arguments and options → what the error says
 ELSEWHERE: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (Settings, (), {"key_func": str}, "here it is called key: "),
@@ -152,6 +156,7 @@ ELSEWHERE: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (django.limit, ("5/m",), {"key": "post:name"}, "give a function of the request that reads the form"),
     (Limiter, (), {"algorithm": "moving-window"}, 'here it is "sliding-log"'),
     (fastapi_get, (fastapi.limit("5/minute"),), {}, "a decorator, not a dependency; give Depends(RateLimit("),
+    (bare_in_fastapi, (fastapi.limit("5/minute"),), {}, "a decorator, not a dependency; give Depends(RateLimit("),
     (Limiter().limit("5/minute"), (len,), {}, "a prepared limit is no decorator; use limit of sluicegate.flask"),
     (Limiter().limit("2 at once").hold("a", cost=0).__enter__, (), {}, "cost 0: it holds no slot; give 1 or more"),
     (Limiter().hit, ("5/minute", "a"), {"action": 5}, "action 5: it is not text; give a name"),

@@ -9,8 +9,9 @@ the middleware's gate.
 # resolve text on an instance.
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from inspect import Parameter, Signature
-from typing import Any, Final, NoReturn, Unpack, cast
+from typing import Annotated, Any, Final, NoReturn, Unpack, cast, get_origin
 from uuid import UUID
 
 from sluicegate.asgi import Scope, charge_of
@@ -23,7 +24,7 @@ from sluicegate.web.problem import PROBLEM, TYPES
 
 with needs("fastapi"):
     import fastapi as _fastapi  # noqa: F401  # pyright: ignore[reportUnusedImport]  (is it installed?)
-    from fastapi.params import Depends
+    from fastapi.params import Depends, Security
     from starlette.requests import HTTPConnection
 
     from sluicegate.starlette import RateLimitMiddleware, Refused, charge, charge_sync, decision, exempt, limit
@@ -106,14 +107,11 @@ class RateLimit(Depends):
         **options: Unpack[LateOptions],
     ) -> None:
         super().__init__(self)
-        if user is not None and not callable(user) and not isinstance(user, Depends):
-            expected = "give the dependency that returns the user, as user=current_user"
-            raise RuleError("RateLimit: user", user, problem="not a dependency", expected=expected)
-        if user is not None:
+        self.user = None if user is None else _dependency(user)
+        if self.user is not None:
             options = {"key": "user", **options}
         self.rule = ChargedRule.of("RateLimit", quota, refund_earlier=refund_earlier, **options)
-        self.user = user
-        self.__signature__ = _signature(user)
+        self.__signature__ = _signature(self.user)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RateLimit) and self._same == other._same
@@ -143,12 +141,26 @@ class RateLimit(Depends):
         return charged if charged.checks else None
 
 
-def _signature(user: Any) -> Signature:
+def _dependency(user: Any) -> Depends:
+    """Return the dependency that finds out the user: the argument `user`, or the one inside of Annotated."""
+    found, annotated = user, get_origin(user) is Annotated
+    if annotated:
+        found = next((each for each in reversed(user.__metadata__) if isinstance(each, Depends)), None)
+    if annotated and found is not None and found.dependency is None:  # then the type itself is the dependency
+        found = replace(found, dependency=user.__origin__)
+    if not isinstance(found, Depends) and callable(found):
+        found = Depends(found)
+    if not isinstance(found, Depends) or found.dependency is None:
+        expected = "give the dependency that returns the user, as user=current_user"
+        raise RuleError("RateLimit: user", user, problem="not a dependency", expected=expected)
+    return replace(found, scopes=tuple(found.scopes or ())) if isinstance(found, Security) else found  # a list: no hash
+
+
+def _signature(user: Depends | None) -> Signature:
     """Return the parameters that FastAPI fills in: the connection, and the user if a dependency returns it."""
     parameters = [Parameter("connection", Parameter.KEYWORD_ONLY, annotation=HTTPConnection)]
     if user is not None:
-        found = user if isinstance(user, Depends) else Depends(user)
-        parameters.append(Parameter("user", Parameter.KEYWORD_ONLY, default=found, annotation=Any))
+        parameters.append(Parameter("user", Parameter.KEYWORD_ONLY, default=user, annotation=Any))
     return Signature(parameters)
 
 

@@ -67,12 +67,19 @@ def with_token(client: AsgiClient, name: str | None, path: str = "/") -> Any:
     return client.get(path, headers=[] if name is None else [("Authorization", f"Bearer {name}")])
 
 
-@pytest.mark.parametrize("user", [name_in, member, yielded, as_mapping, Session, Depends(member), Security(member)])
+USERS: list[Any] = [
+    name_in, member, yielded, as_mapping, Session, Depends(member), Security(member), Security(member, scopes=["items"]),
+    Annotated[Member | None, Depends(member)], Annotated[Session, Depends()],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("user", USERS)
 def test_a_dependency_limits_each_user_whom_another_one_finds_out(user: Any) -> None:
     app = FastAPI()
 
-    before = user if isinstance(user, DependsMarker) else Depends(user)
-    app.get("/", dependencies=[before, Depends(RateLimit("2/minute", user=user, name="own"))])(lambda: "x")
+    late = RateLimit("2/minute", user=user, name="own")
+    before: Any = user if isinstance(user, DependsMarker) else late.user
+    app.get("/", dependencies=[before, Depends(late)])(lambda: "x")
 
     client = limited(app, default_limits=["9/hour"], key="ip")
     asked.clear()
@@ -104,10 +111,14 @@ def test_a_late_user_who_has_no_name_is_an_error_and_never_shares_a_budget() -> 
     client = limited(of(RateLimit("1/minute", user=object)))
     with pytest.raises(IdentityError, match=r"no id, pk, identity, username or sub; give a key.* \[SG006\]"):
         client.serve(make_scope("GET", "/"), raising=True)
-    with pytest.raises(RuleError, match=r"user 'alice': not a dependency"):
-        RateLimit("1/minute", user="alice")  # type: ignore[arg-type]
+    for wrong in ("alice", Depends(), Annotated[str, "alice"]):
+        with pytest.raises(RuleError, match=r"RateLimit: user .*: not a dependency; .*user=current_user"):
+            RateLimit("1/minute", user=wrong)  # type: ignore[arg-type]
     assert RateLimit("1/minute", user=member) != RateLimit("1/minute", user=name_in, key="user")
-    assert len({RateLimit("1/minute", user=member), RateLimit("1/minute", user=member)}) == 1
+    alias: Any = Annotated[Member | None, Depends(member)]
+    assert len({RateLimit("1/minute", user=same) for same in (member, member, Depends(member), alias)}) == 1
+    scopes: Any = [["items"], ["items"], ("items",), ["users"], None]
+    assert len({RateLimit("1/minute", user=Security(member, scopes=each)) for each in scopes}) == 3
 
 
 def test_a_late_user_adds_nothing_to_openapi_but_its_own_parameters() -> None:

@@ -89,7 +89,7 @@ _NO_PARENTHESES: Final = 'write it with a quota in parentheses: @limit("5/minute
 
 
 class Decorating:
-    """The decorator that `@limit(…)` returns. FastAPI's Depends asks for its signature, and gets a RuleError."""
+    """The decorator that `@limit(…)` returns. FastAPI asks a dependency for these attributes, and gets a RuleError."""
 
     def __init__(self, decorate: Callable[[Any], Any]) -> None:
         self._decorate = decorate
@@ -101,6 +101,8 @@ class Decorating:
     def __signature__(self) -> NoReturn:
         expected = 'give Depends(RateLimit("5/minute")), or write @limit("5/minute") above the view'
         raise RuleError("dependency", "@limit", problem="a decorator, not a dependency", expected=expected)
+
+    dependency = __signature__  # where `Depends` is missing around it
 
 
 def takes_quota(limit: Decorator) -> Decorator:
