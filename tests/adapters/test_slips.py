@@ -19,6 +19,7 @@ import sluicegate.django
 import sluicegate.fastapi
 import sluicegate.flask
 import sluicegate.starlette
+import sluicegate.wsgi
 from sluicegate import Quota, Tiers
 from sluicegate.errors import ConfigurationError, QuotaError, RuleError
 from sluicegate.web.marks import MarkOptions, make_mark, marks_of
@@ -175,6 +176,8 @@ WRONG: list[tuple[tuple[Any, ...], dict[str, Any], object, str, str]] = [
     (("5/minute",), {"zzz": 1}, "zzz", "no such option", f"known are quota, {', '.join(MarkOptions.__annotations__)}"),
     (("5/minute",), {"path": "/x"}, "path", "no such option", "give it to a Rule of the settings"),
     (("5/minute",), {"route": "x"}, "route", "no such option", "give it to a Rule of the settings"),
+    (("5/minute",), {"user": by_plan}, "user", "no such option", "give it to RateLimit of sluicegate.fastapi"),
+    (("5/minute",), {"refund_earlier": True}, "refund_earlier", "no such option", "give it to a charge inside the view"),
 ]  # fmt: skip
 
 
@@ -189,12 +192,26 @@ def test_wrong_arguments(adapter: Any, row: tuple[Any, ...]) -> None:
     assert expected in caught.value.expected
 
 
-def test_a_mark_refuses_unknown_options_by_itself() -> None:
-    """FastAPI's `RateLimit` uses it."""
-    with pytest.raises(RuleError, match='did you mean "key"'):
-        make_mark("5/minute", kei="ip")  # type: ignore[call-arg]
-    with pytest.raises(RuleError, match='did you mean "key"'):
-        sluicegate.fastapi.RateLimit("5/minute", kei="ip")  # type: ignore[call-arg]
+OTHERS = ", ".join(name for name in MarkOptions.__annotations__ if name != "override_defaults")
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "expected"),
+    [
+        (make_mark, "kei", 'did you mean "key"?'),
+        (sluicegate.fastapi.RateLimit, "kei", 'did you mean "key"?'),
+        (sluicegate.fastapi.RateLimit, "usr", 'did you mean "user"?'),
+        (sluicegate.fastapi.RateLimit, "refund_earler", 'did you mean "refund_earlier"?'),
+        (sluicegate.fastapi.RateLimit, "zzz", f"known are quota, user, refund_earlier, {OTHERS}"),
+        (functools.partial(sluicegate.wsgi.charge, {}), "refund_earler", 'did you mean "refund_earlier"?'),
+        (functools.partial(sluicegate.wsgi.charge, {}), "zzz", f"known are quota, refund_earlier, {OTHERS}"),
+        (functools.partial(sluicegate.wsgi.charge, {}), "user", "give a key"),
+    ],
+)
+def test_all_who_make_a_mark_refuse_unknown_options(make: Any, name: str, expected: str) -> None:
+    with pytest.raises(RuleError) as caught:
+        make("5/minute", **{name: "ip"})
+    assert caught.value.expected.startswith(expected)
 
 
 @adapters

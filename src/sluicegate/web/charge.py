@@ -139,7 +139,7 @@ def _make(what: str, quota: Any, *, refund_earlier: object = True, **options: An
     if not isinstance(refund_earlier, bool):
         problem, expected = "neither True nor False", "give True or False"
         raise RuleError("refund_earlier", refund_earlier, problem=problem, expected=expected)
-    return ChargedRule(make_mark(quota, what, **options), refund_earlier)
+    return ChargedRule(make_mark(quota, what, ("refund_earlier",), **options), refund_earlier)
 
 
 # Bounded: a lambda that is written in the call is another function each time. `typed`: True is not the cost 1.

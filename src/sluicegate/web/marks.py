@@ -111,12 +111,12 @@ def takes_quota(limit: Decorator) -> Decorator:
     """
     owner, dot, _ = limit.__qualname__.partition(".")
     what, start = (owner, 1) if dot else ("@limit", 0)
-    own = {"quota", *(limit.__kwdefaults__ or ())}
+    own = tuple(limit.__kwdefaults__ or ())
 
     @functools.wraps(limit)
     def checked(*given: Any, **options: Any) -> Any:
         quotas = given[start:]
-        _check_options(what, options.keys() - own)
+        _check_options(what, options.keys() - {"quota", *own}, own)
         if not quotas and "quota" not in options:
             raise RuleError(what, quotas, problem="no quota", expected=_NO_PARENTHESES.replace("@limit", what))
         if quotas and "quota" in options:
@@ -193,15 +193,21 @@ def _is_bare(quota: object) -> bool:
     return defined and all(quota is not value for value in frame.f_locals.values())
 
 
-def _check_options(what: str, given: Iterable[str]) -> None:
-    """Raise RuleError for options that `@limit`, or a charge inside a view, does not have."""
-    known = list(MarkOptions.__annotations__)
+_OF_OTHERS: Final = {  # an option that `@limit` does not have → where it belongs
+    **dict.fromkeys(("path", "route"), "a view has its own path; give it to a Rule of the settings"),
+    "user": "give a key, or give it to RateLimit of sluicegate.fastapi",
+    "refund_earlier": "@limit is charged with the earlier rules, all or none; give it to a charge inside the view",
+}
+
+
+def _check_options(what: str, given: Iterable[str], own: tuple[str, ...]) -> None:
+    """Raise RuleError for options that `@limit`, or a charge inside a view, does not have. `own` are its other ones."""
+    known = [name for name in ("quota", *own, *MarkOptions.__annotations__) if not own or name != "override_defaults"]
     for name in given:
-        if name in ("path", "route"):
-            expected = "a view has its own path; give it to a Rule of the settings"
-            raise RuleError(what, name, problem="no such option", expected=expected)
-        if name not in known:
-            raise unknown_option(what, name, ("quota", *known), error=RuleError)
+        if name in _OF_OTHERS and name not in own:
+            raise RuleError(what, name, problem="no such option", expected=_OF_OTHERS[name])
+        if name not in (*known, "override_defaults"):
+            raise unknown_option(what, name, known, error=RuleError)
 
 
 class RuleOptions(TypedDict, total=False):
@@ -236,6 +242,7 @@ class MarkOptions(RuleOptions, total=False):
 def make_mark(
     quota: QuotaSpec | QuotaFunction,
     what: str = "@limit",
+    own: tuple[str, ...] = (),
     /,
     *,
     scope: str | None = None,
@@ -243,14 +250,15 @@ def make_mark(
     override_defaults: bool = False,
     **options: Unpack[RuleOptions],
 ) -> Mark:
-    """Make a mark from the arguments of `@limit`, or of `what`. Wrong arguments raise immediately.
+    """Make a mark from the arguments of `@limit`, or of `what`, which has `own` options as well. Wrong arguments raise
+    immediately.
 
     - `scope`: all views with the same scope have one budget; without it, the view has a budget of its own.
     - `name` is shown in header fields. Without it, the scope is shown, or else the view's own name.
     - `override_defaults` drops the application's default limits for this view.
     - The other options are the same as for `sluicegate.Rule`.
     """
-    _check_options(what, options)
+    _check_options(what, options, own)
     if _is_bare(quota):
         raise RuleError(what, quota, problem="a view, where a quota should be", expected=_NO_PARENTHESES)
     if not isinstance(override_defaults, bool):
