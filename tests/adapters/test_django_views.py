@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import async_to_sync, iscoroutinefunction, markcoroutinefunction
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncRequestFactory, RequestFactory, override_settings
 from django.urls import include, path
@@ -375,6 +375,18 @@ def test_a_view_that_returns_nothing_is_called_once() -> None:
     with pytest.raises(ValueError, match="didn't return an HttpResponse"):
         view(RequestFactory().get("/"))
     assert calls == ["called"]
+
+
+@override_settings(MIDDLEWARE=[], SLUICEGATE={})
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_view_that_returns_data_needs_the_middleware(is_async: bool) -> None:
+    async def operation(request: Any) -> dict[str, str]:
+        return {"an": "operation of Ninja"}
+
+    view: Any = two(operation if is_async else lambda request: {"an": "operation of Ninja"})
+    expected = r"returned dict.*add .sluicegate.django.RateLimitMiddleware.*throttle of sluicegate.ninja \[SG008\]"
+    with pytest.raises(NotEnforcedError, match=expected):
+        async_to_sync(view)(AsyncRequestFactory().get("/")) if is_async else view(RequestFactory().get("/"))
 
 
 def test_decorated_views_stay_sync_or_async() -> None:

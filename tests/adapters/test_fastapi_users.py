@@ -68,8 +68,8 @@ def with_token(client: AsgiClient, name: str | None, path: str = "/") -> Any:
 
 
 USERS: list[Any] = [
-    name_in, member, yielded, as_mapping, Session, Depends(member), Security(member), Security(member, scopes=["items"]),
-    Annotated[Member | None, Depends(member)], Annotated[Session, Depends()],
+    name_in, member, yielded, as_mapping, Session, Depends(member), Security(member),
+    Security(member, scopes=["items"]), Annotated[Member | None, Depends(member)], Annotated[Session, Depends()],
 ]  # fmt: skip
 
 

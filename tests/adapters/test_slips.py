@@ -176,8 +176,8 @@ WRONG: list[tuple[tuple[Any, ...], dict[str, Any], object, str, str]] = [
     (("5/minute",), {"zzz": 1}, "zzz", "no such option", f"known are quota, {', '.join(MarkOptions.__annotations__)}"),
     (("5/minute",), {"path": "/x"}, "path", "no such option", "give it to a Rule of the settings"),
     (("5/minute",), {"route": "x"}, "route", "no such option", "give it to a Rule of the settings"),
-    (("5/minute",), {"user": by_plan}, "user", "no such option", "give it to RateLimit of sluicegate.fastapi"),
-    (("5/minute",), {"refund_earlier": True}, "refund_earlier", "no such option", "give it to a charge inside the view"),
+    (("5/minute",), {"user": by_plan}, "user", "no such option", "to RateLimit of sluicegate.fastapi"),
+    (("5/minute",), {"refund_earlier": True}, "refund_earlier", "no such option", "to a charge inside the view"),
 ]  # fmt: skip
 
 

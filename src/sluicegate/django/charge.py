@@ -82,7 +82,7 @@ def _state_for(request: Any) -> DjangoRequestState | None:
     gate = conf.async_gate() if isinstance(native, ASGIRequest) else conf.sync_gate()
     if not gate.settings.enabled:
         return None
-    problem, expected = "the request has not passed RateLimitMiddleware", f'add "{conf.OURS}" to MIDDLEWARE'
+    problem, expected = "the request has not passed RateLimitMiddleware", f'add "{conf.ADVISED}" to MIDDLEWARE'
     raise NotEnforcedError("charge in", arrival_of(native).endpoint.label, problem=problem, expected=expected)
 
 

@@ -31,6 +31,8 @@ UNUSABLE: Final = "sluicegate.E002"
 """The id of the system check that reports unknown routes too."""
 
 OURS: Final = "sluicegate.django.middleware.RateLimitMiddleware"
+ADVISED: Final = "sluicegate.django.RateLimitMiddleware"
+"""The name of OURS in the documentation and in errors."""
 
 _closing: Final[set[asyncio.Task[None]]] = set()  # an event loop keeps only weak references to its tasks
 

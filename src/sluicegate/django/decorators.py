@@ -271,8 +271,12 @@ def _finish(call: _ViewCall, response: HttpResponseBase) -> HttpResponseBase:
 
 def _checked(response: Any, view: Any) -> HttpResponseBase:
     """Return the response of a view; raises ValueError for None, as Django raises. The guard reads None as "call the
-    view".
+    view". An operation of Ninja returns data: Ninja makes the response later, outside of the guard.
     """
     if response is None:
         raise ValueError(f"The view {label_of(view)} didn't return an HttpResponse object. It returned None instead.")
-    return cast("HttpResponseBase", response)
+    if not isinstance(response, HttpResponseBase):
+        problem = f"it returned {type(response).__name__}, no HttpResponse that can get the header fields"
+        expected = f'add "{conf.ADVISED}" to MIDDLEWARE, or give a Ninja operation a throttle of sluicegate.ninja'
+        raise NotEnforcedError("@limit on", label_of(view), problem=problem, expected=expected)
+    return response
