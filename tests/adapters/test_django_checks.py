@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.core.checks import run_checks
@@ -18,6 +18,9 @@ from sluicegate.testing import AsyncAdapter, OpenStore
 from sluicegate.web.settings import Settings
 from tests.adapters.django_app import AUTH, OURS, SESSIONS
 
+with override_settings():  # REST framework reads the settings of the module before when it is imported
+    from sluicegate.drf import ScopedRateThrottle, UserRateThrottle
+
 NOWHERE = "redis://127.0.0.1:1/0"  # no server listens there
 
 
@@ -31,6 +34,55 @@ async def key_async(request: Any) -> str:
 
 class Cache(CacheMiddleware):
     """A project's subclass of both cache middlewares."""
+
+
+class Idle(UserRateThrottle):
+    """A throttle without a rate, as without DEFAULT_THROTTLE_RATES."""
+
+    THROTTLE_RATES: ClassVar[dict[str, Any]] = {"user": None}
+
+
+class Rated(UserRateThrottle):
+    """A throttle with a rate."""
+
+    rate = "5/minute"
+
+
+class ByRequest(UserRateThrottle):
+    """A throttle whose rate depends on the request."""
+
+    def rate(self, request: Any) -> None:
+        """Return no limit."""
+
+
+class Monthly(UserRateThrottle):
+    """A throttle whose rate has two meanings."""
+
+    rate = "10/month"
+
+
+class Nowhere(UserRateThrottle):
+    """A throttle whose scope has no rate."""
+
+    scope = "nowhere"
+
+
+class Scoped(ScopedRateThrottle):
+    """The throttle of views with scopes, of which one has no rate."""
+
+    THROTTLE_RATES: ClassVar[dict[str, Any]] = {"fine": "5/minute", "free": None}
+
+
+class ScopedMonthly(ScopedRateThrottle):
+    """The same with a rate that has two meanings."""
+
+    THROTTLE_RATES: ClassVar[dict[str, Any]] = {"fine": "5/minute", "wrong": "10/month"}
+
+
+def throttled(*names: str) -> dict[str, Any]:
+    """The settings of a project whose views have these throttles."""
+    paths = [name if "." in name else f"{__name__}.{name}" for name in names]
+    return {"REST_FRAMEWORK": {"DEFAULT_THROTTLE_CLASSES": paths}}
 
 
 CACHE = "django.middleware.cache.UpdateCacheMiddleware"
@@ -81,8 +133,18 @@ TABLE: list[tuple[str, Any, list[str], dict[str, Any], list[str]]] = [
     ("a cache outside, our subclass", FINE, [CACHE, CHILD], {}, ["sluicegate.W005"]),
     ("a subclassed cache outside", FINE, [f"{__name__}.Cache", SESSIONS, OURS], {}, ["sluicegate.W005"]),
     ("a cache inside", FINE, [OURS, CACHE, FETCH], {}, []),
-    ("a cache alone", FINE, [CACHE, FETCH], {}, []),
+    ("a cache alone", {"STORE": NOWHERE}, [CACHE, FETCH], {}, []),
     ("a middleware that does not exist", FINE, [OURS, "no.such.Middleware"], {}, []),
+    ("limits without the middleware", FINE, [SESSIONS], {}, ["sluicegate.W006"]),
+    ("rules without it", {"RULES": [Rule(name="a", quota="1/s")]}, [], {}, ["sluicegate.W006"]),
+    ("limits that cannot be read, without it", {"DEFAULT_LIMITS": ["1/x"]}, [], {}, ["sluicegate.E001"]),
+    ("throttles", None, [], throttled("Rated", "ByRequest", "Scoped", "rest_framework.throttling.X", "no.such"), []),
+    ("a throttle without a rate", None, [], throttled("Idle", "Rated"), ["sluicegate.W007"]),
+    ("a rate with two meanings", None, [], throttled("Monthly", "Idle"), ["sluicegate.E003", "sluicegate.W007"]),
+    ("a rate of a scope with two meanings", None, [], throttled("ScopedMonthly"), ["sluicegate.E003"]),
+    ("a scope without a rate", None, [], throttled("Nowhere"), ["sluicegate.E003"]),
+    ("no throttle", None, [], throttled("sluicegate.drf.RateThrottle"), ["sluicegate.E003"]),
+    ("foreign throttles", None, [], throttled("rest_framework.throttling.ScopedRateThrottle"), []),
 ]
 
 
@@ -99,11 +161,14 @@ def test_dj06_ids_are_stable_and_unique() -> None:
     assert ids == [
         "sluicegate.E001",
         "sluicegate.E002",
+        "sluicegate.E003",
         "sluicegate.W001",
         "sluicegate.W002",
         "sluicegate.W003",
         "sluicegate.W004",
         "sluicegate.W005",
+        "sluicegate.W006",
+        "sluicegate.W007",
     ]
     assert len(set(ids)) == len(ids)
     assert all(re.fullmatch(r"sluicegate\.[EW][0-9]{3}", each) for each in ids)

@@ -137,7 +137,8 @@ def test_a_rate_is_read_as_the_framework_or_as_sluicegate_reads_it(rate: Any, fr
 
 
 def test_a_text_with_two_meanings_names_both() -> None:
-    with pytest.raises(QuotaError, match=r'"10/minute" for rest_framework.+ write "10/minute" or "10 per 30 days"'):
+    both = r'"10/minute" for rest_framework.+ write "10/minute" or "10 per 30 days"'
+    with pytest.raises(QuotaError, match=f"^Own: rate .+{both}"):
         throttle(rate="10/month")()
 
 

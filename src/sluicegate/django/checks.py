@@ -6,16 +6,20 @@ used again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as CheckWarning
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
 
 from sluicegate.django import conf
 from sluicegate.django.routes import names_of_routes
-from sluicegate.errors import AsyncMismatchError, ConfigurationError
+from sluicegate.django.throttles import RateThrottle
+from sluicegate.errors import AsyncMismatchError, ConfigurationError, SettingsError
 from sluicegate.rules.key import reads_user
 from sluicegate.rules.rule import Rule
 from sluicegate.web.gate import AsyncGate, Gate
@@ -30,6 +34,8 @@ class Facts(NamedTuple):
     unreadable: str  # the error, if the settings cannot be read
     unusable: str  # the error, if the settings can be read but no gate can be made from them
     middleware: tuple[str, ...]  # "module.Class" of all middleware and of their base classes
+    bad_throttle: str  # the error, if a default throttle of REST framework cannot be used
+    idle_throttles: str  # the default throttles of REST framework that have no rate
 
     @property
     def installed(self) -> int:
@@ -91,6 +97,19 @@ def _is_inside_cache(facts: Facts) -> bool:
     return _CACHE in outside
 
 
+def _is_missing(facts: Facts) -> bool:
+    """True if the settings have limits that only the middleware enforces, and it is missing."""
+    return facts.installed == 0 and facts.read is not None and bool(facts.read.default_limits or facts.read.rules)
+
+
+def _has_bad_throttle(facts: Facts) -> bool:
+    return facts.bad_throttle != ""
+
+
+def _has_idle_throttles(facts: Facts) -> bool:
+    return facts.idle_throttles != ""
+
+
 CHECKS: Final = (
     Row(
         id="sluicegate.E001",
@@ -105,6 +124,13 @@ CHECKS: Final = (
         applies=_is_unusable,
         message="settings.SLUICEGATE cannot be used: {unusable}",
         hint="A rule does not suit its algorithm or names an unknown route, or STORE cannot be opened.",
+    ),
+    Row(
+        id="sluicegate.E003",
+        kind=Error,
+        applies=_has_bad_throttle,
+        message="A class in DEFAULT_THROTTLE_CLASSES of REST framework cannot be used: {bad_throttle}",
+        hint="Each request would be an error. Correct DEFAULT_THROTTLE_RATES, or the rate or scope of the class.",
     ),
     Row(
         id="sluicegate.W001",
@@ -142,6 +168,22 @@ CHECKS: Final = (
         "limiter, and a page that the cache answers before the limiter is not counted.",
         hint="Put RateLimitMiddleware before it, or silence this check if pages from the cache need no limit.",
     ),
+    Row(
+        id="sluicegate.W006",
+        kind=CheckWarning,
+        applies=_is_missing,
+        message="DEFAULT_LIMITS or RULES are in settings.SLUICEGATE, but RateLimitMiddleware is missing: they limit "
+        "nothing.",
+        hint=f'Add "{conf.ADVISED}" to MIDDLEWARE, or silence this check if something else enforces them.',
+    ),
+    Row(
+        id="sluicegate.W007",
+        kind=CheckWarning,
+        applies=_has_idle_throttles,
+        message="Classes in DEFAULT_THROTTLE_CLASSES of REST framework have no rate, so they limit nothing: "
+        "{idle_throttles}.",
+        hint="Give each a rate in DEFAULT_THROTTLE_RATES, or silence this check.",
+    ),
 )
 
 
@@ -161,13 +203,51 @@ def _facts() -> Facts:
         unreadable = str(error)
     if read is not None:
         unusable = _gate_error(read)
+    bad_throttle, idle_throttles = _throttles()
     return Facts(
         conf.raw_settings(),
         read,
         unreadable,
         unusable=unusable,
         middleware=tuple(conf.ancestors(django_settings.MIDDLEWARE)),
+        bad_throttle=bad_throttle,
+        idle_throttles=idle_throttles,
     )
+
+
+def _throttles() -> tuple[str, str]:
+    """Return the error of the first default throttle that cannot be used, and the names of those without a rate."""
+    bad, idle = "", []
+    for kind in _default_throttles():
+        try:
+            if not _is_limiting(kind):
+                idle.append(kind.__name__)
+        except (ConfigurationError, ImproperlyConfigured) as error:
+            bad = bad or str(error)
+    return bad, ", ".join(idle)
+
+
+def _default_throttles() -> Iterator[Any]:
+    """Return the classes of ours, and subclasses of them, that every view of REST framework has."""
+    given = (getattr(django_settings, "REST_FRAMEWORK", None) or {}).get("DEFAULT_THROTTLE_CLASSES") or ()
+    for path in (given,) if isinstance(given, str) else given:
+        with suppress(ImportError):  # REST framework reports it
+            found = import_string(path)
+            if isinstance(found, type) and issubclass(found, RateThrottle):
+                yield found
+
+
+def _is_limiting(kind: Any) -> bool:
+    """True if a throttle class has a rate. Raises ConfigurationError or ImproperlyConfigured for a wrong one."""
+    if kind is RateThrottle:
+        problem, expected = "the common part of all throttle classes", "name one of sluicegate.drf"
+        raise SettingsError("DEFAULT_THROTTLE_CLASSES", kind, problem=problem, expected=expected)
+    throttle = kind()
+    if hasattr(throttle, "rate"):
+        return throttle.rate is not None
+    for rate in throttle.THROTTLE_RATES.values():  # each view has its own scope
+        throttle.parse_rate(rate)
+    return True
 
 
 def _gate_error(settings: Settings) -> str:

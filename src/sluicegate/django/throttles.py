@@ -24,7 +24,7 @@ from sluicegate.django import conf
 from sluicegate.django.lifecycle import release_at_close
 from sluicegate.django.request import AsyncDjangoRequestState, DjangoRequestState, begin, state_of
 from sluicegate.django.signals import rate_limited
-from sluicegate.errors import QuotaError
+from sluicegate.errors import QuotaError, within
 from sluicegate.identity import identity_text
 from sluicegate.plan import Check, Decision, Outcome, Plan, RateLimitExceeded
 from sluicegate.quota import Quota
@@ -71,7 +71,7 @@ class RateThrottle:
         """Return the number of requests and the seconds of a rate; of its first quota if it has several."""
         if rate is None or callable(rate):
             return None, None
-        self._parsed = read_rate(rate, self.framework)
+        self._parsed = self._read(rate)
         return self._parsed[0].limit, self._parsed[0].period
 
     def get_ident(self, request: Any) -> str | None:
@@ -119,11 +119,19 @@ class RateThrottle:
             if waits(rate):
                 close_unawaited(rate)
                 raise async_mismatch(f"rate of {type(self).__name__}", self.rate)
-            return None if rate is None else read_rate(rate, self.framework)
+            return None if rate is None else self._read(rate)
         parsed = self._parsed
         if parsed and (parsed[0].limit, parsed[0].period) == (self.num_requests, self.duration):
             return parsed
         return None if self.num_requests is None else (Quota(self.num_requests, self.duration),)  # set by a subclass
+
+    def _read(self, rate: Any) -> tuple[Quota, ...]:
+        """Read a rate. An error names this class."""
+        try:
+            return read_rate(rate, self.framework)
+        except QuotaError as error:
+            error.within(type(self).__name__)
+            raise
 
     def _key(self, *, proxied: bool) -> KeySpec | None:
         """Return the key of the rule; None if the text of `get_cache_key` is the identity."""
@@ -178,7 +186,8 @@ def _bounds(
     label = str(scope) if scope else f"{cls.__module__}.{cls.__qualname__}"
     name = printable(label).strip() or "throttle"
     options: dict[str, Any] = {**cls.options, "key": "ip" if key is None else key}
-    return gate.bind_rule(Rule(name=name, scope=scope_of(Endpoint(label=label)), quota=quotas, **options))
+    with within(cls.__name__):
+        return gate.bind_rule(Rule(name=name, scope=scope_of(Endpoint(label=label)), quota=quotas, **options))
 
 
 class _ThrottleCharge(Charge):
