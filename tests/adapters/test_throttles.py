@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,9 +14,9 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
 from sluicegate import ManualClock, Quota, Rule, Tiers
-from sluicegate.django import limit, rate_limited
+from sluicegate.django import acharge, charge, limit, rate_limited
 from sluicegate.django.throttles import RateThrottle, read_rate
-from sluicegate.errors import AsyncMismatchError, QuotaError
+from sluicegate.errors import AsyncMismatchError, NotEnforcedError, QuotaError
 from sluicegate.plan import Outcome, Plan
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.adapters.django_app import OURS, Site, User, serving
@@ -355,6 +356,63 @@ def test_without_the_middleware_the_limits_hold_and_there_are_no_fields(asgi: bo
             assert (refused.status, refused.one("ratelimit")) == (429, None)
             # The oldest Ninja sends no Retry-After of its own.
             assert refused.one("retry-after") in (("60",) if target == "/x" else ("60", None))
+
+
+def charging(*given: Any, is_async: bool) -> Any:
+    """The routes of a Ninja API with these throttles. Its operation charges once a minute, or fails."""
+    api = ninja.NinjaAPI(auth=lambda request: "alice", throttle=[*given], urls_namespace=uuid4().hex, docs_url=None)
+
+    async def async_shown(request: Any) -> str:
+        if "X-Fail" in request.headers:
+            raise RuntimeError
+        await acharge(request, "1/minute", scope="inside")
+        return "passed"
+
+    def shown(request: Any) -> str:
+        if "X-Fail" in request.headers:
+            raise RuntimeError
+        charge(request, "1/minute", scope="inside")
+        return "passed"
+
+    api.get("x")(async_shown if is_async else shown)
+    return api.urls
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+@pytest.mark.parametrize(
+    ("options", "left"), [({}, 8), ({"refund_when": lambda response: response.status_code == 500}, 9)]
+)
+def test_what_a_throttle_charged_is_given_back(options: Any, left: int, is_async: bool, asgi: bool) -> None:
+    """By a refused charge in the view, and by a response that it waits for."""
+    given = [throttle(throttles.AuthRateThrottle, scope=scope, options=options)("9/hour") for scope in ("a", "b")]
+    clock = ManualClock()
+    with serving(asgi=asgi, urls=[path("", charging(*given, is_async=is_async))], clock=clock) as site:
+
+        def shown(*headers: tuple[str, str]) -> tuple[int, list[str]]:
+            answer = site.request("GET", "/x", headers=headers)
+            return answer.status, re.findall('"[ab]";r=[0-9]', answer.one("ratelimit") or "")
+
+        assert shown(("X-Fail", "yes")) == (500, [f'"a";r={left}', f'"b";r={left}'])
+        assert site.statuses("/x", "/x", "/x") == [200, 429, 429]
+        clock.advance(60)
+        assert shown() == (200, [f'"a";r={left - 2}', f'"b";r={left - 2}'])
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
+def test_a_charge_after_a_throttle_needs_the_middleware_too(is_async: bool, asgi: bool) -> None:
+    errors: list[NotEnforcedError] = []
+
+    def get(self: Any, request: Any) -> Response:
+        with pytest.raises(NotEnforcedError) as raised:
+            charge(request, "1/minute")
+        errors.append(raised.value)
+        return Response("passed")
+
+    urls = [path("", charging(throttles.AuthRateThrottle("9/min"), is_async=is_async))]
+    urls.append(path("v", view(throttle(rate="9/min"), get=get)))
+    with serving(asgi=asgi, middleware=[], urls=urls) as site:
+        assert site.statuses("/v", "/v", "/x", "/x") == [200, 200, 500, 500]
+    assert len(errors) == 2
 
 
 def test_where_limits_are_off_every_request_passes(asgi: bool) -> None:

@@ -22,7 +22,7 @@ from sluicegate.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.clock import MICROSECOND
 from sluicegate.django import conf
 from sluicegate.django.lifecycle import release_at_close
-from sluicegate.django.request import AsyncDjangoRequestState, DjangoRequestState, begin, state_of
+from sluicegate.django.request import AsyncDjangoRequestState, DjangoRequestState, state_of
 from sluicegate.django.signals import rate_limited
 from sluicegate.errors import QuotaError, within
 from sluicegate.identity import identity_text
@@ -80,7 +80,7 @@ class RateThrottle:
         """
         native = native_request(request)
         gate = gate_for(native)
-        caller = (AsyncDjangoRequestState if isinstance(gate, AsyncGate) else DjangoRequestState)(native, gate)
+        caller = _new_state(native, gate)
         settings = gate.settings
         proxies = None if settings.trusted_proxies is not None else self.proxies()
         trust = Trust.of(proxies) if proxies else settings.trust
@@ -258,7 +258,8 @@ def state_for(request: Any) -> DjangoRequestState | None:
     """Return the state of a request; None if limits are off.
 
     It is the state of the middleware, or of a decorator. Without them there is a state for each call of the view, kept
-    on the framework's own request: Django's request may come again (in tests it does), and is then charged again.
+    on the framework's own request: Django's request may come again (in tests it does), and is then charged again. On
+    Django's request `charge` would find it, and nothing would answer its refusal.
     """
     native = native_request(request)
     state = state_of(native)
@@ -269,11 +270,15 @@ def state_for(request: Any) -> DjangoRequestState | None:
         return None
     found: DjangoRequestState | None = None if request is native else vars(request).get(_STATE)
     if found is None:
-        found = begin(native, gate)
+        found = _new_state(native, gate)
         found.open = False  # nothing will add the fields
         if request is not native:
             setattr(request, _STATE, found)
     return found
+
+
+def _new_state(native: HttpRequest, gate: Gate | AsyncGate) -> DjangoRequestState:
+    return (AsyncDjangoRequestState if isinstance(gate, AsyncGate) else DjangoRequestState)(native, gate)
 
 
 def decide(native: HttpRequest, state: DjangoRequestState, wanted: Sequence[tuple[Bound, ...]]) -> list[Decision]:
@@ -312,7 +317,7 @@ def _send_signal(native: HttpRequest, decision: Decision) -> None:
 
 @contextmanager
 def _state_on_loop(native: HttpRequest, state: DjangoRequestState) -> Generator[DjangoRequestState]:
-    """Make a state for sync code on the event loop. What it has decided is added to the state of the request.
+    """Make a state for sync code on the event loop. What it has decided and owes is added to the state of the request.
 
     If earlier charges of the request wait for its response, they are not given back by a refusal here.
     """
@@ -322,10 +327,10 @@ def _state_on_loop(native: HttpRequest, state: DjangoRequestState) -> Generator[
     else:
         here.decision = Decision(allowed=state.decision.allowed, checks=(), outcomes=())
     yield here
+    state.gate.may_owe = state.gate.may_owe or here.gate.may_owe  # the rules of throttles are ready in the loop's gate
     if state.settlement is None:
-        state.decision, state.settlement = here.decision, here.settlement
-    elif here.decision is not None:
-        state.note(here.decision)
+        state.decision = None  # what is decided here includes it
+    state.note(here.decision)
 
 
 def refusal(decision: Decision) -> tuple[int, int | None, str]:
