@@ -11,6 +11,7 @@ authenticated the request, so they know the users of tokens. All throttles of a 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, ClassVar, Final, cast
 
 from sluicegate.extras import needs
@@ -57,21 +58,18 @@ class SimpleRateThrottle(RateThrottle, throttling.SimpleRateThrottle):  # type: 
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Charge the request, together with the other throttles of the view. True if it may pass."""
-        wanted = self._rule(request, view)
-        if wanted is None:
-            return True
-        state = state_for(request)
+        asked = self._rule(request, view)
+        state = state_for(request) if asked else None
         if state is None:
             return True
-        decided: dict[type, Decision] = vars(request).setdefault(_DECIDED, {})
-        found = decided.pop(type(self), None)
-        if found is None:
-            others = {type(other): rule for other in _others(view) if (rule := other._rule(request, view)) is not None}
-            rules = {type(self): wanted, **{kind: rule for kind, rule in others.items() if kind is not type(self)}}
-            decisions = decide(native_request(request), state, [*rules.values()])
-            decided.update(zip(rules, decisions, strict=True))
-            found = decided.pop(type(self))
-        self.decision = found
+        decided: dict[Hashable, Decision] = vars(request).setdefault(_DECIDED, {})
+        (budget,) = asked
+        if budget not in decided:
+            for other in _others(view):
+                asked |= other._rule(request, view)
+            decisions = decide(native_request(request), state, [*asked.values()])
+            decided.update(zip(asked, decisions, strict=True))
+        found = self.decision = decided.pop(budget)
         if found.allowed:
             return self.throttle_success()
         if refusal(found)[0] != 429:
@@ -82,12 +80,20 @@ class SimpleRateThrottle(RateThrottle, throttling.SimpleRateThrottle):  # type: 
         """Return the seconds until the next request passes; None if none ever does."""
         return None if self.decision is None else wait_after(self.decision)
 
-    def _rule(self, request: Any, view: Any) -> tuple[Any, ...] | None:
-        """Return the rule for this request; None if there is no limit."""
+    def _rule(self, request: Any, view: Any) -> dict[Hashable, tuple[Any, ...]]:
+        """Return the rule for this request by its budget; nothing if there is no limit.
+
+        REST framework asks other instances than those of `_others`. Equal budgets show that two of them are the same
+        throttle: a view may have several of one class.
+        """
         if not self.prepare(view):
-            return None
+            return {}
         self.key = self.get_cache_key(request, view)
-        return None if self.key is None else self.bounds(request, self.key)
+        if self.key is None:
+            return {}
+        bounds = self.bounds(request, self.key)
+        terms = tuple([bound.terms for bound in bounds])
+        return {(type(self), terms, repr(self.key)): bounds}  # its text, because a cache key may be any object
 
 
 class AnonRateThrottle(throttling.AnonRateThrottle, SimpleRateThrottle):  # type: ignore[misc]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import permutations
 from typing import Any
 from uuid import uuid4
 
@@ -294,6 +295,30 @@ def test_all_throttles_of_a_view_are_one_plan(asgi: bool) -> None:
         assert alice(site).one("ratelimit") == '"burst";r=0;t=60'
         clock.advance(60)
         assert alice(site).one("ratelimit") == '"sustained";r=6;t=3540, "burst";r=1;t=60'
+
+
+class Named(drf.SimpleRateThrottle):
+    """One class for several throttles of a view, which gives each its scope and its rate."""
+
+    def __init__(self, scope: str, rate: str) -> None:
+        self.scope, self.rate = scope, rate
+        super().__init__()
+
+    def get_cache_key(self, request: Any, view: Any) -> str:
+        return "everybody"
+
+
+@pytest.mark.parametrize("order", [*permutations((("tight", "2/hour"), ("loose", "9/hour"), None))])
+def test_each_throttle_of_one_class_is_asked(order: Any, asgi: bool) -> None:
+    def get_throttles(self: Any) -> list[Any]:
+        return [throttle(rate="9/day", scope="other")() if each is None else Named(*each) for each in order]
+
+    store = Counting(ManualClock())
+    urls = [path("x", view(get_throttles=get_throttles))]
+    with serving(asgi=asgi, urls=urls, store=AsyncMemoryStore(store) if asgi else store) as site:
+        assert site.statuses("/x", "/x", "/x", "/x") == [200, 200, 429, 429]
+    charged = [{check.terms.name for check in plan.checks} for plan in store.plans if plan.charge]
+    assert charged[:2] == [{"tight", "loose", "other"}] * 2
 
 
 @pytest.mark.parametrize("order", [(BURST, SUSTAINED), (SUSTAINED, BURST)], ids=["refusal first", "refusal last"])
