@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, cast
 
 import pytest
@@ -271,6 +272,20 @@ def test_wrong_keys(spec: object, given: object, problem: str) -> None:
     with pytest.raises(IdentityError, match='use "user", "ip", "header:Name", "path:name", a tuple of these') as caught:
         validate_key(spec)
     assert (caught.value.what, caught.value.given, caught.value.problem) == ("key", given, problem)
+
+
+def no_client(request: Any) -> Any:
+    return 1.5
+
+
+async def no_client_async(request: Any) -> Any:
+    return 1.5
+
+
+@pytest.mark.parametrize("key", [no_client, no_client_async, (partial(no_client), "ip")])
+def test_an_identity_of_a_wrong_type_names_its_function(key: Any) -> None:
+    with pytest.raises(IdentityError, match=rf"^key {__name__}.no_client(_async)?: identity 'float': not something"):
+        answer(key, FakeCaller())
 
 
 @pytest.mark.filterwarnings("ignore:.*SG102")

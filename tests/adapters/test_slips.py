@@ -215,6 +215,13 @@ def test_all_who_make_a_mark_refuse_unknown_options(make: Any, name: str, expect
 
 
 @adapters
+@pytest.mark.parametrize("scope", [by_plan, "", "für"])
+def test_a_wrong_scope_is_called_so(adapter: Any, scope: Any) -> None:
+    with pytest.raises(RuleError, match=r"^scope .*: not a name of printable ASCII"):
+        adapter.limit("5/minute", scope=scope)
+
+
+@adapters
 def test_a_wrong_quota_names_the_decorator(adapter: Any) -> None:
     for quota in ("5/fortnight", None, 5, [Quota(5, 60), "5/minute"]):
         with pytest.raises(QuotaError, match=r"rule '@limit': quota"):

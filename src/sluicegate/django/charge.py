@@ -15,7 +15,16 @@ from sluicegate.django.request import DjangoRequestState, native_of, state_of
 from sluicegate.django.routes import arrival_of
 from sluicegate.errors import AsyncMismatchError, NotEnforcedError, RuleError
 from sluicegate.stores.completion import running_loop
-from sluicegate.web.charge import AnyQuota, AsyncCharge, Charge, Charged, ChargedRule, ChargeOptions, unlimited
+from sluicegate.web.charge import (
+    AnyQuota,
+    AsyncCharge,
+    Charge,
+    Charged,
+    ChargedRule,
+    ChargeOptions,
+    text_of,
+    unlimited,
+)
 from sluicegate.web.gate import AsyncGate
 
 
@@ -49,7 +58,7 @@ def _charge(rule: ChargedRule, request: Any) -> Charged:
         return charged
     if running_loop() is not None:
         problem, expected = "called on the event loop, where it cannot wait", "write await acharge(…)"
-        raise AsyncMismatchError("charge", rule.mark.rule.quota, problem=problem, expected=expected)
+        raise AsyncMismatchError("charge", text_of(rule.mark), problem=problem, expected=expected)
     return async_to_sync(_acharge)(rule, request).called_by(_from_thread)
 
 

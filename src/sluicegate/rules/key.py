@@ -23,7 +23,7 @@ from sluicegate.address import (
     client_network,
     is_rewritten,
 )
-from sluicegate.awaiting import Later, Waiting, waits
+from sluicegate.awaiting import Later, Waiting, label_of, waits
 from sluicegate.errors import IdentityError, nearest, warn
 from sluicegate.identity import encoder, identity_text, joined
 
@@ -306,7 +306,11 @@ def _own(function: KeyFunction) -> KeyPart:
     """Make a key part that returns the identity that a user's function returns."""
 
     def encode(identity: Hashable | None) -> str | None:
-        return None if identity is None else identity_text(identity)
+        try:
+            return None if identity is None else identity_text(identity)
+        except IdentityError as error:
+            error.within(f"key {label_of(function)}")
+            raise
 
     def key(caller: Caller) -> Any:
         identity: Any = function(caller.native)

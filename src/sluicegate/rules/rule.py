@@ -114,14 +114,14 @@ class Rule:
     on_denied: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
-        _check_name("name", self.name)
+        check_name("name", self.name)
         with within(self._label):
             self._settle()
 
     def _settle(self) -> None:
         """Validate and normalise every option."""
         if self.scope is not None:
-            _check_name("scope", self.scope)
+            check_name("scope", self.scope)
         if self.algorithm is not None:
             find(self.algorithm)
         if self.key is not None:
@@ -233,7 +233,8 @@ def check_answer(what: str, message: object, on_denied: object, *, error: type[C
         raise error(f"{what}on_denied", on_denied, problem="not a function", expected=expected)
 
 
-def _check_name(option: str, name: object) -> None:
+def check_name(option: str, name: object) -> None:
+    """Raise RuleError for a value that cannot be a name in header fields."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise RuleError(
             option, name, problem="not a name of printable ASCII", expected="give 1 to 128 letters, digits or signs"

@@ -155,12 +155,16 @@ def bounds_of(gate: Gate | AsyncGate, mark: Mark, view: Endpoint) -> tuple[Bound
     if found is None:
         if len(gate.charged) >= _RULES:  # a lambda that is written in the call is another function each time
             gate.charged.clear()
-        quota = mark.rule.quota
-        quotas = quota if isinstance(quota, tuple) else (quota,)
-        text = label_of(quota) if callable(quota) else "; ".join(map(str, quotas))
-        scope = scope_of(view._replace(label=f"{view.label}~{text}"))
+        scope = scope_of(view._replace(label=f"{view.label}~{text_of(mark)}"))
         found = gate.charged[mark, view] = gate.bind_rule(mark.rule_for(short_name(view), scope))
     return found
+
+
+def text_of(mark: Mark) -> str:
+    """Return the quota of a mark as text, or the name of its function."""
+    quota = mark.rule.quota
+    quotas = quota if isinstance(quota, tuple) else (quota,)
+    return label_of(quota) if callable(quota) else "; ".join(map(str, quotas))
 
 
 def unlimited() -> Charged:

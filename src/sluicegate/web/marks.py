@@ -23,7 +23,7 @@ from sluicegate.plan import FailurePolicy
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeySpec
 from sluicegate.rules.rollout import Mode
-from sluicegate.rules.rule import Condition, CostFunction, QuotaFunction, Rule, Verdict
+from sluicegate.rules.rule import Condition, CostFunction, QuotaFunction, Rule, Verdict, check_name
 from sluicegate.rules.terms import QuotaSpec
 
 P = ParamSpec("P")
@@ -265,6 +265,8 @@ def make_mark(
         raise RuleError(
             "override_defaults", override_defaults, problem="neither True nor False", expected="give True or False"
         )
+    if scope is not None:  # here: Rule would call it the name
+        check_name("scope", scope)
     label = name if name is not None else scope
     rule = Rule(name=what if label is None else label, quota=quota, scope=scope, **options)
     if rule.algorithm is None and not callable(quota):  # a typo raises here, not at the first request
