@@ -18,8 +18,8 @@ from django.urls import path
 from django.views import View
 
 from sluicegate import Decision, Limiter, ManualClock, RateLimitExceeded
+from sluicegate.django import charge, limit, rate_limited
 from sluicegate.django import decision as decision_of
-from sluicegate.django import limit, rate_limited
 from sluicegate.plan import FORBIDDEN
 from sluicegate.testing import BrokenStore
 from tests.adapters.django_app import OURS, by_wsgi, call_asgi, serving
@@ -213,6 +213,34 @@ def test_charges_that_depend_on_the_response_see_the_refusal(asgi: bool) -> None
     with serving(asgi=asgi, urls=[path("x", view)], clock=ManualClock()) as site:
         left = [site.request("GET", "/x").one("ratelimit-policy") for _ in range(3)]
     assert [len((each or "").split(", ")) for each in left] == [2, 2, 1]  # the third is refused before the view runs
+
+
+class Charging:
+    """A middleware that charges each request, as docs/inside.md shows it."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        try:
+            charge(request, "1/hour", scope="partner")
+        except RateLimitExceeded as error:
+            if "X-Raise" in request.headers:
+                raise
+            return HttpResponse("slow down", status=429, headers={"Retry-After": f"{error.decision.retry_after:.0f}"})
+        return self.get_response(request)
+
+
+def test_a_middleware_that_charges_answers_the_refusal_itself(asgi: bool) -> None:
+    """Django makes a 500 of what a middleware raises, before another middleware can see the exception."""
+    options: dict[str, Any] = {"middleware": [OURS, f"{HERE}.Charging"], "clock": ManualClock()}
+    with serving(asgi=asgi, default_limits=["5/minute"], **options) as site:
+        passed, refused = site.request("GET", "/open"), site.request("GET", "/open")
+        raised = site.request("GET", "/open", headers=[("X-Raise", "yes")])
+    assert (passed.status, refused.status, raised.status) == (200, 429, 500)
+    assert (refused.body, refused.one("retry-after")) == (b"slow down", "3600")
+    for answer in (passed, refused, raised):
+        assert answer.one("ratelimit-policy") == '"partner";q=1;w=3600, "default";q=5;w=60'
 
 
 def test_other_exceptions_pass(asgi: bool) -> None:
