@@ -115,7 +115,7 @@ def test_06_floats_lose_the_last_microsecond(server: Server, start: float) -> No
     with Limiter(server.url, deadline=10, clock=clock) as limiter:
         for algorithm in get_args(AlgorithmName):
             clock.advance_us(1)
-            identity = f"{start} {server.name}"
+            identity = f"{start} {server.name} {algorithm}"
             assert limiter.hit("1/second", identity, algorithm=algorithm)
             wait = limiter.peek("1/second", identity, algorithm=algorithm).retry_after
             assert wait is not None

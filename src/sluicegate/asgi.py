@@ -138,6 +138,11 @@ class Exchange(RequestState):
         """True until the application has returned."""
         return self.begun != _ENDED and super().can_hold
 
+    @property
+    def can_refuse(self) -> bool:
+        """True until the response starts. An accepted WebSocket has not started one: it can be closed."""
+        return self.begun in ("", ACCEPT)
+
     def takes(self, error: RateLimitExceeded | RuntimeError) -> bool:
         """True if this error is a refusal, and the limiter can still send its response, because no response has
         started.
@@ -146,7 +151,7 @@ class Exchange(RequestState):
         a refusal.
         """
         if isinstance(error, RateLimitExceeded):
-            if self.refused is None and self.begun in ("", ACCEPT):
+            if self.refused is None and self.can_refuse:
                 self.refused = self.refuse(error.decision)
         elif not isinstance(error.__cause__, RateLimitExceeded):
             return False

@@ -124,7 +124,7 @@ class RateLimit(Depends):
 
     @property
     def _same(self) -> tuple[object, ...]:
-        mark, refund_earlier = self.rule
+        mark, refund_earlier, _ = self.rule
         return mark.rule, mark.named, refund_earlier, self.user
 
     async def __call__(self, connection: HTTPConnection, **resolved: Any) -> Decision | None:

@@ -100,6 +100,11 @@ class _Served(RequestState):
         """True while the end of the response will be noticed."""
         return not self.is_left and super().can_hold
 
+    @property
+    def can_refuse(self) -> bool:
+        """True until the response starts."""
+        return not self.started
+
 
 def charge(environ: WSGIEnvironment, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> Charged:
     """Charge this request under a rule of the application's own. Return the decision; raise RateLimitExceeded if it

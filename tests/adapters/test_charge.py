@@ -88,6 +88,35 @@ def twice() -> Steps:
     return f"{first.remaining} {second.remaining} {mixed.by_rule.keys() and mixed.remaining} {default.remaining}"
 
 
+@pytest.mark.parametrize("quotas", [("9/minute", "2/minute"), (lambda _: "9/minute", lambda _: "2/minute")])
+def test_a_stricter_rule_of_the_same_budget_takes_the_place_of_the_looser_one(make: Sites, quotas: Any) -> None:
+    def view() -> Steps:
+        for quota in quotas:
+            yield ask(quota, scope="both")
+        return "done"
+
+    site = make({"/a": view}, default_limits=["7/minute"], clock=ManualClock())
+    assert site.statuses("/a", "/a", "/a", "/a") == [200, 200, 429, 429]
+    assert site.left() == '"default";r=4;t=60'
+
+
+def test_a_caught_refusal_of_a_stricter_rule_leaves_the_looser_one_charged(make: Sites) -> None:
+    def view() -> Steps:
+        yield ask("3/minute", scope="both")
+        with suppress(RateLimitExceeded):
+            yield ask("1/minute", scope="both", refund_earlier=False)
+        return "done"
+
+    assert make({"/a": view}, clock=ManualClock()).statuses("/a", "/a", "/a", "/a") == [200, 200, 200, 429]
+
+
+def test_a_rule_that_counts_refusals_keeps_its_charge(make: Sites) -> None:
+    rules = [Rule(name="all", quota="9/minute", count_denied=True)]
+    site = make(once, rules=rules, default_limits=["9/day"], clock=ManualClock())
+    assert site.statuses(*["/a"] * 4) == [200, 200, 429, 429]
+    assert site.left() == '"default";r=6;t=86400, "all";r=4;t=60'
+
+
 def test_a_rule_is_charged_once_for_a_request(make: Sites) -> None:
     site = make(twice, default_limits=["9/day"], clock=ManualClock())
     assert [site.get().body for _ in range(2)] == [b"4 4 4 8", b"3 3 3 7"]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import gc
+import weakref
+from collections.abc import AsyncIterator, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
@@ -26,6 +29,7 @@ from sluicegate.plan import Outcome, Plan
 from sluicegate.starlette import RateLimitMiddleware, charge, charge_sync
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 from sluicegate.testing import AsyncAdapter
+from sluicegate.web.charge import ChargedRule
 from tests.adapters.asgi_client import DENIAL, AsgiClient, Server, make_scope
 from tests.adapters.django_app import serving
 from tests.adapters.wsgi_client import WsgiClient
@@ -182,6 +186,69 @@ def test_a_charge_in_a_background_task_counts_and_its_refusal_is_the_task_s_own(
         client.serve(make_scope("GET", "/"), raising=True)
 
 
+@pytest.mark.parametrize("kind", ["background", "stream"])
+@pytest.mark.parametrize("options", [{}, {"refund_when": lambda _: True}, {"charge_when": lambda _: False}])
+def test_after_the_response_has_started_nothing_is_given_back(kind: str, options: dict[str, Any]) -> None:
+    refused: list[bool] = []
+
+    async def later(request: Request) -> AsyncIterator[bytes]:
+        yield b"sent"
+        try:
+            await charge(request, "2/minute", scope="late", **options)
+        except RateLimitExceeded:
+            refused.append(True)
+
+    async def drain(request: Request) -> None:
+        async for _ in later(request):
+            pass
+
+    async def view(request: Request) -> Response:
+        if kind == "stream":
+            return StreamingResponse(later(request))
+        return PlainTextResponse("sent", background=BackgroundTask(drain, request))
+
+    client = limited(Route("/", view))
+    assert [client.get("/").status for _ in range(4)] == [200] * 4
+    assert refused == [True, True]
+    assert left(client) == '"default";r=4;t=3600'  # of 9
+
+
+def test_a_slot_that_comes_after_the_response_is_released() -> None:
+    class Slow(AsyncMemoryStore):
+        async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+            outcomes = await super().run(plan)
+            if plan.checks[0].terms.held:
+                for _ in range(20):
+                    await asyncio.sleep(0)
+            return outcomes
+
+    tasks: list[asyncio.Future[Any]] = []
+
+    async def view(request: Request) -> Response:
+        tasks.append(asyncio.ensure_future(charge(request, "1 at once", scope="slots")))
+        await asyncio.sleep(0)
+        return PlainTextResponse("sent")
+
+    async def uses(request: Request) -> Response:
+        async with charge(request, "1 at once", scope="slots"):
+            return PlainTextResponse("used")
+
+    async def main() -> list[int]:
+        store = Slow(MemoryStore(clock=ManualClock()))
+        app = limited(Route("/", view), Route("/uses", uses), store=store, clock=None).app
+        statuses = []
+        for where in ("/", "/uses"):
+            server = Server(make_scope("GET", where))
+            await server.run(app)
+            await asyncio.wait(tasks)
+            await asyncio.sleep(0)
+            statuses.append(server.answer.status)
+        return statuses
+
+    assert asyncio.run(main()) == [200, 200]
+    assert [type(task.exception()) for task in tasks] == [NotEnforcedError]
+
+
 def test_a_slot_that_nothing_would_release_is_an_error() -> None:
     errors: list[BaseException] = []
 
@@ -225,6 +292,55 @@ def test_a_generator_of_wsgi_may_charge() -> None:
         (200, b"onetwo"),
         (429, b'{"type'),
     ]
+
+
+def sharing(client: WsgiClient, environ: Any, start_response: Any) -> Iterable[bytes]:
+    """Two blocks of one request use a slot, the first of them ends, and another request asks for the slot."""
+    take = partial(sluicegate.wsgi.charge, environ, "1 at once", scope="slots", key=lambda _: "all")
+    statuses = []
+    if environ["PATH_INFO"] == "/":
+        first, second = take(), take()
+        with second:
+            with first:
+                pass
+            statuses.append(client.request("GET", "/other").status)
+        statuses.append(client.request("GET", "/other").status)
+        with pytest.raises(NotEnforcedError), first:
+            pass
+    else:
+        take()
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [str(statuses).encode()]
+
+
+def test_the_last_block_that_uses_a_slot_releases_it() -> None:
+    def app(environ: Any, start_response: Any) -> Iterable[bytes]:
+        return sharing(client, environ, start_response)
+
+    client = WsgiClient(sluicegate.wsgi.RateLimitMiddleware(app))
+    assert client.request("GET", "/").body == b"[429, 200]"
+
+
+def test_a_charge_keeps_nothing_of_a_request() -> None:
+    """A closure is another rule each time, which nothing remembers. A function without one is the same rule."""
+    refs: list[weakref.ref[Any]] = []
+
+    class Form:
+        email = "alice@example.com"
+
+    async def view(request: Request) -> Response:
+        form = Form()
+        refs.append(weakref.ref(form))
+        await charge(request, "9/minute", key=lambda _: form.email)
+        return PlainTextResponse("x")
+
+    client = limited(Route("/", view))
+    answers = [client.get("/").one("ratelimit") for _ in range(3)]
+    assert answers[-1] == '"default";r=6;t=3600, "view";r=6;t=60'
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 3
+    same = [ChargedRule.of("charge", "9/minute", key=lambda request: request.url.path) for _ in range(2)]
+    assert same[0] is same[1]
 
 
 # ---- two limiters ---------------------------------------------------------------------------------------------------

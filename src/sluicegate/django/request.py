@@ -29,7 +29,17 @@ class DjangoRequestState(RequestState):
     pass on, has the same state; it may be freed before the request itself.
     """
 
-    __slots__ = ("_request", "bounds", "charged", "found_user", "meta", "open", "own_request", "releases_at_close")
+    __slots__ = (
+        "_request",
+        "answered",
+        "bounds",
+        "charged",
+        "found_user",
+        "meta",
+        "open",
+        "own_request",
+        "releases_at_close",
+    )
 
     def __init__(self, request: HttpRequest, gate: Gate | AsyncGate) -> None:
         # Not by super(): this runs for every request.
@@ -41,12 +51,18 @@ class DjangoRequestState(RequestState):
         self.charged = False  # the plan of the endpoint has been decided
         self.found_user: Any = UNKNOWN  # the user found by the lookup: one request does one lookup
         self.releases_at_close = False  # closing the request releases its slots
+        self.answered = False  # whether the response is finished, except for the body of a stream
         self.open = True  # the middleware or an outer decorator will still add the fields to the response
 
     @property
     def can_hold(self) -> bool:
         """True until the response is finished, or while closing it will release slots."""
         return (self.open or self.releases_at_close) and super().can_hold
+
+    @property
+    def can_refuse(self) -> bool:
+        """True until the response is finished."""
+        return not self.answered
 
     def charging(self, request: HttpRequest, bounds: Collection[Bound]) -> Self:
         """Return this state, about to charge these rules. A middleware may have passed on a copy of the request."""

@@ -98,7 +98,7 @@ async def refuse_async(request: HttpRequest, state: DjangoRequestState, decision
 
 def add_fields(response: Response, state: DjangoRequestState) -> Response:
     """Add the fields of the decision to the response. Its body is not changed."""
-    state.open = False
+    state.open, state.answered = False, True
     decision, known = state.decision, vars(response).get(_DECISION)
     if decision is not None and decision is not known:
         dialect = state.gate.settings.headers

@@ -33,7 +33,7 @@ from sluicegate.rules.rule import Rule
 from sluicegate.rules.terms import read
 from sluicegate.stores.completion import running_loop
 from sluicegate.web.bound import Bound, names_of, unique
-from sluicegate.web.charge import Charge, Charged
+from sluicegate.web.charge import NOTHING, Charge
 from sluicegate.web.charges import Charges
 from sluicegate.web.endpoint import Endpoint, printable, scope_of
 from sluicegate.web.gate import AsyncGate, Gate
@@ -198,7 +198,7 @@ class _ThrottleCharge(Charge):
         self._label = "a throttle"
         self._state = state
         self._is_message, self._gives_back = False, True
-        self._known: Charges = []
+        self._begin()
         self._is_refused = is_refused(state)
         self._names: list[str] = []  # of the checks in the plan, as the rules have them
         self._charged: list[tuple[str, Check, Outcome]] = []
@@ -214,23 +214,19 @@ class _ThrottleCharge(Charge):
     def _trim(self, plan: Plan) -> Plan:
         """Charge nothing after a throttle has refused: the others only say how long the client has to wait."""
         trimmed = super()._trim(plan)
-        self._names = [check.terms.name for check in trimmed.checks]
+        asked = trimmed if self._instead is None else self._instead
+        self._names = [check.terms.name for check in asked.checks]
         names = {_budget(check): check.terms.name for check in plan.checks}
         self._charged = [(names[_budget(check)], check, outcome) for check, outcome in self._known]
         return trimmed._replace(charge=False) if self._is_refused else trimmed
 
-    def _join(self, decision: Decision | None) -> Charges:
+    def _join(self, decision: Decision | None) -> tuple[Charges, Decision]:
         if decision is None:
-            return []
+            return [], NOTHING
         self._charged += zip(self._names, decision.checks, decision.outcomes, strict=False)
-        return [] if self._is_silent(decision) else super()._join(decision)
-
-    def _conclude(self, decision: Decision | None) -> Charged:
-        return super()._conclude(None if self._is_silent(decision) else decision)
-
-    def _is_silent(self, decision: Decision | None) -> bool:
-        """True if this says nothing of the request: another throttle has refused it, and these would not have."""
-        return self._is_refused and (decision is None or decision.allowed)
+        if self._is_refused and decision.allowed:  # this says nothing of the request: another throttle has refused it
+            return [], NOTHING
+        return super()._join(decision)
 
 
 def is_refused(state: DjangoRequestState) -> bool:

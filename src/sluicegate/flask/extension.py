@@ -112,7 +112,7 @@ class RateLimiter:
 class _FlaskState(RequestState):
     """The state of one request under one limiter, with the response if it was refused."""
 
-    __slots__ = ("denial", "denied", "failed", "route_decided")
+    __slots__ = ("answered", "denial", "denied", "failed", "route_decided")
 
     denial: Denial
 
@@ -122,11 +122,17 @@ class _FlaskState(RequestState):
         self.route_decided = False  # whether the rules of the route have been decided
         self.denied: Decision | None = None  # the decision of `denial`; later decisions may follow
         self.failed = False  # whether an unhandled error came before the decision
+        self.answered = False  # whether the response is finished, except for the body of a stream
 
     @property
     def can_hold(self) -> bool:
         """True while Flask will still tear the request down."""
         return has_request_context() and super().can_hold
+
+    @property
+    def can_refuse(self) -> bool:
+        """True until the response is finished."""
+        return not self.answered
 
 
 States = dict["Installation", _FlaskState]
@@ -172,7 +178,10 @@ class Installation:
         if state is None or not state.route_decided:
             response = _decide_late(self._app(), native, response)
             state = _states(native).get(self)
-        if state is None or state.decision is None:
+        if state is None:
+            return response
+        state.answered = True
+        if state.decision is None:
             return response
         if state.settlement is not None:
             self._settle_by(state, response)

@@ -7,17 +7,18 @@ are given back. Then it raises RateLimitExceeded, which the adapter answers like
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from functools import lru_cache, partial
-from types import TracebackType
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Sequence
+from functools import partial
+from types import FunctionType, TracebackType
 from typing import Any, Final, NamedTuple, Self, Unpack, cast
 
 from sluicegate.awaiting import label_of
 from sluicegate.errors import NotEnforcedError, RuleError
-from sluicegate.plan import BAN, Check, Decision, Plan, RateLimitExceeded
+from sluicegate.plan import BAN, Check, Decision, Outcome, Plan, RateLimitExceeded
 from sluicegate.rules.key import Caller
 from sluicegate.rules.rule import QuotaFunction
 from sluicegate.rules.terms import QuotaSpec
+from sluicegate.rules.tiers import Tiers
 from sluicegate.web.bound import Bound
 from sluicegate.web.charges import Charges, held, kept, made, owed, uncharged
 from sluicegate.web.endpoint import Endpoint, scope_of, short_name
@@ -28,7 +29,7 @@ from sluicegate.web.settlement import AsyncSettlement, HeldCharges, Settlement
 
 AnyQuota = QuotaSpec | QuotaFunction
 
-_RULES: Final = 1024  # that views of one application charge
+_RULES: Final = 1024  # that are kept: the application's views have fewer
 
 
 class LateOptions(RuleOptions, total=False):
@@ -51,13 +52,17 @@ class Charged(Decision):  # type: ignore[misc]  # pyright: ignore[reportGeneralT
     """
 
     _state: RequestState | None = None  # None: nothing was charged
-    _taken: Decision  # the decision as the settlement knows it
+    _own: Sequence[Outcome] = ()  # of what this charge took, and no earlier one
     _slots: Sequence[HeldCharges] = ()
     _call: Callable[..., Any] | None = None  # calls an async function, where this is needed in sync code
 
     def __enter__(self) -> Self:
         if self._state is not None and self._state.settlement is not None:
-            self._slots = self._state.settlement.keep(self._taken)
+            with self._state.gate.lock:
+                self._slots = self._state.settlement.keep(self.outcomes, self._own)
+        if not self._slots and any([check.terms.held and check.cost for check in self.checks]):
+            problem, expected = "its slot was released already", "make a charge for each block"
+            raise NotEnforcedError("charge in", "a with block", problem=problem, expected=expected)
         return self
 
     def __exit__(
@@ -74,9 +79,9 @@ class Charged(Decision):  # type: ignore[misc]  # pyright: ignore[reportGeneralT
         if released is not None:
             await released
 
-    def for_request(self, state: RequestState, taken: Decision) -> Self:
+    def for_request(self, state: RequestState, own: Sequence[Outcome]) -> Self:
         """Set the request that was charged. Return this decision."""
-        self._state, self._taken = state, taken
+        self._state, self._own = state, own
         return self
 
     def called_by(self, call: Callable[..., Any]) -> Self:
@@ -88,8 +93,12 @@ class Charged(Decision):  # type: ignore[misc]  # pyright: ignore[reportGeneralT
         """Return the function that releases the slots of the block; None if there are none."""
         if not self._slots or self._state is None or self._state.settlement is None:
             return None
-        self._state.regain([pair for each in self._slots for pair in each.charges])
-        return partial(self._state.settlement.release, self._slots)
+        with self._state.gate.lock:
+            for each in self._slots:
+                each.blocks -= 1
+            over = [each for each in self._slots if each.in_block and not each.blocks]
+            self._state.regain([pair for each in over for pair in each.charges])
+        return partial(self._state.settlement.release, over) if over else None
 
 
 class AsyncCharge:
@@ -114,24 +123,58 @@ class AsyncCharge:
 
 
 class ChargedRule(NamedTuple):
-    """The rule of a charge, for any view. Equal arguments have the same mark."""
+    """The rule of a charge, for any view."""
 
     mark: Mark
     refund_earlier: bool
+    lasts: bool  # the next call with the same arguments has this rule again
 
     @classmethod
     def of(cls, what: str, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> ChargedRule:
         """Make it from the arguments of a charge. Raises ConfigurationError for wrong arguments."""
         given = {name: tuple(value) if isinstance(value, (list, set)) else value for name, value in options.items()}
         quota = tuple(quota) if isinstance(quota, list) else quota
+        known: Hashable = (what, _sameness(quota), *[(name, _sameness(value)) for name, value in given.items()])
         try:
-            hash((quota, *given.values()))
-        except TypeError:
-            return _make(what, quota, **given)
-        return _known(what, quota, **given)
+            found = _known.get(known)
+        except TypeError:  # a part of it cannot be hashed
+            known = found = None
+        if found is not None:
+            return found
+        lasts = known is not None and all(map(_lasts, (quota, *given.values())))
+        made = _make(what, quota, lasts=lasts, **given)
+        if lasts:
+            if len(_known) >= _RULES:
+                _known.clear()
+            _known[known] = made
+        return made
 
 
-def _make(what: str, quota: Any, *, refund_earlier: object = True, **options: Any) -> ChargedRule:
+_known: Final[dict[Hashable, ChargedRule]] = {}
+
+
+def _sameness(value: object) -> Hashable:
+    """Return a value that is equal for two arguments of a charge only if they mean the same.
+
+    A function that is written in the call is another object each time, but its code is the same.
+    """
+    if isinstance(value, FunctionType) and _lasts(value):
+        return value.__code__
+    if isinstance(value, tuple):
+        return tuple, *map(_sameness, value)
+    return type(value), value  # True is not 1
+
+
+def _lasts(value: object) -> bool:
+    """True for an argument that has nothing of one request: a closure, a method or a partial may have."""
+    if isinstance(value, tuple):
+        return all(map(_lasts, value))
+    if isinstance(value, FunctionType):
+        return value.__closure__ is None and value.__defaults__ is None and value.__kwdefaults__ is None
+    return not callable(value) or isinstance(value, (type, Tiers))
+
+
+def _make(what: str, quota: Any, *, lasts: bool, refund_earlier: object = True, **options: Any) -> ChargedRule:
     if "override_defaults" in options:
         problem = "the default limits are charged already"
         expected = "leave it out, or write @limit(…, override_defaults=True) on the view"
@@ -139,32 +182,38 @@ def _make(what: str, quota: Any, *, refund_earlier: object = True, **options: An
     if not isinstance(refund_earlier, bool):
         problem, expected = "neither True nor False", "give True or False"
         raise RuleError("refund_earlier", refund_earlier, problem=problem, expected=expected)
-    return ChargedRule(make_mark(quota, what, ("refund_earlier",), **options), refund_earlier)
+    return ChargedRule(make_mark(quota, what, ("refund_earlier",), **options), refund_earlier, lasts)
 
 
-# Bounded: a lambda that is written in the call is another function each time. `typed`: True is not the cost 1.
-_known = lru_cache(maxsize=512, typed=True)(_make)
-
-
-def bounds_of(gate: Gate | AsyncGate, mark: Mark, view: Endpoint) -> tuple[Bound, ...]:
-    """Return the rule that a view charges. Its budget is separate from the budgets of `@limit` and of other quotas.
+def bounds_of(gate: Gate | AsyncGate, rule: ChargedRule, view: Endpoint) -> tuple[Bound, ...]:
+    """Return the rule that a view charges. Its budget is separate from the budgets of `@limit`, and of charges with
+    another quota or another key.
 
     `view` has only a label and a route. The gate keeps the rules, because they live as long as the application.
     """
+    mark = rule.mark
     found = gate.charged.get((mark, view))
     if found is None:
-        if len(gate.charged) >= _RULES:  # a lambda that is written in the call is another function each time
-            gate.charged.clear()
-        scope = scope_of(view._replace(label=f"{view.label}~{text_of(mark)}"))
-        found = gate.charged[mark, view] = gate.bind_rule(mark.rule_for(short_name(view), scope))
+        text = "~".join([text_of(mark), *([] if mark.rule.key is None else [_shown(mark.rule.key)])])
+        scope = scope_of(view._replace(label=f"{view.label}~{text}"))
+        found = gate.bind_rule(mark.rule_for(short_name(view), scope))
+        if rule.lasts:
+            if len(gate.charged) >= _RULES:
+                gate.charged.clear()
+            gate.charged[mark, view] = found
     return found
 
 
 def text_of(mark: Mark) -> str:
     """Return the quota of a mark as text, or the name of its function."""
-    quota = mark.rule.quota
-    quotas = quota if isinstance(quota, tuple) else (quota,)
-    return label_of(quota) if callable(quota) else "; ".join(map(str, quotas))
+    return _shown(mark.rule.quota)
+
+
+def _shown(part: object) -> str:
+    """Return the text of a quota or a key, as a scope has it."""
+    if isinstance(part, tuple):
+        return "; ".join(map(_shown, part))
+    return label_of(part) if callable(part) else str(part)
 
 
 def unlimited() -> Charged:
@@ -176,88 +225,124 @@ class Charge:
     """One charge for one request: everything except the calls of the store."""
 
     def __init__(self, rule: ChargedRule, state: RequestState, endpoint: Endpoint, *, is_message: bool = False) -> None:
-        self.bounds = bounds_of(state.gate, rule.mark, endpoint._replace(view=None, marks=(), names=()))
+        self.bounds = bounds_of(state.gate, rule, endpoint._replace(view=None, marks=(), names=()))
         self._label = endpoint.label
         self._state = state
         self._is_message = is_message  # a message of a WebSocket: each is charged, whatever was charged before
         self._gives_back = rule.refund_earlier
+        self._begin()
+
+    def _begin(self) -> None:
         self._known: Charges = []  # what the request was charged already, under this rule
+        self._looser: Charges = []  # what it was charged in the same budgets under a higher limit: that is given back
+        self._instead: Plan | None = None  # the plan that runs after that
 
     def run(self, caller: Caller) -> Charged:
         """Charge the rule. Raises RateLimitExceeded if it refuses."""
+        gate = cast("Gate", self._state.gate)
         try:
-            decision = cast("Gate", self._state.gate).finish(None, caller, self.bounds, trim=self._trim)
+            decision = gate.finish(None, caller, self.bounds, trim=self._trim)
         except Undecided as error:
             decision = error.decision
-        back = self._join(decision)
+        if self._instead is not None and decision is None:
+            self._state.regain(self._looser)
+            cast("Settlement", self._settlement()).refund(made(self._looser))
+            decision = gate.limiter.run(self._instead)
+        back, shown = self._join(decision)
         if back:
             cast("Settlement", self._settlement()).give_back(back)
-        return self._conclude(decision)
+        if self._looser and not shown.allowed and not self._gives_back:
+            self._state.note(gate.limiter.run(self._again()))
+        return self._conclude(shown)
 
     async def run_async(self, caller: Caller) -> Charged:
         """Do the same as `run`, with awaits. Once begun, giving back completes even if the task is cancelled."""
+        gate = cast("AsyncGate", self._state.gate)
         try:
-            decision = await cast("AsyncGate", self._state.gate).finish(None, caller, self.bounds, trim=self._trim)
+            decision = await gate.finish(None, caller, self.bounds, trim=self._trim)
         except Undecided as error:
             decision = error.decision
-        back = self._join(decision)
+        if self._instead is not None and decision is None:
+            self._state.regain(self._looser)
+            await cast("AsyncSettlement", self._settlement()).refund(made(self._looser))
+            decision = await gate.limiter.run(self._instead)
+        back, shown = self._join(decision)
         if back:
             await cast("AsyncSettlement", self._settlement()).give_back(back)
-        return self._conclude(decision)
+        if self._looser and not shown.allowed and not self._gives_back:
+            self._state.note(await gate.limiter.run(self._again()))
+        return self._conclude(shown)
 
     def _trim(self, plan: Plan) -> Plan:
-        """Return the plan without the budgets that this request was charged for already."""
-        if not self._state.can_hold and any([check.terms.held for check in plan.checks]):
-            problem = "the response has ended, so nothing would release the slot"
-            raise NotEnforcedError("charge in", self._label, problem=problem, expected="use limiter.hold(…)")
-        earlier = {_budget(check): (check, outcome) for check, outcome in self._earlier()}
-        self._known = [earlier[_budget(check)] for check in plan.checks if _budget(check) in earlier]
-        if not self._known:
-            return plan
-        checks = tuple([check for check in plan.checks if _budget(check) not in earlier])
-        bans_only = all([check.terms.algorithm == BAN for check in checks])
-        return plan._replace(checks=() if bans_only else checks)
+        """Return the plan without the budgets that this request was charged for already.
 
-    def _join(self, decision: Decision | None) -> Charges:
-        """Add the decision to the state of the request. Return the charges to give back.
+        If a budget was charged under a higher limit, nothing runs yet: that charge is given back first.
+        """
+        if any([check.terms.held for check in plan.checks]):
+            self._check_held()
+        earlier = {_budget(check): (check, outcome) for check, outcome in self._earlier()}
+        checks: list[Check] = []
+        for check in plan.checks:
+            pair = earlier.get(_budget(check))
+            if pair is not None and check.terms.limit >= pair[0].terms.limit:
+                self._known.append(pair)
+                continue
+            if pair is not None and not check.terms.held:
+                self._looser.append(pair)
+            checks.append(check)
+        if not self._known and not self._looser:
+            return plan
+        bans_only = all([check.terms.algorithm == BAN for check in checks])
+        trimmed = plan._replace(checks=() if bans_only else tuple(checks))
+        if not self._looser:
+            return trimmed
+        self._instead = trimmed
+        return plan._replace(checks=())
+
+    def _join(self, decision: Decision | None) -> tuple[Charges, Decision]:
+        """Add the decision to the state of the request. Return the charges to give back, and the decision with the
+        names that the header fields have.
 
         The request is still allowed after a refusal: the view may catch it. If not, the adapter refuses.
         """
         state = self._state
         if decision is None:
-            return []
-        if self._is_message:  # the fields were sent with the handshake, and no response will refund the charge
-            slots = held(owed(decision))
-            if slots:
-                state.owe(slots)
-            return []
-        if decision.allowed:
-            state.note(decision)
-            return []
-        inside = [] if state.settlement is None else [outcome for _, outcome in state.settlement.in_blocks]
-        earlier = [pair for pair in self._earlier() if all([pair[1] is not each for each in inside])]
-        back = made(earlier) if self._gives_back else []
-        state.regain(back)  # first: after a cancellation nothing is given back twice
-        if decision.outcomes:
-            state.note(uncharged(decision))
-        return back
+            return [], NOTHING
+        with state.gate.lock:  # a view may charge in several threads
+            if self._is_message or not state.can_refuse:  # no response will refund a charge, or show it
+                slots = held(owed(decision))
+                if slots:
+                    state.owe(slots)
+                if decision.allowed and not self._is_message:
+                    state.join(decision)
+                return [], decision
+            if decision.allowed:
+                return [], _named(decision, state.note(decision))
+            inside = [] if state.settlement is None else [outcome for _, outcome in state.settlement.in_blocks]
+            earlier = [pair for pair in self._earlier() if all([pair[1] is not each for each in inside])]
+            back = [pair for pair in made(earlier) if not pair[0].terms.count_denied] if self._gives_back else []
+            state.regain(back)  # first: after a cancellation nothing is given back twice
+            return back, _named(decision, state.note(uncharged(decision)) if decision.outcomes else decision.checks)
 
-    def _conclude(self, decision: Decision | None) -> Charged:
+    def _conclude(self, shown: Decision) -> Charged:
         """Return the decision about this charge alone. Raises RateLimitExceeded if it refuses."""
-        shown = Decision(allowed=True, checks=(), outcomes=()) if decision is None else self._as_shown(decision)
         if not shown.allowed:
             raise RateLimitExceeded(shown)
+        if any([check.terms.held for check in shown.checks]):
+            self._check_held()
         checks, outcomes = zip(*self._known, strict=True) if self._known else ((), ())
         charged = Charged(allowed=True, checks=(*shown.checks, *checks), outcomes=(*shown.outcomes, *outcomes))
-        return charged if decision is None else charged.for_request(self._state, decision)
+        return charged.for_request(self._state, shown.outcomes)
 
-    def _as_shown(self, decision: Decision) -> Decision:
-        """Return the decision with the names that the header fields have."""
-        checks, state = decision.checks, self._state
-        if self._is_message or state.decision is None or not checks:
-            return decision
-        pairs = zip(checks, state.decision.checks[-len(checks) :], strict=True)
-        return decision._replace(checks=tuple([each._replace(terms=shown.terms) for each, shown in pairs]))
+    def _again(self) -> Plan:
+        """Return the plan that charges again what was given back for a stricter rule, which has refused."""
+        return Plan(tuple([check for check, _ in self._looser]))
+
+    def _check_held(self) -> None:
+        """Raise NotEnforcedError for a slot that nothing would release."""
+        if not self._state.can_hold:
+            problem = "the response has ended, so nothing would release the slot"
+            raise NotEnforcedError("charge in", self._label, problem=problem, expected="use limiter.hold(…)")
 
     def _earlier(self) -> Charges:
         """Return what the request is charged now, before this charge."""
@@ -265,6 +350,16 @@ class Charge:
 
     def _settlement(self) -> Settlement | AsyncSettlement:
         return self._state.settlement or self._state.gate.settlement()
+
+
+NOTHING: Final = Decision(allowed=True, checks=(), outcomes=())
+"""The decision where there was nothing to charge."""
+
+
+def _named(decision: Decision, named: tuple[Check, ...]) -> Decision:
+    """Return the decision with the terms of these checks."""
+    pairs = zip(decision.checks, named, strict=True)
+    return decision._replace(checks=tuple([check._replace(terms=other.terms) for check, other in pairs]))
 
 
 async def run_async(charge: Charge | None, caller: Caller) -> Charged:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Collection, Generator, Hashable, Iterable
 from dataclasses import replace
 from fnmatch import translate
 from functools import partial
+from threading import RLock
 from typing import Any, cast
 
+from sluicegate import fork
 from sluicegate.awaiting import Later, Waiting, async_mismatch, is_async, waits
 from sluicegate.clock import SystemClock
 from sluicegate.errors import RuleError, nearest
@@ -70,6 +72,8 @@ class _Rules:
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self.may_owe = False  # whether any rule may refund a charge when the response is known or has ended
         self._bound: dict[Hashable, tuple[Bound, ...]] = {}
+        self.lock = RLock()  # for charges of one request in several threads
+        fork.renew(self)
         self.charged: dict[Hashable, tuple[Bound, ...]] = {}  # the rules that views charge themselves, by their call
         self._homes: dict[tuple[Mark, str], str] = {}  # the first route of each view: the budget's key contains it
         default = settings.default_limits
@@ -77,6 +81,10 @@ class _Rules:
         self._rules = tuple(self._ready(rule) for rule in settings.rules if isinstance(rule, Rule))
         self._named = {name for bound in (*self._defaults, *self._rules) for name in names_of(bound)}
         self.knows_routes = any(bound.routes is not None for bound in self._rules)
+
+    def after_fork(self) -> None:
+        """Renew the lock."""
+        self.lock = RLock()
 
     def bind(self, endpoint: Endpoint, done: frozenset[Mark] = frozenset()) -> tuple[Bound, ...]:
         """Return the rules of an endpoint: the default limits, the rules of the settings, and the view's own rules.

@@ -38,34 +38,46 @@ class RequestState:
         """True if a slot that is taken now will be released when the response ends."""
         return self.settlement is None or not self.settlement.is_over
 
+    @property
+    def can_refuse(self) -> bool:
+        """True until the response starts: a refusal would be the response, and charges may still depend on it."""
+        raise NotImplementedError
+
     def note_marks(self, marks: Iterable[Mark]) -> None:
         """Record that the rules of these marks have been enforced for the request. Most requests have none."""
         if marks:
             self.enforced = self.enforced.union(marks)
 
-    def note(self, decision: Decision | None) -> None:
-        """Add a decision to the earlier decisions. Then `decision` covers all rules that were checked for the
-        request.
+    def note(self, decision: Decision | None) -> tuple[Check, ...]:
+        """Add a decision to the earlier decisions, and what it owes to the settlement. Return its checks with the names
+        that the header fields have.
         """
         if decision is None:
-            return
+            return ()
         if self.gate.may_owe and (charges := owed(decision)):
             self.owe(charges)
+        return self.join(decision)
+
+    def join(self, decision: Decision) -> tuple[Check, ...]:
+        """Add a decision to the earlier decisions. Then `decision` covers all rules that were checked for the request.
+        Return its checks with the names that the header fields have.
+        """
         first = self.decision
-        self.decision = (
-            decision
-            if first is None
-            else Decision(
-                allowed=first.allowed and decision.allowed,
-                checks=_unique(first.checks, decision.checks),
-                outcomes=first.outcomes + decision.outcomes,
-            )
+        if first is None:
+            self.decision = decision
+            return decision.checks
+        checks = _unique(first.checks, decision.checks)
+        self.decision = Decision(
+            allowed=first.allowed and decision.allowed, checks=checks, outcomes=first.outcomes + decision.outcomes
         )
+        return checks[len(first.checks) :]
 
     def owe(self, charges: Charges) -> None:
-        """Add charges that the response may refund, or that are released when it has ended."""
+        """Add charges that the response may refund, or that are released when it has ended: at once, if it has."""
         if self.settlement is None:
-            self.settlement = self.gate.settlement()
+            settlement = self.gate.settlement()
+            settlement.is_over = not self.can_hold
+            self.settlement = settlement
         self.settlement.add(charges)
 
     def refuse(self, decision: Decision) -> Decision:

@@ -29,14 +29,19 @@ from sluicegate.web.charges import Charges, Due, apart, due, held, owed, refunda
 class HeldCharges:
     """The charges of one decision that hold slots, until they are released."""
 
-    __slots__ = ("charges", "in_block", "outcomes", "plan")
+    __slots__ = ("blocks", "charges", "in_block", "outcomes", "plan")
 
     def __init__(self, charges: Charges) -> None:
         self.charges = charges
         self.plan: Plan
         self.outcomes: tuple[Outcome, ...]  # a renewal replaces them
         self.plan, self.outcomes = due(charges)
-        self.in_block = False  # True: a `with` block releases them at its end
+        self.blocks = 0  # how many `with` blocks use them now
+        self.in_block = False  # True: the last of these blocks releases them at its end
+
+    def has(self, outcomes: Sequence[Outcome]) -> bool:
+        """True if one of these outcomes is of these charges."""
+        return any([known is outcome for _, known in self.charges for outcome in outcomes])
 
 
 class _Settlement:
@@ -67,11 +72,14 @@ class _Settlement:
             self._third_us = min(third, self._third_us or third)
             self._renew_at = self._now_us() + self._third_us
 
-    def keep(self, decision: Decision) -> list[HeldCharges]:
-        """Return what this decision holds. From now on a `with` block owns it, and its end will release it."""
-        kept = [each for each in self._held if any([each.plan.checks[0] is check for check in decision.checks])]
+    def keep(self, outcomes: Sequence[Outcome], own: Sequence[Outcome]) -> list[HeldCharges]:
+        """Return what is held by these outcomes, for a `with` block that begins. If they are the block's own, the last
+        block that uses them releases them at its end.
+        """
+        kept = [each for each in self._held if each.has(outcomes)]
         for each in kept:
-            each.in_block = True
+            each.blocks += 1
+            each.in_block = each.in_block or each.has(own)
         return kept
 
     @property
@@ -111,9 +119,17 @@ class _Settlement:
 
     def _take(self, released: Sequence[HeldCharges]) -> list[Due]:
         """Return what to refund to release these charges, if they are still held. From now on they are not."""
-        taken = [each for each in released if each in self._held]
-        self._held = [each for each in self._held if each not in taken]
-        return [(each.plan, each.outcomes) for each in taken]
+        taken: list[Due] = []
+        for each in [*released]:
+            with suppress(ValueError):  # another thread of the request was quicker
+                self._held.remove(each)
+                taken.append((each.plan, each.outcomes))
+        return taken
+
+    def _due(self, charges: Charges) -> list[Due]:
+        """Return what to refund to give these charges back. They do not wait for the response any more."""
+        self._waiting = [[pair for pair in waiting if pair not in charges] for waiting in self._waiting]
+        return [*map(due, apart(charges))]
 
 
 class Settlement(_Settlement):
@@ -154,6 +170,10 @@ class Settlement(_Settlement):
     def give_back(self, charges: Charges) -> None:
         """Refund all charges of the request so far: these, and those that hold a slot outside of a `with` block."""
         self._refund_all(self._all_due(charges))
+
+    def refund(self, charges: Charges) -> None:
+        """Refund some charges of the request, of which none holds a slot."""
+        self._refund_all(self._due(charges))
 
     def _refund_all(self, dues: list[Due]) -> None:
         for plan, outcomes in dues:
@@ -220,7 +240,11 @@ class AsyncSettlement(_Settlement):
 
     async def give_back(self, charges: Charges) -> None:
         """Refund all charges of the request so far: these, and those that hold a slot outside of a `with` block."""
-        await self._steps.do(partial(self._give_back, charges))
+        await self._steps.do(partial(self._refund_all, self._all_due(charges)))
+
+    async def refund(self, charges: Charges) -> None:
+        """Refund some charges of the request, of which none holds a slot."""
+        await self._steps.do(partial(self._refund_all, self._due(charges)))
 
     async def over(self, error: BaseException | None) -> None:
         """End the settlement, whether the request succeeded or not. `error` is the exception that ended it."""
@@ -250,9 +274,6 @@ class AsyncSettlement(_Settlement):
 
     async def _release(self, released: Sequence[HeldCharges] | None = None) -> None:
         await self._refund_all(self._take(self._held if released is None else released))
-
-    async def _give_back(self, charges: Charges) -> None:
-        await self._refund_all(self._all_due(charges))
 
     async def _refund_all(self, dues: list[Due]) -> None:
         self._arm()
