@@ -273,6 +273,12 @@ class RateLimitMiddleware:
                 await cast("AsyncSettlement", state.settlement).over(sys.exception())
         SERVED.set(before)  # not in the `finally`: after an error nothing reads it
 
+    async def reset_all(self, identity: object) -> int:
+        """Forget every budget, slot and ban of an identity, such as `("ip", "203.0.113.7")`. Return how many budgets
+        were forgotten.
+        """
+        return await self.gate.reset_all(identity)
+
     def arrive(self, scope: Scope) -> tuple[AsgiCaller, Arrival]:
         """Return the caller, and the endpoint of the request. An unknown application has one endpoint for all
         requests.

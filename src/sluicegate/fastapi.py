@@ -27,7 +27,16 @@ with needs("fastapi"):
     from fastapi.params import Depends, Security
     from starlette.requests import HTTPConnection
 
-    from sluicegate.starlette import RateLimitMiddleware, Refused, charge, charge_sync, decision, exempt, limit
+    from sluicegate.starlette import (
+        RateLimitMiddleware,
+        Refused,
+        charge,
+        charge_sync,
+        decision,
+        exempt,
+        limit,
+        reset_all,
+    )
     from sluicegate.starlette.middleware import state_at
     from sluicegate.starlette.request import StarletteCaller
     from sluicegate.starlette.responses import error_for
@@ -43,6 +52,7 @@ __all__ = [
     "decision",
     "exempt",
     "limit",
+    "reset_all",
 ]
 
 

@@ -170,6 +170,11 @@ class _Engine(Generic[_AnyStore]):
     def _with_prefetch(self) -> _AnyStore:
         return add_prefetch(self.store, clock=getattr(self._opened, "clock", None))  # type: ignore[no-any-return]
 
+    def _remembered(self, text: str) -> set[str]:
+        """Return the ids of the rules under which the wrappers remember something of an identity."""
+        remembered: Callable[[str], set[str]] | None = getattr(self._store, "remembered", None)
+        return set() if remembered is None else remembered(text)
+
     def check_loop(self) -> None:
         """Raise AsyncMismatchError if the store works only on asyncio, and another event loop such as trio runs."""
         if getattr(self._opened, "needs_asyncio", False):
@@ -300,6 +305,25 @@ class Limiter(_Engine[Store]):
         """Give an identity its whole budget back: forget all its charges."""
         self.limit(quota, action=action, algorithm=algorithm).reset(identity)
 
+    def reset_all(self, identity: object) -> int:
+        """Give an identity everything back: forget all its budgets under every rule and action, its slots, its strikes
+        and its bans. Return how many budgets were forgotten.
+
+        The call scans every key of the store in small steps. Raises ConfigurationError if the store cannot list the
+        budgets, and StoreError if it is unavailable. Other processes may cache a refusal for `deny_cache` seconds.
+
+        >>> limiter = Limiter()
+        >>> limiter.hit("5/minute; 100/day", "alice", action="like").remaining
+        4
+        >>> limiter.reset_all("alice")
+        2
+        """
+        text = self.text(identity)
+        found = _lister(self._opened, "rule_ids", "budgets")(text) | self._remembered(text)
+        for rule_id in found:
+            self.store.forget(rule_id, text)
+        return len(found)
+
     def run(self, plan: Plan) -> Decision:
         """Decide a plan: the one call that reaches the store."""
         return conclude(plan, self._store.run(plan))
@@ -379,7 +403,7 @@ class Limiter(_Engine[Store]):
         Identities are shown as digests, because a store has only digests. The call scans every key of the store in
         small steps. Raises ConfigurationError if the store cannot list them.
         """
-        return _in_seconds(_lister(self._opened)(_terms_of(ban)))
+        return _in_seconds(_lister(self._opened, "bans", "bans")(_terms_of(ban)))
 
     def close(self) -> None:
         """Close the store that this limiter opened. A store object that was given stays open; prefetched permits are
@@ -456,6 +480,17 @@ class AsyncLimiter(_Engine[AsyncStore]):
         """Give an identity its whole budget back: forget all its charges."""
         await self.limit(quota, action=action, algorithm=algorithm).reset(identity)
 
+    async def reset_all(self, identity: object) -> int:
+        """Give an identity everything back: forget all its budgets, slots, strikes and bans. Return how many budgets
+        were forgotten.
+        """
+        self.check_loop()
+        text = self.text(identity)
+        found = await _lister(self._opened, "rule_ids", "budgets")(text) | self._remembered(text)
+        for rule_id in found:
+            await self.store.forget(rule_id, text)
+        return len(found)
+
     async def run(self, plan: Plan) -> Decision:
         """Decide a plan: the one call that reaches the store."""
         try:
@@ -506,7 +541,7 @@ class AsyncLimiter(_Engine[AsyncStore]):
     async def bans(self, ban: Ban) -> dict[str, float]:
         """Return the banned identities as digests, and for each the number of seconds until its ban ends."""
         self.check_loop()
-        return _in_seconds(await _lister(self._opened)(_terms_of(ban)))
+        return _in_seconds(await _lister(self._opened, "bans", "bans")(_terms_of(ban)))
 
     async def close(self) -> None:
         """Close the store that this limiter opened. A store object that was given stays open; prefetched permits are
@@ -739,10 +774,10 @@ def _check_kept(outcomes: tuple[Outcome, ...]) -> None:
         )
 
 
-def _lister(store: Any) -> Any:
-    found = getattr(store, "bans", None)
+def _lister(store: Any, method: str, what: str) -> Any:
+    found = getattr(store, method, None)
     if found is None:
-        problem, expected = "this store cannot list bans", "keep them in a memory:// or redis:// store"
+        problem, expected = f"this store cannot list {what}", "keep them in a memory:// or redis:// store"
         raise ConfigurationError("store", store, problem=problem, expected=expected)
     return found
 

@@ -167,6 +167,12 @@ class RateLimitMiddleware:
                 return self._refuse(environ, decision, respond=respond, raw=start_response)
         return self._pass(state, environ, respond)
 
+    def reset_all(self, identity: object) -> int:
+        """Forget every budget, slot and ban of an identity, such as `("ip", "203.0.113.7")`. Return how many budgets
+        were forgotten.
+        """
+        return self.gate.reset_all(identity)
+
     def close(self) -> None:
         """Close what the settings made this middleware open."""
         self.gate.close()

@@ -65,6 +65,7 @@ CALLS: dict[str, Any] = {
     "hit": lambda limiter: limiter.hit("5/minute", "alice"),
     "peek": lambda limiter: limiter.peek("5/minute", "alice"),
     "reset": lambda limiter: limiter.reset("5/minute", "alice"),
+    "reset_all": lambda limiter: limiter.reset_all("alice"),
     "reserve": lambda limiter: limiter.reserve("5/minute", "alice", cost=2),
     "hold": lambda limiter: limiter.hold("5 at once", "alice").__aenter__(),
     "ban": lambda limiter: limiter.ban("alice", BAN),

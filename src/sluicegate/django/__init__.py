@@ -15,6 +15,17 @@ with needs("django"):
     from sluicegate.django.decorators import exempt, limit
     from sluicegate.django.middleware import RateLimitMiddleware
     from sluicegate.django.request import decision
+    from sluicegate.django.reset import areset_all, reset_all
     from sluicegate.django.signals import rate_limited
 
-__all__ = ["RateLimitMiddleware", "acharge", "charge", "decision", "exempt", "limit", "rate_limited"]
+__all__ = [
+    "RateLimitMiddleware",
+    "acharge",
+    "areset_all",
+    "charge",
+    "decision",
+    "exempt",
+    "limit",
+    "rate_limited",
+    "reset_all",
+]

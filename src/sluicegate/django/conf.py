@@ -102,6 +102,17 @@ def loop_gate() -> Gate:
     return gate
 
 
+def opened_async_gate() -> AsyncGate | None:
+    """Return the gate for requests under ASGI, if this process has made it."""
+    return _Gates.async_
+
+
+def sync_gates() -> list[Gate]:
+    """Return the synchronous gates of this process: at least one gate, if there is none for ASGI."""
+    opened = [gate for gate in (_Gates.sync, _Gates.loop) if gate is not None]
+    return opened if opened or _Gates.async_ is not None else [sync_gate()]
+
+
 def _make_loop(gate: AsyncGate) -> Gate:
     settings = replace(gate.settings, rules=(), default_limits=(), on_denied=None)
     memory = gate.limiter.store

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final, Unpack, cast
 
-from flask import Flask, Request, Response, current_app, has_request_context, request
+from flask import Flask, Request, Response, current_app, has_app_context, has_request_context, request
 from flask.signals import got_request_exception, request_tearing_down
 
 from sluicegate.clock import epoch_seconds
@@ -88,6 +88,21 @@ class RateLimiter:
         app.error_handler_spec[None][None].setdefault(RateLimitExceeded, added.answer_raised)
         got_request_exception.connect(added.note_error, app)
         installed.append(added)
+
+    def reset_all(self, identity: object) -> int:
+        """Forget every budget, slot and ban of an identity under this limiter. Return how many budgets were forgotten.
+
+        The identity is as its key gives it. Outside a request and a command of Flask, write `with app.app_context():`.
+
+            limiter.reset_all(("user", "alice"))
+            limiter.reset_all(("ip", "203.0.113.7"))
+        """
+        installed: list[Installation] = current_app.extensions.get(_NAME, []) if has_app_context() else []
+        for each in installed:
+            if each.extension is self:
+                return each.gate.reset_all(identity)
+        problem = "called outside an application context, or in an application that this RateLimiter does not limit"
+        raise NotEnforcedError("reset_all", type(self), problem=problem, expected="write with app.app_context():")
 
     def _all_options(self, app: Flask) -> dict[str, Any]:
         """Return the options of the constructor and of `app.config`."""

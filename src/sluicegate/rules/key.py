@@ -21,7 +21,9 @@ from sluicegate.address import (
     check_prefixes,
     client_address,
     client_network,
+    group,
     is_rewritten,
+    parse_address,
 )
 from sluicegate.awaiting import Later, Waiting, label_of, waits
 from sluicegate.errors import IdentityError, nearest, warn
@@ -184,6 +186,20 @@ def can_be(spec: object, identity: object) -> bool:
         f"{kind}:{name.lower()}" if kind == "header" else spec,
     )  # each of these keys falls back to the address
     return isinstance(identity, (tuple, list)) and len(identity) == 2 and identity[0] in kinds
+
+
+def as_keys_give(identity: object, *, prefix: int, ipv4_prefix: int) -> object:
+    """Return an identity that a person wrote, as the keys give it: each address becomes the network that it counts for.
+
+    >>> as_keys_give(("ip", "2001:db8::7"), prefix=64, ipv4_prefix=32)
+    ('ip', '2001:db8::/64')
+    """
+    if not isinstance(identity, (tuple, list)):
+        return identity
+    if len(identity) == 2 and identity[0] == "ip" and isinstance(identity[1], str):
+        address = parse_address(identity[1])
+        return identity if address is None else ("ip", group(address, prefix, ipv4_prefix))
+    return tuple([as_keys_give(part, prefix=prefix, ipv4_prefix=ipv4_prefix) for part in identity])
 
 
 def address_key(

@@ -11,6 +11,7 @@ with needs("starlette"):
     from sluicegate.starlette.charge import charge, charge_sync
     from sluicegate.starlette.decorators import exempt, limit
     from sluicegate.starlette.middleware import RateLimitMiddleware, decision
+    from sluicegate.starlette.reset import reset_all
     from sluicegate.starlette.responses import Refused
 
-__all__ = ["RateLimitMiddleware", "Refused", "charge", "charge_sync", "decision", "exempt", "limit"]
+__all__ = ["RateLimitMiddleware", "Refused", "charge", "charge_sync", "decision", "exempt", "limit", "reset_all"]

@@ -29,6 +29,8 @@ A store turns a plan into outcomes. All I/O of sluicegate is in the stores.
   such as trio.
 - `bans(terms)` is optional. It returns the identities that a ban holds for: the microseconds left, by their digests. It
   takes as many steps as there are keys.
+- `rule_ids(identity)` is optional. It returns the ids of the rules under which an identity has a budget, as a set, for
+  `Limiter.reset_all`. It may take as many steps as there are keys.
 
 After the checks of its rules a plan has one check for each ban that they name (`sluicegate.algorithms.ban`). A refusal
 of such a rule is a strike, counted in the same step.

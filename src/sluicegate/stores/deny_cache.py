@@ -127,6 +127,11 @@ class Refusals:
             for checks in list(self._of.get((rule_id, identity), ())):
                 self._drop(checks)
 
+    def rule_ids(self, identity: str) -> set[str]:
+        """Return the ids of the rules whose budgets of an identity a refusal is about."""
+        with self._lock:
+            return {rule_id for rule_id, refused in self._of if refused == identity}
+
     def _remember(self, checks: Checks, outcomes: Outcomes, before: _Before) -> None:
         """Drop the refusals that a refused plan has changed all the same, and remember its own if that holds."""
         read, marks = before
@@ -192,6 +197,11 @@ class _DenyCache(Generic[_AnyStore]):
     def __init__(self, store: _AnyStore, refusals: Refusals) -> None:
         self.inside = store
         self.refusals = refusals
+
+    def remembered(self, identity: str) -> set[str]:
+        """Return the ids of the rules under which this process remembers something of an identity."""
+        inside: set[str] = self.inside.remembered(identity)  # type: ignore[attr-defined]
+        return inside | self.refusals.rule_ids(identity)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inside!r})"

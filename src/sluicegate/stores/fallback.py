@@ -48,6 +48,10 @@ class _Fallback(ABC):
         self._owned = owned
         self._reported: dict[tuple[str, str], float] = {}  # when a failure under a rule may be logged again
 
+    def remembered(self, identity: str) -> set[str]:
+        """Return the ids of the rules under which this process counts for an identity while the store is down."""
+        return self._local_fallback.remembered(identity)
+
     @abstractmethod
     def _watch(self, plan: Plan, breaker: Breaker) -> None:
         """Begin to probe the store of an open breaker between requests, if nothing does it already."""

@@ -112,6 +112,11 @@ class LocalFallback:
         self._older.pop((rule_id, identity), None)
         self._memory.forget(rule_id, identity)
 
+    def remembered(self, identity: str) -> set[str]:
+        """Return the ids of the rules under which an identity has a budget or a note here."""
+        notes = [*list(self._fresh), *list(self._older)]  # each is copied in one step: other threads add to them
+        return self._memory.rule_ids(identity) | {rule_id for rule_id, noted in notes if noted == identity}
+
     def close(self) -> None:
         """Forget everything."""
         self._fresh, self._older = {}, {}

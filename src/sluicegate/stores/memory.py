@@ -181,6 +181,13 @@ class MemoryStore:
         outcomes = {identity: KEPT[BAN].check(state, now, 0, terms.params) for identity, state in states}
         return {digest(identity): outcome.next_after for identity, outcome in outcomes.items() if not outcome.allowed}
 
+    def rule_ids(self, identity: str) -> set[str]:
+        """Return the ids of the rules under which this identity has a budget of its own."""
+        with self._lock:
+            now, keys = self._now_us(), list(self._known)  # a million of them take 10 ms; compared outside the lock
+        found = [(key[0], self._known.get(key)) for key in keys if key[1] == identity]
+        return {rule_id for rule_id, entry in found if entry is not None and entry.expires > now}
+
     def _give_back_due(self, now: int) -> None:
         """Make the refunds that are due. The caller holds the lock."""
         while self._refunds:
@@ -263,6 +270,10 @@ class AsyncMemoryStore(AsyncAdapter):
     async def bans(self, terms: Terms) -> dict[str, int]:
         """Return the same as `MemoryStore.bans`."""
         return self.memory.bans(terms)
+
+    async def rule_ids(self, identity: str) -> set[str]:
+        """Return the same as `MemoryStore.rule_ids`."""
+        return self.memory.rule_ids(identity)
 
     def __repr__(self) -> str:
         return f"Async{self._store!r}"

@@ -144,6 +144,11 @@ class Permits:
             yield from self._refund(call)
         return ()
 
+    def rule_ids(self, identity: str) -> set[str]:
+        """Return the ids of the rules under which an identity has permits."""
+        with self._lock:
+            return {c.terms.rule_id for checks in self._stocks for c in checks if c.identity == identity}
+
     def _refund(self, call: StoreCall) -> Generator[StoreCall, Outcomes]:
         with suppress(StoreError):  # what was not refunded expires
             _ = yield call

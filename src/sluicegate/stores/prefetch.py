@@ -36,6 +36,11 @@ class _Prefetch(Generic[_AnyStore]):
         self._store = store
         self._permits = Permits(clock=clock, size=size, on_return=on_return)
 
+    def remembered(self, identity: str) -> set[str]:
+        """Return the ids of the rules under which this process remembers something of an identity."""
+        inside: set[str] = self._store.remembered(identity)  # type: ignore[attr-defined]
+        return inside | self._permits.rule_ids(identity)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store!r})"
 

@@ -22,7 +22,7 @@ from sluicegate.identity import Seal
 from sluicegate.limiter import OPTIONS, AsyncLimit, AsyncLimiter, Limit, Limiter
 from sluicegate.plan import Check, Decision, Plan, Terms, new
 from sluicegate.rules.ban import Ban, agree, with_bans
-from sluicegate.rules.key import Caller, Keys, KeySpec, ReadyKey, identity_of, network_key, reads_user
+from sluicegate.rules.key import Caller, Keys, KeySpec, ReadyKey, as_keys_give, identity_of, network_key, reads_user
 from sluicegate.rules.rollout import EVERYBODY, picked, share
 from sluicegate.rules.rule import Rule
 from sluicegate.rules.terms import whole_cost
@@ -180,6 +180,11 @@ class _Rules:
             limit=None if plain is None else self._limit(self.limiter, plain),
         )
 
+    def _counted(self, identity: object) -> object:
+        """Return an identity that a person wrote, as this application's keys give it."""
+        settings = self.settings
+        return as_keys_give(identity, prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
+
     def _check_sync(self, what: str, function: object) -> None:
         if self._sync and is_async(function):
             raise async_mismatch(what, function)
@@ -288,6 +293,10 @@ class Gate(_Rules):
         """Return an object that refunds and releases the charges of one request that this gate has allowed."""
         return Settlement(self.limiter.store, self._now_us)
 
+    def reset_all(self, identity: object) -> int:
+        """Forget every budget, slot and ban of an identity. Return how many budgets were forgotten."""
+        return self.limiter.reset_all(self._counted(identity))
+
     def close(self) -> None:
         """Close the store that this gate opened."""
         self.limiter.close()
@@ -331,6 +340,10 @@ class AsyncGate(_Rules):
     def settlement(self) -> AsyncSettlement:
         """Return an object that refunds and releases the charges of one request that this gate has allowed."""
         return AsyncSettlement(self.limiter.store, self._now_us)
+
+    async def reset_all(self, identity: object) -> int:
+        """Forget every budget, slot and ban of an identity. Return how many budgets were forgotten."""
+        return await self.limiter.reset_all(self._counted(identity))
 
     async def close(self) -> None:
         """Close the store that this gate opened."""

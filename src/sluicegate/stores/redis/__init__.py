@@ -168,6 +168,10 @@ class RedisStore(_RedisStore):
         """
         return self._connections.scan(self._operations.bans(terms))
 
+    def rule_ids(self, identity: str) -> set[str]:
+        """Return the ids of the rules under which this identity has a budget. Scans every server."""
+        return self._connections.scan(self._operations.rule_ids(identity))
+
     def close(self) -> None:
         """Close the connections that this store has opened."""
         self._connections.close()
@@ -238,6 +242,10 @@ class AsyncRedisStore(_RedisStore):
         server.
         """
         return await self._connections.scan(self._operations.bans(terms))
+
+    async def rule_ids(self, identity: str) -> set[str]:
+        """Return the ids of the rules under which this identity has a budget. Scans every server."""
+        return await self._connections.scan(self._operations.rule_ids(identity))
 
     async def close(self) -> None:
         """Close the running loop's connections, if this store has opened them."""

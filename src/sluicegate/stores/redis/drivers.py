@@ -12,8 +12,8 @@ from time import sleep
 from typing import Any, Final, TypeVar
 
 from sluicegate.clock import monotonic
-from sluicegate.stores.redis.ban_scan import BanScan
 from sluicegate.stores.redis.failures import timed_out
+from sluicegate.stores.redis.scan import Scan
 from sluicegate.stores.redis.steps import Address, NoReplyError, Pause, Reconnect, Send, Steps
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Driver(ABC):
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
-    def scan(self, scan: BanScan[T]) -> T:
+    def scan(self, scan: Scan[T]) -> T:
         """Run a scan. Each of its operations has a separate deadline."""
         reply: Any = None
         try:
@@ -104,7 +104,7 @@ class AsyncDriver(ABC):
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
-    async def scan(self, scan: BanScan[T]) -> T:
+    async def scan(self, scan: Scan[T]) -> T:
         """Run a scan. Each of its operations has a separate deadline."""
         reply: Any = None
         try:

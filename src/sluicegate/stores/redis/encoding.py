@@ -158,6 +158,10 @@ class Encoder:
         before, after = self.key(rule_id, "").split(digest(""))
         return f"{before.translate(_LITERAL)}*{after.translate(_LITERAL)}"
 
+    def pattern_of(self, identity: str) -> str:
+        """Return the pattern for SCAN that matches all keys of one identity."""
+        return f"{self.key('', identity).translate(_LITERAL)}*"
+
     def _first_arguments(self, mode: bytes, tag: int) -> bytes:
         """Return the first arguments of every script: the time, the way to run it, the tag."""
         now = SERVER_TIME if self.clock is None else bulk(read_us(self.clock))

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from sluicegate.errors import StoreError
 from sluicegate.plan import BAN, Check, Outcome, Plan, Terms, charged, in_shadow, new
-from sluicegate.stores.redis.ban_scan import BanScan, scan_bans
 from sluicegate.stores.redis.commands import AnyCommand, Command, pack
 from sluicegate.stores.redis.encoding import PEEK, REFUND, REFUSED, RENEW, Encoder, decode
 from sluicegate.stores.redis.failures import kind_of, may_succeed_elsewhere, store_error
+from sluicegate.stores.redis.scan import Scan, scan_bans, scan_budgets
 from sluicegate.stores.redis.steps import Address, Attempt, NoReplyError, Pause, Reconnect, Send, Steps
 from sluicegate.stores.redis.topology import Topology, slot_of
 
@@ -95,9 +95,13 @@ class Operations:
         """Read the memory section of INFO from a server."""
         return self._send_to_slot(0, Command(pack("INFO", "memory")))
 
-    def bans(self, terms: Terms) -> BanScan[dict[str, int]]:
+    def bans(self, terms: Terms) -> Scan[dict[str, int]]:
         """Return the digests of the identities that a ban blocks, each with the microseconds left."""
         return scan_bans(self._topology, self._encoder, terms)
+
+    def rule_ids(self, identity: str) -> Scan[set[str]]:
+        """Return the ids of the rules under which an identity has a budget."""
+        return scan_budgets(self._topology, self._encoder, identity)
 
     def _across(self, plan: Plan, groups: list[tuple[int, ...]]) -> Steps[tuple[Outcome, ...]]:
         """Run the groups of the plan one after the other. If a later one refuses, refund what the others charged."""

@@ -61,7 +61,7 @@ class UserTopology(Single):
         """
         if self.split:
             problem, expected = "its nodes cannot be asked one by one", "make a limiter of its URL, redis+cluster://"
-            raise ConfigurationError("bans", "a client of a cluster", problem=problem, expected=expected)
+            raise ConfigurationError("store", "a client of a cluster", problem=problem, expected=expected)
         return (yield from super().masters())
 
 

@@ -1,11 +1,13 @@
-"""A scan of all keys of one ban: every server in turn, a few keys at a time, in steps for a sync or an async driver.
+"""Scans of the keys of one ban or of one identity: every server in turn, a few keys at a time, in steps for a sync or
+an async driver.
 
 It reads the values that `algorithms/ban.lua` writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from sluicegate.clock import read_us
@@ -19,27 +21,49 @@ from sluicegate.stores.redis.topology import Topology
 _COUNT: Final = 100  # keys that a server inspects in one SCAN, before it serves other clients
 
 T = TypeVar("T")
-BanScan = Generator[Steps[Any], Any, T]
+Scan = Generator[Steps[Any], Any, T]
 """Yields operations, each with a separate deadline, and is sent their results."""
 
 
-def scan_bans(topology: Topology, encoder: Encoder, terms: Terms) -> BanScan[dict[str, int]]:
+def scan_bans(topology: Topology, encoder: Encoder, terms: Terms) -> Scan[dict[str, int]]:
     """Return the digests of the identities that the ban blocks, each with the microseconds left."""
-    found: dict[str, int] = {}
-    for address in (yield topology.masters()):
-        cursor = 0
-        while True:
-            cursor, part = yield _scan_some(address, encoder, terms, cursor=cursor)
-            found |= part
-            if not cursor:
-                break
+    pattern, found = encoder.pattern(terms.rule_id), dict[str, int]()
+    yield from _scan(topology, partial(_find_bans, encoder=encoder, pattern=pattern), found.update)
     return found
 
 
-def _scan_some(address: Address, encoder: Encoder, terms: Terms, *, cursor: int) -> Steps[tuple[int, dict[str, int]]]:
-    """Return the bans among a few keys, and the next cursor: 0 at the end."""
-    pattern = encoder.pattern(terms.rule_id)
+def scan_budgets(topology: Topology, encoder: Encoder, identity: str) -> Scan[set[str]]:
+    """Return the ids of the rules under which an identity has a budget.
+
+    Every server is asked, as for bans: the slot of the identity may be on its way to another one.
+    """
+    pattern, keys = encoder.pattern_of(identity), set[str]()
+    yield from _scan(topology, partial(_find_keys, pattern=pattern), keys.update)
+    return {key.partition("}:")[2] for key in keys}
+
+
+def _scan(
+    topology: Topology, find: Callable[[Address, int], Steps[tuple[int, T]]], add: Callable[[T], object]
+) -> Scan[None]:
+    """Add what is found on every server. `find` returns the next cursor too: 0 at the end."""
+    for address in (yield topology.masters()):
+        cursor = 0
+        while True:
+            cursor, part = yield find(address, cursor)
+            add(part)
+            if not cursor:
+                break
+
+
+def _find_keys(address: Address, cursor: int, pattern: str) -> Steps[tuple[int, list[str]]]:
+    """Return the matching ones among a few keys."""
     following, keys = yield from _send(address, ["SCAN", cursor, "MATCH", pattern, "COUNT", _COUNT])
+    return int(following), [_text(key) for key in keys]
+
+
+def _find_bans(address: Address, cursor: int, *, encoder: Encoder, pattern: str) -> Steps[tuple[int, dict[str, int]]]:
+    """Return the bans among a few keys."""
+    following, keys = yield from _find_keys(address, cursor, pattern)
     now = read_us(encoder.clock) if keys and encoder.clock is not None else None
     if keys and now is None:
         seconds, microseconds = yield from _send(address, ["TIME"])
@@ -49,8 +73,8 @@ def _scan_some(address: Address, encoder: Encoder, terms: Terms, *, cursor: int)
         value = yield from _send(address, ["GET", key])
         ends = 0 if value is None else int(_text(value).split(":")[2])
         if now is not None and ends > now:
-            found[_text(key).partition("{")[2].partition("}")[0]] = ends - now
-    return int(following), found
+            found[key.partition("{")[2].partition("}")[0]] = ends - now
+    return following, found
 
 
 def _send(address: Address, words: list[str | bytes | int]) -> Steps[Any]:
