@@ -283,6 +283,27 @@ def test_limit_at_one_route_marks_the_bare_view_too(
         assert site.statuses("/limited", "/limited", "/bare", "/limited") == expect
 
 
+class OneMethodFree(View):
+    @exempt
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("free")
+
+    @exempt(defaults_only=True)
+    def delete(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("free of the defaults")
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("limited")
+
+
+def test_exempt_frees_one_method_of_a_class(asgi: bool) -> None:
+    with serving(asgi=asgi, urls=[path("v", OneMethodFree.as_view())], default_limits=["1/minute"]) as site:
+        for method in ("GET", "DELETE"):
+            answers = [site.request(method, "/v") for _ in range(3)]
+            assert [(answer.status, answer.one("ratelimit")) for answer in answers] == [(200, None)] * 3
+        assert [site.request("POST", "/v").status for _ in range(2)] == [200, 429]
+
+
 @exempt
 class Exempt(Plain):
     pass

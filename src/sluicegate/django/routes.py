@@ -119,6 +119,6 @@ def _method_marks(marks: tuple[Mark, ...], cls: type, name: str, *, route: str) 
     endpoint = Endpoint(marks=marks, label=f"{_class_label(cls)}.{name}", route=route)
     rules = [mark.rule_for(shown, scope_of(endpoint, mark)) for mark in marks]
     return tuple(
-        Mark(rule, named=True, override_defaults=mark.override_defaults)
+        mark if mark.frees else Mark(rule, named=True, override_defaults=mark.override_defaults)
         for rule, mark in zip(rules, marks, strict=True)
     )
