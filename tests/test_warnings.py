@@ -208,6 +208,12 @@ def all_adapters(trigger: Ask) -> list[Ask]:
     return [lambda adapter=adapter, **options: trigger(adapter, **options) for adapter in ADAPTERS]
 
 
+def left_over(**options: Any) -> None:
+    app = Flask("app")
+    app.config.update(RATELIMIT_ENABLED=True, RATELIMIT_DEFAULT="5/minute")
+    RateLimiter(app, **options)
+
+
 # code → ways to meet it; each is a function of the options of an adapter or a limiter
 SEEN: dict[str, list[Ask]] = {
     "SG101": [
@@ -258,6 +264,7 @@ SEEN: dict[str, list[Ask]] = {
         lambda **options: start(users_inside, **LIMITED, **options),
         lambda **options: start(users_inside, rules=[Rule(name="a", quota="9/hour", key="user")], key="ip", **options),
     ],
+    "SG111": [left_over],
 }
 ROWS = [(code, trigger) for code, triggers in SEEN.items() for trigger in triggers]
 EACH = pytest.mark.parametrize(("code", "trigger"), ROWS, ids=[f"{code}-{n}" for n, (code, _) in enumerate(ROWS)])

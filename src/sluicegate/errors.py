@@ -200,16 +200,21 @@ def unknown_option(
     """Return the error for an unknown option. It says what the option is called here if another library has it, or else
     which known name is near.
     """
-    from sluicegate.other_names import OPTIONS  # here: only errors need it
-
     known = list(known)
-    found = OPTIONS.get(given.lower().removeprefix("ratelimit_")) if isinstance(given, str) else None
+    found = name_here(given) if isinstance(given, str) else None
     if found is None or found[0] == given:
         expected = nearest(given, known, f"known are {', '.join(known)}")
     else:
         name, use = found
         expected = f"here it is {'called' if name in known else 'the option'} {name}: {use}"
     return error(what, given, problem=f"no such {kind}", expected=expected)
+
+
+def name_here(option: str) -> tuple[str, str] | None:
+    """Return what another library's option is called here, and how it is used; None if none has this name."""
+    from sluicegate.other_names import OPTIONS  # here: only errors need it
+
+    return OPTIONS.get(option.lower().removeprefix("ratelimit_"))
 
 
 def cause_text(cause: BaseException | str) -> str:
@@ -310,6 +315,11 @@ WARNINGS: Final = {
         "the application reads the credentials of a request only after this key was read: all its users at one address "
         "share one budget",
         'give these rules the key "ip" or a function, and limit users where the application knows them',
+    ),
+    "SG111": CodedWarning(
+        "app.config",
+        "an option of Flask-Limiter that has no effect here, where it is {option}",
+        'write app.config["SLUICEGATE_…"] or an argument of RateLimiter, and delete this one',
     ),
 }
 

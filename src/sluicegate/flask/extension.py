@@ -19,7 +19,7 @@ from flask import Flask, Request, Response, current_app, has_app_context, has_re
 from flask.signals import got_request_exception, request_tearing_down
 
 from sluicegate.clock import epoch_seconds
-from sluicegate.errors import NotEnforcedError, RuleError, SettingsError, SluicegateError
+from sluicegate.errors import NotEnforcedError, RuleError, SettingsError, SluicegateError, name_here, warn
 from sluicegate.flask.request import FlaskCaller
 from sluicegate.flask.responses import OnDenied, add_fields, refuse, statuses_with_handlers, with_error_handlers
 from sluicegate.flask.routes import AppRoutes
@@ -39,6 +39,7 @@ from sluicegate.wsgi import KEY, SettlingBody, WsgiCaller
 
 _NAME: Final = "sluicegate"
 _PREFIX: Final = "SLUICEGATE_"
+_FLASK_LIMITER: Final = "RATELIMIT_"
 _ON_REQUEST: Final = "_sluicegate"
 _CORS: Final = ("access-control-", "vary")
 
@@ -79,6 +80,8 @@ class RateLimiter:
             problem = "this RateLimiter limits it already"
             raise SettingsError("application", app.name, problem=problem, expected="call init_app once")
         settings = Settings.from_mapping(self._all_options(app), source="RateLimiter")
+        if "limiter" not in app.extensions and self._prefix not in (None, _FLASK_LIMITER):
+            _warn_of_leftovers(app, strict=settings.strict)
         for other in installed:
             _check_prefixes(settings, other.settings)
         added = Installation(self, app, settings)
@@ -122,6 +125,14 @@ class RateLimiter:
                 raise SettingsError("setting", option, problem=problem, expected="keep one of the two")
             options |= hide({option: app.config[name]})
         return options
+
+
+def _warn_of_leftovers(app: Flask, *, strict: bool) -> None:
+    """Warn about the options of Flask-Limiter in the configuration: they limited something before."""
+    for name in app.config:
+        if name.startswith(_FLASK_LIMITER) and (found := name_here(name)) is not None:
+            warn("SG111", name, strict=strict, option=f"{found[0]}: {found[1]}")
+            return
 
 
 class _FlaskState(RequestState):
