@@ -18,6 +18,7 @@ from sluicegate.awaiting import is_async, label_of
 from sluicegate.errors import AsyncMismatchError, ConfigurationError
 from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.marks import make_mark
 from sluicegate.web.settings import Settings
 from sluicegate.wsgi import RateLimitMiddleware
 from tests.adapters.wsgi_client import WsgiClient
@@ -169,6 +170,11 @@ OPTIONS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "deny": lambda function: {"deny": [function]},
     "key": lambda function: {"deny": [("alice",)], "key": (function,)},
 }
+# where an `on_denied` may stand. Flask awaits it, although its gate is synchronous.
+ANSWERS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "on_denied": lambda function: {"on_denied": function},
+    "rule 'r': on_denied": lambda function: {"rules": [Rule(name="r", quota="5/minute", on_denied=function)]},
+}
 
 
 def page(environ: Any, start_response: Any) -> list[bytes]:
@@ -176,14 +182,29 @@ def page(environ: Any, start_response: Any) -> list[bytes]:
     return [b"page"]
 
 
-@pytest.mark.parametrize("option", [*OPTIONS])
+@pytest.mark.parametrize("option", [*OPTIONS, *ANSWERS])
 @pytest.mark.parametrize("name", SEEN)
 def test_start_up_names_the_rule_the_option_and_the_function(option: str, name: str) -> None:
     function, called = SEEN[name]
+    settings = Settings(**{**OPTIONS, **ANSWERS}[option](function))
     with pytest.raises(AsyncMismatchError) as caught:
-        Gate(Settings(**OPTIONS[option](function)))
+        Gate(settings)
     assert str(caught.value) == f"{option} '{called}': {WORDS} [SG009]"
-    AsyncGate(Settings(**OPTIONS[option](function)))
+    AsyncGate(settings)
+    if option in ANSWERS:
+        Gate(settings, awaits_answers=True)
+
+
+@pytest.mark.parametrize("option", ["key", "cost", "when", "on_denied"])
+def test_a_mark_and_a_charge_are_refused_where_their_rule_is_bound(option: str) -> None:
+    options: Any = {option: awaited}
+    mark = make_mark("5/minute", name="r", **options)
+    gate = Gate(Settings())
+    for bind in (lambda: gate.bind(Endpoint(marks=(mark,), label="app.view")), lambda: gate.bind_rule(mark.rule)):
+        with pytest.raises(AsyncMismatchError, match=rf"rule 'r': {option} '{HERE}.awaited'"):
+            bind()
+    if option == "on_denied":
+        Gate(Settings(), awaits_answers=True).bind_rule(mark.rule)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -235,7 +256,7 @@ def test_on_denied_and_on_store_change_are_seen_at_start_up(name: str) -> None:
     function, called = SEEN[name]
     with pytest.raises(AsyncMismatchError) as caught:
         RateLimitMiddleware(page, default_limits=["1/minute"], on_denied=function)
-    assert str(caught.value) == f"on_denied '{called}': {WORDS} [SG009]"
+    assert str(caught.value) == f"RateLimitMiddleware: on_denied '{called}': {WORDS} [SG009]"
     with pytest.raises(ConfigurationError, match=r"on_store_change .*: not a plain function"):
         Settings(on_store_change=function)
 

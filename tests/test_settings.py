@@ -315,6 +315,7 @@ def test_an_unknown_name_suggests_the_nearest(name: Any, near: str | None) -> No
         ({"mode": "shadwo"}, RuleError, "use one of enforce, shadow"),
         ({"error_message": ""}, SettingsError, "not a text"),
         ({"error_message": 5}, SettingsError, "not a text"),
+        ({"error_message": "\ud800 bad"}, SettingsError, "half of a surrogate pair"),
         ({"secret": "short"}, SettingsError, "only 5 bytes long"),
         ({"strict": 1}, SettingsError, "neither True nor False"),
         ({"on_store_failure": "open"}, SettingsError, "local, allow, deny"),

@@ -26,7 +26,7 @@ from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import Gate
 from sluicegate.web.http import Fields, denial, environ_name, fields_for, merge
 from sluicegate.web.request_state import RequestState, warn_of_twice
-from sluicegate.web.settings import Settings, SettingsOptions, check_sync_answers, hide
+from sluicegate.web.settings import Settings, SettingsOptions, hide
 from sluicegate.web.settlement import Settlement
 
 if TYPE_CHECKING:
@@ -145,7 +145,6 @@ class RateLimitMiddleware:
             if isinstance(rule, Rule) and rule.route is not None:
                 problem, expected = "a bare WSGI application has no named routes", 'give a path such as "/api/*"'
                 raise RuleError(f"rule {rule.name!r}: route", rule.route, problem=problem, expected=expected)
-        check_sync_answers(self.settings)
         for key in (self.settings.key, *[getattr(rule, "key", None) for rule in self.settings.rules]):
             for part in key if isinstance(key, tuple) else (key,):
                 if isinstance(part, str) and part.startswith("path:"):

@@ -24,7 +24,7 @@ from sluicegate.errors import SettingsError
 from sluicegate.stores.memory import AsyncMemoryStore
 from sluicegate.stores.wrappers import PREFIX
 from sluicegate.web.gate import AsyncGate, Gate
-from sluicegate.web.settings import Settings, check_sync_answers, hide
+from sluicegate.web.settings import Settings, hide
 
 SETTING: Final = "SLUICEGATE"
 UNUSABLE: Final = "sluicegate.E002"
@@ -118,12 +118,11 @@ def _make_loop(gate: AsyncGate) -> Gate:
     memory = gate.limiter.store
     if isinstance(memory, AsyncMemoryStore):
         settings = replace(settings, store=memory.memory, clock=None, prefix=PREFIX)
-    return Gate(settings)
+    return Gate(settings, awaits_answers=True)
 
 
 def make_sync(settings: Settings) -> Gate:
     """Return a gate for WSGI. An async `on_denied` raises an error, because WSGI cannot await it."""
-    check_sync_answers(settings)
     gate = Gate(settings)
     _check_routes(gate)
     return gate

@@ -172,7 +172,7 @@ class Installation:
         self.settings = settings
         # Returns the application. It still exists: only the application calls the functions registered on it.
         self._app: Callable[[], Flask] = cast(Any, weakref.ref(app))
-        self.gate = Gate(settings)
+        self.gate = Gate(settings, awaits_answers=True)
         self._routes = AppRoutes(self._app, self.gate, owns_marks=not app.extensions[_NAME])
 
     @cached_property

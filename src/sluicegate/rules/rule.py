@@ -228,6 +228,9 @@ def check_answer(what: str, message: object, on_denied: object, *, error: type[C
         raise error(
             f"{what}error_message", message, problem="not a text", expected="give a sentence for the client, or None"
         )
+    if isinstance(message, str) and any("\ud800" <= letter <= "\udfff" for letter in message):
+        problem = "it has half of a surrogate pair, which UTF-8 cannot encode"
+        raise error(f"{what}error_message", message, problem=problem, expected="give the whole character")
     if on_denied is not None and not callable(on_denied):
         expected = "give a function of (request, decision), or its dotted name"
         raise error(f"{what}on_denied", on_denied, problem="not a function", expected=expected)

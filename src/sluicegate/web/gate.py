@@ -50,6 +50,7 @@ class _Rules:
     """The common part of both gates: everything except the awaits."""
 
     _sync: bool
+    _awaits_answers = True  # whether an `on_denied` may be async
     _limit: Any  # Limit or AsyncLimit
     limiter: Limiter | AsyncLimiter
 
@@ -63,6 +64,7 @@ class _Rules:
         self._keys = Keys(settings.address, strict=settings.strict)
         self._key = self._keys.ready(settings.key)
         self.denies = bool(settings.deny)  # whether a request may be refused although no rule applies
+        self._check_answer("on_denied", settings.on_denied)
         if settings.lists is not None:
             for option, function in settings.lists.functions:
                 self._check_sync(option, function)
@@ -157,6 +159,7 @@ class _Rules:
         functions = [("key", part) for part in _parts_of(key)]
         for option, function in (*functions, _quota_of(rule), ("cost", rule.cost), ("when", rule.when)):
             self._check_sync(f"rule {rule.name!r}: {option}", function)
+        self._check_answer(f"rule {rule.name!r}: on_denied", rule.on_denied)
         agree(self._bans, rule.name, rule.ban)
         for known in rule.known:
             for each in rule.terms(self.settings.algorithm, known):
@@ -188,6 +191,10 @@ class _Rules:
     def _check_sync(self, what: str, function: object) -> None:
         if self._sync and is_async(function):
             raise async_mismatch(what, function)
+
+    def _check_answer(self, what: str, function: object) -> None:
+        if not self._awaits_answers:
+            self._check_sync(what, function)
 
     def begin(self, caller: Caller, bounds: Collection[Bound]) -> Decision | Plan | None:
         """Return the decision about a request under one plain rule, if the store makes it at once, or else the plan.
@@ -258,12 +265,13 @@ class _Rules:
 
 
 class Gate(_Rules):
-    """The gate of a synchronous application."""
+    """The gate of a synchronous application. Flask and Django under ASGI await an `on_denied` all the same."""
 
     _sync, _limit = True, Limit
     limiter: Limiter
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, awaits_answers: bool = False) -> None:
+        self._awaits_answers = awaits_answers
         with settings.blamed():
             self.limiter = Limiter(settings.store, **_options(settings))  # type: ignore[arg-type]
             super().__init__(settings, accept=self.limiter.accept)

@@ -19,7 +19,6 @@ from typing import Any, Final, TypedDict, TypeVar, cast
 
 from sluicegate.address import IPV4_PREFIX, IPV6_PREFIX, Trust
 from sluicegate.algorithms import DEFAULT, AlgorithmName, find
-from sluicegate.awaiting import async_mismatch, is_async
 from sluicegate.clock import Clock
 from sluicegate.concurrency import Concurrency
 from sluicegate.errors import (
@@ -354,16 +353,6 @@ def _read_variables(environ: Mapping[str, str], prefix: str) -> dict[str, Any] |
 
 def _remade(options: dict[str, Any]) -> Settings:
     return Settings(**options)
-
-
-def check_sync_answers(settings: Settings) -> None:
-    """Raise AsyncMismatchError for an async `on_denied`, for an application that is called synchronously."""
-    for option, function in [
-        ("on_denied", settings.on_denied),
-        *[(f"rule {rule.name!r}: on_denied", rule.on_denied) for rule in settings.rules if isinstance(rule, Rule)],
-    ]:
-        if is_async(function):
-            raise async_mismatch(option, function)
 
 
 def _error(option: str, given: object, problem: str, expected: str) -> SettingsError:
