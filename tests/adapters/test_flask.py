@@ -8,13 +8,25 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import flask_login
 import pytest
-from flask import Blueprint, Flask, Response, abort, g, make_response, redirect, request
+from flask import (
+    Blueprint,
+    Flask,
+    Response,
+    abort,
+    copy_current_request_context,
+    g,
+    make_response,
+    redirect,
+    request,
+    stream_with_context,
+)
 from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyRequests
 from werkzeug.middleware.proxy_fix import ProxyFix
@@ -27,6 +39,7 @@ from sluicegate.flask import (
     RateLimited,
     RateLimiter,
     StoreUnavailable,
+    charge,
     decision,
     limit,
     rate_limited,
@@ -423,6 +436,64 @@ def test_fl06_test_client_and_contexts() -> None:
         refused = app.preprocess_request()
         assert isinstance(refused, Response)
         assert refused.status_code == 429
+
+
+def in_a_thread(task: Callable[[], Any]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(task).result()
+
+
+def failing(task: Callable[[], Any]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        copy_current_request_context(lambda: 1 // 0)()
+    task()
+
+
+@pytest.mark.parametrize("run", [lambda task: task(), in_a_thread, failing], ids=["here", "thread", "failing"])
+@pytest.mark.parametrize("charged", ["limit", "charge", "charge in the copy"])
+def test_fl06_a_copy_of_the_context_does_not_end_the_request(run: Callable[[Any], None], charged: str) -> None:
+    app, inside = Flask("x"), []
+    RateLimiter(app, clock=ManualClock())
+    quotas: Any = [("1 at once", {}), ("2/hour", {"refund_when": lambda response: response.status_code >= 500})]
+
+    def charge_all() -> None:
+        for quota, options in quotas:
+            charge(request, quota, scope=f"of {charged}", **options)
+
+    def view() -> str:
+        if charged == "charge":
+            charge_all()
+        run(copy_current_request_context(charge_all if charged == "charge in the copy" else lambda: None))
+        if charged != "charge in the copy" and "More" in request.headers:
+            inside.append(WsgiClient(app).request("GET", "/").status)
+        return "done"
+
+    if charged == "limit":
+        for quota, options in quotas:
+            view = limit(quota, **options)(view)
+    app.add_url_rule("/", view_func=view)
+    client = WsgiClient(app)
+    assert [client.request("GET", "/", headers=[("More", "1")]).status] == [200]
+    assert [client.request("GET", "/").status for _ in range(2)] == [200, 429]
+    assert set(inside) <= {429}
+
+
+def test_fl06_a_stream_with_the_context_holds_its_slot_until_it_ends() -> None:
+    app = Flask("x")
+    RateLimiter(app, clock=ManualClock())
+
+    @app.get("/")
+    @limit("1 at once")
+    def view() -> Any:
+        copy_current_request_context(lambda: None)()
+        return Response(stream_with_context(path for path in (request.path, request.path)))
+
+    client = app.test_client()
+    first = client.get("/", buffered=False)
+    assert next(iter(first.iter_encoded())) == b"/"
+    assert client.get("/").status_code == 429
+    first.close()
+    assert client.get("/").status_code == 200
 
 
 class OwnWays(Flask):

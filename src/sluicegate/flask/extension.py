@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, Final, Unpack, cast
 
 from flask import Flask, Request, Response, current_app, has_app_context, has_request_context, request
+from flask.globals import request_ctx
 from flask.signals import got_request_exception, request_tearing_down
 
 from sluicegate.clock import epoch_seconds
@@ -45,6 +46,7 @@ _CORS: Final = ("access-control-", "vary")
 
 _native: Final[Callable[[], Request]] = cast(Any, request)._get_current_object
 """The request itself, not the proxy for it."""
+_context: Final[Callable[[], object]] = cast(Any, request_ctx)._get_current_object
 
 
 class RateLimiter:
@@ -138,7 +140,7 @@ def _warn_of_leftovers(app: Flask, *, strict: bool) -> None:
 class _FlaskState(RequestState):
     """The state of one request under one limiter, with the response if it was refused."""
 
-    __slots__ = ("answered", "denial", "denied", "failed", "route_decided")
+    __slots__ = ("answered", "context", "denial", "denied", "failed", "route_decided")
 
     denial: Denial
 
@@ -149,6 +151,7 @@ class _FlaskState(RequestState):
         self.denied: Decision | None = None  # the decision of `denial`; later decisions may follow
         self.failed = False  # whether an unhandled error came before the decision
         self.answered = False  # whether the response is finished, except for the body of a stream
+        self.context = id(_context())  # a copy of it (copy_current_request_context) may end while the view runs
 
     @property
     def can_hold(self) -> bool:
@@ -242,7 +245,7 @@ class Installation:
         state = _states(_native()).setdefault(self, _FlaskState(self.gate))
         if not state.route_decided and self.settings.enabled:
             state.failed = True
-            request_tearing_down.connect(self.end_request, app)
+            self._await_end()
 
     def answer_raised(self, error: RateLimitExceeded) -> Any:
         """Handle a RateLimitExceeded that a view raised, as our own refusals. The application's handlers come first."""
@@ -277,10 +280,10 @@ class Installation:
                 response.response = SettlingBody(cast("Iterable[bytes]", response.response), state)
 
     def end_request(self, app: Flask, exc: BaseException | None) -> None:
-        """End the request. Its response, unless an error has lost it, is still to be sent."""
+        """End the request, with its own context. Its response, unless an error has lost it, is still to be sent."""
         native = _native()
         state = _states(native).get(self)
-        if state is None:
+        if state is None or state.context != id(_context()):
             return
         if state.failed and not state.route_decided:
             state.route_decided = True
