@@ -1,4 +1,4 @@
-"""`@exempt(defaults_only=True)`, and `@exempt` above the route decorator."""
+"""`@exempt(defaults_only=True)`, and functions that only some of their routes have with `@exempt`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from starlette.testclient import TestClient
 
 from sluicegate import ManualClock, Rule, django, fastapi, flask, starlette
 from sluicegate.errors import RuleError
@@ -112,25 +111,35 @@ def test_only_the_defaults_are_dropped(adapter: Any) -> None:
 APP, OTHER = Flask("above"), FastAPI()
 
 
+def view() -> str:
+    return "limited at one route"
+
+
+APP.add_url_rule("/limited", "limited", view)
+OTHER.get("/limited")(view)
+view = flask.exempt(view)
+APP.add_url_rule("/free", "free", view)
+OTHER.get("/free")(fastapi.exempt(view))
+
+
 @flask.exempt
+@fastapi.exempt(defaults_only=True)
 @APP.get("/above")
+@OTHER.get("/above")
 def above() -> str:
     return "not exempt"
 
 
-@fastapi.exempt(defaults_only=True)
-@OTHER.get("/above")
-def above_too() -> str:
-    return "not exempt"
-
-
-def test_exempt_above_the_route_decorator_is_an_error() -> None:
-    APP.config["PROPAGATE_EXCEPTIONS"] = True
-    flask.RateLimiter(APP)
-    OTHER.add_middleware(fastapi.RateLimitMiddleware)
-    for start in (WsgiClient(APP).statuses, TestClient(OTHER).get):
-        with pytest.raises(RuleError, match=r"above.*: it stands above the route decorator.*; write it below"):
-            start("/above")
+def test_a_route_that_has_the_function_without_exempt_is_limited() -> None:
+    limits: Any = {"rules": [Rule(name="each", quota="1/minute", key=lambda request: str(request.url))]}
+    flask.RateLimiter(APP, **limits)
+    OTHER.add_middleware(fastapi.RateLimitMiddleware, **limits)
+    for client in (WsgiClient(APP), AsgiClient(OTHER)):
+        assert [client.request("GET", path).status for path in ["/limited", "/above", "/free"] * 2] == [200] * 3 + [
+            429,
+            429,
+            200,
+        ]
 
 
 @pytest.mark.parametrize("exempt", [starlette.exempt, flask.exempt, django.exempt])

@@ -20,7 +20,7 @@ from sluicegate.errors import RuleError
 from sluicegate.web.bound import Bound
 from sluicegate.web.endpoint import Endpoint, label_of, scope_of, short_name
 from sluicegate.web.gate import Gate
-from sluicegate.web.marks import EXEMPT, Mark, check_exempt, marks_of
+from sluicegate.web.marks import EXEMPT, Mark, marks_of
 
 if TYPE_CHECKING:
     from werkzeug.routing import Rule as UrlRule
@@ -97,7 +97,6 @@ class AppRoutes:
         """Bind the rules of one route for one method."""
         app = self._app()
         view = app.view_functions.get(rule.endpoint)
-        check_exempt(view)
         cls = _class_of(view)
         handler, shown = _handler(cls, method), view if cls is None else cls
         inside = () if cls is None else (*marks_of(cls.dispatch_request), *marks_of(cls))

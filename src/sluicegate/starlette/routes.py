@@ -19,7 +19,7 @@ from starlette.routing import Match, Router
 
 from sluicegate.asgi import RateLimitMiddleware, chain, is_cors, passes_preflight
 from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint, label_of, scope_of, short_name
-from sluicegate.web.marks import Mark, check_exempt, marks_of
+from sluicegate.web.marks import Mark, marks_of
 
 Scope = MutableMapping[str, Any]
 
@@ -193,7 +193,6 @@ class RouteFinder:
 
 def arrivals_of(endpoint: Any, template: str, *, names: tuple[str, ...] = ()) -> EndpointArrivals:
     """Return the arrivals of an endpoint: a function, a partial, a class or an application."""
-    check_exempt(endpoint)
     label, marks = _label(endpoint), _all_marks(endpoint)
     called = tuple(dict.fromkeys(each for each in (*names, template, label) if each))
 

@@ -314,19 +314,6 @@ def guarded(view: Callable[P, R], mark: Mark, guard: Guard) -> Callable[P, R]:
     return cast("Callable[P, R]", later if iscoroutinefunction(view) else sync)
 
 
-def check_exempt(view: Any) -> None:
-    """Raise RuleError for the view of a route if `@exempt` stands above the route decorator. The framework has the
-    function without it then, and the name in the module leads to the wrapper.
-    """
-    module, name = getattr(view, "__module__", ""), getattr(view, "__name__", "")
-    named: object = getattr(sys.modules.get(module), name, None)
-    if named is view or getattr(named, "__wrapped__", None) is not view:
-        return
-    if any(mark.frees for mark in marks_of(named)):
-        problem, expected = "it stands above the route decorator, where it frees nothing", "write it below"
-        raise RuleError("@exempt on", f"{module}.{name}", problem=problem, expected=expected)
-
-
 def freed(view: Any, guard: Guard, mark: Mark = EXEMPT) -> Any:
     """Return the view with a mark of `@exempt`. A function is wrapped, not marked: another route may have it as it
     is.
