@@ -249,17 +249,17 @@ NAMELESS: Final = "the name after the colon is missing or not one"
         ("IP", "IP", UNKNOWN),
         ("", "", UNKNOWN),
         ("ip:", "ip:", UNKNOWN),
-        ("user:name", "user:name", UNKNOWN),
-        ("cookie:session", "cookie:session", UNKNOWN),
+        ("user:name", "user:…", UNKNOWN),
+        ("cookie:session", "cookie:…", UNKNOWN),
         ("header", "header", UNKNOWN),
         ("path", "path", UNKNOWN),
         ("header:", "header:", NAMELESS),
-        ("header:X API", "header:X API", NAMELESS),
-        ("header:X:Y", "header:X:Y", NAMELESS),
-        ("header:schlüssel", "header:schlüssel", NAMELESS),
+        ("header:X API", "header:…", NAMELESS),
+        ("header:X:Y", "header:…", NAMELESS),
+        ("header:schlüssel", "header:…", NAMELESS),
         ("path:", "path:", NAMELESS),
-        ("path:team-id", "path:team-id", NAMELESS),
-        ("path:1", "path:1", NAMELESS),
+        ("path:team-id", "path:…", NAMELESS),
+        ("path:1", "path:…", NAMELESS),
         (None, None, "not a key"),
         (5, 5, "not a key"),
         (["ip", "user"], ["ip", "user"], "not a key"),
@@ -286,6 +286,15 @@ async def no_client_async(request: Any) -> Any:
 def test_an_identity_of_a_wrong_type_names_its_function(key: Any) -> None:
     with pytest.raises(IdentityError, match=rf"^key {__name__}.no_client(_async)?: identity 'float': not something"):
         answer(key, FakeCaller())
+
+
+@pytest.mark.parametrize("identity", ["bob@secret.example", "b@b", "user:bob", "+4915112345678", "ip:203.0.113.9"])
+def test_an_identity_given_as_a_key_is_not_shown(identity: str) -> None:
+    with pytest.raises(IdentityError, match=r"key '((user|ip):)?…': not known") as caught:
+        validate_key(("ip", identity))
+    assert identity not in f"{caught.value!r}{vars(caught.value)}"
+    with pytest.raises(IdentityError, match="key 'remote_address': not known; here it is \"ip\""):
+        validate_key("remote_address")
 
 
 @pytest.mark.filterwarnings("ignore:.*SG102")
