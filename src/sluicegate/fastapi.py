@@ -11,7 +11,7 @@ the middleware's gate.
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from inspect import Parameter, Signature
-from typing import Annotated, Any, Final, NoReturn, Unpack, cast, get_origin
+from typing import Annotated, Any, Final, NoReturn, Unpack, get_origin
 from uuid import UUID
 
 from sluicegate.asgi import Scope, charge_of
@@ -186,14 +186,16 @@ class _LateCaller(StarletteCaller):
     def user(self) -> Hashable | None:
         """Return the user's name; None if nobody is signed in."""
         user: Any = self._user
-        if user is None or isinstance(user, (str, bytes, int, UUID)):
-            return cast("Hashable | None", user)
+        if user is None or user is False:
+            return None
+        if isinstance(user, (str, bytes, int, UUID)):
+            return user
         if getattr(user, "is_authenticated", True) is False:
             return None
         facts = user if isinstance(user, Mapping) else _Attributes(user)
         for name in _NAMES:
             found = facts.get(name)
-            if found is not None and found != "":
+            if found is not None and found is not False and found != "":
                 return str(found)
         problem = f"it has no {', '.join(_NAMES[:-1])} or {_NAMES[-1]}"
         expected = "give a key, as key=lambda request: request.user.number"

@@ -42,7 +42,11 @@ async def yielded(found: Annotated[Member | None, Depends(member)]) -> Any:
 
 
 def as_mapping(name: Annotated[str | None, Depends(name_in)]) -> dict[str, Any] | None:
-    return None if name is None else {"sub": name, "id": None}
+    return None if name is None else {"sub": name, "id": None, "pk": False}
+
+
+def or_false(name: Annotated[str | None, Depends(name_in)]) -> str | bool:
+    return name or False
 
 
 class Session:
@@ -68,7 +72,7 @@ def with_token(client: AsgiClient, name: str | None, path: str = "/") -> Any:
 
 
 USERS: list[Any] = [
-    name_in, member, yielded, as_mapping, Session, Depends(member), Security(member),
+    name_in, member, yielded, as_mapping, or_false, Session, Depends(member), Security(member),
     Security(member, scopes=["items"]), Annotated[Member | None, Depends(member)], Annotated[Session, Depends()],
 ]  # fmt: skip
 
@@ -88,6 +92,7 @@ def test_a_dependency_limits_each_user_whom_another_one_finds_out(user: Any) -> 
     assert asked.count("name") == 6, "FastAPI has resolved it once for each request"
     anonymous = [with_token(client, None) for _ in range(3)]
     assert [each.status for each in anonymous] == [200, 200, 429]  # by address
+    assert client.get("/", peer="203.0.113.77").status == 200
     assert anonymous[1].one("ratelimit") == '"default";r=3;t=3600, "own";r=0;t=60'
     assert (anonymous[2].one("retry-after"), anonymous[2].one("ratelimit")) == ("60", '"own";r=0;t=60')
     app.get("/other")(lambda: "x")
