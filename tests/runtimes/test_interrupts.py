@@ -95,6 +95,7 @@ STORES: dict[str, Callable[[], Store]] = {
 IN_MEMORY = pytest.mark.parametrize("store", list(STORES))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised where a generator is closed
 @OPERATIONS
 @IN_MEMORY
 def test_an_interrupt_leaves_no_lock_taken(store: str, operation: Callable[[Limiter], None]) -> None:
