@@ -57,7 +57,7 @@ __all__ = [
 
 
 _NAMES: Final = ("id", "pk", "identity", "username", "sub")
-"""What may name a user whom a dependency returns: the first of these that the user has."""
+"""What may name a user that a dependency returns: the first of these that the user has."""
 
 
 class _OnInstances:

@@ -1,4 +1,4 @@
-"""Users whom a dependency of FastAPI finds out: `RateLimit("10/minute", user=current_user)`."""
+"""Users that a dependency of FastAPI finds: `RateLimit("10/minute", user=current_user)`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ USERS: list[Any] = [
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_a_dependency_limits_each_user_whom_another_one_finds_out(user: Any) -> None:
+def test_a_dependency_limits_each_user_that_another_one_finds(user: Any) -> None:
     app = FastAPI()
 
     late = RateLimit("2/minute", user=user, name="own")
