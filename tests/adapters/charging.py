@@ -180,6 +180,8 @@ def starlette_site(
 ) -> Site:
     """An application of Starlette."""
     made = {where: endpoint_of(body, is_async=is_async) for where, body in views.items()}
+    for where, view in made.items():
+        view.__qualname__ += where  # older Starlette does not tell a view its route
     routes = [Route(where, limited(sluicegate.starlette.limit, limits, where, view)) for where, view in made.items()]
     limiters = [Middleware(sluicegate.starlette.RateLimitMiddleware, **options)] if middleware else []
     return Site(stack, AsgiClient(Starlette(routes=routes, middleware=limiters)))
