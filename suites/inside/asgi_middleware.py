@@ -17,7 +17,7 @@ import starlette
 from starlette.testclient import TestClient
 
 from sluicegate.asgi import RateLimitMiddleware, state_of
-from suites.inside.limits import OPTIONS
+from suites.inside.limits import OUTSIDE
 
 _ASGI = ["self", "scope", "receive", "send"]
 
@@ -27,7 +27,7 @@ _open = TestClient.__init__
 @wraps(_open)
 def _open_limited(self: TestClient, app: Any, *args: Any, **kwargs: Any) -> None:
     _open(self, app, *args, **kwargs)
-    self.app = self._transport.app = RateLimitMiddleware(self.app, **OPTIONS)  # type: ignore[attr-defined]
+    self.app = self._transport.app = RateLimitMiddleware(self.app, **OUTSIDE)  # type: ignore[attr-defined]
 
 
 def _applications() -> Iterator[type]:
@@ -46,7 +46,7 @@ def _limited(call: Any) -> Any:
     @wraps(call)
     async def limited(self: Any, scope: Any, receive: Any, send: Any) -> None:
         app = partial(call, self)
-        await (app if state_of(scope) else RateLimitMiddleware(app, **OPTIONS))(scope, receive, send)
+        await (app if state_of(scope) else RateLimitMiddleware(app, **OUTSIDE))(scope, receive, send)
 
     return limited
 

@@ -24,6 +24,9 @@ RULES: Final = (
 if os.environ["SUITES_RULES"]:
     OPTIONS["rules"] = RULES
 
+OUTSIDE: Final = {**OPTIONS, "key": "ip"}
+"""The options outside of an AuthenticationMiddleware, where nobody is known: the key "user" would warn (SG110)."""
+
 _run = MemoryStore.run
 
 

@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 
 from sluicegate.starlette import RateLimitMiddleware
-from suites.inside.limits import OPTIONS
+from suites.inside.limits import OUTSIDE
 
 _build, _open = Starlette.build_middleware_stack, TestClient.__init__
 
@@ -21,7 +21,7 @@ _build, _open = Starlette.build_middleware_stack, TestClient.__init__
 @wraps(_build)
 def _build_limited(self: Starlette) -> Any:
     given = self.user_middleware
-    self.user_middleware = [Middleware(RateLimitMiddleware, **OPTIONS), *given]
+    self.user_middleware = [Middleware(RateLimitMiddleware, **OUTSIDE), *given]
     try:
         return _build(self)
     finally:
@@ -32,7 +32,7 @@ def _build_limited(self: Starlette) -> Any:
 def _open_limited(self: TestClient, app: Any, *args: Any, **kwargs: Any) -> None:
     _open(self, app, *args, **kwargs)
     if not isinstance(app, Starlette):
-        self.app = self._transport.app = RateLimitMiddleware(self.app, **OPTIONS)  # type: ignore[attr-defined]
+        self.app = self._transport.app = RateLimitMiddleware(self.app, **OUTSIDE)  # type: ignore[attr-defined]
 
 
 Starlette.build_middleware_stack = _build_limited  # type: ignore[method-assign]
