@@ -71,6 +71,7 @@ class AlgorithmExam(ABC):
 
     class TestFixedWindow(AlgorithmExam):
         algorithm = fixed_window
+        first_hit_opens = True
 
         def guarantee(self, quota):
             return 2 * quota.limit
