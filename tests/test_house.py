@@ -33,6 +33,7 @@ ORDER: tuple[dict[str, tuple[str, ...]], ...] = (
     {"values": VALUES},
     {"algorithms": ("algorithms", "algorithms.*")},
     {"stores": ("stores", "stores.*"), "rules": ("rules", "rules.*")},
+    {"events": ("events",)},
     {"limiter": ("limiter", "reservation")},
     {"web": ("web", "web.*")},
     {"names": ("",), "asgi": ("asgi",), "wsgi": ("wsgi",), "django": ("django", "django.*")},

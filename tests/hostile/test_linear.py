@@ -251,6 +251,7 @@ ALSO: Final = {  # functions that do not loop, but read a client's text by built
 ASIDE: Final = {
     "address:Trust.*": "the networks of the operator's proxies",
     "address:check_prefixes": "two settings",
+    "events:*": "the checks of one decision, and the fields of an event",
     "web.charge:*": "the checks of one decision, and the options of one call",
     "web.charges:*": "the checks of one decision",
     "django.throttles:*": "the throttles of one view, and the checks of one decision",
