@@ -70,8 +70,10 @@ def test_a_rule_event_has_the_numbers_of_its_outcome() -> None:
     ],
 )
 def test_the_result_of_a_rule(terms: Terms, outcome: Outcome, result: str, *, near: bool) -> None:
-    (rule,) = event((terms, outcome)).rules
+    made = event((terms, outcome))
+    (rule,) = made.rules
     assert (rule.result, rule.near) == (result, near)
+    assert made.tally == [(rule.rule, result, "store", near)]
     assert rule.retry_after == (None if outcome.retry_after is None else outcome.retry_after / 1e6)
 
 
@@ -88,8 +90,8 @@ def test_the_result_of_a_rule(terms: Terms, outcome: Outcome, result: str, *, ne
     ],
 )
 def test_the_source_of_a_rule(outcome: Outcome, seconds: float | None, source: str) -> None:
-    (rule,) = event((TEN, outcome), store_seconds=seconds).rules
-    assert rule.source == source
+    made = event((TEN, outcome), store_seconds=seconds)
+    assert [made.rules[0].source, made.tally[0][2]] == [source, source]
 
 
 def test_a_cached_refusal_has_one_source_for_all_its_rules() -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NoReturn, final
 
 from sluicegate.clock import MICROSECOND
 from sluicegate.identity import digest
-from sluicegate.plan import BAN, Check, Decision, Outcome
+from sluicegate.plan import BAN, Check, Decision, Outcome, Terms
 from sluicegate.rules.rule import METHODS
 
 Result = Literal["allowed", "refused", "shadow", "banned"]
@@ -77,10 +77,7 @@ class RuleEvent(_Value):
     @property
     def result(self) -> Result:
         """What the rule said."""
-        terms, (allowed, _, _, wait, *_) = self._check.terms, self._outcome
-        if not allowed:
-            return "banned" if terms.algorithm == BAN else "refused"
-        return "shadow" if terms.shadow and wait != 0 else "allowed"
+        return _said(self._check.terms, self._outcome)[0]
 
     @property
     def limit(self) -> int:
@@ -111,8 +108,7 @@ class RuleEvent(_Value):
     @property
     def near(self) -> bool:
         """True if the rule allowed, and at most a tenth of its limit is left. Never for a ban."""
-        is_ban = self._check.terms.algorithm == BAN
-        return not is_ban and self.result == "allowed" and self.remaining * 10 <= self.limit
+        return _said(self._check.terms, self._outcome)[1]
 
     @property
     def source(self) -> EventSource:
@@ -180,15 +176,42 @@ class DecisionEvent(_Value):
     def rules(self) -> tuple[RuleEvent, ...]:
         """The rules that applied, in their order."""
         if self._rules is None:
-            allowed, checks, outcomes = self._decision
-            hint: EventSource = "store"
-            if self.store_seconds is None:
-                hint = "prefetch" if allowed else "cache"
-            pairs = zip(checks, outcomes, strict=True)
+            _, checks, outcomes = self._decision
+            hint, pairs = self._hint, zip(checks, outcomes, strict=True)
             self._rules = tuple([RuleEvent(check, outcome, hint, shows=self._shows) for check, outcome in pairs])
         return self._rules
+
+    @property
+    def tally(self) -> list[tuple[str, Result, EventSource, bool]]:
+        """The rule, its result, its source and whether it is near its limit, for each rule: what metrics count. It
+        costs a third of reading the same from `rules`.
+        """
+        decision = self._decision
+        found: list[tuple[str, Result, EventSource, bool]] = []
+        hint: EventSource = "store" if self.store_seconds is not None else self._hint
+        for check, outcome in zip(decision[1], decision[2], strict=True):
+            terms, source = check[0], outcome[7]
+            result, near = _said(terms, outcome)
+            found.append((terms[0], result, hint if source == "store" else source, near))
+        return found
+
+    @property
+    def _hint(self) -> EventSource:
+        """The source of an outcome of the store."""
+        if self.store_seconds is not None:
+            return "store"
+        return "prefetch" if self._decision.allowed else "cache"
 
     def asdict(self) -> dict[str, Any]:
         """Return all fields by their names, the rules as dictionaries too: for JSON, or for another process."""
         found = {name: getattr(self, name) for name in self._fields}
         return {**found, "rules": [each.asdict() for each in self.rules]}
+
+
+def _said(terms: Terms, outcome: Outcome) -> tuple[Result, bool]:
+    """Return what a rule said, and whether it allowed with at most a tenth of its limit left."""
+    if not outcome[0]:
+        return ("banned" if terms.algorithm == BAN else "refused"), False
+    if outcome[3] != 0:  # a shadow rule that would have refused: it has a time to wait
+        return "shadow", False
+    return "allowed", outcome[2] * 10 <= outcome[1] and terms.algorithm != BAN
