@@ -27,7 +27,7 @@ PACKAGE = ROOT / "src" / "sluicegate"
 # other. One part a folder; "" is `sluicegate/__init__.py`.
 VALUES = (
     *("address", "awaiting", "clock", "concurrency", "errors", "extras", "fork", "hidden", "identity", "other_names"),
-    *("plan", "quota"),
+    *("plan", "quota", "status"),
 )
 ORDER: tuple[dict[str, tuple[str, ...]], ...] = (
     {"values": VALUES},

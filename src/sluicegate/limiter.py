@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from sluicegate.rules.ban import Ban
+    from sluicegate.status import Status
 
 _LONGEST_ACTION: Final = 128
 
@@ -184,6 +185,12 @@ class _Engine(Generic[_AnyStore]):
                 problem = "it works only on asyncio, and no event loop of asyncio runs here"
                 expected = 'run the application on asyncio, or use "memory://"'
                 raise AsyncMismatchError("store", self._opened, problem=problem, expected=expected)
+
+    def _known(self) -> Status:
+        """Return what this process knows of the store."""
+        from sluicegate.status import describe
+
+        return describe(self._store)
 
     def __reduce__(self) -> NoReturn:
         name = type(self).__name__
@@ -405,6 +412,24 @@ class Limiter(_Engine[Store]):
         """
         return _in_seconds(_lister(self._opened, "bans", "bans")(_terms_of(ban)))
 
+    def status(self) -> Status:
+        """Return the status: the store, its circuits and its server, and what this process has counted.
+
+        The call charges nothing, raises nothing if the store is down, and takes at most `deadline`. While the circuit
+        is open, it does not call the store.
+
+        >>> Limiter().status().available
+        True
+        """
+        known, ask = self._known(), getattr(self._opened, "ask", None)
+        if ask is None or not known.available:
+            return known
+        try:
+            ask()
+        except StoreError as error:
+            return known.failed(error)
+        return self._known()
+
     def close(self) -> None:
         """Close the store that this limiter opened. A store object that was given stays open; prefetched permits are
         refunded in it.
@@ -542,6 +567,18 @@ class AsyncLimiter(_Engine[AsyncStore]):
         """Return the banned identities as digests, and for each the number of seconds until its ban ends."""
         self.check_loop()
         return _in_seconds(await _lister(self._opened, "bans", "bans")(_terms_of(ban)))
+
+    async def status(self) -> Status:
+        """Return the status. Charges nothing, raises nothing if the store is down, and takes at most `deadline`."""
+        self.check_loop()
+        known, ask = self._known(), getattr(self._opened, "ask", None)
+        if ask is None or not known.available:
+            return known
+        try:
+            await ask()
+        except StoreError as error:
+            return known.failed(error)
+        return self._known()
 
     async def close(self) -> None:
         """Close the store that this limiter opened. A store object that was given stays open; prefetched permits are

@@ -31,6 +31,10 @@ A store turns a plan into outcomes. All I/O of sluicegate is in the stores.
   takes as many steps as there are keys.
 - `rule_ids(identity)` is optional. It returns the ids of the rules under which an identity has a budget, as a set, for
   `Limiter.reset_all`. It may take as many steps as there are keys.
+- `describe()` is optional. It returns a `sluicegate.status.Status`: what this process knows of the store. It does no
+  I/O and is not awaited.
+- `ask()` is optional. It asks the server what `describe` then returns: its version and the time of a round trip. It
+  charges nothing and takes no longer than the deadline.
 
 After the checks of its rules a plan has one check for each ban that they name (`sluicegate.algorithms.ban`). A refusal
 of such a rule is a strike, counted in the same step.

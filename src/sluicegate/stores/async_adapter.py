@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from sluicegate.clock import Clock
 from sluicegate.plan import Outcome, Plan
 from sluicegate.stores import Store
+
+if TYPE_CHECKING:
+    from sluicegate.status import Status
 
 
 class AsyncAdapter:
@@ -39,6 +44,12 @@ class AsyncAdapter:
     async def close(self) -> None:
         """Close the store."""
         self._store.close()
+
+    def describe(self) -> Status:
+        """Return the store's status."""
+        from sluicegate.status import describe
+
+        return describe(self._store)
 
     def separate(self, name: str, *, clock: Clock | None = None) -> AsyncAdapter:
         """Return the adapter of what the store's `separate` returns. Raises AttributeError if the store has none."""

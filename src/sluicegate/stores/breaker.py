@@ -27,8 +27,9 @@ from typing import Final
 
 from sluicegate import fork
 from sluicegate.awaiting import async_mismatch, close_unawaited, waits
-from sluicegate.clock import MICROSECOND, Clock, SystemClock
+from sluicegate.clock import MICROSECOND, Clock, SystemClock, epoch_seconds
 from sluicegate.errors import Concerns, StoreError, cause_text
+from sluicegate.status import CircuitState, CircuitStatus
 from sluicegate.stores import StoreChange
 
 FIRST_US: Final = 50_000  # the first back-off
@@ -69,6 +70,7 @@ class Breaker:
         self.timed = clock is None  # else its time stands still between requests
         self.store = ""
         self.cause = ""
+        self._since = epoch_seconds()  # when it last opened or closed
         self._one_failed = False  # whether `store` names a server, not the whole store
         self._times = 1  # how often it has been closed
         self._opened_by: tuple[Concerns, ...] = ("node", "store")
@@ -93,6 +95,13 @@ class Breaker:
         """Return the microseconds until the store may be called next; 0 if it may be called now."""
         return 0 if self.closed else max(0, self._free_at - self._now_us())
 
+    def describe(self, part: str = "") -> CircuitStatus:
+        """Return the state, for a status."""
+        with self._lock:
+            state: CircuitState = "closed" if self.closed else "probing" if self._half else "open"
+            error = None if self.closed else self.cause
+            return CircuitStatus(part=part, state=state, since=self._since, error=error)
+
     def probe(self) -> Attempt | None:
         """Return the right to check, outside of any request, whether the store replies; None while no check is due."""
         return Attempt(self, then=self._answered) if self._start(half=False) else None
@@ -116,6 +125,7 @@ class Breaker:
                 again = self._backoff_us > 0 and self._now_us() - self._closed_at < _STEADY_US
                 self.store, self.cause = error.store, cause_text(error.cause)  # text: an exception keeps its frames
                 self._one_failed = error.concerns == "node"
+                self._since = epoch_seconds()
                 self._open(2 * self._backoff_us if again else FIRST_US)
         if changed:
             log.warning(_OPENED[self.concerns], error)
@@ -176,7 +186,7 @@ class Breaker:
         with self._lock:
             changed = not self.closed
             if changed:
-                self._times += 1
+                self._times, self._since = self._times + 1, epoch_seconds()
                 self.closed, self._half, self._closed_at = self._times, False, self._now_us()
         if changed:
             log.info(message, self.store, *more)
@@ -239,6 +249,10 @@ class Breakers:
             return None
         breaker.failed(error, closed=closed if breaker is asked else breaker.closed)
         return breaker
+
+    def describe(self) -> tuple[CircuitStatus, ...]:
+        """Return the state of the breaker of the whole store, and of each node that has failed."""
+        return (self.whole.describe(), *[breaker.describe(part) for part, breaker in list(self._of.items())])
 
     def replaced(self, breaker: Breaker, *identities: str) -> bool:
         """Close and forget the breaker of a server that no longer keeps the keys of these identities. Return False if

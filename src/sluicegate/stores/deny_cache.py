@@ -21,6 +21,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from sluicegate import fork
 from sluicegate.clock import MICROSECOND, Clock, reading
 from sluicegate.plan import BAN, Check, Outcome, Plan
+from sluicegate.status import Status, describe
 from sluicegate.stores import AsyncStore, Store
 
 SIZE: Final = 10_000  # refusals that are remembered; the oldest is evicted first
@@ -60,6 +61,7 @@ class Refusals:
         self._marks: list[object] = [None] * (_MASK + 1)
         self._staleness_us = round(staleness * MICROSECOND)
         self._size = size
+        self.repeated = 0  # refusals, for the status
         self._lock = threading.RLock()  # a finalizer may refund in a thread that holds it
         fork.renew(self)
 
@@ -82,6 +84,7 @@ class Refusals:
                 with self._lock:
                     self._drop(checks)
             elif plan.charge and not plan.forced:
+                self.repeated += 1
                 gone = now - known.answered_at  # less than any remaining wait: what is 0 or NEVER stays so
                 return tuple(
                     [
@@ -202,6 +205,10 @@ class _DenyCache(Generic[_AnyStore]):
         """Return the ids of the rules under which this process remembers something of an identity."""
         inside: set[str] = self.inside.remembered(identity)  # type: ignore[attr-defined]
         return inside | self.refusals.rule_ids(identity)
+
+    def describe(self) -> Status:
+        """Return the status of the store inside, with the number of refusals that were repeated here."""
+        return describe(self.inside)._replace(cached_refusals=self.refusals.repeated)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inside!r})"

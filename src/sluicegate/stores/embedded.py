@@ -143,6 +143,7 @@ class EmbeddedStore(RedisStore):
     """A Redis store on the application's own server, made from `embedded://`."""
 
     server: ServerProcess
+    topology = "embedded"
 
     def close(self) -> None:
         """Close the connections and leave the server. It ends when no process uses it."""
@@ -154,6 +155,7 @@ class AsyncEmbeddedStore(AsyncRedisStore):
     """The same as the sync function or class, for an AsyncLimiter."""
 
     server: ServerProcess
+    topology = "embedded"
 
     async def close(self) -> None:
         """Close the running loop's connections and leave the server. It ends when no process uses it."""

@@ -20,13 +20,14 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 from types import TracebackType
-from typing import Final
+from typing import Final, Generic, TypeVar
 from weakref import WeakMethod
 
 from sluicegate import fork
 from sluicegate.clock import MICROSECOND, monotonic
-from sluicegate.errors import ConfigurationError, StoreError
+from sluicegate.errors import ConfigurationError, StoreError, cause_text
 from sluicegate.plan import Outcome, Plan
+from sluicegate.status import Status, describe
 from sluicegate.stores import AsyncStore, Store
 from sluicegate.stores.breaker import LONGEST_US, Attempt, Breaker, Breakers
 from sluicegate.stores.local_fallback import LocalFallback
@@ -35,11 +36,15 @@ _QUIET: Final = 60.0  # seconds without another line about failures of single pl
 _MAX_REPORTED: Final = 4096  # rules: those made for each request would grow without bound
 _LATE: Final = 0.001  # seconds: a watch wakes when the probe is due, and not just before
 
+_AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
+
 log = logging.getLogger("sluicegate")
 
 
-class _Fallback(ABC):
+class _Fallback(ABC, Generic[_AnyStore]):
     """What the sync and the async fallback share."""
+
+    _store: _AnyStore
 
     def __init__(self, *, breakers: Breakers, local_fallback: LocalFallback, owned: bool = True) -> None:
         self._breakers = breakers
@@ -47,6 +52,18 @@ class _Fallback(ABC):
         self._local_fallback = local_fallback
         self._owned = owned
         self._reported: dict[tuple[str, str], float] = {}  # when a failure under a rule may be logged again
+        self._last_error: str | None = None
+
+    def describe(self) -> Status:
+        """Return the status of the store inside, with its circuits and what the local fallback has decided."""
+        circuits, local = self._breakers.describe(), self._local_fallback
+        return describe(self._store)._replace(
+            available=all([circuit.state != "open" for circuit in circuits]),
+            circuits=circuits,
+            degraded_decisions=local.decisions,
+            degraded_allowed=local.allowed,
+            last_error=self._last_error,
+        )
 
     def remembered(self, identity: str) -> set[str]:
         """Return the ids of the rules under which this process counts for an identity while the store is down."""
@@ -67,6 +84,8 @@ class _Fallback(ABC):
 
     def _failed(self, error: StoreError, asked: Breaker, *, closed: int, plan: Plan | None = None) -> None:
         """Report a failure to the breaker of what it concerns, or to the log if no breaker is concerned."""
+        if closed:  # else the error may only say that the circuit is open
+            self._last_error = cause_text(error.cause)
         breaker = self._breakers.failed(error, asked, closed=closed)
         if plan is not None and breaker is not None:
             self._watch(plan, breaker)
@@ -110,7 +129,7 @@ class _Asking:
         return False
 
 
-class Fallback(_Fallback):
+class Fallback(_Fallback[Store]):
     """A store that uses the store inside while it is available, and the local fallback while it is not.
 
     `close` closes the store inside only if it is `owned`. `launch` runs a probe outside of the request that started it.
@@ -248,7 +267,7 @@ def _in_a_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="sluicegate-probe", daemon=True).start()
 
 
-class AsyncFallback(_Fallback):
+class AsyncFallback(_Fallback[AsyncStore]):
     """A Fallback for asynchronous code. The probe is a task of the event loop that started it."""
 
     def __init__(

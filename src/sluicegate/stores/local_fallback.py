@@ -40,6 +40,7 @@ class LocalFallback:
         self._read, self._unit = reading(clock)  # for notes
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._clock = _SetClock()
+        self.decisions = self.allowed = 0  # made here, for the status; peeks do not count
         self._memory = MemoryStore(clock=self._clock)
         # A note is charged once, before the plan that asked for it. Reentrant, as the lock of the memory store.
         self._lock = threading.RLock()
@@ -79,12 +80,16 @@ class LocalFallback:
         charge = plan.charge and (plan.forced or "deny" not in policies)
         counted = [check for check, policy in zip(plan.checks, policies, strict=True) if policy == "local"]
         local = iter(self._count(plan._replace(checks=tuple(counted), charge=charge)))
-        return tuple(
+        outcomes = tuple(
             [
                 next(local) if policy == "local" else _uncounted(check.terms, allowed=policy == "allow")
                 for check, policy in zip(plan.checks, policies, strict=True)
             ]
         )
+        if plan.charge:
+            self.decisions += 1
+            self.allowed += all([outcome.allowed for outcome in outcomes])
+        return outcomes
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Refund what was charged here."""

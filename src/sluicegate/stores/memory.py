@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import deque
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sluicegate import fork
 from sluicegate.algorithms import KEPT
@@ -21,6 +21,9 @@ from sluicegate.plan import BAN, NEVER, Check, Decision, Outcome, Plan, Terms, c
 from sluicegate.stores import DEADLINE, Hit
 from sluicegate.stores.async_adapter import AsyncAdapter
 from sluicegate.stores.memory_table import WHOLE, Entry, MemoryTable, Network, SharedBudget
+
+if TYPE_CHECKING:
+    from sluicegate.status import Status
 
 MAX_KEYS: Final = 100_000  # about 40 MB of one-hit keys
 _COUNT: Final = "[0-9]{1,15}"
@@ -67,6 +70,13 @@ class MemoryStore:
         from sluicegate.stores.worker_count import warn_of_memory  # here: a local fallback does not need it
 
         warn_of_memory(strict=strict)
+
+    def describe(self) -> Status:
+        """Return the status: how full the memory is."""
+        from sluicegate.status import Status
+
+        most, evictions = self._max_keys, self._table.evictions
+        return Status("memory://", topology="memory", entries=len(self), max_entries=most, evictions=evictions)
 
     def fork_lock(self) -> Any:
         """Return the lock: a fork must not find a charge half made."""

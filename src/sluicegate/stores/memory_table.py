@@ -87,6 +87,7 @@ class MemoryTable:
     def __init__(self, most: int) -> None:
         self.by_key: dict[Key, Entry] = {}
         self._most = most
+        self.evictions = 0
         self._queue: deque[Key] = deque()  # every key once, in the order of inspection
         self._shared: OrderedDict[tuple[_Kind, int], SharedBudget] = OrderedDict()
         self._common: dict[_Kind, SharedBudget] = {}  # one for each kind, when there are too many of the others
@@ -243,7 +244,9 @@ class MemoryTable:
         key = queue[at]
         del queue[at]  # first: a signal handler may raise after any step, and each key in the queue must be in `by_key`
         queue.rotate(-seen)
-        by_key.pop(key).expires = _EVICTED
+        entry = by_key.pop(key)
+        self.evictions += entry.expires > now
+        entry.expires = _EVICTED
         return True
 
 

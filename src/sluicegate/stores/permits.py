@@ -87,6 +87,7 @@ class Permits:
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._size = size
         self._on_return = on_return
+        self.served = 0  # for the status
         self._start()
         fork.renew(self)
 
@@ -106,6 +107,7 @@ class Permits:
             if stock is None or not stock.left or now >= stock.until:
                 return None
             stock.left -= plan.charge
+            self.served += plan.charge
             return _as_if_used(plan.checks, stock.outcomes, left=stock.left, elapsed=now - stock.sent_at)
 
     def fetch(self, plan: Plan) -> StoreCalls:

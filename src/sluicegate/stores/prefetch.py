@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 from sluicegate.clock import Clock
 from sluicegate.errors import StoreError
 from sluicegate.plan import Outcome, Plan
+from sluicegate.status import Status, describe
 from sluicegate.stores import AsyncStore, Store
 from sluicegate.stores.completion import complete
 from sluicegate.stores.permits import SIZE, Permits, StoreCall, StoreCalls, prefetches
@@ -40,6 +41,10 @@ class _Prefetch(Generic[_AnyStore]):
         """Return the ids of the rules under which this process remembers something of an identity."""
         inside: set[str] = self._store.remembered(identity)  # type: ignore[attr-defined]
         return inside | self._permits.rule_ids(identity)
+
+    def describe(self) -> Status:
+        """Return the status of the store inside, with the number of requests that were served from permits."""
+        return describe(self._store)._replace(prefetched=self._permits.served)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store!r})"

@@ -10,16 +10,18 @@ A key is `prefix:{digest}:rule_id`. The digest of the identity is the hash tag. 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from sluicegate.clock import Clock
 from sluicegate.errors import SluicegateWarning, StoreError, StrictError
 from sluicegate.extras import needs
 from sluicegate.hidden import hide_store, shown_url
 from sluicegate.plan import Outcome, Plan, Terms
+from sluicegate.status import Status, TopologyName, percentiles
 from sluicegate.stores import DEADLINE
 
 with needs("redis"):
@@ -43,6 +45,8 @@ with needs("redis"):
         warn_about,
     )
 
+_ROUND_TRIPS: Final = 100  # the last ones, for the status
+
 
 class _RedisStore:
     """What the sync and the async store share: everything but the I/O."""
@@ -52,6 +56,7 @@ class _RedisStore:
     clock: Clock | None
     _connect: Callable[..., Any]  # makes the connections for a URL
     _connections: Any
+    topology: TopologyName | None = None  # None: that of the URL
     _strict = False
     _memory_unknown = False  # whether the next request reads the eviction policy of the server
 
@@ -92,6 +97,8 @@ class _RedisStore:
 
     def _set_up(self, connections: Any, where: Topology, *, prefix: str, clock: Clock | None, shown: str) -> None:
         self._connections, self._where, self._shown = connections, where, shown
+        self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
+        self._version: str | None = None
         self._keep_under(prefix, clock)
 
     def _keep_under(self, prefix: str, clock: Clock | None) -> None:
@@ -107,6 +114,20 @@ class _RedisStore:
         other = copy(self)
         other._keep_under(f"{self._prefix}:{name}", self.clock or clock)
         return other
+
+    def describe(self) -> Status:
+        """Return the status: the topology, and what the server has last said."""
+        return Status(
+            str(self._shown),
+            server=self._version,
+            topology=self.topology or self._where.name,
+            round_trip=percentiles(tuple(self._round_trips)),
+        )
+
+    def _note(self, found: tuple[str | None, float]) -> None:
+        """Keep what the server has said."""
+        self._version, seconds = found
+        self._round_trips.append(seconds)
 
     def _check_eviction(self, reply: Any) -> None:
         """Warn of a server that evicts: once, or at every request if the warning is an error."""
@@ -171,6 +192,10 @@ class RedisStore(_RedisStore):
     def rule_ids(self, identity: str) -> set[str]:
         """Return the ids of the rules under which this identity has a budget. Scans every server."""
         return self._connections.scan(self._operations.rule_ids(identity))
+
+    def ask(self) -> None:
+        """Ask the server for its version, for `describe`. Raises StoreError if it does not reply in time."""
+        self._note(self._connections.drive(self._operations.identify(), self._connections.until()))
 
     def close(self) -> None:
         """Close the connections that this store has opened."""
@@ -246,6 +271,10 @@ class AsyncRedisStore(_RedisStore):
     async def rule_ids(self, identity: str) -> set[str]:
         """Return the ids of the rules under which this identity has a budget. Scans every server."""
         return await self._connections.scan(self._operations.rule_ids(identity))
+
+    async def ask(self) -> None:
+        """Ask the server for its version, for `describe`. Raises StoreError if it does not reply in time."""
+        self._note(await self._connections.drive(self._operations.identify(), self._connections.until()))
 
     async def close(self) -> None:
         """Close the running loop's connections, if this store has opened them."""

@@ -28,6 +28,7 @@ from sluicegate.hidden import hide_store, shown_url
 from sluicegate.identity import digest
 from sluicegate.plan import Check, Outcome, Plan, Terms, in_shadow
 from sluicegate.quota import MAX_PERIOD_US
+from sluicegate.status import Status
 from sluicegate.stores import DEADLINE, valid_prefix
 from sluicegate.stores.redis.async_connections import AsyncConnections
 from sluicegate.stores.redis.commands import Command, pack
@@ -199,6 +200,10 @@ class _Separable:
     """What the sync and the async store share."""
 
     _commands: _Commands
+
+    def describe(self) -> Status:
+        """Return the status: the store's URL."""
+        return Status(self._commands.url, topology="single")
 
     def separate(self, name: str, *, clock: Clock | None = None) -> Self:
         """Return a store on the same connections whose keys have this name after the prefix. Raises StoreURLError for a

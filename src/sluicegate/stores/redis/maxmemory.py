@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sluicegate.errors import warn
+from sluicegate.stores.redis.server_info import facts_of
 
 _KEEPS: Final = "noeviction"
 
@@ -25,11 +26,8 @@ def policy_of(reply: Any) -> str:
     >>> policy_of(b"# Memory\\r\\nmaxmemory:1048576\\r\\nmaxmemory_policy:allkeys-lru\\r\\n")
     'allkeys-lru'
     """
-    facts = reply  # a client that the user made has parsed it already
-    if isinstance(reply, bytes):
-        lines = reply.decode("utf-8", "replace").splitlines()
-        facts = {name: value for name, _, value in [line.partition(":") for line in lines]}
-    if not isinstance(facts, dict) or str(facts.get("maxmemory", 0)) == "0":
+    facts = facts_of(reply)
+    if str(facts.get("maxmemory", 0)) == "0":
         return ""
     policy = str(facts.get("maxmemory_policy", _KEEPS))
     return "" if policy == _KEEPS else policy

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from sluicegate.stores.redis.commands import AnyCommand, Command, pack
 from sluicegate.stores.redis.encoding import PEEK, REFUND, REFUSED, RENEW, Encoder, decode
 from sluicegate.stores.redis.failures import kind_of, may_succeed_elsewhere, store_error
 from sluicegate.stores.redis.scan import Scan, scan_bans, scan_budgets
+from sluicegate.stores.redis.server_info import identify
 from sluicegate.stores.redis.steps import Address, Attempt, NoReplyError, Pause, Reconnect, Send, Steps
 from sluicegate.stores.redis.topology import Topology, slot_of
 
@@ -94,6 +96,10 @@ class Operations:
     def memory(self) -> Steps[Any]:
         """Read the memory section of INFO from a server."""
         return self._send_to_slot(0, Command(pack("INFO", "memory")))
+
+    def identify(self) -> Steps[tuple[str | None, float]]:
+        """Return the version of a server, and the seconds of a round trip."""
+        return identify(partial(self._send_to_slot, 0))
 
     def bans(self, terms: Terms) -> Scan[dict[str, int]]:
         """Return the digests of the identities that a ban blocks, each with the microseconds left."""

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from sluicegate.clock import monotonic
 from sluicegate.errors import StoreError
+from sluicegate.status import TopologyName
 from sluicegate.stores.redis.commands import Command, pack
 from sluicegate.stores.redis.encoding import packed_digest
 from sluicegate.stores.redis.failures import said
@@ -38,6 +39,7 @@ def slot_of(identity: str) -> int:
 class Topology(Protocol):
     """The addresses of slots."""
 
+    name: TopologyName
     split: bool  # whether keys of different slots may be on different servers
 
     def known(self, slot: int) -> Address | None:
@@ -66,6 +68,7 @@ class Topology(Protocol):
 class Single:
     """One server at a fixed address."""
 
+    name: TopologyName = "single"
     split = False
 
     def __init__(self, servers: Servers) -> None:
@@ -100,6 +103,7 @@ class Single:
 class Sentinel:
     """The master that Sentinels name."""
 
+    name: TopologyName = "sentinel"
     split = False
 
     def __init__(self, servers: Servers) -> None:
@@ -158,6 +162,7 @@ class Sentinel:
 class Cluster:
     """The nodes of a cluster, by slot."""
 
+    name: TopologyName = "cluster"
     split = True
 
     def __init__(self, servers: Servers) -> None:

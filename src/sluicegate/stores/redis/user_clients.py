@@ -30,6 +30,7 @@ from redis.exceptions import (
 )
 
 from sluicegate.errors import AsyncMismatchError, ConfigurationError, StoreURLError, warn
+from sluicegate.status import TopologyName
 from sluicegate.stores.redis.drivers import AsyncDriver, Driver
 from sluicegate.stores.redis.steps import Address, NoReplyError, Send, Steps
 from sluicegate.stores.redis.topology import Single
@@ -54,6 +55,7 @@ class UserTopology(Single):
     def __init__(self, client: Any) -> None:
         self._address = address_of(client)
         self.split = hasattr(client, "get_node_from_key")
+        self.name: TopologyName = "cluster" if self.split else "single"
 
     def masters(self) -> Steps[tuple[Address, ...]]:
         """Return the one server. Raises ConfigurationError for a cluster, because only the user's client knows its

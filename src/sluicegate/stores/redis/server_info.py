@@ -1,0 +1,63 @@
+"""What a server says about itself: its reply to INFO, as facts by name, and the time of a round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sluicegate.clock import monotonic
+from sluicegate.errors import StoreError
+from sluicegate.stores.redis.commands import Command, pack
+from sluicegate.stores.redis.steps import Steps
+
+_INFO: Final = Command(pack("INFO", "server"))
+_PING: Final = Command(pack("PING"))
+_OWN: Final = ("valkey", "dragonfly", "garnet")  # they report a version of Redis too, for old clients
+
+
+def facts_of(reply: Any) -> Mapping[str, Any]:
+    """Return the facts in a reply to INFO, by name. A client that the user made has parsed the reply already.
+
+    >>> facts_of(b"# Server\\r\\nredis_version:8.0.0\\r\\n")
+    {'# Server': '', 'redis_version': '8.0.0'}
+    """
+    if isinstance(reply, bytes):
+        lines = reply.decode("utf-8", "replace").splitlines()
+        return {name: value for name, _, value in [line.partition(":") for line in lines]}
+    return reply if isinstance(reply, dict) else {}
+
+
+def version_of(facts: Mapping[str, Any]) -> str | None:
+    """Return the name and the version of a server.
+
+    >>> version_of({"redis_version": "7.2.4", "server_name": "valkey", "valkey_version": "9.0.0"})
+    'valkey 9.0.0'
+    """
+    for name in (*_OWN, "redis"):
+        if found := facts.get(f"{name}_version"):
+            return f"{name} {str(found).removeprefix('df-v')}"
+    return None
+
+
+def identify(send: Callable[[Command], Steps[Any]]) -> Steps[tuple[str | None, float]]:
+    """Return the version of the server, and the seconds of a round trip. `send` sends a command to the server.
+
+    INFO comes first, because it may open the connection. A user without the permission gets no version.
+    """
+    version = None
+    try:
+        version = version_of(facts_of((yield from send(_INFO))))
+    except StoreError as error:
+        _require_reply(error)
+    began = monotonic()
+    try:
+        yield from send(_PING)
+    except StoreError as error:
+        _require_reply(error)
+    return version, monotonic() - began
+
+
+def _require_reply(error: StoreError) -> None:
+    """Raise the error again, unless the server has replied that the user may not do this."""
+    if error.concerns != "rule":
+        raise error
