@@ -25,6 +25,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_args
 
+import click
 import pytest
 import redis
 from django.test import override_settings
@@ -39,6 +40,7 @@ from docs.pages import folders as page_folders
 from docs.visits import django_settings, unreached, visit
 from sluicegate import Limiter, ManualClock, SluicegateError
 from sluicegate.algorithms import ALGORITHMS, AlgorithmName
+from sluicegate.cli.commands import COMMANDS as OURS
 from sluicegate.cli.commands import sluicegate as command_line
 from sluicegate.plan import FAILURE_POLICIES
 from sluicegate.quota import _UNITS
@@ -235,7 +237,7 @@ def test_json_blocks_can_be_read(block: Block) -> None:
 def exists(words: list[str]) -> bool:
     """Whether a command is a script of this repository, a verb of ours, or one that a reader has."""
     if words[0] == "sluicegate":
-        return words[1] in command_line.commands
+        return words[1] in OURS
     script = ROOT / words[0]
     return words[0] in COMMANDS or (script.is_file() and bool(script.stat().st_mode & 0o100))
 
@@ -348,10 +350,12 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 
 MENTIONED = {  # page → what must be in its text
     "reference.md": {f"::: sluicegate.{name}\n" for name in sluicegate.__all__ if name not in vars(sluicegate.errors)},
-    "index.md": {
+    "commands.md": {
         text
-        for name, command in command_line.commands.items()
-        for text in (f"`sluicegate {name}`", *(f"`{option.opts[0]}" for option in command.params))
+        for name in OURS
+        for command in [command_line.get_command(click.Context(command_line), name)]
+        for option in ([] if command is None else command.params)
+        for text in (f"`sluicegate {name}", *(f"`{each}" for each in option.opts if each.startswith("-")))
     },
     "redis.md": {f"`{scheme}://" for scheme in SCHEMES},
     "quotas.md": {f"`{unit}`" for unit in _UNITS},

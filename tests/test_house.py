@@ -36,7 +36,7 @@ ORDER: tuple[dict[str, tuple[str, ...]], ...] = (
     {"events": ("events",)},
     {"limiter": ("limiter", "reservation")},
     {"web": ("web", "web.*")},
-    {"names": ("",), "asgi": ("asgi",), "wsgi": ("wsgi",), "django": ("django", "django.*")},
+    {"names": ("",), "asgi": ("asgi",), "wsgi": ("wsgi",), "django": ("django", "django.*", "!django.management*")},
     {
         "starlette": ("starlette", "starlette.*"),
         "flask": ("flask", "flask.*"),
@@ -46,7 +46,7 @@ ORDER: tuple[dict[str, tuple[str, ...]], ...] = (
     },
     {"fastapi": ("fastapi",)},
     {"testing": ("testing", "testing.*")},
-    {"cli": ("cli", "cli.*", "__main__")},
+    {"cli": ("cli", "cli.*", "__main__", "django.management*")},
 )
 # What a part may not import, although it is in a row above.
 CONCRETE = ("stores.memory", "stores.redis", "stores.redis.*", "stores.embedded")  # `stores` opens them by URL
@@ -100,6 +100,8 @@ CATCHES_ALL: dict[str, str] = {
     "stores.redis.connections:_Pool.idle": "any error, also an interrupt, closes the connection; raised again",
     "stores.redis.connections:_Pool._connect": "any error of `prepare`; raised again in the request that waits",
     "stores.redis.async_connections:AsyncConnection._connect": "any error: every asker gets it or raises it",
+    "cli.application:load_django": "a project may raise anything at import; the error names its settings",
+    "cli.application:_imported": "a user's module may raise anything at import; the error names the application",
     "flask.responses:with_error_handlers": "Flask's own handlers answer it; without one Flask raises it again",
     "django.users:UserLookup.run": "session and user back ends may raise anything; the failure policy decides",
     "django.users:UserLookup.run_async": "session and user back ends may raise anything; the failure policy decides",

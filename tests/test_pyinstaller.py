@@ -27,6 +27,8 @@ HOOKS = Path(_pyinstaller.__file__).parent
 BY_NAME: dict[str, set[str]] = {
     "stores": set(SCHEMES.values()),
     "web.settings": set(),  # names in the user's settings
+    "cli.commands": set(),  # a packed program has no command line
+    "cli.application": set(),  # the user's application
     "testing": set(),  # the exams need pytest, so a program does not contain them
 }
 # The modules that other packages import by name, for each module of ours that causes it.

@@ -33,7 +33,7 @@ from sluicegate.web.asgi_messages import (
     response_of,
     with_fields,
 )
-from sluicegate.web.bound import Bound
+from sluicegate.web.bound import Bound, EndpointRules
 from sluicegate.web.charge import AnyQuota, AsyncCharge, Charge, ChargedRule, ChargeOptions, run_async
 from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint
 from sluicegate.web.gate import AsyncGate
@@ -289,6 +289,15 @@ class RateLimitMiddleware:
         """Return all endpoints that are known before a request."""
         return [NOWHERE.endpoint]
 
+    def endpoint_rules(self, scope: Scope) -> list[EndpointRules]:
+        """Return the rules of all endpoints that are known before a request. Raises for rules that cannot work.
+
+        `scope` has the application, and the endpoint if the middleware belongs to a mount or a route.
+        """
+        endpoints = self.endpoints(scope)
+        self.gate.check_routes({name for endpoint in endpoints for name in endpoint.names})
+        return [EndpointRules(each, self.gate.bind(each)) for each in endpoints]
+
     def caller(self, scope: Scope) -> AsgiCaller:
         """Return the caller of a scope that has passed through the application."""
         return AsgiCaller(scope)
@@ -319,11 +328,8 @@ class RateLimitMiddleware:
 
     def _check(self, scope: Scope) -> None:
         """Bind all known endpoints, so that rules that cannot work raise now and not at their first request."""
+        self.endpoint_rules(scope)
         self.gate.limiter.check_loop()
-        endpoints = self.endpoints(scope)
-        self.gate.check_routes({name for endpoint in endpoints for name in endpoint.names})
-        for endpoint in endpoints:
-            self.gate.bind(endpoint)
         self._everywhere = self.gate.bind(NOWHERE.endpoint)
         self._checked = True
 

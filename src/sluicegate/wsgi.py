@@ -21,6 +21,7 @@ from sluicegate.errors import NotEnforcedError, RuleError
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.response import Headers, Response
 from sluicegate.rules.rule import Rule
+from sluicegate.web.bound import EndpointRules
 from sluicegate.web.charge import AnyQuota, Charge, Charged, ChargedRule, ChargeOptions, unlimited
 from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import Gate
@@ -171,6 +172,10 @@ class RateLimitMiddleware:
         were forgotten.
         """
         return self.gate.reset_all(identity)
+
+    def endpoint_rules(self) -> list[EndpointRules]:
+        """Return the rules of every request: a bare WSGI application has no routes."""
+        return [EndpointRules(_NOWHERE, self._bounds)]
 
     def close(self) -> None:
         """Close what the settings made this middleware open."""

@@ -1,26 +1,109 @@
-"""The commands and their options. The work of each command is in its own module."""
+"""The group of all commands, and how they find their application. Each command is in a module of its own.
+
+The same group is `sluicegate`, `python -m sluicegate`, `flask sluicegate` and `manage.py sluicegate`. It imports a
+command's module when that command runs, and needs only click itself: Flask imports this module for each of its own
+commands.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
 from sluicegate import __version__
+from sluicegate.errors import SluicegateError
 from sluicegate.extras import needs
 
 with needs("cli"):
     import click
 
+if TYPE_CHECKING:
+    from sluicegate.cli.application import Application
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+COMMANDS: Final = {
+    "demo": "sluicegate.cli.demo",
+}
+"""The module of each command. It has a click command of the same name, with a hyphen as an underscore."""
+
+VARIABLE: Final = "SLUICEGATE_APP"
+
+
+class Commands(click.Group):
+    """A group that imports the module of a command when the command is used, and prints errors of sluicegate as one
+    sentence.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return [*COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        found: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name.replace("-", "_"))
+        return found
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the words of the command line. For --help it imports all commands."""
+        with _one_sentence():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        with _one_sentence():
+            return super().invoke(ctx)
+
+
+class Failure(click.ClickException):
+    """An error as one sentence on stderr."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        """Print the sentence."""
+        click.echo(f"sluicegate: {self.format_message()}", file=file, err=file is None)
+
+
+@contextmanager
+def _one_sentence() -> Generator[None]:
+    """Print a SluicegateError as one sentence, without a traceback; the exit status is 2."""
+    try:
+        yield
+    except SluicegateError as error:
+        raise Failure(str(error)) from error
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def sluicegate() -> None:
     """Rate limiting for Python web applications."""
 
 
-@sluicegate.command()
-@click.option("--once", is_flag=True, help="Print the requests and their responses, then exit.")
-@click.option("--store", default="memory://", show_default=True, metavar="URL", help="The store for the budgets.")
-@click.option("--port", default=0, type=click.IntRange(0, 65535), help="The port to listen on; a free one by default.")
-def demo(store: str, port: int, *, once: bool) -> None:
-    """Start a real application, limited to 5 replies a minute for each user, and watch it refuse."""
-    from sluicegate.cli.demo import run_demo
+def option_app(command: Command) -> Command:
+    """Add the option --app to a command: the name of its application, for `load_app`."""
+    text = "The application: module:app, module:factory(), a Python file, or a TOML file with settings."
+    return click.option("--app", metavar="APP", envvar=VARIABLE, show_envvar=True, help=text)(command)
 
-    run_demo(store, port=port, once=once)
+
+def load_app(name: str | None) -> Application:
+    """Return the application that a command is about: the named one, or else that of `flask`, or else the Django
+    project that DJANGO_SETTINGS_MODULE names.
+    """
+    from sluicegate.cli import application
+
+    if name:
+        return application.load(name)
+    surroundings = click.get_current_context().find_root().obj
+    if surroundings is not None and hasattr(surroundings, "load_app"):  # Flask's ScriptInfo
+        app = surroundings.load_app()
+        return application.application_of(app, app.import_name)
+    if os.environ.get(application.DJANGO):
+        return application.load_django()
+    problem = f"no application; give --app module:app, or set {VARIABLE} or {application.DJANGO}"
+    raise click.UsageError(problem)

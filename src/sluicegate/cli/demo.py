@@ -19,6 +19,7 @@ from sluicegate.extras import needs
 from sluicegate.stores import open_store
 
 with needs("cli"):
+    import click
     import uvicorn
     from rich.console import Console
     from starlette.applications import Starlette
@@ -38,6 +39,15 @@ EXPECTED: Final = [200] * 5 + [429] * 2 + [200] * 2 + [429]
 async def reply(request: Request) -> PlainTextResponse:
     """The only view: it receives a user's reply."""
     return PlainTextResponse("posted\n")
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Print the requests and their responses, then exit.")
+@click.option("--store", default="memory://", show_default=True, metavar="URL", help="The store for the budgets.")
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="The port to listen on; a free one by default.")
+def demo(store: str, port: int, *, once: bool) -> None:
+    """Start a real application, limited to 5 replies a minute for each user, and watch it refuse."""
+    run_demo(store, port=port, once=once)
 
 
 def make_app(store: str) -> Starlette:

@@ -47,6 +47,32 @@ def names_of_routes() -> set[str]:
     return names
 
 
+def endpoints() -> list[Endpoint]:
+    """Return every endpoint of the project: one for each route, or for each method of a class that has marks of its
+    own, and the one of requests that match no route.
+    """
+    found = [NOWHERE.endpoint]
+    for view, template, name in _routes(get_resolver()):
+        by_marks: dict[tuple[Mark, ...], tuple[Endpoint, list[str]]] = {}
+        for verb in _verbs(view):
+            endpoint = _arrival(view, name, template, verb=verb).endpoint
+            by_marks.setdefault(endpoint.marks, (endpoint, []))[1].append(verb.upper())
+        found += [
+            each._replace(methods=tuple(filter(None, verbs)), route=template) for each, verbs in by_marks.values()
+        ]
+    return found
+
+
+def _verbs(view: Any) -> list[str]:
+    """Return the methods that a class-based view takes, without OPTIONS, which Django answers; [""] for a function."""
+    cls: Any = class_of(view)
+    if cls is None:
+        return [""]
+    actions = getattr(view, "actions", None) or {}
+    names = [verb for verb in cls.http_method_names if verb in actions or hasattr(cls, verb)]
+    return [verb for verb in names if verb not in ("options", "head")] or [""]
+
+
 def _routes(resolver: URLResolver, route: str = "", space: str = "") -> Iterator[tuple[Callable[..., Any], str, str]]:
     """Yield the view, the template and the name of each route, in the order of the URLconf."""
     for pattern in resolver.url_patterns:

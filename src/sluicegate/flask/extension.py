@@ -27,7 +27,7 @@ from sluicegate.flask.routes import AppRoutes
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.response import Headers
 from sluicegate.rules.response import Response as Answer
-from sluicegate.web.bound import Bound
+from sluicegate.web.bound import Bound, EndpointRules
 from sluicegate.web.charge import AnyQuota, Charge, Charged, ChargedRule, ChargeOptions, unlimited
 from sluicegate.web.gate import Gate
 from sluicegate.web.http import Denial, Field, denial, fields_for
@@ -186,6 +186,10 @@ class Installation:
     def close(self) -> None:
         """Close the connections that this limiter opened from its settings. The end of the process closes them too."""
         self.gate.close()
+
+    def endpoint_rules(self) -> list[EndpointRules]:
+        """Return the rules of all routes. Raises for rules that cannot work."""
+        return self._routes.endpoint_rules()
 
     def before(self) -> Response | None:
         """Decide about a request, before its view or its error page."""

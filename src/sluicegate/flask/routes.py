@@ -17,7 +17,7 @@ from flask import Flask
 
 from sluicegate import fork
 from sluicegate.errors import RuleError
-from sluicegate.web.bound import Bound
+from sluicegate.web.bound import Bound, EndpointRules
 from sluicegate.web.endpoint import Endpoint, label_of, scope_of, short_name
 from sluicegate.web.gate import Gate
 from sluicegate.web.marks import EXEMPT, Mark, marks_of
@@ -81,6 +81,24 @@ class AppRoutes:
             return self.unmatched
         found = self._routes.get(_key(rule, method))
         return self._bind(rule, method) if found is None else found
+
+    def endpoint_rules(self) -> list[EndpointRules]:
+        """Return the rules of all routes. Methods with the same rules are together; HEAD goes with GET, and the OPTIONS
+        that Flask answers is left out.
+        """
+        app = self._app()
+        found = [EndpointRules(Endpoint(), self.unmatched.bounds)]
+        for rule in app.url_map.iter_rules():
+            automatic = {"HEAD"} if "GET" in (rule.methods or ()) else set[str]()
+            automatic |= {"OPTIONS"} if getattr(rule, "provide_automatic_options", False) else set()
+            methods_of: dict[tuple[Bound, ...], list[str]] = {}
+            for method in sorted((rule.methods or {""}) - automatic):
+                methods_of.setdefault(self.find(rule, method).bounds, []).append(method)
+            view = app.view_functions.get(rule.endpoint)
+            shown = Endpoint(label=label_of(_class_of(view) or view), route=rule.rule)
+            for bounds, methods in methods_of.items():
+                found.append(EndpointRules(shown._replace(methods=tuple(filter(None, methods))), bounds))
+        return found
 
     def own(self, mark: Mark, *, label: str) -> tuple[Bound, ...]:
         """Return the rule of one mark, for a view that is called without its route. If the view has a route, one

@@ -54,7 +54,13 @@ class RateLimitMiddleware(AsgiMiddleware):
         return caller, routes.find_marked(scope)
 
     def endpoints(self, scope: Scope) -> list[Endpoint]:
-        """Return every endpoint that the middleware can find."""
+        """Return every endpoint that the middleware can find. If `add_middleware` was given wrong options, raise.
+
+        Starlette builds its middleware at the first call. If it raises there, a server concludes that the application
+        has no lifespan, and responds to each request with 500.
+        """
+        if self._error is not None:
+            raise self._error
         return self._finder.endpoints(scope)
 
     def caller(self, scope: Scope) -> AsgiCaller:
@@ -72,14 +78,7 @@ class RateLimitMiddleware(AsgiMiddleware):
         return own_answer(self.settings, caller, decision, outer=self._application)
 
     def _check(self, scope: Scope) -> None:
-        """Bind the rules of all endpoints that can be found, and warn (SG110) if an AuthenticationMiddleware is inside.
-        If `add_middleware` was given wrong options, raise here.
-
-        Starlette builds its middleware at the first call. If it raises there, a server concludes that the application
-        has no lifespan, and responds to each request with 500.
-        """
-        if self._error is not None:
-            raise self._error
+        """Bind the rules of all endpoints that can be found. Warn (SG110) if an AuthenticationMiddleware is inside."""
         self._application = scope.get("app")
         super()._check(scope)
         is_late = any([isinstance(each, AuthenticationMiddleware) for each in chain(self.app)])

@@ -139,7 +139,7 @@ class Routes:
         template = self._prefix + (getattr(route, "path_format", None) or own if endpoint is not None else own)
         name = ":".join(part for part in (self._name, getattr(route, "name", None)) if part)
         view = endpoint if endpoint is not None else app
-        arrivals = arrivals_of(view, template, names=(name,))
+        arrivals = arrivals_of(view, template, names=(name,), methods=_methods(route, endpoint))
         if endpoint is not None or _has_limiter(app) or not hasattr(route, "routes"):
             return _KnownRoute(route.matches, arrivals, None)
         return _KnownRoute(route.matches, arrivals, Routes(route, prefix=template, name=name))
@@ -191,22 +191,39 @@ class RouteFinder:
         return known[1]
 
 
-def arrivals_of(endpoint: Any, template: str, *, names: tuple[str, ...] = ()) -> EndpointArrivals:
+def arrivals_of(
+    endpoint: Any, template: str, *, names: tuple[str, ...] = (), methods: tuple[str, ...] = ()
+) -> EndpointArrivals:
     """Return the arrivals of an endpoint: a function, a partial, a class or an application."""
     label, marks = _label(endpoint), _all_marks(endpoint)
     called = tuple(dict.fromkeys(each for each in (*names, template, label) if each))
 
-    def arrival(renamed: tuple[Mark, ...], own: tuple[Mark, ...]) -> Arrival:
+    def arrival(renamed: tuple[Mark, ...], own: tuple[Mark, ...], shown: tuple[str, ...]) -> Arrival:
         view = (label, template, called, renamed)
-        return Arrival(Endpoint(view, renamed, names=called, label=label, route=template), own)
+        return Arrival(Endpoint(view, renamed, names=called, label=label, route=template, methods=shown), own)
 
-    methods = {}
+    handlers: dict[str, Arrival] = {}
     for handler in HANDLERS if isinstance(endpoint, type) else ():
         own = marks_of(getattr(endpoint, handler, None))
         if own:
             renamed = _method_marks(own, f"{label}.{handler}", template)
-            methods[handler] = arrival((*marks, *renamed), (*marks, *own))
-    return EndpointArrivals(arrival(marks, marks), methods)
+            handlers[handler] = arrival((*marks, *renamed), (*marks, *own), (_shown_method(handler),))
+    marked = [_shown_method(handler) for handler in handlers]
+    others = [method for method in methods if method not in marked]
+    return EndpointArrivals(arrival(marks, marks, tuple(others)), handlers)
+
+
+def _methods(route: Any, endpoint: Any) -> tuple[str, ...]:
+    """Return the methods of a route, for people: HEAD goes with GET."""
+    if isinstance(endpoint, type):
+        return tuple([_shown_method(handler) for handler in HANDLERS if hasattr(endpoint, handler)])
+    found: list[str] = sorted(getattr(route, "methods", None) or ())
+    return tuple([method for method in found if method != "HEAD" or "GET" not in found])
+
+
+def _shown_method(handler: str) -> str:
+    """Return the method of a handler; a WebSocket handshake is a GET."""
+    return "GET" if handler == "on_connect" else handler.upper()
 
 
 known_arrivals = lru_cache(maxsize=1024)(arrivals_of)

@@ -6,12 +6,14 @@ import re
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from sluicegate.errors import warn
 from sluicegate.limiter import AsyncLimit, Limit
 from sluicegate.plan import Terms
 from sluicegate.rules.key import Caller, ReadyKey
 from sluicegate.rules.rule import METHODS, Rule
+from sluicegate.web.endpoint import Endpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,13 @@ class Bound:
         if self.methods is not None and caller.method not in self.methods:
             return False
         return self.path is None or self.path.fullmatch(_as_routed(caller.path)) is not None
+
+
+class EndpointRules(NamedTuple):
+    """The rules that hold for one endpoint, in order, for people who read them."""
+
+    endpoint: Endpoint
+    bounds: tuple[Bound, ...]
 
 
 def _as_routed(path: str) -> str:

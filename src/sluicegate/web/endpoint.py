@@ -31,6 +31,7 @@ class Endpoint(NamedTuple):
     names: tuple[str, ...] = ()  # the names that a rule's `route` may use
     label: str = ""  # "module.qualname" of the view
     route: str = ""  # the template of the route
+    methods: tuple[str, ...] = ()  # that the route takes, for people; empty: any, or unknown
 
 
 class Arrival(NamedTuple):

@@ -1,0 +1,178 @@
+"""The application that a command is about: its limiters, each with its settings, its gate and its endpoints.
+
+An application is found by its name, as servers find it: `module:app`, `module:factory()`, a file, or Django's settings.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from sluicegate.asgi import RateLimitMiddleware as AsgiMiddleware
+from sluicegate.asgi import chain
+from sluicegate.errors import ConfigurationError, SluicegateError
+from sluicegate.extras import needs
+from sluicegate.web.bound import EndpointRules
+from sluicegate.web.endpoint import Endpoint
+from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.settings import Settings
+from sluicegate.wsgi import RateLimitMiddleware as WsgiMiddleware
+
+with needs("cli"):
+    import click
+
+DJANGO: Final = "DJANGO_SETTINGS_MODULE"
+_NAMES: Final = ("app", "application", "create_app", "make_app")  # what servers look for in a module
+_HINT: Final = "give module:app, module:factory(), a Python file or a TOML file with settings"
+
+
+class LoadError(click.UsageError):
+    """The named application cannot be found or imported."""
+
+    def __init__(self, name: str, problem: str, expected: str = _HINT) -> None:
+        super().__init__(f"application {name!r}: {problem}; {expected}")
+
+
+class Limiting(NamedTuple):
+    """One limiter of an application. Most applications have one."""
+
+    settings: Settings
+    gate: Gate | AsyncGate
+    endpoints: tuple[EndpointRules, ...]
+
+
+class Application(NamedTuple):
+    """An application, for a command."""
+
+    name: str  # as it was given
+    limiters: tuple[Limiting, ...]
+
+
+def load(name: str) -> Application:
+    """Return the application of this name. Raises LoadError, or the ConfigurationError that its start would raise."""
+    if name.endswith(".toml"):
+        return Application(name, (_of_settings(Settings.from_toml(name)),))
+    return application_of(_imported(name), name)
+
+
+def load_django() -> Application:
+    """Return the Django project that the variable DJANGO_SETTINGS_MODULE names."""
+    _search_here()
+    name = os.environ.get(DJANGO, "")
+    try:
+        from sluicegate.django import overview
+
+        gate = overview.project_gate()
+        endpoints = overview.endpoint_rules(gate)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # its row in tests/test_house.py says why
+        raise LoadError(name, _cause(error), f"repair the project, or correct {DJANGO}") from error
+    return Application(overview.project_name(), (Limiting(gate.settings, gate, tuple(endpoints)),))
+
+
+def application_of(app: Any, name: str) -> Application:
+    """Return the limiters of an application object of any framework."""
+    if isinstance(app, Settings):
+        return Application(name, (_of_settings(app),))
+    if type(app).__module__.startswith("django.core.handlers"):
+        return load_django()._replace(name=name)
+    found = tuple(_limiters(app, {"type": "http", "app": app}, seen=set()))
+    if not found:
+        problem = f"this {type(app).__name__} has no limiter"
+        raise LoadError(name, problem, "add RateLimitMiddleware, or for Flask call RateLimiter(app)")
+    return Application(name, found)
+
+
+def _limiters(app: Any, scope: dict[str, Any], *, seen: set[int]) -> Iterator[Limiting]:
+    """Yield the limiters of an application, of what it wraps, and of what it mounts, from the outside in."""
+    for each in _layers(app):
+        if id(each) in seen:
+            return
+        seen.add(id(each))
+        if isinstance(each, AsgiMiddleware):
+            rules = tuple(each.endpoint_rules(scope))  # first: it raises the error of a wrong start
+            yield Limiting(each.settings, each.gate, rules)
+        elif isinstance(each, WsgiMiddleware):
+            yield Limiting(each.settings, each.gate, tuple(each.endpoint_rules()))
+        for installed in getattr(each, "extensions", {}).get("sluicegate", ()):  # of Flask
+            yield Limiting(installed.settings, installed.gate, tuple(installed.endpoint_rules()))
+        routes = getattr(each, "routes", None)
+        for route in routes if isinstance(routes, list) else ():
+            endpoint = getattr(route, "endpoint", None)
+            below = {**scope, "endpoint": getattr(route, "app", None) if endpoint is None else endpoint}
+            yield from _limiters(getattr(route, "app", None), below, seen=seen)
+
+
+def _layers(app: Any) -> Iterator[Any]:
+    """Yield an application and what it wraps. Starlette builds its middleware at the first request: it is built now."""
+    if hasattr(app, "build_middleware_stack") and getattr(app, "middleware_stack", None) is None:
+        app.middleware_stack = app.build_middleware_stack()
+    for each in chain(app):
+        yield each
+        wrapped = vars(each).get("wsgi_app") if hasattr(each, "__dict__") else None  # what wraps a Flask application
+        if wrapped is not None:
+            yield from _layers(wrapped)
+
+
+def _of_settings(settings: Settings) -> Limiting:
+    """Return settings without an application: every rule, wherever it would hold."""
+    try:
+        gate: Gate | AsyncGate = Gate(settings)
+    except ConfigurationError:
+        gate = AsyncGate(settings)  # its functions may be async
+    names = {name for rule in settings.rules for name in getattr(rule, "route", None) or ()}
+    anywhere = Endpoint("settings", names=tuple(names))
+    return Limiting(settings, gate, (EndpointRules(anywhere, gate.bind(anywhere)),))
+
+
+def _imported(name: str) -> Any:
+    """Import an application object by its name."""
+    module, _, attribute = name.rpartition(":") if ":" in name[2:] else (name, "", "")  # C:\ is no module
+    path = Path(module)
+    if path.suffix == ".py" or os.sep in module:
+        if not path.exists():
+            raise LoadError(name, "no such file")
+        sys.path.insert(0, str(path.resolve().parent))
+        module = path.stem
+    _search_here()
+    try:
+        found = import_module(module)
+        return _attribute(found, attribute, name)
+    except (SluicegateError, click.ClickException):
+        raise
+    except Exception as error:  # its row in tests/test_house.py says why
+        raise LoadError(name, _cause(error)) from error
+
+
+def _attribute(module: Any, attribute: str, name: str) -> Any:
+    """Return the application inside a module. A name with parentheses, or of a function without parameters, is a
+    factory.
+    """
+    if not attribute:
+        attribute = next((each for each in _NAMES if hasattr(module, each)), "")
+        if not attribute:
+            raise LoadError(name, f"the module has none of {', '.join(_NAMES)}")
+    found: Any = module
+    for part in attribute.removesuffix("()").split("."):
+        if not hasattr(found, part):
+            raise LoadError(name, f"there is no {part!r} in it")
+        found = getattr(found, part)
+    is_factory = hasattr(found, "__code__") and not signature(found).parameters
+    return found() if attribute.endswith("()") or is_factory else found
+
+
+def _search_here() -> None:
+    """Import modules from the working directory too, as servers do."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
