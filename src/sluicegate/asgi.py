@@ -19,6 +19,7 @@ from typing import Any, Final, NoReturn, Unpack, cast
 from sluicegate.clock import epoch_seconds
 from sluicegate.errors import ConfigurationError, NotEnforcedError, SettingsError
 from sluicegate.plan import Decision, RateLimitExceeded
+from sluicegate.status import Status
 from sluicegate.web.asgi_messages import (
     ACCEPT,
     BEGINNINGS,
@@ -37,6 +38,7 @@ from sluicegate.web.bound import Bound, EndpointRules
 from sluicegate.web.charge import AnyQuota, AsyncCharge, Charge, ChargedRule, ChargeOptions, run_async
 from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint
 from sluicegate.web.gate import AsyncGate
+from sluicegate.web.health import FIELDS, OK, answer, check_code
 from sluicegate.web.http import denial
 from sluicegate.web.preflight import is_preflight
 from sluicegate.web.request_state import NO_MARKS, RequestState, warn_of_twice
@@ -279,6 +281,10 @@ class RateLimitMiddleware:
         """
         return await self.gate.reset_all(identity)
 
+    async def status(self) -> Status:
+        """Return the status of the limiter, its store and its circuits. Charges nothing."""
+        return await self.gate.limiter.status()
+
     def arrive(self, scope: Scope) -> tuple[AsgiCaller, Arrival]:
         """Return the caller, and the endpoint of the request. An unknown application has one endpoint for all
         requests.
@@ -424,6 +430,26 @@ class RateLimitMiddleware:
         body = b"" if caller.method == "HEAD" else answer.body
         await send({"type": start, "status": answer.status, "headers": [*denied(answer)]})
         await send({"type": rest, "body": body, "more_body": False})
+
+
+def health(middleware: RateLimitMiddleware, /, *, unavailable: int = OK) -> ASGIApp:
+    """Return an application that answers each HTTP request with the status of this limiter as JSON.
+
+    `unavailable` is the status code while the store is unavailable: 200 unless another one is given. Call it beside
+    the middleware, not inside: a probe of an orchestrator must not be limited.
+    """
+    check_code(unavailable)
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise NotImplementedError(f"a health endpoint answers HTTP, not {scope['type']}")
+        code, body = answer(await middleware.status(), unavailable=unavailable)
+        fields = [(name.encode(), value.encode()) for name, value in FIELDS]
+        fields.append((b"content-length", b"%d" % len(body)))
+        await send({"type": "http.response.start", "status": code, "headers": fields})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    return application
 
 
 def _name_taken() -> SettingsError:

@@ -34,8 +34,10 @@ with needs("fastapi"):
         charge_sync,
         decision,
         exempt,
+        health,
         limit,
         reset_all,
+        status,
     )
     from sluicegate.starlette.middleware import state_at
     from sluicegate.starlette.request import StarletteCaller
@@ -51,8 +53,10 @@ __all__ = [
     "charge_sync",
     "decision",
     "exempt",
+    "health",
     "limit",
     "reset_all",
+    "status",
 ]
 
 

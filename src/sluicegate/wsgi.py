@@ -21,10 +21,12 @@ from sluicegate.errors import NotEnforcedError, RuleError
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.response import Headers, Response
 from sluicegate.rules.rule import Rule
+from sluicegate.status import Status
 from sluicegate.web.bound import EndpointRules
 from sluicegate.web.charge import AnyQuota, Charge, Charged, ChargedRule, ChargeOptions, unlimited
 from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import Gate
+from sluicegate.web.health import FIELDS, OK, answer, check_code
 from sluicegate.web.http import Fields, denial, environ_name, fields_for, merge
 from sluicegate.web.request_state import RequestState, warn_of_twice
 from sluicegate.web.settings import Settings, SettingsOptions, hide
@@ -177,6 +179,10 @@ class RateLimitMiddleware:
         """Return the rules of every request: a bare WSGI application has no routes."""
         return [EndpointRules(_NOWHERE, self._bounds)]
 
+    def status(self) -> Status:
+        """Return the status of the limiter, its store and its circuits. Charges nothing."""
+        return self.gate.limiter.status()
+
     def close(self) -> None:
         """Close what the settings made this middleware open."""
         self.gate.close()
@@ -201,7 +207,7 @@ class RateLimitMiddleware:
         caller = WsgiCaller(environ)
         accept = ",".join(caller.header("accept"))
         answer = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
-        status = f"{answer.status} {HTTPStatus(answer.status).phrase}"
+        status = _line(answer.status)
         if raw is None:
             respond(status, [*answer.body_fields])  # `respond` adds the others
         else:
@@ -315,3 +321,23 @@ class _Unstarted:
         close = getattr(self._chunks, "close", None)
         if close is not None:
             close()
+
+
+def _line(code: int) -> str:
+    return f"{code} {HTTPStatus(code).phrase}"
+
+
+def health(middleware: RateLimitMiddleware, /, *, unavailable: int = OK) -> WSGIApplication:
+    """Return an application that answers each request with the status of this limiter as JSON.
+
+    `unavailable` is the status code while the store is unavailable: 200 unless another one is given. Call it beside
+    the middleware, not inside: a probe of an orchestrator must not be limited.
+    """
+    check_code(unavailable)
+
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        code, body = answer(middleware.status(), unavailable=unavailable)
+        start_response(_line(code), [*FIELDS, ("content-length", str(len(body)))])
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+
+    return application

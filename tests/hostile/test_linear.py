@@ -252,6 +252,7 @@ ASIDE: Final = {
     "address:Trust.*": "the networks of the operator's proxies",
     "address:check_prefixes": "two settings",
     "events:*": "the checks of one decision, and the fields of an event",
+    "asgi:health*": "the two fields of an answer",
     "status:*": "the circuits of one store, and a hundred round trips",
     "web.charge:*": "the checks of one decision, and the options of one call",
     "web.charges:*": "the checks of one decision",

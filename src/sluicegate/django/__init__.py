@@ -17,15 +17,19 @@ with needs("django"):
     from sluicegate.django.request import decision
     from sluicegate.django.reset import areset_all, reset_all
     from sluicegate.django.signals import rate_limited
+    from sluicegate.django.status import astatus, health, status
 
 __all__ = [
     "RateLimitMiddleware",
     "acharge",
     "areset_all",
+    "astatus",
     "charge",
     "decision",
     "exempt",
+    "health",
     "limit",
     "rate_limited",
     "reset_all",
+    "status",
 ]

@@ -17,6 +17,7 @@ from sluicegate.extras import needs
 with needs("flask"):
     from sluicegate.flask.decorators import exempt, limit
     from sluicegate.flask.extension import Installation, RateLimiter, charge, decision
+    from sluicegate.flask.health import health
     from sluicegate.flask.responses import Denied, RateLimited, StoreUnavailable, rate_limited
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "charge",
     "decision",
     "exempt",
+    "health",
     "limit",
     "rate_limited",
 ]

@@ -27,6 +27,7 @@ from sluicegate.flask.routes import AppRoutes
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.response import Headers
 from sluicegate.rules.response import Response as Answer
+from sluicegate.status import Status
 from sluicegate.web.bound import Bound, EndpointRules
 from sluicegate.web.charge import AnyQuota, Charge, Charged, ChargedRule, ChargeOptions, unlimited
 from sluicegate.web.gate import Gate
@@ -102,12 +103,23 @@ class RateLimiter:
             limiter.reset_all(("user", "alice"))
             limiter.reset_all(("ip", "203.0.113.7"))
         """
+        return self._installation("reset_all").gate.reset_all(identity)
+
+    def status(self) -> Status:
+        """Return the status of the limiter, its store and its circuits. Charges nothing.
+
+        Outside a request and a command of Flask, write `with app.app_context():`.
+        """
+        return self._installation("status").gate.limiter.status()
+
+    def _installation(self, asked: str) -> Installation:
+        """Return this limiter's installation on the current application. `asked` is the method that needs it."""
         installed: list[Installation] = current_app.extensions.get(_NAME, []) if has_app_context() else []
         for each in installed:
             if each.extension is self:
-                return each.gate.reset_all(identity)
+                return each
         problem = "called outside an application context, or in an application that this RateLimiter does not limit"
-        raise NotEnforcedError("reset_all", type(self), problem=problem, expected="write with app.app_context():")
+        raise NotEnforcedError(asked, type(self), problem=problem, expected="write with app.app_context():")
 
     def _all_options(self, app: Flask) -> dict[str, Any]:
         """Return the options of the constructor and of `app.config`."""

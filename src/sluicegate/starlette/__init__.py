@@ -13,5 +13,17 @@ with needs("starlette"):
     from sluicegate.starlette.middleware import RateLimitMiddleware, decision
     from sluicegate.starlette.reset import reset_all
     from sluicegate.starlette.responses import Refused
+    from sluicegate.starlette.status import health, status
 
-__all__ = ["RateLimitMiddleware", "Refused", "charge", "charge_sync", "decision", "exempt", "limit", "reset_all"]
+__all__ = [
+    "RateLimitMiddleware",
+    "Refused",
+    "charge",
+    "charge_sync",
+    "decision",
+    "exempt",
+    "health",
+    "limit",
+    "reset_all",
+    "status",
+]

@@ -1,0 +1,48 @@
+"""The status of the limiter of this process, `status` for sync code and `astatus` for async code; a health view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from asgiref.sync import async_to_sync, sync_to_async
+from django.http import HttpRequest, HttpResponse
+
+from sluicegate.django import conf
+from sluicegate.django.decorators import exempt
+from sluicegate.errors import AsyncMismatchError
+from sluicegate.status import Status
+from sluicegate.stores.completion import running_loop
+from sluicegate.web.health import FIELDS, OK, answer, check_code
+
+
+def status() -> Status:
+    """Return the status of this process: of its limiter for ASGI if there is one, else of the one for WSGI. Charges
+    nothing.
+    """
+    if running_loop() is not None:
+        problem, expected = "called on the event loop, where it cannot wait", "write await astatus()"
+        raise AsyncMismatchError("status", "()", problem=problem, expected=expected)
+    under_asgi = conf.opened_async_gate()
+    return conf.sync_gate().limiter.status() if under_asgi is None else async_to_sync(under_asgi.limiter.status)()
+
+
+async def astatus() -> Status:
+    """Do the same as `status` in async code."""
+    return await sync_to_async(status)()
+
+
+def health(*, unavailable: int = OK) -> Callable[[HttpRequest], HttpResponse]:
+    """Return a view without limits that answers with the status as JSON.
+
+    `unavailable` is the status code while the store is unavailable: 200 unless another one is given.
+
+        path("health/limits", health())
+    """
+    check_code(unavailable)
+
+    def sluicegate_health(request: HttpRequest) -> HttpResponse:
+        code, body = answer(status(), unavailable=unavailable)
+        return HttpResponse(body, status=code, headers=dict(FIELDS))
+
+    return cast("Callable[[HttpRequest], HttpResponse]", exempt(sluicegate_health))
