@@ -45,7 +45,7 @@ ORDER: tuple[dict[str, tuple[str, ...]], ...] = (
         "packers": ("_pyinstaller", "_pyinstaller.*"),
     },
     {"fastapi": ("fastapi",)},
-    {"testing": ("testing", "testing.*")},
+    {"testing": ("testing", "testing.*"), "metrics": ("measures", "prometheus", "opentelemetry")},
     {"cli": ("cli", "cli.*", "__main__", "django.management*")},
 )
 # What a part may not import, although it is in a row above.
@@ -83,8 +83,8 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "click": CLI,
     "rich": CLI,
     "uvicorn": CLI,
-    "prometheus_client": ("hooks.prometheus",),
-    "opentelemetry": ("hooks.opentelemetry",),
+    "prometheus_client": ("prometheus",),
+    "opentelemetry": ("opentelemetry",),
     "pytest": ("testing", "testing.*"),
     "hypothesis": ("testing", "testing.*"),
 }

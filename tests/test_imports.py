@@ -16,7 +16,8 @@ from tests.test_house import SOURCE, own
 # Three are of the status, from the stores and the limiter, and to the text of an error.
 # Five are of its adapters.
 # Seven are of the command line, which takes the applications of all adapters.
-MOST_ARROWS = 160
+# Twelve are of the metrics, which stand outside: two libraries, and what both count.
+MOST_ARROWS = 172
 
 
 def graph() -> dict[str, set[str]]:

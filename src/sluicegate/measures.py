@@ -1,0 +1,113 @@
+"""What the metrics of both libraries count: decisions under labels, and the stores of this process.
+
+Rule names and routes are few, unless an application makes the name of an action from data ("reply-4711"). A metrics
+server keeps every combination of labels for months, so those beyond a bound are counted as one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+from sluicegate import fork
+from sluicegate.events import DecisionEvent
+from sluicegate.limiter import AsyncLimiter, Limiter
+from sluicegate.status import describe
+
+MOST: Final = 2000
+"""The combinations of labels of one metric in one process. Later names are counted under the name "other"."""
+
+SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+"""The buckets for the store's seconds: a server near by answers within a millisecond, the usual deadline is 0.1."""
+
+DEGRADED: Final = frozenset({"local", "policy"})
+"""The sources of an outcome that was made without the store."""
+
+HELP: Final = {
+    "decisions": "Decisions, by endpoint.",
+    "outcomes": "What each rule of a decision said.",
+    "near_limit": "Outcomes that left at most a tenth of the limit.",
+    "degraded_decisions": "Decisions without the store.",
+    "store_seconds": "Seconds that the calls of the store took for a decision.",
+    "open_circuits": "Circuit breakers that are not closed.",
+    "entries": "Budgets in the memory of this process.",
+    "evictions": "Budgets that were evicted because the memory was full.",
+    "degraded_allowed": "Decisions without the store that allowed: at most so many too many.",
+}
+"""What each metric is."""
+
+Labels = tuple[str, ...]
+_Counter = TypeVar("_Counter")
+
+
+class Series(dict[Labels, _Counter]):
+    """A counter for each combination of labels, made when it is first needed. The second label may be an invented name.
+
+    >>> series = Series(list)
+    >>> series["shop", "reply"]
+    ['shop', 'reply']
+    """
+
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Callable[[Labels], _Counter]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, labels: Labels) -> _Counter:
+        if len(self) >= MOST and labels[1:2] not in {(), ("other",)}:
+            return self[labels[0], "other", *labels[2:]]
+        made = self[labels] = self._make(labels)
+        return made
+
+
+def result(event: DecisionEvent) -> str:
+    """Return what a decision said: "allowed", "refused", or "forbidden" by the deny list."""
+    if event.allowed:
+        return "allowed"
+    return "forbidden" if event.forbidden else "refused"
+
+
+class StoreNumbers(NamedTuple):
+    """The numbers of all limiters of this process that use one store."""
+
+    open_circuits: int = 0
+    entries: int = 0
+    evictions: int = 0  # since the last reading, as is the next
+    degraded_allowed: int = 0
+
+
+class Stores:
+    """Reads the numbers of the stores of this process. What only grows is read as its growth, because a limiter that is
+    deleted takes its numbers along.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._before: WeakKeyDictionary[Limiter | AsyncLimiter, tuple[int, int]] = WeakKeyDictionary()
+        fork.renew(self)
+
+    def after_fork(self) -> None:
+        """Renew the lock. The child counts on from the numbers of its parent."""
+        self._lock = threading.Lock()
+
+    def read(self) -> dict[str, StoreNumbers]:
+        """Return the numbers by store. A store is named as in a status, without its password."""
+        found: dict[str, StoreNumbers] = {}
+        with self._lock:
+            limiters: list[Limiter | AsyncLimiter] = [*Limiter.existing(), *AsyncLimiter.existing()]
+            for limiter in limiters:
+                status = describe(limiter.store)
+                grown = status.evictions, status.degraded_allowed
+                before = self._before.get(limiter, (0, 0))
+                self._before[limiter] = grown
+                numbers = StoreNumbers(
+                    sum(circuit.state != "closed" for circuit in status.circuits),
+                    status.entries or 0,
+                    *[max(0, now - then) for now, then in zip(grown, before, strict=True)],
+                )
+                known = found.get(status.store, StoreNumbers())
+                found[status.store] = StoreNumbers(*map(sum, zip(known, numbers, strict=True)))
+        return found

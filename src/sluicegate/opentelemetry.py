@@ -1,0 +1,166 @@
+"""OpenTelemetry metrics and span attributes of decisions, by opentelemetry-api.
+
+The names follow `aspnetcore.rate_limiting.*`, the stable conventions for a rate limiter, under a namespace of our own:
+`policy` is the name of a rule, as in the header field RateLimit-Policy.
+
+A counter of the SDK takes 6 µs for each `add`. So decisions are counted here, and the SDK reads the sums when it
+exports.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from typing import Final
+
+from sluicegate import fork
+from sluicegate.events import DecisionEvent
+from sluicegate.extras import needs
+from sluicegate.measures import DEGRADED, HELP, SECONDS, Series, StoreNumbers, Stores, result
+
+with needs("opentelemetry"):
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
+    from opentelemetry.trace import get_current_span
+
+PREFIX: Final = "sluicegate.rate_limiting"
+_STORE: Final = f"{PREFIX}.store"
+_APPLICATION: Final = f"{PREFIX}.application"
+_POLICY: Final = f"{PREFIX}.policy"
+_RESULT: Final = f"{PREFIX}.result"
+_SOURCE: Final = f"{PREFIX}.source"
+_BY_POLICY: Final = (_POLICY, _RESULT, _SOURCE)
+_BY_ROUTE: Final = ("http.route", "http.request.method", _RESULT)
+
+
+_Reader = Callable[[CallbackOptions], Iterable[Observation]]
+
+
+class OpenTelemetryMetrics:
+    """Counts decisions for OpenTelemetry. Give it as `on_decision`: one object to all limiters of a process.
+
+    - `sluicegate.rate_limiting.decisions`, by `http.route`, `http.request.method` and `…result`.
+    - `sluicegate.rate_limiting.outcomes`: what each rule said, by `…policy` (the rule), `…result` and `…source`.
+    - `sluicegate.rate_limiting.near_limit`: outcomes that left at most a tenth of the limit, by `…policy`.
+    - `sluicegate.rate_limiting.degraded_decisions`: decisions without the store.
+    - `sluicegate.rate_limiting.store.duration`: a histogram of seconds, without attributes.
+    - `sluicegate.rate_limiting.store.open_circuits`, `….entries`, `….evictions` and `….degraded_allowed`: of all
+      limiters of the process, by `…store`.
+
+    The counters of decisions also have `…application`, if it has a name. An empty attribute is left out.
+    No attribute has an identity. Without `meter_provider` the global one is used, also if it is set later.
+
+    A decision that did not simply allow sets attributes of the current span, if that is still recording: `…result`,
+    `…refused_by`, `…would_refuse` (rules in shadow) and `…degraded`.
+    """
+
+    def __init__(self, *, meter_provider: MeterProvider | None = None) -> None:
+        meter = get_meter("sluicegate", version("sluicegate"), meter_provider)
+
+        def counter(name: str, unit: str, *attributes: str) -> Series[_Count]:
+            made: Series[_Count] = Series(lambda values: _Count(_attributes((_APPLICATION, *attributes), values)))
+            observe(name, self._reader(made), unit=unit)
+            return made
+
+        def observe(name: str, read: _Reader, *, unit: str, rises: bool = True) -> None:
+            make = meter.create_observable_counter if rises else meter.create_observable_up_down_counter
+            make(f"{PREFIX}.{name}", [read], unit=unit, description=HELP[name.removeprefix("store.")])
+
+        self._lock = threading.Lock()
+        self._decisions = counter("decisions", "{decision}", *_BY_ROUTE)
+        self._outcomes = counter("outcomes", "{outcome}", *_BY_POLICY)
+        self._near = counter("near_limit", "{outcome}", _POLICY)
+        self._degraded = counter("degraded_decisions", "{decision}")
+        self._seconds = meter.create_histogram(
+            f"{_STORE}.duration", "s", HELP["store_seconds"], explicit_bucket_boundaries_advisory=SECONDS
+        )
+        self._stores = Stores()
+        self._totals: dict[str, StoreNumbers] = {}
+        observe("store.open_circuits", self._store_reader("open_circuits"), unit="{circuit}", rises=False)
+        observe("store.entries", self._store_reader("entries"), unit="{entry}", rises=False)
+        observe("store.evictions", self._store_reader("evictions"), unit="{entry}")
+        observe("store.degraded_allowed", self._store_reader("degraded_allowed"), unit="{decision}")
+        fork.renew(self)
+
+    def after_fork(self) -> None:
+        """Count from zero in the child: the parent exports what it has counted."""
+        self._lock = threading.Lock()
+        for series in (self._decisions, self._outcomes, self._near, self._degraded):
+            series.clear()
+        self._totals.clear()
+
+    def __call__(self, event: DecisionEvent) -> None:
+        """Count one decision."""
+        application, degraded, unusual = event.application, False, False
+        tally, said = event.tally, result(event)
+        with self._lock:
+            self._decisions[application, event.endpoint, event.method, said].value += 1
+            for rule, its, source, near in tally:
+                self._outcomes[application, rule, its, source].value += 1
+                if near:
+                    self._near[application, rule].value += 1
+                if source in DEGRADED:
+                    degraded = True
+                if its != "allowed":
+                    unusual = True
+            if degraded:
+                self._degraded[application,].value += 1
+        if event.store_seconds is not None:  # without attributes, which would double the time of this call
+            self._seconds.record(event.store_seconds)
+        if unusual or degraded or said != "allowed":
+            _mark_span(event, degraded=degraded)
+
+    def _reader(self, series: Series[_Count]) -> _Reader:
+        def read(options: CallbackOptions) -> Iterable[Observation]:
+            with self._lock:
+                return [Observation(count.value, count.attributes) for count in series.values()]
+
+        return read
+
+    def _store_reader(self, field: str) -> _Reader:
+        def read(options: CallbackOptions) -> Iterable[Observation]:
+            with self._lock:
+                for store, numbers in self._stores.read().items():
+                    _, _, evictions, allowed = self._totals.get(store, StoreNumbers())
+                    self._totals[store] = numbers._replace(
+                        evictions=evictions + numbers.evictions, degraded_allowed=allowed + numbers.degraded_allowed
+                    )
+                return [Observation(getattr(total, field), {_STORE: store}) for store, total in self._totals.items()]
+
+        return read
+
+
+class _Count:
+    """A number of decisions, with the attributes under which it is exported."""
+
+    __slots__ = ("attributes", "value")
+
+    def __init__(self, attributes: dict[str, str]) -> None:
+        self.attributes = attributes
+        self.value = 0
+
+
+def _attributes(names: Iterable[str], values: Iterable[str]) -> dict[str, str]:
+    """Return the attributes that are not empty. The conventions have a word of their own for an unknown method."""
+    found = {name: value for name, value in zip(names, values, strict=True) if value}
+    if found.get("http.request.method") == "other":
+        found["http.request.method"] = "_OTHER"
+    return found
+
+
+def _mark_span(event: DecisionEvent, *, degraded: bool) -> None:
+    """Set attributes of the current span. An allowing decision sets no result: it could replace the refusal of another
+    decision about the same request.
+    """
+    span = get_current_span()
+    if not span.is_recording():
+        return
+    if not event.allowed:
+        span.set_attribute(_RESULT, result(event))
+        refused = [rule for rule, said, _, _ in event.tally if said in {"refused", "banned"}]
+        span.set_attribute(f"{PREFIX}.refused_by", refused)
+    shadowed = [rule for rule, said, _, _ in event.tally if said == "shadow"]
+    if shadowed:
+        span.set_attribute(f"{PREFIX}.would_refuse", shadowed)
+    if degraded:
+        span.set_attribute(f"{PREFIX}.degraded", degraded)
