@@ -108,6 +108,7 @@ CATCHES_ALL: dict[str, str] = {
     "flask.responses:_send_signal": "a failing listener is logged and must not change the answer",
     "limiter:Limiter.take": "any error, also an interrupt, refunds the charge; raised again",
     "stores.breaker:Breaker._call_hook": "a failing hook is logged and must not change the answer",
+    "events:Delivery.now": "a failing handler is logged and must not change the answer",
     "web.charges:_is_refunded": "a failing predicate is logged and must not change the answer",
     "web.settings:_function": "a user's module may raise anything at import; the error names the setting",
     "starlette.routes:_match": "a convertor is the application's own: the router raises the same",

@@ -99,6 +99,14 @@ OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
     "error_message": ("Slow down.", '"Slow down."', "Slow down.", "Slow down."),
     "on_denied": (slow, '"shop.slow"', "shop.slow", slow),
     "strict": (True, "true", "true", True),
+    "on_decision": (
+        [note_change, slow],
+        '["shop.note_change", "shop.slow"]',
+        "shop.note_change, shop.slow",
+        (note_change, slow),
+    ),
+    "show_identities": (True, "true", "true", True),
+    "application": ("shop", '"shop"', "shop", "shop"),
     "clock": (CLOCK, None, None, CLOCK),
 }
 

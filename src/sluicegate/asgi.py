@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterator, MutableMapp
 from contextlib import suppress
 from contextvars import ContextVar
 from inspect import isawaitable
-from typing import Any, Final, NoReturn, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack, cast
 
 from sluicegate.clock import epoch_seconds
 from sluicegate.errors import ConfigurationError, NotEnforcedError, SettingsError
@@ -45,6 +45,9 @@ from sluicegate.web.request_state import NO_MARKS, RequestState, warn_of_twice
 from sluicegate.web.settings import Settings, SettingsOptions, hide
 from sluicegate.web.settlement import AsyncSettlement
 
+if TYPE_CHECKING:
+    from sluicegate.events import Delivery
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -56,8 +59,10 @@ SERVED: Final[ContextVar[Scope | None]] = ContextVar("sluicegate_served", defaul
 REASON: Final = "rate limit exceeded"  # why a WebSocket is closed
 DENIAL_EXTENSION: Final = "websocket.http.response"
 _STATE: Final = "sluicegate"
+_PENDING: Final = "sluicegate.pending"
 _ENDED: Final = "ended"
 _FRAMEWORKS: Final = frozenset({"starlette", "fastapi", "sluicegate"})
+_ANSWERED: Final = frozenset({HTTP[1], WEBSOCKET[1], ACCEPT, "websocket.close"})  # if there is no more body
 _RUNNING: Final = frozenset({"starlette.middleware.authentication", "starlette.middleware.base"})  # user code
 
 
@@ -120,6 +125,10 @@ class AsgiCaller:
     def signs_in_later(self) -> bool:
         """True if the request has credentials, and no authentication middleware is outside the limiter."""
         return "user" not in self.scope and bool(self.header("authorization"))
+
+    def pending(self) -> Any:
+        """Return what keeps the decisions about the request until its answer was sent; None if nothing does."""
+        return self.scope.get(_PENDING)
 
 
 class Exchange(RequestState):
@@ -219,6 +228,8 @@ class RateLimitMiddleware:
         self._everywhere: tuple[Bound, ...] = ()
         self.settings = Settings.given(settings, options, source="RateLimitMiddleware")
         self.gate = AsyncGate(self.settings)
+        if self.gate.limiter.events is not None:
+            self.gate.limiter.events.take_part(self, _Watched)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
@@ -307,6 +318,12 @@ class RateLimitMiddleware:
     def caller(self, scope: Scope) -> AsgiCaller:
         """Return the caller of a scope that has passed through the application."""
         return AsgiCaller(scope)
+
+    def template(self, scope: Scope, *, path: str, root_path: str) -> str:
+        """Return the template of the route of a request that has passed through the application. The application may
+        have changed the `path` and the `root_path` of its scope.
+        """
+        return ""
 
     def answers_preflight(self, scope: Scope) -> bool:
         """True if a CORS preflight gets its response from something other than a view: in this class, from a CORS layer
@@ -450,6 +467,38 @@ def health(middleware: RateLimitMiddleware, /, *, unavailable: int = OK) -> ASGI
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
     return application
+
+
+class _Watched(RateLimitMiddleware):
+    """The middleware of an application with `on_decision`: it delivers the events when the answer was sent."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await super().__call__(scope, receive, send)
+            return
+        outer, pending = scope.get(_PENDING), cast("Delivery", self.gate.limiter.events).pending()
+        scope[_PENDING] = pending
+        path, root_path = str(scope.get("path", "")), str(scope.get("root_path", ""))
+
+        def end() -> None:
+            if not pending.is_over:
+                pending.endpoint = self.template(scope, path=path, root_path=root_path)
+                pending.end()
+
+        async def send_last(message: Message) -> None:
+            await send(message)
+            end()
+
+        def sending(message: Message) -> Awaitable[None]:
+            ends = message["type"] in _ANSWERED and not message.get("more_body", False)
+            return send_last(message) if ends else send(message)
+
+        try:
+            await super().__call__(scope, receive, sending)
+        finally:
+            end()
+            if outer is not None:
+                scope[_PENDING] = outer
 
 
 def _name_taken() -> SettingsError:

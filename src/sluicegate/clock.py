@@ -129,5 +129,8 @@ def _checked(what: str, given: object, moment_us: int | None) -> int:
 epoch_seconds: Final = time.time
 """Wall-clock seconds since 1970: for header fields that carry a moment, never for an interval."""
 
+stopwatch: Final = time.perf_counter
+"""Seconds since an unstated moment, for the time that something took."""
+
 monotonic: Final = time.monotonic
 """Seconds since an unstated moment, for deadlines: what a socket and an event loop understand."""

@@ -338,6 +338,15 @@ def warn(code: str, given: str, *, strict: bool, **facts: object) -> None:
         _warned.add(text)  # added last: if a filter makes the warning an error, every call raises
 
 
+def check_labels(application: object, *, show_identities: object) -> None:
+    """Raise SettingsError unless these can be the options of events with these names."""
+    if not isinstance(application, str):
+        raise SettingsError("application", application, problem="not text", expected='give a name like "shop"')
+    if not isinstance(show_identities, bool):
+        problem, expected = "neither True nor False", "give True or False"
+        raise SettingsError("show_identities", show_identities, problem=problem, expected=expected)
+
+
 def check_strict(strict: object) -> None:
     """Raise SettingsError for a value that is neither True nor False."""
     if not isinstance(strict, bool):

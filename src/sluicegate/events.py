@@ -7,12 +7,17 @@ template and the method. An identity is shown as the digest that is also in the 
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import Any, Final, Literal, NoReturn, final
 
+from sluicegate.awaiting import async_mismatch, close_unawaited, is_async, label_of, waits
 from sluicegate.clock import MICROSECOND
+from sluicegate.errors import SettingsError
 from sluicegate.identity import digest
-from sluicegate.plan import BAN, Check, Decision, Outcome, Terms
+from sluicegate.plan import BAN, Check, Decision, Handler, Handlers, Outcome, Terms
 from sluicegate.rules.rule import METHODS
+from sluicegate.stores.watched import StoreTime, measure
 
 Result = Literal["allowed", "refused", "shadow", "banned"]
 """What a rule said: "shadow" if it only would have refused, "banned" if the refusal comes from a ban."""
@@ -215,3 +220,105 @@ def _said(terms: Terms, outcome: Outcome) -> tuple[Result, bool]:
     if outcome[3] != 0:  # a shadow rule that would have refused: it has a time to wait
         return "shadow", False
     return "allowed", outcome[2] * 10 <= outcome[1] and terms.algorithm != BAN
+
+
+log = logging.getLogger("sluicegate.events")
+
+
+class Delivery:
+    """Makes the events of one limiter and calls its handlers. It has no lock and nothing of a request."""
+
+    measure = staticmethod(measure)
+
+    def __init__(self, given: Handlers, *, application: str, show_identities: bool) -> None:
+        self._handlers = handlers_of(given)
+        self._application = application
+        self._shows = show_identities
+        self._failed: set[int] = set()  # the places of the handlers that were logged
+
+    def now(self, decision: Decision, time: StoreTime, *, endpoint: str = "", method: str = "") -> Decision:
+        """Deliver a decision, and return it. A handler that fails is logged once, and changes nothing."""
+        event = DecisionEvent(
+            decision,
+            application=self._application,
+            endpoint=endpoint,
+            method=method,
+            store_seconds=time.seconds,
+            show_identities=self._shows,
+        )
+        for place, handler in enumerate(self._handlers):
+            try:
+                answer = handler(event)
+                if answer is not None and waits(answer):
+                    close_unawaited(answer)
+                    raise async_mismatch("on_decision", handler)
+            except Exception:
+                if place not in self._failed:
+                    self._failed.add(place)
+                    log.exception("sluicegate: %s of on_decision failed; it is logged once", label_of(handler))
+        return decision
+
+    @staticmethod
+    def pending() -> Pending:
+        """Return what keeps the decisions about one request until its answer was sent."""
+        return Pending()
+
+    @staticmethod
+    def take_part(limiter: Any, watched: Any) -> None:
+        """Put the methods of `watched` before those of this object, which then notes its decisions."""
+        kind: Any = type(limiter)
+        limiter.__class__ = _joined(watched, kind)
+
+
+class Pending:
+    """The decisions about one request that wait for the end of its answer. Later ones are delivered at once.
+
+    Several threads may add to it. Each decision is delivered by the one that takes it.
+    """
+
+    __slots__ = ("_made", "context", "endpoint", "ends_with_answer", "is_over")
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Delivery, Decision, StoreTime, str]] = []
+        self.endpoint = ""  # the template of the route
+        self.context = 0  # the id of Flask's context of the request
+        self.ends_with_answer = False  # closing the response will call `end`
+        self.is_over = False
+
+    def add(self, delivery: Delivery, decision: Decision, time: StoreTime, *, method: str) -> None:
+        """Add a decision."""
+        self._made.append((delivery, decision, time, method))
+        if self.is_over:
+            self.end()
+
+    def end(self) -> None:
+        """Deliver the decisions: the answer was sent, or there will be none."""
+        self.is_over = True
+        while self._made:
+            try:
+                delivery, decision, time, method = self._made.pop(0)
+            except IndexError:  # another thread was quicker
+                return
+            delivery.now(decision, time, endpoint=self.endpoint, method=method)
+
+
+def handlers_of(given: object) -> tuple[Handler, ...]:
+    """Return the handlers of an `on_decision`. Raises SettingsError for anything but plain functions."""
+    handlers: tuple[Any, ...] = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    for handler in handlers:
+        problem = ""
+        if isinstance(handler, type):
+            problem = "a class, not an instance of it"
+        elif not callable(handler) or is_async(handler):
+            problem = "not a plain function"
+        if problem:
+            expected = "give a function of a DecisionEvent, or a list of such functions"
+            raise SettingsError("on_decision", handler, problem=problem, expected=expected)
+    return handlers
+
+
+@cache
+def _joined(watched: Any, kind: Any) -> Any:
+    """Return the class of a limiter, with the methods of another class before its own."""
+    shown = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (watched, kind), shown)

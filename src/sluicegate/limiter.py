@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, asyn
 from functools import lru_cache
 from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, NoReturn, Self, TypeVar, cast
 
 from sluicegate import fork
 from sluicegate.algorithms import DEFAULT, AlgorithmName, find
@@ -22,12 +22,13 @@ from sluicegate.errors import (
     RuleError,
     SettingsError,
     StoreError,
+    check_labels,
     check_strict,
     unknown_option,
 )
 from sluicegate.hidden import hide_options, hide_secret, hide_store
 from sluicegate.identity import Seal, digest, identity_text
-from sluicegate.plan import Check, Decision, Outcome, Plan, Terms, new
+from sluicegate.plan import Check, Decision, Handlers, Outcome, Plan, Terms, new
 from sluicegate.quota import MAX_LIMIT, Quota
 from sluicegate.reservation import AsyncReservation, AsyncSlot, Reservation, Slot
 from sluicegate.rules.rollout import report
@@ -45,6 +46,7 @@ from sluicegate.stores.wrappers import (
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from sluicegate.events import Delivery
     from sluicegate.rules.ban import Ban
     from sluicegate.status import Status
 
@@ -76,6 +78,9 @@ class _Engine(Generic[_AnyStore]):
     _asynchronous: ClassVar[bool]
     _open: ClassVar[Callable[..., Any]]
     _wrap: ClassVar[Callable[..., Any]]
+    watched: ClassVar[type[Any]]
+    events: Delivery | None = None
+    """Delivers the decisions to `on_decision`. A limiter without one has no line about events on its way."""
     on_made: ClassVar[Callable[[Any], None] | None] = None
     """Called with each new limiter, if a test sets it: see `use`."""
 
@@ -92,6 +97,9 @@ class _Engine(Generic[_AnyStore]):
         deny_cache: float = STALENESS,
         on_store_change: Callable[[StoreChange], object] | None = None,
         secret: str | bytes | None = None,
+        on_decision: Handlers | None = None,
+        show_identities: bool = False,
+        application: str = "",
         strict: bool = False,
         **unknown: Never,
     ) -> None:
@@ -101,6 +109,7 @@ class _Engine(Generic[_AnyStore]):
             raise unknown_option(type(self).__name__, name, ("store", *OPTIONS), error=SettingsError)
         find(algorithm)
         check_strict(strict)
+        check_labels(application, show_identities=show_identities)
         self._algorithm = algorithm
         self.text = _text(None if secret is None else Seal(secret))
         self._options = StoreOptions(
@@ -111,6 +120,11 @@ class _Engine(Generic[_AnyStore]):
             on_store_change=on_store_change,
             clock=clock,
         )
+        if on_decision is not None:
+            from sluicegate.events import Delivery
+
+            self.events = Delivery(on_decision, application=application, show_identities=show_identities)
+            self._options.watched = True
         opened: Any = store
         if isinstance(store, str):
             opened = self._open(store, prefix=prefix, clock=clock, deadline=deadline)
@@ -124,6 +138,8 @@ class _Engine(Generic[_AnyStore]):
         self._closes = self.store is not store  # the store was opened here, or is a wrapper made here
         if (warn := getattr(opened, "warn", None)) is not None:
             warn(strict=strict)
+        if self.events is not None:
+            self.events.take_part(self, self.watched)
         if self.on_made is not None:
             self.on_made()
 
@@ -248,7 +264,9 @@ class Limiter(_Engine[Store]):
     is available again. A refusal may be cached for `deny_cache` seconds.
 
     With `secret`, at least 16 bytes, stores keep identities as keyed digests. Limiters that share budgets need the same
-    secret. `strict` turns warnings into errors.
+    secret. `on_decision` is a function, or several, called with a DecisionEvent after each decision; the event has the
+    name of the `application`, and identities as digests unless `show_identities` is True. `strict` turns warnings into
+    errors.
 
     >>> limiter = Limiter()
     >>> limiter.is_action_allowed("alice", "reply", period=60, max_count=5)
@@ -773,6 +791,55 @@ class AsyncLimit(_Limit[AsyncLimiter]):
             yield slot
         finally:
             await slot.release()
+
+
+class _WatchedLimit(Limit):
+    """A Limit whose hits are delivered."""
+
+    __slots__ = ()
+
+    def hit(self, identity: object, cost: int = 1) -> Decision:
+        events = cast("Delivery", self._limiter.events)
+        time = events.measure()
+        return events.now(super().hit(identity, cost), time)
+
+
+class _WatchedLimiter(Limiter):
+    """A Limiter with `on_decision`."""
+
+    def limit(self, quota: QuotaSpec, *, action: str = "", algorithm: AlgorithmName | None = None) -> Limit:
+        return _WatchedLimit(self, self._terms(quota, action, algorithm))
+
+    def take(self, plan: Plan) -> Decision:
+        events = cast("Delivery", self.events)
+        time = events.measure()
+        return events.now(super().take(plan), time)
+
+
+class _WatchedAsyncLimit(AsyncLimit):
+    """An AsyncLimit whose hits are delivered."""
+
+    __slots__ = ()
+
+    async def hit(self, identity: object, cost: int = 1) -> Decision:
+        events = cast("Delivery", self._limiter.events)
+        time = events.measure()
+        return events.now(await super().hit(identity, cost), time)
+
+
+class _WatchedAsyncLimiter(AsyncLimiter):
+    """An AsyncLimiter with `on_decision`."""
+
+    def limit(self, quota: QuotaSpec, *, action: str = "", algorithm: AlgorithmName | None = None) -> AsyncLimit:
+        return _WatchedAsyncLimit(self, self._terms(quota, action, algorithm))
+
+    async def take(self, plan: Plan) -> Decision:
+        events = cast("Delivery", self.events)
+        time = events.measure()
+        return events.now(await super().take(plan), time)
+
+
+Limiter.watched, AsyncLimiter.watched = _WatchedLimiter, _WatchedAsyncLimiter
 
 
 def _charges(decision: Decision) -> tuple[Plan, tuple[Outcome, ...]]:

@@ -6,7 +6,7 @@ read, has seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol, final, get_args
 
 from sluicegate.clock import MICROSECOND
@@ -30,6 +30,11 @@ FailurePolicy = Literal["local", "allow", "deny"]
 """What happens to a check while the store is unavailable: it is counted in this process, allowed, or refused."""
 
 FAILURE_POLICIES: Final[tuple[str, ...]] = get_args(FailurePolicy)
+
+
+Handler = Callable[[Any], object]
+Handlers = Handler | Sequence[Handler]
+"""What `on_decision` may be: a function of a DecisionEvent (`sluicegate.events`), or several."""
 
 
 class Terms(NamedTuple):

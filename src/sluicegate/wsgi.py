@@ -35,9 +35,12 @@ from sluicegate.web.settlement import Settlement
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
+    from sluicegate.events import Delivery, Pending
+
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None] | None
 
 KEY: Final = "sluicegate.state"
+_PENDING: Final = "sluicegate.pending"
 _NOWHERE: Final = Endpoint()
 _RAISED: Final[list[bytes]] = []  # instead of the iterable, while the application has returned none
 
@@ -86,6 +89,10 @@ class WsgiCaller:
     def signs_in_later(self) -> bool:
         """True if the request has credentials, which the server has not read."""
         return "HTTP_AUTHORIZATION" in self.environ
+
+    def pending(self) -> Any:
+        """Return what keeps the decisions about the request until its answer was sent; None if nothing does."""
+        return self.environ.get(_PENDING)
 
 
 class _Served(RequestState):
@@ -155,6 +162,8 @@ class RateLimitMiddleware:
                     raise RuleError("key", part, problem=problem, expected=expected)
         self.gate = Gate(self.settings)
         self._bounds = self.gate.bind(_NOWHERE)
+        if self.gate.limiter.events is not None:
+            self.gate.limiter.events.take_part(self, _Watched)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         state = _Served(self.gate)
@@ -266,6 +275,51 @@ class RateLimitMiddleware:
             return start_response(status, headers, exc_info)
 
         return respond
+
+
+class _Watched(RateLimitMiddleware):
+    """The middleware of an application with `on_decision`: it delivers the events when the body is closed."""
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        outer, pending = environ.get(_PENDING), cast("Delivery", self.gate.limiter.events).pending()
+        environ[_PENDING] = pending
+        chunks: Iterable[bytes] = _RAISED
+        try:
+            chunks = super().__call__(environ, start_response)
+        finally:
+            if outer is not None:
+                environ[_PENDING] = outer
+            if chunks is _RAISED:
+                pending.end()
+        return _List(chunks, pending) if type(chunks) in (list, tuple) else _Body(chunks, pending)
+
+
+class _List(list[bytes]):
+    """A body in a list, of which a server may ask the length. Closing it delivers the events."""
+
+    def __init__(self, chunks: Iterable[bytes], pending: Pending) -> None:
+        super().__init__(chunks)
+        self.close = pending.end
+
+
+class _Body:
+    """Any other body. Closing it delivers the events."""
+
+    def __init__(self, chunks: Iterable[bytes], pending: Pending) -> None:
+        self._chunks = chunks
+        self._pending = pending
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._chunks)
+
+    def close(self) -> None:
+        """Close the application's iterable, then deliver."""
+        try:
+            close = getattr(self._chunks, "close", None)
+            if close is not None:
+                close()
+        finally:
+            self._pending.end()
 
 
 class SettlingBody:

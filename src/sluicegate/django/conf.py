@@ -116,6 +116,7 @@ def sync_gates() -> list[Gate]:
 def _make_loop(gate: AsyncGate) -> Gate:
     settings = replace(gate.settings, rules=(), default_limits=(), on_denied=None)
     memory = gate.limiter.store
+    memory = getattr(memory, "inside", memory)  # of a wrapper that measures
     if isinstance(memory, AsyncMemoryStore):
         settings = replace(settings, store=memory.memory, clock=None, prefix=PREFIX)
     return Gate(settings, awaits_answers=True)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Self
-from weakref import ref
+from weakref import finalize, ref
 
 from django.http import HttpRequest
 
+from sluicegate import fork
 from sluicegate.django.users import UNKNOWN, UserLookup, known_user
 from sluicegate.plan import Decision
+from sluicegate.stores.completion import running_loop
 from sluicegate.web.bound import Bound
 from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.http import environ_name
 from sluicegate.web.preflight import is_preflight
 from sluicegate.web.request_state import NO_MARKS, RequestState
 
+_PENDING: Final = "_sluicegate_pending"  # attribute of a request
 _LATE: Final = frozenset(("rest_framework", "ninja"))  # packages that authenticate inside the view
 
 
@@ -118,6 +123,11 @@ class DjangoRequestState(RequestState):
         """True if the request has credentials, and the project has a framework that reads them inside the view."""
         return "HTTP_AUTHORIZATION" in self.meta and not _LATE.isdisjoint(sys.modules)
 
+    def pending(self) -> Any:
+        """Return what keeps the decisions about the request until it is closed; None if the request is gone."""
+        request: Any = self.own_request()
+        return None if request is None else pending_of(request)
+
     def is_cors_preflight(self) -> bool:
         """True if this is a CORS preflight as browsers send it."""
         return self.method == "OPTIONS" and is_preflight("OPTIONS", self.header)
@@ -155,6 +165,53 @@ class AsyncDjangoRequestState(DjangoRequestState):
     async def _look_up(self) -> Hashable | None:
         name = self.found_user = await UserLookup(self, self.gate, self.bounds).run_async()
         return name
+
+
+def pending_of(request: HttpRequest) -> Any:
+    """Return what keeps the decisions about a request for `on_decision`. The end of the request delivers them.
+
+    Django closes the request with its response. If Django's task is cancelled, it closes nothing: then freeing the
+    request delivers them, on the loop if there is one, because a request may be freed at any line of any thread.
+    """
+    pending = vars(request).get(_PENDING)
+    if pending is None:
+        from sluicegate.events import Pending
+
+        pending = vars(request)[_PENDING] = Pending()
+        vars(request)["close"] = _ending_close(request, pending)
+        loop = running_loop()
+        end = pending.end if loop is None else partial(_end_on, loop, pending)
+        finalize(request, partial(_end_here, end, fork.generation())).atexit = False
+    match = request.resolver_match
+    pending.endpoint = (match.route or "") if match is not None else ""
+    return pending
+
+
+def _ending_close(request: HttpRequest, pending: Any) -> Callable[[], None]:
+    """Return a `close` for the request that also delivers. It must not keep the request alive."""
+    before, reference = vars(request).get("close"), ref(request)
+
+    def close() -> None:
+        try:
+            if before is not None:
+                before()
+            elif (alive := reference()) is not None:
+                type(alive).close(alive)
+        finally:
+            pending.end()
+
+    return close
+
+
+def _end_on(loop: Any, pending: Any) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(pending.end)
+
+
+def _end_here(end: Callable[[], None], process: int) -> None:
+    """Deliver, unless this is a child of the process that serves the request."""
+    if process == fork.generation():
+        end()
 
 
 def native_of(request: Any) -> HttpRequest | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 from flask import Flask, Request, Response, current_app, has_app_context, has_request_context, request
 from flask.globals import request_ctx
@@ -21,7 +21,7 @@ from flask.signals import got_request_exception, request_tearing_down
 
 from sluicegate.clock import epoch_seconds
 from sluicegate.errors import NotEnforcedError, RuleError, SettingsError, SluicegateError, name_here, warn
-from sluicegate.flask.request import FlaskCaller
+from sluicegate.flask.request import PENDING, FlaskCaller
 from sluicegate.flask.responses import OnDenied, add_fields, refuse, statuses_with_handlers, with_error_handlers
 from sluicegate.flask.routes import AppRoutes
 from sluicegate.plan import Decision, RateLimitExceeded
@@ -38,6 +38,9 @@ from sluicegate.web.request_state import NO_MARKS, RequestState, count_together,
 from sluicegate.web.settings import Settings, SettingsOptions, hide
 from sluicegate.web.settlement import Settlement
 from sluicegate.wsgi import KEY, SettlingBody, WsgiCaller
+
+if TYPE_CHECKING:
+    from sluicegate.events import Delivery, Pending
 
 _NAME: Final = "sluicegate"
 _PREFIX: Final = "SLUICEGATE_"
@@ -82,12 +85,17 @@ class RateLimiter:
         if any(other.extension is self for other in installed):
             problem = "this RateLimiter limits it already"
             raise SettingsError("application", app.name, problem=problem, expected="call init_app once")
-        settings = Settings.from_mapping(self._all_options(app), source="RateLimiter")
+        options = self._all_options(app)
+        if options.get("on_decision") is not None:
+            options.setdefault("application", app.name)
+        settings = Settings.from_mapping(options, source="RateLimiter")
         if "limiter" not in app.extensions and self._prefix not in (None, _FLASK_LIMITER):
             _warn_of_leftovers(app, strict=settings.strict)
         for other in installed:
             _check_prefixes(settings, other.settings)
         added = Installation(self, app, settings)
+        if added.gate.limiter.events is not None:
+            added.gate.limiter.events.take_part(added, _Watched)
         app.before_request(added.before)
         # Flask calls the first one last: it sees the response that is sent.
         app.after_request_funcs.setdefault(None, []).insert(len(installed), added.after)
@@ -377,6 +385,37 @@ class Installation:
         state.denial = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
         raises = not before_view or state.denial.status in self._handled
         return refuse(self._app(), native, decision, answer=state.denial, on_denied=on_denied, raises=raises)
+
+
+class _Watched(Installation):
+    """A RateLimiter with `on_decision` on one application: it delivers the events when the response is closed.
+
+    Without a response, or with a file that the server itself sends and closes, they are delivered at the end of the
+    request.
+    """
+
+    def after(self, response: Response) -> Response:
+        response = super().after(response)
+        pending: Pending | None = vars(_native()).get(PENDING)
+        if pending is not None and not response.direct_passthrough and not pending.ends_with_answer:
+            pending.ends_with_answer = True
+            response.call_on_close(pending.end)
+        return response
+
+    def _caller(self, native: Request) -> FlaskCaller:
+        if PENDING not in vars(native):
+            pending = vars(native)[PENDING] = cast("Delivery", self.gate.limiter.events).pending()
+            pending.endpoint = "" if native.url_rule is None else native.url_rule.rule
+            pending.context = id(_context())
+            request_tearing_down.connect(_end_pending, self._app())
+        return super()._caller(native)
+
+
+def _end_pending(app: Flask, exc: BaseException | None) -> None:
+    """Deliver the events of a request that has no response to close. A copy of its context may end while it runs."""
+    pending: Pending | None = vars(_native()).get(PENDING)
+    if pending is not None and not pending.ends_with_answer and pending.context == id(_context()):
+        pending.end()
 
 
 def decision() -> Decision | None:

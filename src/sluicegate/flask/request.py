@@ -6,11 +6,13 @@ The address is read from one source: from `remote_addr`, which ProxyFix may have
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from flask import Request, current_app
 
 from sluicegate.wsgi import WsgiCaller
+
+PENDING: Final = "_sluicegate_pending"  # attribute of a request
 
 
 class FlaskCaller(WsgiCaller):
@@ -60,6 +62,10 @@ class FlaskCaller(WsgiCaller):
             if current_user.is_authenticated:
                 return cast("Hashable", current_user.get_id())
         return super().user()
+
+    def pending(self) -> Any:
+        """Return what keeps the decisions about the request until its response is closed; None if nothing does."""
+        return vars(self._request).get(PENDING)
 
     def signs_in_later(self) -> bool:
         """True if the request has credentials, and Flask-Login has no function that reads them."""

@@ -67,6 +67,10 @@ class RateLimitMiddleware(AsgiMiddleware):
         """Return the client of a scope that has passed the router."""
         return StarletteCaller(scope)
 
+    def template(self, scope: Scope, *, path: str, root_path: str) -> str:
+        """Return the template of the route that the request has matched, or would have."""
+        return self._finder.template(scope, path=path, root_path=root_path)
+
     def answers_preflight(self, scope: Scope) -> bool:
         """True if a CORS layer or the router responds to this CORS preflight, and no view."""
         return self._finder.answers_preflight(scope)

@@ -27,6 +27,10 @@ Scope = MutableMapping[str, Any]
 HANDLERS: Final = ("get", "head", "post", "put", "patch", "delete", "options", "query", "on_connect")
 
 
+Templates = dict[int, tuple[Any, str | None]]
+"""By the id of a route: the route, and its template, or None if the route is at several places."""
+
+
 class EndpointArrivals(NamedTuple):
     """The arrivals of one endpoint: one for the whole, and one for each method that has marks of its own."""
 
@@ -75,7 +79,8 @@ class _KnownRoute(NamedTuple):
 class Routes:
     """The routes of one application, router or mount. Read at first use, and again when their number changes."""
 
-    def __init__(self, owner: Any, *, prefix: str = "", name: str = "") -> None:
+    def __init__(self, owner: Any, *, prefix: str = "", name: str = "", templates: Templates | None = None) -> None:
+        self.templates: Templates = {} if templates is None else templates
         self._owner = owner
         self._prefix = prefix
         self._name = name
@@ -139,10 +144,13 @@ class Routes:
         template = self._prefix + (getattr(route, "path_format", None) or own if endpoint is not None else own)
         name = ":".join(part for part in (self._name, getattr(route, "name", None)) if part)
         view = endpoint if endpoint is not None else app
+        noted = getattr(route, "original_route", route)  # the one that FastAPI puts into the scope
+        known = self.templates.get(id(noted), (noted, template))
+        self.templates[id(noted)] = noted, template if known == (noted, template) else None
         arrivals = arrivals_of(view, template, names=(name,), methods=_methods(route, endpoint))
         if endpoint is not None or _has_limiter(app) or not hasattr(route, "routes"):
             return _KnownRoute(route.matches, arrivals, None)
-        return _KnownRoute(route.matches, arrivals, Routes(route, prefix=template, name=name))
+        return _KnownRoute(route.matches, arrivals, Routes(route, prefix=template, name=name, templates=self.templates))
 
 
 class RouteFinder:
@@ -167,6 +175,16 @@ class RouteFinder:
         if known is None:
             known = self._arrivals[id(endpoint)] = endpoint, arrivals_of(endpoint, template_of(scope))
         return known[1].of(scope), scope
+
+    def template(self, scope: Scope, *, path: str, root_path: str) -> str:
+        """Return the template of a request's route; "" for a 404. If the router has noted the route, nothing is
+        matched.
+        """
+        if self.routes is not None and "route" in scope:
+            route, template = self.routes.templates.get(id(scope["route"]), (None, None))
+            if template is not None and route is scope["route"]:
+                return template
+        return self.find({**scope, "path": path, "root_path": root_path})[0].endpoint.route
 
     def answers_preflight(self, scope: Scope) -> bool:
         """True if a CORS layer or the router responds to this preflight, and no view."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from math import isfinite
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from sluicegate.clock import Clock
 from sluicegate.errors import AsyncMismatchError, ConfigurationError, SettingsError, StoreURLError
@@ -36,6 +36,8 @@ class StoreOptions:
     """The store options: settings and limiters have the same names. Raises SettingsError for a value that
     cannot work.
     """
+
+    watched = False  # whether a wrapper measures the calls of the store
 
     def __init__(
         self,
@@ -85,24 +87,32 @@ class StoreOptions:
 
     def wrap(self, store: Store, *, owned: bool) -> Store:
         """Return the store inside its wrappers. `close` of the result closes the store too if it is `owned`."""
-        if isinstance(store, MemoryStore):
+        in_memory, clock = isinstance(store, MemoryStore), self._clock_of(store)
+        if self.watched:
+            from sluicegate.stores.watched import Watched
+
+            store = cast("Store", Watched(store, owned=owned or not in_memory))
+        if in_memory:
             return store
         from sluicegate.stores.deny_cache import DenyCache, Refusals
         from sluicegate.stores.fallback import Fallback
 
-        clock = self._clock_of(store)
         breakers, local_fallback = self._failure_parts(store, clock)
         fallback = Fallback(store, breakers=breakers, local_fallback=local_fallback, owned=owned)
         return DenyCache(fallback, Refusals(staleness=self.deny_cache, clock=clock)) if self.deny_cache else fallback
 
     def wrap_async(self, store: AsyncStore, *, owned: bool) -> AsyncStore:
         """Put an async store inside its wrappers."""
-        if isinstance(store, AsyncMemoryStore):
+        in_memory, clock = isinstance(store, AsyncMemoryStore), self._clock_of(store)
+        if self.watched:
+            from sluicegate.stores.watched import AsyncWatched
+
+            store = cast("AsyncStore", AsyncWatched(store, owned=owned or not in_memory))
+        if in_memory:
             return store
         from sluicegate.stores.deny_cache import AsyncDenyCache, Refusals
         from sluicegate.stores.fallback import AsyncFallback
 
-        clock = self._clock_of(store)
         breakers, local_fallback = self._failure_parts(store, clock)
         fallback = AsyncFallback(
             store, breakers=breakers, local_fallback=local_fallback, deadline=self.deadline, owned=owned

@@ -247,7 +247,7 @@ class Charge:
         if self._instead is not None and decision is None:
             self._state.regain(self._looser)
             cast("Settlement", self._settlement()).refund(made(self._looser))
-            decision = gate.limiter.run(self._instead)
+            decision = gate.run(self._instead, caller)
         back, shown = self._join(decision)
         if back:
             cast("Settlement", self._settlement()).give_back(back)
@@ -265,7 +265,7 @@ class Charge:
         if self._instead is not None and decision is None:
             self._state.regain(self._looser)
             await cast("AsyncSettlement", self._settlement()).refund(made(self._looser))
-            decision = await gate.limiter.run(self._instead)
+            decision = await gate.run(self._instead, caller)
         back, shown = self._join(decision)
         if back:
             await cast("AsyncSettlement", self._settlement()).give_back(back)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from fnmatch import translate
 from functools import partial
 from threading import RLock
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from sluicegate import fork
 from sluicegate.awaiting import Later, Waiting, async_mismatch, is_async, waits
@@ -35,6 +35,10 @@ from sluicegate.web.marks import EXEMPT, Mark
 from sluicegate.web.settings import Settings
 from sluicegate.web.settlement import AsyncSettlement, Settlement
 
+if TYPE_CHECKING:
+    from sluicegate.events import Delivery
+    from sluicegate.stores.watched import StoreTime
+
 PlanSteps = Generator[Waiting | Plan, Any, None]
 
 
@@ -52,6 +56,7 @@ class _Rules:
     _sync: bool
     _awaits_answers = True  # whether an `on_denied` may be async
     _limit: Any  # Limit or AsyncLimit
+    watched: type[Any]
     limiter: Limiter | AsyncLimiter
 
     def __init__(self, settings: Settings, *, accept: Callable[[Terms], object]) -> None:
@@ -83,6 +88,8 @@ class _Rules:
         self._rules = tuple(self._ready(rule) for rule in settings.rules if isinstance(rule, Rule))
         self._named = {name for bound in (*self._defaults, *self._rules) for name in names_of(bound)}
         self.knows_routes = any(bound.routes is not None for bound in self._rules)
+        if self.limiter.events is not None:
+            self.limiter.events.take_part(self, self.watched)
 
     def after_fork(self) -> None:
         """Renew the lock."""
@@ -297,6 +304,10 @@ class Gate(_Rules):
             plan = trim(plan)
         return self.limiter.run(plan) if plan.checks else unasked(plan)
 
+    def run(self, plan: Plan, caller: Caller) -> Decision:
+        """Decide a plan that `finish` has left for later."""
+        return self.limiter.run(plan)
+
     def settlement(self) -> Settlement:
         """Return an object that refunds and releases the charges of one request that this gate has allowed."""
         return Settlement(self.limiter.store, self._now_us)
@@ -345,6 +356,10 @@ class AsyncGate(_Rules):
             return await complete(self.limiter.run(plan), self.settlement().release_late)
         return await self.limiter.run(plan)
 
+    async def run(self, plan: Plan, caller: Caller) -> Decision:
+        """Decide a plan that `finish` has left for later."""
+        return await self.limiter.run(plan)
+
     def settlement(self) -> AsyncSettlement:
         """Return an object that refunds and releases the charges of one request that this gate has allowed."""
         return AsyncSettlement(self.limiter.store, self._now_us)
@@ -356,6 +371,89 @@ class AsyncGate(_Rules):
     async def close(self) -> None:
         """Close the store that this gate opened."""
         await self.limiter.close()
+
+
+class _WatchedRules(_Rules):
+    """The common part of both gates of applications with `on_decision`: each decision becomes one event."""
+
+    def begin(self, caller: Caller, bounds: Collection[Bound]) -> Decision | Plan | None:
+        if self.limiter.hit_of is None:
+            return super().begin(caller, bounds)
+        events = cast("Delivery", self.limiter.events)
+        time = events.measure()
+        begun = super().begin(caller, bounds)
+        if type(begun) is Decision:
+            self.add(begun, time, caller)
+        return begun
+
+    def add(self, decision: Decision, time: StoreTime, caller: Caller) -> None:
+        """Add a decision to those of its request. Without a request that ends, deliver it."""
+        events, found = cast("Delivery", self.limiter.events), getattr(caller, "pending", None)
+        pending = None if found is None else found()  # other adapters than ours have no such method
+        if pending is None:
+            events.now(decision, time, method=caller.method)
+        else:
+            pending.add(events, decision, time, method=caller.method)
+
+
+class _Finishing:
+    """One decision that `finish` makes: whether it charges, and how long the store takes."""
+
+    def __init__(self, gate: _WatchedRules, caller: Caller, trim: Callable[[Plan], Plan] | None) -> None:
+        self._gate, self._caller, self._trim = gate, caller, trim
+        self._charges = True
+        self._time = cast("Delivery", gate.limiter.events).measure()
+
+    def trim(self, plan: Plan) -> Plan:
+        """Return the part of a plan to run."""
+        plan = plan if self._trim is None else self._trim(plan)
+        self._charges = plan.charge
+        return plan
+
+    def add(self, decision: Decision | None) -> Decision | None:
+        """Add the decision, unless nothing was to be charged."""
+        if decision is not None and (self._charges or decision.forbidden):
+            self._gate.add(decision, self._time, self._caller)
+        return decision
+
+
+class _WatchedGate(_WatchedRules, Gate):
+    """A Gate with `on_decision`."""
+
+    def finish(
+        self, plan: Any, caller: Caller, bounds: Collection[Bound], trim: Callable[[Plan], Plan] | None = None
+    ) -> Decision | None:
+        one = _Finishing(self, caller, trim)
+        try:
+            return one.add(super().finish(plan, caller, bounds, trim=one.trim))
+        except Undecided as error:
+            one.add(error.decision)
+            raise
+
+    def run(self, plan: Plan, caller: Caller) -> Decision:
+        one = _Finishing(self, caller, None)
+        return cast("Decision", one.add(super().run(plan, caller)))
+
+
+class _WatchedAsyncGate(_WatchedRules, AsyncGate):
+    """An AsyncGate with `on_decision`."""
+
+    async def finish(
+        self, plan: Any, caller: Caller, bounds: Collection[Bound], trim: Callable[[Plan], Plan] | None = None
+    ) -> Decision | None:
+        one = _Finishing(self, caller, trim)
+        try:
+            return one.add(await super().finish(plan, caller, bounds, trim=one.trim))
+        except Undecided as error:
+            one.add(error.decision)
+            raise
+
+    async def run(self, plan: Plan, caller: Caller) -> Decision:
+        one = _Finishing(self, caller, None)
+        return cast("Decision", one.add(await super().run(plan, caller)))
+
+
+Gate.watched, AsyncGate.watched = _WatchedGate, _WatchedAsyncGate
 
 
 def _options(settings: Settings) -> dict[str, Any]:

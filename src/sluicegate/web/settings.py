@@ -26,13 +26,14 @@ from sluicegate.errors import (
     QuotaError,
     RuleError,
     SettingsError,
+    check_labels,
     check_strict,
     unknown_option,
     within,
 )
 from sluicegate.hidden import hide_options
 from sluicegate.identity import Seal
-from sluicegate.plan import Decision, FailurePolicy
+from sluicegate.plan import Decision, FailurePolicy, Handlers
 from sluicegate.quota import Quota
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeyPart, KeySpec, address_key, validate_key
@@ -51,7 +52,7 @@ _VARIABLES: Final = "environment "  # the start of `source` for settings that we
 Options = TypeVar("Options", bound=Mapping[Any, Any])
 
 # Settings that may be None.
-_NONE: Final = ("headers", "trusted_proxies", "on_denied", "on_store_change", "error_message")
+_NONE: Final = ("headers", "trusted_proxies", "on_denied", "on_store_change", "on_decision", "error_message")
 
 
 class SettingsOptions(TypedDict, total=False):
@@ -81,6 +82,9 @@ class SettingsOptions(TypedDict, total=False):
     error_message: str | None
     on_denied: Callable[..., Any] | None
     strict: bool
+    on_decision: Handlers | None
+    show_identities: bool
+    application: str
     clock: Clock | None
 
 
@@ -113,6 +117,9 @@ class Settings:
     - `error_message`: the text of a 429, for rules without one of their own.
     - `on_denied`: a function of (request, decision) that returns the response to a refused request.
     - `strict`: True turns warnings into errors.
+    - `on_decision`: a function, or several, called with a DecisionEvent for each decision, after the answer.
+    - `show_identities`: True shows identities in events as text, not as digests.
+    - `application`: the name of the application in its events.
     - `clock`: a ManualClock, for tests.
 
     `source` is the file, the mapping or the variables that the settings were read from. It is empty for settings given
@@ -143,6 +150,9 @@ class Settings:
     error_message: str | None = None
     on_denied: Callable[..., Any] | None = None
     strict: bool = False
+    on_decision: Handlers | None = None
+    show_identities: bool = False
+    application: str = ""
     clock: Clock | None = None
     trust: Trust = field(init=False)
     address: KeyPart = field(init=False, repr=False, compare=False)
@@ -159,6 +169,8 @@ class Settings:
         if self.secret is not None:
             Seal(self.secret)  # raises for a wrong secret
         check_strict(self.strict)
+        check_labels(self.application, show_identities=self.show_identities)
+        settle("on_decision", _handlers(self.on_decision))
         address = address_key(self.trust, prefix=self.ipv6_prefix, ipv4_prefix=self.ipv4_prefix, strict=self.strict)
         settle("address", address)
         with within("key"):
@@ -458,6 +470,17 @@ def _function(given: object, *, option: str) -> Any:
     return found
 
 
+def _handlers(given: object) -> Any:
+    """Return the handlers of `on_decision`, of which some may be given as dotted names."""
+    if given is None:
+        return None
+    from sluicegate.events import handlers_of  # only an application with events needs it
+
+    several = isinstance(given, (list, tuple))
+    found = [_function(each, option="on_decision") for each in (given if several else (given,))]  # type: ignore[attr-defined]
+    return handlers_of(found if several else found[0])
+
+
 def _is_none(option: str, value: object) -> bool:
     """True if this text means None. It is needed because files and variables have no None."""
     return option.lower() in _NONE and value == "none"
@@ -492,6 +515,8 @@ def _number(kind: type[int] | type[float]) -> Callable[[str], object]:
 _READERS: Final[dict[str, Callable[[str], object]]] = {
     "enabled": _flag,
     "strict": _flag,
+    "on_decision": _parts,
+    "show_identities": _flag,
     "ipv6_prefix": _number(int),
     "ipv4_prefix": _number(int),
     "trusted_proxies": _proxies,

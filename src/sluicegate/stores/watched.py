@@ -1,0 +1,108 @@
+"""A wrapper that measures how long the store takes. Only limiters with `on_decision` have it.
+
+It is the innermost wrapper. So a decision without a call of the store has no time: the deny cache or a permit fetched
+ahead has made it. The measurement belongs to the decision that is being made in this context, also in a task or thread
+that was started for it.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any, Final, Generic, TypeVar, cast
+
+from sluicegate.clock import stopwatch
+from sluicegate.plan import Decision, Outcome, Plan, Terms
+from sluicegate.stores import AsyncStore, Hit, Store
+
+_AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
+
+
+class StoreTime:
+    """The seconds that the store took for one decision; None if it was not called."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+
+    def add(self, seconds: float) -> None:
+        """Add the time of one call."""
+        self.seconds = seconds if self.seconds is None else self.seconds + seconds
+
+
+_NOW: Final[ContextVar[StoreTime | None]] = ContextVar("sluicegate_store_time", default=None)
+
+
+def measure() -> StoreTime:
+    """Begin the measurement of a decision. It ends when the next one begins in this context."""
+    time = StoreTime()
+    _NOW.set(time)
+    return time
+
+
+def _add(seconds: float) -> None:
+    time = _NOW.get()
+    if time is not None:  # None for a probe, and for calls that are no decision
+        time.add(seconds)
+
+
+class _Watched(Generic[_AnyStore]):
+    """What the sync and the async wrapper share: every part of the store but `run` and `close` is its own."""
+
+    def __init__(self, store: _AnyStore, *, owned: bool = True) -> None:
+        self.inside: _AnyStore = store
+        self._owned = owned
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inside":  # not set yet
+            raise AttributeError(name)
+        return getattr(self.inside, name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inside!r})"
+
+    def prepare(self, terms: Terms) -> Hit:
+        """Prepare the store, which is in memory. The result measures as well."""
+        inside: Hit = cast("Any", self.inside).prepare(terms)
+
+        def hit(identity: str, cost: int) -> Decision | None:
+            began = stopwatch()
+            decision = inside(identity, cost)
+            _add(stopwatch() - began)
+            return decision
+
+        return hit
+
+
+class Watched(_Watched[Store]):
+    """A store whose runs are measured."""
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Run the plan in the store inside."""
+        began = stopwatch()
+        try:
+            return self.inside.run(plan)
+        finally:
+            _add(stopwatch() - began)
+
+    def close(self) -> None:
+        """Close the store inside if it is owned."""
+        if self._owned:
+            self.inside.close()
+
+
+class AsyncWatched(_Watched[AsyncStore]):
+    """The same for asynchronous code."""
+
+    async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Run the plan in the store inside."""
+        began = stopwatch()
+        try:
+            return await self.inside.run(plan)
+        finally:
+            _add(stopwatch() - began)
+
+    async def close(self) -> None:
+        """Close the store inside if it is owned."""
+        if self._owned:
+            await self.inside.close()
