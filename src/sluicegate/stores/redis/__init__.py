@@ -33,6 +33,8 @@ with needs("redis"):
     from sluicegate.stores.redis.encoding import Encoder, decode
     from sluicegate.stores.redis.maxmemory import warn_of_eviction
     from sluicegate.stores.redis.operations import Operations
+    from sluicegate.stores.redis.scan import send_to
+    from sluicegate.stores.redis.steps import Address
     from sluicegate.stores.redis.topology import Cluster, Sentinel, Topology, topology
     from sluicegate.stores.redis.url import servers
     from sluicegate.stores.redis.user_clients import (
@@ -192,6 +194,14 @@ class RedisStore(_RedisStore):
     def rule_ids(self, identity: str) -> set[str]:
         """Return the ids of the rules under which this identity has a budget. Scans every server."""
         return self._connections.scan(self._operations.rule_ids(identity))
+
+    def servers(self) -> tuple[Address, ...]:
+        """Return every server that is not a replica."""
+        return self._connections.drive(self._where.masters(), self._connections.until())
+
+    def send(self, address: Address, words: list[str | bytes | int]) -> Any:
+        """Send one command to one server, for the command line. Raises StoreError for an error reply."""
+        return self._connections.drive(send_to(address, words), self._connections.until())
 
     def ask(self) -> None:
         """Ask the server for its version, for `describe`. Raises StoreError if it does not reply in time."""

@@ -57,7 +57,7 @@ def _scan(
 
 def _find_keys(address: Address, cursor: int, pattern: str) -> Steps[tuple[int, list[str]]]:
     """Return the matching ones among a few keys."""
-    following, keys = yield from _send(address, ["SCAN", cursor, "MATCH", pattern, "COUNT", _COUNT])
+    following, keys = yield from send_to(address, ["SCAN", cursor, "MATCH", pattern, "COUNT", _COUNT])
     return int(following), [_text(key) for key in keys]
 
 
@@ -66,18 +66,18 @@ def _find_bans(address: Address, cursor: int, *, encoder: Encoder, pattern: str)
     following, keys = yield from _find_keys(address, cursor, pattern)
     now = read_us(encoder.clock) if keys and encoder.clock is not None else None
     if keys and now is None:
-        seconds, microseconds = yield from _send(address, ["TIME"])
+        seconds, microseconds = yield from send_to(address, ["TIME"])
         now = int(seconds) * 1_000_000 + int(microseconds)
     found = {}
     for key in keys:
-        value = yield from _send(address, ["GET", key])
+        value = yield from send_to(address, ["GET", key])
         ends = 0 if value is None else int(_text(value).split(":")[2])
         if now is not None and ends > now:
             found[key.partition("{")[2].partition("}")[0]] = ends - now
     return following, found
 
 
-def _send(address: Address, words: list[str | bytes | int]) -> Steps[Any]:
+def send_to(address: Address, words: list[str | bytes | int]) -> Steps[Any]:
     """Return the reply of this server; None if the key has moved to another server."""
     try:
         reply = yield Send(address, Command(pack(*words)))

@@ -1,0 +1,438 @@
+"""`sluicegate doctor`: what is wrong with a store for rate limits, and what to do.
+
+It asks each server about itself, and runs each algorithm once for a client that nobody else has. It changes nothing
+else. A check that the user of the URL may not do is "unknown", which is not wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from secrets import token_hex
+from typing import Any, Final, Literal, NamedTuple
+
+from sluicegate.algorithms import ALGORITHMS
+from sluicegate.cli.commands import load_app, option_app
+from sluicegate.clock import epoch_seconds, monotonic
+from sluicegate.errors import AlgorithmError, ConfigurationError, StoreError, cause_text
+from sluicegate.extras import needs
+from sluicegate.hidden import shown_url
+from sluicegate.limiter import Limiter
+from sluicegate.status import describe, percentiles
+from sluicegate.stores import DEADLINE, Store, open_store
+from sluicegate.stores.wrappers import PREFIX
+
+with needs("cli"):
+    import click
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+    from rich.text import Text
+
+PATIENCE: Final = 2.0  # seconds that one command may take: a doctor may be far from the server
+PINGS: Final = 50
+RUNS: Final = 10  # of each algorithm
+LOOKED_AT: Final = 20_000  # keys that a SCAN inspects, at most, on each server
+MEASURED: Final = 1_000  # keys of which the server measures the memory
+STEP: Final = 100  # keys in one step, between which the server serves other clients
+FULL: Final = 0.8  # of maxmemory
+SKEW: Final = 1.0  # seconds between two clocks
+OLDEST: Final = {"redis": (6, 2), "valkey": (7, 2)}
+MB: Final = 1_048_576
+
+State = Literal["good", "bad", "unknown"]
+_REACH: Final = "check that the server runs, and the host, the port and the password in the URL"
+_SIGNS: Final = {"good": ("✓", "green"), "bad": ("✗", "red"), "unknown": ("?", "yellow")}
+
+
+class Finding(NamedTuple):
+    """What one check has found."""
+
+    about: str
+    state: State
+    says: str
+    advice: str = ""  # what to do
+
+
+def _good(about: str, says: str) -> Finding:
+    return Finding(about, "good", says)
+
+
+def _bad(about: str, says: str, advice: str = "") -> Finding:
+    return Finding(about=about, state="bad", says=says, advice=advice)
+
+
+def _unknown(about: str, says: str, advice: str) -> Finding:
+    return Finding(about=about, state="unknown", says=says, advice=advice)
+
+
+class RuleMemory(NamedTuple):
+    """The memory of the budgets of one rule, estimated from a sample."""
+
+    rule: str  # as the keys name it, with its algorithm and period
+    keys: int
+    bytes_per_key: int
+
+
+class Patient(NamedTuple):
+    """One server, with what was found."""
+
+    address: str
+    findings: tuple[Finding, ...]
+    rules: tuple[RuleMemory, ...] = ()
+
+
+class Examined(NamedTuple):
+    """A store that is examined."""
+
+    store: Store
+    shown: str
+    prefix: str
+    deadline: float  # of the application
+
+    @property
+    def title(self) -> str:
+        return f"{self.shown} ({describe(self.store).topology}, prefix {self.prefix})"
+
+
+@click.command()
+@click.argument("url", required=False, metavar="[URL]")
+@option_app
+@click.option("--prefix", default=PREFIX, show_default=True, help="The prefix of the keys, for a URL.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(url: str | None, app: str | None, prefix: str, *, as_json: bool) -> None:
+    """Examine the store at URL, or the store of the application. The exit status is 1 if something is wrong."""
+    console = Console(highlight=False, soft_wrap=False)
+    reports = []
+    for examined in _stores(url, app, prefix):
+        with closing(examined.store), Progress(console=Console(stderr=True), transient=True) as progress:
+            reports.append((examined, list(_patients(examined, progress))))
+    bad = [f for _, patients in reports for patient in patients for f in patient.findings if f.state == "bad"]
+    if as_json:
+        click.echo(json.dumps({"good": not bad, "stores": [_plain(*report) for report in reports]}, indent=2))
+    else:
+        for report in reports:
+            _print(console, *report)
+        console.print(f"{len(bad)} wrong" if bad else "nothing wrong", style="red" if bad else "green")
+    if bad:
+        click.get_current_context().exit(1)
+
+
+def _stores(url: str | None, app: str | None, prefix: str) -> Iterator[Examined]:
+    """Yield the store at the URL, or each store of the application once."""
+    if url is not None:
+        opened = open_store(url, prefix=prefix, deadline=PATIENCE)
+        yield Examined(store=opened, shown=shown_url(url), prefix=prefix, deadline=DEADLINE)
+        return
+    seen = set()
+    for settings in [each.settings for each in load_app(app).limiters]:
+        store = settings.store
+        if not isinstance(store, str):
+            expected = "give doctor the URL of its server"
+            raise ConfigurationError("store", type(store), problem="the application made it itself", expected=expected)
+        if (store, settings.prefix) not in seen:
+            seen.add((store, settings.prefix))
+            opened = open_store(store, prefix=settings.prefix, deadline=PATIENCE)
+            shown, deadline = shown_url(store), settings.deadline
+            yield Examined(store=opened, shown=shown, prefix=settings.prefix, deadline=deadline)
+
+
+def _patients(examined: Examined, progress: Progress) -> Iterator[Patient]:
+    """Examine every server of a store."""
+    store: Any = examined.store
+    if not hasattr(store, "servers"):
+        says = "the budgets are in the memory of each process: there is no server to examine"
+        yield Patient(examined.shown, (_good("store", says), *_scripts(examined)))
+        return
+    try:
+        addresses = store.servers()
+    except (StoreError, ConfigurationError) as error:
+        yield Patient(examined.shown, (_failure("connection", error),))
+        return
+    for address in addresses:
+        yield _Server(examined, address).examine(progress)
+
+
+class _Server:
+    """The examination of one server."""
+
+    def __init__(self, examined: Examined, address: Any) -> None:
+        self._examined = examined
+        self._store: Any = examined.store
+        self._address = address
+
+    def examine(self, progress: Progress) -> Patient:
+        """Run all checks. If the server does not answer, the first one says so, and no other one runs."""
+        name, findings = str(self._address), list[Finding]()
+        task = progress.add_task(name, total=1)
+        try:
+            self._ask(["PING"])
+            for check in (self._version, self._latency, self._scripts, self._role, self._memory, self._persistence):
+                findings += check()
+            findings += [*self._clock(), *self._permissions()]
+            rules = self._rules(lambda done: progress.update(task, completed=done))
+        except StoreError as error:
+            return Patient(name, (*findings, _failure("connection", error)))
+        return Patient(name, tuple(findings), rules)
+
+    def _ask(self, words: list[str | int]) -> Any:
+        """Send a command. Raises StoreError, except that the server forbids PING."""
+        try:
+            return self._store.send(self._address, words)
+        except StoreError as error:
+            if error.concerns == "rule" and words == ["PING"]:
+                return None
+            raise
+
+    def _facts(self, section: str) -> Mapping[str, Any] | None:
+        """Return a section of INFO; None if the user may not call it."""
+        from sluicegate.stores.redis.server_info import facts_of  # here: it needs redis-py
+
+        try:
+            return facts_of(self._ask(["INFO", section]))
+        except StoreError as error:
+            if error.concerns == "rule":
+                return None
+            raise
+
+    def _version(self) -> Iterator[Finding]:
+        from sluicegate.stores.redis.server_info import version_of  # here: it needs redis-py
+
+        facts = self._facts("server")
+        version = None if facts is None else version_of(facts)
+        if version is None:
+            yield _forbidden("server", "+info")
+            return
+        name, _, number = version.partition(" ")
+        parts = tuple([int(part) for part in number.split(".")[:2] if part.isdecimal()])
+        oldest = OLDEST.get(name)
+        if oldest is not None and parts < oldest:
+            wanted = ".".join(map(str, oldest))
+            yield _bad("server", f"{version} is too old", f"install {name} {wanted} or later")
+        else:
+            yield _good("server", version)
+
+    def _latency(self) -> Iterator[Finding]:
+        times = [_timed(lambda: self._ask(["PING"])) for _ in range(PINGS)]
+        yield Finding("round trip", *_compared(times, self._examined.deadline))
+
+    def _scripts(self) -> Iterator[Finding]:
+        parts = getattr(self._store, "parts", None)
+        return _scripts(self._examined, lambda identity: parts is None or parts(identity) == (str(self._address),))
+
+    def _role(self) -> Iterator[Finding]:
+        facts, topology = self._facts("replication"), describe(self._store).topology
+        if facts is None:
+            yield _forbidden("topology", "+info")
+            return
+        replicas = int(facts.get("connected_slaves", 0))
+        enabled = (self._facts("cluster") or {}).get("cluster_enabled", "0")
+        if facts.get("role") == "slave":
+            advice = "give the URL of the master, of the Sentinels (redis+sentinel://) or of the cluster"
+            yield _bad("topology", "it is a replica, which only reads", advice)
+        elif str(enabled) == "1" and topology != "cluster":
+            yield _bad("topology", "it is a node of a cluster", "change the URL to redis+cluster://")
+        elif topology in ("sentinel", "cluster") and not replicas:
+            advice = "add a replica: if this server stops, no other one can take its place"
+            yield _bad("topology", "a master without a replica", advice)
+        else:
+            yield _good("topology", f"a master with {_count(replicas, 'replica')}")
+
+    def _memory(self) -> Iterator[Finding]:
+        facts = self._facts("memory")
+        if facts is None:
+            yield _forbidden("memory", "+info")
+            return
+        used, most = int(facts.get("used_memory", 0)), int(facts.get("maxmemory", 0))
+        policy = str(facts.get("maxmemory_policy", "noeviction"))
+        if not most:
+            advice = "set maxmemory, so that the server does not take the memory of the whole machine"
+            yield _bad("memory", f"{used / MB:.1f} MB used, without a maxmemory", advice)
+            return
+        says = f"{used / MB:.1f} of {most / MB:.1f} MB used, {policy}"
+        if used > FULL * most:
+            yield _bad("memory", f"{says}: nearly full", "raise maxmemory, or take other data elsewhere")
+        elif policy in ("noeviction", "volatile-ttl"):
+            yield _good("memory", says)
+        else:
+            advice = "CONFIG SET maxmemory-policy noeviction; on a server that is also a cache, volatile-ttl (SG109)"
+            yield _bad("memory", f"{says}: a full server forgets clients that are refused", advice)
+
+    def _persistence(self) -> Iterator[Finding]:
+        facts = self._facts("persistence")
+        if facts is None:
+            yield _forbidden("persistence", "+info")
+            return
+        failed = [name for name in ("rdb_last_bgsave_status", "aof_last_write_status") if facts.get(name, "ok") != "ok"]
+        aof = str(facts.get("aof_enabled", "0")) == "1"
+        if str(facts.get("loading", "0")) == "1":
+            yield _bad("persistence", "it is reading its data from disk", "wait until it has read them")
+        elif failed:
+            says, advice = f"it cannot save its data to disk ({failed[0]})", "see its log; it may refuse all writes"
+            yield _bad("persistence", says, advice)
+        else:
+            kept = "it writes an append-only file" if aof else "a restart may empty it, and every client starts again"
+            yield _good("persistence", kept)
+
+    def _clock(self) -> Iterator[Finding]:
+        try:
+            before, (seconds, micros), after = epoch_seconds(), self._ask(["TIME"]), epoch_seconds()
+        except StoreError as error:
+            yield _failure("clock", error)
+            return
+        apart = int(seconds) + int(micros) / 1_000_000 - (before + after) / 2
+        says = f"{abs(apart):.1f} s {'ahead of' if apart > 0 else 'behind'} this machine"
+        if abs(apart) < SKEW:
+            yield _good("clock", "the same time as this machine")
+        else:
+            advice = "run NTP on both: limits use the server's clock, also that of a server that takes over"
+            yield _bad("clock", says, advice)
+
+    def _permissions(self) -> Iterator[Finding]:
+        try:
+            self._ask(["SCAN", 0, "COUNT", 1])
+        except StoreError as error:
+            if error.concerns != "rule":
+                raise
+            says = "the user may not call SCAN: bans, reset_all and the commands show and top cannot work"
+            yield _unknown("permissions", says, "add +scan to the user if you need them")
+        else:
+            yield _good("permissions", "the user may call what sluicegate needs, and SCAN")
+
+    def _rules(self, advance: Callable[[float], object]) -> tuple[RuleMemory, ...]:
+        """Return the memory of each rule, from a sample of the keys."""
+        try:
+            return tuple(self._sampled(advance))
+        except StoreError as error:
+            if error.concerns != "rule":
+                raise
+            return ()
+
+    def _sampled(self, advance: Callable[[float], object]) -> Iterator[RuleMemory]:
+        pattern = f"{_escaped(self._examined.prefix)}:{{*"
+        total, looked, cursor = max(1, int(self._ask(["DBSIZE"]))), 0, 0
+        counts, sizes, measured = dict[str, int](), dict[str, list[int]](), 0
+        while looked < LOOKED_AT:
+            cursor, keys = self._ask(["SCAN", cursor, "MATCH", pattern, "COUNT", STEP])
+            looked += STEP
+            for key in [each.decode() if isinstance(each, bytes) else str(each) for each in keys]:
+                rule = key.partition("}:")[2]
+                counts[rule] = counts.get(rule, 0) + 1
+                if measured < MEASURED and (size := self._ask(["MEMORY", "USAGE", key])) is not None:
+                    measured += 1
+                    sizes.setdefault(rule, []).append(int(size))
+            advance(min(1, looked / min(total, LOOKED_AT)))
+            cursor = int(cursor)
+            if not cursor:
+                break
+        part = min(1, looked / total) if cursor else 1
+        for rule, count in sorted(counts.items(), key=lambda pair: -pair[1]):
+            found = sizes.get(rule) or [0]
+            yield RuleMemory(rule, round(count / part), round(sum(found) / len(found)))
+
+
+def _scripts(examined: Examined, fits: Callable[[str], bool] = bool) -> Iterator[Finding]:
+    """Run every algorithm for a client of its own. `fits` says whether a server has the keys of an identity."""
+    limiter = Limiter()
+    limiter.store = examined.store  # without wrappers: its errors are raised
+    client, times, ran = token_hex(8), list[float](), 0
+    while not fits(limiter.text(client)):
+        client = token_hex(8)
+    names: Any = dict.fromkeys([algorithm.NAMES[0] for algorithm in ALGORITHMS.values()])
+    for name in names:
+        limit = limiter.limit(f"{RUNS}/second", action="doctor", algorithm=name)
+        try:
+            limit.hit(client)  # it may send the script
+            times += [_timed(partial(limit.hit, client)) for _ in range(RUNS)]
+            limit.reset(client)
+        except AlgorithmError:  # the store knows fewer algorithms
+            continue
+        except (StoreError, ConfigurationError) as error:
+            yield _failure("scripts", error)
+            return
+        ran += 1
+    state, says, advice = _compared(times, examined.deadline)
+    says = f"{_count(ran, 'algorithm')} ran, {says}"
+    yield Finding(about="scripts", state=state, says=says, advice=advice)
+
+
+def _timed(call: Callable[[], object]) -> float:
+    began = monotonic()
+    call()
+    return monotonic() - began
+
+
+def _compared(times: Sequence[float], deadline: float) -> tuple[State, str, str]:
+    """Return how long the calls took, and whether that is near the deadline of a request."""
+    median, most = percentiles(times) or (0.0, 0.0)
+    says = f"median {median * 1000:.2f} ms, 99 % within {most * 1000:.2f} ms, the deadline is {deadline * 1000:g} ms"
+    if median < deadline / 4:
+        return "good", says, ""
+    return "bad", says, "bring the server nearer to the application, or raise the option deadline"
+
+
+def _failure(about: str, error: StoreError | ConfigurationError) -> Finding:
+    """Return the finding of a failure, with what to do if the store knows it."""
+    if isinstance(error, StoreError):
+        return _bad(about, cause_text(error.cause), error.advice or _REACH)
+    return _bad(about, str(error))
+
+
+def _forbidden(about: str, permission: str) -> Finding:
+    return _unknown(about, f"the user may not ask for it ({permission})", "run doctor as another user")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _escaped(text: str) -> str:
+    """Return a text as a pattern of SCAN that matches only this text."""
+    return "".join([f"\\{letter}" if letter in "*?[]\\^-" else letter for letter in text])
+
+
+def _plain(examined: Examined, patients: Sequence[Patient]) -> dict[str, Any]:
+    """Return the report of one store, for JSON."""
+    servers = [
+        {
+            "address": patient.address,
+            "findings": [finding._asdict() for finding in patient.findings],
+            "rules": [rule._asdict() for rule in patient.rules],
+        }
+        for patient in patients
+    ]
+    return {"store": examined.shown, "prefix": examined.prefix, "servers": servers}
+
+
+def _print(console: Console, examined: Examined, patients: Sequence[Patient]) -> None:
+    """Print the report of one store."""
+    console.print(Text(examined.title, style="bold"))
+    for patient in patients:
+        if patient.address not in examined.shown:
+            console.print(Text(f"\n{patient.address}"))
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column()
+        grid.add_column()
+        grid.add_column(overflow="fold")
+        for about, state, says, advice in patient.findings:
+            sign, color = _SIGNS[state]
+            grid.add_row(Text(sign, style=color), about, Text(says))
+            if advice:
+                grid.add_row("", "", Text(f"→ {advice}", style=color))
+        console.print(grid)
+        if patient.rules:
+            console.print(_memory_of(patient.rules))
+
+
+def _memory_of(rules: Sequence[RuleMemory]) -> Table:
+    """Return a table of the memory of each rule."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
+    table.add_column("keys of rule", overflow="fold")
+    for column in ("keys", "bytes each", "MB"):
+        table.add_column(column, justify="right")
+    for rule, keys, size in rules:
+        figures = (f"{keys:,}", f"{size:,}", f"{keys * size / MB:.1f}")
+        table.add_row(Text(rule), *figures)
+    return table
