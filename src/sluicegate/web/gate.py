@@ -177,7 +177,8 @@ class _Rules:
         terms = None if callable(rule.quota) else rule.terms(self.settings.algorithm)
         constant = rule.when is None and not rule.per_method and terms is not None and isinstance(rule.cost, int)
         named = type(key) is str and (self._sync or key != "user")  # Django's user may be a coroutine
-        plain = terms if named and constant and not narrow and shared == EVERYBODY else None
+        alone = self._lists is None and rule.ban is None and not narrow and shared == EVERYBODY
+        plain = terms if named and constant and alone else None
         return Bound(
             rule=rule,
             key=self._key if rule.key is None else self._keys.ready(key),
@@ -207,7 +208,7 @@ class _Rules:
         """Return the decision about a request under one plain rule, if the store makes it at once, or else the plan.
         Return None for every other request. Most requests are under one plain rule.
         """
-        if len(bounds) != 1 or self._bans or self._lists is not None:
+        if len(bounds) != 1:
             return None
         (bound,) = bounds
         limit = bound.limit
@@ -215,7 +216,9 @@ class _Rules:
             return None
         text: Any = bound.key(caller)  # type: ignore[operator]
         begun = limit.begin(text if self._seal is None else self._seal(text), bound.rule.cost)  # type: ignore[arg-type]
-        return begun if type(begun) is Decision else begun._replace(network=partial(self._network, caller))
+        if type(begun) is Decision:
+            return begun
+        return new(Plan, (begun[0], True, False, partial(self._network, caller)))
 
     def plan(self, caller: Caller, bounds: Iterable[Bound]) -> PlanSteps:
         """Yield each awaitable that a user's function returns, and at the end the plan of the request."""
