@@ -45,7 +45,7 @@ ORDER: tuple[dict[str, tuple[str, ...]], ...] = (
         "packers": ("_pyinstaller", "_pyinstaller.*"),
     },
     {"fastapi": ("fastapi",)},
-    {"testing": ("testing", "testing.*"), "metrics": ("measures", "prometheus", "opentelemetry")},
+    {"testing": ("testing", "testing.*"), "metrics": ("measures", "prometheus", "opentelemetry", "refusal_log")},
     {"cli": ("cli", "cli.*", "__main__", "django.management*")},
 )
 # What a part may not import, although it is in a row above.

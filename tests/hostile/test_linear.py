@@ -255,6 +255,7 @@ ASIDE: Final = {
     "events:*": "the checks of one decision, and the fields of an event",
     "asgi:health*": "the two fields of an answer",
     "status:*": "the circuits of one store, and a hundred round trips",
+    "refusal_log:*": "the rules of one decision, and the identities that are followed, which are bounded",
     "measures:*": "the limiters of this process",
     "prometheus:*": "the rules of one decision, and the stores of this process",
     "opentelemetry:*": "the rules of one decision, and the attributes of one metric",

@@ -128,7 +128,7 @@ class Breaker:
                 self._since = epoch_seconds()
                 self._open(2 * self._backoff_us if again else FIRST_US)
         if changed:
-            log.warning(_OPENED[self.concerns], error)
+            log.warning(_OPENED[self.concerns], error, extra=_fields("circuit_opened", error.store, self.cause))
             self._call_hook(StoreChange(error.store, available=False, error=error))
 
     def failed_again(self) -> None:
@@ -189,7 +189,7 @@ class Breaker:
                 self._times, self._since = self._times + 1, epoch_seconds()
                 self.closed, self._half, self._closed_at = self._times, False, self._now_us()
         if changed:
-            log.info(message, self.store, *more)
+            log.info(message, self.store, *more, extra=_fields("circuit_closed", self.store, self.cause))
             self._call_hook(StoreChange(self.store, available=True, error=None))
 
     def _call_hook(self, change: StoreChange) -> None:
@@ -201,6 +201,11 @@ class Breaker:
                     raise async_mismatch("on_store_change", self._on_change)
             except Exception:
                 log.exception("sluicegate: on_store_change failed")
+
+
+def _fields(event: str, store: str, error: str) -> dict[str, str]:
+    """Return the fields of a log line, which docs/logs.md names."""
+    return {"sluicegate_event": event, "sluicegate_store": store, "sluicegate_error": error}
 
 
 class Breakers:

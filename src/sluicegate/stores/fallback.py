@@ -103,7 +103,9 @@ class _Fallback(ABC, Generic[_AnyStore]):
             for each in due:
                 self._reported[each.rule_id, error.concerns] = inf if error.concerns == "rule" else now + _QUIET
             names = ", ".join(dict.fromkeys([each.name for each in due]))
-            log.warning("sluicegate: rule %s: %s; circuit stays closed: on_store_failure decides", names, error)
+            message = "sluicegate: rule %s: %s; circuit stays closed: on_store_failure decides"
+            fields = {"sluicegate_event": "check_failed", "sluicegate_rule": names, "sluicegate_store": error.store}
+            log.warning(message, names, error, extra={**fields, "sluicegate_error": cause_text(error.cause)})
 
     def _circuit_open(self, breaker: Breaker) -> StoreError:
         return StoreError(breaker.store, f"circuit open since a failure: {breaker.cause}", concerns=breaker.concerns)
