@@ -28,6 +28,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 COMMANDS: Final = {
     "demo": "sluicegate.cli.demo",
     "doctor": "sluicegate.cli.doctor",
+    "watch": "sluicegate.cli.watch",
 }
 """The module of each command. It has a click command of the same name, with a hyphen as an underscore."""
 

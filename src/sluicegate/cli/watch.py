@@ -1,0 +1,206 @@
+"""`sluicegate watch`: decisions per second by rule, refusals and the store's latency, live in a terminal.
+
+It reads the application's Prometheus metrics at one URL or more, and adds them up. So it sees all processes, and the
+application does nothing more for it. What is shown is the growth between two readings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from threading import Event
+from typing import Final, NamedTuple
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from sluicegate.cli.commands import Failure
+from sluicegate.clock import monotonic
+from sluicegate.extras import needs
+from sluicegate.hidden import shown_url
+
+with needs("cli"):
+    import click
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+PATIENCE: Final = 5.0  # seconds for one reading
+DEGRADED: Final = ("local", "policy")
+RESULTS: Final = ("allowed", "refused", "shadow", "banned")
+_LINE: Final = re.compile(r"(sluicegate_\w+)(?:\{(.*)\})? (\S+)")
+_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ESCAPED: Final = re.compile(r"\\(.)")
+
+Labels = frozenset[tuple[str, str]]
+Series = Mapping[tuple[str, Labels], float]
+
+
+class Reading(NamedTuple):
+    """The metrics of all processes at a moment."""
+
+    at: float
+    series: Series
+
+
+class RuleRates(NamedTuple):
+    """One rule, per second."""
+
+    rule: str
+    by_result: Mapping[str, float]
+    cached: float  # refusals from the deny cache
+    degraded: float  # without the store
+
+    @property
+    def total(self) -> float:
+        return sum(self.by_result.values())
+
+
+class Rates(NamedTuple):
+    """What has happened between two readings, per second."""
+
+    rules: tuple[RuleRates, ...]  # the most refusals first
+    allowed: float  # decisions
+    refused: float
+    store: tuple[float, float] | None  # seconds: the median and the 99th percentile; None without a call
+    open_circuits: float
+
+
+class UnreadableError(Failure):
+    """The metrics cannot be read."""
+
+
+@click.command()
+@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+@click.option("--every", default=2.0, show_default=True, type=click.FloatRange(0.1, 60), help="Seconds per reading.")
+@click.option("--once", is_flag=True, help="Print one frame, after two readings, and exit.")
+def watch(urls: tuple[str, ...], every: float, *, once: bool) -> None:
+    """Show decisions per second by rule, from the Prometheus metrics of the application at URL."""
+    console = Console(highlight=False)
+    before = _read(urls)
+    if once:
+        Event().wait(every)
+        console.print(frame(rates(before, _read(urls)), rows=None))
+        return
+    try:
+        with Live(Text("reading…"), console=console, auto_refresh=False) as live:
+            while not Event().wait(every):
+                try:
+                    after = _read(urls)
+                except UnreadableError as error:
+                    live.update(Text(error.format_message(), style="red"), refresh=True)
+                else:
+                    live.update(frame(rates(before, after), rows=max(1, console.height - 5)), refresh=True)
+                    before = after
+    except KeyboardInterrupt:
+        console.print()
+
+
+def _read(urls: Sequence[str]) -> Reading:
+    """Read the metrics at all URLs, and add them up."""
+    found: dict[tuple[str, Labels], float] = {}
+    for url in urls:
+        for name, labels, value in parse(_text_at(url)):
+            found[name, labels] = found.get((name, labels), 0) + value
+    if not found:
+        problem = "no metrics of sluicegate there; give PrometheusMetrics() as on_decision, and let it serve metrics"
+        raise UnreadableError(f"{', '.join(map(shown_url, urls))}: {problem}")
+    return Reading(monotonic(), found)
+
+
+def _text_at(url: str) -> str:
+    """Return the text at a URL."""
+    try:
+        if not url.lower().startswith(("http://", "https://")):
+            raise ValueError("not an http:// or https:// URL")
+        with urlopen(url, timeout=PATIENCE) as reply:  # noqa: S310  # the scheme was checked
+            return str(reply.read().decode("utf-8", "replace"))
+    except (OSError, URLError, ValueError) as error:
+        raise UnreadableError(f"{shown_url(url)}: {error}; give the URL of the application's metrics") from error
+
+
+def parse(text: str) -> Iterator[tuple[str, Labels, float]]:
+    r"""Yield the series of sluicegate in Prometheus' text format.
+
+    >>> list(parse('sluicegate_entries{store="a\\"b"} 4.0\nother 1'))
+    [('sluicegate_entries', frozenset({('store', 'a"b')}), 4.0)]
+    """
+    for line in text.splitlines():
+        match = _LINE.match(line)
+        if match is not None:
+            labels = [(name, _ESCAPED.sub(r"\1", value)) for name, value in _LABEL.findall(match[2] or "")]
+            yield match[1], frozenset(labels), float(match[3])
+
+
+def rates(before: Reading, after: Reading) -> Rates:
+    """Return the growth per second."""
+    seconds = max(after.at - before.at, 1e-9)
+    grown: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for (name, labels), value in after.series.items():
+        then = before.series.get((name, labels), 0)
+        growth = value - then if value >= then else value  # a process has started again
+        grown.setdefault(name, []).append((dict(labels), growth / seconds))
+    outcomes, decisions = grown.get("sluicegate_outcomes_total", []), grown.get("sluicegate_decisions_total", [])
+    several = len({of.get("application") for of, _ in outcomes}) > 1
+    rules: dict[str, RuleRates] = {}
+    for of, rate in outcomes:
+        name = f"{of['application']}/{of['rule']}" if several else of["rule"]
+        known = rules.get(name) or RuleRates(name, dict.fromkeys(RESULTS, 0.0), cached=0.0, degraded=0.0)
+        result, source = of["result"], of["source"]
+        rules[name] = known._replace(
+            by_result={**known.by_result, result: known.by_result.get(result, 0.0) + rate},
+            cached=known.cached + (rate if source == "cache" else 0),
+            degraded=known.degraded + (rate if source in DEGRADED else 0),
+        )
+    allowed = sum([rate for each, rate in decisions if each["result"] == "allowed"])
+    return Rates(
+        rules=tuple(sorted(rules.values(), key=lambda rule: (rule.by_result["allowed"] - rule.total, -rule.total))),
+        allowed=allowed,
+        refused=sum([rate for _, rate in decisions]) - allowed,
+        store=quantiles(grown.get("sluicegate_store_seconds_bucket", [])),
+        open_circuits=sum([value for (name, _), value in after.series.items() if name == "sluicegate_open_circuits"]),
+    )
+
+
+def quantiles(buckets: Sequence[tuple[dict[str, str], float]]) -> tuple[float, float] | None:
+    """Return the median and the 99th percentile of a histogram: the upper bounds of their buckets, because more is not
+    known.
+    """
+    counts: dict[float, float] = {}
+    for labels, count in buckets:
+        counts[float(labels["le"])] = counts.get(float(labels["le"]), 0) + count
+    total = counts.get(inf, 0)
+    if not total:
+        return None
+    median, most = (min([le for le, count in counts.items() if count >= part * total]) for part in (0.5, 0.99))
+    return median, most
+
+
+def frame(found: Rates, *, rows: int | None) -> Group:
+    """Return what is shown: a line about all decisions, one about the store, and a row for each rule."""
+    total = found.allowed + found.refused
+    part = f" ({100 * found.refused / total:.1f} %)" if total else ""
+    head = f"{total:.1f} decisions/s, {found.refused:.1f} refused{part}"
+    store = f"store: {_latency(found.store)}"
+    if found.open_circuits:
+        store += f"; {found.open_circuits:.0f} circuits open"
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
+    table.add_column("per second", overflow="fold")
+    for column in (*RESULTS, "cached", "no store"):
+        table.add_column(column, justify="right")
+    for rule in found.rules[:rows]:
+        figures = [rule.by_result[result] for result in RESULTS]
+        table.add_row(Text(rule.rule), *[_figure(each) for each in (*figures, rule.cached, rule.degraded)])
+    return Group(Text(head), Text(store, style="red" if found.open_circuits else ""), table)
+
+
+def _latency(store: tuple[float, float] | None) -> str:
+    if store is None:
+        return "not called"
+    median, most = ["more" if each == inf else f"{each * 1000:g} ms" for each in store]
+    return f"half within {median}, 99 % within {most}"
+
+
+def _figure(rate: float) -> str:
+    return f"{rate:,.1f}" if rate else "-"
