@@ -35,6 +35,16 @@ class PrometheusMetrics:
       `sluicegate_degraded_allowed_total`: of all limiters of the process, by `store`.
 
     No label has an identity. A registry takes one object of this class.
+
+    >>> from prometheus_client import CollectorRegistry
+    >>> from sluicegate import Limiter
+    >>> registry = CollectorRegistry()
+    >>> limiter = Limiter(on_decision=PrometheusMetrics(registry=registry))
+    >>> [limiter.hit("2/minute", "alice", action="reply").allowed for _ in range(3)]
+    [True, True, False]
+    >>> labels = {"application": "", "rule": "reply", "result": "refused", "source": "store"}
+    >>> registry.get_sample_value("sluicegate_outcomes_total", labels)
+    1.0
     """
 
     def __init__(self, *, registry: CollectorRegistry = REGISTRY) -> None:
