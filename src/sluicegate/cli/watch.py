@@ -30,7 +30,7 @@ PATIENCE: Final = 5.0  # seconds for one reading
 DEGRADED: Final = ("local", "policy")
 RESULTS: Final = ("allowed", "refused", "shadow", "banned")
 _LINE: Final = re.compile(r"(sluicegate_\w+)(?:\{(.*)\})? (\S+)")
-_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)",?')
 _ESCAPED: Final = re.compile(r"\\(.)")
 
 Labels = frozenset[tuple[str, str]]
@@ -129,8 +129,14 @@ def parse(text: str) -> Iterator[tuple[str, Labels, float]]:
     for line in text.splitlines():
         match = _LINE.match(line)
         if match is not None:
-            labels = [(name, _ESCAPED.sub(r"\1", value)) for name, value in _LABEL.findall(match[2] or "")]
-            yield match[1], frozenset(labels), float(match[3])
+            yield match[1], frozenset(_labels(match[2] or "")), float(match[3])
+
+
+def _labels(text: str) -> Iterator[tuple[str, str]]:
+    label = _LABEL.match(text)
+    while label is not None:
+        yield label[1], _ESCAPED.sub(r"\1", label[2])
+        label = _LABEL.match(text, label.end())
 
 
 def rates(before: Reading, after: Reading) -> Rates:
