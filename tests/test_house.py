@@ -128,6 +128,8 @@ MANY_ARGUMENTS = {
     "TypeVar": "typing takes the name and the types",
     "pack": "struct.pack takes what it packs",
     "join": "os.path.join takes the parts",
+    "table": "a table takes the names of its columns",
+    "add_row": "rich takes the cells of a row",
     "select": "select.select takes three lists and a timeout",
 }
 # Functions of other packages that take any value by position, which may be a boolean.

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 COMMANDS: Final = {
+    "check": "sluicegate.cli.check",
+    "show": "sluicegate.cli.show",
+    "reset": "sluicegate.cli.show",
+    "bans": "sluicegate.cli.bans",
+    "ban": "sluicegate.cli.bans",
+    "unban": "sluicegate.cli.bans",
+    "top": "sluicegate.cli.top",
     "demo": "sluicegate.cli.demo",
     "doctor": "sluicegate.cli.doctor",
     "watch": "sluicegate.cli.watch",

@@ -35,6 +35,8 @@ A store turns a plan into outcomes. All I/O of sluicegate is in the stores.
   I/O and is not awaited.
 - `ask()` is optional. It asks the server what `describe` then returns: its version and the time of a round trip. It
   charges nothing and takes no longer than the deadline.
+- `page(position, identity)` is optional. It returns the budgets among a few keys as a `KeyPage`, for the commands that
+  show them. One call is short, whatever the number of keys.
 
 After the checks of its rules a plan has one check for each ban that they name (`sluicegate.algorithms.ban`). A refusal
 of such a rule is a strike, counted in the same step.

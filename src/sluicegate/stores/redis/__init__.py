@@ -33,7 +33,7 @@ with needs("redis"):
     from sluicegate.stores.redis.encoding import Encoder, decode
     from sluicegate.stores.redis.maxmemory import warn_of_eviction
     from sluicegate.stores.redis.operations import Operations
-    from sluicegate.stores.redis.scan import send_to
+    from sluicegate.stores.redis.scan import KeyPage, Position, send_to
     from sluicegate.stores.redis.steps import Address
     from sluicegate.stores.redis.topology import Cluster, Sentinel, Topology, topology
     from sluicegate.stores.redis.url import servers
@@ -203,6 +203,10 @@ class RedisStore(_RedisStore):
         """Send one command to one server, for the command line. Raises StoreError for an error reply."""
         return self._connections.drive(send_to(address, words), self._connections.until())
 
+    def page(self, position: Position | None, identity: str | None = None) -> KeyPage:
+        """Return the budgets among the next few keys, of one identity or of all. Start with None."""
+        return self._connections.drive(self._operations.page(position, identity), self._connections.until())
+
     def ask(self) -> None:
         """Ask the server for its version, for `describe`. Raises StoreError if it does not reply in time."""
         self._note(self._connections.drive(self._operations.identify(), self._connections.until()))
@@ -281,6 +285,10 @@ class AsyncRedisStore(_RedisStore):
     async def rule_ids(self, identity: str) -> set[str]:
         """Return the ids of the rules under which this identity has a budget. Scans every server."""
         return await self._connections.scan(self._operations.rule_ids(identity))
+
+    async def page(self, position: Position | None, identity: str | None = None) -> KeyPage:
+        """Return the budgets among the next few keys, of one identity or of all. Start with None."""
+        return await self._connections.drive(self._operations.page(position, identity), self._connections.until())
 
     async def ask(self) -> None:
         """Ask the server for its version, for `describe`. Raises StoreError if it does not reply in time."""

@@ -158,6 +158,11 @@ class Encoder:
         before, after = self.key(rule_id, "").split(digest(""))
         return f"{before.translate(_LITERAL)}*{after.translate(_LITERAL)}"
 
+    @property
+    def any_pattern(self) -> str:
+        """The pattern for SCAN that matches all keys of this prefix."""
+        return f"{self._prefix.translate(_LITERAL)}:{{*"
+
     def pattern_of(self, identity: str) -> str:
         """Return the pattern for SCAN that matches all keys of one identity."""
         return f"{self.key('', identity).translate(_LITERAL)}*"

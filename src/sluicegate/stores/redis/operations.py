@@ -18,7 +18,7 @@ from sluicegate.plan import BAN, Check, Outcome, Plan, Terms, charged, in_shadow
 from sluicegate.stores.redis.commands import AnyCommand, Command, pack
 from sluicegate.stores.redis.encoding import PEEK, REFUND, REFUSED, RENEW, Encoder, decode
 from sluicegate.stores.redis.failures import kind_of, may_succeed_elsewhere, store_error
-from sluicegate.stores.redis.scan import Scan, scan_bans, scan_budgets
+from sluicegate.stores.redis.scan import KeyPage, Position, Scan, scan_bans, scan_budgets, scan_page
 from sluicegate.stores.redis.server_info import identify
 from sluicegate.stores.redis.steps import Address, Attempt, NoReplyError, Pause, Reconnect, Send, Steps
 from sluicegate.stores.redis.topology import Topology, slot_of
@@ -108,6 +108,10 @@ class Operations:
     def rule_ids(self, identity: str) -> Scan[set[str]]:
         """Return the ids of the rules under which an identity has a budget."""
         return scan_budgets(self._topology, self._encoder, identity)
+
+    def page(self, position: Position | None, identity: str | None) -> Steps[KeyPage]:
+        """Return the budgets among a few keys, of one identity or of all."""
+        return scan_page(self._topology, self._encoder, position, identity=identity)
 
     def _across(self, plan: Plan, groups: list[tuple[int, ...]]) -> Steps[tuple[Outcome, ...]]:
         """Run the groups of the plan one after the other. If a later one refuses, refund what the others charged."""

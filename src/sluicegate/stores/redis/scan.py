@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sluicegate.clock import read_us
 from sluicegate.plan import Terms
@@ -21,6 +21,25 @@ from sluicegate.stores.redis.topology import Topology
 _COUNT: Final = 100  # keys that a server inspects in one SCAN, before it serves other clients
 
 T = TypeVar("T")
+
+
+class Position(NamedTuple):
+    """How far a scan has come."""
+
+    servers: tuple[Address, ...]  # the current one, and those after it
+    cursor: int = 0
+    seen: int = 0  # keys of the current server, about
+    size: int = 0  # its keys
+
+
+class KeyPage(NamedTuple):
+    """The budgets among a few keys. A scan may return a budget twice, if keys are added meanwhile."""
+
+    budgets: tuple[tuple[str, str], ...]  # the digest of the identity, and the id of the rule
+    following: Position | None  # where the scan goes on; None at its end
+    left: float  # the servers that are still to scan, with a part of the current one
+
+
 Scan = Generator[Steps[Any], Any, T]
 """Yields operations, each with a separate deadline, and is sent their results."""
 
@@ -53,6 +72,31 @@ def _scan(
             add(part)
             if not cursor:
                 break
+
+
+def scan_page(
+    topology: Topology, encoder: Encoder, position: Position | None, *, identity: str | None
+) -> Steps[KeyPage]:
+    """Return the budgets among a few keys of one server, of one identity or of all."""
+    if position is None:
+        position = Position((yield from topology.masters()))
+    (address, *others), cursor, seen, size = position.servers, position.cursor, position.seen, position.size
+    if not cursor:
+        size = int((yield from _send(address, ["DBSIZE"])) or 0)
+    pattern = encoder.any_pattern if identity is None else encoder.pattern_of(identity)
+    cursor, keys = yield from _find_keys(address, cursor, pattern)
+    seen += _COUNT
+    budgets = [(name, rule_id) for name, brace, rule_id in [_named(key) for key in keys] if brace]
+    left = len(others) + (max(0.0, 1 - seen / size) if cursor and size else 0.0)
+    following = Position(tuple(others)) if others else None
+    if cursor:
+        following = Position(position.servers, cursor, seen=seen, size=size)
+    return KeyPage(tuple(budgets), following, left)
+
+
+def _named(key: str) -> tuple[str, str, str]:
+    """Return the digest and the rule's id of a key, with what is between them."""
+    return key.partition(":{")[2].partition("}:")
 
 
 def _find_keys(address: Address, cursor: int, pattern: str) -> Steps[tuple[int, list[str]]]:

@@ -1,0 +1,113 @@
+"""`sluicegate ban`, `unban` and `bans`: the bans of an application, by hand."""
+
+from __future__ import annotations
+
+from sluicegate.cli.budgets import Budgets, identity_text, opened, takes_identity
+from sluicegate.cli.commands import Command, load_app, option_app
+from sluicegate.clock import MICROSECOND
+from sluicegate.extras import needs
+from sluicegate.identity import Digested, digest
+from sluicegate.plan import Check, Plan
+from sluicegate.rules.ban import Ban
+
+with needs("cli"):
+    import click
+
+    from sluicegate.cli.output import as_json, confirm, console, option_yes, plain, print_json, scanning, span, table
+
+
+def _option_ban(command: Command) -> Command:
+    text = "The ban, by its own name or that of its rule. Not needed if there is only one."
+    return click.option("--ban", "--rule", "which", metavar="NAME", help=text)(command)
+
+
+@click.command()
+@takes_identity
+@option_app
+@_option_ban
+@click.option("--for", "duration", metavar="TIME", help='How long, as "1 hour"; without it as long as the ban says.')
+@option_yes
+@as_json
+def ban(
+    identity: tuple[str, ...],
+    name: str | None,
+    app: str | None,
+    *,
+    which: str | None,
+    duration: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Ban one identity from now on: all rules that have this ban refuse it."""
+    with opened(load_app(app)) as limiters:
+        budgets, found = _chosen(limiters, which)
+        terms = found.terms if duration is None else found.lasting(duration)
+        text = identity_text(budgets, identity, name)
+        confirm(f"Ban {' '.join(identity) or name} by {found.name}?", yes=yes)
+        budgets.store.run(Plan((Check(terms, text, found.after),)))
+        (outcome,) = budgets.peek([(terms, text)])
+    left = (outcome.retry_after or 0) / MICROSECOND
+    if as_json:
+        print_json({"ban": found.name, "identity": digest(text), "seconds": left})
+    else:
+        console().print(plain(f"Banned {digest(text)} by {found.name} for {span(left)}."))
+
+
+@click.command()
+@takes_identity
+@option_app
+@_option_ban
+@option_yes
+@as_json
+def unban(
+    identity: tuple[str, ...], name: str | None, app: str | None, *, which: str | None, yes: bool, as_json: bool
+) -> None:
+    """End a ban of one identity, and forget its earlier strikes and bans."""
+    with opened(load_app(app)) as limiters:
+        budgets, found = _chosen(limiters, which)
+        text = identity_text(budgets, identity, name)
+        confirm(f"End the ban {found.name} of {' '.join(identity) or name}?", yes=yes)
+        (before,) = budgets.peek([(found.terms, text)])
+        budgets.store.forget(found.terms.rule_id, text)
+    if as_json:
+        print_json({"ban": found.name, "identity": digest(text), "was_banned": not before.allowed})
+    else:
+        was = "is no longer banned" if not before.allowed else "was not banned; its strikes are forgotten"
+        console().print(plain(f"{digest(text)} {was}."))
+
+
+@click.command()
+@option_app
+@as_json
+def bans(app: str | None, *, as_json: bool) -> None:
+    """List who is banned, as digests, and for how long."""
+    found: list[tuple[str, str, float]] = []
+    with opened(load_app(app)) as limiters:
+        for budgets in limiters:
+            named = {each.terms.rule_id: each for each in budgets.bans.values()}
+            with scanning("scanning keys") as seen:
+                stored = {pair for page in budgets.pages(None, seen) for pair in page if pair[1] in named}
+            for who, rule_id in stored:
+                (outcome,) = budgets.peek([(named[rule_id].terms, Digested(who))])
+                if not outcome.allowed:
+                    found.append((named[rule_id].name, who, (outcome.retry_after or 0) / MICROSECOND))
+    found.sort(key=lambda each: (each[0], -each[2], each[1]))
+    if as_json:
+        print_json({"bans": [dict(zip(("ban", "identity", "seconds"), each, strict=True)) for each in found]})
+        return
+    rows = table("Ban", "Identity", "Ends in")
+    for which, who, left in found:
+        rows.add_row(plain(which), plain(who), plain(span(left)))
+    console().print(rows if found else "Nobody is banned.")
+
+
+def _chosen(limiters: list[Budgets], which: str | None) -> tuple[Budgets, Ban]:
+    """Return the ban with this name, and where it is kept."""
+    pairs = [(budgets, name, each) for budgets in limiters for name, each in budgets.bans.items()]
+    found = [(budgets, each) for budgets, name, each in pairs if which in (None, name)]
+    if not pairs:
+        raise click.UsageError("no rule of this application has a ban")
+    if len({id(budgets) for budgets, _ in found}) != 1 or len({each.name for _, each in found}) != 1:
+        problem = "give --ban" if which is None else f"no ban {which!r}"
+        raise click.UsageError(f"{problem}; the bans are {', '.join(sorted({each.name for _, _, each in pairs}))}")
+    return found[0]

@@ -1,0 +1,217 @@
+"""The budgets of an application on its server, as commands read and change them.
+
+A command opens a store of its own from the application's settings, with a longer deadline and without the wrappers: a
+store that is down is an error here, and no local fallback answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import cached_property
+from inspect import isawaitable
+from typing import Any, Final, NamedTuple
+
+from sluicegate.cli.application import Application, Limiting
+from sluicegate.cli.commands import Command
+from sluicegate.errors import ConfigurationError
+from sluicegate.extras import needs
+from sluicegate.identity import Digested, digest
+from sluicegate.limiter import Limiter
+from sluicegate.plan import Check, Outcome, Plan, Terms
+from sluicegate.rules.ban import Ban
+from sluicegate.rules.key import as_keys_give
+from sluicegate.rules.rule import METHODS, Rule
+from sluicegate.rules.tiers import Tiers
+from sluicegate.stores import open_store
+from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
+from sluicegate.web.bound import Bound, of_method
+
+with needs("cli"):
+    import click
+
+DEADLINE: Final = 2.0  # seconds: a person waits longer than a request, and a server may be busy
+_KINDS: Final = "user:, ip:, header:Name=, path:name=, text:, int:, bytes: or uuid:"
+
+
+class Known(NamedTuple):
+    """Terms that a rule of the application has, with the name that people know."""
+
+    rule: str
+    terms: Terms
+    ban: Ban | None = None
+    names: tuple[str, ...] = ()  # by which a person may mean it: that of the rule, and of one of its quotas
+
+
+class Blocking:
+    """A synchronous view of a store whose methods are async: each call runs on one event loop."""
+
+    def __init__(self, store: Any, runner: asyncio.Runner) -> None:
+        self._store, self._runner = store, runner
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+
+        def call(*given: Any) -> Any:
+            found = method(*given)
+            return self._runner.run(_awaited(found)) if isawaitable(found) else found
+
+        return call
+
+
+async def _awaited(found: Any) -> Any:
+    return await found
+
+
+class Budgets:
+    """The budgets under one limiter of an application."""
+
+    def __init__(self, limiting: Limiting, store: Any) -> None:
+        self._limiting = limiting
+        self.settings = limiting.settings
+        self.store = store
+
+    def text(self, words: Iterable[str]) -> str:
+        """Return the text of an identity that a person typed, as the application's keys make it."""
+        settings, parts = self._limiting.settings, tuple(map(_typed, words))
+        identity = parts[0] if len(parts) == 1 else parts
+        identity = as_keys_give(identity, prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
+        return self._limiting.gate.limiter.text(identity)
+
+    @cached_property
+    def known(self) -> dict[str, tuple[Known, ...]]:
+        """The terms of all rules, by the id of the rule. Several tiers may share an id."""
+        found: dict[str, dict[Known, None]] = {}
+        for known in self._all_known():
+            found.setdefault(known.terms.rule_id, {})[known] = None
+        return {rule_id: tuple(each) for rule_id, each in found.items()}
+
+    @cached_property
+    def bans(self) -> dict[str, Ban]:
+        """The bans of all rules, by name and by the name of each rule that has one."""
+        rules = [bound.rule for bound in self._bounds()]
+        return {name: rule.ban for rule in rules if rule.ban is not None for name in (rule.name, rule.ban.name)}
+
+    def peek(self, checks: Iterable[tuple[Terms, str]]) -> tuple[Outcome, ...]:
+        """Return the outcome of each pair of terms and an identity, at no cost. Charges nothing."""
+        plan = Plan(tuple([Check(terms, text, 0) for terms, text in checks]), charge=False)
+        outcomes: tuple[Outcome, ...] = self.store.run(plan) if plan.checks else ()
+        return outcomes
+
+    def pages(self, text: str | None, seen: Callable[[float], object]) -> Iterator[tuple[tuple[str, str], ...]]:
+        """Yield the budgets of an identity, or of all, a few keys at a time. `seen` is called with the share that was
+        scanned.
+        """
+        page = getattr(self.store, "page", None)
+        if page is None:
+            problem, expected = "this store cannot list budgets", "keep them in a redis:// store"
+            raise ConfigurationError("store", self.store, problem=problem, expected=expected)
+        position, total = None, 0
+        while True:
+            found = page(position, text)
+            total = max(total, len(position.servers) if position else 1 + int(found.left))
+            yield found.budgets
+            position = found.following
+            seen(1.0 if position is None else max(0.0, 1 - found.left / total))
+            if position is None:
+                return
+
+    def _bounds(self) -> Iterator[Bound]:
+        done: set[int] = set()
+        for _, bounds in self._limiting.endpoints:
+            for bound in bounds:
+                if id(bound.rule) not in done:
+                    done.add(id(bound.rule))
+                    yield bound
+
+    def _all_known(self) -> Iterator[Known]:
+        for bound in self._bounds():
+            rule = bound.rule
+            for label, terms in _terms(rule, bound, self._limiting.settings.algorithm):
+                methods = (bound.methods or METHODS) - {"HEAD"} if rule.per_method else (None,)
+                for method in sorted(methods, key=str):
+                    for each in terms if method is None else of_method(terms, str(method)):
+                        name = " ".join([each.name, *label, *([] if method is None else [str(method)])])
+                        yield Known(name, each, names=(rule.name, each.name))
+            if rule.ban is not None:
+                yield Known(f"ban {rule.ban.name}", rule.ban.terms, rule.ban, names=(rule.ban.name,))
+
+
+def _terms(rule: Rule, bound: Bound, algorithm: str) -> Iterator[tuple[tuple[str, ...], tuple[Terms, ...]]]:
+    """Yield the terms that are known before a request, each with the tier that has them."""
+    if bound.terms is not None:
+        yield (), bound.terms
+    elif isinstance(rule.quota, Tiers):
+        for tier, quotas in rule.quota.table.items():
+            if quotas is not None:
+                yield (f"({tier})",), rule.terms(algorithm, quotas)
+
+
+def _typed(word: str) -> Any:
+    """Return one part of an identity that a person typed: `user:alice` is ("user", "alice").
+
+    >>> _typed("header:X-API-Key=abc"), _typed("int:42")
+    (('header:x-api-key', 'abc'), 42)
+    """
+    kind, colon, value = word.partition(":")
+    if colon and kind in ("user", "ip"):
+        return kind, value
+    name, equals, part = value.partition("=")
+    if kind in ("header", "path") and name and equals:
+        return f"{kind}:{name.lower() if kind == 'header' else name}", part
+    try:
+        if colon and kind in _OWN:
+            return _OWN[kind](value)
+    except ValueError as error:
+        raise click.UsageError(f"identity {word!r}: {error}") from error
+    raise click.UsageError(f"identity {word!r}: write it as its key gives it, with {_KINDS}")
+
+
+def _uuid(text: str) -> Any:
+    from uuid import UUID
+
+    return UUID(text)
+
+
+_OWN: Final[dict[str, Callable[[str], Any]]] = {"text": str, "int": int, "bytes": bytes.fromhex, "uuid": _uuid}
+
+
+@contextmanager
+def opened(application: Application) -> Generator[list[Budgets]]:
+    """Open the budgets of an application on its servers. Two limiters with the same store are both there."""
+    with asyncio.Runner() as runner, ExitStack() as stack:
+        yield [stack.enter_context(_opened(limiting, runner)) for limiting in application.limiters]
+
+
+@contextmanager
+def _opened(limiting: Limiting, runner: asyncio.Runner) -> Generator[Budgets]:
+    """Open the budgets of one limiter. A store object of the application stays open."""
+    settings = limiting.settings
+    given: Any = settings.store
+    if isinstance(given, (MemoryStore, AsyncMemoryStore)) or (isinstance(given, str) and given.startswith("memory:")):
+        problem = "each process of the application keeps its budgets in its own memory, where no command sees them"
+        raise ConfigurationError("store", given, problem=problem, expected="use embedded:// or redis://")
+    if isinstance(given, str):
+        with closing(open_store(given, prefix=settings.prefix, clock=settings.clock, deadline=DEADLINE)) as store:
+            yield Budgets(limiting, store)
+    else:
+        yield Budgets(limiting, given if isinstance(limiting.gate.limiter, Limiter) else Blocking(given, runner))
+
+
+def takes_identity(command: Command) -> Command:
+    """Add the arguments that name an identity, for `identity_text`."""
+    text = "A digest, as top and bans show it, instead of an identity."
+    command = click.option("--digest", "name", metavar="DIGEST", help=text)(command)
+    return click.argument("identity", nargs=-1)(command)
+
+
+def identity_text(budgets: Budgets, words: tuple[str, ...], name: str | None) -> str:
+    """Return the text of the typed identity, or the digest that was typed instead."""
+    if bool(words) is (name is not None):
+        raise click.UsageError("give either an identity such as user:alice, or --digest")
+    if name is None:
+        return budgets.text(words)
+    if len(name) != len(digest("")) or not name.replace("-", "a").replace("_", "a").isalnum() or not name.isascii():
+        raise click.UsageError(f"--digest {name!r}: a digest has 22 letters, digits, - or _, as top and bans show it")
+    return Digested(name)

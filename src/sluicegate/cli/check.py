@@ -1,0 +1,183 @@
+"""`sluicegate check`: validates an application, and prints every endpoint with the rules that hold for it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Final
+
+from sluicegate.cli.application import Application, Limiting
+from sluicegate.cli.commands import Failure, load_app, option_app
+from sluicegate.concurrency import Concurrency
+from sluicegate.errors import ConfigurationError, SluicegateWarning
+from sluicegate.extras import needs
+from sluicegate.hidden import shown_url
+from sluicegate.rules.key import KeySpec
+from sluicegate.rules.rule import Rule
+from sluicegate.rules.tiers import Tiers
+from sluicegate.web.bound import Bound
+from sluicegate.web.endpoint import Endpoint, label_of
+
+with needs("cli"):
+    import click
+    from rich.console import Console
+
+    from sluicegate.cli.output import as_json, console, plain, print_json, table
+
+# The options of a rule that are printed if they are not the default: the others have a column, or are in the endpoint.
+_OPTIONS: Final = (
+    *("cost", "scope", "methods", "path", "when", "count_denied", "prefetch", "charge_when", "refund_when"),
+    *("per_method", "error_message", "on_denied"),
+)
+
+
+class Wrong(Failure):
+    """A configuration that cannot work."""
+
+    exit_code = 1
+
+
+@click.command()
+@click.argument("application", metavar="[APP|FILE]", required=False)
+@option_app
+@as_json
+def check(application: str | None, app: str | None, *, as_json: bool) -> None:
+    """Validate an application, and print each endpoint with the rules that hold for it, in order.
+
+    The exit status is 0, 1 for a configuration that cannot work, 2 for a wrong command. Nothing is sent to the store.
+    """
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always", SluicegateWarning)
+            found = load_app(application or app)
+    except ConfigurationError as error:
+        if as_json:
+            print_json({"application": application or app, "error": {"code": error.code, "message": str(error)}})
+        raise Wrong(str(error)) from error
+    cautions = [str(each.message) for each in warned if issubclass(each.category, SluicegateWarning)]
+    if as_json:
+        print_json({**describe(found), "warnings": cautions})
+        return
+    out = console()
+    for limiting in found.limiters:
+        show_limiter(found, limiting, out=out)
+    for caution in cautions:
+        out.print(plain(f"warning: {caution}", "yellow"))
+
+
+def describe(application: Application) -> dict[str, Any]:
+    """Return the endpoints and rules of an application, for JSON."""
+    limiters = [_limiter(limiting) for limiting in application.limiters]
+    return {"application": application.name, "limiters": limiters}
+
+
+def show_limiter(application: Application, limiting: Limiting, *, out: Console) -> None:
+    """Print one limiter: where it counts, and a table of its endpoints and their rules."""
+    facts = _limiter(limiting)
+    head = f"{application.name}: {len(facts['endpoints'])} endpoints, counted in {facts['store']}"
+    out.print(plain(f"{head}, prefix {facts['prefix']}", "bold"))
+    if not facts["enabled"]:
+        out.print("enabled is False: every request passes.", style="yellow")
+    several = any(rule["options"] for endpoint in facts["endpoints"] for rule in endpoint["rules"])
+    rows = table("Endpoint", "Rule", "Quota", "Key", "Algorithm", "If down", *(["Options"] if several else []))
+    for endpoint in facts["endpoints"]:
+        place = plain(" ".join([*endpoint["methods"], endpoint["route"] or "(no route)"]))
+        if not endpoint["rules"]:
+            rows.add_row(place, plain("no rule", "yellow"))
+        for rule in endpoint["rules"]:
+            options = ", ".join([f"{name}: {value}" for name, value in rule["options"].items()])
+            words = (rule["name"], rule["quota"], rule["key"], rule["algorithm"], rule["on_store_failure"])
+            rows.add_row(place, *map(plain, [*words, options] if several else words))
+            place = plain("")
+    out.print(rows)
+
+
+def _limiter(limiting: Limiting) -> dict[str, Any]:
+    settings = limiting.settings
+    endpoints = []
+    for endpoint, bounds in limiting.endpoints:
+        rules = [_rule(bound, limiting, endpoint) for bound in bounds if _may_hold(bound, endpoint)]
+        methods = [*endpoint.methods]
+        endpoints.append({"methods": methods, "route": endpoint.route, "view": endpoint.label, "rules": rules})
+    return {
+        "store": store_name(settings.store),
+        "prefix": settings.prefix,
+        "enabled": settings.enabled,
+        "endpoints": endpoints,
+    }
+
+
+def store_name(store: object) -> str:
+    """Return the URL of a store without its password, or what the store calls itself."""
+    return shown_url(store) if isinstance(store, str) else repr(store)
+
+
+def _rule(bound: Bound, limiting: Limiting, endpoint: Endpoint) -> dict[str, Any]:
+    rule, settings = bound.rule, limiting.settings
+    known = rule.known
+    held = bool(known) and all(isinstance(quota, Concurrency) for quota in known)
+    return {
+        "name": rule.name,
+        "quota": _quota(rule),
+        "key": key_name(limiting.gate.key_of(bound)),
+        "algorithm": "slots" if held else rule.algorithm or settings.algorithm,
+        "on_store_failure": rule.on_store_failure or settings.on_store_failure,
+        "options": _options(rule, own=endpoint.label),
+    }
+
+
+def key_name(key: KeySpec) -> str:
+    """Return a key as text: several parts are joined by "+", and a function is its name."""
+    return " + ".join(map(key_name, key)) if isinstance(key, tuple) else key if isinstance(key, str) else label_of(key)
+
+
+def _quota(rule: Rule) -> str:
+    """Return the quotas of a rule as text; for a function, its name."""
+    quota: Any = rule.quota
+    if isinstance(quota, Tiers):
+        return ", ".join([f"{tier}: {_quotas(found)}" for tier, found in quota.table.items()])
+    return f"by {label_of(quota)}" if callable(quota) else _quotas(quota)
+
+
+def _quotas(quotas: Any) -> str:
+    if quotas is None:
+        return "no limit"
+    return str(quotas) if isinstance(quotas, Concurrency) else "; ".join(map(str, quotas))
+
+
+def _options(rule: Rule, *, own: str) -> dict[str, str]:
+    """Return the options of a rule that are not the default, as text. The scope of a view's `own` budget is left
+    out.
+    """
+    found = {"shadow": "never refuses"} if rule.mode == "shadow" else {}
+    if rule.enforce_percent != 100:
+        found["enforced"] = f"for {rule.enforce_percent:g} %"
+    for option in _OPTIONS:
+        value = getattr(rule, option)
+        is_own = option == "scope" and own and str(value).startswith(own)
+        if value != Rule.__dataclass_fields__[option].default and not is_own:
+            shown = sorted(value - {"HEAD"} if "GET" in value else value) if option == "methods" else value
+            text = " ".join(shown) if option == "methods" else label_of(value) if callable(value) else str(value)
+            found[option] = "yes" if value is True else text
+    if rule.ban is not None:
+        lengths = rule.ban.terms
+        found["ban"] = f"{lengths.name}, after {lengths.quota.limit} refusals in {lengths.quota.span}"
+    return found
+
+
+def _may_hold(bound: Bound, endpoint: Endpoint) -> bool:
+    """False if no request to this endpoint can have the method or the path of a rule."""
+    if bound.methods is not None and endpoint.methods and bound.methods.isdisjoint(endpoint.methods):
+        return False
+    pattern = bound.rule.path
+    if pattern is None or not endpoint.route or endpoint.route.startswith("^"):  # a regular expression of Django
+        return True
+    template = f"/{endpoint.route.lstrip('/')}"
+    ours, theirs = _start_of(pattern), _start_of(template)
+    if theirs == template:  # a path without parameters
+        return bound.path is not None and bound.path.fullmatch(template) is not None
+    return ours.startswith(theirs) or theirs.startswith(ours)
+
+
+def _start_of(text: str) -> str:
+    """Return the part of a template or of a pattern that is the same for all its paths."""
+    return text[: min([at for sign in "{<(*?[" if (at := text.find(sign)) >= 0], default=len(text))]

@@ -1,0 +1,148 @@
+"""`sluicegate show` and `sluicegate reset`: the budgets of one identity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sluicegate.cli.budgets import Budgets, Known, identity_text, opened, takes_identity
+from sluicegate.cli.check import store_name
+from sluicegate.cli.commands import load_app, option_app
+from sluicegate.clock import MICROSECOND
+from sluicegate.extras import needs
+from sluicegate.identity import digest
+from sluicegate.plan import Outcome
+
+with needs("cli"):
+    import click
+    from rich.console import Console
+
+    from sluicegate.cli.output import (
+        as_json,
+        bar,
+        confirm,
+        console,
+        option_yes,
+        plain,
+        print_json,
+        scanning,
+        span,
+        table,
+    )
+
+
+@click.command()
+@takes_identity
+@option_app
+@click.option("--quick", is_flag=True, help="Look only at the rules of the application, and scan no keys.")
+@as_json
+def show(identity: tuple[str, ...], name: str | None, app: str | None, *, quick: bool, as_json: bool) -> None:
+    """Show the budgets, slots and bans of one identity: user:alice, ip:203.0.113.7, header:X-API-Key=abc, text:alice.
+
+    Several words are one identity, for a key of several parts.
+    """
+    application = load_app(app)
+    out, found, text = console(), [], ""
+    with opened(application) as limiters:
+        for budgets in limiters:
+            text = identity_text(budgets, identity, name)
+            kept, unknown = _kept(budgets, text, quick=quick)
+            if as_json:
+                rows = [describe(known, outcome) for known, outcome in kept]
+                found.append({"store": store_name(budgets.settings.store), "budgets": rows, "unknown": unknown})
+            else:
+                out.print(plain(f"{' '.join(identity) or 'digest'} {digest(text)}", "bold"))
+                print_budgets(kept, unknown, out=out)
+    if as_json:
+        print_json({"identity": digest(text), "limiters": found})
+
+
+@click.command()
+@takes_identity
+@option_app
+@click.option("--rule", metavar="NAME", help="Only the budgets of this rule.")
+@option_yes
+@as_json
+def reset(
+    identity: tuple[str, ...], name: str | None, app: str | None, rule: str | None, *, yes: bool, as_json: bool
+) -> None:
+    """Give one identity its whole budget back: under one rule, or everything, with its slots, strikes and bans."""
+    application = load_app(app)
+    forgotten: list[str] = []
+    with opened(application) as limiters:
+        texts = [identity_text(budgets, identity, name) for budgets in limiters]
+        ids = [None if rule is None else _ids_of(budgets, rule) for budgets in limiters]
+        what = "everything" if rule is None else f"the rule {rule}"
+        confirm(f"Forget {what} of {' '.join(identity) or name}?", yes=yes)
+        for budgets, text, wanted in zip(limiters, texts, ids, strict=True):
+            for rule_id in _stored(budgets, text) if wanted is None else wanted:
+                budgets.store.forget(rule_id, text)
+                forgotten.append(rule_id)
+    if as_json:
+        print_json({"identity": digest(texts[0]), "forgotten": forgotten})
+        return
+    console().print(plain(f"Forgot {len(forgotten)} budgets."))
+    cached = max(limiting.settings.deny_cache for limiting in application.limiters)
+    if forgotten and cached:
+        console().print(plain(f"A process may repeat a refusal for {cached:g} s more (deny_cache).", "dim"))
+
+
+def _ids_of(budgets: Budgets, rule: str) -> list[str]:
+    """Return the ids of a rule of this application."""
+    found = [rule_id for rule_id, known in budgets.known.items() if any(rule in each.names for each in known)]
+    if not found:
+        names = sorted({name for known in budgets.known.values() for each in known for name in each.names})
+        raise click.UsageError(f"no rule {rule!r}; the rules are {', '.join(names)}")
+    return found
+
+
+def _stored(budgets: Budgets, text: str) -> list[str]:
+    """Return the ids of the rules under which an identity has a budget, by a scan."""
+    with scanning("scanning keys") as seen:
+        return sorted({rule_id for page in budgets.pages(text, seen) for _, rule_id in page})
+
+
+def _kept(budgets: Budgets, text: str, *, quick: bool) -> tuple[list[tuple[Known, Outcome]], list[str]]:
+    """Return what an identity has used under each known rule, and the ids of stored budgets that no rule has."""
+    stored = list(budgets.known) if quick else _stored(budgets, text)
+    known = [each for rule_id in stored for each in budgets.known.get(rule_id, ())]
+    outcomes = [outcome for each in known for outcome in budgets.peek([(each.terms, text)])]
+    used = [(each, outcome) for each, outcome in zip(known, outcomes, strict=True) if outcome.reset_after > 0]
+    return used, [rule_id for rule_id in stored if rule_id not in budgets.known]
+
+
+def print_budgets(kept: Iterable[tuple[Known, Outcome]], unknown: Iterable[str], *, out: Console) -> None:
+    """Print a table of budgets."""
+    rows = table("Rule", "Used", "", "Left", "Full again in", "Now", right=("Left",))
+    for known, outcome in kept:
+        facts = describe(known, outcome)
+        color = {"passes": "green", "refused": "red", "banned": "red"}[facts["state"]]
+        wait = f" for {span(facts['retry_after'])}" if facts["retry_after"] else ""
+        rows.add_row(
+            plain(known.rule),
+            bar(facts["used"], facts["limit"], out=out),
+            plain(f"{facts['used']} of {facts['limit']}"),
+            plain(facts["remaining"]),
+            plain(span(facts["reset_after"])),
+            plain(f"{facts['state']}{wait}", color),
+        )
+    for rule_id in unknown:
+        rows.add_row(plain(rule_id), plain("no rule of this application has this id", "dim"))
+    out.print(rows if rows.row_count else "Nothing is used.")
+
+
+def describe(known: Known, outcome: Outcome) -> dict[str, Any]:
+    """Return one budget, for JSON. Times are in seconds. For a ban, `used` are the refusals that count towards it."""
+    banned = known.ban is not None and not outcome.allowed
+    state = "banned" if banned else "refused" if outcome.remaining == 0 and known.ban is None else "passes"
+    return {
+        "rule": known.rule,
+        "id": known.terms.rule_id,
+        "kind": "ban" if known.ban is not None else "slots" if known.terms.held else "budget",
+        "limit": outcome.limit,
+        "used": outcome.limit - outcome.remaining,
+        "remaining": outcome.remaining,
+        "state": state,
+        "retry_after": 0 if state == "passes" else outcome.next_after / MICROSECOND,
+        "reset_after": outcome.reset_after / MICROSECOND,
+    }

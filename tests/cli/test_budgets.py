@@ -1,0 +1,294 @@
+"""`show`, `reset`, `ban`, `unban`, `bans` and `top`, on real servers, over applications of every framework."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from click.testing import CliRunner, Result
+from flask.testing import FlaskClient
+from starlette.testclient import TestClient
+
+from sluicegate import Limiter
+from sluicegate.cli import top as top_module
+from sluicegate.cli.application import load
+from sluicegate.cli.commands import sluicegate
+from sluicegate.identity import digest, identity_text
+from sluicegate.stores.redis import RedisStore
+from tests.servers import Server, valkey_server
+
+RULES = """
+    from sluicegate import Ban
+    STRIKES = Ban(after=3, within="10 minutes", duration="1 hour", name="strikes")
+    OPTIONS = dict(
+        store=STORE, prefix=PREFIX, key="header:X-Key", deny_cache=0, default_limits=["1000/day"], secret="s" * 16,
+        rules=[dict(name="login", quota="2/minute", path="/login", ban=STRIKES)],
+    )
+"""
+APPLICATIONS = {
+    "starlette": """
+        from starlette.applications import Starlette
+        from starlette.responses import PlainTextResponse
+        from starlette.routing import Route
+        from sluicegate.starlette import RateLimitMiddleware
+
+        async def login(request):
+            return PlainTextResponse("in")
+
+        app = Starlette(routes=[Route("/login", login, methods=["POST"])])
+        app.add_middleware(RateLimitMiddleware, **OPTIONS)
+    """,
+    "flask": """
+        from flask import Flask
+        from sluicegate.flask import RateLimiter
+
+        app = Flask("shop")
+        RateLimiter(app, **OPTIONS)
+
+        @app.post("/login")
+        def login():
+            return "in"
+    """,
+    "django": """
+        import django
+        from django.conf import settings
+        from django.http import HttpResponse
+        from django.urls import path
+
+        settings.configure(
+            ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__, SECRET_KEY="x", SLUICEGATE=OPTIONS,
+            INSTALLED_APPS=["sluicegate.django"], MIDDLEWARE=["sluicegate.django.RateLimitMiddleware"],
+        )
+        django.setup()
+
+        def login(request):
+            return HttpResponse("in")
+
+        urlpatterns = [path("login", login)]
+
+        from django.core.handlers.wsgi import WSGIHandler
+
+        app = WSGIHandler()
+    """,
+}
+DJANGO = """
+    import sys
+    sys.path.insert(0, {folder!r})
+    from {module} import app
+    from django.test import Client
+    print([Client().post("/login", headers={{"X-Key": "abc"}}).status_code for _ in range({requests})])
+"""
+WHO = "header:X-Key=abc"
+
+
+class Shop:
+    """An application in a module of its own, and the commands for it."""
+
+    def __init__(self, framework: str, server: Server, folder: Path) -> None:
+        self.framework, self.folder = framework, folder
+        self.module = f"shop_{uuid4().hex}"
+        start = f"STORE, PREFIX = {server.url!r}, {self.module!r}\n"
+        self.path = folder / f"{self.module}.py"
+        self.path.write_text(start + dedent(RULES) + dedent(APPLICATIONS[framework]), "utf-8")
+
+    def log_in(self, times: int) -> list[int]:
+        """Send requests as a client does, and return their statuses."""
+        if self.framework == "django":  # its settings are those of a process
+            program = dedent(DJANGO).format(folder=str(self.folder), module=self.module, requests=times)
+            found: list[int] = json.loads(self.process([sys.executable, "-c", program]))
+            return found
+        app: Any = __import__(self.module).app
+        client: Any = FlaskClient(app) if self.framework == "flask" else TestClient(app)
+        return [client.post("/login", headers={"X-Key": "abc"}).status_code for _ in range(times)]
+
+    def run(self, *words: str, status: int = 0, typed: str = "") -> str:
+        """Run a command, and return what it prints. Django's runs in a process of its own."""
+        if self.framework == "django":
+            command = [sys.executable, "-m", "sluicegate", *words]
+            return self.process(command, status=status, typed=typed)
+        done: Result = CliRunner().invoke(sluicegate, words, env={"SLUICEGATE_APP": self.module}, input=typed)
+        assert done.exit_code == status, done.output
+        return done.output
+
+    def process(self, command: list[str], *, status: int = 0, typed: str = "") -> str:
+        env = {"SLUICEGATE_APP": self.module, "PATH": "", "COLUMNS": "100", "PYTHONIOENCODING": "utf-8"}
+        done = subprocess.run(
+            command, cwd=self.folder, env=env, input=typed, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == status, done.stderr
+        return done.stdout + done.stderr
+
+
+MakeShop = Callable[[str], Shop]
+
+
+@pytest.fixture
+def make_shop(valkey: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeShop]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield lambda framework: Shop(framework, valkey, tmp_path)
+    valkey.flush()
+
+
+@pytest.mark.parametrize("framework", APPLICATIONS)
+def test_a_customer_is_blocked_shown_and_let_in_again(framework: str, make_shop: MakeShop) -> None:
+    shop = make_shop(framework)
+    assert shop.log_in(6) == [200, 200, 429, 429, 429, 429]
+    (limiter,) = json.loads(shop.run("show", WHO, "--json"))["limiters"]
+    found = {row["rule"]: (row["used"], row["state"]) for row in limiter["budgets"]}
+    assert found == {"default": (2, "passes"), "login": (2, "refused"), "ban strikes": (3, "banned")}
+    who = json.loads(shop.run("bans", "--json"))["bans"][0]["identity"]
+    assert who not in (digest(identity_text(("header:x-key", "abc"))), "abc")  # sealed with the secret
+    shown = shop.run("show", WHO)
+    assert "banned for" in shown
+    assert who in shown
+    assert "Aborted" in shop.run("reset", WHO, status=1, typed="n\n")
+    assert json.loads(shop.run("reset", "--digest", who, "--yes", "--json"))["identity"] == who
+    assert "Nothing is used." in shop.run("show", WHO)
+    assert shop.log_in(1) == [200]
+
+
+def test_a_rule_is_reset_alone(make_shop: MakeShop) -> None:
+    shop = make_shop("flask")
+    shop.log_in(3)
+    shop.run("reset", WHO, "--rule", "login", "--yes")
+    (limiter,) = json.loads(shop.run("show", WHO, "--json", "--quick"))["limiters"]
+    assert {row["rule"] for row in limiter["budgets"]} == {"default", "ban strikes"}
+    assert "the rules are default, login, strikes" in shop.run("reset", WHO, "--rule", "logni", status=2)
+
+
+@pytest.mark.parametrize("name", [(WHO,), ("--digest",)])
+def test_bans_by_hand(name: tuple[str, ...], make_shop: MakeShop) -> None:
+    shop = make_shop("starlette")
+    who = json.loads(shop.run("show", WHO, "--json"))["identity"]
+    name = (*name, who) if name == ("--digest",) else name
+    assert "Nobody is banned." in shop.run("bans")
+    assert f"Banned {who} by strikes for 2 h." in shop.run("ban", *name, "--for", "2 hours", "--yes")
+    assert shop.log_in(1) == [429]
+    assert who in shop.run("bans")
+    assert json.loads(shop.run("unban", *name, "--ban", "login", "--yes", "--json"))["was_banned"] is True
+    assert shop.log_in(1) == [200]
+    assert "the bans are strikes" in shop.run("ban", *name, "--ban", "nope", status=2)
+
+
+def test_identities_of_every_kind(make_shop: MakeShop) -> None:
+    shop = make_shop("flask")
+    (limiting,) = load(shop.module).limiters
+    limiter: Any = limiting.gate.limiter
+    for words, identity in {
+        ("user:alice",): ("user", "alice"),
+        ("ip:2001:db8::7",): ("ip", "2001:db8::/64"),
+        ("ip:203.0.113.7",): ("ip", "203.0.113.7"),
+        ("path:room=a:b=c",): ("path:room", "a:b=c"),
+        ("user:alice", "ip:2001:db8::7"): (("user", "alice"), ("ip", "2001:db8::/64")),
+        ("text:user:alice",): "user:alice",
+        ("int:42",): 42,
+        ("bytes:ff00",): b"\xff\x00",
+    }.items():
+        assert json.loads(shop.run("show", *words, "--json"))["identity"] == digest(limiter.text(identity)), words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("alice",),
+        ("int:x",),
+        ("header:X-Key",),
+        ("user:alice", "--digest", "7Gb0o9Qe_P1kzJrX2YvWmA"),
+        ("--digest", "short"),
+        ("--digest", "*" * 22),
+    ],
+)
+def test_what_is_not_an_identity(words: tuple[str, ...], make_shop: MakeShop) -> None:
+    make_shop("flask").run("show", *words, status=2)
+
+
+def test_budgets_that_no_rule_has_are_shown_by_their_ids(make_shop: MakeShop, valkey: Server) -> None:
+    shop = make_shop("flask")
+    with Limiter(valkey.url, prefix=shop.module, secret="s" * 16) as limiter:
+        limiter.hit("7/minute", ("header:x-key", "abc"), action="\x1b[31mold[/b]")
+    shown = shop.run("show", WHO)
+    assert "\x1b" not in shown
+    (limiter_row,) = json.loads(shop.run("show", WHO, "--json"))["limiters"]
+    assert [rule_id.rpartition(":")[2] for rule_id in limiter_row["unknown"]] == ["sw60"]
+    assert "1 of other rules" in shop.run("top")
+
+
+def test_top_shows_who_uses_most(make_shop: MakeShop, monkeypatch: pytest.MonkeyPatch, valkey: Server) -> None:
+    """Over many pages and batches, with less kept than there is, nobody is forgotten who belongs to the top."""
+    monkeypatch.setattr(top_module, "_rest", lambda started: started)
+    shop = make_shop("flask")
+    (limiting,) = load(shop.module).limiters
+    default = limiting.gate.bind(limiting.endpoints[0].endpoint)[0].terms[0]  # type: ignore[index]
+    with Limiter(valkey.url, prefix=shop.module) as limiter:
+        for number in range(400):
+            limiter.limit("1000/day").of((default,)).hit(f"client {number}", cost=1 + number * 7 % 400)
+    shop.log_in(5)
+    found = json.loads(shop.run("top", "--json", "--limit", "5", "--match", "default"))
+    assert (found["scanned"], found["used_up"]) == (401, 0)
+    assert [row["used"] for row in found["top"]] == [400, 399, 398, 397, 396]
+    assert [row["rule"] for row in json.loads(shop.run("top", "--json", "--limit", "2"))["top"]] == [
+        "ban strikes",
+        "login",
+    ]
+    text = shop.run("top")
+    assert "404 budgets" not in text or "client" not in text  # digests only
+    assert "client" not in text
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_store_that_was_made_in_code(kind: str, make_shop: MakeShop, valkey: Server) -> None:
+    shop = make_shop("flask" if kind == "sync" else "starlette")
+    client = "redis.Redis" if kind == "sync" else "redis.asyncio.Redis"
+    store = "RedisStore" if kind == "sync" else "AsyncRedisStore"
+    made = f"""
+import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.retry import Retry
+from sluicegate.stores.redis import {store}
+retry = {"Retry" if kind == "sync" else "AsyncRetry"}(NoBackoff(), 0)
+client = {client}.from_url({valkey.url!r}, socket_timeout=2, socket_connect_timeout=2, retry=retry)
+STORE = {store}(client, prefix={shop.module!r})
+OPTIONS = {{**OPTIONS, "store": STORE}}
+del OPTIONS["prefix"]
+"""
+    text = shop.path.read_text("utf-8")
+    at = text.index("from starlette" if kind == "async" else "from flask")
+    shop.path.write_text(text[:at] + made + text[at:], "utf-8")
+    with Limiter(RedisStore.from_url(valkey.url, prefix=shop.module), secret="s" * 16) as limiter:
+        terms: Any = load(shop.module).limiters[0].endpoints[0].bounds[0].terms
+        limiter.limit("1/day").of(terms).hit(("header:x-key", "abc"))
+    (row,) = json.loads(shop.run("show", WHO, "--json"))["limiters"][0]["budgets"]
+    assert (row["rule"], row["used"]) == ("default", 1)
+
+
+def test_budgets_in_memory_are_out_of_reach(tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    path.write_text('[sluicegate]\ndefault_limits = ["5/day"]\n', "utf-8")
+    done = CliRunner().invoke(sluicegate, ["show", "user:alice", "--app", str(path)])
+    assert done.exit_code == 2
+    assert "in its own memory" in done.output
+
+
+@pytest.mark.parametrize("fault", ["pause", "kill"])
+def test_a_store_that_is_down_is_one_sentence(fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    rule = '{name = "login", quota = "5/day", ban = {after = 3, within = 60, duration = 60}}'
+    with valkey_server() as server:
+        path.write_text(f'[sluicegate]\nstore = "{server.url}"\nrules = [{rule}]\n', "utf-8")
+        getattr(server, fault)()
+        for words in ("show user:alice", "reset user:alice --yes", "bans", "top", "ban user:a --yes"):
+            done = CliRunner().invoke(sluicegate, [*words.split(), "--app", str(path)])
+            assert done.exit_code == 2
+            assert done.output.startswith("sluicegate: store ")
+            assert len(done.output.splitlines()) == 1
+        if fault == "pause":
+            server.resume()
