@@ -73,14 +73,14 @@ def describe(application: Application) -> dict[str, Any]:
 def show_limiter(application: Application, limiting: Limiting, *, out: Console) -> None:
     """Print one limiter: where it counts, and a table of its endpoints and their rules."""
     facts = _limiter(limiting)
-    head = f"{application.name}: {len(facts['endpoints'])} endpoints, counted in {facts['store']}"
-    out.print(plain(f"{head}, prefix {facts['prefix']}", "bold"))
+    out.print(plain(f"{application.name}: counted in {facts['store']}, prefix {facts['prefix']}", "bold"))
     if not facts["enabled"]:
         out.print("enabled is False: every request passes.", style="yellow")
     several = any(rule["options"] for endpoint in facts["endpoints"] for rule in endpoint["rules"])
     rows = table("Endpoint", "Rule", "Quota", "Key", "Algorithm", "If down", *(["Options"] if several else []))
     for endpoint in facts["endpoints"]:
-        place = plain(" ".join([*endpoint["methods"], endpoint["route"] or "(no route)"]))
+        nowhere = "(no route)" if len(facts["endpoints"]) > 1 else "any request"
+        place = plain(" ".join([*endpoint["methods"], endpoint["route"] or nowhere]))
         if not endpoint["rules"]:
             rows.add_row(place, plain("no rule", "yellow"))
         for rule in endpoint["rules"]:

@@ -3,7 +3,8 @@
     MIDDLEWARE = [..., "sluicegate.django.RateLimitMiddleware"]
     SLUICEGATE = {"STORE": "redis://localhost:6379/0", "DEFAULT_LIMITS": ["1000/day"]}
 
-Add "sluicegate.django" to INSTALLED_APPS to let `manage.py check` read the settings. Nothing else needs it.
+Add "sluicegate.django" to INSTALLED_APPS to let `manage.py check` read the settings, and for `manage.py sluicegate`.
+Nothing else needs it.
 Importing this package imports no models and reads no settings.
 """
 
