@@ -125,16 +125,15 @@ def top(app: str | None, count: int, rule: str | None, every: float, *, once: bo
         with Live(console=out, auto_refresh=False, screen=True) as live:
             now = shown = Top(count, rule)
             while True:
-                draw = partial(_draw, live, shown, out)  # the last whole look, or the first one while it is made
+                draw = partial(_draw, live, shown, out=out)  # the last whole look, or the first one while it is made
                 for budgets in limiters:
                     now.scan(budgets, draw)
-                draw_now = partial(_draw, live, now, out)
-                draw_now(1.0)
+                _draw(live, now, 1.0, out=out)
                 shown, now = now, Top(count, rule)
                 Event().wait(every)
 
 
-def _draw(live: Live, found: Top, out: Console, share: float) -> None:
+def _draw(live: Live, found: Top, share: float, *, out: Console) -> None:
     live.update(_table(found, share, out=out), refresh=True)
 
 
