@@ -82,7 +82,7 @@ def scan_page(
         position = Position((yield from topology.masters()))
     (address, *others), cursor, seen, size = position.servers, position.cursor, position.seen, position.size
     if not cursor:
-        size = int((yield from _send(address, ["DBSIZE"])) or 0)
+        size = int((yield from send_to(address, ["DBSIZE"])) or 0)
     pattern = encoder.any_pattern if identity is None else encoder.pattern_of(identity)
     cursor, keys = yield from _find_keys(address, cursor, pattern)
     seen += _COUNT
