@@ -96,7 +96,7 @@ POSITIONAL = 3
 
 # module:function → the reason why it catches every exception.
 CATCHES_ALL: dict[str, str] = {
-    "stores.redis.connections:Connections.send": "any error, also an interrupt, closes the connection; raised again",
+    "stores.redis.connections:Connections._call": "any error, also an interrupt, closes the connection; raised again",
     "stores.redis.connections:_Pool.idle": "any error, also an interrupt, closes the connection; raised again",
     "stores.redis.connections:_Pool._connect": "any error of `prepare`; raised again in the request that waits",
     "stores.redis.async_connections:AsyncConnection._connect": "any error: every asker gets it or raises it",
@@ -107,6 +107,8 @@ CATCHES_ALL: dict[str, str] = {
     "django.users:UserLookup.run_async": "session and user back ends may raise anything; the failure policy decides",
     "flask.responses:_send_signal": "a failing listener is logged and must not change the answer",
     "limiter:Limiter.take": "any error, also an interrupt, refunds the charge; raised again",
+    "stores.fallback:Fallback.healthy.hit": "after any error, also an interrupt, the charge may be made; raised again",
+    "stores.fallback:AsyncFallback.healthy.decide": "after any error the charge may be made; raised again",
     "stores.breaker:Breaker._call_hook": "a failing hook is logged and must not change the answer",
     "events:Delivery.now": "a failing handler is logged and must not change the answer",
     "web.charges:_is_refunded": "a failing predicate is logged and must not change the answer",

@@ -33,7 +33,17 @@ from sluicegate.quota import MAX_LIMIT, Quota
 from sluicegate.reservation import AsyncReservation, AsyncSlot, Reservation, Slot
 from sluicegate.rules.rollout import report
 from sluicegate.rules.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
-from sluicegate.stores import DEADLINE, AsyncStore, Hit, Store, StoreChange, open_async_store, open_store
+from sluicegate.stores import (
+    DEADLINE,
+    AsyncStore,
+    Hit,
+    Origin,
+    Store,
+    StoreChange,
+    network_of,
+    open_async_store,
+    open_store,
+)
 from sluicegate.stores.wrappers import (
     PREFIX,
     STALENESS,
@@ -170,7 +180,7 @@ class _Engine(Generic[_AnyStore]):
     @store.setter
     def store(self, store: _AnyStore) -> None:
         self._store = store
-        prepare: Callable[[Terms], Hit] | None = getattr(store, "prepare", None)
+        prepare: Callable[[Terms], Hit | None] | None = getattr(store, "prepare", None)
         self.hit_of = None if prepare is None else lru_cache(maxsize=4096)(prepare)
 
     def accept(self, terms: Terms) -> None:
@@ -647,17 +657,19 @@ class _Limit(Generic[_AnyLimiter]):
         """Return the same with other terms."""
         return type(self)(self._limiter, terms)
 
-    def begin(self, text: str, cost: int) -> Decision | Plan:
-        """Return the decision about a hit if the store makes it at once, or else the plan to run.
+    def begin(self, text: str, cost: int, origin: Origin | None = None) -> Any:
+        """Return the decision about a hit if the store makes it without a plan, or else the plan to run. The decision
+        of an async store may be awaitable.
 
         `text` is the text of an identity, in the form that stores get.
         """
         if self._hit_of is not self._limiter.hit_of:
             self._prepare()
-        decision = None if self._hit is None else self._hit(text, cost)
+        decision = None if self._hit is None else self._hit(text, cost, origin)
         if decision is not None:
             return decision
-        return self._plan(text, cost)
+        plan = self._plan(text, cost)
+        return plan if origin is None else new(Plan, (plan[0], True, False, network_of(origin)))
 
     def _plan(self, text: str, cost: int, *, charge: bool = True) -> Plan:
         if self._single is None:
@@ -712,7 +724,7 @@ class Limit(_Limit[Limiter]):
         text = limiter.text(identity)
         if self._hit_of is not limiter.hit_of:  # the same as `begin`, without a call
             self._prepare()
-        decision = None if self._hit is None else self._hit(text, cost)
+        decision: Decision | None = None if self._hit is None else self._hit(text, cost, None)
         if decision is not None:
             return decision
         return limiter.run(self._plan(text, cost))
@@ -758,11 +770,11 @@ class AsyncLimit(_Limit[AsyncLimiter]):
         text = limiter.text(identity)
         if self._hit_of is not limiter.hit_of:  # the same as `begin`, without a call
             self._prepare()
-        decision = None if self._hit is None else self._hit(text, cost)
-        if decision is not None:
-            return decision
-        plan = self._plan(text, cost)
         try:
+            decision: Any = None if self._hit is None else self._hit(text, cost, None)
+            if decision is not None:
+                return decision if type(decision) is Decision else await decision
+            plan = self._plan(text, cost)
             return conclude(plan, await limiter.store.run(plan))  # the same as `run`, without a coroutine
         except RuntimeError:
             limiter.check_loop()

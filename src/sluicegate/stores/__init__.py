@@ -18,9 +18,9 @@ A store turns a plan into outcomes. All I/O of sluicegate is in the stores.
   it returns `outcomes` itself: so the caller knows.
 - `forget(rule_id, identity)` drops one budget.
 - `close()` closes what the store itself opened.
-- `prepare(terms)` is optional, for a store in memory. It returns a function of an identity and a cost. The function
-  charges one check if it is allowed, and returns the decision, without a plan. If it cannot decide, it changes nothing
-  and returns None: then `run` decides. An async store does not await it.
+- `prepare(terms)` is optional. It returns a function of an identity, a cost and the origin of the request, or None. The
+  function charges one check if it is allowed, and returns the decision, without a plan. If it cannot decide, it changes
+  nothing and returns None: then `run` decides. That of an async store may return an awaitable decision.
 - `accept(terms)` is optional. It raises a ConfigurationError for terms that the store cannot keep. The limiter calls it
   when rules are made, and it does no I/O.
 - `warn(strict=…)` is optional. It warns of risky properties of the store, and raises under `strict`. It is called when
@@ -52,15 +52,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
-from typing import Final, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
 
 from sluicegate.clock import Clock
 from sluicegate.errors import StoreError, StoreURLError, nearest
 from sluicegate.hidden import hide_store, shown_url
-from sluicegate.plan import Decision, Outcome, Plan
+from sluicegate.plan import Outcome, Plan
 
-Hit = Callable[[str, int], Decision | None]
+Origin = tuple[Callable[[Any], str], Any]
+"""A function that returns the network of a request, and its argument: see `Plan.network`."""
+
+
+def network_of(origin: Origin | None) -> Callable[[], str] | None:
+    """Return the `network` of a plan."""
+    return None if origin is None else partial(origin[0], origin[1])
+
+
+Hit = Callable[[str, int, Origin | None], Any]
 """What `prepare` returns: charges an identity a cost, or returns None."""
 
 

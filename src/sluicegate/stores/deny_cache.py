@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from sluicegate import fork
 from sluicegate.clock import MICROSECOND, Clock, reading
-from sluicegate.plan import BAN, Check, Outcome, Plan
+from sluicegate.plan import BAN, Check, Outcome, Plan, Terms
 from sluicegate.status import Status, describe
-from sluicegate.stores import AsyncStore, Store
+from sluicegate.stores import AsyncStore, Hit, Store
 
 SIZE: Final = 10_000  # refusals that are remembered; the oldest is evicted first
 _MASK: Final = 1023  # the low bits of the hash of an identity choose one of 1,024 marks
@@ -99,6 +100,12 @@ class Refusals:
             return None, (read, [marks[hash(checks[0][1]) & _MASK]])
         return None, (read, [marks[hash(identity) & _MASK] for _, identity, _ in checks])
 
+    def before(self, check: Check) -> _Before | None:
+        """Return the same as `look` for what `learn` needs; None if a refusal is remembered of this check alone."""
+        if self.kept and (check,) in self.kept:
+            return None
+        return self._read(), [self._marks[hash(check[1]) & _MASK]]
+
     def learn(self, plan: Plan, outcomes: Outcomes, before: _Before) -> None:
         """Drop the refusals that this plan has changed, or remember its refusal. `before` is from `look`.
 
@@ -122,6 +129,12 @@ class Refusals:
                 marks[hash(identity) & _MASK] = object()
                 if known and (terms.rule_id, identity) in known:
                     self.drop(terms.rule_id, identity)
+
+    def charged(self, rule_id: str, identity: str) -> None:
+        """Do the same as `changed` for one check."""
+        self._marks[hash(identity) & _MASK] = object()
+        if self._of and (rule_id, identity) in self._of:
+            self.drop(rule_id, identity)
 
     def drop(self, rule_id: str, identity: str) -> None:
         """Drop the refusals on one budget."""
@@ -200,6 +213,11 @@ class _DenyCache(Generic[_AnyStore]):
     def __init__(self, store: _AnyStore, refusals: Refusals) -> None:
         self.inside = store
         self.refusals = refusals
+
+    def prepare(self, terms: Terms) -> Hit | None:
+        """Return a function that decides one check of these terms, if the store inside is healthy and has one."""
+        prepare: Callable[[Terms, Refusals], Hit | None] | None = getattr(self.inside, "healthy", None)
+        return None if prepare is None else prepare(terms, self.refusals)
 
     def remembered(self, identity: str) -> set[str]:
         """Return the ids of the rules under which this process remembers something of an identity."""

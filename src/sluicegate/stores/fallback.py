@@ -15,25 +15,27 @@ import asyncio
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from math import inf
 from types import TracebackType
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from weakref import WeakMethod
 
 from sluicegate import fork
 from sluicegate.clock import MICROSECOND, monotonic
 from sluicegate.errors import ConfigurationError, StoreError, cause_text
-from sluicegate.plan import Outcome, Plan
+from sluicegate.plan import Check, Decision, Outcome, Plan, Terms, new
 from sluicegate.status import Status, describe
-from sluicegate.stores import AsyncStore, Store
+from sluicegate.stores import AsyncStore, Hit, Origin, Store, network_of
 from sluicegate.stores.breaker import LONGEST_US, Attempt, Breaker, Breakers
+from sluicegate.stores.deny_cache import Refusals
 from sluicegate.stores.local_fallback import LocalFallback
 
 _QUIET: Final = 60.0  # seconds without another line about failures of single plans under the same rule
 _MAX_REPORTED: Final = 4096  # rules: those made for each request would grow without bound
+_NO_ANSWER: Final[tuple[Outcome, ...]] = ()
 _LATE: Final = 0.001  # seconds: a watch wakes when the probe is due, and not just before
 
 _AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
@@ -91,6 +93,16 @@ class _Fallback(ABC, Generic[_AnyStore]):
             self._watch(plan, breaker)
         elif plan is not None:
             self._report(error, plan)
+
+    def _failed_over(self, plan: Plan, error: StoreError, asked: Breaker, *, closed: int) -> tuple[Outcome, ...]:
+        """Report a failure, and let the local fallback decide."""
+        self._failed(error, asked, closed=closed, plan=plan)
+        return self._local_fallback.answer(plan, error)
+
+    def _prepared(self, terms: Terms) -> Callable[[Check], Any] | None:
+        """Return the function of the store that sends a check of these terms; None if `run` must do it."""
+        prepare = getattr(self._store, "prepare_send", None)
+        return None if prepare is None or terms.shadow or terms.held else prepare(terms)
 
     def _report(self, error: StoreError, plan: Plan) -> None:
         """Log a failure that opens no circuit: once for a rule, or once a minute if the failure concerns plans."""
@@ -167,6 +179,46 @@ class Fallback(_Fallback[Store]):
     def __repr__(self) -> str:
         return f"Fallback({self._store!r})"
 
+    def healthy(self, terms: Terms, refusals: Refusals) -> Hit | None:
+        """Return a function that decides one check of these terms while the store is healthy. It does the same as `run`
+        of a deny cache with these refusals around this store.
+        """
+        breaker, send = self._breaker, self._prepared(terms)
+        if breaker is None or send is None:
+            return None
+        store: Any = self._store
+        rule_id, note, passed = terms.rule_id, self._local_fallback.note_one, store.passed
+
+        def hit(identity: str, cost: int, origin: Origin | None = None) -> Decision | None:
+            check = new(Check, (terms, identity, cost))
+            before, closed = refusals.before(check), breaker.closed
+            if before is None or not closed or not cost:
+                return None
+            try:
+                sent = send(check)
+                if sent is None:
+                    return None
+                outcome = passed(check, sent[1])
+                if outcome is not None:
+                    note(check, outcome)
+                    refusals.charged(rule_id, identity)
+                    return new(Decision, (True, (check,), (outcome,)))
+            except BaseException:
+                refusals.charged(rule_id, identity)
+                raise
+            plan, outcomes = _single(check, origin), _NO_ANSWER
+            try:
+                step, reply, until = sent
+                outcomes = store.resume(plan, step, reply, until=until)
+                self._local_fallback.note(plan, outcomes)
+            except StoreError as error:
+                outcomes = self._failed_over(plan, error, breaker, closed=closed)
+            finally:
+                refusals.learn(plan, outcomes, before)
+            return new(Decision, (all([outcome.allowed for outcome in outcomes]), plan.checks, outcomes))
+
+        return hit
+
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none: in the store, or in the local fallback."""
         breaker = self._breaker or self._breaker_of(plan)
@@ -174,8 +226,7 @@ class Fallback(_Fallback[Store]):
         try:
             outcomes = self._store.run(plan) if closed else self._attempt(plan, breaker)
         except StoreError as error:
-            self._failed(error, breaker, closed=closed, plan=plan)
-            return self._local_fallback.answer(plan, error)
+            return self._failed_over(plan, error, breaker, closed=closed)
         self._local_fallback.note(plan, outcomes)
         return outcomes
 
@@ -297,6 +348,48 @@ class AsyncFallback(_Fallback[AsyncStore]):
     def __repr__(self) -> str:
         return f"AsyncFallback({self._store!r})"
 
+    def healthy(self, terms: Terms, refusals: Refusals) -> Hit | None:
+        """Return a function that decides one check of these terms while the store is healthy. It does the same as `run`
+        of a deny cache with these refusals around this store.
+        """
+        breaker, send = self._breaker, self._prepared(terms)
+        if breaker is None or send is None:
+            return None
+        store: Any = self._store
+        rule_id, note, passed = terms.rule_id, self._local_fallback.note_one, store.passed
+
+        def hit(identity: str, cost: int, origin: Origin | None = None) -> Awaitable[Decision] | None:
+            check = new(Check, (terms, identity, cost))
+            before, closed = refusals.before(check), breaker.closed
+            if before is None or not closed or not cost:
+                return None
+            sent = send(check)
+            return None if sent is None else decide(check, sent, origin, before=before, closed=closed)
+
+        async def decide(check: Check, sent: Any, origin: Origin | None, *, before: Any, closed: int) -> Decision:
+            step, answer, until = sent
+            try:
+                reply = await answer
+                outcome = passed(check, reply)
+                if outcome is not None:
+                    note(check, outcome)
+                    refusals.charged(rule_id, check[1])
+                    return new(Decision, (True, (check,), (outcome,)))
+            except BaseException:
+                refusals.charged(rule_id, check[1])
+                raise
+            plan, outcomes = _single(check, origin), _NO_ANSWER
+            try:
+                outcomes = await store.resume(plan, step, reply, until=until)
+                self._local_fallback.note(plan, outcomes)
+            except StoreError as error:
+                outcomes = self._failed_over(plan, error, breaker, closed=closed)
+            finally:
+                refusals.learn(plan, outcomes, before)
+            return new(Decision, (all([outcome.allowed for outcome in outcomes]), plan.checks, outcomes))
+
+        return hit
+
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none: in the store, or in the local fallback."""
         breaker = self._breaker or self._breaker_of(plan)
@@ -304,8 +397,7 @@ class AsyncFallback(_Fallback[AsyncStore]):
         try:
             outcomes = await (self._store.run(plan) if closed else self._attempt(plan, breaker))
         except StoreError as error:
-            self._failed(error, breaker, closed=closed, plan=plan)
-            return self._local_fallback.answer(plan, error)
+            return self._failed_over(plan, error, breaker, closed=closed)
         self._local_fallback.note(plan, outcomes)
         return outcomes
 
@@ -409,6 +501,10 @@ def _call(wake: WeakMethod[Callable[..., None]], plan: Plan, breaker: Breaker) -
 
 def _identities(plan: Plan) -> list[str]:
     return [check.identity for check in plan.checks]
+
+
+def _single(check: Check, origin: Origin | None) -> Plan:
+    return Plan((check,), network=network_of(origin))
 
 
 def _peek(plan: Plan) -> Plan:

@@ -57,8 +57,8 @@ class LocalFallback:
         self._lock = threading.RLock()
 
     def note(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Remember the outcomes that the store returned. Every request calls this method, so it does as little as
-        possible.
+        """Remember the outcomes that the store returned. Every request calls this method or `note_one`, so they do as
+        little as possible.
         """
         if outcomes:
             read, fresh = self._read(), self._fresh
@@ -66,6 +66,13 @@ class LocalFallback:
                 fresh[check[0][1], check[1]] = (read, check, outcome)  # the rule's id, and the identity
             if len(fresh) >= NOTES:
                 self._older, self._fresh = fresh, {}
+
+    def note_one(self, check: Check, outcome: Outcome) -> None:
+        """Do the same as `note` for one check."""
+        fresh = self._fresh
+        fresh[check[0][1], check[1]] = (self._read(), check, outcome)
+        if len(fresh) >= NOTES:
+            self._older, self._fresh = fresh, {}
 
     def answer(self, plan: Plan, error: StoreError) -> tuple[Outcome, ...]:
         """Decide a plan with the policies of its rules. Raise `error` if a policy is "raise"."""

@@ -18,7 +18,7 @@ from sluicegate.errors import StoreURLError
 from sluicegate.hidden import shown_url
 from sluicegate.identity import digest
 from sluicegate.plan import BAN, NEVER, Check, Decision, Outcome, Plan, Terms, charged, in_shadow, new, strikers
-from sluicegate.stores import DEADLINE, Hit
+from sluicegate.stores import DEADLINE, Hit, Origin
 from sluicegate.stores.async_adapter import AsyncAdapter
 from sluicegate.stores.memory_table import WHOLE, Entry, MemoryTable, Network, SharedBudget
 
@@ -95,7 +95,7 @@ class MemoryStore:
         refuses = not (shadow or terms.count_denied)
         known, refunds, (read, unit) = self._known, self._refunds, self._reading
 
-        def hit(identity: str, cost: int) -> Decision | None:
+        def hit(identity: str, cost: int, origin: Origin | None = None) -> Decision | None:
             with self._lock:
                 entry = known.get((rule_id, identity))
                 if entry is None or refunds:

@@ -12,10 +12,11 @@ from typing import Generic, TypeVar
 
 from sluicegate.clock import Clock
 from sluicegate.errors import StoreError
-from sluicegate.plan import Outcome, Plan
+from sluicegate.plan import Outcome, Plan, Terms
 from sluicegate.status import Status, describe
-from sluicegate.stores import AsyncStore, Store
+from sluicegate.stores import AsyncStore, Hit, Store
 from sluicegate.stores.completion import complete
+from sluicegate.stores.deny_cache import Refusals
 from sluicegate.stores.permits import SIZE, Permits, StoreCall, StoreCalls, prefetches
 
 _AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
@@ -36,6 +37,10 @@ class _Prefetch(Generic[_AnyStore]):
     ) -> None:
         self._store = store
         self._permits = Permits(clock=clock, size=size, on_return=on_return)
+
+    def healthy(self, terms: Terms, refusals: Refusals) -> Hit | None:
+        """Return the function of the store inside. There is none for a rule that prefetches."""
+        return self._store.healthy(terms, refusals) if terms.prefetch == 1 else None  # type: ignore[attr-defined]
 
     def remembered(self, identity: str) -> set[str]:
         """Return the ids of the rules under which this process remembers something of an identity."""

@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from sluicegate.clock import stopwatch
 from sluicegate.plan import Decision, Outcome, Plan, Terms
-from sluicegate.stores import AsyncStore, Hit, Store
+from sluicegate.stores import AsyncStore, Hit, Origin, Store
 
 _AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
 
@@ -49,6 +49,8 @@ def _add(seconds: float) -> None:
 class _Watched(Generic[_AnyStore]):
     """What the sync and the async wrapper share: every part of the store but `run` and `close` is its own."""
 
+    prepare_send: Final = None  # only `run` is measured
+
     def __init__(self, store: _AnyStore, *, owned: bool = True) -> None:
         self.inside: _AnyStore = store
         self._owned = owned
@@ -65,9 +67,9 @@ class _Watched(Generic[_AnyStore]):
         """Prepare the store, which is in memory. The result measures as well."""
         inside: Hit = cast("Any", self.inside).prepare(terms)
 
-        def hit(identity: str, cost: int) -> Decision | None:
+        def hit(identity: str, cost: int, origin: Origin | None = None) -> Decision | None:
             began = stopwatch()
-            decision = inside(identity, cost)
+            decision: Decision | None = inside(identity, cost, origin)
             _add(stopwatch() - began)
             return decision
 

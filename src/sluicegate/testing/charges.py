@@ -124,7 +124,7 @@ class Watched(MemoryStore):
 
     def prepare(self, terms: Terms) -> Hit:
         """Return a function that decides nothing at once: every charge is a `run`."""
-        return lambda _, __: None
+        return lambda _identity, _cost, _origin: None
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Run the plan and log it."""

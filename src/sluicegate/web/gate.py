@@ -204,9 +204,10 @@ class _Rules:
         if not self._awaits_answers:
             self._check_sync(what, function)
 
-    def begin(self, caller: Caller, bounds: Collection[Bound]) -> Decision | Plan | None:
-        """Return the decision about a request under one plain rule, if the store makes it at once, or else the plan.
-        Return None for every other request. Most requests are under one plain rule.
+    def begin(self, caller: Caller, bounds: Collection[Bound]) -> Any:
+        """Return the decision about a request under one plain rule, if the store makes it without a plan, or else the
+        plan; of an async store perhaps an awaitable decision. Return None for every other request. Most requests are
+        under one plain rule.
         """
         if len(bounds) != 1:
             return None
@@ -215,10 +216,8 @@ class _Rules:
         if limit is None:
             return None
         text: Any = bound.key(caller)  # type: ignore[operator]
-        begun = limit.begin(text if self._seal is None else self._seal(text), bound.rule.cost)  # type: ignore[arg-type]
-        if type(begun) is Decision:
-            return begun
-        return new(Plan, (begun[0], True, False, partial(self._network, caller)))
+        text = text if self._seal is None else self._seal(text)
+        return limit.begin(text, bound.rule.cost, (self._network, caller))  # type: ignore[arg-type]
 
     def plan(self, caller: Caller, bounds: Iterable[Bound]) -> PlanSteps:
         """Yield each awaitable that a user's function returns, and at the end the plan of the request."""
@@ -343,9 +342,9 @@ class AsyncGate(_Rules):
     async def finish(
         self, plan: Any, caller: Caller, bounds: Collection[Bound], trim: Callable[[Plan], Plan] | None = None
     ) -> Decision | None:
-        """Do the rest of `decide`, when `begin` has returned a plan or None. `trim` returns the part of a plan to
-        run.
-        """
+        """Do the rest of `decide`, when `begin` has returned no decision. `trim` returns the part of a plan to run."""
+        if plan is not None and type(plan) is not Plan:
+            return await plan  # type: ignore[no-any-return]
         if plan is None:
             steps = self.plan(caller, bounds)
             plan = next(steps)
@@ -379,7 +378,7 @@ class AsyncGate(_Rules):
 class _WatchedRules(_Rules):
     """The common part of both gates of applications with `on_decision`: each decision becomes one event."""
 
-    def begin(self, caller: Caller, bounds: Collection[Bound]) -> Decision | Plan | None:
+    def begin(self, caller: Caller, bounds: Collection[Bound]) -> Any:
         if self.limiter.hit_of is None:
             return super().begin(caller, bounds)
         events = cast("Delivery", self.limiter.events)

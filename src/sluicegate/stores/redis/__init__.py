@@ -11,7 +11,7 @@ A key is `prefix:{digest}:rule_id`. The digest of the identity is the hash tag. 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from copy import copy
 from typing import Any, Final, Self
@@ -20,7 +20,7 @@ from sluicegate.clock import Clock
 from sluicegate.errors import SluicegateWarning, StoreError, StrictError
 from sluicegate.extras import needs
 from sluicegate.hidden import hide_store, shown_url
-from sluicegate.plan import Outcome, Plan, Terms
+from sluicegate.plan import Check, Outcome, Plan, Terms
 from sluicegate.status import Status, TopologyName, percentiles
 from sluicegate.stores import DEADLINE
 
@@ -30,11 +30,11 @@ with needs("redis"):
 
     from sluicegate.stores.redis.async_connections import AsyncConnections
     from sluicegate.stores.redis.connections import Connections
-    from sluicegate.stores.redis.encoding import Encoder, decode
+    from sluicegate.stores.redis.encoding import Encoder, decode, passed
     from sluicegate.stores.redis.maxmemory import warn_of_eviction
     from sluicegate.stores.redis.operations import Operations
     from sluicegate.stores.redis.scan import KeyPage, Position, send_to
-    from sluicegate.stores.redis.steps import Address
+    from sluicegate.stores.redis.steps import Address, Send
     from sluicegate.stores.redis.topology import Cluster, Sentinel, Topology, topology
     from sluicegate.stores.redis.url import servers
     from sluicegate.stores.redis.user_clients import (
@@ -61,6 +61,7 @@ class _RedisStore:
     topology: TopologyName | None = None  # None: that of the URL
     _strict = False
     _memory_unknown = False  # whether the next request reads the eviction policy of the server
+    passed = staticmethod(passed)
 
     @classmethod
     def from_url(
@@ -173,6 +174,24 @@ class RedisStore(_RedisStore):
             self._read_memory(until)
         return result
 
+    def prepare_send(self, terms: Terms) -> Callable[[Check], Any] | None:
+        """Return a function that sends a check of these terms over an idle connection. It returns the step, the reply
+        and the deadline, or None if nothing was sent. `passed` or `resume` makes an outcome of the reply.
+        """
+        connections, step_of = self._connections, self._operations.prepare(terms)
+        if step_of is None or not isinstance(connections, Connections):
+            return None
+
+        def send(check: Check) -> tuple[Send, Any, float] | None:
+            step = None if self._memory_unknown else step_of(check)
+            return None if step is None else connections.send_at_once(step)
+
+        return send
+
+    def resume(self, plan: Plan, step: Send, reply: Any, *, until: float) -> tuple[Outcome, ...]:
+        """Do the rest of `run`, after the first step was sent."""
+        return self._connections.drive(self._operations.run(plan, step, reply), until)
+
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Refund each charge to its window."""
         self._connections.drive(self._operations.refund(plan, outcomes), self._connections.until())
@@ -263,6 +282,27 @@ class AsyncRedisStore(_RedisStore):
         if self._memory_unknown:
             await self._read_memory(until)
         return result
+
+    def prepare_send(self, terms: Terms) -> Callable[[Check], Any] | None:
+        """Return a function that sends a check of these terms. It returns the step, the awaitable reply and the
+        deadline, or None if nothing was sent. `passed` or `resume` makes an outcome of the reply.
+        """
+        connections, step_of = self._connections, self._operations.prepare(terms)
+        if step_of is None or not isinstance(connections, AsyncConnections):
+            return None
+
+        def send(check: Check) -> tuple[Send, Awaitable[Any], float] | None:
+            step = None if self._memory_unknown else step_of(check)
+            try:
+                return None if step is None else (step, *connections.ask(step))
+            except RuntimeError:  # another event loop than asyncio's runs: `run` raises the same
+                return None
+
+        return send
+
+    async def resume(self, plan: Plan, step: Send, reply: Any, *, until: float) -> tuple[Outcome, ...]:
+        """Do the rest of `run`, after the first step was sent."""
+        return await self._connections.drive(self._operations.run(plan, step, reply), until)
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Refund each charge to its window."""

@@ -52,11 +52,11 @@ class TooLateError(TimeoutError):
 class _Parser(_DefaultParser):  # type: ignore[misc]
     """The parser of redis-py, with a deadline that also a reply in pieces must keep."""
 
-    def __init__(self, until: float) -> None:
+    def __init__(self, began: float, seconds: float) -> None:
         super().__init__(socket_read_size=_CHUNK)
         self.opened = False
-        self.used = 0.0  # when it was last used
-        self.until = until
+        self.used = began  # when it was last used
+        self.until = began + seconds
         self.limited = 0.0  # the seconds that a system call may take at present
         self.pieces = 0  # how many were read of the reply
         self._nothing: object = None  # what redis-py's reader returns before a reply is whole
@@ -173,7 +173,7 @@ class Connection:
 
     def __init__(self, servers: Servers, step: Send, *, seconds: float) -> None:
         began = monotonic()
-        self.parser = parser = _Parser(began + seconds)
+        self.parser = parser = _Parser(began, seconds)
 
         def the_parser(**options: Any) -> _Parser:
             return parser
@@ -196,17 +196,17 @@ class Connection:
         comes.
         """
         parser = self.parser
-        parser.used = now = monotonic()
         parser.until, parser.pieces = until, 0
-        left = until - now
+        left = until - parser.used
         if not 0.9 * left <= parser.limited <= 1.1 * left:
             if left <= 0:
                 raise TooLateError("the deadline passed before the command was written")
             parser.limit(left)
         parser.send(command.frame)
         reply = parser.reply()
-        for _ in range(1, command.replies):
-            reply = parser.read_response()
+        if command.replies > 1:
+            for _ in range(1, command.replies):
+                reply = parser.read_response()
         check_tag(command, reply)
         return reply
 
@@ -287,8 +287,8 @@ class _Pool:
         self._lock: Any = RLock()  # the stubs lack `_is_owned`
 
     def idle(self) -> Connection | None:
-        """Return an idle connection that the server has not closed; None if there is none. Data that arrives without a
-        command means that it has closed the connection.
+        """Return an idle connection that the server has not closed, used from now on; None if there is none. Data that
+        arrives without a command means that it has closed the connection.
         """
         while True:
             try:
@@ -296,8 +296,9 @@ class _Pool:
             except IndexError:
                 return None
             try:
-                parser = connection.parser
-                if monotonic() - parser.used < BUSY or not parser.is_readable():
+                parser, now = connection.parser, monotonic()
+                if now - parser.used < BUSY or not parser.is_readable():
+                    parser.used = now
                     return connection
             except BaseException:  # a greenlet is killed
                 self.discard(connection)
@@ -462,8 +463,22 @@ class Connections(Driver):
                     return NoReplyError(step.address, late, sent=False, concerns="plan")
         except NoReplyError as error:
             return error
+        return self._call(pool, connection, step, until=until)
+
+    def send_at_once(self, step: Send) -> tuple[Send, Any, float] | None:
+        """Send a command over an idle connection. Return the step, what `send` returns, and the deadline; None if no
+        connection is idle.
+        """
+        pool = self._pools.get(step[0])
+        connection = None if pool is None else pool.idle()
+        if pool is None or connection is None:
+            return None
+        until = connection.parser.used + self._deadline
+        return step, self._call(pool, connection, step, until=until), until
+
+    def _call(self, pool: _Pool, connection: Connection, step: Send, *, until: float) -> Any:
         try:
-            reply = connection.call(step.command, until)
+            reply = connection.call(step[1], until)
         except BaseException as error:
             if isinstance(error, TooLateError):
                 pool.put(connection)

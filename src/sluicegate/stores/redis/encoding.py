@@ -106,13 +106,32 @@ class Encoder:
                 parts += (rule.algorithm, counted, bulk(cost), rule.params)
         return Command(b"".join(parts), tag, shape.script)
 
-    def _hit(self, check: Check) -> Command:
-        """Return the command that charges one check if it is allowed, at any cost and with any clock."""
-        terms, identity, cost = check
+    def prepare(self, terms: Terms) -> Callable[[Check], AnyCommand] | None:
+        """Return a function that makes the command of a charge of one check of these terms; None for checks that are
+        not sent alone in a script of their own.
+        """
+        if self._split or not self._hitting or terms.count_denied or terms.algorithm == BAN:
+            return None
+        shape, tags, clock = self._shape_of(terms), self._tags, self.clock
+
+        def command(check: Check) -> AnyCommand:
+            if check[2] == 1 and clock is None:
+                return new(SingleCheck, (shape, packed_digest(check[1]), next(tags), 1))
+            return self._hit(check)
+
+        return command
+
+    def _shape_of(self, terms: Terms) -> HitShape:
         shape = self._hits.get(terms)
         if shape is None:
             _make_room(self._hits)
             shape = self._hits[terms] = self._pack_hit(terms)
+        return shape
+
+    def _hit(self, check: Check) -> Command:
+        """Return the command that charges one check if it is allowed, at any cost and with any clock."""
+        terms, identity, cost = check
+        shape = self._shape_of(terms)
         rule, tag, clock = shape.rule, next(self._tags), self.clock
         key = b"%s%s%s%s" % (_ONE, rule.before, packed_digest(identity), rule.after)
         words: list[str | int] = [tag, *terms.params, *[""] * (PARAMS - len(terms.params)), cost]
@@ -269,8 +288,7 @@ def decode(plan: Plan, reply: Sequence[int] | bytes) -> tuple[Outcome, ...]:
     """
     checks = plan.checks
     if isinstance(reply, bytes):
-        _, seconds, microseconds, kept = reply.split(b" ", 3)
-        now = int(seconds) * MICROSECOND + int(microseconds)
+        now, kept = _timed(reply)
         return (_decode_hit(checks[0], now, kept),) if len(checks) == 1 else _decode_several(checks, now, kept)
     at = reply[1]
     return tuple(
@@ -289,6 +307,22 @@ def decode(plan: Plan, reply: Sequence[int] | bytes) -> tuple[Outcome, ...]:
     )
 
 
+def passed(check: Check, reply: Any) -> Outcome | None:
+    """Return the outcome of a check that was charged, from the reply of hit.lua. None for any other reply, and for an
+    outcome that refuses.
+    """
+    if type(reply) is not bytes:
+        return None
+    outcome = _decode_hit(check, *_timed(reply))
+    return outcome if outcome[0] else None
+
+
+def _timed(reply: bytes) -> tuple[int, bytes]:
+    """Split the text that a script returns: the time in microseconds, and the answers."""
+    _, seconds, microseconds, kept = reply.split(b" ", 3)
+    return int(seconds) * MICROSECOND + int(microseconds), kept
+
+
 def _decode_hit(checked: Check, now: int, kept: bytes) -> Outcome:
     """Return the outcome of a check that was charged if it was allowed.
 
@@ -296,15 +330,18 @@ def _decode_hit(checked: Check, now: int, kept: bytes) -> Outcome:
     has the same outcome; nothing for no state; or "=" and the outcome's integers.
     """
     terms, _, cost = checked
-    known = _HITS.get(terms.algorithm)
+    known, params = _HITS.get(terms[2]), terms[3]  # the algorithm and its parameters
+    if known is not None and kept and cost:
+        passed = known[2](kept, now, checked)
+        if passed is not None:
+            return passed
     if known is None or (kept[:1] == b"=" and known is not _GCRA):
         allowed, remaining, retry, reset, following = map(int, kept[1:].split())
         wait = NEVER if retry < 0 else retry
         outcome = Outcome(allowed == 1, terms.limit, remaining, wait, reset, following, now)
     else:
-        check, state_of, passed = known
-        quick = passed(kept, now, checked) if kept and cost and passed is not None else None
-        outcome = quick if quick is not None else check(state_of(kept) if kept else None, now, cost, terms.params)
+        check, state_of, _ = known
+        outcome = check(state_of(kept) if kept else None, now, cost, params)
     return in_shadow(outcome, passed=outcome.allowed) if terms.shadow else outcome
 
 
@@ -359,22 +396,20 @@ def _integer(word: bytes) -> int:
 
 
 def _passed_window(kept: bytes, now: int, checked: Check) -> Outcome | None:
-    terms, _, cost = checked
-    limit, window, grain = terms.params
+    (limit, window, grain), cost = checked[0][3], checked[2]
+    words = kept.split()
     try:
-        used, oldest, *newest = map(int, kept.split())
-    except ValueError:
+        left, oldest = limit - int(words[0]) - cost, int(words[1])
+        stamp = now if grain == 1 else -(-now // grain) * grain
+        newest = stamp if len(words) == 2 else max(stamp, int(words[2]))
+    except (ValueError, IndexError):
         return None
-    left, ends = limit - used - cost, window - now
-    if left < 0:
-        return None
-    stamp = now if grain == 1 else -(-now // grain) * grain
-    reset = (newest[0] if newest and newest[0] > stamp else stamp) + ends
-    return new(Outcome, (True, limit, left, 0, reset, oldest + ends, now, "store"))
+    ends = window - now
+    return new(Outcome, (True, limit, left, 0, newest + ends, oldest + ends, now, "store")) if left >= 0 else None
 
 
 def _passed_fixed(kept: bytes, now: int, checked: Check) -> Outcome | None:
-    (limit, window), cost = checked.terms.params, checked.cost
+    (limit, window), cost = checked[0][3], checked[2]
     try:
         left, wait = limit - int(kept[:-16]) - cost, int(kept[-16:]) + window - now
     except ValueError:
@@ -383,7 +418,7 @@ def _passed_fixed(kept: bytes, now: int, checked: Check) -> Outcome | None:
 
 
 def _passed_gcra(kept: bytes, now: int, checked: Check) -> Outcome | None:
-    (burst, unit, leak), cost = checked.terms.params, checked.cost
+    (burst, unit, leak), cost = checked[0][3], checked[2]
     ahead = _from_bytes(kept[:7], "little") - now
     level = _from_bytes(kept[7:], "little") + ahead * leak
     level = (level if level > 0 else 0) + cost * unit
@@ -395,17 +430,22 @@ def _passed_gcra(kept: bytes, now: int, checked: Check) -> Outcome | None:
     return new(Outcome, (True, burst, free, 0, -(-level // leak), following, now, "store"))
 
 
+def _unknown(kept: bytes, now: int, checked: Check) -> Outcome | None:
+    """Return None: `check` makes the outcome."""
+    return None
+
+
 _from_bytes: Final = int.from_bytes
 _LEVEL: Final = 11  # the bytes of a GCRA's state, unless its level is 2^32 or more
 _Reader = tuple[
     Callable[..., Outcome],
     Callable[[bytes], Any],
-    Callable[[bytes, int, Check], Outcome | None] | None,
+    Callable[[bytes, int, Check], Outcome | None],
 ]
 _GCRA: Final[_Reader] = (gcra.check, _level, _passed_gcra)
 _HITS: Final[dict[str, _Reader]] = {  # other algorithms have `general` as their hit
     "sliding-window": (sliding_window.check, _log, _passed_window),
-    "sliding-counter": (sliding_counter.check, _counts, None),
+    "sliding-counter": (sliding_counter.check, _counts, _unknown),
     "fixed-window": (fixed_window.check, _window, _passed_fixed),
     "gcra": _GCRA,
 }

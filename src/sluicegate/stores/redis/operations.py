@@ -7,7 +7,7 @@ could not write, or was never reached. A command without a reply may have run, s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -43,6 +43,18 @@ class Operations:
             slot = slot_of(checks[0].identity)
         address = topology.known(slot)
         return None if address is None or not checks else new(Send, (address, self._encoder.run(plan), 1.0, False))
+
+    def prepare(self, terms: Terms) -> Callable[[Check], Send | None] | None:
+        """Return a function that makes the one step of a charge of one check, if the server is known."""
+        command, known = self._encoder.prepare(terms), self._topology.known
+        if command is None:
+            return None
+
+        def step(check: Check) -> Send | None:
+            address = known(0)
+            return None if address is None else new(Send, (address, command(check), 1.0, False))
+
+        return step
 
     def run(self, plan: Plan, quick: Send | None = None, reply: Any = None) -> Steps[tuple[Outcome, ...]]:
         """Charge every check of the plan, or none. `quick` was sent already and got `reply`."""
