@@ -175,7 +175,7 @@ def _may_hold(bound: Bound, endpoint: Endpoint) -> bool:
     ours, theirs = _start_of(pattern), _start_of(template)
     if theirs == template:  # a path without parameters
         return bound.path is not None and bound.path.fullmatch(template) is not None
-    return ours.startswith(theirs) or theirs.startswith(ours)
+    return ours.startswith(theirs) or (theirs.startswith(ours) and ours != pattern)
 
 
 def _start_of(text: str) -> str:

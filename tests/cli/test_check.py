@@ -1,0 +1,217 @@
+"""`sluicegate check`: what it prints, its exit status, and text of an application that could steer a terminal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sluicegate.cli.commands import sluicegate
+from sluicegate.errors import forget_warnings
+
+RULES = """
+    from sluicegate import Ban, Rule, Tiers
+
+    def by_team(request): ...
+    def tier(request): ...
+
+    RULES = [
+        Rule(name="writes", quota="5/minute; 20/hour", key=("user", by_team), methods=["POST"], cost=2),
+        Rule(name="admin", quota="3/hour", path="/admin/*", algorithm="fixed-window", on_store_failure="deny"),
+        Rule(name="tiers", quota=Tiers({"free": "1/day", "pro": None}, by=tier), mode="shadow"),
+        Rule(name="named", quota=lambda request: "5/day", route="/admin/{name}"),
+        Rule(name="held", quota="2 at once", path="/", ban=Ban(after=3, within=60, duration=60, name="out")),
+    ]
+"""
+STARLETTE = """
+    from starlette.applications import Starlette
+    from starlette.endpoints import HTTPEndpoint
+    from starlette.routing import Route
+    from sluicegate.starlette import RateLimitMiddleware, exempt, limit
+
+    async def home(request): ...
+
+    @exempt
+    async def health(request): ...
+
+    class Admin(HTTPEndpoint):
+        @limit("7/minute")
+        async def post(self, request): ...
+        async def get(self, request): ...
+
+    app = Starlette(routes=[Route("/", home), Route("/health", health), Route("/admin/{name}", Admin)])
+    app.add_middleware(RateLimitMiddleware, rules=RULES)
+"""
+DJANGO = """
+    import os, sys
+    from django.conf import settings
+    from django.http import HttpResponse
+    from django.urls import path
+    from django.views import View
+    from sluicegate.django import limit
+
+    class Admin(View):
+        @limit("7/minute")
+        def post(self, request, name): ...
+        def get(self, request, name): ...
+
+    def home(request): ...
+
+    urlpatterns = [path("", home), path("admin/<name>", Admin.as_view())]
+    ROOT_URLCONF = __name__
+    SECRET_KEY = "x"
+    INSTALLED_APPS = ["sluicegate.django"]
+    MIDDLEWARE = ["sluicegate.django.RateLimitMiddleware"]
+    SLUICEGATE = {"DEFAULT_LIMITS": ["1000/day"]}
+"""
+
+
+def write(folder: Path, name: str, *texts: str) -> str:
+    """Write a module under a name that no other test has, and return its path."""
+    path = folder / f"{name}_{folder.name.replace('-', '_')}.py"
+    path.write_text("".join(map(dedent, texts)), "utf-8")
+    return str(path)
+
+
+def check(*words: str, columns: int = 200) -> Result:
+    return CliRunner().invoke(sluicegate, ["check", *words], env={"COLUMNS": str(columns)})
+
+
+def rules_of(found: Any) -> dict[tuple[str, str], list[str]]:
+    (limiter,) = found["limiters"]
+    return {
+        (" ".join(each["methods"]), each["route"]): [rule["name"] for rule in each["rules"]]
+        for each in limiter["endpoints"]
+    }
+
+
+@pytest.fixture(autouse=True)
+def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def test_only_rules_that_may_hold_are_listed(tmp_path: Path) -> None:
+    done = check(write(tmp_path, "shop", RULES, STARLETTE), "--json")
+    assert done.exit_code == 0, done.output
+    assert rules_of(json.loads(done.output)) == {
+        ("", ""): ["writes", "admin", "tiers", "held"],
+        ("GET", "/"): ["tiers", "held"],
+        ("GET", "/health"): [],
+        ("GET", "/admin/{name}"): ["admin", "tiers", "named"],
+        ("POST", "/admin/{name}"): ["writes", "admin", "tiers", "named", "Admin.post"],
+    }
+
+
+def test_every_fact_of_a_rule_is_printed(tmp_path: Path) -> None:
+    module = write(tmp_path, "shop", RULES, STARLETTE)
+    (limiter,) = json.loads(check(module, "--json").output)["limiters"]
+    facts = {rule["name"]: rule for endpoint in limiter["endpoints"] for rule in endpoint["rules"]}
+    name = Path(module).stem
+    assert facts["writes"]["quota"] == "5/minute; 20/hour"
+    assert facts["writes"]["key"] == f"user + {name}.by_team"
+    assert facts["writes"]["options"] == {"cost": "2", "methods": "POST"}
+    assert (facts["admin"]["algorithm"], facts["admin"]["on_store_failure"]) == ("fixed-window", "deny")
+    assert facts["tiers"]["quota"] == "free: 1/day, pro: no limit"
+    assert facts["tiers"]["options"] == {"shadow": "never refuses"}
+    assert facts["named"]["quota"].startswith(f"by {name}.<lambda>")
+    assert facts["held"]["algorithm"] == "slots"
+    assert facts["held"]["options"]["ban"] == "out, after 3 refusals in minute"
+    text = check(module, columns=400).output  # nothing is folded
+    assert all(rule[fact] in text for rule in facts.values() for fact in ("name", "quota", "key", "algorithm"))
+
+
+def test_a_wrong_configuration_ends_with_1_and_a_wrong_command_with_2(tmp_path: Path) -> None:
+    module = write(tmp_path, "wrong", RULES.replace("5/minute", "5/mniute"), STARLETTE)
+    done = check(module)
+    assert done.exit_code == 1
+    assert "mniute" in done.output
+    assert len(done.output.splitlines()) == 1
+    done = check(module, "--json")
+    assert (done.exit_code, json.loads(done.stdout)["error"]["code"]) == (1, "SG001")
+    assert [check(*words).exit_code for words in ((), ("no_such",), ("--nothing",))] == [2, 2, 2]
+    failing = write(tmp_path, "failing", "raise OSError('no disk')")
+    assert (check(failing).exit_code, "OSError: no disk" in check(failing).output) == (2, True)
+
+
+def test_a_route_that_does_not_exist_is_found(tmp_path: Path) -> None:
+    done = check(write(tmp_path, "lost", RULES.replace("/admin/{name}", "/amdin/{name}"), STARLETTE))
+    assert done.exit_code == 1
+    assert 'did you mean "/admin/{name}"' in done.output
+
+
+def test_warnings_are_part_of_the_output(tmp_path: Path) -> None:
+    settings = tmp_path / "limits.toml"
+    settings.write_text('[sluicegate]\ndefault_limits = ["5/day"]\ntrusted_proxies = ["0.0.0.0/0"]\n', "utf-8")
+    forget_warnings()
+    (warning,) = json.loads(check(str(settings), "--json").output)["warnings"]
+    assert "SG103" in warning
+    forget_warnings()  # each is given once in a process
+    assert "SG103" in check(str(settings)).output
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_hostile_text_reaches_no_terminal(columns: int, tmp_path: Path) -> None:
+    """A path may have any character, and rich has a markup of its own."""
+    route = "/\x1b]0;owned\x07[red]x[/nothing]\u202e"
+    text = STARLETTE.replace('Route("/",', f"Route({route!r},")
+    done = check(write(tmp_path, "hostile", RULES, text), columns=columns)
+    assert done.exit_code == 0, done.output
+    assert all(sign.isprintable() for line in done.output.splitlines() for sign in line)
+    assert max(map(len, done.output.splitlines())) <= columns
+    if columns == 200:
+        assert r"/\x1b]0;owned\x07[red]x[/nothing]\u202e" in done.output
+
+
+def process(folder: Path, *words: str, **env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={"PATH": "", "COLUMNS": "100", "PYTHONIOENCODING": "utf-8", **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+ADMIN = {
+    ("", ""): ["default"],
+    ("GET", "admin/<name>"): ["default"],
+    ("POST", "admin/<name>"): ["default", "Admin.post"],
+}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-m", "sluicegate", "check", "--json"),
+        ("-m", "django", "sluicegate", "check", "--json"),
+        ("-c", "import django; django.setup(); from django.core.management import call_command as c; c(*{words})"),
+    ],
+)
+def test_a_django_project(words: tuple[str, ...], tmp_path: Path) -> None:
+    module = Path(write(tmp_path, "project", DJANGO)).stem
+    words = tuple([word.format(words=("sluicegate", "check", "--json")) for word in words])
+    out = process(tmp_path, *words, DJANGO_SETTINGS_MODULE=module, PYTHONPATH=str(tmp_path))
+    assert rules_of(json.loads(out)) == ADMIN
+
+
+def test_flask_sluicegate(tmp_path: Path) -> None:
+    text = """
+        from flask import Flask
+        from sluicegate.flask import RateLimiter
+
+        app = Flask(__name__)
+        RateLimiter(app, default_limits=["1000/day"])
+    """
+    module = Path(write(tmp_path, "flasks", text)).stem
+    out = process(tmp_path, "-m", "flask", "--app", module, "sluicegate", "check", "--json")
+    assert rules_of(json.loads(out)) == {("", ""): ["default"], ("GET", "/static/<path:filename>"): []}
