@@ -23,7 +23,7 @@ from sluicegate.django.lifecycle import (
     settle_without_response,
     settle_without_response_async,
 )
-from sluicegate.django.request import DjangoRequestState, begin, state_of
+from sluicegate.django.request import STATE, AsyncDjangoRequestState, DjangoRequestState, begin, state_of
 from sluicegate.django.responses import add_fields, enforce, enforce_async, refuse, replace_response
 from sluicegate.django.routes import arrival_of
 from sluicegate.plan import RateLimitExceeded
@@ -45,10 +45,11 @@ class RateLimitMiddleware:
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         self.get_response = get_response
         self._gate: Callable[[], Gate | AsyncGate] = conf.sync_gate
+        self._state = DjangoRequestState
         self._is_async = iscoroutinefunction(get_response)  # pyright: ignore[reportDeprecated]
         if self._is_async:
             markcoroutinefunction(self)
-            self._gate = conf.async_gate
+            self._gate, self._state = conf.async_gate, AsyncDjangoRequestState
         self.process_view = self._process_view_async if self._is_async else self._process_view
         self._gate()
 
@@ -119,7 +120,10 @@ class RateLimitMiddleware:
     def _begin(self, request: HttpRequest) -> DjangoRequestState | None:
         """Return the state of a new request; None if limits are off, or an outer RateLimitMiddleware has made one."""
         gate = self._gate()
-        return begin(request, gate) if gate.settings.enabled and state_of(request) is None else None
+        if not gate.settings.enabled or state_of(request) is not None:
+            return None
+        state = vars(request)[STATE] = self._state(request, gate)  # as `begin` does, without its question
+        return state
 
 
 def _arrive(request: HttpRequest, state: DjangoRequestState) -> tuple[Bound, ...]:

@@ -22,6 +22,7 @@ from sluicegate.web.preflight import is_preflight
 from sluicegate.web.request_state import NO_MARKS, RequestState
 
 _PENDING: Final = "_sluicegate_pending"  # attribute of a request
+STATE: Final = "sluicegate"  # attribute of a request: its state
 _LATE: Final = frozenset(("rest_framework", "ninja"))  # packages that authenticate inside the view
 
 
@@ -223,7 +224,7 @@ def native_of(request: Any) -> HttpRequest | None:
 def state_of(request: Any) -> DjangoRequestState | None:
     """Return the state of a request, also of REST framework's; None if sluicegate has not seen it."""
     facts = vars(request)  # not getattr: most requests have neither attribute, and that costs an exception
-    found = (vars(facts["_request"]) if "_request" in facts else facts).get("sluicegate")
+    found = (vars(facts["_request"]) if "_request" in facts else facts).get(STATE)
     return found if isinstance(found, DjangoRequestState) else None
 
 
@@ -246,6 +247,5 @@ def decision(request: Any) -> Decision | None:
 def begin(request: HttpRequest, gate: Gate | AsyncGate) -> DjangoRequestState:
     """Make the state of a request, and store it on the request."""
     make = AsyncDjangoRequestState if isinstance(gate, AsyncGate) else DjangoRequestState
-    state = make(request, gate)
-    vars(request)["sluicegate"] = state
+    state = vars(request)[STATE] = make(request, gate)
     return state

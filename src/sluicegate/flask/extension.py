@@ -40,6 +40,8 @@ from sluicegate.web.settlement import Settlement
 from sluicegate.wsgi import KEY, SettlingBody, WsgiCaller
 
 if TYPE_CHECKING:
+    from flask.ctx import RequestContext
+
     from sluicegate.events import Delivery, Pending
 
 _NAME: Final = "sluicegate"
@@ -50,7 +52,7 @@ _CORS: Final = ("access-control-", "vary")
 
 _native: Final[Callable[[], Request]] = cast(Any, request)._get_current_object
 """The request itself, not the proxy for it."""
-_context: Final[Callable[[], object]] = cast(Any, request_ctx)._get_current_object
+_context: Final[Callable[[], RequestContext]] = cast(Any, request_ctx)._get_current_object
 
 
 class RateLimiter:
@@ -164,14 +166,14 @@ class _FlaskState(RequestState):
 
     denial: Denial
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, context: RequestContext) -> None:
         # Not by super(): this runs for every request.
         self.gate, self.decision, self.settlement, self.enforced = gate, None, None, NO_MARKS
         self.route_decided = False  # whether the rules of the route have been decided
         self.denied: Decision | None = None  # the decision of `denial`; later decisions may follow
         self.failed = False  # whether an unhandled error came before the decision
         self.answered = False  # whether the response is finished, except for the body of a stream
-        self.context = id(_context())  # a copy of it (copy_current_request_context) may end while the view runs
+        self.context = id(context)  # a copy of it (copy_current_request_context) may end while the view runs
 
     @property
     def can_hold(self) -> bool:
@@ -197,6 +199,7 @@ class Installation:
         self._app: Callable[[], Flask] = cast(Any, weakref.ref(app))
         self.gate = Gate(settings, awaits_answers=True)
         self._routes = AppRoutes(self._app, self.gate, owns_marks=not app.extensions[_NAME])
+        self._parses = settings.trusted_proxies is not None
 
     @cached_property
     def _handled(self) -> frozenset[int]:
@@ -215,11 +218,12 @@ class Installation:
         """Decide about a request, before its view or its error page."""
         if not self.settings.enabled:
             return None
-        native = _native()
+        context = _context()
+        native = context.request
         states = _states(native)
         state = states.get(self)
         if state is None or state.route_decided:
-            state = states[self] = _FlaskState(self.gate)
+            state = states[self] = _FlaskState(self.gate, context)
         if native.method == "OPTIONS" and not _reaches_a_view(native) and _is_preflight(native):
             return self._enforce(native, state, (), before_view=True)  # its response decides whether it is charged
         return self._enforce_route(native, state)
@@ -251,7 +255,7 @@ class Installation:
         """Decide about a request that got its response before `before` was called. Return that response, or the
         refusal.
         """
-        state = _states(native).setdefault(self, _FlaskState(self.gate))
+        state = _states(native).setdefault(self, _FlaskState(self.gate, _context()))
         if state.route_decided or not self.settings.enabled:
             return response
 
@@ -266,7 +270,7 @@ class Installation:
 
     def note_error(self, app: Flask, exception: Exception) -> None:
         """Note an error without a handler. If `after` is not called for its response, `end_request` charges it."""
-        state = _states(_native()).setdefault(self, _FlaskState(self.gate))
+        state = _states(_native()).setdefault(self, _FlaskState(self.gate, _context()))
         if not state.route_decided and self.settings.enabled:
             state.failed = True
             self._await_end()
@@ -277,7 +281,7 @@ class Installation:
         own = app.error_handler_spec[None][None].get(SluicegateError)
         if own is not None:
             return app.ensure_sync(own)(error)
-        state = _states(native).setdefault(self, _FlaskState(self.gate))
+        state = _states(native).setdefault(self, _FlaskState(self.gate, _context()))
         ours = error.decision is state.denied
         decision = state.refuse(error.decision)
         on_denied = None if ours else self.settings.answer_to(decision)  # it has raised our own decision
@@ -321,7 +325,7 @@ class Installation:
         instead.
         """
         native = _native()
-        state = _states(native).setdefault(self, _FlaskState(self.gate))
+        state = _states(native).setdefault(self, _FlaskState(self.gate, _context()))
         if not self.settings.enabled or mark in state.enforced:
             return None
         state.note_marks((mark,))
@@ -331,7 +335,7 @@ class Installation:
         """Charge a rule of the view's own. Raises RateLimitExceeded if it refuses."""
         if not self.settings.enabled:
             return unlimited()
-        state = _states(native).setdefault(self, _FlaskState(self.gate))
+        state = _states(native).setdefault(self, _FlaskState(self.gate, _context()))
         charged = Charge(rule, state, self._routes.endpoint(native.url_rule)).run(self._caller(native))
         if state.settlement is not None:
             self._await_end()
@@ -363,7 +367,7 @@ class Installation:
         return decision
 
     def _caller(self, native: Request) -> FlaskCaller:
-        return FlaskCaller(native, parses=self.settings.trusted_proxies is not None)
+        return FlaskCaller(native, parses=self._parses)
 
     def _await_end(self) -> None:
         """Let Flask call `end_request` for a request whose end matters. Connecting twice is harmless."""
