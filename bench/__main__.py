@@ -56,8 +56,8 @@ PARTS = {
     "redis": Part("redis:measure", Effort(5, 100, 10), Effort(40, 200, 60)),
     "asyncio": Part("tasks:measure", Effort(3, 1_000, 5), Effort(9, 4_000, 15)),  # 4
     "requests": Part("requests:measure", Effort(3, 2_000, 20), Effort(7, 5_000, 60)),  # 5
-    "http": Part("http:measure", Effort(2, 0, 10, turn=1), Effort(7, 0, 60, turn=1)),  # 4
-    "flood": Part("http:measure_flood", Effort(2, 0, 10, turn=1), Effort(5, 0, 20, turn=1)),  # 4
+    "http": Part("http:measure", Effort(6, 0, 40, turn=0.5), Effort(14, 0, 90, turn=0.5)),  # 4
+    "flood": Part("http:measure_flood", Effort(4, 0, 10, turn=0.5), Effort(8, 0, 20, turn=0.5)),  # 4
     "bytes": Part("sizes:measure", Effort(1, 5_000, 30), Effort(1, 100_000, 60)),
     "import": Part("startup:measure", Effort(5, 0, 10), Effort(20, 0, 20)),
 }

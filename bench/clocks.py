@@ -26,12 +26,15 @@ def process_of(server: Server) -> int:
 
 
 @contextmanager
-def on_one_cpu(server: Server) -> Iterator[None]:
-    """Keep this thread and the server on one CPU: then they take turns, and neither waits for the other CPU to wake."""
+def on_one_cpu(server: Server, *processes: int) -> Iterator[None]:
+    """Keep this thread, the server and these processes on one CPU: then they take turns, and none waits for another CPU
+    to wake.
+    """
     before = os.sched_getaffinity(0)
     one = {max(before)}
-    for task in Path(f"/proc/{process_of(server)}/task").iterdir():
-        os.sched_setaffinity(int(task.name), one)
+    for process in (process_of(server), *processes):
+        for task in Path(f"/proc/{process}/task").iterdir():
+            os.sched_setaffinity(int(task.name), one)
     os.sched_setaffinity(0, one)
     try:
         yield

@@ -1,6 +1,7 @@
 """Whole applications on real servers under load: the cost that a limiter adds to a request, and a flood of refusals.
 
-All servers run at the same time and are idle when it is not their turn. "cpu" is the CPU of the worker process for each
+All servers run at the same time and are idle when it is not their turn. The worker, the load and the store are on one
+CPU: on two, most of what a limiter seems to add is how often one of them has to wake the other CPU. "cpu" is the CPU of the worker process for each
 answered request, and "capacity" how many requests one second of it answers: neither depends on who sends the load, nor
 on how long the worker waits for its turn. "added" is the difference to the same application without a limiter in the
 same round.
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.budgets import NONE
-from bench.clocks import cpu
+from bench.clocks import cpu, on_one_cpu
 from bench.figures import Figure, Role, added
 from bench.load import load
 from bench.race import Contender, Course, Turn
@@ -101,13 +102,15 @@ def measure(course: Course) -> list[Figure]:
     figures = []
     for framework in FRAMEWORKS:
         with valkey_server() as redis, ExitStack() as stack:
-            contenders = []
+            contenders, workers = [], []
             for app in framework.apps:
                 worker = stack.enter_context(_serving(framework, app, redis=redis, limit=PLENTY))
+                workers.append(worker.pid)
                 contenders.append(
                     Contender(framework.name, app.name, app.role, worker.turn(course, identities=IDENTITIES))
                 )
-            found = course.race(contenders)
+            with on_one_cpu(redis, *workers):
+                found = course.race(contenders)
         figures += [*found, *_added(found)]
     return figures
 
@@ -117,16 +120,18 @@ def measure_flood(course: Course) -> list[Figure]:
     figures = []
     for framework in FRAMEWORKS:
         with valkey_server() as redis, ExitStack() as stack:
-            contenders = []
+            contenders, workers = [], []
             for app in framework.apps:
                 if not app.redis and app.name != NONE:
                     continue
                 worker = stack.enter_context(_serving(framework, app, redis=redis, limit=FEW, work=WORK))
+                workers.append(worker.pid)
                 turn = worker.turn(course, identities=1, refusing=app.name != NONE)
                 contenders.append(
                     Contender(f"flood, {framework.name}", app.name.removesuffix(" Redis"), app.role, turn)
                 )
-            figures += course.race(contenders)
+            with on_one_cpu(redis, *workers):
+                figures += course.race(contenders)
     return figures
 
 

@@ -185,11 +185,13 @@ def test_the_cpu_of_a_server() -> None:
         assert 0 < cpu(process_of(server)) - before < 10
 
 
-def test_one_cpu_for_this_thread_and_a_server() -> None:
+def test_one_cpu_for_this_thread_a_server_and_other_processes() -> None:
     allowed = os.sched_getaffinity(0)
-    with valkey_server() as server:
-        with on_one_cpu(server):
-            assert os.sched_getaffinity(0) == os.sched_getaffinity(process_of(server)) == {max(allowed)}
+    with valkey_server() as server, valkey_server() as other:
+        with on_one_cpu(server, process_of(other)):
+            assert [os.sched_getaffinity(each) for each in (0, process_of(server), process_of(other))] == [
+                {max(allowed)}
+            ] * 3
         assert os.sched_getaffinity(0) == allowed
     with pytest.raises(RuntimeError, match="does not run"):
         process_of(server)
