@@ -1,10 +1,10 @@
 """Whole applications on real servers under load: the cost that a limiter adds to a request, and a flood of refusals.
 
 All servers run at the same time and are idle when it is not their turn. The worker, the load and the store are on one
-CPU: on two, most of what a limiter seems to add is how often one of them has to wake the other CPU. "cpu" is the CPU of the worker process for each
-answered request, and "capacity" how many requests one second of it answers: neither depends on who sends the load, nor
-on how long the worker waits for its turn. "added" is the difference to the same application without a limiter in the
-same round.
+CPU: on two, most of what a limiter seems to add is how often one of them has to wake the other CPU. "cpu" is the CPU
+of the worker process for each answered request, and "capacity" how many requests one second of it answers: neither
+depends on who sends the load, nor on how long the worker waits for its turn. "added" is the difference to the same
+application without a limiter in the same round.
 """
 
 from __future__ import annotations
