@@ -6,7 +6,6 @@ else. A check that the user of the URL may not do is "unknown", which is not wro
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from sluicegate.algorithms import ALGORITHMS
 from sluicegate.cli.commands import load_app, option_app
+from sluicegate.cli.output import as_json, console, plain, print_json, scanning, table
 from sluicegate.clock import epoch_seconds, monotonic
 from sluicegate.errors import AlgorithmError, ConfigurationError, StoreError, cause_text
 from sluicegate.extras import needs
@@ -27,9 +27,7 @@ from sluicegate.stores.wrappers import PREFIX
 with needs("cli"):
     import click
     from rich.console import Console
-    from rich.progress import Progress
     from rich.table import Table
-    from rich.text import Text
 
 PATIENCE: Final = 2.0  # seconds that one command may take: a doctor may be far from the server
 PINGS: Final = 50
@@ -101,21 +99,21 @@ class Examined(NamedTuple):
 @click.argument("url", required=False, metavar="[URL]")
 @option_app
 @click.option("--prefix", default=PREFIX, show_default=True, help="The prefix of the keys, for a URL.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json
 def doctor(url: str | None, app: str | None, prefix: str, *, as_json: bool) -> None:
     """Examine the store at URL, or the store of the application. The exit status is 1 if something is wrong."""
-    console = Console(highlight=False, soft_wrap=False)
     reports = []
     for examined in _stores(url, app, prefix):
-        with closing(examined.store), Progress(console=Console(stderr=True), transient=True) as progress:
-            reports.append((examined, list(_patients(examined, progress))))
+        with closing(examined.store):
+            reports.append((examined, list(_patients(examined))))
     bad = [f for _, patients in reports for patient in patients for f in patient.findings if f.state == "bad"]
     if as_json:
-        click.echo(json.dumps({"good": not bad, "stores": [_plain(*report) for report in reports]}, indent=2))
+        print_json({"good": not bad, "stores": [_as_json(*report) for report in reports]})
     else:
+        out = console()
         for report in reports:
-            _print(console, *report)
-        console.print(f"{len(bad)} wrong" if bad else "nothing wrong", style="red" if bad else "green")
+            _print(out, *report)
+        out.print(f"{len(bad)} wrong" if bad else "nothing wrong", style="red" if bad else "green")
     if bad:
         click.get_current_context().exit(1)
 
@@ -139,7 +137,7 @@ def _stores(url: str | None, app: str | None, prefix: str) -> Iterator[Examined]
             yield Examined(store=opened, shown=shown, prefix=settings.prefix, deadline=deadline)
 
 
-def _patients(examined: Examined, progress: Progress) -> Iterator[Patient]:
+def _patients(examined: Examined) -> Iterator[Patient]:
     """Examine every server of a store."""
     store: Any = examined.store
     if not hasattr(store, "servers"):
@@ -152,7 +150,7 @@ def _patients(examined: Examined, progress: Progress) -> Iterator[Patient]:
         yield Patient(examined.shown, (_failure("connection", error),))
         return
     for address in addresses:
-        yield _Server(examined, address).examine(progress)
+        yield _Server(examined, address).examine()
 
 
 class _Server:
@@ -163,16 +161,16 @@ class _Server:
         self._store: Any = examined.store
         self._address = address
 
-    def examine(self, progress: Progress) -> Patient:
+    def examine(self) -> Patient:
         """Run all checks. If the server does not answer, the first one says so, and no other one runs."""
         name, findings = str(self._address), list[Finding]()
-        task = progress.add_task(name, total=1)
         try:
             self._ask(["PING"])
             for check in (self._version, self._latency, self._scripts, self._role, self._memory, self._persistence):
                 findings += check()
             findings += [*self._clock(), *self._permissions()]
-            rules = self._rules(lambda done: progress.update(task, completed=done))
+            with scanning(name) as advance:
+                rules = self._rules(advance)
         except StoreError as error:
             return Patient(name, (*findings, _failure("connection", error)))
         return Patient(name, tuple(findings), rules)
@@ -393,7 +391,7 @@ def _escaped(text: str) -> str:
     return "".join([f"\\{letter}" if letter in "*?[]\\^-" else letter for letter in text])
 
 
-def _plain(examined: Examined, patients: Sequence[Patient]) -> dict[str, Any]:
+def _as_json(examined: Examined, patients: Sequence[Patient]) -> dict[str, Any]:
     """Return the report of one store, for JSON."""
     servers = [
         {
@@ -406,33 +404,30 @@ def _plain(examined: Examined, patients: Sequence[Patient]) -> dict[str, Any]:
     return {"store": examined.shown, "prefix": examined.prefix, "servers": servers}
 
 
-def _print(console: Console, examined: Examined, patients: Sequence[Patient]) -> None:
+def _print(out: Console, examined: Examined, patients: Sequence[Patient]) -> None:
     """Print the report of one store."""
-    console.print(Text(examined.title, style="bold"))
+    out.print(plain(examined.title, style="bold"))
     for patient in patients:
         if patient.address not in examined.shown:
-            console.print(Text(f"\n{patient.address}"))
+            out.print(plain(patient.address))
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column()
         grid.add_column()
         grid.add_column(overflow="fold")
         for about, state, says, advice in patient.findings:
             sign, color = _SIGNS[state]
-            grid.add_row(Text(sign, style=color), about, Text(says))
+            grid.add_row(plain(sign, color), about, plain(says))
             if advice:
-                grid.add_row("", "", Text(f"→ {advice}", style=color))
-        console.print(grid)
+                grid.add_row("", "", plain(f"→ {advice}", color))
+        out.print(grid)
         if patient.rules:
-            console.print(_memory_of(patient.rules))
+            out.print(_memory_of(patient.rules))
 
 
 def _memory_of(rules: Sequence[RuleMemory]) -> Table:
     """Return a table of the memory of each rule."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
-    table.add_column("keys of rule", overflow="fold")
-    for column in ("keys", "bytes each", "MB"):
-        table.add_column(column, justify="right")
+    found = table("Keys of rule", "Keys", "Bytes each", "MB", right=("Keys", "Bytes each", "MB"))
     for rule, keys, size in rules:
         figures = (f"{keys:,}", f"{size:,}", f"{keys * size / MB:.1f}")
-        table.add_row(Text(rule), *figures)
-    return table
+        found.add_row(plain(rule), *figures)
+    return found

@@ -15,16 +15,15 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from sluicegate.cli.commands import Failure
+from sluicegate.cli.output import console, plain, table
 from sluicegate.clock import monotonic
 from sluicegate.extras import needs
 from sluicegate.hidden import shown_url
 
 with needs("cli"):
     import click
-    from rich.console import Console, Group
+    from rich.console import Group
     from rich.live import Live
-    from rich.table import Table
-    from rich.text import Text
 
 PATIENCE: Final = 5.0  # seconds for one reading
 DEGRADED: Final = ("local", "policy")
@@ -77,24 +76,24 @@ class UnreadableError(Failure):
 @click.option("--once", is_flag=True, help="Print one frame, after two readings, and exit.")
 def watch(urls: tuple[str, ...], every: float, *, once: bool) -> None:
     """Show decisions per second by rule, from the Prometheus metrics of the application at URL."""
-    console = Console(highlight=False)
+    out = console()
     before = _read(urls)
     if once:
         Event().wait(every)
-        console.print(frame(rates(before, _read(urls)), rows=None))
+        out.print(frame(rates(before, _read(urls)), rows=None))
         return
     try:
-        with Live(Text("reading…"), console=console, auto_refresh=False) as live:
+        with Live(plain("reading…"), console=out, auto_refresh=False) as live:
             while not Event().wait(every):
                 try:
                     after = _read(urls)
                 except UnreadableError as error:
-                    live.update(Text(error.format_message(), style="red"), refresh=True)
+                    live.update(plain(error.format_message(), "red"), refresh=True)
                 else:
-                    live.update(frame(rates(before, after), rows=max(1, console.height - 5)), refresh=True)
+                    live.update(frame(rates(before, after), rows=max(1, out.height - 5)), refresh=True)
                     before = after
     except KeyboardInterrupt:
-        console.print()
+        out.print()
 
 
 def _read(urls: Sequence[str]) -> Reading:
@@ -191,14 +190,12 @@ def frame(found: Rates, *, rows: int | None) -> Group:
     store = f"store: {_latency(found.store)}"
     if found.open_circuits:
         store += f"; {found.open_circuits:.0f} circuits open"
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="")
-    table.add_column("per second", overflow="fold")
-    for column in (*RESULTS, "cached", "no store"):
-        table.add_column(column, justify="right")
+    columns = tuple([result.capitalize() for result in (*RESULTS, "cached", "no store")])
+    rows_of = table("Per second", *columns, right=columns)
     for rule in found.rules[:rows]:
         figures = [rule.by_result[result] for result in RESULTS]
-        table.add_row(Text(rule.rule), *[_figure(each) for each in (*figures, rule.cached, rule.degraded)])
-    return Group(Text(head), Text(store, style="red" if found.open_circuits else ""), table)
+        rows_of.add_row(plain(rule.rule), *[_figure(each) for each in (*figures, rule.cached, rule.degraded)])
+    return Group(plain(head), plain(store, "red" if found.open_circuits else ""), rows_of)
 
 
 def _latency(store: tuple[float, float] | None) -> str:
