@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterator, MutableMapp
 from contextlib import suppress
 from contextvars import ContextVar
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack, cast
+from typing import Any, Final, NoReturn, Unpack, cast
 
 from sluicegate.clock import epoch_seconds
 from sluicegate.errors import ConfigurationError, NotEnforcedError, SettingsError
@@ -45,9 +45,6 @@ from sluicegate.web.request_state import NO_MARKS, RequestState, warn_of_twice
 from sluicegate.web.settings import Settings, SettingsOptions, hide
 from sluicegate.web.settlement import AsyncSettlement
 
-if TYPE_CHECKING:
-    from sluicegate.events import Delivery
-
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -62,7 +59,7 @@ _STATE: Final = "sluicegate"
 _PENDING: Final = "sluicegate.pending"
 _ENDED: Final = "ended"
 _FRAMEWORKS: Final = frozenset({"starlette", "fastapi", "sluicegate"})
-_ANSWERED: Final = frozenset({HTTP[1], WEBSOCKET[1], ACCEPT, "websocket.close"})  # if there is no more body
+_ANSWERS: Final = (WEBSOCKET[1], ACCEPT, "websocket.close")  # the ends of the answer to a handshake
 _RUNNING: Final = frozenset({"starlette.middleware.authentication", "starlette.middleware.base"})  # user code
 
 
@@ -319,9 +316,9 @@ class RateLimitMiddleware:
         """Return the caller of a scope that has passed through the application."""
         return AsgiCaller(scope)
 
-    def template(self, scope: Scope, *, path: str, root_path: str) -> str:
-        """Return the template of the route of a request that has passed through the application. The application may
-        have changed the `path` and the `root_path` of its scope.
+    def template(self, scope: Scope, root_path: str) -> str:
+        """Return the template of the route of a request that has passed through the application, which may have
+        changed the `root_path`.
         """
         return ""
 
@@ -470,35 +467,40 @@ def health(middleware: RateLimitMiddleware, /, *, unavailable: int = OK) -> ASGI
 
 
 class _Watched(RateLimitMiddleware):
-    """The middleware of an application with `on_decision`: it delivers the events when the answer was sent."""
+    """The middleware of an application with `on_decision`: it delivers the events when the application has returned,
+    and those of a WebSocket when its handshake was answered.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
+        kind = scope["type"]
+        if kind not in ("http", "websocket"):
             await super().__call__(scope, receive, send)
             return
-        outer, pending = scope.get(_PENDING), cast("Delivery", self.gate.limiter.events).pending()
-        scope[_PENDING] = pending
-        path, root_path = str(scope.get("path", "")), str(scope.get("root_path", ""))
+        outer, root_path, method = scope.get(_PENDING), scope.get("root_path", ""), scope.get("method", "GET")
+        pending = scope[_PENDING] = self.gate.events.pending(("", method))
 
         def end() -> None:
             if not pending.is_over:
-                pending.endpoint = self.template(scope, path=path, root_path=root_path)
+                pending.at = self.template(scope, root_path), method.upper()
                 pending.end()
 
-        async def send_last(message: Message) -> None:
-            await send(message)
-            end()
-
-        def sending(message: Message) -> Awaitable[None]:
-            ends = message["type"] in _ANSWERED and not message.get("more_body", False)
-            return send_last(message) if ends else send(message)
-
         try:
-            await super().__call__(scope, receive, sending)
+            await super().__call__(scope, receive, _until_answered(send, end) if kind == "websocket" else send)
         finally:
             end()
             if outer is not None:
                 scope[_PENDING] = outer
+
+
+def _until_answered(send: Send, end: Callable[[], None]) -> Send:
+    """Return a `send` that calls `end` when the handshake of a WebSocket is accepted or refused."""
+
+    async def send_until_answered(message: Message) -> None:
+        await send(message)
+        if message["type"] in _ANSWERS and not message.get("more_body", False):
+            end()
+
+    return send_until_answered
 
 
 def _name_taken() -> SettingsError:

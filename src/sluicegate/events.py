@@ -15,9 +15,9 @@ from sluicegate.awaiting import async_mismatch, close_unawaited, is_async, label
 from sluicegate.clock import MICROSECOND
 from sluicegate.errors import SettingsError
 from sluicegate.identity import digest
-from sluicegate.plan import BAN, Check, Decision, Handler, Handlers, Outcome, Terms
+from sluicegate.plan import BAN, FORBIDDEN, Check, Decision, Handler, Handlers, Outcome, Terms
 from sluicegate.rules.rule import METHODS
-from sluicegate.stores.watched import StoreTime, measure
+from sluicegate.stores.watched import MEASURED, StoreTime
 
 Result = Literal["allowed", "refused", "shadow", "banned"]
 """What a rule said: "shadow" if it only would have refused, "banned" if the refusal comes from a ban."""
@@ -133,7 +133,7 @@ class RuleEvent(_Value):
 
 
 @final
-class DecisionEvent(_Value):
+class DecisionEvent(_Value, StoreTime):
     """One decision: of a hit, a reservation, a slot, a request, or a charge inside a view.
 
     `application` is the name in the settings. `endpoint` is the template of the route, and `method` the method of the
@@ -141,7 +141,7 @@ class DecisionEvent(_Value):
     without a route. `store_seconds` is the time of the calls of the store; None if it was not called.
     """
 
-    __slots__ = ("_decision", "_rules", "_shows", "application", "endpoint", "method", "store_seconds")
+    __slots__ = ("_application", "_decision", "_rules", "_shows", "at")
     _fields = _FIELDS
 
     def __init__(
@@ -157,10 +157,34 @@ class DecisionEvent(_Value):
         self._decision = decision
         self._shows = show_identities
         self._rules: tuple[RuleEvent, ...] | None = None
-        self.application: Final = application
-        self.endpoint: Final = endpoint
-        self.method: Final = method if method in _METHODS else "other"
-        self.store_seconds: Final = store_seconds
+        self._application = application
+        self.at = endpoint, method  # the limiter sets these two before it delivers the event
+        self.elapsed = store_seconds
+
+    def made(self, decision: Decision) -> None:
+        """Note the decision that this event is about. Only its limiter calls this, once, before it delivers."""
+        self._decision = decision
+
+    @property
+    def application(self) -> str:
+        """The name of the application."""
+        return self._application
+
+    @property
+    def endpoint(self) -> str:
+        """The template of the route."""
+        return self.at[0]
+
+    @property
+    def method(self) -> str:
+        """The method of the request."""
+        method = self.at[1]
+        return method if method in _METHODS else "other"
+
+    @property
+    def store_seconds(self) -> float | None:
+        """The time of the calls of the store; None if it was not called."""
+        return self.elapsed
 
     @property
     def allowed(self) -> bool:
@@ -193,7 +217,7 @@ class DecisionEvent(_Value):
         """
         decision = self._decision
         found: list[tuple[str, Result, EventSource, bool]] = []
-        hint: EventSource = "store" if self.store_seconds is not None else self._hint
+        hint: EventSource = "store" if self.elapsed is not None else self._hint
         for check, outcome in zip(decision[1], decision[2], strict=True):
             terms, source = check[0], outcome[7]
             result, near = _said(terms, outcome)
@@ -203,7 +227,7 @@ class DecisionEvent(_Value):
     @property
     def _hint(self) -> EventSource:
         """The source of an outcome of the store."""
-        if self.store_seconds is not None:
+        if self.elapsed is not None:
             return "store"
         return "prefetch" if self._decision.allowed else "cache"
 
@@ -228,7 +252,8 @@ log = logging.getLogger("sluicegate.events")
 class Delivery:
     """Makes the events of one limiter and calls its handlers. It has no lock and nothing of a request."""
 
-    measure = staticmethod(measure)
+    pending: type[Pending]
+    """Keeps the events of one request until its answer was sent."""
 
     def __init__(self, given: Handlers, *, application: str, show_identities: bool) -> None:
         self._handlers = handlers_of(given)
@@ -236,16 +261,20 @@ class Delivery:
         self._shows = show_identities
         self._failed: set[int] = set()  # the places of the handlers that were logged
 
-    def now(self, decision: Decision, time: StoreTime, *, endpoint: str = "", method: str = "") -> Decision:
-        """Deliver a decision, and return it. A handler that fails is logged once, and changes nothing."""
-        event = DecisionEvent(
-            decision,
-            application=self._application,
-            endpoint=endpoint,
-            method=method,
-            store_seconds=time.seconds,
-            show_identities=self._shows,
-        )
+    def begin(self) -> DecisionEvent:
+        """Return the event of a decision that is made next in this context. It measures the store."""
+        event = DecisionEvent(FORBIDDEN, application=self._application, show_identities=self._shows)
+        MEASURED.set(event)
+        return event
+
+    def end(self, event: DecisionEvent, decision: Decision) -> Decision:
+        """Deliver the event of a plain limiter's decision at once, and return the decision."""
+        event.made(decision)
+        self.deliver(event)
+        return decision
+
+    def deliver(self, event: DecisionEvent) -> None:
+        """Call the handlers. A handler that fails is logged once, and changes nothing."""
         for place, handler in enumerate(self._handlers):
             try:
                 answer = handler(event)
@@ -256,12 +285,6 @@ class Delivery:
                 if place not in self._failed:
                     self._failed.add(place)
                     log.exception("sluicegate: %s of on_decision failed; it is logged once", label_of(handler))
-        return decision
-
-    @staticmethod
-    def pending() -> Pending:
-        """Return what keeps the decisions about one request until its answer was sent."""
-        return Pending()
 
     @staticmethod
     def take_part(limiter: Any, watched: Any) -> None:
@@ -271,35 +294,40 @@ class Delivery:
 
 
 class Pending:
-    """The decisions about one request that wait for the end of its answer. Later ones are delivered at once.
+    """The events of one request that wait for the end of its answer. Later ones are delivered at once.
 
-    Several threads may add to it. Each decision is delivered by the one that takes it.
+    Several threads may add to it. Each event is delivered by the one that takes it.
     """
 
-    __slots__ = ("_made", "context", "endpoint", "ends_with_answer", "is_over")
+    __slots__ = ("_made", "at", "context", "ends_with_answer", "is_over")
 
-    def __init__(self) -> None:
-        self._made: list[tuple[Delivery, Decision, StoreTime, str]] = []
-        self.endpoint = ""  # the template of the route
-        self.context = 0  # the id of Flask's context of the request
-        self.ends_with_answer = False  # closing the response will call `end`
+    context: int  # the id of Flask's context of the request
+    ends_with_answer: bool  # in Flask: closing the response will call `end`
+
+    def __init__(self, at: tuple[str, str]) -> None:
+        self._made: list[tuple[Delivery, DecisionEvent]] = []
+        self.at = at  # the template of the route, and the method
         self.is_over = False
 
-    def add(self, delivery: Delivery, decision: Decision, time: StoreTime, *, method: str) -> None:
-        """Add a decision."""
-        self._made.append((delivery, decision, time, method))
+    def add(self, delivery: Delivery, event: DecisionEvent) -> None:
+        """Add an event."""
+        self._made.append((delivery, event))
         if self.is_over:
             self.end()
 
     def end(self) -> None:
-        """Deliver the decisions: the answer was sent, or there will be none."""
+        """Deliver the events: the answer was sent, or there will be none."""
         self.is_over = True
         while self._made:
             try:
-                delivery, decision, time, method = self._made.pop(0)
+                delivery, event = self._made.pop(0)
             except IndexError:  # another thread was quicker
                 return
-            delivery.now(decision, time, endpoint=self.endpoint, method=method)
+            event.at = self.at
+            delivery.deliver(event)
+
+
+Delivery.pending = Pending
 
 
 def handlers_of(given: object) -> tuple[Handler, ...]:

@@ -812,8 +812,8 @@ class _WatchedLimit(Limit):
 
     def hit(self, identity: object, cost: int = 1) -> Decision:
         events = cast("Delivery", self._limiter.events)
-        time = events.measure()
-        return events.now(super().hit(identity, cost), time)
+        event = events.begin()
+        return events.end(event, super().hit(identity, cost))
 
 
 class _WatchedLimiter(Limiter):
@@ -824,8 +824,8 @@ class _WatchedLimiter(Limiter):
 
     def take(self, plan: Plan) -> Decision:
         events = cast("Delivery", self.events)
-        time = events.measure()
-        return events.now(super().take(plan), time)
+        event = events.begin()
+        return events.end(event, super().take(plan))
 
 
 class _WatchedAsyncLimit(AsyncLimit):
@@ -835,8 +835,8 @@ class _WatchedAsyncLimit(AsyncLimit):
 
     async def hit(self, identity: object, cost: int = 1) -> Decision:
         events = cast("Delivery", self._limiter.events)
-        time = events.measure()
-        return events.now(await super().hit(identity, cost), time)
+        event = events.begin()
+        return events.end(event, await super().hit(identity, cost))
 
 
 class _WatchedAsyncLimiter(AsyncLimiter):
@@ -847,8 +847,8 @@ class _WatchedAsyncLimiter(AsyncLimiter):
 
     async def take(self, plan: Plan) -> Decision:
         events = cast("Delivery", self.events)
-        time = events.measure()
-        return events.now(await super().take(plan), time)
+        event = events.begin()
+        return events.end(event, await super().take(plan))
 
 
 Limiter.watched, AsyncLimiter.watched = _WatchedLimiter, _WatchedAsyncLimiter

@@ -35,7 +35,7 @@ from sluicegate.web.settlement import Settlement
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-    from sluicegate.events import Delivery, Pending
+    from sluicegate.events import Pending
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None] | None
 
@@ -281,7 +281,7 @@ class _Watched(RateLimitMiddleware):
     """The middleware of an application with `on_decision`: it delivers the events when the body is closed."""
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        outer, pending = environ.get(_PENDING), cast("Delivery", self.gate.limiter.events).pending()
+        outer, pending = environ.get(_PENDING), self.gate.events.pending(("", WsgiCaller(environ).method))
         environ[_PENDING] = pending
         chunks: Iterable[bytes] = _RAISED
         try:

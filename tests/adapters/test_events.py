@@ -198,11 +198,11 @@ async def exchange(app: Any, events: list[Any], **more: Any) -> None:
     await app(make_scope(**more), receive, send)
 
 
-def test_asgi_delivers_after_the_last_byte_and_before_background_work() -> None:
+def test_asgi_delivers_when_the_application_has_returned() -> None:
     events: list[Any] = []
     app = asgi_app(chunks=3, events=events)
     asyncio.run(exchange(app, events))
-    assert events == ["part", "part", "last", True, "background"]
+    assert events == ["part", "part", "last", "background", True]
     events.clear()
     asyncio.run(exchange(app, events))
     assert events == ["last", False]
@@ -345,14 +345,12 @@ def test_a_websocket_has_an_event_for_its_handshake_and_each_charge() -> None:
     assert [(event.endpoint, event.method) for event in seen] == [("/chat/{room}", "GET")] * 3
 
 
-def test_a_charge_in_background_work_is_delivered_at_once() -> None:
+def test_a_charge_in_background_work_has_its_event() -> None:
     events: list[DecisionEvent] = []
 
     async def view(request: Request) -> PlainTextResponse:
         async def work() -> None:
-            assert not events or shown(events[-1]) == ALLOWED
             await sluicegate.starlette.charge(request, "5/hour", name="late", key="ip")
-            assert shown(events[-1]) == [("late", "allowed")]
 
         return PlainTextResponse("text", background=BackgroundTask(work))
 

@@ -178,13 +178,14 @@ def pending_of(request: HttpRequest) -> Any:
     if pending is None:
         from sluicegate.events import Pending
 
-        pending = vars(request)[_PENDING] = Pending()
+        pending = vars(request)[_PENDING] = Pending(("", request.method or "GET"))
         vars(request)["close"] = _ending_close(request, pending)
         loop = running_loop()
         end = pending.end if loop is None else partial(_end_on, loop, pending)
         finalize(request, partial(_end_here, end, fork.generation())).atexit = False
     match = request.resolver_match
-    pending.endpoint = (match.route or "") if match is not None else ""
+    if match is not None:
+        pending.at = match.route or "", pending.at[1]
     return pending
 
 

@@ -42,7 +42,7 @@ from sluicegate.wsgi import KEY, SettlingBody, WsgiCaller
 if TYPE_CHECKING:
     from flask.ctx import RequestContext
 
-    from sluicegate.events import Delivery, Pending
+    from sluicegate.events import Pending
 
 _NAME: Final = "sluicegate"
 _PREFIX: Final = "SLUICEGATE_"
@@ -408,9 +408,9 @@ class _Watched(Installation):
 
     def _caller(self, native: Request) -> FlaskCaller:
         if PENDING not in vars(native):
-            pending = vars(native)[PENDING] = cast("Delivery", self.gate.limiter.events).pending()
-            pending.endpoint = "" if native.url_rule is None else native.url_rule.rule
-            pending.context = id(_context())
+            route = "" if native.url_rule is None else native.url_rule.rule
+            pending = vars(native)[PENDING] = self.gate.events.pending((route, native.method))
+            pending.context, pending.ends_with_answer = id(_context()), False
             request_tearing_down.connect(_end_pending, self._app())
         return super()._caller(native)
 

@@ -67,9 +67,16 @@ class RateLimitMiddleware(AsgiMiddleware):
         """Return the client of a scope that has passed the router."""
         return StarletteCaller(scope)
 
-    def template(self, scope: Scope, *, path: str, root_path: str) -> str:
-        """Return the template of the route that the request has matched, or would have."""
-        return self._finder.template(scope, path=path, root_path=root_path)
+    def template(self, scope: Scope, root_path: str) -> str:
+        """Return the template of the route that the request has matched, or would have; "" for a 404. If the router
+        has noted the route, nothing is matched.
+        """
+        finder = self._finder
+        if finder.routes is not None:
+            route, template = finder.routes.templates.get(id(scope.get("route")), (None, None))
+            if template is not None and route is scope["route"]:
+                return template
+        return finder.find({**scope, "root_path": root_path})[0].endpoint.route
 
     def answers_preflight(self, scope: Scope) -> bool:
         """True if a CORS layer or the router responds to this CORS preflight, and no view."""

@@ -176,16 +176,6 @@ class RouteFinder:
             known = self._arrivals[id(endpoint)] = endpoint, arrivals_of(endpoint, template_of(scope))
         return known[1].of(scope), scope
 
-    def template(self, scope: Scope, *, path: str, root_path: str) -> str:
-        """Return the template of a request's route; "" for a 404. If the router has noted the route, nothing is
-        matched.
-        """
-        if self.routes is not None and "route" in scope:
-            route, template = self.routes.templates.get(id(scope["route"]), (None, None))
-            if template is not None and route is scope["route"]:
-                return template
-        return self.find({**scope, "path": path, "root_path": root_path})[0].endpoint.route
-
     def answers_preflight(self, scope: Scope) -> bool:
         """True if a CORS layer or the router responds to this preflight, and no view."""
         return answers_preflight(self._app, scope)

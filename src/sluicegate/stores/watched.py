@@ -18,32 +18,20 @@ _AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
 
 
 class StoreTime:
-    """The seconds that the store took for one decision; None if it was not called."""
+    """The seconds that the store took for one decision; None if it was not called. An event is one of these."""
 
-    __slots__ = ("seconds",)
-
-    def __init__(self) -> None:
-        self.seconds: float | None = None
-
-    def add(self, seconds: float) -> None:
-        """Add the time of one call."""
-        self.seconds = seconds if self.seconds is None else self.seconds + seconds
+    __slots__ = ("elapsed",)
+    elapsed: float | None
 
 
-_NOW: Final[ContextVar[StoreTime | None]] = ContextVar("sluicegate_store_time", default=None)
-
-
-def measure() -> StoreTime:
-    """Begin the measurement of a decision. It ends when the next one begins in this context."""
-    time = StoreTime()
-    _NOW.set(time)
-    return time
+MEASURED: Final[ContextVar[StoreTime | None]] = ContextVar("sluicegate_store_time", default=None)
+"""What measures the decision that is being made in this context; None for a probe, and for a call that is none."""
 
 
 def _add(seconds: float) -> None:
-    time = _NOW.get()
-    if time is not None:  # None for a probe, and for calls that are no decision
-        time.add(seconds)
+    time = MEASURED.get()
+    if time is not None:
+        time.elapsed = seconds if time.elapsed is None else time.elapsed + seconds
 
 
 class _Watched(Generic[_AnyStore]):

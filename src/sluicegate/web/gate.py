@@ -36,8 +36,7 @@ from sluicegate.web.settings import Settings
 from sluicegate.web.settlement import AsyncSettlement, Settlement
 
 if TYPE_CHECKING:
-    from sluicegate.events import Delivery
-    from sluicegate.stores.watched import StoreTime
+    from sluicegate.events import DecisionEvent, Delivery
 
 PlanSteps = Generator[Waiting | Plan, Any, None]
 
@@ -57,6 +56,7 @@ class _Rules:
     _awaits_answers = True  # whether an `on_denied` may be async
     _limit: Any  # Limit or AsyncLimit
     watched: type[Any]
+    events: Delivery  # only with `on_decision`
     limiter: Limiter | AsyncLimiter
 
     def __init__(self, settings: Settings, *, accept: Callable[[Terms], object]) -> None:
@@ -89,7 +89,8 @@ class _Rules:
         self._named = {name for bound in (*self._defaults, *self._rules) for name in names_of(bound)}
         self.knows_routes = any(bound.routes is not None for bound in self._rules)
         if self.limiter.events is not None:
-            self.limiter.events.take_part(self, self.watched)
+            self.events = self.limiter.events
+            self.events.take_part(self, self.watched)
 
     def after_fork(self) -> None:
         """Renew the lock."""
@@ -381,42 +382,38 @@ class _WatchedRules(_Rules):
     def begin(self, caller: Caller, bounds: Collection[Bound]) -> Any:
         if self.limiter.hit_of is None:
             return super().begin(caller, bounds)
-        events = cast("Delivery", self.limiter.events)
-        time = events.measure()
+        event = self.events.begin()
         begun = super().begin(caller, bounds)
         if type(begun) is Decision:
-            self.add(begun, time, caller)
+            self.add(event, begun, caller)
         return begun
 
-    def add(self, decision: Decision, time: StoreTime, caller: Caller) -> None:
-        """Add a decision to those of its request. Without a request that ends, deliver it."""
-        events, found = cast("Delivery", self.limiter.events), getattr(caller, "pending", None)
-        pending = None if found is None else found()  # other adapters than ours have no such method
-        if pending is None:
-            events.now(decision, time, method=caller.method)
-        else:
-            pending.add(events, decision, time, method=caller.method)
+    def add(self, event: DecisionEvent, decision: Decision | None, caller: Caller) -> Decision | None:
+        """Add the event of a decision to those of its request. If nothing tells when that ends, deliver it."""
+        if decision is not None:
+            event.made(decision)
+            found = getattr(caller, "pending", None)  # other adapters than ours have no such method
+            pending = None if found is None else found()
+            if pending is None:
+                event.at = "", caller.method
+                self.events.deliver(event)
+            else:
+                pending.add(self.events, event)
+        return decision
 
 
-class _Finishing:
-    """One decision that `finish` makes: whether it charges, and how long the store takes."""
+class _Peeking:
+    """Runs the `trim` of a charge, and notes whether its plan charges: a plan that does not is no decision."""
 
-    def __init__(self, gate: _WatchedRules, caller: Caller, trim: Callable[[Plan], Plan] | None) -> None:
-        self._gate, self._caller, self._trim = gate, caller, trim
-        self._charges = True
-        self._time = cast("Delivery", gate.limiter.events).measure()
+    def __init__(self, trim: Callable[[Plan], Plan]) -> None:
+        self._trim = trim
+        self.charges = True
 
     def trim(self, plan: Plan) -> Plan:
         """Return the part of a plan to run."""
-        plan = plan if self._trim is None else self._trim(plan)
-        self._charges = plan.charge
+        plan = self._trim(plan)
+        self.charges = plan.charge or not plan.checks
         return plan
-
-    def add(self, decision: Decision | None) -> Decision | None:
-        """Add the decision, unless nothing was to be charged."""
-        if decision is not None and (self._charges or decision.forbidden):
-            self._gate.add(decision, self._time, self._caller)
-        return decision
 
 
 class _WatchedGate(_WatchedRules, Gate):
@@ -425,16 +422,20 @@ class _WatchedGate(_WatchedRules, Gate):
     def finish(
         self, plan: Any, caller: Caller, bounds: Collection[Bound], trim: Callable[[Plan], Plan] | None = None
     ) -> Decision | None:
-        one = _Finishing(self, caller, trim)
+        event = self.events.begin()
         try:
-            return one.add(super().finish(plan, caller, bounds, trim=one.trim))
+            if trim is None:
+                return self.add(event, super().finish(plan, caller, bounds), caller)
+            peeking = _Peeking(trim)
+            decision = super().finish(plan, caller, bounds, trim=peeking.trim)
+            return self.add(event, decision, caller) if peeking.charges else decision
         except Undecided as error:
-            one.add(error.decision)
+            self.add(event, error.decision, caller)
             raise
 
     def run(self, plan: Plan, caller: Caller) -> Decision:
-        one = _Finishing(self, caller, None)
-        return cast("Decision", one.add(super().run(plan, caller)))
+        event = self.events.begin()
+        return cast("Decision", self.add(event, super().run(plan, caller), caller))
 
 
 class _WatchedAsyncGate(_WatchedRules, AsyncGate):
@@ -443,16 +444,20 @@ class _WatchedAsyncGate(_WatchedRules, AsyncGate):
     async def finish(
         self, plan: Any, caller: Caller, bounds: Collection[Bound], trim: Callable[[Plan], Plan] | None = None
     ) -> Decision | None:
-        one = _Finishing(self, caller, trim)
+        event = self.events.begin()
         try:
-            return one.add(await super().finish(plan, caller, bounds, trim=one.trim))
+            if trim is None:
+                return self.add(event, await super().finish(plan, caller, bounds), caller)
+            peeking = _Peeking(trim)
+            decision = await super().finish(plan, caller, bounds, trim=peeking.trim)
+            return self.add(event, decision, caller) if peeking.charges else decision
         except Undecided as error:
-            one.add(error.decision)
+            self.add(event, error.decision, caller)
             raise
 
     async def run(self, plan: Plan, caller: Caller) -> Decision:
-        one = _Finishing(self, caller, None)
-        return cast("Decision", one.add(await super().run(plan, caller)))
+        event = self.events.begin()
+        return cast("Decision", self.add(event, await super().run(plan, caller), caller))
 
 
 Gate.watched, AsyncGate.watched = _WatchedGate, _WatchedAsyncGate
