@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import inspect
 import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from sluicegate import Limiter
+from sluicegate import AsyncLimiter, Ban, Limiter, ManualClock, Rule
 from sluicegate.events import DecisionEvent, RuleEvent
 from sluicegate.identity import digest, identity_text
 from sluicegate.plan import FORBIDDEN, NEVER, Check, Decision, Outcome, Terms
 from sluicegate.rules.terms import make_terms, read
+from sluicegate.stores.async_adapter import AsyncAdapter
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.testing import BrokenStore
+from sluicegate.wsgi import RateLimitMiddleware
 
 ALICE = identity_text("alice")
 TEN: Terms = make_terms("ten", read("10/minute"), algorithm="gcra")[0]
@@ -147,3 +157,183 @@ def test_an_event_leaves_the_process_as_a_dictionary(copied: Any) -> None:
         with pytest.raises(TypeError, match="asdict"):
             copied(made)
     assert pickle.loads(pickle.dumps(event((TEN, passed())).asdict()))["rules"][0]["rule"] == "ten"
+
+
+# The limiters
+
+
+def by_kind(events: list[DecisionEvent]) -> list[tuple[bool, list[tuple[str, str, str]]]]:
+    return [(event.allowed, [(rule.rule, rule.result, rule.source) for rule in event.rules]) for event in events]
+
+
+class Calls:
+    """A Limiter or an AsyncLimiter, called in the same way."""
+
+    def __init__(self, kind: Any, store: Any, **options: Any) -> None:
+        self.events: list[DecisionEvent] = []
+        if kind is AsyncLimiter and not isinstance(store, str):
+            store = AsyncAdapter(store)
+        self.limiter = kind(store, on_decision=self.events.append, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            made = getattr(self.limiter, name)(*args, **options)
+            return self.await_(made) if inspect.isawaitable(made) else made
+
+        return call
+
+    def await_(self, made: Any) -> Any:
+        async def main() -> Any:
+            return await made
+
+        return self.loop.run_until_complete(main())
+
+    def hold(self, *args: Any) -> None:
+        if isinstance(self.limiter, Limiter):
+            with self.limiter.hold(*args):
+                return
+
+        async def main() -> None:
+            async with self.limiter.hold(*args):
+                return
+
+        self.await_(main())
+
+
+@pytest.fixture(params=[Limiter, AsyncLimiter])
+def calls(request: pytest.FixtureRequest) -> Iterator[Any]:
+    loop = asyncio.new_event_loop()
+    Calls.loop = loop  # type: ignore[attr-defined]
+    yield lambda store="memory://", **options: Calls(request.param, store, **options)
+    loop.close()
+
+
+def test_every_decision_of_a_limiter_gives_one_event(calls: Any) -> None:
+    made = calls(application="shop")
+    made.hit("2/minute", "alice")
+    made.hit("2/minute", "alice")  # prepared, in memory
+    made.hit("2/minute", "alice")
+    made.is_action_allowed("alice", "reply", 60, 5)
+    reservation = made.reserve("10/minute; 20/hour", "alice", cost=3)
+    settled = reservation.settle(1)
+    if inspect.isawaitable(settled):
+        made.await_(settled)
+    made.hold("1 at once", "alice")
+    seen = [(event.allowed, len(event.rules), event.rules[0].cost) for event in made.events]
+    assert seen == [(True, 1, 1), (True, 1, 1), (False, 1, 1), (True, 1, 1), (True, 2, 3), (True, 1, 1)]
+    for event in made.events:
+        assert event.store_seconds is not None
+        assert event.store_seconds > 0
+        assert (event.application, event.endpoint, event.method) == ("shop", "", "")
+    ban = Ban(after=1, within=60, duration=60)
+    made.peek("2/minute", "alice")
+    made.reset("2/minute", "alice")
+    made.ban("alice", ban)
+    made.unban("alice", ban)
+    made.reset_all("alice")
+    assert len(made.events) == 6
+
+
+def test_an_event_says_who_has_answered(calls: Any) -> None:
+    made = calls(MemoryStoreBehind(ManualClock()))
+    for _ in range(3):
+        made.hit("2/minute", "alice")
+    assert [source for _, ((_, _, source),) in by_kind(made.events)] == ["store", "store", "store"]
+    made.hit("2/minute", "alice")
+    assert by_kind(made.events)[-1] == (False, [("default", "refused", "cache")])
+    assert made.events[-1].store_seconds is None
+
+
+@pytest.mark.parametrize(("policy", "source", "allowed"), [("local", "local", True), ("deny", "policy", False)])
+def test_an_event_says_that_the_store_has_failed(calls: Any, policy: str, source: str, *, allowed: bool) -> None:
+    made = calls(BrokenStore(), on_store_failure=policy)
+    made.hit("5/minute", "alice")  # it is called, and fails
+    made.hit("5/minute", "alice")  # the circuit is open
+    assert [(event.allowed, event.degraded, event.rules[0].source) for event in made.events] == [
+        (allowed, True, source)
+    ] * 2
+    assert made.events[0].store_seconds is not None
+    assert made.events[1].store_seconds is None
+
+
+def test_permits_fetched_ahead_are_seen() -> None:
+    events: list[DecisionEvent] = []
+    rule = Rule(name="fast", quota="100/minute", prefetch=10, key="ip")
+    app = RateLimitMiddleware(_hello, store=MemoryStoreBehind(ManualClock()), rules=[rule], on_decision=events.append)
+    for _ in range(12):
+        body: Any = app({"REMOTE_ADDR": "192.0.2.7", "REQUEST_METHOD": "GET"}, lambda *_: lambda _: None)
+        body.close()
+    sources = [event.rules[0].source for event in events]
+    assert set(sources) == {"store", "prefetch"}
+    assert [event.store_seconds is None for event in events] == [source == "prefetch" for source in sources]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_limiter_that_tests_give_another_store_goes_on(*, inside: bool) -> None:
+    events: list[DecisionEvent] = []
+    limiter = Limiter(on_decision=events.append)
+    limiter.use(MemoryStoreBehind(ManualClock()) if inside else MemoryStore())
+    assert limiter.hit("1/minute", "alice").allowed
+    assert not limiter.hit("1/minute", "alice").allowed
+    assert [(event.allowed, event.rules[0].source) for event in events] == [(True, "store"), (False, "store")]
+
+
+def _hello(environ: Any, start_response: Any) -> list[bytes]:
+    start_response("200 OK", [])
+    return [b"hello"]
+
+
+class MemoryStoreBehind:
+    """A store that is no MemoryStore: it has all wrappers, as a server has."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.inside, self.clock = MemoryStore(clock=clock), clock
+
+    def run(self, plan: Any) -> Any:
+        return self.inside.run(plan)
+
+    def refund(self, plan: Any, outcomes: Any) -> None:
+        self.inside.refund(plan, outcomes)
+
+    def renew(self, plan: Any, outcomes: Any) -> Any:
+        return self.inside.renew(plan, outcomes)
+
+    def forget(self, rule_id: str, identity: str) -> None:
+        self.inside.forget(rule_id, identity)
+
+    def close(self) -> None:
+        self.inside.close()
+
+
+def test_several_threads_deliver_each_event_once() -> None:
+    events: list[DecisionEvent] = []
+    limiter = Limiter(on_decision=events.append)
+
+    def work() -> None:
+        for _ in range(200):
+            limiter.hit("1000/minute", "alice")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(events) == 800
+    assert sorted([event.rules[0].remaining for event in events]) == list(range(200, 1000))
+
+
+UNUSED = """
+import sys
+import sluicegate.flask, sluicegate.starlette, sluicegate.wsgi
+from sluicegate import AsyncLimiter, Limiter
+assert Limiter().hit("5/minute", "alice")
+limiter = sluicegate.wsgi.RateLimitMiddleware(lambda environ, start: [], default_limits=["5/minute"])
+limiter({"REMOTE_ADDR": "192.0.2.7"}, lambda *_: None)
+assert type(limiter) is sluicegate.wsgi.RateLimitMiddleware
+print([name for name in ("sluicegate.events", "sluicegate.stores.watched") if name in sys.modules])
+"""
+
+
+def test_without_the_option_nothing_of_events_is_loaded() -> None:
+    found = subprocess.run([sys.executable, "-c", UNUSED], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

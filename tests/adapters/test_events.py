@@ -11,6 +11,10 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+from django.core.asgi import get_asgi_application
+from django.http import HttpRequest, HttpResponse
+from django.urls import path as url
+from fastapi import APIRouter, Depends, FastAPI
 from flask import Flask, send_file
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -21,6 +25,7 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 import sluicegate.asgi
+import sluicegate.fastapi
 import sluicegate.flask
 import sluicegate.starlette
 import sluicegate.wsgi
@@ -30,6 +35,7 @@ from sluicegate.events import DecisionEvent
 from sluicegate.identity import digest, encoder
 from tests.adapters.asgi_client import AsgiClient, make_scope
 from tests.adapters.charging import SITES, Sites, ask, plain
+from tests.adapters.django_app import serving
 from tests.adapters.wsgi_client import WsgiClient, make_environ
 
 PEER = encoder("ip")("198.51.100.9")
@@ -377,6 +383,53 @@ def test_an_inner_and_an_outer_limiter_have_events_of_their_own() -> None:
     AsgiClient(limited).get("/a")
     assert [shown(event) for event in outer] == [[("outer", "allowed")]]
     assert [(shown(event), event.endpoint) for event in inner] == [([("inner", "allowed")], "/a")]
+
+
+def test_a_dependency_of_fastapi_has_an_event() -> None:
+    events: list[DecisionEvent] = []
+    app = FastAPI()
+    app.add_middleware(sluicegate.fastapi.RateLimitMiddleware, default_limits=["5/hour"], on_decision=events.append)
+    router = APIRouter(prefix="/r")
+    router.get("/{item}", dependencies=[Depends(sluicegate.fastapi.RateLimit("1/hour", name="own"))])(lambda: "text")
+    app.include_router(router)
+    client = AsgiClient(app)
+    assert [client.get("/r/1").status for _ in range(2)] == [200, 429]
+    own = [("own", "allowed")], [("own", "refused")]
+    assert [shown(event) for event in events] == [ALLOWED, own[0], ALLOWED, own[1]]
+    assert {event.endpoint for event in events} == {"/r/{item}"}
+
+
+@pytest.mark.filterwarnings("ignore:.*SpooledTemporaryFile")
+def test_a_cancelled_request_of_django_has_its_event() -> None:
+    events: list[DecisionEvent] = []
+    waiting, gone = asyncio.Event(), asyncio.Event()
+    incoming = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def view(request: HttpRequest) -> HttpResponse:
+        waiting.set()
+        await gone.wait()
+        raise AssertionError
+
+    async def receive() -> Any:
+        if not incoming:
+            await gone.wait()
+        return incoming.pop()
+
+    async def send(message: Any) -> None: ...
+
+    async def main() -> None:
+        scope = {"type": "http", "method": "GET", "path": "/a", "query_string": b"", "headers": []}
+        task = asyncio.create_task(get_asgi_application()({**scope, "client": ("198.51.100.9", 1)}, receive, send))
+        await waiting.wait()
+        assert not events
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    with serving(asgi=True, urls=[url("a", view)], default_limits=["5/hour"], on_decision=events.append):
+        asyncio.run(main())
+    gc.collect()
+    assert [(event.endpoint, shown(event)) for event in events] == [("a", ALLOWED)]
 
 
 def test_nothing_keeps_the_request() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -529,3 +530,23 @@ def test_an_async_operation_with_async_receivers_and_charges_that_wait_for_the_r
         assert '"failed";r=9' in fields
     rate_limited.disconnect(hear)
     assert heard == ["burst", "burst"]
+
+
+# ---- events ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("middleware", [(OURS,), ()], ids=["middleware", "alone"])
+@pytest.mark.parametrize("kind", ["drf", "ninja"])
+def test_throttles_give_one_event_for_each_decision(kind: str, middleware: Any, *, asgi: bool) -> None:
+    events: list[Any] = []
+    rates: list[Any] = ["2/min", "1/hour; 5/day"]
+    if kind == "drf":
+        urls = [path("x", view(*[throttle(rate=rate, scope=rate[0]) for rate in rates]))]
+    else:
+        urls = [path("", operation(*[throttles.AuthRateThrottle(rate) for rate in rates]))]
+    with serving(asgi=asgi, urls=urls, middleware=middleware, on_decision=events.append) as site:
+        assert [alice(site).status for _ in range(2)] == [200, 429]
+        gc.collect()
+    asked = {"drf": [[True] * 3, [True, False, True]], "ninja": [[True], [True] * 2, [True], [False, True]]}[kind]
+    assert [[rule.result == "allowed" for rule in event.rules] for event in events] == asked
+    assert {(event.endpoint, event.method) for event in events} == {("x", "GET")}

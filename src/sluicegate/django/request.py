@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Self
 from weakref import finalize, ref
@@ -206,8 +205,10 @@ def _ending_close(request: HttpRequest, pending: Any) -> Callable[[], None]:
 
 
 def _end_on(loop: Any, pending: Any) -> None:
-    with suppress(RuntimeError):  # the loop is closed
+    try:
         loop.call_soon_threadsafe(pending.end)
+    except RuntimeError:  # the loop is closed
+        pending.end()
 
 
 def _end_here(end: Callable[[], None], process: int) -> None:
