@@ -26,7 +26,7 @@ from sluicegate.identity import digest, identity_text
 from tests.servers import Server, valkey_server
 
 KEYS = 1_000_000
-TURN = 0.5  # seconds
+TURN = 1.0  # seconds
 PAUSE = 0.002  # seconds between two requests of the application
 SETTINGS = '[sluicegate]\nstore = "{url}"\ndefault_limits = ["1000/day"]\n'
 
@@ -66,7 +66,8 @@ def command(folder: str, *words: str) -> subprocess.Popen[bytes]:
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
     )
     run = [sys.executable, "-c", script, *words, "--app", "limits.toml", "--json"]
-    return subprocess.Popen(run, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # As on another machine: it takes no CPU from the application and from the server.
+    return subprocess.Popen(["nice", "-n", "19", *run], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def p99(times: list[float]) -> float:

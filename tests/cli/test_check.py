@@ -168,6 +168,35 @@ def test_hostile_text_reaches_no_terminal(columns: int, tmp_path: Path) -> None:
         assert r"/\x1b]0;owned\x07[red]x[/nothing]\u202e" in done.output
 
 
+def test_dependencies_of_fastapi_are_listed_with_their_budgets(tmp_path: Path) -> None:
+    text = """
+        from fastapi import APIRouter, Depends, FastAPI
+        from sluicegate.fastapi import RateLimit, RateLimitMiddleware, exempt
+
+        def user() -> str: ...
+
+        router = APIRouter(prefix="/api", dependencies=[RateLimit("9/minute", scope="api")])
+
+        twice = RateLimit("9/minute", scope="api")
+
+        @router.get("/export", dependencies=[Depends(RateLimit("3/day", user=user)), twice])
+        def export(): ...
+
+        @router.get("/free")
+        @exempt
+        def free(): ...
+
+        app = FastAPI(openapi_url=None)
+        app.include_router(router)
+        app.add_middleware(RateLimitMiddleware, default_limits=["1000/day"], key="ip")
+    """
+    found = json.loads(check(write(tmp_path, "fast", text), "--json").output)
+    assert rules_of(found)["GET", "/api/export"] == ["default", "api", "export"]
+    assert rules_of(found)["GET", "/api/free"] == []
+    keys = {rule["name"]: rule["key"] for each in found["limiters"][0]["endpoints"] for rule in each["rules"]}
+    assert keys == {"default": "ip", "api": "ip", "export": "user"}
+
+
 def process(folder: Path, *words: str, **env: str) -> str:
     done = subprocess.run(
         [sys.executable, *words],

@@ -17,9 +17,11 @@ from sluicegate.asgi import RateLimitMiddleware as AsgiMiddleware
 from sluicegate.asgi import chain
 from sluicegate.errors import ConfigurationError, SluicegateError
 from sluicegate.extras import needs
-from sluicegate.web.bound import EndpointRules
+from sluicegate.web.bound import EndpointRules, unique
+from sluicegate.web.charge import bounds_of
 from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.marks import EXEMPT
 from sluicegate.web.settings import Settings
 from sluicegate.wsgi import RateLimitMiddleware as WsgiMiddleware
 
@@ -96,8 +98,8 @@ def _limiters(app: Any, scope: dict[str, Any], *, seen: set[int]) -> Iterator[Li
             return
         seen.add(id(each))
         if isinstance(each, AsgiMiddleware):
-            rules = tuple(each.endpoint_rules(scope))  # first: it raises the error of a wrong start
-            yield Limiting(each.settings, each.gate, rules)
+            rules = each.endpoint_rules(scope)  # first: it raises the error of a wrong start
+            yield Limiting(each.settings, each.gate, tuple([_with_charges(one, each.gate) for one in rules]))
         elif isinstance(each, WsgiMiddleware):
             yield Limiting(each.settings, each.gate, tuple(each.endpoint_rules()))
         for installed in getattr(each, "extensions", {}).get("sluicegate", ()):  # of Flask
@@ -107,6 +109,16 @@ def _limiters(app: Any, scope: dict[str, Any], *, seen: set[int]) -> Iterator[Li
             endpoint = getattr(route, "endpoint", None)
             below = {**scope, "endpoint": getattr(route, "app", None) if endpoint is None else endpoint}
             yield from _limiters(getattr(route, "app", None), below, seen=seen)
+
+
+def _with_charges(rules: EndpointRules, gate: AsyncGate) -> EndpointRules:
+    """Add the rules that dependencies of FastAPI charge, after those of the middleware."""
+    endpoint = rules.endpoint
+    if not endpoint.charges or EXEMPT in endpoint.marks:
+        return rules
+    view = Endpoint(label=endpoint.label, route=endpoint.route)
+    charged = [bound for rule in endpoint.charges for bound in bounds_of(gate, rule, view)]
+    return EndpointRules(endpoint, unique([*rules.bounds, *charged]))
 
 
 def _layers(app: Any) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import Match, Router
 
 from sluicegate.asgi import RateLimitMiddleware, chain, is_cors, passes_preflight
+from sluicegate.web.charge import ChargedRule
 from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint, label_of, scope_of, short_name
 from sluicegate.web.marks import Mark, marks_of
 
@@ -147,7 +148,9 @@ class Routes:
         noted = getattr(route, "original_route", route)  # the one that FastAPI puts into the scope
         known = self.templates.get(id(noted), (noted, template))
         self.templates[id(noted)] = noted, template if known == (noted, template) else None
-        arrivals = arrivals_of(view, template, names=(name,), methods=_methods(route, endpoint))
+        arrivals = arrivals_of(
+            view, template, names=(name,), methods=_methods(route, endpoint), charges=_charges(route)
+        )
         if endpoint is not None or _has_limiter(app) or not hasattr(route, "routes"):
             return _KnownRoute(route.matches, arrivals, None)
         return _KnownRoute(route.matches, arrivals, Routes(route, prefix=template, name=name, templates=self.templates))
@@ -200,7 +203,12 @@ class RouteFinder:
 
 
 def arrivals_of(
-    endpoint: Any, template: str, *, names: tuple[str, ...] = (), methods: tuple[str, ...] = ()
+    endpoint: Any,
+    template: str,
+    *,
+    names: tuple[str, ...] = (),
+    methods: tuple[str, ...] = (),
+    charges: tuple[ChargedRule, ...] = (),
 ) -> EndpointArrivals:
     """Return the arrivals of an endpoint: a function, a partial, a class or an application."""
     label, marks = _label(endpoint), _all_marks(endpoint)
@@ -208,7 +216,8 @@ def arrivals_of(
 
     def arrival(renamed: tuple[Mark, ...], own: tuple[Mark, ...], shown: tuple[str, ...]) -> Arrival:
         view = (label, template, called, renamed)
-        return Arrival(Endpoint(view, renamed, names=called, label=label, route=template, methods=shown), own)
+        endpoint = Endpoint(view, renamed, names=called, label=label, route=template, methods=shown, charges=charges)
+        return Arrival(endpoint, own)
 
     handlers: dict[str, Arrival] = {}
     for handler in HANDLERS if isinstance(endpoint, type) else ():
@@ -219,6 +228,20 @@ def arrivals_of(
     marked = [_shown_method(handler) for handler in handlers]
     others = [method for method in methods if method not in marked]
     return EndpointArrivals(arrival(marks, marks, tuple(others)), handlers)
+
+
+def _charges(route: Any) -> tuple[ChargedRule, ...]:
+    """Return the rules of the RateLimit dependencies of a route of FastAPI. Equal ones are charged once."""
+    found: dict[Any, ChargedRule] = {}
+    left = [getattr(route, "dependant", None)]
+    while left:
+        each = left.pop(0)
+        call = getattr(each, "call", None)
+        rule = getattr(call, "rule", None)
+        if isinstance(rule, ChargedRule):
+            found.setdefault(call, rule)
+        left += getattr(each, "dependencies", ())
+    return tuple(found.values())
 
 
 def _methods(route: Any, endpoint: Any) -> tuple[str, ...]:

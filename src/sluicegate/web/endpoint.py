@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sluicegate.awaiting import label_of as label_of  # noqa: PLC0414  # the adapters import it from here
 from sluicegate.identity import digest
@@ -32,6 +32,7 @@ class Endpoint(NamedTuple):
     label: str = ""  # "module.qualname" of the view
     route: str = ""  # the template of the route
     methods: tuple[str, ...] = ()  # that the route takes, for people; empty: any, or unknown
+    charges: tuple[Any, ...] = ()  # each ChargedRule that is known to be charged inside, for people
 
 
 class Arrival(NamedTuple):
