@@ -1,8 +1,7 @@
-"""Rules in shadow: counted and logged, for all or for a share of the identities, and without effect on requests."""
+"""Rules in shadow: counted, for all or for a share of the identities, and without effect on requests."""
 
 from __future__ import annotations
 
-import logging
 from base64 import b64decode
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicegate import Ban, Decision, Limiter, ManualClock, Quota, Rule
+from sluicegate import Ban, Decision, ManualClock, Quota, Rule
 from sluicegate.identity import digest
 from sluicegate.plan import Check, Plan, Terms
 from sluicegate.rules.rollout import EVERYBODY, position, shadows, share
@@ -126,22 +125,6 @@ def test_clients_see_nothing_of_it(dialect: str, count: int) -> None:
     shadow = alone.decide(Visitor(), alone.bind(NOWHERE.endpoint))
     assert shadow is not None
     assert fields_for(shadow, dialect, epoch=1e9, status=200) == []
-
-
-def test_its_log_line_names_the_rule_and_no_client(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    ask(settings(rules=[STRICT, WIDE], key=by_name), NOWHERE.endpoint, *[Visitor(path="/alice") for _ in range(5)])
-    assert [(line.name, line.levelname, line.getMessage()) for line in caplog.records] == [
-        ("sluicegate.shadow", "INFO", "rule 'strict' would have refused a request that passed")
-    ] * 2
-
-
-def test_a_look_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    limiter = Limiter()
-    plan = Plan((Check(terms("gcra", "1/minute", shadow=True), "a", 2),), charge=False)
-    assert limiter.run(plan).would_refuse == ("exam",)
-    assert caplog.records == []
 
 
 def test_two_decisions_of_one_request_are_reported_together() -> None:

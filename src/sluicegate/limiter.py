@@ -31,7 +31,6 @@ from sluicegate.identity import Seal, digest, identity_text
 from sluicegate.plan import Check, Decision, Handlers, Outcome, Plan, Terms, new
 from sluicegate.quota import MAX_LIMIT, Quota
 from sluicegate.reservation import AsyncReservation, AsyncSlot, Reservation, Slot
-from sluicegate.rules.rollout import report
 from sluicegate.rules.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
 from sluicegate.stores import (
     DEADLINE,
@@ -65,16 +64,11 @@ _LONGEST_ACTION: Final = 128
 
 def conclude(plan: Plan, outcomes: tuple[Outcome, ...]) -> Decision:
     """Make the decision from the outcomes of a plan."""
-    allowed, shadowed = True, False
+    allowed = True
     for outcome in outcomes:
         if not outcome[0]:
             allowed = False
-        elif outcome[3] != 0:  # a shadow rule that would have refused: it has a time to wait
-            shadowed = True
-    decision = new(Decision, (allowed, plan[0], outcomes))
-    if shadowed and allowed and plan.charge:
-        report(decision)
-    return decision
+    return new(Decision, (allowed, plan[0], outcomes))
 
 
 _AnyStore = TypeVar("_AnyStore", Store, AsyncStore)

@@ -1,4 +1,4 @@
-"""Rollout: rules in shadow. A rule in shadow counts and logs, and never refuses: for all identities, or for a share of
+"""Rollout: rules in shadow. A rule in shadow counts, and never refuses: for all identities, or for a share of
 the identities.
 
 The digest of an identity decides whether a rule is enforced for it. So the choice is the same in every process, after
@@ -15,7 +15,7 @@ from typing import Final, Literal, get_args
 
 from sluicegate.errors import RuleError
 from sluicegate.identity import digest
-from sluicegate.plan import Decision, Terms
+from sluicegate.plan import Terms
 
 Mode = Literal["enforce", "shadow"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
@@ -72,13 +72,3 @@ def shadows(terms: tuple[Terms, ...]) -> tuple[Terms, ...]:
 def picked(terms: tuple[Terms, ...], identity: str, share: int) -> tuple[Terms, ...]:
     """Return the terms of a rule for one identity: in shadow if the rule is not enforced for this identity."""
     return terms if position(identity) < share else shadows(terms)
-
-
-def report(decision: Decision) -> None:
-    """Log the names of the shadow rules that would have refused a request that passed. The log line contains nothing
-    about the client.
-    """
-    from logging import getLogger  # imported here: it is a tenth of the time to import sluicegate, and is rarely needed
-
-    for name in decision.would_refuse:
-        getLogger("sluicegate.shadow").info("rule %r would have refused a request that passed", name)

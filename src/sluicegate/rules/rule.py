@@ -75,7 +75,7 @@ class Rule:
     - `count_denied`: True charges refused requests as well, up to the limit.
     - `on_store_failure`: "local", "allow" or "deny" while the store is unavailable; None means the application's
       setting.
-    - `mode`: in "shadow" the rule counts, logs the requests that it would refuse, and never refuses.
+    - `mode`: in "shadow" the rule counts, and never refuses.
     - `enforce_percent`: the percentage of identities that the rule is enforced for; for the other identities the rule
       is in shadow.
     - `charge_when`, or its opposite `refund_when`: a function of the `sluicegate.rules.response.Response`. The
