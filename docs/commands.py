@@ -112,13 +112,18 @@ def pictures(server: Server) -> dict[Path, str]:
     found = {}
     with scene(server):
         for path, command in zip(drawn_paths(), PICTURES.values(), strict=True):
-            out = Console(width=100, record=True, file=StringIO(), force_terminal=True)
-            out.print(Text.from_ansi(run(command, server, width=100, colors=True)))
-            drawn = out.export_svg(title=command, unique_id="sluicegate")
-            drawn = re.sub(r"@font-face \{.*?\}\n?", "", drawn, flags=re.DOTALL)  # no page of ours loads fonts
-            drawn = drawn.replace("</style>", DARK, 1)
-            found[path] = "".join([f"{line.rstrip()}\n" for line in drawn.splitlines()])
+            found[path] = picture(Text.from_ansi(run(command, server, width=100, colors=True)), title=command)
     return found
+
+
+def picture(text: Text, *, title: str) -> str:
+    """Return a picture of a terminal with this text."""
+    out = Console(width=100, record=True, file=StringIO(), force_terminal=True)
+    out.print(text)
+    drawn = out.export_svg(title=title, unique_id="sluicegate")
+    drawn = re.sub(r"@font-face \{.*?\}\n?", "", drawn, flags=re.DOTALL)  # no page of ours loads fonts
+    drawn = drawn.replace("</style>", DARK, 1)
+    return "".join([f"{line.rstrip()}\n" for line in drawn.splitlines()])
 
 
 if __name__ == "__main__":

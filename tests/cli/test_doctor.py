@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from docs import operating
 from sluicegate import Limiter
 from sluicegate.cli.commands import sluicegate
 from tests.cluster import Cluster
@@ -70,15 +71,20 @@ def test_what_is_printed(valkey: Server) -> None:
 
 def test_the_page_shows_what_is_printed() -> None:
     page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
-    shown = page.partition("$ sluicegate doctor redis://localhost:6379/0\n")[2].partition("```")[0]
+    shown, wide = re.findall(r"^\$ .*sluicegate doctor redis.*\n((?:.*\n)*?)```$", page, re.MULTILINE)
     with valkey_server(*MEMORY) as server:
         with Limiter(server.url) as limiter:
             for number in range(50):
                 limiter.hit("5/minute; 100/day", number, action="reply")
         server.command("CONFIG SET maxmemory-policy allkeys-lru")
         printed = doctor(server.url).stdout.replace(f"{HOST}:{server.port}", "localhost:6379")
-    assert words(printed) == words(shown)
+    assert words(printed) == words(shown) == words(wide)
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_the_pictures_show_the_page() -> None:
+    """`python -m docs.operating` draws them again."""
+    assert operating.pictures() == {path: path.read_text("utf-8") for path in operating.pictures()}
 
 
 def words(text: str) -> list[str]:

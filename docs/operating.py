@@ -1,0 +1,37 @@
+"""Draws the pictures of `sluicegate doctor` and `sluicegate watch` from their text in docs/operating.md.
+
+    python -m docs.operating
+
+Their figures differ from run to run, so the tests of both commands compare the words of the page with what they print.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from rich.text import Text
+
+from docs.commands import picture
+from docs.pages import DOCS
+
+PAGE: Final = DOCS / "operating.md"
+COLORS: Final = {"green": r"✓", "red": r"✗|→.*|^ {16}also.*|^1 wrong"}
+BLOCK: Final = re.compile(r"^```text\n\$ (sluicegate (doctor|watch) .*)\n((?:.*\n)*?)```$", re.MULTILINE)
+
+
+def pictures() -> dict[Path, str]:
+    """Return the pictures."""
+    found = {}
+    for command, name, shown in BLOCK.findall(PAGE.read_text("utf-8")):
+        text = Text(shown)
+        for color, pattern in COLORS.items():
+            text.highlight_regex(re.compile(pattern, re.MULTILINE), color)
+        found[DOCS / "assets" / f"command-{name}.svg"] = picture(text, title=command)
+    return found
+
+
+if __name__ == "__main__":
+    for path, drawn in pictures().items():
+        path.write_text(drawn, "utf-8")
