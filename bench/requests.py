@@ -2,8 +2,9 @@
 
 Each application is called with a prepared scope or environ, as a server would call it. So the figures contain the
 framework and the limiter, and no kernel, no parser and no server. "allowed" is a thousand identities that all pass;
-"refused" is one identity far above its limit. "constant 429" is a middleware of five lines that always sends the same
-refusal with the same fields: the least that a refusal can cost in that framework.
+"refused" is one identity far above its limit. "events" has an `on_decision` that does nothing; the others have none.
+"constant 429" is a middleware of five lines that always sends the same refusal with the same fields: the least that a
+refusal can cost in that framework.
 """
 
 from __future__ import annotations
@@ -100,6 +101,10 @@ def _options(limit: int, store: object = "memory://") -> dict[str, Any]:
 
 
 # ASGI
+
+
+def _listen(event: object) -> None:
+    """Do nothing: the figure is that of the events themselves."""
 
 
 class Constant:
@@ -480,14 +485,15 @@ def _frameworks(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[str, list[App
         ("Starlette", _starlette, starlette.RateLimitMiddleware),
     ):
 
-        def limited(limit: int, store: object, make: Any = make, ours: Any = ours) -> Prepare:
-            return on_loop(make(ours, **_options(limit, store)), loop)
+        def limited(limit: int, store: object, make: Any = make, ours: Any = ours, **more: Any) -> Prepare:
+            return on_loop(make(ours, **_options(limit, store), **more), loop)
 
         yield (
             name,
             [
                 App(NONE, "floor", on_loop(make(), loop)),
                 *_ours(limited, _instant_async),
+                App(f"{OURS}, events", "sluicegate", limited(PLENTY, "memory://", on_decision=_listen)),
                 App("limits by hand, fields", "peer", on_loop(make(ByHand), loop)),
                 App("limits by hand, fields, sync", "peer", on_loop(make(ByHandSync), loop)),
                 App(CONSTANT, "floor", on_loop(make(Constant), loop), 429),
