@@ -178,7 +178,7 @@ class RedisStore(_RedisStore):
         """Return a function that sends a check of these terms over an idle connection. It returns the step, the reply
         and the deadline, or None if nothing was sent. `passed` or `resume` makes an outcome of the reply.
         """
-        connections, step_of = self._connections, self._operations.prepare(terms)
+        connections, step_of = self._connections, self._operations.prepare(terms, batches=False)
         if step_of is None or not isinstance(connections, Connections):
             return None
 
@@ -287,7 +287,7 @@ class AsyncRedisStore(_RedisStore):
         """Return a function that sends a check of these terms. It returns the step, the awaitable reply and the
         deadline, or None if nothing was sent. `passed` or `resume` makes an outcome of the reply.
         """
-        connections, step_of = self._connections, self._operations.prepare(terms)
+        connections, step_of = self._connections, self._operations.prepare(terms, batches=True)
         if step_of is None or not isinstance(connections, AsyncConnections):
             return None
 

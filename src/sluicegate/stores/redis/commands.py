@@ -48,13 +48,18 @@ class SingleCheck(NamedTuple):
         """The command, packed."""
         return self.shape.usual % (self.digest, self.tag)
 
+    @property
+    def whole(self) -> Command:
+        """The same command, packed already."""
+        return Command(self.frame, self.tag, self.shape.script)
+
     def with_text(self) -> Command:
         """Return the same command with the script, for a server that does not know the script yet."""
-        return Command(self.frame, self.tag, self.shape.script).with_text()
+        return self.whole.with_text()
 
     def asking(self) -> Command:
         """Return the same command for a node that the slot is moving to."""
-        return Command(self.frame, self.tag, self.shape.script).asking()
+        return self.whole.asking()
 
 
 class Batch(NamedTuple):

@@ -28,7 +28,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from sluicegate import fork
 from sluicegate.clock import monotonic
-from sluicegate.stores.redis.commands import AnyCommand, Batch, Command, pack
+from sluicegate.stores.redis.commands import AnyCommand, Batch, Command, SingleCheck, pack
 from sluicegate.stores.redis.drivers import Driver
 from sluicegate.stores.redis.steps import Address, NoReplyError, Send
 from sluicegate.stores.redis.url import OPENING, Servers
@@ -202,12 +202,14 @@ class Connection:
             if left <= 0:
                 raise TooLateError("the deadline passed before the command was written")
             parser.limit(left)
-        parser.send(command.frame)
+        frame, tag, _, replies = command.whole if isinstance(command, SingleCheck) else command
+        parser.send(frame)
         reply = parser.reply()
-        if command.replies > 1:
-            for _ in range(1, command.replies):
+        if replies > 1:
+            for _ in range(1, replies):
                 reply = parser.read_response()
-        check_tag(command, reply)
+        if type(reply) is not bytes or tag is None or not reply.startswith(b"%d" % tag):
+            check_tag(command, reply)
         return reply
 
     def close(self) -> None:
@@ -463,7 +465,12 @@ class Connections(Driver):
                     return NoReplyError(step.address, late, sent=False, concerns="plan")
         except NoReplyError as error:
             return error
-        return self._call(pool, connection, step, until=until)
+        try:
+            reply = connection.call(step.command, until)
+        except BaseException as error:  # noqa: BLE001  # `_lost` raises it again
+            return self._lost(pool, connection, step, error=error)
+        pool.put(connection)
+        return reply
 
     def send_at_once(self, step: Send) -> tuple[Send, Any, float] | None:
         """Send a command over an idle connection. Return the step, what `send` returns, and the deadline; None if no
@@ -474,21 +481,22 @@ class Connections(Driver):
         if pool is None or connection is None:
             return None
         until = connection.parser.used + self._deadline
-        return step, self._call(pool, connection, step, until=until), until
-
-    def _call(self, pool: _Pool, connection: Connection, step: Send, *, until: float) -> Any:
         try:
             reply = connection.call(step[1], until)
-        except BaseException as error:
-            if isinstance(error, TooLateError):
-                pool.put(connection)
-                return NoReplyError(step.address, error, sent=False, concerns="plan")
-            pool.discard(connection)
-            if isinstance(error, (OSError, RedisError)):
-                return NoReplyError(step.address, error, sent=True)
-            raise  # an interrupt, or the timeout of a greenlet
+        except BaseException as error:  # noqa: BLE001  # `_lost` raises it again
+            return step, self._lost(pool, connection, step, error=error), until
         pool.put(connection)
-        return reply
+        return step, reply, until
+
+    def _lost(self, pool: _Pool, connection: Connection, step: Send, *, error: BaseException) -> NoReplyError:
+        """Close a connection without a reply, unless nothing was sent. Return the failure. Raises another error."""
+        if isinstance(error, TooLateError):
+            pool.put(connection)
+            return NoReplyError(step.address, error, sent=False, concerns="plan")
+        pool.discard(connection)
+        if isinstance(error, (OSError, RedisError)):
+            return NoReplyError(step.address, error, sent=True)
+        raise error  # an interrupt, or the timeout of a greenlet
 
     def retire(self, address: Address) -> None:
         """Close the connections to an address: the idle ones now, the others after their reply."""

@@ -106,18 +106,22 @@ class Encoder:
                 parts += (rule.algorithm, counted, bulk(cost), rule.params)
         return Command(b"".join(parts), tag, shape.script)
 
-    def prepare(self, terms: Terms) -> Callable[[Check], AnyCommand] | None:
-        """Return a function that makes the command of a charge of one check of these terms; None for checks that are
-        not sent alone in a script of their own.
+    def prepare(self, terms: Terms, *, batches: bool) -> Callable[[Check], AnyCommand] | None:
+        """Return a function that makes the command of a charge of one check of these terms, if the script is for it
+        alone, else None. `batches`: the command may become a part of a batch.
         """
         if self._split or not self._hitting or terms.count_denied or terms.algorithm == BAN:
             return None
         shape, tags, clock = self._shape_of(terms), self._tags, self.clock
+        usual, script = shape.usual, shape.script
 
         def command(check: Check) -> AnyCommand:
-            if check[2] == 1 and clock is None:
-                return new(SingleCheck, (shape, packed_digest(check[1]), next(tags), 1))
-            return self._hit(check)
+            if check[2] != 1 or clock is not None:
+                return self._hit(check)
+            tag = next(tags)
+            if batches:
+                return new(SingleCheck, (shape, packed_digest(check[1]), tag, 1))
+            return new(Command, (usual % (packed_digest(check[1]), tag), tag, script, 1))
 
         return command
 
@@ -313,7 +317,12 @@ def passed(check: Check, reply: Any) -> Outcome | None:
     """
     if type(reply) is not bytes:
         return None
-    outcome = _decode_hit(check, *_timed(reply))
+    _, seconds, microseconds, kept = reply.split(b" ", 3)  # the same as `_timed` and `_decode_hit`, in fewer calls
+    now = int(seconds) * MICROSECOND + int(microseconds)
+    known = _HITS.get(check[0][2]) if kept else None
+    outcome = None if known is None else known[2](kept, now, check)
+    if outcome is None:
+        outcome = _decode_hit(check, now, kept)
     return outcome if outcome[0] else None
 
 

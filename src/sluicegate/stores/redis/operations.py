@@ -44,9 +44,9 @@ class Operations:
         address = topology.known(slot)
         return None if address is None or not checks else new(Send, (address, self._encoder.run(plan), 1.0, False))
 
-    def prepare(self, terms: Terms) -> Callable[[Check], Send | None] | None:
+    def prepare(self, terms: Terms, *, batches: bool) -> Callable[[Check], Send | None] | None:
         """Return a function that makes the one step of a charge of one check, if the server is known."""
-        command, known = self._encoder.prepare(terms), self._topology.known
+        command, known = self._encoder.prepare(terms, batches=batches), self._topology.known
         if command is None:
             return None
 
