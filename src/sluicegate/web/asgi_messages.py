@@ -71,17 +71,17 @@ def denied(answer: Denial) -> list[tuple[bytes, bytes]]:
 def with_fields(message: Message, decision: Decision, dialect: str | None) -> Message:
     """Return the start of a response with the fields of the decision."""
     status, own = message["status"], [*message.get("headers", ())]
-    allowed, checks, outcomes = decision
-    if len(checks) == 1 and dialect == "draft-11" and 200 <= status < 300 and allowed:
+    if len(decision.checks) == 1 and dialect == "draft-11" and (200 <= status < 300) and decision.allowed:
         # Nearly all responses. The same fields as below, without text and without a second reading of the headers.
-        constant, (_, _, left, _, _, ahead, _, source) = _constant_lines(checks[0].terms), outcomes[0]
-        if constant is not None and ahead and source != "policy":
+        constant, outcome = _constant_lines(decision.checks[0].terms), decision.outcomes[0]
+        ahead = outcome.next_after
+        if constant is not None and ahead and outcome.source != "policy":
             for name, _ in own:
                 if name.lower() in _NAMES:
                     break
             else:
                 policy, item = constant
-                own += policy, (b"ratelimit", item % (left, -(-ahead // MICROSECOND)))
+                own += policy, (b"ratelimit", item % (outcome.remaining, -(-ahead // MICROSECOND)))
                 return {**message, "headers": own}
     fields = fields_for(decision, dialect, epoch=epoch_seconds(), status=status)
     if fields or "headers" in message:  # an iterator has been read

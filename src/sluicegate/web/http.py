@@ -114,11 +114,10 @@ def denial(decision: Decision, dialect: str | None, *, epoch: float, accept: str
     gets the same object again and again.
     """
     text = _wants_text(accept) if len(accept) <= _LONGEST_ACCEPT else wants_text(accept)
-    _, checks, outcomes = decision
-    if len(checks) == 1 and dialect != "x-ratelimit":  # nearly always: the same as below, without a call
-        allowed, limit, left, retry, reset, ahead, _, source = outcomes[0]
+    if len(decision.checks) == 1 and dialect != "x-ratelimit":  # nearly always: the same as below, without a call
+        allowed, limit, left, retry, reset, ahead, _, source = decision.outcomes[0]
         wait, whole, following = retry and -(-retry // MICROSECOND), -(-reset // MICROSECOND), -(-ahead // MICROSECOND)
-        row: _Row = (checks[0][0], allowed, limit, left, wait, whole, following, source, 0)
+        row: _Row = (decision.checks[0].terms, allowed, limit, left, wait, whole, following, source, 0)
         return _denial(((row,), dialect, 0.0, text))
     second, since = 0.0, 0
     if dialect == "x-ratelimit":  # only this dialect has a time of day
@@ -273,9 +272,10 @@ def _draft_11(decision: Decision, epoch: float) -> Fields:
     """
     allowed, checks, outcomes = decision
     if len(checks) == 1:  # nearly always: the same as below, without the loop
-        text, (passed, _, left, _, _, ahead, _, source) = policy_text(checks[0].terms), outcomes[0]
-        if text is not None and text[2] and ahead and (allowed or not passed) and source != "policy":
-            item = f"{text[1]}{left};t={-(-ahead // MICROSECOND)}"
+        text, outcome = policy_text(checks[0].terms), outcomes[0]
+        ahead = outcome.next_after
+        if text is not None and text[2] and ahead and (allowed or not outcome.allowed) and outcome.source != "policy":
+            item = f"{text[1]}{outcome.remaining};t={-(-ahead // MICROSECOND)}"
             return [("RateLimit-Policy", text[0]), ("RateLimit", item)]
     policies = items = ""
     for (terms, _, _), (passed, _, left, _, _, ahead, _, source) in zip(checks, outcomes, strict=True):
