@@ -22,6 +22,7 @@ from sluicegate.cli.application import load
 from sluicegate.cli.commands import sluicegate
 from sluicegate.identity import digest, identity_text
 from sluicegate.stores.redis import RedisStore
+from tests.cluster import Cluster
 from tests.servers import Server, valkey_server
 
 RULES = """
@@ -276,6 +277,22 @@ def test_budgets_in_memory_are_out_of_reach(tmp_path: Path) -> None:
     done = CliRunner().invoke(sluicegate, ["show", "user:alice", "--app", str(path)])
     assert done.exit_code == 2
     assert "in its own memory" in done.output
+
+
+def test_every_node_of_a_cluster_is_asked(cluster: Cluster, tmp_path: Path) -> None:
+    path, prefix = tmp_path / "limits.toml", uuid4().hex
+    text = f'[sluicegate]\nstore = "{cluster.url}"\nprefix = "{prefix}"\ndefault_limits = ["9/day"]\n'
+    path.write_text(text, "utf-8")
+    app = ["--app", str(path), "--json"]
+    with Limiter(cluster.url, prefix=prefix) as limiter:
+        for number in range(20):
+            limiter.hit("9/day", ("user", str(number)), action="default")
+    found = json.loads(CliRunner().invoke(sluicegate, ["top", *app]).stdout)
+    assert (found["scanned"], len(found["top"])) == (20, 20)
+    for number in range(20):
+        done = CliRunner().invoke(sluicegate, ["reset", f"user:{number}", "--yes", *app])
+        assert len(json.loads(done.stdout)["forgotten"]) == 1, done.output
+    assert json.loads(CliRunner().invoke(sluicegate, ["top", *app]).stdout)["scanned"] == 0
 
 
 @pytest.mark.parametrize("fault", ["pause", "kill"])
