@@ -48,6 +48,7 @@ def create_app(handlers: list[Handler] | None = None) -> Flask:
     RateLimiter(
         app,
         store=os.environ.get("SLUICEGATE_STORE", "memory://"),
+        deadline=float(os.environ.get("SLUICEGATE_DEADLINE", "0.1")),
         default_limits=["1000/hour"],
         key="header:X-Client",
         on_decision=[PrometheusMetrics(), RefusalLog()] if handlers is None else handlers,

@@ -61,7 +61,7 @@ def test_the_metrics_of_four_workers_equal_what_was_sent(valkey: Server, tmp_pat
     port, log = free_port(), tmp_path / "log"
     configuration = ROOT / "examples" / "observability" / "gunicorn.conf.py"
     command = f"-m gunicorn -w 4 --threads 2 -b 127.0.0.1:{port} -c {configuration}".split()
-    env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "SLUICEGATE_STORE": valkey.url}
+    env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "SLUICEGATE_STORE": valkey.url, "SLUICEGATE_DEADLINE": "10"}
     with running([*command, "examples.observability.shop:create_app()"], port, env=env, log_to=log):
         sent = load(lambda path, client: ask(port, "GET", path, {"X-Client": client}).status)
         for _ in range(200):  # an event is delivered after its answer
