@@ -96,10 +96,13 @@ def django_check(store: str) -> None:
 
 
 def demo(store: str) -> None:
-    """`sluicegate demo`, without the error handling of `main`."""
-    from sluicegate.cli.commands import sluicegate
+    """`sluicegate demo`, with the error that it prints as one sentence."""
+    from sluicegate.cli.commands import Failure, sluicegate
 
-    sluicegate(["demo", "--once", "--store", store], standalone_mode=False)
+    try:
+        sluicegate(["demo", "--once", "--store", store], standalone_mode=False)
+    except Failure as error:
+        raise error.__cause__ or error from None
 
 
 def importing(module: str) -> Callable[[str], None]:
