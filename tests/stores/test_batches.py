@@ -125,8 +125,9 @@ def test_a_cancelled_caller_gets_no_reply_and_the_others_do(server: Server, iden
                     task.cancel()
             for task, other in zip(tasks[::2], tasks[1::2], strict=True):
                 results = await asyncio.gather(task, other, return_exceptions=True)
-                left = [each[0].remaining for each in results if isinstance(each, tuple)]
-                assert left in ([999, 998], [999], [998], [])
+                # In any order: the batches of a lost script are sent again, after what was sent meanwhile.
+                left = sorted([each[0].remaining for each in results if isinstance(each, tuple)])
+                assert left in ([998, 999], [999], [998], [])
         await store.close()
 
     asyncio.run(main())
