@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from threading import Event, Thread
@@ -114,3 +116,96 @@ def test_what_cannot_be_read(url: str) -> None:
     found = CliRunner().invoke(sluicegate, ["watch", url.format(port=free_port()), "--once"])
     assert found.exit_code == 2
     assert "give the URL of the application's metrics" in found.output
+
+
+class Answers:
+    """A server that gives each connection the next of some answers, as they are, and keeps the requests."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self.requests: list[bytes] = []
+        self._answers, self._listener = answers, socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._thread = Thread(target=self._serve)
+
+    def __enter__(self) -> Answers:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):  # it wakes the thread if fewer have come
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        for answer in self._answers:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            with client:
+                self.requests.append(client.recv(65536))
+                client.sendall(answer)
+
+
+def answer(text: str, *, cut: int = 0) -> bytes:
+    return f"HTTP/1.0 200 OK\r\nContent-Length: {len(text) + cut}\r\n\r\n{text}".encode()
+
+
+GOOD = answer("sluicegate_open_circuits 1\n")
+
+
+@pytest.mark.parametrize(
+    ("password", "host"),
+    [("SECRET", "127.0.0.1"), ("SECRET", "127.0.0.1:{port}"), ("SEC/RET", "127.0.0.1:{port}"), ("[SECRET]", "h")],
+)
+def test_a_password_is_never_shown(password: str, host: str) -> None:
+    url = f"http://user:{password}@{host.format(port=free_port())}/metrics"
+    found = CliRunner().invoke(sluicegate, ["watch", url, "--once"])
+    assert found.exit_code == 2, found.exception
+    assert "give the URL of the application's metrics" in found.output
+    assert "SEC" not in found.output
+
+
+def test_a_password_is_sent_as_basic_authentication() -> None:
+    with Answers(GOOD, GOOD) as server:
+        url = f"http://user:p%40ss@127.0.0.1:{server.port}/metrics"
+        found = CliRunner().invoke(sluicegate, ["watch", url, "--once", "--every", "0.1"])
+    assert found.exit_code == 0, found.output
+    assert "1 circuit open" in found.output
+    for request in server.requests:
+        assert b"Authorization: Basic dXNlcjpwQHNz\r\n" in request
+        assert f"Host: 127.0.0.1:{server.port}\r\n".encode() in request
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (b"\x1b[31mgarbage\r\n", r"garbage"),
+        (answer("sluicegate_entries 1", cut=10), "IncompleteRead"),
+        (b"", "closed connection"),
+        (answer("sluicegate_entries one"), "'one'"),
+        (answer("sluicegate_entries NaN"), "the value NaN"),
+        (answer('sluicegate_outcomes_total{rule="r",result="allowed",source="store"} 1'), "the label application"),
+        (answer("sluicegate_decisions_total 1"), "the label result"),
+        (answer('sluicegate_store_seconds_bucket{le="x"} 1'), "'x'"),
+    ],
+)
+def test_an_answer_that_is_no_metrics(given: bytes, says: str) -> None:
+    with Answers(given) as server:
+        found = CliRunner().invoke(sluicegate, ["watch", f"http://127.0.0.1:{server.port}/metrics", "--once"])
+    assert found.exit_code == 2, found.exception
+    assert says in found.output
+    assert "\x1b" not in found.output
+
+
+def test_the_live_view_goes_on_after_a_failed_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt  # the first frame, after the failed reading
+
+    monkeypatch.setattr("sluicegate.cli.watch.frame", leave)
+    with Answers(GOOD, b"garbage\r\n", GOOD) as server:
+        url = f"http://127.0.0.1:{server.port}/metrics"
+        found = CliRunner().invoke(sluicegate, ["watch", url, "--every", "0.1"])
+    assert found.exit_code == 0, found.output
+    assert len(server.requests) == 3

@@ -7,12 +7,14 @@ application does nothing more for it. What is shown is the growth between two re
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from math import inf
+from http.client import HTTPException
+from math import inf, isfinite
 from threading import Event
 from typing import Final, NamedTuple
-from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
 
 from sluicegate.cli.commands import Failure
 from sluicegate.cli.output import console, plain, table
@@ -28,6 +30,12 @@ with needs("cli"):
 PATIENCE: Final = 5.0  # seconds for one reading
 DEGRADED: Final = ("local", "policy")
 RESULTS: Final = ("allowed", "refused", "shadow", "banned")
+NEEDED: Final = {
+    "sluicegate_outcomes_total": {"application", "rule", "result", "source"},
+    "sluicegate_decisions_total": {"result"},
+    "sluicegate_store_seconds_bucket": {"le"},
+}
+"""The labels without which a series says nothing."""
 _LINE: Final = re.compile(r"(sluicegate_\w+)(?:\{(.*)\})? (\S+)")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)",?')
 _ESCAPED: Final = re.compile(r"\\(.)")
@@ -100,35 +108,59 @@ def _read(urls: Sequence[str]) -> Reading:
     """Read the metrics at all URLs, and add them up."""
     found: dict[tuple[str, Labels], float] = {}
     for url in urls:
-        for name, labels, value in parse(_text_at(url)):
-            found[name, labels] = found.get((name, labels), 0) + value
+        try:
+            with urlopen(_request(url), timeout=PATIENCE) as reply:  # noqa: S310  # the scheme was checked
+                text = reply.read().decode("utf-8", "replace")
+            for name, labels, value in parse(text):
+                found[name, labels] = found.get((name, labels), 0) + value
+        except (OSError, ValueError, HTTPException) as error:
+            problem = str(error) or type(error).__name__
+            problem = problem if problem.isprintable() else ascii(problem)  # a server may have sent it
+            expected = "give the URL of the application's metrics"
+            raise UnreadableError(f"{shown_url(url)}: {problem}; {expected}") from error
     if not found:
         problem = "no metrics of sluicegate there; give PrometheusMetrics() as on_decision, and let it serve metrics"
         raise UnreadableError(f"{', '.join(map(shown_url, urls))}: {problem}")
     return Reading(monotonic(), found)
 
 
-def _text_at(url: str) -> str:
-    """Return the text at a URL."""
+def _request(url: str) -> Request:
+    """Return the request of a URL. A user and a password in it become basic authentication, for this server only.
+    Raises ValueError, with nothing of the URL in it.
+    """
+    problem = "not an http:// or https:// URL, or its password is not percent-encoded"
     try:
-        if not url.lower().startswith(("http://", "https://")):
-            raise ValueError("not an http:// or https:// URL")
-        with urlopen(url, timeout=PATIENCE) as reply:  # noqa: S310  # the scheme was checked
-            return str(reply.read().decode("utf-8", "replace"))
-    except (OSError, URLError, ValueError) as error:
-        raise UnreadableError(f"{shown_url(url)}: {error}; give the URL of the application's metrics") from error
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # its text may have a part of the password
+        raise ValueError(problem) from None
+    if not known:
+        raise ValueError(problem)
+    user, at, host = parts.netloc.rpartition("@")
+    request = Request(parts._replace(netloc=host, fragment="").geturl())  # noqa: S310  # the scheme was checked
+    if at:
+        # a redirect to another server does not get it
+        request.add_unredirected_header("Authorization", f"Basic {b64encode(unquote(user).encode()).decode()}")
+    return request
 
 
 def parse(text: str) -> Iterator[tuple[str, Labels, float]]:
-    r"""Yield the series of sluicegate in Prometheus' text format.
+    r"""Yield the series of sluicegate in Prometheus' text format. Raises ValueError for one that says nothing.
 
     >>> list(parse('sluicegate_entries{store="a\\"b"} 4.0\nother 1'))
     [('sluicegate_entries', frozenset({('store', 'a"b')}), 4.0)]
     """
     for line in text.splitlines():
         match = _LINE.match(line)
-        if match is not None:
-            yield match[1], frozenset(_labels(match[2] or "")), float(match[3])
+        if match is None:
+            continue
+        name, labels, value = match[1], dict(_labels(match[2] or "")), float(match[3])
+        missing = NEEDED.get(name, set()) - labels.keys()
+        if missing:
+            raise ValueError(f"{name} without the label {min(missing)}")
+        if not isfinite(value) or float(labels.get("le", 0)) < 0:
+            raise ValueError(f"{name} with the value {match[3]}")
+        yield name, frozenset(labels.items()), value
 
 
 def _labels(text: str) -> Iterator[tuple[str, str]]:
@@ -176,7 +208,7 @@ def quantiles(buckets: Sequence[tuple[dict[str, str], float]]) -> tuple[float, f
     for labels, count in buckets:
         counts[float(labels["le"])] = counts.get(float(labels["le"]), 0) + count
     total = counts.get(inf, 0)
-    if not total:
+    if total <= 0:
         return None
     median, most = (min([le for le, count in counts.items() if count >= part * total]) for part in (0.5, 0.99))
     return median, most
@@ -189,7 +221,7 @@ def frame(found: Rates, *, rows: int | None) -> Group:
     head = f"{total:.1f} decisions/s, {found.refused:.1f} refused{part}"
     store = f"store: {_latency(found.store)}"
     if found.open_circuits:
-        store += f"; {found.open_circuits:.0f} circuits open"
+        store += f"; {found.open_circuits:.0f} circuit{'' if found.open_circuits == 1 else 's'} open"
     columns = tuple([result.capitalize() for result in (*RESULTS, "cached", "no store")])
     rows_of = table("Per second", *columns, right=columns)
     for rule in found.rules[:rows]:
