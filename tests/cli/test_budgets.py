@@ -309,3 +309,30 @@ def test_a_store_that_is_down_is_one_sentence(fault: str, tmp_path: Path) -> Non
             assert len(done.output.splitlines()) == 1
         if fault == "pause":
             server.resume()
+
+
+def test_budgets_in_shadow_are_known(make_shop: MakeShop) -> None:
+    """A rule in shadow, one per method, and one enforced for a share: each has budgets of its own in shadow."""
+    shop = make_shop("flask")
+    shadow = [
+        'dict(name="trial", quota="1/minute", mode="shadow")',
+        'dict(name="each", quota="1/minute", mode="shadow", per_method=True)',
+        'dict(name="half", quota="1/minute", enforce_percent=1e-9)',
+    ]
+    text = shop.path.read_text("utf-8")
+    shop.path.write_text(text.replace("rules=[", f"rules=[{', '.join(shadow)}, "), "utf-8")
+    assert shop.log_in(2) == [200, 200]
+    names = {"trial (shadow)", "each POST (shadow)", "half (shadow)"}
+    for words in (("show", WHO), ("show", WHO, "--quick")):
+        (limiter,) = json.loads(shop.run(*words, "--json"))["limiters"]
+        assert limiter["unknown"] == []
+        assert {row["rule"]: row["state"] for row in limiter["budgets"] if row["shadow"]} == dict.fromkeys(
+            names, "refused"
+        )
+        assert "would refuse for" in shop.run(*words)
+    found = json.loads(shop.run("top", "--json"))
+    assert found["unknown"] == 0
+    assert {row["rule"] for row in found["top"] if row["shadow"]} == names
+    assert found["top"][0]["rule"] == "login"  # it refuses now; rules in shadow come after it
+    (row,) = json.loads(shop.run("top", "--json", "--match", "trial"))["top"]
+    assert (row["rule"], row["used"]) == ("trial (shadow)", 1)

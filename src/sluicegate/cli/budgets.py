@@ -22,6 +22,7 @@ from sluicegate.limiter import Limiter
 from sluicegate.plan import Check, Outcome, Plan, Terms
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import as_keys_give
+from sluicegate.rules.rollout import EVERYBODY, shadows
 from sluicegate.rules.rule import METHODS, Rule
 from sluicegate.rules.tiers import Tiers
 from sluicegate.stores import open_store
@@ -128,24 +129,32 @@ class Budgets:
     def _all_known(self) -> Iterator[Known]:
         for bound in self._bounds():
             rule = bound.rule
+            methods = (bound.methods or METHODS) - {"HEAD"} if rule.per_method else (None,)
             for label, terms in _terms(rule, bound, self._limiting.settings.algorithm):
-                methods = (bound.methods or METHODS) - {"HEAD"} if rule.per_method else (None,)
                 for method in sorted(methods, key=str):
                     for each in terms if method is None else of_method(terms, str(method)):
-                        name = " ".join([each.name, *label, *([] if method is None else [str(method)])])
+                        words = [each.name, *label, *([] if method is None else [str(method)])]
+                        name = " ".join([*words, "(shadow)"] if each.shadow else words)
                         yield Known(name, each, names=(rule.name, each.name))
             if rule.ban is not None:
                 yield Known(f"ban {rule.ban.name}", rule.ban.terms, rule.ban, names=(rule.ban.name,))
 
 
 def _terms(rule: Rule, bound: Bound, algorithm: str) -> Iterator[tuple[tuple[str, ...], tuple[Terms, ...]]]:
-    """Yield the terms that are known before a request, each with the tier that has them."""
+    """Yield the terms that are known before a request, each with the tier that has them: those that are enforced for
+    some identity, and those that are in shadow for some.
+    """
+    found: list[tuple[tuple[str, ...], tuple[Terms, ...]]] = []
     if bound.terms is not None:
-        yield (), bound.terms
+        found = [((), bound.terms)]
     elif isinstance(rule.quota, Tiers):
-        for tier, quotas in rule.quota.table.items():
-            if quotas is not None:
-                yield (f"({tier})",), rule.terms(algorithm, quotas)
+        tiers = rule.quota.table.items()
+        found = [((f"({tier})",), rule.terms(algorithm, quotas)) for tier, quotas in tiers if quotas is not None]
+    for label, terms in found:
+        if bound.share > 0:
+            yield label, terms
+        if bound.share < EVERYBODY:
+            yield label, shadows(terms)
 
 
 def _typed(word: str) -> Any:

@@ -16,6 +16,7 @@ from sluicegate.plan import Outcome
 with needs("cli"):
     import click
     from rich.console import Console
+    from rich.text import Text
 
     from sluicegate.cli.output import (
         as_json,
@@ -116,19 +117,25 @@ def print_budgets(kept: Iterable[tuple[Known, Outcome]], unknown: Iterable[str],
     rows = table("Rule", "Used", "", "Left", "Full again in", "Now", right=("Left",))
     for known, outcome in kept:
         facts = describe(known, outcome)
-        color = {"passes": "green", "refused": "red", "banned": "red"}[facts["state"]]
-        wait = f" for {span(facts['retry_after'])}" if facts["retry_after"] else ""
         rows.add_row(
             plain(known.rule),
             bar(facts["used"], facts["limit"], out=out),
             plain(f"{facts['used']} of {facts['limit']}"),
             plain(facts["remaining"]),
             plain(span(facts["reset_after"])),
-            plain(f"{facts['state']}{wait}", color),
+            now_of(facts),
         )
     for rule_id in unknown:
         rows.add_row(plain(rule_id), plain("no rule of this application has this id", "dim"))
     out.print(rows if rows.row_count else "Nothing is used.")
+
+
+def now_of(facts: dict[str, Any]) -> Text:
+    """Return what a budget does with a request now, and for how long."""
+    wait = f" for {span(facts['retry_after'])}" if facts["retry_after"] else ""
+    if facts["state"] == "passes":
+        return plain("passes", "green")
+    return plain(f"would refuse{wait}", "yellow") if facts["shadow"] else plain(f"{facts['state']}{wait}", "red")
 
 
 def describe(known: Known, outcome: Outcome) -> dict[str, Any]:
@@ -138,6 +145,7 @@ def describe(known: Known, outcome: Outcome) -> dict[str, Any]:
     return {
         "rule": known.rule,
         "id": known.terms.rule_id,
+        "shadow": known.terms.shadow,
         "kind": "ban" if known.ban is not None else "slots" if known.terms.held else "budget",
         "limit": outcome.limit,
         "used": outcome.limit - outcome.remaining,

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from sluicegate.cli.budgets import Budgets, Known, opened
 from sluicegate.cli.commands import load_app, option_app
-from sluicegate.cli.show import describe
+from sluicegate.cli.show import describe, now_of
 from sluicegate.clock import monotonic
 from sluicegate.extras import needs
 from sluicegate.identity import Digested
@@ -25,7 +25,7 @@ with needs("cli"):
     from rich.console import Console, Group
     from rich.live import Live
 
-    from sluicegate.cli.output import as_json, bar, console, plain, print_json, scanning, span, table
+    from sluicegate.cli.output import as_json, bar, console, plain, print_json, scanning, table
 
 BATCH: Final = 16  # budgets in one step: the server needs about a fifth of a millisecond for them
 _KEPT: Final = 10  # times as many as are shown, before the rest is dropped
@@ -42,7 +42,8 @@ class Use(NamedTuple):
     def rank(self) -> tuple[bool, float, int]:
         """Who is refused comes first, then who has used the largest part; the longest wait first among equals."""
         outcome = self.outcome
-        return outcome.remaining == 0, 1 - outcome.remaining / outcome.limit, outcome.next_after
+        refused = outcome.remaining == 0 and not self.known.terms.shadow
+        return refused, 1 - outcome.remaining / outcome.limit, outcome.next_after
 
 
 class Top:
@@ -141,13 +142,12 @@ def _table(found: Top, share: float, *, out: Console) -> Group:
     rows = table("Rule", "Identity", "Used", "", "Now")
     for known, who, outcome in found.best:
         facts = describe(known, outcome)
-        wait = f" for {span(facts['retry_after'])}" if facts["retry_after"] else ""
         rows.add_row(
             plain(known.rule),
             plain(who),
             bar(facts["used"], facts["limit"], out=out),
             plain(f"{facts['used']} of {facts['limit']}"),
-            plain(f"{facts['state']}{wait}", "green" if facts["state"] == "passes" else "red"),
+            now_of(facts),
         )
     unknown = f", {found.unknown} of other rules" if found.unknown else ""
     progress = "" if share == 1 else f" ({share:.0%} scanned)"
