@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.core.asgi import get_asgi_application
+from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, HttpResponse
 from django.urls import path as url
 from fastapi import APIRouter, Depends, FastAPI
@@ -397,6 +398,22 @@ def test_a_dependency_of_fastapi_has_an_event() -> None:
     own = [("own", "allowed")], [("own", "refused")]
     assert [shown(event) for event in events] == [ALLOWED, own[0], ALLOWED, own[1]]
     assert {event.endpoint for event in events} == {"/r/{item}"}
+
+
+@pytest.mark.parametrize("path", ["/a", "/boom", "/nothing"])
+def test_django_delivers_when_the_response_is_closed(path: str) -> None:
+    """Its handler for WSGI keeps no request while the response is sent."""
+    events: list[bool] = []
+    urls = [url("a", lambda request: HttpResponse("text")), url("boom", lambda request: HttpResponse(str(1 / 0)))]
+    with serving(
+        asgi=False, urls=urls, default_limits=["1/hour"], on_decision=lambda event: events.append(event.allowed)
+    ):
+        body: Any = get_wsgi_application()({**make_environ(path=path), "SCRIPT_NAME": ""}, lambda *_: None)
+        gc.collect()
+        assert b"".join(body)
+        assert events == []
+        body.close()
+        assert events == [True]
 
 
 @pytest.mark.filterwarnings("ignore:.*SpooledTemporaryFile")

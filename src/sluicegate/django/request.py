@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final, Self
 from weakref import finalize, ref
 
+from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest
 
 from sluicegate import fork
@@ -171,7 +172,8 @@ def pending_of(request: HttpRequest) -> Any:
     """Return what keeps the decisions about a request for `on_decision`. The end of the request delivers them.
 
     Django closes the request with its response. If Django's task is cancelled, it closes nothing: then freeing the
-    request delivers them, on the loop if there is one, because a request may be freed at any line of any thread.
+    request delivers them, on the loop if there is one, because a request may be freed at any line of any thread. A
+    request of WSGI has no task. It may be freed before its response is sent.
     """
     pending = vars(request).get(_PENDING)
     if pending is None:
@@ -179,9 +181,10 @@ def pending_of(request: HttpRequest) -> Any:
 
         pending = vars(request)[_PENDING] = Pending(("", request.method or "GET"))
         vars(request)["close"] = _ending_close(request, pending)
-        loop = running_loop()
-        end = pending.end if loop is None else partial(_end_on, loop, pending)
-        finalize(request, partial(_end_here, end, fork.generation())).atexit = False
+        if isinstance(request, ASGIRequest):
+            loop = running_loop()
+            end = pending.end if loop is None else partial(_end_on, loop, pending)
+            finalize(request, partial(_end_here, end, fork.generation())).atexit = False
     match = request.resolver_match
     if match is not None:
         pending.at = match.route or "", pending.at[1]
