@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from sluicegate.clock import read_us
+from sluicegate.errors import StoreError
 from sluicegate.plan import Terms
 from sluicegate.stores.redis.commands import Command, pack
 from sluicegate.stores.redis.encoding import Encoder
@@ -82,16 +83,27 @@ def scan_page(
         position = Position((yield from topology.masters()))
     (address, *others), cursor, seen, size = position.servers, position.cursor, position.seen, position.size
     if not cursor:
-        size = int((yield from send_to(address, ["DBSIZE"])) or 0)
+        size = yield from _size(address)
     pattern = encoder.any_pattern if identity is None else encoder.pattern_of(identity)
     cursor, keys = yield from _find_keys(address, cursor, pattern)
     seen += _COUNT
     budgets = [(name, rule_id) for name, brace, rule_id in [_named(key) for key in keys] if brace]
-    left = len(others) + (max(0.0, 1 - seen / size) if cursor and size else 0.0)
+    here = max(0.0, 1 - seen / size) if size else 1.0
+    left = len(others) + (here if cursor else 0.0)
     following = Position(tuple(others)) if others else None
     if cursor:
         following = Position(position.servers, cursor, seen=seen, size=size)
     return KeyPage(tuple(budgets), following, left)
+
+
+def _size(address: Address) -> Steps[int]:
+    """Return the number of keys, for a progress bar; 0 if the user of the server may not ask for it (`DBSIZE`)."""
+    try:
+        return int((yield from send_to(address, ["DBSIZE"])) or 0)
+    except StoreError as error:
+        if error.concerns != "rule":  # the server is down
+            raise
+        return 0
 
 
 def _named(key: str) -> tuple[str, str, str]:
