@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 from uuid import uuid4
 
 import pytest
+import redis
 from click.testing import CliRunner, Result
 from flask.testing import FlaskClient
 from starlette.testclient import TestClient
 
+from docs.pages import DOCS
 from sluicegate import Limiter
 from sluicegate.cli import top as top_module
 from sluicegate.cli.application import load
@@ -164,6 +169,27 @@ def test_a_rule_is_reset_alone(make_shop: MakeShop) -> None:
     assert "the rules are default, login, strikes" in shop.run("reset", WHO, "--rule", "logni", status=2)
 
 
+@pytest.mark.parametrize(("rule", "count"), [("", 4), ("login", 1), ("search", 2), ("strikes", 0)])
+def test_reset_says_what_it_has_forgotten(rule: str, count: int, make_shop: MakeShop, valkey: Server) -> None:
+    """Under a rule in shadow too, whose budgets are other ones."""
+    shop = make_shop("flask")
+    shadow = 'dict(name="search", quota="3/minute; 9/day", path="/login", mode="shadow"), dict(name="login"'
+    shop.path.write_text(shop.path.read_text("utf-8").replace('dict(name="login"', shadow), "utf-8")
+    words = ["reset", WHO, *(["--rule", rule] if rule else []), "--yes"]
+    assert json.loads(shop.run(*words, "--json"))["forgotten"] == []
+    assert "Nothing was used" in shop.run(*words)
+    limiter: Any = load(shop.module).limiters[0].gate.limiter
+    text = limiter.text(("header:x-key", "abc"))
+    with closing(RedisStore.from_url(valkey.url, prefix=shop.module)) as store:
+        shop.log_in(1)
+        before = store.rule_ids(text)
+        forgotten = json.loads(shop.run(*words, "--json"))["forgotten"]
+        assert len(forgotten) == count
+        assert set(forgotten) == before - store.rule_ids(text)
+    shop.log_in(1)
+    assert shop.run(*words).startswith("Nothing" if not count else f"Forgot {count} budget{'s' * (count > 1)}.")
+
+
 @pytest.mark.parametrize("name", [(WHO,), ("--digest",)])
 def test_bans_by_hand(name: tuple[str, ...], make_shop: MakeShop) -> None:
     shop = make_shop("starlette")
@@ -293,6 +319,26 @@ def test_every_node_of_a_cluster_is_asked(cluster: Cluster, tmp_path: Path) -> N
         done = CliRunner().invoke(sluicegate, ["reset", f"user:{number}", "--yes", *app])
         assert len(json.loads(done.stdout)["forgotten"]) == 1, done.output
     assert json.loads(CliRunner().invoke(sluicegate, ["top", *app]).stdout)["scanned"] == 0
+
+
+def test_the_permissions_that_the_docs_list_are_enough(valkey: Server, tmp_path: Path) -> None:
+    """With SCAN. The number of keys is only for the progress bar."""
+    (permissions,) = re.findall(r"^ACL SETUSER .+$", (DOCS / "redis.md").read_text("utf-8"), re.MULTILINE)
+    path, url = tmp_path / "limits.toml", valkey.url.replace("://", "://sluicegate:secret@")
+    rule = '{name = "login", quota = "500/day", ban = {after = 3, within = 60, duration = 60}}'
+    path.write_text(f'[sluicegate]\nstore = "{url}"\nrules = [{rule}]\n', "utf-8")
+    with closing(redis.Redis(port=valkey.port)) as admin, Limiter(valkey.url) as limiter:
+        limiter.hit("500/day", ("user", "alice"), action="login")
+        admin.mset({f"sg:{number}": "" for number in range(300)})  # several pages
+        admin.execute_command(*shlex.split(permissions), "+scan")
+        try:
+            for words in ("show user:alice", "top", "bans", "ban user:alice --yes", "reset user:alice --yes"):
+                done = CliRunner().invoke(sluicegate, [*words.split(), "--app", str(path)])
+                assert done.exit_code == 0, done.output
+            assert done.output.startswith("Forgot 2 budgets.")
+        finally:
+            admin.execute_command("ACL DELUSER sluicegate")
+            valkey.flush()
 
 
 @pytest.mark.parametrize("fault", ["pause", "kill"])

@@ -11,7 +11,7 @@ from sluicegate.cli.commands import load_app, option_app
 from sluicegate.clock import MICROSECOND
 from sluicegate.extras import needs
 from sluicegate.identity import digest
-from sluicegate.plan import Outcome
+from sluicegate.plan import Outcome, Terms
 
 with needs("cli"):
     import click
@@ -72,29 +72,35 @@ def reset(
     forgotten: list[str] = []
     with opened(application) as limiters:
         texts = [identity_text(budgets, identity, name) for budgets in limiters]
-        ids = [None if rule is None else _ids_of(budgets, rule) for budgets in limiters]
+        wanted = [None if rule is None else _terms_of(budgets, rule) for budgets in limiters]
         what = "everything" if rule is None else f"the rule {rule}"
         confirm(f"Forget {what} of {' '.join(identity) or name}?", yes=yes)
-        for budgets, text, wanted in zip(limiters, texts, ids, strict=True):
-            for rule_id in _stored(budgets, text) if wanted is None else wanted:
+        for budgets, text, terms in zip(limiters, texts, wanted, strict=True):
+            for rule_id in _stored(budgets, text) if terms is None else _used(budgets, text, terms):
                 budgets.store.forget(rule_id, text)
                 forgotten.append(rule_id)
     if as_json:
         print_json({"identity": digest(texts[0]), "forgotten": forgotten})
         return
-    console().print(plain(f"Forgot {len(forgotten)} budgets."))
+    count = f"{len(forgotten)} budget{'' if len(forgotten) == 1 else 's'}"
+    console().print(f"Forgot {count}." if forgotten else "Nothing was used, so nothing was forgotten.")
     cached = max(limiting.settings.deny_cache for limiting in application.limiters)
     if forgotten and cached:
         console().print(plain(f"A process may repeat a refusal for {cached:g} s more (deny_cache).", "dim"))
 
 
-def _ids_of(budgets: Budgets, rule: str) -> list[str]:
-    """Return the ids of a rule of this application."""
-    found = [rule_id for rule_id, known in budgets.known.items() if any(rule in each.names for each in known)]
+def _terms_of(budgets: Budgets, rule: str) -> list[Terms]:
+    """Return the terms of a rule of this application."""
+    found = [each.terms for known in budgets.known.values() for each in known if rule in each.names]
     if not found:
         names = sorted({name for known in budgets.known.values() for each in known for name in each.names})
         raise click.UsageError(f"no rule {rule!r}; the rules are {', '.join(names)}")
     return found
+
+
+def _used(budgets: Budgets, text: str, terms: Iterable[Terms]) -> list[str]:
+    """Return the ids of these terms under which an identity has used something. What is full again is not stored."""
+    return sorted({each.rule_id for each in terms if budgets.peek([(each, text)])[0].reset_after > 0})
 
 
 def _stored(budgets: Budgets, text: str) -> list[str]:
