@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sluicegate import AsyncLimiter, Ban, Limiter, ManualClock, Rule
-from sluicegate.events import DecisionEvent, RuleEvent
+from sluicegate.events import DecisionEvent, Delivery, Pending, RuleEvent
 from sluicegate.identity import digest, identity_text
 from sluicegate.plan import FORBIDDEN, NEVER, Check, Decision, Outcome, Terms
 from sluicegate.rules.terms import make_terms, read
@@ -320,6 +320,70 @@ def test_several_threads_deliver_each_event_once() -> None:
         thread.join()
     assert len(events) == 800
     assert sorted([event.rules[0].remaining for event in events]) == list(range(200, 1000))
+
+
+def test_a_decision_of_a_handler_has_no_event(calls: Any) -> None:
+    """A handler that calls its limiter twice would else call itself without an end."""
+    made = calls()
+    events, tasks = made.events, list[Any]()
+
+    def handle(event: DecisionEvent) -> None:
+        events.append(event)
+        assert len(events) < 5, "it is called again"
+        for _ in range(2):
+            found = made.limiter.hit("9/minute", "handler")
+            if inspect.isawaitable(found):
+                tasks.append(asyncio.ensure_future(found))
+
+    made.limiter.events = Delivery(handle, application="", show_identities=False)
+
+    async def main() -> None:
+        found = made.limiter.hit("5/minute", "alice")
+        if inspect.isawaitable(found):
+            await found
+        await asyncio.gather(*tasks)
+
+    for _ in range(2):
+        made.await_(main())
+    assert len(events) == 2
+    assert made.peek("9/minute", "handler").outcomes[0].remaining == 5
+
+
+def test_two_limiters_whose_handlers_call_each_other() -> None:
+    seen: list[str] = []
+
+    def handler(name: str, other: str) -> Any:
+        def handle(event: DecisionEvent) -> None:
+            seen.append(name)
+            limiters[other].hit("9/minute", "handler")
+
+        return handle
+
+    limiters = {name: Limiter(on_decision=handler(name, other)) for name, other in ("ab", "ba")}
+    limiters["a"].hit("5/minute", "alice")
+    assert seen == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit, SystemExit, KeyboardInterrupt])
+def test_what_is_no_exception_is_raised_after_all_was_delivered(kind: type[BaseException]) -> None:
+    seen: list[str] = []
+
+    def stop(event: DecisionEvent) -> None:
+        raise kind
+
+    delivery = Delivery([stop, lambda event: seen.append(event.endpoint)], application="", show_identities=False)
+    pending = Pending(("/orders", "GET"))
+    for _ in range(2):
+        pending.add(delivery, DecisionEvent(FORBIDDEN))
+    with pytest.raises(kind):
+        pending.end()
+    assert seen == ["/orders", "/orders"]
+    limiter = Limiter(on_decision=[stop, lambda event: seen.append("plain")])
+    with pytest.raises(kind):
+        limiter.hit("5/minute", "alice")
+    assert seen[2:] == ["plain"]
+    assert limiter.peek("5/minute", "alice").outcomes[0].remaining == 4
+    assert not delivery.is_delivering()
 
 
 UNUSED = """

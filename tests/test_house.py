@@ -112,6 +112,7 @@ CATCHES_ALL: dict[str, str] = {
     "stores.fallback:AsyncFallback.healthy.decide": "after any error the charge may be made; raised again",
     "stores.breaker:Breaker._call_hook": "a failing hook is logged and must not change the answer",
     "events:Delivery.deliver": "a failing handler is logged and must not change the answer",
+    "events:Pending.end": "the other events are delivered before the error is raised",
     "web.charges:_is_refunded": "a failing predicate is logged and must not change the answer",
     "web.settings:_function": "a user's module may raise anything at import; the error names the setting",
     "starlette.routes:_match": "a convertor is the application's own: the router raises the same",

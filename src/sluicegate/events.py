@@ -8,6 +8,7 @@ template and the method. An identity is shown as the digest that is also in the 
 from __future__ import annotations
 
 import logging
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, Final, Literal, NoReturn, final
 
@@ -269,12 +270,23 @@ class Delivery:
 
     def end(self, event: DecisionEvent, decision: Decision) -> Decision:
         """Deliver the event of a plain limiter's decision at once, and return the decision."""
-        event.made(decision)
-        self.deliver(event)
+        if not self.is_delivering():
+            event.made(decision)
+            self.deliver(event)
         return decision
 
+    def is_delivering(self) -> bool:
+        """Return True inside a handler of this object, and in a task that one has started. A decision made there has no
+        event: its event would call the handler again, and so on without an end.
+        """
+        return self in _DELIVERING.get()
+
     def deliver(self, event: DecisionEvent) -> None:
-        """Call the handlers. A handler that fails is logged once, and changes nothing."""
+        """Call the handlers. A handler that fails is logged once, and changes nothing. What is no Exception, such as
+        KeyboardInterrupt, is raised when all handlers were called.
+        """
+        raised: BaseException | None = None
+        outside = _DELIVERING.set((*_DELIVERING.get(), self))
         for place, handler in enumerate(self._handlers):
             try:
                 answer = handler(event)
@@ -285,12 +297,21 @@ class Delivery:
                 if place not in self._failed:
                     self._failed.add(place)
                     log.exception("sluicegate: %s of on_decision failed; it is logged once", label_of(handler))
+            except BaseException as error:  # noqa: BLE001  # it is raised below
+                raised = error
+        _DELIVERING.reset(outside)
+        if raised is not None:
+            raise raised
 
     @staticmethod
     def take_part(limiter: Any, watched: Any) -> None:
         """Put the methods of `watched` before those of this object, which then notes its decisions."""
         kind: Any = type(limiter)
         limiter.__class__ = _joined(watched, kind)
+
+
+_DELIVERING: Final[ContextVar[tuple[Delivery, ...]]] = ContextVar("sluicegate_delivering", default=())
+"""Those whose handlers are running in this context, one inside the other."""
 
 
 class Pending:
@@ -316,15 +337,21 @@ class Pending:
             self.end()
 
     def end(self) -> None:
-        """Deliver the events: the answer was sent, or there will be none."""
+        """Deliver the events: the answer was sent, or there will be none. All of them, before an error is raised."""
         self.is_over = True
+        raised: BaseException | None = None
         while self._made:
             try:
                 delivery, event = self._made.pop(0)
             except IndexError:  # another thread was quicker
-                return
+                break
             event.at = self.at
-            delivery.deliver(event)
+            try:
+                delivery.deliver(event)
+            except BaseException as error:  # noqa: BLE001  # it is raised below
+                raised = error
+        if raised is not None:
+            raise raised
 
 
 Delivery.pending = Pending

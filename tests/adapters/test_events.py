@@ -163,6 +163,28 @@ def test_a_handler_that_fails_is_logged_once_and_changes_nothing(
     assert "fail" in caplog.records[0].getMessage()
 
 
+def test_a_charge_of_a_handler_has_no_event() -> None:
+    events: list[DecisionEvent] = []
+    left: list[int] = []
+
+    def handle(event: DecisionEvent) -> None:
+        events.append(event)
+        assert len(events) < 5, "it is called again"
+        left.extend([sluicegate.wsgi.charge(environ, each).outcomes[0].remaining for each in ("9/hour", "8/hour")])
+
+    app = sluicegate.wsgi.RateLimitMiddleware(wsgi_app, on_decision=handle, default_limits=["5/hour"])
+    environ = make_environ("/a")
+    body: Any = app(environ, lambda *_: lambda _: None)
+    body.close()
+    assert left == [8, 7]
+    assert [shown(event) for event in events] == [ALLOWED]
+
+
+def wsgi_app(environ: Any, start_response: Any) -> list[bytes]:
+    start_response("200 OK", [])
+    return [b"hello"]
+
+
 def test_a_view_that_raises_has_its_event(sites: Sites) -> None:
     events: list[DecisionEvent] = []
 

@@ -390,7 +390,7 @@ class _WatchedRules(_Rules):
 
     def add(self, event: DecisionEvent, decision: Decision | None, caller: Caller) -> Decision | None:
         """Add the event of a decision to those of its request. If nothing tells when that ends, deliver it."""
-        if decision is not None:
+        if decision is not None and not self.events.is_delivering():
             event.made(decision)
             found = getattr(caller, "pending", None)  # other adapters than ours have no such method
             pending = None if found is None else found()
