@@ -179,6 +179,11 @@ class StoreError(SluicegateError):
         super().__init__(f"store {store}: {cause_text(cause)}{f'; {advice}' if advice else ''} [{self.code}]")
 
 
+def is_foreign(error: StoreError) -> bool:
+    """True if another program wrote the key: its type is not that of a budget."""
+    return "WRONGTYPE" in cause_text(error.cause)
+
+
 def nearest(given: object, known: Iterable[str], otherwise: str, *, kind: str = "") -> str:
     """Return the question whether one of the known words was meant, or another hint if none is near. Another library's
     word for a value of this `kind` gets the word that it has here.

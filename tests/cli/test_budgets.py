@@ -24,6 +24,7 @@ from docs.pages import DOCS
 from sluicegate import Limiter
 from sluicegate.cli import top as top_module
 from sluicegate.cli.application import load
+from sluicegate.cli.budgets import Budgets
 from sluicegate.cli.commands import sluicegate
 from sluicegate.identity import digest, identity_text
 from sluicegate.stores.redis import RedisStore
@@ -245,7 +246,7 @@ def test_budgets_that_no_rule_has_are_shown_by_their_ids(make_shop: MakeShop, va
     assert "\x1b" not in shown
     (limiter_row,) = json.loads(shop.run("show", WHO, "--json"))["limiters"]
     assert [rule_id.rpartition(":")[2] for rule_id in limiter_row["unknown"]] == ["sw60"]
-    assert "1 of other rules" in shop.run("top")
+    assert "1 budget of no rule" in shop.run("top")
 
 
 def test_top_shows_who_uses_most(make_shop: MakeShop, monkeypatch: pytest.MonkeyPatch, valkey: Server) -> None:
@@ -310,7 +311,7 @@ def test_every_node_of_a_cluster_is_asked(cluster: Cluster, tmp_path: Path) -> N
     text = f'[sluicegate]\nstore = "{cluster.url}"\nprefix = "{prefix}"\ndefault_limits = ["9/day"]\n'
     path.write_text(text, "utf-8")
     app = ["--app", str(path), "--json"]
-    with Limiter(cluster.url, prefix=prefix) as limiter:
+    with Limiter(RedisStore.from_url(cluster.url, prefix=prefix, deadline=5)) as limiter:
         for number in range(20):
             limiter.hit("9/day", ("user", str(number)), action="default")
     found = json.loads(CliRunner().invoke(sluicegate, ["top", *app]).stdout)
@@ -382,3 +383,63 @@ def test_budgets_in_shadow_are_known(make_shop: MakeShop) -> None:
     assert found["top"][0]["rule"] == "login"  # it refuses now; rules in shadow come after it
     (row,) = json.loads(shop.run("top", "--json", "--match", "trial"))["top"]
     assert (row["rule"], row["used"]) == ("trial (shadow)", 1)
+
+
+def test_keys_of_other_programs_are_skipped_and_counted(make_shop: MakeShop, valkey: Server) -> None:
+    """Under the prefix of an application any program may write. One such key hides no budget."""
+    shop = make_shop("flask")
+    shop.log_in(6)
+    who = json.loads(shop.run("bans", "--json"))["bans"][0]["identity"]
+    with redis.Redis.from_url(valkey.url) as client:
+        (login,) = [key.decode() for key in client.keys("*:login:*")]
+        client.set(b"%s:{\xff\xfe}:zz" % shop.module.encode(), "1")
+        client.set(f"{shop.module}:{{short}}:x", "1")
+        client.hset(login.replace(who, "B" * 22), "a", "b")
+        client.set(f"{shop.module}:{{{'C' * 22}}}:strikes:ban", "garbage")
+        client.hset(f"{shop.module}:{{{'D' * 22}}}:strikes:ban", "a", "b")
+        (default,) = client.keys(f"{shop.module}:{{{who}}}:default:*")
+        client.delete(default)
+        client.hset(default, "a", "b")
+    (limiting,) = load(shop.module).limiters
+    (ban,) = {bound.rule.ban for each in limiting.endpoints for bound in each.bounds if bound.rule.ban}
+    with Limiter(valkey.url, prefix=shop.module, secret="s" * 16) as limiter:
+        assert list(limiter.bans(ban)) == [who]
+    found = json.loads(shop.run("top", "--json"))
+    assert {row["rule"] for row in found["top"] if row["identity"] == who} >= {"login", "ban strikes"}
+    assert found["foreign"] >= 4
+    assert "under the prefix skipped" in shop.run("top")
+    found = json.loads(shop.run("bans", "--json"))
+    assert ([each["identity"] for each in found["bans"]], found["foreign"]) == ([who], 3)
+    assert "banned for" in shop.run("show", WHO)
+    found = json.loads(shop.run("show", "--digest", "B" * 22, "--json"))["limiters"][0]
+    assert (found["budgets"], [each.split(":")[0] for each in found["foreign"]]) == ([], ["login"])
+    assert "another program wrote this key" in shop.run("show", "--digest", "B" * 22)
+
+
+@pytest.mark.parametrize("words", ["top --json", "top --once", "top", "bans", "show user:alice"])
+def test_a_command_that_is_interrupted_says_so(
+    words: str, make_shop: MakeShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script must not take an empty output for an answer."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    shop = make_shop("flask")
+    monkeypatch.setattr(Budgets, "pages", interrupted)
+    assert shop.run(*words.split(), status=130).strip() == ""
+
+
+def test_top_shows_every_tier_of_a_budget(make_shop: MakeShop) -> None:
+    """The server knows nobody's tier: who may be refused in one of them comes first."""
+    shop = make_shop("flask")
+    tiers = 'Tiers({"free": "2/hour", "pro": "9/hour"}, by=lambda request: "free")'
+    text = shop.path.read_text("utf-8").replace("import Ban", "import Ban, Tiers")
+    shop.path.write_text(text.replace("rules=[", f'rules=[dict(name="tiered", quota={tiers}), '), "utf-8")
+    shop.log_in(2)
+    found = json.loads(shop.run("top", "--json", "--match", "tiered"))
+    assert [(row["rule"], row["used"], row["state"]) for row in found["top"]] == [
+        ("tiered (free)", 2, "refused"),
+        ("tiered (pro)", 2, "passes"),
+    ]
+    assert (found["scanned"], found["used_up"]) == (1, 1)

@@ -13,7 +13,18 @@ from sluicegate.rules.ban import Ban
 with needs("cli"):
     import click
 
-    from sluicegate.cli.output import as_json, confirm, console, option_yes, plain, print_json, scanning, span, table
+    from sluicegate.cli.output import (
+        as_json,
+        confirm,
+        console,
+        foreign_keys,
+        option_yes,
+        plain,
+        print_json,
+        scanning,
+        span,
+        table,
+    )
 
 
 def _option_ban(command: Command) -> Command:
@@ -82,23 +93,31 @@ def unban(
 def bans(app: str | None, *, as_json: bool) -> None:
     """List who is banned, as digests, and for how long."""
     found: list[tuple[str, str, float]] = []
+    foreign = 0
     with opened(load_app(app)) as limiters:
         for budgets in limiters:
             named = {each.terms.rule_id: each for each in budgets.bans.values()}
             with scanning("scanning keys") as seen:
-                stored = {pair for page in budgets.pages(None, seen) for pair in page if pair[1] in named}
+                stored = set[tuple[str, str]]()
+                for page in budgets.pages(None, seen):
+                    stored.update(pair for pair in page.budgets if pair[1] in named)
+                    foreign += page.foreign
             for who, rule_id in stored:
-                (outcome,) = budgets.peek([(named[rule_id].terms, Digested(who))])
-                if not outcome.allowed:
+                (outcome,) = budgets.read([(named[rule_id].terms, Digested(who))])
+                foreign += outcome is None
+                if outcome is not None and not outcome.allowed:
                     found.append((named[rule_id].name, who, (outcome.retry_after or 0) / MICROSECOND))
     found.sort(key=lambda each: (each[0], -each[2], each[1]))
     if as_json:
-        print_json({"bans": [dict(zip(("ban", "identity", "seconds"), each, strict=True)) for each in found]})
+        rows = [dict(zip(("ban", "identity", "seconds"), each, strict=True)) for each in found]
+        print_json({"bans": rows, "foreign": foreign})
         return
-    rows = table("Ban", "Identity", "Ends in")
+    shown = table("Ban", "Identity", "Ends in")
     for which, who, left in found:
-        rows.add_row(plain(which), plain(who), plain(span(left)))
-    console().print(rows if found else "Nobody is banned.")
+        shown.add_row(plain(which), plain(who), plain(span(left)))
+    console().print(shown if found else "Nobody is banned.")
+    if foreign:
+        console().print(plain(foreign_keys(foreign), "dim"))
 
 
 def _chosen(limiters: list[Budgets], which: str | None) -> tuple[Budgets, Ban]:

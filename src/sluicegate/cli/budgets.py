@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property
 from inspect import isawaitable
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sluicegate.cli.application import Application, Limiting
 from sluicegate.cli.commands import Command
-from sluicegate.errors import ConfigurationError
+from sluicegate.errors import ConfigurationError, StoreError, is_foreign
 from sluicegate.extras import needs
 from sluicegate.identity import Digested, digest
 from sluicegate.limiter import Limiter
@@ -31,6 +31,9 @@ from sluicegate.web.bound import Bound, of_method
 
 with needs("cli"):
     import click
+
+if TYPE_CHECKING:
+    from sluicegate.stores.redis.scan import KeyPage
 
 DEADLINE: Final = 2.0  # seconds: a person waits longer than a request, and a server may be busy
 _KINDS: Final = "user:, ip:, header:Name=, path:name=, text:, int:, bytes: or uuid:"
@@ -100,7 +103,17 @@ class Budgets:
         outcomes: tuple[Outcome, ...] = self.store.run(plan) if plan.checks else ()
         return outcomes
 
-    def pages(self, text: str | None, seen: Callable[[float], object]) -> Iterator[tuple[tuple[str, str], ...]]:
+    def read(self, checks: Iterable[tuple[Terms, str]]) -> list[Outcome | None]:
+        """Do the same, with None for a key that another program wrote."""
+        checks = [*checks]
+        try:
+            return [*self.peek(checks)]
+        except StoreError as error:
+            if not is_foreign(error):
+                raise
+        return [None] if len(checks) == 1 else [found for each in checks for found in self.read([each])]
+
+    def pages(self, text: str | None, seen: Callable[[float], object]) -> Iterator[KeyPage]:
         """Yield the budgets of an identity, or of all, a few keys at a time. `seen` is called with the share that was
         scanned.
         """
@@ -112,7 +125,7 @@ class Budgets:
         while True:
             found = page(position, text)
             total = max(total, len(position.servers) if position else 1 + int(found.left))
-            yield found.budgets
+            yield found
             position = found.following
             seen(1.0 if position is None else max(0.0, 1 - found.left / total))
             if position is None:

@@ -81,9 +81,13 @@ class Failure(click.ClickException):
 
 @contextmanager
 def _one_sentence() -> Generator[None]:
-    """Print a SluicegateError as one sentence, without a traceback; the exit status is 2."""
+    """Print a SluicegateError as one sentence, without a traceback; the exit status is 2. After Ctrl-C it is 130, as
+    shells have it.
+    """
     try:
         yield
+    except KeyboardInterrupt as error:
+        raise click.exceptions.Exit(130) from error
     except SluicegateError as error:
         raise Failure(str(error)) from error
 

@@ -23,6 +23,7 @@ with needs("cli"):
         bar,
         confirm,
         console,
+        count,
         option_yes,
         plain,
         print_json,
@@ -47,13 +48,14 @@ def show(identity: tuple[str, ...], name: str | None, app: str | None, *, quick:
     with opened(application) as limiters:
         for budgets in limiters:
             text = identity_text(budgets, identity, name)
-            kept, unknown = _kept(budgets, text, quick=quick)
+            kept, unknown, foreign = _kept(budgets, text, quick=quick)
             if as_json:
                 rows = [describe(known, outcome) for known, outcome in kept]
-                found.append({"store": store_name(budgets.settings.store), "budgets": rows, "unknown": unknown})
+                store = store_name(budgets.settings.store)
+                found.append({"store": store, "budgets": rows, "unknown": unknown, "foreign": foreign})
             else:
                 out.print(plain(f"{' '.join(identity) or 'digest'} {digest(text)}", "bold"))
-                print_budgets(kept, unknown, out=out)
+                print_budgets(kept, unknown, foreign, out=out)
     if as_json:
         print_json({"identity": digest(text), "limiters": found})
 
@@ -82,8 +84,9 @@ def reset(
     if as_json:
         print_json({"identity": digest(texts[0]), "forgotten": forgotten})
         return
-    count = f"{len(forgotten)} budget{'' if len(forgotten) == 1 else 's'}"
-    console().print(f"Forgot {count}." if forgotten else "Nothing was used, so nothing was forgotten.")
+    console().print(
+        f"Forgot {count(len(forgotten), 'budget')}." if forgotten else "Nothing was used, so nothing was forgotten."
+    )
     cached = max(limiting.settings.deny_cache for limiting in application.limiters)
     if forgotten and cached:
         console().print(plain(f"A process may repeat a refusal for {cached:g} s more (deny_cache).", "dim"))
@@ -98,27 +101,34 @@ def _terms_of(budgets: Budgets, rule: str) -> list[Terms]:
     return found
 
 
-def _used(budgets: Budgets, text: str, terms: Iterable[Terms]) -> list[str]:
+def _used(budgets: Budgets, text: str, terms: list[Terms]) -> list[str]:
     """Return the ids of these terms under which an identity has used something. What is full again is not stored."""
-    return sorted({each.rule_id for each in terms if budgets.peek([(each, text)])[0].reset_after > 0})
+    outcomes = [outcome for each in terms for outcome in budgets.read([(each, text)])]
+    pairs = zip(terms, outcomes, strict=True)
+    return sorted({each.rule_id for each, outcome in pairs if outcome is not None and outcome.reset_after > 0})
 
 
 def _stored(budgets: Budgets, text: str) -> list[str]:
     """Return the ids of the rules under which an identity has a budget, by a scan."""
     with scanning("scanning keys") as seen:
-        return sorted({rule_id for page in budgets.pages(text, seen) for _, rule_id in page})
+        return sorted({rule_id for page in budgets.pages(text, seen) for _, rule_id in page.budgets})
 
 
-def _kept(budgets: Budgets, text: str, *, quick: bool) -> tuple[list[tuple[Known, Outcome]], list[str]]:
-    """Return what an identity has used under each known rule, and the ids of stored budgets that no rule has."""
+def _kept(budgets: Budgets, text: str, *, quick: bool) -> tuple[list[tuple[Known, Outcome]], list[str], list[str]]:
+    """Return what an identity has used under each known rule, the ids of stored budgets that no rule has, and those of
+    keys that another program wrote.
+    """
     stored = list(budgets.known) if quick else _stored(budgets, text)
     known = [each for rule_id in stored for each in budgets.known.get(rule_id, ())]
-    outcomes = [outcome for each in known for outcome in budgets.peek([(each.terms, text)])]
-    used = [(each, outcome) for each, outcome in zip(known, outcomes, strict=True) if outcome.reset_after > 0]
-    return used, [rule_id for rule_id in stored if rule_id not in budgets.known]
+    read = [(each, outcome) for each in known for outcome in budgets.read([(each.terms, text)])]
+    used = [(each, outcome) for each, outcome in read if outcome is not None and outcome.reset_after > 0]
+    foreign = sorted({each.terms.rule_id for each, outcome in read if outcome is None})
+    return used, [rule_id for rule_id in stored if rule_id not in budgets.known], foreign
 
 
-def print_budgets(kept: Iterable[tuple[Known, Outcome]], unknown: Iterable[str], *, out: Console) -> None:
+def print_budgets(
+    kept: Iterable[tuple[Known, Outcome]], unknown: Iterable[str], foreign: Iterable[str], *, out: Console
+) -> None:
     """Print a table of budgets."""
     rows = table("Rule", "Used", "", "Left", "Full again in", "Now", right=("Left",))
     for known, outcome in kept:
@@ -132,7 +142,9 @@ def print_budgets(kept: Iterable[tuple[Known, Outcome]], unknown: Iterable[str],
             now_of(facts),
         )
     for rule_id in unknown:
-        rows.add_row(plain(rule_id), plain("no rule of this application has this id", "dim"))
+        rows.add_row(plain(rule_id), plain("used; how much is not known: no rule has this id", "dim"))
+    for rule_id in foreign:
+        rows.add_row(plain(rule_id), plain("another program wrote this key", "red"))
     out.print(rows if rows.row_count else "Nothing is used.")
 
 

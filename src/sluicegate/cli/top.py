@@ -25,7 +25,7 @@ with needs("cli"):
     from rich.console import Console, Group
     from rich.live import Live
 
-    from sluicegate.cli.output import as_json, bar, console, plain, print_json, scanning, table
+    from sluicegate.cli.output import as_json, bar, console, count, foreign_keys, plain, print_json, scanning, table
 
 BATCH: Final = 16  # budgets in one step: the server needs about a fifth of a millisecond for them
 _KEPT: Final = 10  # times as many as are shown, before the rest is dropped
@@ -39,6 +39,11 @@ class Use(NamedTuple):
     outcome: Outcome
 
     @property
+    def place(self) -> tuple[str, int, str]:
+        """What it is of: a budget, and the limit of one tier."""
+        return self.known.terms.rule_id, self.known.terms.limit, self.who
+
+    @property
     def rank(self) -> tuple[bool, float, int]:
         """Who is refused comes first, then who has used the largest part; the longest wait first among equals."""
         outcome = self.outcome
@@ -49,53 +54,57 @@ class Use(NamedTuple):
 class Top:
     """One pass over the keys of an application."""
 
-    def __init__(self, count: int, rule: str | None) -> None:
-        self._count, self._rule = count, rule
-        self._best: dict[tuple[str, str], Use] = {}
+    def __init__(self, most: int, rule: str | None) -> None:
+        self._most, self._rule = most, rule
+        self._best: dict[tuple[str, int, str], Use] = {}
         self.scanned = 0  # budgets of known rules
+        self.foreign = 0  # keys that another program wrote
         self.unknown = 0  # budgets that no rule of the application has
         self.refused = 0
 
     @property
     def best(self) -> list[Use]:
         """The identities to show, in order."""
-        return sorted(self._best.values(), key=lambda use: use.rank, reverse=True)[: self._count]
+        return sorted(self._best.values(), key=lambda use: use.rank, reverse=True)[: self._most]
 
     def scan(self, budgets: Budgets, seen: Callable[[float], object]) -> None:
         """Read all budgets of one limiter."""
-        rules = {rule_id: _loosest(known) for rule_id, known in budgets.known.items()}
+        rules = {rule_id: _tiers(known, self._rule) for rule_id, known in budgets.known.items()}
         waiting: dict[str, dict[str, None]] = {rule_id: {} for rule_id in rules}
         started = monotonic()
         for page in budgets.pages(None, seen):
-            for who, rule_id in page:
+            self.foreign += page.foreign
+            for who, rule_id in page.budgets:
                 known = rules.get(rule_id)
                 if known is None:
                     self.unknown += 1
-                elif self._rule is None or self._rule in known.names:
+                elif known:
                     waiting[rule_id][who] = None
-                    if len(waiting[rule_id]) == BATCH:
+                    if len(waiting[rule_id]) * len(known) >= BATCH:
                         started = _rest(started)
                         self._read(budgets, known, waiting[rule_id])
             started = _rest(started)
         for rule_id, left in waiting.items():
             self._read(budgets, rules[rule_id], left)
 
-    def _read(self, budgets: Budgets, known: Known, names: dict[str, None]) -> None:
+    def _read(self, budgets: Budgets, known: tuple[Known, ...], names: dict[str, None]) -> None:
         """Read these budgets, and empty the list of their names."""
-        outcomes = budgets.peek([(known.terms, Digested(who)) for who in names])
-        for who, outcome in zip(names, outcomes, strict=True):
-            if outcome.remaining < outcome.limit:
-                self._best[known.terms.rule_id, who] = Use(known, who, outcome)
-            self.refused += outcome.remaining == 0
-        self.scanned += len(names)
+        pairs = [(each, who) for who in names for each in known]
+        outcomes = budgets.read([(each.terms, Digested(who)) for each, who in pairs])
+        uses = [Use(*pair, outcome) for pair, outcome in zip(pairs, outcomes, strict=True) if outcome is not None]
+        self._best |= {use.place: use for use in uses if use.outcome.remaining < use.outcome.limit}
+        self.refused += len({use.who for use in uses if use.outcome.remaining == 0})
+        read = len({use.who for use in uses})
+        self.scanned += read
+        self.foreign += len(names) - read
         names.clear()
-        if len(self._best) > _KEPT * self._count:
-            self._best = {(use.known.terms.rule_id, use.who): use for use in self.best}
+        if len(self._best) > _KEPT * self._most:
+            self._best = {use.place: use for use in self.best}
 
 
-def _loosest(known: Iterable[Known]) -> Known:
-    """Return the terms with the highest limit. Tiers share a budget, and the server knows nobody's tier."""
-    return max(known, key=lambda each: each.terms.limit)
+def _tiers(known: Iterable[Known], rule: str | None) -> tuple[Known, ...]:
+    """Return those of a rule, one for each limit. Tiers share a budget, and the server knows nobody's tier."""
+    return tuple({each.terms.limit: each for each in known if rule is None or rule in each.names}.values())
 
 
 def _rest(started: float) -> float:
@@ -106,31 +115,31 @@ def _rest(started: float) -> float:
 
 @click.command()
 @option_app
-@click.option("--limit", "count", default=20, show_default=True, type=click.IntRange(1, 1000), help="How many to show.")
+@click.option("--limit", "most", default=20, show_default=True, type=click.IntRange(1, 1000), help="How many to show.")
 @click.option("--match", "rule", metavar="RULE", help="Only the budgets of this rule or ban.")
 @click.option("--once", is_flag=True, help="Look once. This is also done where the output is not a terminal.")
 @click.option("--every", default=2.0, show_default=True, metavar="SECONDS", help="The pause between two looks.")
 @as_json
-def top(app: str | None, count: int, rule: str | None, every: float, *, once: bool, as_json: bool) -> None:
+def top(app: str | None, most: int, rule: str | None, every: float, *, once: bool, as_json: bool) -> None:
     """Show who uses most of a budget and who is refused, as digests, until Ctrl-C."""
     application = load_app(app)
     out = console()
-    with opened(application) as limiters, suppress(KeyboardInterrupt):
+    with opened(application) as limiters:
         if once or as_json or not out.is_terminal:
-            found = Top(count, rule)
+            found = Top(most, rule)
             with scanning("scanning keys") as seen:
                 for budgets in limiters:
                     found.scan(budgets, seen)
             print_json(_values(found)) if as_json else out.print(_table(found, 1.0, out=out))
             return
-        with Live(console=out, auto_refresh=False, screen=True) as live:
-            now = shown = Top(count, rule)
+        with suppress(KeyboardInterrupt), Live(console=out, auto_refresh=False, screen=True) as live:
+            now = shown = Top(most, rule)
             while True:
                 draw = partial(_draw, live, shown, out=out)  # the last whole look, or the first one while it is made
                 for budgets in limiters:
                     now.scan(budgets, draw)
                 _draw(live, now, 1.0, out=out)
-                shown, now = now, Top(count, rule)
+                shown, now = now, Top(most, rule)
                 Event().wait(every)
 
 
@@ -149,12 +158,14 @@ def _table(found: Top, share: float, *, out: Console) -> Group:
             plain(f"{facts['used']} of {facts['limit']}"),
             now_of(facts),
         )
-    unknown = f", {found.unknown} of other rules" if found.unknown else ""
+    unknown = f", {count(found.unknown, 'budget')} of no rule" if found.unknown else ""
     progress = "" if share == 1 else f" ({share:.0%} scanned)"
-    return Group(plain(f"{found.scanned} budgets{unknown}, {found.refused} used up{progress}", "bold"), rows)
+    title = f"{count(found.scanned, 'budget')}, {found.refused} used up{unknown}{progress}"
+    return Group(plain(title, "bold"), rows, *([plain(foreign_keys(found.foreign), "dim")] if found.foreign else []))
 
 
 def _values(found: Top) -> dict[str, Any]:
     """Return the same for JSON."""
     rows = [{"identity": who, **describe(known, outcome)} for known, who, outcome in found.best]
-    return {"scanned": found.scanned, "unknown": found.unknown, "used_up": found.refused, "top": rows}
+    facts = {"scanned": found.scanned, "unknown": found.unknown, "foreign": found.foreign, "used_up": found.refused}
+    return {**facts, "top": rows}

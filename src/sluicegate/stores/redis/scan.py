@@ -6,12 +6,13 @@ It reads the values that `algorithms/ban.lua` writes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from sluicegate.clock import read_us
-from sluicegate.errors import StoreError
+from sluicegate.errors import StoreError, is_foreign
 from sluicegate.plan import Terms
 from sluicegate.stores.redis.commands import Command, pack
 from sluicegate.stores.redis.encoding import Encoder
@@ -19,6 +20,8 @@ from sluicegate.stores.redis.failures import store_error
 from sluicegate.stores.redis.steps import Address, NoReplyError, Send, Steps
 from sluicegate.stores.redis.topology import Topology
 
+_BUDGET: Final = re.compile(r":\{([\w-]{22})\}:(.+)", re.ASCII | re.DOTALL)
+_BAN: Final = re.compile(r"\d+:\d+:(\d+):\d+", re.ASCII)
 _COUNT: Final = 100  # keys that a server inspects in one SCAN, before it serves other clients
 
 T = TypeVar("T")
@@ -39,6 +42,7 @@ class KeyPage(NamedTuple):
     budgets: tuple[tuple[str, str], ...]  # the digest of the identity, and the id of the rule
     following: Position | None  # where the scan goes on; None at its end
     left: float  # the servers that are still to scan, with a part of the current one
+    foreign: int = 0  # keys under the prefix that are of no budget
 
 
 Scan = Generator[Steps[Any], Any, T]
@@ -57,9 +61,9 @@ def scan_budgets(topology: Topology, encoder: Encoder, identity: str) -> Scan[se
 
     Every server is asked, as for bans: the slot of the identity may be on its way to another one.
     """
-    pattern, keys = encoder.pattern_of(identity), set[str]()
+    pattern, keys = encoder.pattern_of(identity), set[str | None]()
     yield from _scan(topology, partial(_find_keys, pattern=pattern), keys.update)
-    return {key.partition("}:")[2] for key in keys}
+    return {named[1] for named in map(_named, keys) if named is not None}
 
 
 def _scan(
@@ -87,13 +91,14 @@ def scan_page(
     pattern = encoder.any_pattern if identity is None else encoder.pattern_of(identity)
     cursor, keys = yield from _find_keys(address, cursor, pattern)
     seen += _COUNT
-    budgets = [(name, rule_id) for name, brace, rule_id in [_named(key) for key in keys] if brace]
+    named = [_named(key) for key in keys]
+    budgets = [each for each in named if each is not None]
     here = max(0.0, 1 - seen / size) if size else 1.0
     left = len(others) + (here if cursor else 0.0)
     following = Position(tuple(others)) if others else None
     if cursor:
         following = Position(position.servers, cursor, seen=seen, size=size)
-    return KeyPage(tuple(budgets), following, left)
+    return KeyPage(tuple(budgets), following, left, foreign=len(named) - len(budgets))
 
 
 def _size(address: Address) -> Steps[int]:
@@ -106,13 +111,14 @@ def _size(address: Address) -> Steps[int]:
         return 0
 
 
-def _named(key: str) -> tuple[str, str, str]:
-    """Return the digest and the rule's id of a key, with what is between them."""
-    return key.partition(":{")[2].partition("}:")
+def _named(key: str | None) -> tuple[str, str] | None:
+    """Return the digest and the rule's id of a key; None for a key that another program wrote."""
+    found = None if key is None else _BUDGET.search(key)
+    return None if found is None else (found[1], found[2])
 
 
-def _find_keys(address: Address, cursor: int, pattern: str) -> Steps[tuple[int, list[str]]]:
-    """Return the matching ones among a few keys."""
+def _find_keys(address: Address, cursor: int, pattern: str) -> Steps[tuple[int, list[str | None]]]:
+    """Return the matching ones among a few keys: None for a key that is not UTF-8, which is not ours."""
     following, keys = yield from send_to(address, ["SCAN", cursor, "MATCH", pattern, "COUNT", _COUNT])
     return int(following), [_text(key) for key in keys]
 
@@ -126,11 +132,25 @@ def _find_bans(address: Address, cursor: int, *, encoder: Encoder, pattern: str)
         now = int(seconds) * 1_000_000 + int(microseconds)
     found = {}
     for key in keys:
-        value = yield from send_to(address, ["GET", key])
-        ends = 0 if value is None else int(_text(value).split(":")[2])
+        named = _named(key)
+        if key is None or named is None:
+            continue
+        ends = yield from _end_of_ban(address, key)
         if now is not None and ends > now:
-            found[key.partition("{")[2].partition("}")[0]] = ends - now
+            found[named[0]] = ends - now
     return following, found
+
+
+def _end_of_ban(address: Address, key: str) -> Steps[int]:
+    """Return when a ban ends; 0 if it is over, or if another program wrote the key."""
+    try:
+        value = yield from send_to(address, ["GET", key])
+    except StoreError as error:
+        if not is_foreign(error):
+            raise
+        return 0
+    found = None if value is None else _BAN.fullmatch(_text(value) or "")
+    return 0 if found is None else int(found[1])
 
 
 def send_to(address: Address, words: list[str | bytes | int]) -> Steps[Any]:
@@ -146,6 +166,9 @@ def send_to(address: Address, words: list[str | bytes | int]) -> Steps[Any]:
     raise store_error(str(address), reply)
 
 
-def _text(word: bytes | str) -> str:
-    """Return a word of a reply. A client that the user made may have decoded it."""
-    return word.decode() if isinstance(word, bytes) else word
+def _text(word: bytes | str) -> str | None:
+    """Return a word of a reply; None if it is not UTF-8. A client that the user made may have decoded it."""
+    try:
+        return word.decode() if isinstance(word, bytes) else word
+    except UnicodeDecodeError:
+        return None
