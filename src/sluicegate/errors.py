@@ -345,8 +345,11 @@ def warn(code: str, given: str, *, strict: bool, **facts: object) -> None:
 
 def check_labels(application: object, *, show_identities: object) -> None:
     """Raise SettingsError unless these can be the options of events with these names."""
-    if not isinstance(application, str):
-        raise SettingsError("application", application, problem="not text", expected='give a name like "shop"')
+    problem = "" if isinstance(application, str) else "not text"
+    if isinstance(application, str) and not application.isprintable():  # no metrics or log could show it
+        problem = "control characters, or half of a surrogate pair"
+    if problem:
+        raise SettingsError("application", application, problem=problem, expected='give a name like "shop"')
     if not isinstance(show_identities, bool):
         problem, expected = "neither True nor False", "give True or False"
         raise SettingsError("show_identities", show_identities, problem=problem, expected=expected)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from sluicegate.clock import monotonic
+from sluicegate.errors import ConfigurationError
 from sluicegate.events import DecisionEvent
 from sluicegate.extras import needs
 from sluicegate.measures import DEGRADED, HELP, SECONDS, Series, Stores, result
@@ -34,7 +35,8 @@ class PrometheusMetrics:
     - `sluicegate_open_circuits`, `sluicegate_entries`, `sluicegate_evictions_total` and
       `sluicegate_degraded_allowed_total`: of all limiters of the process, by `store`.
 
-    No label has an identity. A registry takes one object of this class.
+    No label has an identity. A registry takes one object of this class; a second one raises
+    ConfigurationError.
 
     >>> from prometheus_client import CollectorRegistry
     >>> from sluicegate import Limiter
@@ -58,7 +60,15 @@ class PrometheusMetrics:
             return Series(lambda values: made.labels(*values))
 
         registry.register(self)  # first, because a registry collects in the order of registration
-        self._decisions = counter("decisions", *BY_ENDPOINT)
+        try:
+            self._decisions = counter("decisions", *BY_ENDPOINT)
+        except ValueError as error:  # the registry has metrics of this name
+            registry.unregister(self)
+            problem = "it has the metrics of another PrometheusMetrics"
+            expected = "make one object for all limiters of a process; in tests give each a CollectorRegistry()"
+            raise ConfigurationError(
+                "PrometheusMetrics: registry", registry, problem=problem, expected=expected
+            ) from error
         self._outcomes = counter("outcomes", *BY_RULE)
         self._near = counter("near_limit", "application", "rule")
         self._degraded = counter("degraded_decisions", "application")

@@ -33,21 +33,30 @@ class RefusalLog:
 
     The first refusal of an identity under a rule is a line. Further ones are counted, and the count is a line once in
     `period` seconds, as long as there are any. The first event after the end of a period writes it. At most
-    `identities` are followed at one time; refusals of others are counted by rule. `level` is the level of every line.
-    Raises ConfigurationError for wrong arguments.
+    `identities` are followed at one time; refusals of others are counted by rule. `level` is the level of every line,
+    a number or a name. Raises ConfigurationError for wrong arguments.
 
     Lines show the digest of an identity, as in the store's key, unless the limiter has `show_identities`.
     """
 
     def __init__(
-        self, *, period: float = 60.0, identities: int = 100, level: int = logging.INFO, clock: Clock | None = None
+        self,
+        *,
+        period: float = 60.0,
+        identities: int = 100,
+        level: int | str = logging.INFO,
+        clock: Clock | None = None,
     ) -> None:
+        number = logging.getLevelNamesMapping().get(level) if isinstance(level, str) else level
+        if not isinstance(number, int) or isinstance(number, bool):
+            problem, expected = "not a level of logging", 'give a number, or a name like "INFO"'
+            raise ConfigurationError("RefusalLog: level", level, problem=problem, expected=expected)
         for option, given in (("period", period), ("identities", identities)):
             if not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 < given < inf:
                 what = f"RefusalLog: {option}"
                 raise ConfigurationError(what, given, problem="not a number above 0", expected="give a number above 0")
         self._period, self._period_us = period, round(period * MICROSECOND)
-        self._most, self._level = identities, level
+        self._most, self._level = identities, number
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._followed: dict[tuple[_Rule, str], list[int]] = {}  # the end of the period, and the count; oldest first
         self._others: dict[_Rule, int] = {}

@@ -13,9 +13,10 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
-from sluicegate import Limiter, ManualClock, measures
+from sluicegate import AsyncLimiter, Limiter, ManualClock, Settings, measures
+from sluicegate.errors import ConfigurationError, SettingsError
 from sluicegate.events import DecisionEvent
 from sluicegate.opentelemetry import PREFIX, OpenTelemetryMetrics
 from sluicegate.plan import FORBIDDEN, Check, Decision, Outcome, Terms
@@ -186,3 +187,19 @@ def test_the_current_span_says_what_is_not_usual(rules: Any, attributes: dict[st
     handle(event((TEN, REFUSED)))  # outside of any span
     (span,) = exporter.get_finished_spans()
     assert span.attributes == {f"{PREFIX}.{name}": value for name, value in attributes.items()}
+
+
+def test_a_second_object_of_one_registry_is_refused_and_leaves_the_first_alone() -> None:
+    registry = CollectorRegistry()
+    first = PrometheusMetrics(registry=registry)
+    with pytest.raises(ConfigurationError, match="make one object for all limiters"):
+        PrometheusMetrics(registry=registry)
+    first(event((TEN, PASSED)))
+    assert b'result="allowed"' in generate_latest(registry)
+
+
+@pytest.mark.parametrize("application", ["\ud800x", "a\nb", "\x1b[31m", 5])
+@pytest.mark.parametrize("kind", [Limiter, AsyncLimiter, Settings])
+def test_a_name_that_no_metrics_could_show_is_refused(kind: Any, application: Any) -> None:
+    with pytest.raises(SettingsError, match="application"):
+        kind(application=application)

@@ -121,3 +121,14 @@ def test_a_shown_identity_stays_in_its_line(caplog: pytest.LogCaptureFixture) ->
 def test_wrong_options_are_refused(option: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="not a number above 0"):
         RefusalLog(**option)
+
+
+@pytest.mark.parametrize("level", ["x", None, True, 20.0])
+def test_a_level_that_logging_does_not_know(level: Any) -> None:
+    with pytest.raises(ConfigurationError, match="not a level of logging"):
+        RefusalLog(level=level)
+
+
+def test_a_level_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    RefusalLog(level="WARNING")(event((TEN, REFUSED)))
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
