@@ -133,8 +133,9 @@ def test_a_replica(valkey: Server) -> None:
     ("rights", "wrong", "unknown"),
     [
         ("+@all", set[str](), set[str]()),
-        ("+@all -evalsha", {"scripts"}, set[str]()),
-        ("+@all -rpush", {"scripts"}, set[str]()),
+        ("+@all -evalsha", {"scripts", "permissions"}, set[str]()),
+        ("+@all -rpush", {"scripts", "permissions"}, set[str]()),
+        ("+@all -time", {"scripts", "clock", "permissions"}, set[str]()),
         ("+@all -scan", set[str](), {"permissions"}),
         ("+@all -info -ping", set[str](), {"server", "topology", "memory", "persistence"}),
     ],

@@ -168,7 +168,8 @@ class _Server:
             self._ask(["PING"])
             for check in (self._version, self._latency, self._scripts, self._role, self._memory, self._persistence):
                 findings += check()
-            findings += [*self._clock(), *self._permissions()]
+            findings += self._clock()
+            findings += self._permissions(findings)
             with scanning(name) as advance:
                 rules = self._rules(advance)
         except StoreError as error:
@@ -288,7 +289,12 @@ class _Server:
             advice = "run NTP on both: limits use the server's clock, also that of a server that takes over"
             yield _bad("clock", says, advice)
 
-    def _permissions(self) -> Iterator[Finding]:
+    def _permissions(self, findings: Sequence[Finding]) -> Iterator[Finding]:
+        refused = [found.about for found in findings if found.state == "bad" and "Permissions" in found.advice]
+        if refused:
+            says = f"the user may not call what sluicegate needs: see {' and '.join(refused)}"
+            yield _bad("permissions", says, 'grant what the page "Redis and Valkey" lists under Permissions')
+            return
         try:
             self._ask(["SCAN", 0, "COUNT", 1])
         except StoreError as error:
