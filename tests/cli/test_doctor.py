@@ -159,6 +159,8 @@ def test_no_server_answers() -> None:
         server.resume()
         wrong = f"redis://:secret@{HOST}:{server.port}/0"
         assert "password" in bad(report(wrong)[1][0])["connection"]
+        _, [far] = report(f"redis://{HOST}:{server.port}/99")
+        assert "give a database in the URL" in bad(far)["connection"]
 
 
 def test_a_cluster(cluster: Cluster) -> None:

@@ -46,6 +46,7 @@ KINDS: Final[Mapping[str, Kind]] = {  # by words in an error reply; the first on
     "NOAUTH": _PASSWORD,
     "WRONGPASS": _PASSWORD,
     "max number of clients": Kind("node", "raise its maxclients"),
+    "DB index is out of range": Kind("node", "give a database in the URL that the server has: see its `databases`"),
 }
 _OTHER_REPLY: Final = Kind("rule", "see the reply of the server")
 _NO_REPLY: Final = Kind("node")
