@@ -22,7 +22,6 @@ OPTIONS: Final = {  # the name elsewhere → (the name here, how it is used here
     "limit_string": _QUOTA,
     "application_limits": ("default_limits", "each is one budget for the whole application"),
     "default": ("default_limits", "each is one budget for the whole application"),
-    "application": ("default_limits", "each is one budget for the whole application"),
     "default_limits_per_method": _METHODS,
     "application_limits_per_method": _METHODS,
     "per_method": _METHODS,
