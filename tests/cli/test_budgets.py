@@ -155,7 +155,8 @@ def test_a_customer_is_blocked_shown_and_let_in_again(framework: str, make_shop:
     shown = shop.run("show", WHO)
     assert "banned for" in shown
     assert who in shown
-    assert "Aborted" in shop.run("reset", WHO, status=1, typed="n\n")
+    for typed in ("n\n", ""):
+        assert "With --yes the command does not ask" in shop.run("reset", WHO, status=1, typed=typed)
     assert json.loads(shop.run("reset", "--digest", who, "--yes", "--json"))["identity"] == who
     assert "Nothing is used." in shop.run("show", WHO)
     assert shop.log_in(1) == [200]
@@ -167,7 +168,8 @@ def test_a_rule_is_reset_alone(make_shop: MakeShop) -> None:
     shop.run("reset", WHO, "--rule", "login", "--yes")
     (limiter,) = json.loads(shop.run("show", WHO, "--json", "--quick"))["limiters"]
     assert {row["rule"] for row in limiter["budgets"]} == {"default", "ban strikes"}
-    assert "the rules are default, login, strikes" in shop.run("reset", WHO, "--rule", "logni", status=2)
+    for words in (("reset", WHO, "--rule"), ("top", "--match")):
+        assert "the rules are default, login, strikes" in shop.run(*words, "logni", status=2)
 
 
 @pytest.mark.parametrize(("rule", "count"), [("", 4), ("login", 1), ("search", 2), ("strikes", 0)])
@@ -201,6 +203,7 @@ def test_bans_by_hand(name: tuple[str, ...], make_shop: MakeShop) -> None:
     assert shop.log_in(1) == [429]
     assert who in shop.run("bans")
     assert json.loads(shop.run("unban", *name, "--ban", "login", "--yes", "--json"))["was_banned"] is True
+    assert "reset gives them back" in shop.run("unban", *name, "--yes")
     assert shop.log_in(1) == [200]
     assert "the bans are strikes" in shop.run("ban", *name, "--ban", "nope", status=2)
 
@@ -354,6 +357,8 @@ def test_a_store_that_is_down_is_one_sentence(fault: str, tmp_path: Path) -> Non
             assert done.exit_code == 2
             assert done.output.startswith("sluicegate: store ")
             assert len(done.output.splitlines()) == 1
+            assert "goes on" not in done.output
+            assert done.output.endswith("; run sluicegate doctor\n")
         if fault == "pause":
             server.resume()
 
@@ -443,3 +448,17 @@ def test_top_shows_every_tier_of_a_budget(make_shop: MakeShop) -> None:
         ("tiered (pro)", 2, "passes"),
     ]
     assert (found["scanned"], found["used_up"]) == (1, 1)
+
+
+def test_access_lists_are_shown(make_shop: MakeShop) -> None:
+    """A client with a 403 has no budget: the list is the reason."""
+    shop = make_shop("flask")
+    text = shop.path.read_text("utf-8")
+    lists = 'OPTIONS = dict(allow=["10.1.0.0/16", ("header:x-key", "secret key")], deny=["10.0.0.0/8"], '
+    shop.path.write_text(text.replace("OPTIONS = dict(", lists), "utf-8")
+    checked = shop.run("check")
+    assert "allow: 10.1.0.0/16, identities: 1" in checked
+    assert "deny: 10.0.0.0/8" in checked
+    assert "secret key" not in checked
+    assert "in 10.0.0.0/8, on the list 'deny'" in shop.run("show", "ip:10.2.3.4")
+    assert "list" not in shop.run("show", "ip:192.0.2.1")

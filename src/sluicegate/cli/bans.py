@@ -85,6 +85,7 @@ def unban(
     else:
         was = "is no longer banned" if not before.allowed else "was not banned; its strikes are forgotten"
         console().print(plain(f"{digest(text)} {was}."))
+        console().print(plain("The budgets of its rules stay as they are: reset gives them back.", "dim"))
 
 
 @click.command()

@@ -221,6 +221,13 @@ def _opened(limiting: Limiting, runner: asyncio.Runner) -> Generator[Budgets]:
         yield Budgets(limiting, given if isinstance(limiting.gate.limiter, Limiter) else Blocking(given, runner))
 
 
+def check_rule(limiters: Iterable[Budgets], rule: str) -> None:
+    """Raise UsageError if no rule of these limiters has this name."""
+    names = {name for budgets in limiters for known in budgets.known.values() for each in known for name in each.names}
+    if rule not in names:
+        raise click.UsageError(f"no rule {rule!r}; the rules are {', '.join(sorted(names))}")
+
+
 def takes_identity(command: Command) -> Command:
     """Add the arguments that name an identity, for `identity_text`."""
     text = "A digest, as top and bans show it, instead of an identity."

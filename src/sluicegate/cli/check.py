@@ -16,6 +16,7 @@ from sluicegate.rules.rule import Rule
 from sluicegate.rules.tiers import Tiers
 from sluicegate.web.bound import Bound
 from sluicegate.web.endpoint import Endpoint, label_of
+from sluicegate.web.settings import Settings
 
 with needs("cli"):
     import click
@@ -76,6 +77,9 @@ def show_limiter(application: Application, limiting: Limiting, *, out: Console) 
     out.print(plain(f"{application.name}: counted in {facts['store']}, prefix {facts['prefix']}", "bold"))
     if not facts["enabled"]:
         out.print("enabled is False: every request passes.", style="yellow")
+    for option in ("allow", "deny"):
+        if facts[option]:
+            out.print(plain(f"{option}: {', '.join(facts[option])}"))
     several = any(rule["options"] for endpoint in facts["endpoints"] for rule in endpoint["rules"])
     rows = table("Endpoint", "Rule", "Quota", "Key", "Algorithm", "If down", *(["Options"] if several else []))
     for endpoint in facts["endpoints"]:
@@ -102,8 +106,21 @@ def _limiter(limiting: Limiting) -> dict[str, Any]:
         "store": store_name(settings.store),
         "prefix": settings.prefix,
         "enabled": settings.enabled,
+        "allow": _entries(settings, "allow"),
+        "deny": _entries(settings, "deny"),
         "endpoints": endpoints,
     }
+
+
+def _entries(settings: Settings, option: str) -> list[str]:
+    """Return the networks and the functions of an access list, and whether it has identities, which are not shown."""
+    lists = settings.lists
+    if lists is None:
+        return []
+    found = [str(each) for name, each in lists.networks if name == option]
+    found += [label_of(each) for name, each in lists.functions if name == option]
+    others = len(list(getattr(settings, option))) - len(found)
+    return [*found, f"identities: {others}"] if others else found
 
 
 def store_name(store: object) -> str:

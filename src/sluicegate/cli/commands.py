@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sluicegate import __version__
-from sluicegate.errors import SluicegateError
+from sluicegate.errors import SluicegateError, StoreError
 from sluicegate.extras import needs
 
 with needs("cli"):
@@ -88,6 +88,8 @@ def _one_sentence() -> Generator[None]:
         yield
     except KeyboardInterrupt as error:
         raise click.exceptions.Exit(130) from error
+    except StoreError as error:
+        raise Failure(f"{error}; run sluicegate doctor") from error
     except SluicegateError as error:
         raise Failure(str(error)) from error
 

@@ -80,7 +80,11 @@ def print_json(found: Any) -> None:
 def confirm(question: str, *, yes: bool) -> None:
     """Ask before something is written, unless it was answered on the command line."""
     if not yes:
-        click.confirm(str(plain(question)), abort=True, err=True)
+        try:
+            click.confirm(str(plain(question)), abort=True, err=True)
+        except click.Abort:
+            click.echo("Nothing was changed. With --yes the command does not ask.", err=True)
+            raise click.exceptions.Exit(1) from None
 
 
 def span(seconds: float) -> str:

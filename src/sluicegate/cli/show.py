@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sluicegate.cli.budgets import Budgets, Known, identity_text, opened, takes_identity
+from sluicegate.address import Network, parse_address
+from sluicegate.cli.budgets import Budgets, Known, check_rule, identity_text, opened, takes_identity
 from sluicegate.cli.check import store_name
 from sluicegate.cli.commands import load_app, option_app
 from sluicegate.clock import MICROSECOND
@@ -56,6 +57,8 @@ def show(identity: tuple[str, ...], name: str | None, app: str | None, *, quick:
             else:
                 out.print(plain(f"{' '.join(identity) or 'digest'} {digest(text)}", "bold"))
                 print_budgets(kept, unknown, foreign, out=out)
+                for option, network in _networks(budgets, identity):
+                    out.print(plain(f"The address is in {network}, on the list {option!r}.", "yellow"))
     if as_json:
         print_json({"identity": digest(text), "limiters": found})
 
@@ -73,6 +76,8 @@ def reset(
     application = load_app(app)
     forgotten: list[str] = []
     with opened(application) as limiters:
+        if rule is not None:
+            check_rule(limiters, rule)
         texts = [identity_text(budgets, identity, name) for budgets in limiters]
         wanted = [None if rule is None else _terms_of(budgets, rule) for budgets in limiters]
         what = "everything" if rule is None else f"the rule {rule}"
@@ -94,11 +99,7 @@ def reset(
 
 def _terms_of(budgets: Budgets, rule: str) -> list[Terms]:
     """Return the terms of a rule of this application."""
-    found = [each.terms for known in budgets.known.values() for each in known if rule in each.names]
-    if not found:
-        names = sorted({name for known in budgets.known.values() for each in known for name in each.names})
-        raise click.UsageError(f"no rule {rule!r}; the rules are {', '.join(names)}")
-    return found
+    return [each.terms for known in budgets.known.values() for each in known if rule in each.names]
 
 
 def _used(budgets: Budgets, text: str, terms: list[Terms]) -> list[str]:
@@ -106,6 +107,13 @@ def _used(budgets: Budgets, text: str, terms: list[Terms]) -> list[str]:
     outcomes = [outcome for each in terms for outcome in budgets.read([(each, text)])]
     pairs = zip(terms, outcomes, strict=True)
     return sorted({each.rule_id for each, outcome in pairs if outcome is not None and outcome.reset_after > 0})
+
+
+def _networks(budgets: Budgets, words: tuple[str, ...]) -> list[tuple[str, Network]]:
+    """Return the networks of the access lists that have a typed address, each with its list."""
+    lists = budgets.settings.lists
+    typed = [parse_address(word.removeprefix("ip:")) for word in words if word.startswith("ip:")]
+    return [] if lists is None else [each for each in lists.networks if any(one in each[1] for one in typed if one)]
 
 
 def _stored(budgets: Budgets, text: str) -> list[str]:

@@ -12,7 +12,7 @@ from functools import partial
 from threading import Event
 from typing import Any, Final, NamedTuple
 
-from sluicegate.cli.budgets import Budgets, Known, opened
+from sluicegate.cli.budgets import Budgets, Known, check_rule, opened
 from sluicegate.cli.commands import load_app, option_app
 from sluicegate.cli.show import describe, now_of
 from sluicegate.clock import monotonic
@@ -125,6 +125,8 @@ def top(app: str | None, most: int, rule: str | None, every: float, *, once: boo
     application = load_app(app)
     out = console()
     with opened(application) as limiters:
+        if rule is not None:
+            check_rule(limiters, rule)
         if once or as_json or not out.is_terminal:
             found = Top(most, rule)
             with scanning("scanning keys") as seen:

@@ -67,6 +67,11 @@ class AccessLists:
         return [(option, function) for option, entries in lists for function in entries.functions]
 
     @property
+    def networks(self) -> list[tuple[str, Network]]:
+        """The networks among the entries, each with the name of its option; those that decide come first."""
+        return [("allow" if verdict else "deny", each) for entries, verdict in self._lists for each in entries.networks]
+
+    @property
     def asks_the_key(self) -> bool:
         """True if an entry is an identity: then the key must be evaluated."""
         return any(entries.identities for entries, _ in self._lists)

@@ -427,7 +427,7 @@ class _Pool:
             more = "" if most else ", and no further one could be opened in time"
             cause = TimeoutError(f"all {len(self._open)} connections are busy{more}")
         elif cause is None:
-            cause = TimeoutError("no connection within the deadline; the opening goes on")
+            cause = TimeoutError("no connection within the deadline")
         elif not isinstance(cause, (RedisError, OSError)):
             return cause
         error = NoReplyError(address, cause, sent=False, concerns="plan" if self._open else "server")
