@@ -122,7 +122,7 @@ class Shop:
             return self.process(command, status=status, typed=typed)
         done: Result = CliRunner().invoke(sluicegate, words, env={"SLUICEGATE_APP": self.module}, input=typed)
         assert done.exit_code == status, done.output
-        return done.output
+        return done.stdout if "--json" in words else done.output
 
     def process(self, command: list[str], *, status: int = 0, typed: str = "") -> str:
         env = {"SLUICEGATE_APP": self.module, "PATH": "", "COLUMNS": "100", "PYTHONIOENCODING": "utf-8"}
@@ -193,6 +193,21 @@ def test_reset_says_what_it_has_forgotten(rule: str, count: int, make_shop: Make
     assert shop.run(*words).startswith("Nothing" if not count else f"Forgot {count} budget{'s' * (count > 1)}.")
 
 
+@pytest.mark.parametrize(
+    ("words", "warned"), [("user:alice", True), ("header:X-Kye=abc", True), ("ip:203.0.113.7", False), (WHO, False)]
+)
+def test_an_identity_that_no_key_gives(words: str, warned: bool, make_shop: MakeShop) -> None:
+    """Every key falls back to the address."""
+    shop = make_shop("flask")
+    problem = "counts by such an identity as"
+    for command in ("show", "reset --yes", "reset --rule login --yes", "unban --yes", "ban --yes"):
+        is_error = warned and command.startswith("ban")
+        output = " ".join(shop.run(*command.split(), words, status=2 if is_error else 0).split())
+        assert (problem in output) is warned, command
+        assert ("the keys are header:X-Key" in output) is warned
+    assert ("Nobody is banned." in shop.run("bans")) is warned
+
+
 @pytest.mark.parametrize("name", [(WHO,), ("--digest",)])
 def test_bans_by_hand(name: tuple[str, ...], make_shop: MakeShop) -> None:
     shop = make_shop("starlette")
@@ -231,6 +246,8 @@ def test_identities_of_every_kind(make_shop: MakeShop) -> None:
         (),
         ("alice",),
         ("int:x",),
+        ("ip:999.1.1.1",),
+        ("user:alice", "ip:shop.example"),
         ("header:X-Key",),
         ("user:alice", "--digest", "7Gb0o9Qe_P1kzJrX2YvWmA"),
         ("--digest", "short"),
@@ -421,7 +438,7 @@ def test_keys_of_other_programs_are_skipped_and_counted(make_shop: MakeShop, val
     assert "another program wrote this key" in shop.run("show", "--digest", "B" * 22)
 
 
-@pytest.mark.parametrize("words", ["top --json", "top --once", "top", "bans", "show user:alice"])
+@pytest.mark.parametrize("words", ["top --json", "top --once", "top", "bans", f"show {WHO}"])
 def test_a_command_that_is_interrupted_says_so(
     words: str, make_shop: MakeShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

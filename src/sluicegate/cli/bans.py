@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluicegate.cli.budgets import Budgets, identity_text, opened, takes_identity
+from sluicegate.cli.budgets import Budgets, identity_text, mismatch, opened, takes_identity, warn_of_mismatch
 from sluicegate.cli.commands import Command, load_app, option_app
 from sluicegate.clock import MICROSECOND
 from sluicegate.extras import needs
@@ -54,6 +54,9 @@ def ban(
         budgets, found = _chosen(limiters, which)
         terms = found.terms if duration is None else found.lasting(duration)
         text = identity_text(budgets, identity, name)
+        problem = mismatch([budgets], identity, found.name)
+        if problem is not None:
+            raise click.UsageError(f"{problem}, so this ban would refuse nobody")
         confirm(f"Ban {' '.join(identity) or name} by {found.name}?", yes=yes)
         budgets.store.run(Plan((Check(terms, text, found.after),)))
         (outcome,) = budgets.peek([(terms, text)])
@@ -77,6 +80,7 @@ def unban(
     with opened(load_app(app)) as limiters:
         budgets, found = _chosen(limiters, which)
         text = identity_text(budgets, identity, name)
+        warn_of_mismatch([budgets], identity, found.name)
         confirm(f"End the ban {found.name} of {' '.join(identity) or name}?", yes=yes)
         (before,) = budgets.peek([(found.terms, text)])
         budgets.store.forget(found.terms.rule_id, text)

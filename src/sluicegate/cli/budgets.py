@@ -13,7 +13,9 @@ from functools import cached_property
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sluicegate.address import is_counted
 from sluicegate.cli.application import Application, Limiting
+from sluicegate.cli.check import key_name
 from sluicegate.cli.commands import Command
 from sluicegate.errors import ConfigurationError, StoreError, is_foreign
 from sluicegate.extras import needs
@@ -21,16 +23,18 @@ from sluicegate.identity import Digested, digest
 from sluicegate.limiter import Limiter
 from sluicegate.plan import Check, Outcome, Plan, Terms
 from sluicegate.rules.ban import Ban
-from sluicegate.rules.key import as_keys_give
+from sluicegate.rules.key import KeySpec, as_keys_give, can_be
 from sluicegate.rules.rollout import EVERYBODY, shadows
 from sluicegate.rules.rule import METHODS, Rule
 from sluicegate.rules.tiers import Tiers
 from sluicegate.stores import open_store
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
-from sluicegate.web.bound import Bound, of_method
+from sluicegate.web.bound import Bound, names_of, of_method
 
 with needs("cli"):
     import click
+
+    from sluicegate.cli.output import console, plain
 
 if TYPE_CHECKING:
     from sluicegate.stores.redis.scan import KeyPage
@@ -78,10 +82,19 @@ class Budgets:
 
     def text(self, words: Iterable[str]) -> str:
         """Return the text of an identity that a person typed, as the application's keys make it."""
-        settings, parts = self._limiting.settings, tuple(map(_typed, words))
-        identity = parts[0] if len(parts) == 1 else parts
-        identity = as_keys_give(identity, prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
+        settings = self._limiting.settings
+        identity = as_keys_give(_identity(words), prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
         return self._limiting.gate.limiter.text(identity)
+
+    def keys(self, name: str | None) -> list[KeySpec]:
+        """The keys of all rules, or of those that a person means by this name of a rule or a ban."""
+        return [
+            self._limiting.gate.key_of(bound)
+            for bound in self._bounds()
+            if name is None
+            or name in {bound.rule.name, *names_of(bound)}
+            or (bound.rule.ban is not None and name == bound.rule.ban.name)
+        ]
 
     @cached_property
     def known(self) -> dict[str, tuple[Known, ...]]:
@@ -170,6 +183,12 @@ def _terms(rule: Rule, bound: Bound, algorithm: str) -> Iterator[tuple[tuple[str
             yield label, shadows(terms)
 
 
+def _identity(words: Iterable[str]) -> Any:
+    """Return the identity that a person typed."""
+    parts = tuple(map(_typed, words))
+    return parts[0] if len(parts) == 1 else parts
+
+
 def _typed(word: str) -> Any:
     """Return one part of an identity that a person typed: `user:alice` is ("user", "alice").
 
@@ -177,6 +196,8 @@ def _typed(word: str) -> Any:
     (('header:x-api-key', 'abc'), 42)
     """
     kind, colon, value = word.partition(":")
+    if colon and kind == "ip" and not is_counted(value):
+        raise click.UsageError(f"identity {word!r}: not an address; give one such as ip:203.0.113.7")
     if colon and kind in ("user", "ip"):
         return kind, value
     name, equals, part = value.partition("=")
@@ -226,6 +247,23 @@ def check_rule(limiters: Iterable[Budgets], rule: str) -> None:
     names = {name for budgets in limiters for known in budgets.known.values() for each in known for name in each.names}
     if rule not in names:
         raise click.UsageError(f"no rule {rule!r}; the rules are {', '.join(sorted(names))}")
+
+
+def mismatch(limiters: Iterable[Budgets], words: tuple[str, ...], rule: str | None = None) -> str | None:
+    """Return a sentence if no rule, or no rule of this name, has a key that gives the typed identity."""
+    keys = [key for budgets in limiters for key in budgets.keys(rule)]
+    if not words or not keys or any([can_be(key, _identity(words)) for key in keys]):
+        return None
+    which = "no rule of this application" if rule is None else f"no rule with the name or the ban {rule!r}"
+    listed = ", ".join(sorted(set(map(key_name, keys))))
+    return f"{which} counts by such an identity as {' '.join(words)}; the keys are {listed}"
+
+
+def warn_of_mismatch(limiters: Iterable[Budgets], words: tuple[str, ...], rule: str | None = None) -> None:
+    """Warn on stderr: it is no error, because a charge inside a view may have any key."""
+    problem = mismatch(limiters, words, rule)
+    if problem is not None:
+        console(stderr=True).print(plain(f"warning: {problem}", "yellow"))
 
 
 def takes_identity(command: Command) -> Command:

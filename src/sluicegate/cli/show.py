@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sluicegate.address import Network, parse_address
-from sluicegate.cli.budgets import Budgets, Known, check_rule, identity_text, opened, takes_identity
+from sluicegate.cli.budgets import Budgets, Known, check_rule, identity_text, opened, takes_identity, warn_of_mismatch
 from sluicegate.cli.check import store_name
 from sluicegate.cli.commands import load_app, option_app
 from sluicegate.clock import MICROSECOND
@@ -47,6 +47,7 @@ def show(identity: tuple[str, ...], name: str | None, app: str | None, *, quick:
     application = load_app(app)
     out, found, text = console(), [], ""
     with opened(application) as limiters:
+        warn_of_mismatch(limiters, identity)
         for budgets in limiters:
             text = identity_text(budgets, identity, name)
             kept, unknown, foreign = _kept(budgets, text, quick=quick)
@@ -80,6 +81,7 @@ def reset(
             check_rule(limiters, rule)
         texts = [identity_text(budgets, identity, name) for budgets in limiters]
         wanted = [None if rule is None else _terms_of(budgets, rule) for budgets in limiters]
+        warn_of_mismatch(limiters, identity, rule)
         what = "everything" if rule is None else f"the rule {rule}"
         confirm(f"Forget {what} of {' '.join(identity) or name}?", yes=yes)
         for budgets, text, terms in zip(limiters, texts, wanted, strict=True):
