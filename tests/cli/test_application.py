@@ -120,6 +120,25 @@ def test_the_forms_of_a_name(form: str, write: Write) -> None:
     assert summary(load(form.format(module))) == {ANYWHERE}
 
 
+@pytest.mark.parametrize("path", ["main.py", "__init__.py"])
+def test_a_file_in_a_package_has_the_budgets_of_the_server(path: str, write: Write) -> None:
+    """Its functions are those of the module that a server imports, also if it is named from inside the package."""
+    package = write("shop", "")
+    Path(f"{package}.py").unlink()
+    inner = Path(package, "web")
+    inner.mkdir(parents=True)
+    for file in (inner.parent / "__init__.py", inner / "__init__.py", inner / path):
+        file.write_text(dedent(APPLICATIONS["starlette"]) if file == inner / path else "", "utf-8")
+    server = f"{package}.web" if path == "__init__.py" else f"{package}.web.main"
+    expected = load(server).limiters[0].endpoints
+    for name in (inner / path, (inner / path).resolve()):
+        sys.modules.pop(server)
+        found = load(str(name)).limiters[0].endpoints
+        assert server in sys.modules
+        ids = [[bound.terms for bound in each.bounds] for each in (*found, *expected)]
+        assert ids[: len(found)] == ids[len(found) :]
+
+
 def test_a_file_with_settings(tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
     path.write_text('[sluicegate]\nrules = [{name = "login", quota = "5/minute", route = "login"}]\n', "utf-8")

@@ -150,8 +150,7 @@ def _imported(name: str) -> Any:
     if path.suffix == ".py" or os.sep in module:
         if not path.exists():
             raise LoadError(name, "no such file")
-        sys.path.insert(0, str(path.resolve().parent))
-        module = path.stem
+        module = _searched(path.resolve())
     _search_here()
     try:
         found = import_module(module)
@@ -160,6 +159,20 @@ def _imported(name: str) -> Any:
         raise
     except Exception as error:  # its row in tests/test_house.py says why
         raise LoadError(name, _cause(error)) from error
+
+
+def _searched(path: Path) -> str:
+    """Let a file be imported, and return the name of its module: in a package with the package's name, as servers name
+    it. The ids of budgets contain the name.
+    """
+    names, folder = [path.stem], path.parent
+    while (folder / "__init__.py").exists():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    if len(names) > 1:
+        sys.path.append(str(path.parent))  # for a package that imports its modules without its own name
+    sys.path.insert(0, str(folder))
+    return ".".join(names).removesuffix(".__init__")
 
 
 def _attribute(module: Any, attribute: str, name: str) -> Any:
