@@ -430,7 +430,7 @@ def test_django_delivers_when_the_response_is_closed(path: str) -> None:
     with serving(
         asgi=False, urls=urls, default_limits=["1/hour"], on_decision=lambda event: events.append(event.allowed)
     ):
-        body: Any = get_wsgi_application()({**make_environ(path=path), "SCRIPT_NAME": ""}, lambda *_: None)
+        body: Any = get_wsgi_application()({**make_environ(path=path), "SCRIPT_NAME": ""}, lambda *_: lambda _: None)
         gc.collect()
         assert b"".join(body)
         assert events == []
