@@ -218,7 +218,7 @@ class DecisionEvent(_Value, StoreTime):
         """
         decision = self._decision
         found: list[tuple[str, Result, EventSource, bool]] = []
-        hint: EventSource = "store" if self.elapsed is not None else self._hint
+        hint = self._hint
         for check, outcome in zip(decision[1], decision[2], strict=True):
             terms, source = check[0], outcome[7]
             result, near = _said(terms, outcome)
@@ -250,10 +250,50 @@ def _said(terms: Terms, outcome: Outcome) -> tuple[Result, bool]:
 log = logging.getLogger("sluicegate.events")
 
 
+class Pending:
+    """The events of one request that wait for the end of its answer. Later ones are delivered at once.
+
+    Several threads may add to it. Each event is delivered by the one that takes it.
+    """
+
+    __slots__ = ("_made", "at", "context", "ends_with_answer", "is_over")
+
+    context: int  # the id of Flask's context of the request
+    ends_with_answer: bool  # in Flask: closing the response will call `end`
+
+    def __init__(self, at: tuple[str, str]) -> None:
+        self._made: list[tuple[Delivery, DecisionEvent]] = []
+        self.at = at  # the template of the route, and the method
+        self.is_over = False
+
+    def add(self, delivery: Delivery, event: DecisionEvent) -> None:
+        """Add an event."""
+        self._made.append((delivery, event))
+        if self.is_over:
+            self.end()
+
+    def end(self) -> None:
+        """Deliver the events: the answer was sent, or there will be none. All of them, before an error is raised."""
+        self.is_over = True
+        raised: BaseException | None = None
+        while self._made:
+            try:
+                delivery, event = self._made.pop(0)
+            except IndexError:  # another thread was quicker
+                break
+            event.at = self.at
+            try:
+                delivery.deliver(event)
+            except BaseException as error:  # noqa: BLE001  # it is raised below
+                raised = error
+        if raised is not None:
+            raise raised
+
+
 class Delivery:
     """Makes the events of one limiter and calls its handlers. It has no lock and nothing of a request."""
 
-    pending: type[Pending]
+    pending = Pending
     """Keeps the events of one request until its answer was sent."""
 
     def __init__(self, given: Handlers, *, application: str, show_identities: bool) -> None:
@@ -312,49 +352,6 @@ class Delivery:
 
 _DELIVERING: Final[ContextVar[tuple[Delivery, ...]]] = ContextVar("sluicegate_delivering", default=())
 """Those whose handlers are running in this context, one inside the other."""
-
-
-class Pending:
-    """The events of one request that wait for the end of its answer. Later ones are delivered at once.
-
-    Several threads may add to it. Each event is delivered by the one that takes it.
-    """
-
-    __slots__ = ("_made", "at", "context", "ends_with_answer", "is_over")
-
-    context: int  # the id of Flask's context of the request
-    ends_with_answer: bool  # in Flask: closing the response will call `end`
-
-    def __init__(self, at: tuple[str, str]) -> None:
-        self._made: list[tuple[Delivery, DecisionEvent]] = []
-        self.at = at  # the template of the route, and the method
-        self.is_over = False
-
-    def add(self, delivery: Delivery, event: DecisionEvent) -> None:
-        """Add an event."""
-        self._made.append((delivery, event))
-        if self.is_over:
-            self.end()
-
-    def end(self) -> None:
-        """Deliver the events: the answer was sent, or there will be none. All of them, before an error is raised."""
-        self.is_over = True
-        raised: BaseException | None = None
-        while self._made:
-            try:
-                delivery, event = self._made.pop(0)
-            except IndexError:  # another thread was quicker
-                break
-            event.at = self.at
-            try:
-                delivery.deliver(event)
-            except BaseException as error:  # noqa: BLE001  # it is raised below
-                raised = error
-        if raised is not None:
-            raise raised
-
-
-Delivery.pending = Pending
 
 
 def handlers_of(given: object) -> tuple[Handler, ...]:

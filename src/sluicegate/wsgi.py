@@ -315,9 +315,7 @@ class _Body:
     def close(self) -> None:
         """Close the application's iterable, then deliver."""
         try:
-            close = getattr(self._chunks, "close", None)
-            if close is not None:
-                close()
+            _close(self._chunks)
         finally:
             self._pending.end()
 
@@ -342,9 +340,7 @@ class SettlingBody:
     def close(self) -> None:
         """Close the application's iterable. The server calls this even if it could not send everything."""
         try:
-            close = getattr(self._chunks, "close", None)
-            if close is not None:
-                close()
+            _close(self._chunks)
         finally:
             if self._state.settlement is not None:
                 cast("Settlement", self._state.settlement).ended()
@@ -372,9 +368,14 @@ class _Unstarted:
 
     def close(self) -> None:
         """Close the application's iterable, or that of the refusal."""
-        close = getattr(self._chunks, "close", None)
-        if close is not None:
-            close()
+        _close(self._chunks)
+
+
+def _close(chunks: Iterable[bytes]) -> None:
+    """Close a body that can be closed."""
+    close = getattr(chunks, "close", None)
+    if close is not None:
+        close()
 
 
 def _line(code: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 
 from sluicegate import fork
-from sluicegate.django.request import DjangoRequestState
+from sluicegate.django.request import DjangoRequestState, end_with
 from sluicegate.rules.response import Headers, Response
 from sluicegate.web.settlement import AsyncSettlement, Settlement
 
@@ -42,7 +42,7 @@ def release_at_close(state: DjangoRequestState) -> None:
     own = state.own_request()
     request: HttpRequest = state.native if own is None else own
     state.releases_at_close = True
-    setattr(request, "close", _releasing_close(request, settlement))  # noqa: B010  # mypy forbids to replace a method
+    end_with(request, partial(_release, settlement))
     if isinstance(settlement, AsyncSettlement):
         weakref.finalize(request, partial(_release_lost, asyncio.get_running_loop(), settlement)).atexit = False
     elif isinstance(request, ASGIRequest):
@@ -132,22 +132,6 @@ async def _renewing_async(
         else:
             settlement.going_on()
         yield chunk
-
-
-def _releasing_close(request: HttpRequest, settlement: Settlement | AsyncSettlement) -> Callable[[], None]:
-    """Return a `close` for the request that also releases its slots. It must not keep the request alive."""
-    before, reference = vars(request).get("close"), weakref.ref(request)
-
-    def close() -> None:
-        try:
-            if before is not None:
-                before()
-            elif (alive := reference()) is not None:
-                type(alive).close(alive)
-        finally:
-            _release(settlement)
-
-    return close
 
 
 def _release(settlement: Settlement | AsyncSettlement) -> None:

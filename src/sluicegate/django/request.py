@@ -180,7 +180,7 @@ def pending_of(request: HttpRequest) -> Any:
         from sluicegate.events import Pending
 
         pending = vars(request)[_PENDING] = Pending(("", request.method or "GET"))
-        vars(request)["close"] = _ending_close(request, pending)
+        end_with(request, pending.end)
         if isinstance(request, ASGIRequest):
             loop = running_loop()
             end = pending.end if loop is None else partial(_end_on, loop, pending)
@@ -191,8 +191,8 @@ def pending_of(request: HttpRequest) -> Any:
     return pending
 
 
-def _ending_close(request: HttpRequest, pending: Any) -> Callable[[], None]:
-    """Return a `close` for the request that also delivers. It must not keep the request alive."""
+def end_with(request: HttpRequest, end: Callable[[], None]) -> None:
+    """Let the `close` of a request also call `end`, whatever else fails. It must not keep the request alive."""
     before, reference = vars(request).get("close"), ref(request)
 
     def close() -> None:
@@ -202,9 +202,9 @@ def _ending_close(request: HttpRequest, pending: Any) -> Callable[[], None]:
             elif (alive := reference()) is not None:
                 type(alive).close(alive)
         finally:
-            pending.end()
+            end()
 
-    return close
+    vars(request)["close"] = close
 
 
 def _end_on(loop: Any, pending: Any) -> None:
