@@ -46,6 +46,7 @@ ORDER: tuple[dict[str, tuple[str, ...]], ...] = (
     },
     {"fastapi": ("fastapi",)},
     {"testing": ("testing", "testing.*"), "metrics": ("measures", "prometheus", "opentelemetry", "refusal_log")},
+    {"replay": ("replay", "replay.*")},
     {"cli": ("cli", "cli.*", "__main__", "django.management*")},
 )
 # What a part may not import, although it is in a row above.
@@ -64,6 +65,7 @@ APART: dict[str, tuple[str, ...]] = {
 
 # Where an optional dependency may be imported.
 CLI = ("cli", "cli.*")
+REPLAY = ("replay", "replay.*")
 OPTIONAL: dict[str, tuple[str, ...]] = {
     "annotationlib": ("awaiting",),  # of Python itself, from 3.14 on
     "redis": ("stores.redis*",),
@@ -81,8 +83,11 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "rest_framework": ("drf",),
     "anyio": ("starlette.*",),
     "click": CLI,
-    "rich": CLI,
+    "rich": (*CLI, *REPLAY),
     "uvicorn": CLI,
+    "polars": (*CLI, *REPLAY),
+    "orjson": (*CLI, *REPLAY),
+    "zstandard": REPLAY,
     "prometheus_client": ("prometheus",),
     "opentelemetry": ("opentelemetry",),
     "pytest": ("testing", "testing.*"),

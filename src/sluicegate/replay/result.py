@@ -1,0 +1,169 @@
+"""What a replay says: frozen values, which the terminal, JSON and HTML reports show. Times are in seconds since 1970."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Unreadable(NamedTuple):
+    """Lines that could not be read: how many, and the first of them."""
+
+    count: int
+    examples: tuple[tuple[str, int, str], ...]  # file, number of the line, its text (shortened)
+
+
+class Traffic(NamedTuple):
+    """What was read."""
+
+    files: tuple[tuple[str, str], ...]  # name, format as it was recognised or given
+    lines: int
+    unreadable: Unreadable
+    late: int  # lines further out of order than the window: replayed, at the moment of the newest line released
+    first: float | None
+    last: float | None
+    resolution: float  # seconds between two times that the log can tell apart: 1, 0.001, 0.000001
+    requests: int
+    identities: int  # different addresses, or of the first key if there is one for all
+    refused: int  # status 429 in the log: some limit was active already
+    missing: tuple[str, ...]  # columns that the log does not have, and that a rule or an answer would need
+
+
+class RuleText(NamedTuple):
+    """One rule of a candidate, as text, and how often it refused."""
+
+    name: str
+    quota: str
+    key: str
+    algorithm: str
+    applies_to: str  # methods and path, "" for every request
+    refused: int
+    identities: int  # refused at least once by this rule
+
+
+class Refused(NamedTuple):
+    """One identity that was refused."""
+
+    identity: str  # a digest, or the identity if the reader asked for it
+    requests: int
+    refused: int
+    seconds: float  # for how long it was blocked, in all
+    first: float
+    last: float
+    innocent: bool
+    counts: tuple[int, ...]  # its requests in each bucket of the load
+    refusals: tuple[int, ...]
+
+
+class Route(NamedTuple):
+    """One route: a path with its variable parts as `*`."""
+
+    route: str
+    requests: int
+    refused: int
+    identities: int
+    refused_identities: int
+
+
+class Load(NamedTuple):
+    """Requests over time, in equal buckets."""
+
+    start: float
+    bucket: float  # seconds
+    logged: tuple[int, ...]
+    passed: tuple[int, ...]
+    busy_logged: tuple[float, ...]  # seconds of work begun in the bucket, if durations were logged, else empty
+    busy_passed: tuple[float, ...]
+
+
+class Moment(NamedTuple):
+    """One of the worst moments."""
+
+    start: float
+    seconds: float
+    requests: int
+    refused: int
+    identities: int
+
+
+class Innocent(NamedTuple):
+    """Identities that were refused though they never passed the stated sane rate."""
+
+    rate: str  # the sane rate, as a quota
+    identities: int
+    of: int  # identities that never passed it
+    requests: int
+
+
+class ClosedLoop(NamedTuple):
+    """What clients that honour Retry-After would have met: each waits, asks again, and goes on after that."""
+
+    delayed: int  # requests that passed later than logged
+    never: int  # requests that no wait lets through
+    retries: int
+    median: float  # seconds of delay, over the delayed requests
+    p95: float
+    longest: float
+
+
+class Point(NamedTuple):
+    """One limit on the curve of a rule: what this candidate would have done with it."""
+
+    limit: int
+    refused: int
+    identities: int
+    innocent: int
+
+
+class Curve(NamedTuple):
+    """One rule's limit against its effect, all other things equal. The candidate's own limit is one of the points."""
+
+    rule: str
+    period: float
+    points: tuple[Point, ...]
+
+
+class Rates(NamedTuple):
+    """Identities by the most requests that each made within a period."""
+
+    period: float
+    key: str
+    bins: tuple[tuple[int, int], ...]  # most requests in any such period (from), number of identities; rising
+
+
+class HeatMap(NamedTuple):
+    """Requests and refusals by hour of the day (UTC) and route."""
+
+    routes: tuple[str, ...]
+    requests: tuple[tuple[int, ...], ...]  # 24 for each route
+    refused: tuple[tuple[int, ...], ...]
+
+
+class Candidate(NamedTuple):
+    """What one set of rules would have done."""
+
+    name: str
+    rules: tuple[RuleText, ...]
+    decided: int  # requests that some rule applied to
+    refused: int
+    identities: int
+    refused_identities: int
+    blocked: float  # seconds, summed over identities
+    routes: tuple[Route, ...]
+    worst: tuple[Moment, ...]
+    innocent: Innocent
+    closed_loop: ClosedLoop
+    load: Load
+    most_refused: tuple[Refused, ...]
+    heat: HeatMap
+    curves: tuple[Curve, ...]
+    exact: bool  # False if a sketch was used; then `error` states its bound
+    error: str
+
+
+class Result(NamedTuple):
+    """A whole replay."""
+
+    traffic: Traffic
+    candidates: tuple[Candidate, ...]
+    rates: tuple[Rates, ...]
+    seconds: float  # that the replay took
