@@ -61,7 +61,7 @@ class Budgets:
         try:
             reply = self.connection.execute_command(*unpacked(frame))
             if frame is not command.frame:
-                (reply,) = split_reply(reply)
+                (reply,) = split_reply(reply, 1)
                 if isinstance(reply, Exception):
                     raise reply
         except redis.ResponseError as error:

@@ -30,7 +30,7 @@ with needs("redis"):
 
     from sluicegate.stores.redis.async_connections import AsyncConnections
     from sluicegate.stores.redis.connections import Connections
-    from sluicegate.stores.redis.encoding import Encoder, decode, passed
+    from sluicegate.stores.redis.encoding import Encoder, passed
     from sluicegate.stores.redis.maxmemory import warn_of_eviction
     from sluicegate.stores.redis.operations import Operations
     from sluicegate.stores.redis.scan import KeyPage, Position, send_to
@@ -167,7 +167,7 @@ class RedisStore(_RedisStore):
         until = connections.until()
         reply = None if quick is None else connections.send(quick, until)
         if type(reply) is bytes or type(reply) is list:
-            result = decode(plan, reply)
+            result = self._operations.decode(plan, reply)
         else:
             result = connections.drive(self._operations.run(plan, quick, reply), until)
         if self._memory_unknown:
@@ -276,7 +276,7 @@ class AsyncRedisStore(_RedisStore):
             answer, until = connections.ask(quick)
             reply = await answer
         if type(reply) is bytes or type(reply) is list:
-            result = decode(plan, reply)
+            result = self._operations.decode(plan, reply)
         else:
             result = await connections.drive(self._operations.run(plan, quick, reply), until)
         if self._memory_unknown:

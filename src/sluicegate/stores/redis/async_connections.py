@@ -177,17 +177,18 @@ class AsyncConnection(asyncio.Protocol):
                     continue
                 self._received = 0
                 check_tag(sent, reply)
-                waiting.popleft()
                 if type(sent) is not Batch:
                     replies = [reply]
                 elif type(reply) is list:
-                    replies = split_reply(reply)
+                    replies = split_reply(reply, len(answers))
                 elif str(reply).startswith("NOSCRIPT"):  # it did not run: again, for the callers that still wait
+                    waiting.popleft()
                     self.unsent[id(oldest)] = oldest._replace(asked=self._heard)
                     self._flush()
                     continue
                 else:
                     replies = [reply] * len(answers)
+                waiting.popleft()
                 for answer, each in zip(answers, replies, strict=True):
                     if not answer.done():
                         answer.set_result(each)

@@ -134,7 +134,11 @@ def batch(single: Sequence[SingleCheck]) -> Batch:
     return Batch(b"".join((head, rule.before, keys, rule.after, tail)), tag, many)
 
 
-def split_reply(reply: list[Any]) -> list[Any]:
-    """Return the reply to a batch, as the reply to each command: text, or an error reply."""
+def split_reply(reply: list[Any], count: int) -> list[Any]:
+    """Return the reply to a batch, as the reply to each of its `count` commands: text, or an error reply. Raises
+    ConnectionError if it makes no sense.
+    """
     start, *ends = reply
+    if type(start) is not bytes or len(ends) != count:
+        raise ConnectionError("the reply makes no sense")
     return [start + end if type(end) is bytes else end for end in ends]

@@ -228,10 +228,10 @@ def check_tag(command: AnyCommand | Batch, reply: Any) -> None:
     """Raise ConnectionError for a reply to another command: something between this process and the Redis server has
     lost a reply.
     """
-    first = reply[0] if type(reply) is list else reply
-    if command.tag is None or isinstance(first, Exception):
+    if command.tag is None or isinstance(reply, Exception):
         return
-    if first != command.tag if type(first) is int else first[:6] != b"%d" % command.tag:
+    first = reply[0] if type(reply) is list and reply else reply
+    if first[:6] != b"%d" % command.tag if type(first) is bytes else first != command.tag:
         raise ConnectionError("the reply is to another command")
 
 

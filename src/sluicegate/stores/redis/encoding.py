@@ -34,6 +34,9 @@ from sluicegate.stores.redis.commands import (
     pack,
 )
 
+MALFORMED: Final = (ValueError, TypeError, LookupError, ArithmeticError)
+"""What decoding raises for a reply that no script makes: a proxy, or another program's server, has answered."""
+
 PEEK: Final = b"0"  # the ways to run a plan: charge nothing,
 CHARGE: Final = b"1"  # charge everything or nothing,
 REFUSED: Final = b"2"  # charge only the checks that count refusals, because another server has refused another part,
@@ -52,6 +55,7 @@ _MAX_SHAPES: Final = (
 )
 _TAGS: Final = range(100_000, 1_000_000)  # all have six digits
 _LITERAL: Final = str.maketrans({sign: f"\\{sign}" for sign in "*?[]^-\\"})
+_SHORT: Final = 99  # bytes: the numbers of a reply that is longer may be too long for Python's own arithmetic
 _ONE: Final = bulk(1)
 _PLAIN: Final = bulk(0)  # neither a shadow rule nor one that counts refusals, nor a ban
 
@@ -285,7 +289,7 @@ def _start_of_frame(shape: Shape, checks: tuple[Check, ...]) -> list[bytes]:
 
 
 def decode(plan: Plan, reply: Sequence[int] | bytes) -> tuple[Outcome, ...]:
-    """Return one outcome for each check, from a script's reply.
+    """Return one outcome for each check, from a script's reply. Raises one of MALFORMED if it is none.
 
     The reply is the tag, the time, then five integers for each check. The reply of hit.lua and several.lua is text: the
     tag, the time in two words, and the answers of the algorithms.
@@ -293,7 +297,11 @@ def decode(plan: Plan, reply: Sequence[int] | bytes) -> tuple[Outcome, ...]:
     checks = plan.checks
     if isinstance(reply, bytes):
         now, kept = _timed(reply)
-        return (_decode_hit(checks[0], now, kept),) if len(checks) == 1 else _decode_several(checks, now, kept)
+        found = (_decode_hit(checks[0], now, kept),) if len(checks) == 1 else _decode_several(checks, now, kept)
+        if len(reply) > _SHORT:
+            _require_integers([number for outcome in found for number in outcome[1:7] if number is not NEVER])
+        return found
+    _require_integers(reply)
     at = reply[1]
     return tuple(
         [
@@ -311,19 +319,36 @@ def decode(plan: Plan, reply: Sequence[int] | bytes) -> tuple[Outcome, ...]:
     )
 
 
+def decode_time(reply: Any) -> int:
+    """Return the time in the reply to a refund: the tag, the time. Raises one of MALFORMED if it is none."""
+    _, now = reply
+    _require_integers((now,))
+    return int(now)
+
+
 def passed(check: Check, reply: Any) -> Outcome | None:
     """Return the outcome of a check that was charged, from the reply of hit.lua. None for any other reply, and for an
     outcome that refuses.
     """
-    if type(reply) is not bytes:
+    if type(reply) is not bytes or len(reply) > _SHORT:
         return None
-    _, seconds, microseconds, kept = reply.split(b" ", 3)  # the same as `_timed` and `_decode_hit`, in fewer calls
-    now = int(seconds) * MICROSECOND + int(microseconds)
-    known = _HITS.get(check[0][2]) if kept else None
-    outcome = None if known is None else known[2](kept, now, check)
-    if outcome is None:
-        outcome = _decode_hit(check, now, kept)
+    try:
+        _, seconds, microseconds, kept = reply.split(b" ", 3)  # the same as `_timed` and `_decode_hit`, in fewer calls
+        now = int(seconds) * MICROSECOND + int(microseconds)
+        known = _HITS.get(check[0][2]) if kept else None
+        outcome = None if known is None else known[2](kept, now, check)
+        if outcome is None:
+            outcome = _decode_hit(check, now, kept)
+    except MALFORMED:  # `decode` raises it for the whole reply
+        return None
     return outcome if outcome[0] else None
+
+
+def _require_integers(numbers: Sequence[object]) -> None:
+    """Raise ValueError for what is no integer of a script: Lua has none of more than 64 bits."""
+    for number in numbers:
+        if type(number) is not int or not -(1 << 63) <= number < 1 << 63:
+            raise ValueError(f"not an integer of a script: {type(number).__name__}")
 
 
 def _timed(reply: bytes) -> tuple[int, bytes]:

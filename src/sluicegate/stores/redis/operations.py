@@ -16,7 +16,7 @@ from typing import Any, Final
 from sluicegate.errors import StoreError
 from sluicegate.plan import BAN, Check, Outcome, Plan, Terms, charged, in_shadow, new
 from sluicegate.stores.redis.commands import AnyCommand, Command, pack
-from sluicegate.stores.redis.encoding import PEEK, REFUND, REFUSED, RENEW, Encoder, decode
+from sluicegate.stores.redis.encoding import MALFORMED, PEEK, REFUND, REFUSED, RENEW, Encoder, decode, decode_time
 from sluicegate.stores.redis.failures import kind_of, may_succeed_elsewhere, store_error
 from sluicegate.stores.redis.scan import KeyPage, Position, Scan, scan_bans, scan_budgets, scan_page
 from sluicegate.stores.redis.server_info import identify
@@ -69,7 +69,18 @@ class Operations:
         reply = yield from self._send(checks, command, attempt)
         if isinstance(reply, Exception):
             return (yield from self._across(plan, _alone(checks, range(len(checks)))))
-        return decode(plan, reply)
+        return self.decode(plan, reply)
+
+    def decode(self, plan: Plan, reply: Any) -> tuple[Outcome, ...]:
+        """Return one outcome for each check, from a script's reply. Raises StoreError if it makes no sense."""
+        try:
+            return decode(plan, reply)
+        except MALFORMED as error:
+            raise self._malformed(plan.checks) from error
+
+    def _malformed(self, checks: tuple[Check, ...]) -> StoreError:
+        server = self._topology.known(slot_of(checks[0].identity) if self._topology.split else 0)
+        return StoreError("" if server is None else str(server), "the reply makes no sense", concerns="plan")
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> Steps[None]:
         """Refund what was charged."""
@@ -96,7 +107,10 @@ class Operations:
             if isinstance(reply, Exception):
                 groups.extend(_alone(checks, group))
             else:
-                _, now = reply
+                try:
+                    now = decode_time(reply)
+                except MALFORMED as error:
+                    raise self._malformed(part) from error
                 for check in part:
                     at[check] = now
         return at
@@ -139,7 +153,7 @@ class Operations:
                 if isinstance(reply, Exception):
                     waiting.extendleft(reversed(_alone(plan.checks, group)))
                     continue
-                found = decode(part, reply)
+                found = self.decode(part, reply)
                 outcomes.update(zip(group, found, strict=True))
                 if plan.charge and not plan.forced and not refused:
                     refused = not all([outcome.allowed for outcome in found])
@@ -161,7 +175,7 @@ class Operations:
                 reply = yield from self._send(part.checks, self._encoder.run(part, PEEK))
                 if isinstance(reply, Exception):  # the slot has begun to move: the outcomes stay as they were
                     continue
-                for i, outcome in zip(group, decode(part, reply), strict=True):
+                for i, outcome in zip(group, self.decode(part, reply), strict=True):
                     stands = in_shadow(outcome, passed=outcomes[i].retry_after == 0)
                     outcomes[i] = stands if plan.checks[i].terms.shadow else outcome._replace(allowed=True)
 
