@@ -479,3 +479,33 @@ def test_access_lists_are_shown(make_shop: MakeShop) -> None:
     assert "secret key" not in checked
     assert "in 10.0.0.0/8, on the list 'deny'" in shop.run("show", "ip:10.2.3.4")
     assert "list" not in shop.run("show", "ip:192.0.2.1")
+    secret = "header:X-Key=secret key"
+    shown = json.loads(shop.run("show", secret, "--json"))
+    assert shown["limiters"][0]["lists"] == ["allow"]
+    for words in ((secret,), ("--digest", shown["identity"])):
+        assert "on the list 'allow': no rule is applied" in shop.run("show", *words)
+
+
+@pytest.mark.parametrize("prefix", ["the same", "another"])
+def test_limiters_that_share_their_budgets_are_listed_once(prefix: str, make_shop: MakeShop) -> None:
+    """One around the application, and one around a part of it."""
+    shop = make_shop("starlette")
+    own = "" if prefix == "the same" else ', prefix=PREFIX + "2"'
+    more = f"""
+inner = Starlette(routes=[Route("/find", login, methods=["POST"])])
+inner.add_middleware(RateLimitMiddleware, **{{**OPTIONS, **dict(rules=[dict(name="find", quota="9/minute")]{own})}})
+app.mount("/inner", inner)
+"""
+    shop.path.write_text(f"{shop.path.read_text('utf-8')}{more}", "utf-8")
+    shop.log_in(6)
+    assert TestClient(__import__(shop.module).inner).post("/find", headers={"X-Key": "abc"}).status_code == 200
+    limiters = json.loads(shop.run("show", WHO, "--json"))["limiters"]
+    apart = [["ban strikes", "default", "login"], ["default", "find"]]
+    expected = [["ban strikes", "default", "find", "login"]] if prefix == "the same" else apart
+    assert sorted(sorted(row["rule"] for row in each["budgets"]) for each in limiters) == expected
+    assert [each["unknown"] for each in limiters] == [[]] * len(expected)
+    top = json.loads(shop.run("top", "--json"))
+    listed = sorted(rule for each in expected for rule in each)
+    assert sorted(row["rule"] for row in top["top"]) == listed
+    assert (top["scanned"], top["unknown"]) == (len(listed), 0)
+    assert len(json.loads(shop.run("bans", "--json"))["bans"]) == 1

@@ -7,7 +7,7 @@ store that is down is an error here, and no local fallback answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property
 from inspect import isawaitable
@@ -19,7 +19,7 @@ from sluicegate.cli.check import key_name
 from sluicegate.cli.commands import Command
 from sluicegate.errors import ConfigurationError, StoreError, is_foreign
 from sluicegate.extras import needs
-from sluicegate.identity import Digested, digest
+from sluicegate.identity import Digested, Seal, digest
 from sluicegate.limiter import Limiter
 from sluicegate.plan import Check, Outcome, Plan, Terms
 from sluicegate.rules.ban import Ban
@@ -29,7 +29,9 @@ from sluicegate.rules.rule import METHODS, Rule
 from sluicegate.rules.tiers import Tiers
 from sluicegate.stores import open_store
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
+from sluicegate.web.access import AccessLists
 from sluicegate.web.bound import Bound, names_of, of_method
+from sluicegate.web.gate import AsyncGate, Gate
 
 with needs("cli"):
     import click
@@ -73,24 +75,37 @@ async def _awaited(found: Any) -> Any:
 
 
 class Budgets:
-    """The budgets under one limiter of an application."""
+    """The budgets in one place: under the same prefix of one store. Several limiters of an application may share them,
+    if they give an identity the same text.
+    """
 
-    def __init__(self, limiting: Limiting, store: Any) -> None:
-        self._limiting = limiting
-        self.settings = limiting.settings
+    def __init__(self, limiters: Sequence[Limiting], store: Any) -> None:
+        self._limiters = limiters
+        self.settings = limiters[0].settings
         self.store = store
 
     def text(self, words: Iterable[str]) -> str:
         """Return the text of an identity that a person typed, as the application's keys make it."""
-        settings = self._limiting.settings
-        identity = as_keys_give(_identity(words), prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
-        return self._limiting.gate.limiter.text(identity)
+        identity = as_keys_give(
+            _identity(words), prefix=self.settings.ipv6_prefix, ipv4_prefix=self.settings.ipv4_prefix
+        )
+        return self._limiters[0].gate.limiter.text(identity)
+
+    @property
+    def lists(self) -> list[AccessLists]:
+        """The access lists of the limiters."""
+        return [each.settings.lists for each in self._limiters if each.settings.lists is not None]
+
+    def sealed(self, text: str) -> str:
+        """Return the text of an identity in the form that the store gets."""
+        secret = self.settings.secret
+        return text if secret is None else Seal(secret).text(text)
 
     def keys(self, name: str | None) -> list[KeySpec]:
         """The keys of all rules, or of those that a person means by this name of a rule or a ban."""
         return [
-            self._limiting.gate.key_of(bound)
-            for bound in self._bounds()
+            gate.key_of(bound)
+            for gate, bound in self._bounds()
             if name is None
             or name in {bound.rule.name, *names_of(bound)}
             or (bound.rule.ban is not None and name == bound.rule.ban.name)
@@ -99,15 +114,15 @@ class Budgets:
     @cached_property
     def known(self) -> dict[str, tuple[Known, ...]]:
         """The terms of all rules, by the id of the rule. Several tiers may share an id."""
-        found: dict[str, dict[Known, None]] = {}
+        found: dict[str, dict[tuple[str, int], Known]] = {}
         for known in self._all_known():
-            found.setdefault(known.terms.rule_id, {})[known] = None
-        return {rule_id: tuple(each) for rule_id, each in found.items()}
+            found.setdefault(known.terms.rule_id, {}).setdefault((known.rule, known.terms.limit), known)
+        return {rule_id: tuple(each.values()) for rule_id, each in found.items()}
 
     @cached_property
     def bans(self) -> dict[str, Ban]:
         """The bans of all rules, by name and by the name of each rule that has one."""
-        rules = [bound.rule for bound in self._bounds()]
+        rules = [bound.rule for _, bound in self._bounds()]
         return {name: rule.ban for rule in rules if rule.ban is not None for name in (rule.name, rule.ban.name)}
 
     def peek(self, checks: Iterable[tuple[Terms, str]]) -> tuple[Outcome, ...]:
@@ -144,19 +159,20 @@ class Budgets:
             if position is None:
                 return
 
-    def _bounds(self) -> Iterator[Bound]:
+    def _bounds(self) -> Iterator[tuple[Gate | AsyncGate, Bound]]:
         done: set[int] = set()
-        for _, bounds in self._limiting.endpoints:
-            for bound in bounds:
-                if id(bound.rule) not in done:
-                    done.add(id(bound.rule))
-                    yield bound
+        for limiting in self._limiters:
+            for _, bounds in limiting.endpoints:
+                for bound in bounds:
+                    if id(bound.rule) not in done:
+                        done.add(id(bound.rule))
+                        yield limiting.gate, bound
 
     def _all_known(self) -> Iterator[Known]:
-        for bound in self._bounds():
+        for gate, bound in self._bounds():
             rule = bound.rule
             methods = (bound.methods or METHODS) - {"HEAD"} if rule.per_method else (None,)
-            for label, terms in _terms(rule, bound, self._limiting.settings.algorithm):
+            for label, terms in _terms(rule, bound, gate.settings.algorithm):
                 for method in sorted(methods, key=str):
                     for each in terms if method is None else of_method(terms, str(method)):
                         words = [each.name, *label, *([] if method is None else [str(method)])]
@@ -222,14 +238,25 @@ _OWN: Final[dict[str, Callable[[str], Any]]] = {"text": str, "int": int, "bytes"
 
 @contextmanager
 def opened(application: Application) -> Generator[list[Budgets]]:
-    """Open the budgets of an application on its servers. Two limiters with the same store are both there."""
+    """Open the budgets of an application on its servers. Limiters that share their budgets are opened as one."""
+    places: dict[tuple[Hashable, ...], list[Limiting]] = {}
+    for limiting in application.limiters:
+        places.setdefault(_place(limiting), []).append(limiting)
     with asyncio.Runner() as runner, ExitStack() as stack:
-        yield [stack.enter_context(_opened(limiting, runner)) for limiting in application.limiters]
+        yield [stack.enter_context(_opened(limiters, runner)) for limiters in places.values()]
+
+
+def _place(limiting: Limiting) -> tuple[Hashable, ...]:
+    """Return what is the same for limiters that share their budgets: the keys of one are those of the other."""
+    settings, given = limiting.settings, limiting.settings.store
+    store = given if isinstance(given, str) else id(given)
+    return store, settings.prefix, settings.ipv6_prefix, settings.ipv4_prefix, limiting.gate.limiter.text("")
 
 
 @contextmanager
-def _opened(limiting: Limiting, runner: asyncio.Runner) -> Generator[Budgets]:
-    """Open the budgets of one limiter. A store object of the application stays open."""
+def _opened(limiters: Sequence[Limiting], runner: asyncio.Runner) -> Generator[Budgets]:
+    """Open the budgets of limiters that share them. A store object of the application stays open."""
+    limiting = limiters[0]
     settings = limiting.settings
     given: Any = settings.store
     if isinstance(given, (MemoryStore, AsyncMemoryStore)) or (isinstance(given, str) and given.startswith("memory:")):
@@ -237,9 +264,9 @@ def _opened(limiting: Limiting, runner: asyncio.Runner) -> Generator[Budgets]:
         raise ConfigurationError("store", given, problem=problem, expected="use embedded:// or redis://")
     if isinstance(given, str):
         with closing(open_store(given, prefix=settings.prefix, clock=settings.clock, deadline=DEADLINE)) as store:
-            yield Budgets(limiting, store)
+            yield Budgets(limiters, store)
     else:
-        yield Budgets(limiting, given if isinstance(limiting.gate.limiter, Limiter) else Blocking(given, runner))
+        yield Budgets(limiters, given if isinstance(limiting.gate.limiter, Limiter) else Blocking(given, runner))
 
 
 def check_rule(limiters: Iterable[Budgets], rule: str) -> None:

@@ -27,6 +27,7 @@ with needs("cli"):
     from starlette.responses import PlainTextResponse
     from starlette.routing import Route
 
+    from sluicegate.cli.output import Between
     from sluicegate.starlette import RateLimitMiddleware, limit
 
 HOST: Final = "127.0.0.1"
@@ -44,7 +45,7 @@ async def reply(request: Request) -> PlainTextResponse:
 @click.command()
 @click.option("--once", is_flag=True, help="Print the requests and their responses, then exit.")
 @click.option("--store", default="memory://", show_default=True, metavar="URL", help="The store for the budgets.")
-@click.option("--port", default=0, type=click.IntRange(0, 65535), help="The port to listen on; a free one by default.")
+@click.option("--port", default=0, type=Between(0, 65535), help="The port to listen on; a free one by default.")
 def demo(store: str, port: int, *, once: bool) -> None:
     """Start a real application, limited to 5 replies a minute for each user, and watch it refuse."""
     run_demo(store, port=port, once=once)

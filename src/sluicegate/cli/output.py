@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from sluicegate.cli.commands import Command
 from sluicegate.extras import needs
 
 with needs("cli"):
@@ -24,6 +25,35 @@ with needs("cli"):
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 option_yes = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+class Between:
+    """The type of an option that is a number in a range. click's own ranges accept nan."""
+
+    __name__ = "number"  # in the help
+
+    def __init__(self, lowest: float, highest: float) -> None:
+        self._lowest, self._highest = lowest, highest
+        self._kind: type[float] = type(lowest)  # int: a whole number
+
+    def __call__(self, given: Any) -> float:
+        """Return the number. Raises BadParameter for everything else."""
+        try:
+            found = self._kind(given)
+        except ValueError:
+            found = math.nan
+        if not self._lowest <= found <= self._highest:
+            number = "a whole number" if self._kind is int else "a number"
+            raise click.BadParameter(f"{given!r}: give {number} from {self._lowest} to {self._highest}")
+        return found
+
+
+def option_every(text: str) -> Callable[[Command], Command]:
+    """Return the option --every of a command that looks again and again."""
+    return click.option(
+        "--every", default=2.0, show_default=True, type=Between(0.1, 3600), metavar="SECONDS", help=text
+    )
+
 
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
 _WORDS: Final = ("Algorithm", "If down")  # columns of single words, which are not folded

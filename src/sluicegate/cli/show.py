@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
-from sluicegate.address import Network, parse_address
+from sluicegate.address import parse_address
 from sluicegate.cli.budgets import Budgets, Known, check_rule, identity_text, opened, takes_identity, warn_of_mismatch
 from sluicegate.cli.check import store_name
 from sluicegate.cli.commands import load_app, option_app
@@ -51,15 +51,17 @@ def show(identity: tuple[str, ...], name: str | None, app: str | None, *, quick:
         for budgets in limiters:
             text = identity_text(budgets, identity, name)
             kept, unknown, foreign = _kept(budgets, text, quick=quick)
+            lists = _listed(budgets, identity, text)
             if as_json:
                 rows = [describe(known, outcome) for known, outcome in kept]
                 store = store_name(budgets.settings.store)
-                found.append({"store": store, "budgets": rows, "unknown": unknown, "foreign": foreign})
+                facts = {"budgets": rows, "unknown": unknown, "foreign": foreign}
+                found.append({"store": store, **facts, "lists": [each.option for each in lists]})
             else:
                 out.print(plain(f"{' '.join(identity) or 'digest'} {digest(text)}", "bold"))
                 print_budgets(kept, unknown, foreign, out=out)
-                for option, network in _networks(budgets, identity):
-                    out.print(plain(f"The address is in {network}, on the list {option!r}.", "yellow"))
+                for listed in lists:
+                    out.print(plain(listed.says, "yellow"))
     if as_json:
         print_json({"identity": digest(text), "limiters": found})
 
@@ -111,11 +113,32 @@ def _used(budgets: Budgets, text: str, terms: list[Terms]) -> list[str]:
     return sorted({each.rule_id for each, outcome in pairs if outcome is not None and outcome.reset_after > 0})
 
 
-def _networks(budgets: Budgets, words: tuple[str, ...]) -> list[tuple[str, Network]]:
-    """Return the networks of the access lists that have a typed address, each with its list."""
-    lists = budgets.settings.lists
+class Listed(NamedTuple):
+    """A list of the application that has an identity."""
+
+    option: str
+    who: str
+
+    @property
+    def says(self) -> str:
+        """What this means for a client."""
+        does = "every request is refused with a 403" if self.option == "deny" else "no rule is applied"
+        return f"{self.who}, on the list {self.option!r}: {does}."
+
+
+def _listed(budgets: Budgets, words: tuple[str, ...], text: str) -> list[Listed]:
+    """Return the access lists that have this identity or a typed address; the one that decides comes first."""
     typed = [parse_address(word.removeprefix("ip:")) for word in words if word.startswith("ip:")]
-    return [] if lists is None else [each for each in lists.networks if any(one in each[1] for one in typed if one)]
+    who = digest(text)
+    found = []
+    for lists in budgets.lists:
+        for option, network in lists.networks:
+            if any([one in network for one in typed if one]):
+                found.append(Listed(option, f"The address is in {network}"))
+        for option, each in lists.identities:
+            if digest(budgets.sealed(each)) == who:
+                found.append(Listed(option, "The identity is one"))
+    return sorted(dict.fromkeys(found), key=lambda each: each.option == "allow")
 
 
 def _stored(budgets: Budgets, text: str) -> list[str]:

@@ -25,7 +25,19 @@ with needs("cli"):
     from rich.console import Console, Group
     from rich.live import Live
 
-    from sluicegate.cli.output import as_json, bar, console, count, foreign_keys, plain, print_json, scanning, table
+    from sluicegate.cli.output import (
+        Between,
+        as_json,
+        bar,
+        console,
+        count,
+        foreign_keys,
+        option_every,
+        plain,
+        print_json,
+        scanning,
+        table,
+    )
 
 BATCH: Final = 16  # budgets in one step: the server needs about a fifth of a millisecond for them
 _KEPT: Final = 10  # times as many as are shown, before the rest is dropped
@@ -37,11 +49,12 @@ class Use(NamedTuple):
     known: Known
     who: str  # the digest
     outcome: Outcome
+    kept_in: int  # which of several stores or prefixes
 
     @property
-    def place(self) -> tuple[str, int, str]:
+    def place(self) -> tuple[int, str, int, str]:
         """What it is of: a budget, and the limit of one tier."""
-        return self.known.terms.rule_id, self.known.terms.limit, self.who
+        return self.kept_in, self.known.terms.rule_id, self.known.terms.limit, self.who
 
     @property
     def rank(self) -> tuple[bool, float, int]:
@@ -56,7 +69,7 @@ class Top:
 
     def __init__(self, most: int, rule: str | None) -> None:
         self._most, self._rule = most, rule
-        self._best: dict[tuple[str, int, str], Use] = {}
+        self._best: dict[tuple[int, str, int, str], Use] = {}
         self.scanned = 0  # budgets of known rules
         self.foreign = 0  # keys that another program wrote
         self.unknown = 0  # budgets that no rule of the application has
@@ -91,12 +104,13 @@ class Top:
         """Read these budgets, and empty the list of their names."""
         pairs = [(each, who) for who in names for each in known]
         outcomes = budgets.read([(each.terms, Digested(who)) for each, who in pairs])
-        uses = [Use(*pair, outcome) for pair, outcome in zip(pairs, outcomes, strict=True) if outcome is not None]
+        read = [(*pair, outcome) for pair, outcome in zip(pairs, outcomes, strict=True) if outcome is not None]
+        uses = [Use(*each, kept_in=id(budgets)) for each in read]
         self._best |= {use.place: use for use in uses if use.outcome.remaining < use.outcome.limit}
         self.refused += len({use.who for use in uses if use.outcome.remaining == 0})
-        read = len({use.who for use in uses})
-        self.scanned += read
-        self.foreign += len(names) - read
+        whole = len({use.who for use in uses})
+        self.scanned += whole
+        self.foreign += len(names) - whole
         names.clear()
         if len(self._best) > _KEPT * self._most:
             self._best = {use.place: use for use in self.best}
@@ -115,10 +129,10 @@ def _rest(started: float) -> float:
 
 @click.command()
 @option_app
-@click.option("--limit", "most", default=20, show_default=True, type=click.IntRange(1, 1000), help="How many to show.")
+@click.option("--limit", "most", default=20, show_default=True, type=Between(1, 1000), help="How many to show.")
 @click.option("--match", "rule", metavar="RULE", help="Only the budgets of this rule or ban.")
 @click.option("--once", is_flag=True, help="Look once. This is also done where the output is not a terminal.")
-@click.option("--every", default=2.0, show_default=True, metavar="SECONDS", help="The pause between two looks.")
+@option_every("The pause between two looks.")
 @as_json
 def top(app: str | None, most: int, rule: str | None, every: float, *, once: bool, as_json: bool) -> None:
     """Show who uses most of a budget and who is refused, as digests, until Ctrl-C."""
@@ -151,7 +165,7 @@ def _draw(live: Live, found: Top, share: float, *, out: Console) -> None:
 
 def _table(found: Top, share: float, *, out: Console) -> Group:
     rows = table("Rule", "Identity", "Used", "", "Now")
-    for known, who, outcome in found.best:
+    for known, who, outcome, _ in found.best:
         facts = describe(known, outcome)
         rows.add_row(
             plain(known.rule),
@@ -168,6 +182,6 @@ def _table(found: Top, share: float, *, out: Console) -> Group:
 
 def _values(found: Top) -> dict[str, Any]:
     """Return the same for JSON."""
-    rows = [{"identity": who, **describe(known, outcome)} for known, who, outcome in found.best]
+    rows = [{"identity": who, **describe(known, outcome)} for known, who, outcome, _ in found.best]
     facts = {"scanned": found.scanned, "unknown": found.unknown, "foreign": found.foreign, "used_up": found.refused}
     return {**facts, "top": rows}

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
 from sluicegate.cli.commands import Failure
-from sluicegate.cli.output import console, plain, table
+from sluicegate.cli.output import console, option_every, plain, table
 from sluicegate.clock import monotonic
 from sluicegate.extras import needs
 from sluicegate.hidden import shown_url
@@ -80,7 +80,7 @@ class UnreadableError(Failure):
 
 @click.command()
 @click.argument("urls", nargs=-1, required=True, metavar="URL...")
-@click.option("--every", default=2.0, show_default=True, type=click.FloatRange(0.1, 60), help="Seconds per reading.")
+@option_every("The time between two readings.")
 @click.option("--once", is_flag=True, help="Print one frame, after two readings, and exit.")
 def watch(urls: tuple[str, ...], every: float, *, once: bool) -> None:
     """Show decisions per second by rule, from the Prometheus metrics of the application at URL."""
@@ -117,7 +117,7 @@ def _read(urls: Sequence[str]) -> Reading:
             problem = str(error) or type(error).__name__
             problem = problem if problem.isprintable() else ascii(problem)  # a server may have sent it
             expected = "give the URL of the application's metrics"
-            raise UnreadableError(f"{shown_url(url)}: {problem}; {expected}") from error
+            raise UnreadableError(f"{shown_url(url) or repr(url)}: {problem}; {expected}") from error
     if not found:
         problem = "no metrics of sluicegate there; give PrometheusMetrics() as on_decision, and let it serve metrics"
         raise UnreadableError(f"{', '.join(map(shown_url, urls))}: {problem}")

@@ -72,6 +72,12 @@ class AccessLists:
         return [("allow" if verdict else "deny", each) for entries, verdict in self._lists for each in entries.networks]
 
     @property
+    def identities(self) -> list[tuple[str, str]]:
+        """The texts of the identities among the entries, each with the name of its option."""
+        lists = [("allow" if verdict else "deny", entries) for entries, verdict in self._lists]
+        return [(option, text) for option, entries in lists for text in sorted(entries.identities)]
+
+    @property
     def asks_the_key(self) -> bool:
         """True if an entry is an identity: then the key must be evaluated."""
         return any(entries.identities for entries, _ in self._lists)
