@@ -1,4 +1,4 @@
-"""What a replay says: frozen values, which the terminal, JSON and HTML reports show. Times are in seconds since 1970."""
+"""What a replay says: frozen values which the terminal, JSON and HTML show. Times are seconds since 1970."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Unreadable(NamedTuple):
     """Lines that could not be read: how many, and the first of them."""
 
-    count: int
+    lines: int
     examples: tuple[tuple[str, int, str], ...]  # file, number of the line, its text (shortened)
 
 

@@ -1,0 +1,207 @@
+"""The report of a replay on a terminal: the answer first, then candidates side by side, then each of them.
+
+Text of a log is data: markup in it is not read, and control characters are shown, not sent to the terminal. Where the
+output is ASCII, so is every character.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import ceil
+from typing import Final
+
+from sluicegate.extras import needs
+from sluicegate.replay import words
+from sluicegate.replay.result import Candidate, Result, Traffic
+
+with needs("replay"):
+    from rich.cells import cell_len
+    from rich.console import Console, RenderableType
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+_NAME: Final = 14  # characters of the first column, before its text is folded
+_GAP: Final = 2
+_MOST: Final = 10  # routes and identities
+_BLOCKS: Final = " ▁▂▃▄▅▆▇█"
+_SIGNS: Final = " .:-=+*#@"  # the same in ASCII
+
+
+def show(result: Result, console: Console) -> None:
+    """Print the report of a replay."""
+    for part in Report(result, console).parts():
+        console.print(part)
+
+
+class Report:
+    """What is printed for one result, on a console of its width and encoding."""
+
+    def __init__(self, result: Result, console: Console) -> None:
+        self._result = result
+        self._width = console.width
+        self._ascii = console.options.ascii_only
+
+    def parts(self) -> Iterator[RenderableType]:
+        """Yield the parts from top to bottom."""
+        traffic, candidates = self._result.traffic, self._result.candidates
+        for each in candidates:
+            yield self._text(each.name, "bold") + self._text(f" {words.answer(each)}", "red" if each.refused else "")
+        if not candidates:
+            yield self._text("No candidate: give a rule, and the report says whom it would have refused.", "bold")
+        yield from self._traffic(traffic)
+        if candidates and traffic.requests:
+            yield from self._side_by_side(candidates)
+            for each in candidates:
+                yield from self._candidate(each)
+
+    def _traffic(self, traffic: Traffic) -> Iterator[RenderableType]:
+        yield self._title("Read")
+        yield self._indented(f"{words.what_was_read(traffic)}, in {words.span(self._result.seconds)}")
+        for name, form in traffic.files:
+            yield self._indented(f"{name}: {form}", "dim")
+        for note in words.notes(traffic):
+            yield self._indented(note, "yellow")
+        for file, line, example in traffic.unreadable.examples:
+            yield self._indented(f"{file}:{line}: {example}", "dim")
+
+    def _side_by_side(self, candidates: Sequence[Candidate]) -> Iterator[RenderableType]:
+        """Yield tables with a column for each candidate, as many in one table as fit."""
+        titles = [name for name, _ in words.facts(candidates[0])]
+        columns = [[each.name, *[value for _, value in words.facts(each)]] for each in candidates]
+        first = max(map(len, titles))
+        yield self._title("Side by side")
+        left = columns
+        while left:
+            fit = 1
+            while fit < len(left) and first + sum(map(self._wide, left[: fit + 1])) <= self._width:
+                fit += 1
+            rows = [[title, *[column[i + 1] for column in left[:fit]]] for i, title in enumerate(titles)]
+            yield from self._table(["", *[column[0] for column in left[:fit]]], rows)
+            left = left[fit:]
+
+    def _wide(self, column: Sequence[str]) -> int:
+        return _GAP + max([cell_len(each) for each in column])
+
+    def _candidate(self, found: Candidate) -> Iterator[RenderableType]:
+        yield self._title(found.name)
+        if not found.exact:
+            yield self._indented(found.error, "yellow")
+        yield from self._table(
+            ["Rule", "Quota", "Key", "On", "Refused", "Identities"],
+            [
+                [rule.name, rule.quota, rule.key, rule.applies_to or "all", f"{rule.refused:,}", f"{rule.identities:,}"]
+                for rule in found.rules
+            ],
+        )
+        yield self._indented(f"{words.closed_loop(found.closed_loop)} Innocent: {words.innocent(found)}.")
+        yield from self._load(found)
+        if found.refused:
+            yield from self._refusals(found)
+
+    def _load(self, found: Candidate) -> Iterator[RenderableType]:
+        load, size = found.load, max(10, min(120, self._width - 34))
+        if not load.logged:
+            return
+        top = max(load.logged)
+        yield from self._table(
+            ["Load", "", "Peak"],
+            [
+                [name, self._sparkline(counts, size=size, top=top), f"{words.peak(counts, load):.3g}/s"]
+                for name, counts in (("without", load.logged), ("with", load.passed))
+            ],
+        )
+
+    def _refusals(self, found: Candidate) -> Iterator[RenderableType]:
+        routes = sorted(found.routes, key=lambda route: -route.refused)
+        yield from self._table(
+            ["Route", "Requests", "Refused", "", "Identities"],
+            [
+                [
+                    route.route,
+                    f"{route.requests:,}",
+                    f"{route.refused:,}",
+                    words.share(route.refused, route.requests),
+                    f"{route.refused_identities:,} of {route.identities:,}",
+                ]
+                for route in routes[:_MOST]
+                if route.refused
+            ],
+        )
+        yield from self._table(
+            ["Worst moments", "For", "Requests", "Refused", "Identities"],
+            [
+                [
+                    f"{words.moment(each.start)} UTC",
+                    words.span(each.seconds),
+                    f"{each.requests:,}",
+                    f"{each.refused:,}",
+                    f"{each.identities:,}",
+                ]
+                for each in found.worst
+            ],
+        )
+        yield from self._table(
+            ["Most refused", "Requests", "Refused", "Blocked", "", "Refusals over time"],
+            [
+                [
+                    each.identity,
+                    f"{each.requests:,}",
+                    f"{each.refused:,}",
+                    words.span(each.seconds),
+                    "innocent" if each.innocent else "",
+                    self._sparkline(each.refusals, size=max(10, min(40, self._width - 76)), top=0),
+                ]
+                for each in found.most_refused[:_MOST]
+            ],
+        )
+
+    def _table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[RenderableType]:
+        """Yield a table, or, on a terminal that is too narrow, one line for each cell."""
+        if not rows:
+            return
+        widths = [max([cell_len(self._shown(each)) for each in column]) for column in zip(columns, *rows, strict=True)]
+        if min(_NAME, widths[0]) + sum(widths[1:]) + _GAP * (len(widths) - 1) > self._width:
+            if columns[0] not in ("", "Rule"):
+                yield self._text(columns[0], "bold")
+            for first, *others in rows:
+                yield self._text(first)
+                for title, cell in zip(columns[1:], others, strict=True):
+                    if cell:
+                        yield self._indented(f"{title}: {cell}" if title else cell)
+            yield Text()
+            return
+        made = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+        for i, column in enumerate(columns):
+            figures = all([row[i][:1].isdigit() or not row[i] for row in rows])
+            right = i > 0 and figures
+            made.add_column(self._text(column), overflow="fold", justify="right" if right else "left", no_wrap=i > 0)
+        for row in rows:
+            made.add_row(*map(self._text, row))
+        yield made
+        yield Text()
+
+    def _sparkline(self, counts: Sequence[float], *, size: int, top: float) -> str:
+        """Return counts as a row of signs, `top` being the highest of them; their own maximum if it is less.
+
+        Neighbours share a sign if there are more than `size`: the highest of them is shown.
+        """
+        size = min(size, len(counts))
+        edges = [i * len(counts) // size for i in range(size + 1)] if size else []
+        cells = [max(counts[a:b]) for a, b in pairwise(edges)]
+        signs, top = _SIGNS if self._ascii else _BLOCKS, max([top, *cells]) or 1
+        return "".join([signs[ceil(each * (len(signs) - 1) / top)] for each in cells])
+
+    def _title(self, text: str) -> Text:
+        return Text("\n") + self._text(text, "bold underline")
+
+    def _indented(self, text: str, style: str = "") -> Padding:
+        return Padding(self._text(text, style), (0, 0, 0, _GAP), expand=False)
+
+    def _text(self, text: str, style: str = "") -> Text:
+        return Text(self._shown(text), style, overflow="fold")
+
+    def _shown(self, text: str) -> str:
+        known = str.isascii if self._ascii else str.isprintable
+        return "".join([sign if sign.isprintable() and known(sign) else ascii(sign)[1:-1] for sign in text])

@@ -1,0 +1,144 @@
+"""The sentences and figures that the reports of a replay share: the terminal and the page say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+from sluicegate.replay.result import Candidate, ClosedLoop, Load, Traffic
+
+_UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
+
+
+def count(number: int, one: str, several: str = "") -> str:
+    """Return a number of things.
+
+    >>> count(1, "request"), count(2000, "identity", "identities")
+    ('1 request', '2,000 identities')
+    """
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
+def share(part: int, whole: int) -> str:
+    """Return a part in percent, never rounded to nothing or to all.
+
+    >>> share(1, 8), share(1, 1_000_000), share(999_999, 1_000_000), share(0, 5), share(5, 5), share(0, 0)
+    ('12.5 %', '< 0.1 %', '> 99.9 %', '0 %', '100 %', '0 %')
+    """
+    percent = 100 * part / whole if whole else 0
+    if percent in (0, 100):
+        return f"{percent:.0f} %"
+    return "< 0.1 %" if percent < 0.1 else "> 99.9 %" if percent > 99.9 else f"{percent:.1f} %"
+
+
+def span(seconds: float) -> str:
+    """Return a time, in two units at most.
+
+    >>> span(0), span(0.25), span(61), span(3600), span(93_600)
+    ('0 s', '0.25 s', '1 min 1 s', '1 h', '1 d 2 h')
+    """
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    left = round(seconds)
+    for i, (unit, length) in enumerate(_UNITS):
+        if left >= length:
+            rest_unit, rest_length = _UNITS[i + 1] if i + 1 < len(_UNITS) else ("s", 1)
+            rest = left % length // rest_length
+            return f"{left // length:,} {unit} {rest} {rest_unit}" if rest else f"{left // length:,} {unit}"
+    return f"{left} s"
+
+
+def moment(time: float) -> str:
+    """Return a time of the log in UTC, to the minute.
+
+    >>> moment(0)
+    '1970-01-01 00:00'
+    """
+    return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M}"
+
+
+def answer(candidate: Candidate) -> str:
+    """Return in one sentence whom a candidate refuses."""
+    if not candidate.decided:
+        return "applies to no request of the log"
+    if not candidate.refused:
+        return f"refuses none of {count(candidate.decided, 'request')}"
+    return (
+        f"refuses {candidate.refused:,} of {count(candidate.decided, 'request')} "
+        f"({share(candidate.refused, candidate.decided)}), {candidate.refused_identities:,} of "
+        f"{count(candidate.identities, 'identity', 'identities')}, {candidate.innocent.identities:,} innocent"
+    )
+
+
+def innocent(candidate: Candidate) -> str:
+    """Return who the innocent are."""
+    found = candidate.innocent
+    return (
+        f"{found.identities:,} of {count(found.of, 'identity', 'identities')} that never passed {found.rate}; "
+        f"{count(found.requests, 'request')} of theirs refused"
+    )
+
+
+def closed_loop(found: ClosedLoop) -> str:
+    """Return what clients that honour Retry-After would have met."""
+    if not found.delayed and not found.never:
+        return "Clients that honour Retry-After would have waited for no request."
+    never = f" {count(found.never, 'request')} would never pass." if found.never else ""
+    return (
+        f"Clients that honour Retry-After would have passed {count(found.delayed, 'request')} later, after "
+        f"{count(found.retries, 'retry', 'retries')}: half of them within {span(found.median)}, 95 % within "
+        f"{span(found.p95)}, the last after {span(found.longest)}.{never}"
+    )
+
+
+def facts(candidate: Candidate) -> list[tuple[str, str]]:
+    """Return the figures by which candidates are compared, each with its title."""
+    load = candidate.load
+    found = [
+        ("Refused", f"{candidate.refused:,}"),
+        ("of requests", share(candidate.refused, candidate.decided)),
+        ("Identities", f"{candidate.refused_identities:,}"),
+        ("of all", share(candidate.refused_identities, candidate.identities)),
+        ("Innocent", f"{candidate.innocent.identities:,}"),
+        ("Blocked", span(candidate.blocked)),
+        ("Median wait", span(candidate.closed_loop.median)),
+        ("Longest wait", span(candidate.closed_loop.longest)),
+        ("Peak without", f"{peak(load.logged, load):.3g}/s"),
+        ("Peak with", f"{peak(load.passed, load):.3g}/s"),
+    ]
+    if any(load.busy_logged):
+        before, after = sum(load.busy_logged), sum(load.busy_passed)
+        found.append(("Work saved", f"{100 * (before - after) / before:.1f} %"))
+    return found
+
+
+def peak(counts: Iterable[float], load: Load) -> float:
+    """Return the most of one bucket, per second."""
+    return max(counts, default=0) / load.bucket
+
+
+def what_was_read(traffic: Traffic) -> str:
+    """Return how much was read, and of which time."""
+    size = f"{count(traffic.requests, 'request')} by {count(traffic.identities, 'identity', 'identities')}"
+    if traffic.first is None or traffic.last is None:
+        return size
+    return f"{size}, {moment(traffic.first)} to {moment(traffic.last)} UTC ({span(traffic.last - traffic.first)})"
+
+
+def notes(traffic: Traffic) -> list[str]:
+    """Return what a reader must know about the log: what could not be read, and what the log cannot say."""
+    lines = f"{count(traffic.unreadable.lines, 'line')} of {traffic.lines:,} could not be read"
+    late = f"{count(traffic.late, 'line was', 'lines were')} out of order beyond the window: replayed late"
+    found = [
+        lines if traffic.unreadable.lines else "",
+        late if traffic.late else "",
+        f"the log has whole steps of {span(traffic.resolution)}: shorter periods cannot be judged"
+        if traffic.resolution >= 1
+        else "",
+        f"the log lacks {', '.join(traffic.missing)}" if traffic.missing else "",
+        f"{count(traffic.refused, 'request has', 'requests have')} status 429: some limit was active already"
+        if traffic.refused
+        else "",
+    ]
+    return [f"{each[0].upper()}{each[1:]}." for each in found if each]

@@ -1,0 +1,82 @@
+"""The report of a replay on a terminal, and its JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from io import BytesIO, TextIOWrapper
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from sluicegate.replay.document import as_json
+from sluicegate.replay.result import Result
+from sluicegate.replay.terminal import show
+from sluicegate.replay.words import answer
+from tests.replay.results import empty, generated, hostile, nothing_refused
+
+RESULTS = (generated, nothing_refused, empty, hostile)
+
+
+def shown(result: Result, *, width: int = 80, encoding: str = "utf-8") -> str:
+    """What the report prints on a terminal of this width; an encoding that lacks a character is an error."""
+    out = BytesIO()
+    console = Console(
+        file=TextIOWrapper(out, encoding, write_through=True), width=width, highlight=False, force_terminal=False
+    )
+    show(result, console)
+    return out.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("made", RESULTS, ids=lambda each: each.__name__)
+def test_every_report_fits(made: Any, width: int, encoding: str) -> None:
+    text = shown(made(), width=width, encoding=encoding)
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    assert all(sign.isprintable() or sign == "\n" for sign in text)
+    if encoding == "utf-8":
+        for each in made().candidates:
+            assert f"{each.refused:,}" in text
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_first_lines_say_which_candidate_refuses_whom(width: int) -> None:
+    lines = " ".join(shown(generated(), width=width).split("\nRead")[0].split())
+    assert lines == " ".join(f"{each.name} {answer(each)}" for each in generated().candidates)
+
+
+def test_what_could_not_be_read_is_said() -> None:
+    text = shown(generated())
+    traffic = generated().traffic
+    ((file, line, example),) = traffic.unreadable.examples
+    for part in (
+        f"{file}:{line}: ",
+        ascii(example)[1:-1],
+        "3 lines of ",
+        "17 lines were out of order",
+        "lacks duration",
+    ):
+        assert part in text
+
+
+def test_a_load_is_drawn_to_one_scale() -> None:
+    """Without and with the candidate: the same moment of the day has the same height if nothing was refused."""
+    rows = re.findall(r"^(?:without|with) +(\S.*?)  ", shown(nothing_refused()), re.MULTILINE)
+    assert len(rows) == 2
+    assert rows[0] == rows[1]
+    assert "█" in rows[0]
+
+
+@pytest.mark.parametrize("made", RESULTS, ids=lambda each: each.__name__)
+def test_json_has_every_value_in_order(made: Any) -> None:
+    def plain(value: Any) -> Any:
+        if hasattr(value, "_fields"):
+            return {name: plain(getattr(value, name)) for name in value._fields}
+        return [plain(each) for each in value] if isinstance(value, tuple) else value
+
+    found = json.loads(as_json(made()))
+    assert found == json.loads(json.dumps(plain(made())).replace("\\udcff", "\\\\udcff"))
+    assert list(found) == list(Result._fields)
