@@ -17,7 +17,7 @@ CircuitState = Literal["closed", "open", "probing"]
 
 
 class CircuitStatus(NamedTuple):
-    """A circuit breaker: of the whole store, or of one node of it.
+    """A circuit breaker: of the whole store, or of one node of it. It says what requests have found.
 
     While it is "open", requests do not call the store. "probing" means that the server has answered a probe, and that
     the next request closes the circuit or opens it again.
@@ -30,10 +30,14 @@ class CircuitStatus(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What an operator wants to know about a limiter. The counts are of this process since its start."""
+    """What an operator wants to know about a limiter. The counts are of this process since its start.
+
+    If a circuit is open, the store is not available. If the store is not available and no circuit is open, the server
+    did not answer `status()` (`last_error` says why), and no request has failed yet: the next one will call the store.
+    """
 
     store: str  # without the password
-    available: bool = True  # whether the next request calls the store
+    available: bool = True  # no circuit is open, and the server has answered this call of `status()`
     circuits: tuple[CircuitStatus, ...] = ()
     server: str | None = None  # "valkey 9.0.0"; None in memory, or if the server did not say it
     topology: TopologyName = "other"

@@ -33,6 +33,9 @@ def status_of(limiter: Any, wait: Any) -> Status:
     found: Status = wait(limiter.status())
     assert monotonic() - begun < 10  # a hung server must not hang this; the machine may be busy
     assert "password" not in json.dumps(found.as_dict())
+    is_open = any([circuit.state == "open" for circuit in found.circuits])
+    assert not (found.available and is_open)
+    assert found.available or found.last_error
     return found
 
 
@@ -100,6 +103,11 @@ def test_a_server_that_is_not_there(kind: str) -> None:
         found = status_of(limiter, wait)
         assert (found.available, found.server, found.round_trip) == (False, None, None)
         assert "Error 111" in (found.last_error or "")
+        assert [(circuit.state, circuit.error) for circuit in found.circuits] == [("closed", None)]  # of requests
+        wait(limiter.hit("5/hour", "alice"))
+        found = status_of(limiter, wait)
+        assert [(circuit.state, circuit.error) for circuit in found.circuits] == [("open", found.last_error)]
+        assert not found.available
 
 
 def test_a_user_who_may_ask_nothing(kind: str, valkey: Server) -> None:
