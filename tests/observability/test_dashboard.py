@@ -13,19 +13,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sluicegate.prometheus import PrometheusMetrics
+from tests.observability.alerts import FILE, alerts
 from tests.running import ROOT
 
 FOLDER = ROOT / "examples" / "observability"
 DASHBOARD: Any = json.loads((FOLDER / "dashboard.json").read_text("utf-8"))
-ALERTS = FOLDER / "alerts.yml"
 FROM_PROMETHEUS = {"le"}
 WORDS = {"by", "sum", "max", "rate", "topk", "histogram_quantile", "label_values"}
-
-
-def alert_queries() -> list[str]:
-    """The queries of the alert rules, without a parser of YAML: folded lines are joined."""
-    text = re.sub(r">-\n", "", ALERTS.read_text("utf-8"))
-    return [" ".join(found.split()) for found in re.findall(r"expr:(.*?)\n +for:", text, flags=re.DOTALL)]
 
 
 def panel_queries() -> list[str]:
@@ -43,7 +37,7 @@ def known() -> tuple[set[str], set[str]]:
     return names, labels | FROM_PROMETHEUS
 
 
-@pytest.mark.parametrize("query", [*alert_queries(), *panel_queries()])
+@pytest.mark.parametrize("query", [*alerts().values(), *panel_queries()])
 def test_a_query_names_what_exists(query: str) -> None:
     names, labels = known()
     bare = re.sub(r'"[^"]*"', '""', query)
@@ -80,6 +74,6 @@ def test_promtool_accepts_the_rules_and_the_queries(tmp_path: Path) -> None:
     ]
     panels = tmp_path / "panels.yml"
     panels.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}), "utf-8")  # JSON is YAML
-    for path in (ALERTS, panels):
+    for path in (FILE, panels):
         checked = subprocess.run([promtool, "check", "rules", path], capture_output=True, text=True, check=False)
         assert checked.returncode == 0, checked.stdout + checked.stderr
