@@ -331,6 +331,7 @@ ASIDE: Final = {
     **dict.fromkeys(("web.marks:*", "rules.rule:*", "web.settings:*", "rules.tiers:*"), OPERATOR),
     "errors:*": "the frames of one call",
     "cli.*": OPERATOR,
+    "replay.*": "a log, which an operator reads outside the application",
 }  # fmt: skip
 
 LOOPING: Final = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
