@@ -1,0 +1,73 @@
+"""Peaks equal those that a plain loop finds, and say whom the engine refuses."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluicegate import Limiter, ManualClock, Quota
+from sluicegate.replay.peaks import peaks
+
+EVENTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60), st.integers(0, 4)), max_size=60)
+PERIODS = st.lists(st.integers(1, 70), min_size=1, max_size=3, unique=True)
+
+
+def framed(events: list[tuple[str, int, int]]) -> pl.DataFrame:
+    return pl.DataFrame(events, schema={"who": pl.String(), "time": pl.Int64(), "cost": pl.Int64()}, orient="row")
+
+
+@given(EVENTS, PERIODS)
+def test_peaks_equal_those_of_a_loop(events: list[tuple[str, int, int]], periods: list[int]) -> None:
+    each: dict[str, list[tuple[int, int]]] = {}
+    for who, at, spent in events:
+        each.setdefault(who, []).append((at, spent))
+    for cost in (None, "cost"):
+        expected = [
+            (
+                who,
+                *(
+                    max(
+                        sum(1 if cost is None else spent for then, spent in mine if end - period < then <= end)
+                        for end, _ in mine
+                    )
+                    for period in periods
+                ),
+            )
+            for who, mine in sorted(each.items())
+        ]
+        assert peaks(framed(events), ["who"], periods, cost=cost).rows() == expected
+
+
+def test_there_may_be_several_columns_and_none_rows() -> None:
+    frame = framed([("a", 1, 5), ("b", 1, 2), ("a", 90, 1)]).with_columns(day=pl.col("time") // 50)
+    assert peaks(frame, ["who", "day"], [1000]).rows() == [("a", 0, 1), ("a", 1, 1), ("b", 0, 1)]
+    assert peaks(frame.clear(), ["who"], [1000]).rows() == []
+    assert peaks(frame.clear(), ["who"], [1000]).columns == ["who", "peak:1000"]
+
+
+@pytest.mark.parametrize("period", [1, 1_000_000, 86_400_000_000])
+def test_gaps_of_years_do_not_overflow(period: int) -> None:
+    year = 31_536_000_000_000
+    frame = framed([("a", number * year, 1) for number in range(1000)])
+    assert peaks(frame, ["who"], [period]).rows() == [("a", 1)]
+
+
+@given(EVENTS.filter(bool), st.integers(1, 70))
+def test_the_engine_refuses_those_whose_peak_is_above_the_limit(
+    events: list[tuple[str, int, int]], period: int
+) -> None:
+    """This is why suggest may take a limit from peaks."""
+    found = dict(peaks(framed(events), ["who"], [period]).rows())
+    for limit in set(found.values()) | {max(found.values()) + 1}:
+        clock = ManualClock(0)
+        limiter = Limiter(clock=clock)
+        refused = set()
+        for who, at, _ in sorted(events, key=lambda event: event[1]):
+            clock.advance_us(at - clock.now_us())
+            if not limiter.hit(Quota(limit, Fraction(period, 1_000_000)), who).allowed:
+                refused.add(who)
+        assert refused == {who for who, peak in found.items() if peak > limit}
