@@ -17,7 +17,11 @@ from docs.commands import picture
 from docs.pages import DOCS
 
 PAGE: Final = DOCS / "operating.md"
-COLORS: Final = {"green": r"✓", "red": r"✗|→.*|^ {16}also.*|^1 wrong"}
+COLORS: Final = {
+    "green": r"✓",
+    "red": r"✗|→.*|^ {16}also.*|^1 wrong",
+    "yellow": r"^!|→ CONFIG SET appendonly.*|^ {16}bans are.*",
+}
 BLOCK: Final = re.compile(r"^```text\n\$ (sluicegate (doctor|watch) .*)\n((?:.*\n)*?)```$", re.MULTILINE)
 
 

@@ -13,7 +13,10 @@ from secrets import token_hex
 from typing import Any, Final, Literal, NamedTuple
 
 from sluicegate.algorithms import ALGORITHMS
+from sluicegate.cli.application import Limiting
+from sluicegate.cli.budgets import Budgets
 from sluicegate.cli.commands import load_app, option_app
+from sluicegate.cli.greeting import advice_on
 from sluicegate.cli.output import as_json, console, plain, print_json, scanning, table
 from sluicegate.clock import epoch_seconds, monotonic
 from sluicegate.errors import AlgorithmError, ConfigurationError, StoreError, cause_text
@@ -40,9 +43,10 @@ SKEW: Final = 1.0  # seconds between two clocks
 OLDEST: Final = {"redis": (6, 2), "valkey": (7, 2)}
 MB: Final = 1_048_576
 
-State = Literal["good", "bad", "unknown"]
+State = Literal["good", "bad", "warning", "unknown"]
+_TLS: Final = ("rediss", "valkeys")  # the schemes
 _REACH: Final = "check that the server runs, and the host, the port and the password in the URL"
-_SIGNS: Final = {"good": ("✓", "green"), "bad": ("✗", "red"), "unknown": ("?", "yellow")}
+_SIGNS: Final = {"good": ("✓", "green"), "bad": ("✗", "red"), "warning": ("!", "yellow"), "unknown": ("?", "yellow")}
 
 
 class Finding(NamedTuple):
@@ -64,6 +68,14 @@ def _bad(about: str, says: str, advice: str = "") -> Finding:
 
 def _unknown(about: str, says: str, advice: str) -> Finding:
     return Finding(about=about, state="unknown", says=says, advice=advice)
+
+
+_FORGETS: Final = Finding(
+    about="persistence",
+    state="warning",
+    says="no append-only file: a restart may empty it, and every client starts again",
+    advice="CONFIG SET appendonly yes (and in its file), if budgets and bans are to outlive a restart",
+)
 
 
 class RuleMemory(NamedTuple):
@@ -89,6 +101,7 @@ class Examined(NamedTuple):
     shown: str
     prefix: str
     deadline: float  # of the application
+    names: Mapping[str, str] = {}  # of the application's rules, by their ids
 
     @property
     def title(self) -> str:
@@ -124,17 +137,21 @@ def _stores(url: str | None, app: str | None, prefix: str) -> Iterator[Examined]
         opened = open_store(url, prefix=prefix, deadline=PATIENCE)
         yield Examined(store=opened, shown=shown_url(url), prefix=prefix, deadline=DEADLINE)
         return
-    seen = set()
-    for settings in [each.settings for each in load_app(app).limiters]:
-        store = settings.store
+    stores: dict[tuple[str, str], list[Limiting]] = {}
+    for limiting in load_app(app).limiters:
+        store = limiting.settings.store
         if not isinstance(store, str):
             expected = "give doctor the URL of its server"
             raise ConfigurationError("store", type(store), problem="the application made it itself", expected=expected)
-        if (store, settings.prefix) not in seen:
-            seen.add((store, settings.prefix))
-            opened = open_store(store, prefix=settings.prefix, deadline=PATIENCE)
-            shown, deadline = shown_url(store), settings.deadline
-            yield Examined(store=opened, shown=shown, prefix=settings.prefix, deadline=deadline)
+        stores.setdefault((store, limiting.settings.prefix), []).append(limiting)
+    for (store, own), limiters in stores.items():
+        yield Examined(
+            store=open_store(store, prefix=own, deadline=PATIENCE),
+            shown=shown_url(store),
+            prefix=own,
+            deadline=min([each.settings.deadline for each in limiters]),
+            names={rule_id: known[0].names[0] for rule_id, known in Budgets(limiters, None).known.items()},
+        )
 
 
 def _patients(examined: Examined) -> Iterator[Patient]:
@@ -147,7 +164,7 @@ def _patients(examined: Examined) -> Iterator[Patient]:
     try:
         addresses = store.servers()
     except (StoreError, ConfigurationError) as error:
-        yield Patient(examined.shown, (_failure("connection", error),))
+        yield Patient(examined.shown, (_unreached(examined, error),))
         return
     for address in addresses:
         yield _Server(examined, address).examine()
@@ -173,7 +190,7 @@ class _Server:
             with scanning(name) as advance:
                 rules = self._rules(advance)
         except StoreError as error:
-            return Patient(name, (*findings, _failure("connection", error)))
+            return Patient(name, (*findings, _unreached(self._examined, error, self._address)))
         return Patient(name, tuple(findings), rules)
 
     def _ask(self, words: list[str | int]) -> Any:
@@ -272,8 +289,7 @@ class _Server:
             says, advice = f"it cannot save its data to disk ({failed[0]})", "see its log; it may refuse all writes"
             yield _bad("persistence", says, advice)
         else:
-            kept = "it writes an append-only file" if aof else "a restart may empty it, and every client starts again"
-            yield _good("persistence", kept)
+            yield _good("persistence", "it writes an append-only file") if aof else _FORGETS
 
     def _clock(self) -> Iterator[Finding]:
         try:
@@ -334,7 +350,12 @@ class _Server:
         part = min(1, looked / total) if cursor else 1
         for rule, count in sorted(counts.items(), key=lambda pair: -pair[1]):
             found = sizes.get(rule) or [0]
-            yield RuleMemory(rule, round(count / part), round(sum(found) / len(found)))
+            name = self._examined.names.get(rule, "") if rule.startswith("~") else ""  # its id is a digest
+            yield RuleMemory(
+                f"{name}:{rule.partition(':')[2]}" if name else rule,
+                round(count / part),
+                round(sum(found) / len(found)),
+            )
 
 
 def _scripts(examined: Examined, fits: Callable[[str], bool] = bool) -> Iterator[Finding]:
@@ -382,6 +403,20 @@ def _failure(about: str, error: StoreError | ConfigurationError) -> Finding:
     if isinstance(error, StoreError):
         return _bad(about, cause_text(error.cause), error.advice or _REACH)
     return _bad(about, str(error))
+
+
+def _unreached(examined: Examined, error: StoreError | ConfigurationError, address: Any = None) -> Finding:
+    """Return the finding of a server that cannot be talked to, or of the first one in the URL. Its first words may say
+    why.
+    """
+    from sluicegate.stores.redis.url import servers  # here: it needs redis-py
+
+    found = _failure("connection", error)
+    host, port = servers(examined.shown).seeds[0] if address is None else address
+    has_replied = address is not None and found.advice != _REACH
+    if not port or has_replied or not isinstance(error, StoreError):
+        return found
+    return found._replace(advice=advice_on(host, port, tls=examined.shown.startswith(_TLS)) or found.advice)
 
 
 def _forbidden(about: str, permission: str) -> Finding:
