@@ -29,7 +29,7 @@ from sluicegate import (
     starlette,
 )
 from sluicegate.algorithms import ALGORITHMS
-from sluicegate.errors import ConfigurationError, MissingExtraError
+from sluicegate.errors import ConfigurationError, LineError, MissingExtraError
 from sluicegate.other_names import OPTIONS, VALUES
 from sluicegate.stores import SCHEMES
 
@@ -116,6 +116,7 @@ PICKLED = [
     MissingExtraError("redis", "redis"),
     StoreError("localhost:6379", TimeoutError("too late")),
     RateLimitExceeded(Limiter().hit("1/minute", "a", action="reply", cost=2)),
+    LineError("access.log", 7, "garbage"),
 ]
 
 

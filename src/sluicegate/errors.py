@@ -11,7 +11,9 @@
     │   ├── MissingExtraError         SG007  an optional package is not installed (also an ImportError)
     │   ├── NotEnforcedError          SG008  a decorated view was reached without an adapter
     │   ├── AsyncMismatchError        SG009  an async function where only sync ones can run
-    │   └── StrictError               SG011  a warning, under `strict=True`; its own code is that of the warning
+    │   ├── StrictError               SG011  a warning, under `strict=True`; its own code is that of the warning
+    │   ├── LogError                  SG012  an access log, or its format, cannot be read
+    │   └── LineError                 SG013  a line of an access log cannot be read, under `strict=True`
     ├── StoreError                    SG020  the store is unavailable, or its reply makes no sense
     └── plan.RateLimitExceeded        SG021  a request was refused; carries the decision
 
@@ -153,6 +155,24 @@ class StrictError(ConfigurationError):
     def __init__(self, code: str, what: str, given: object, *, problem: str, expected: str) -> None:
         self.code = code  # type: ignore[misc]  # elsewhere it is a class attribute
         super().__init__(what, given, problem=problem, expected=expected)
+
+
+class LogError(ConfigurationError):
+    """An access log cannot be read: its file, its format, or what was said about it."""
+
+    code = "SG012"
+
+
+class LineError(ConfigurationError):
+    """A line of an access log cannot be read, and `strict=True` was given. `file` and `line` say where it is."""
+
+    code = "SG013"
+
+    def __init__(self, file: str, line: int, text: str) -> None:
+        expected = "correct it, or leave out strict: then such lines are counted"
+        super().__init__(f"{file}, line {line}:", text, problem="it cannot be read", expected=expected)
+        self.file = file
+        self.line = line
 
 
 Concerns = Literal["plan", "rule", "node", "store"]

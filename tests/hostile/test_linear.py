@@ -85,6 +85,7 @@ PATTERNS: Final = {
     "cli.watch:_ESCAPED": Pattern("the application's metrics", ("sub",)),
     "stores.redis.scan:_BUDGET": Pattern("a key of the server", ("search",)),
     "stores.redis.scan:_BAN": Pattern("a value of the server", ("fullmatch",)),
+    "replay.formats:_NGINX_VARIABLE": Pattern(OPERATOR, ("split",)),
     "web.access:_ADDRESS": Pattern(OPERATOR, ("fullmatch",)),
     "web.endpoint:_UNPRINTABLE": Pattern("the name of a view", ("search", "sub")),
     "quota:Quota.parse_all": Pattern(QUOTA, ("split",)),
@@ -330,6 +331,7 @@ ASIDE: Final = {
     ),
     **dict.fromkeys(("web.marks:*", "rules.rule:*", "web.settings:*", "rules.tiers:*"), OPERATOR),
     "errors:*": "the frames of one call",
+    "replay.*": "the lines of a log, which are cut above 64 kB, read by the linear patterns of Rust",
     "cli.*": OPERATOR,
     "replay.*": "a log, which an operator reads outside the application",
 }  # fmt: skip
