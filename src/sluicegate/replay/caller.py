@@ -1,0 +1,169 @@
+"""A logged request as the gate sees it: the log is one more adapter. Also the keys and costs that only a log has."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sluicegate.replay.traffic import FIELD, HEADER
+from sluicegate.rules.response import Response
+
+_FORWARDING: Final = ("x-forwarded-for", "forwarded")
+
+
+class LoggedRequest:
+    """One row of traffic: the `Caller` of the gate, and the request that the functions of rules are called with."""
+
+    __slots__ = ("_at", "_forwarding", "_values")
+
+    def __init__(self, values: Sequence[Any], at: Mapping[str, int], forwarding: str = "x-forwarded-for") -> None:
+        self._values = values
+        self._at = at
+        self._forwarding = forwarding  # the header that the column `forwarded` has, in small letters
+
+    @property
+    def native(self) -> LoggedRequest:
+        """The request itself."""
+        return self
+
+    def column(self, name: str) -> Any:
+        """Return the value of a column of traffic; None if the log does not have it."""
+        place = self._at.get(name)
+        return None if place is None else self._values[place]
+
+    def field(self, name: str) -> str | None:
+        """Return a field of the log by the log's own name for it; None if the line does not have it."""
+        found = self.column(f"{FIELD}{name}")
+        return None if found is None else str(found)
+
+    @property
+    def method(self) -> str:
+        """The method in capitals; "GET" if it was not logged."""
+        return self.column("method") or "GET"
+
+    @property
+    def path(self) -> str:
+        """The path, without the query."""
+        return self.column("path") or "/"
+
+    @property
+    def query(self) -> str:
+        """The query, without the question mark."""
+        return self.column("query") or ""
+
+    @property
+    def host(self) -> str | None:
+        """The host that the client asked for."""
+        found: str | None = self.column("host")
+        return found
+
+    @property
+    def status(self) -> int | None:
+        """The status of the response that was logged."""
+        found: int | None = self.column("status")
+        return found
+
+    @property
+    def peer(self) -> str | None:
+        """The address of the socket's other end."""
+        found: str | None = self.column("address")
+        return found
+
+    def header(self, name: str) -> Sequence[str]:
+        """Return a logged header of the request as one line; nothing if it was not logged."""
+        name = name.lower()
+        found = self.column(f"{HEADER}{name}")
+        if found is None and name == "user-agent":
+            found = self.column("agent")
+        if found is None and name == self._forwarding:
+            found = self.column("forwarded")
+        return () if found is None else (found,)
+
+    def path_value(self, name: str) -> str | None:
+        """Return None: a log does not know the routes of the application."""
+        return None
+
+    def user(self) -> Hashable | None:
+        """Return the user that was logged."""
+        found: str | None = self.column("user")
+        return found
+
+    def signs_in_later(self) -> bool:
+        """False: no log has the credentials of a request."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class FieldKey:
+    """The key `field:NAME`: a field of the log. The rule does not apply to a request without it."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"{FIELD}{self.name}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it reads."""
+        return (f"{FIELD}{self.name}",)
+
+    def __call__(self, request: LoggedRequest) -> Hashable | None:
+        value = request.field(self.name)
+        return None if value is None else (f"{FIELD}{self.name}", value)
+
+
+@dataclass(frozen=True, slots=True)
+class PathKey:
+    """The key `path:2`: the second part of the path. The rule does not apply to a shorter path."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"path:{self.number}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it reads."""
+        return ("path",)
+
+    def __call__(self, request: LoggedRequest) -> Hashable | None:
+        parts = request.path.strip("/").split("/")
+        part = parts[self.number - 1] if self.number <= len(parts) else ""
+        return (f"path:{self.number}", part) if part else None
+
+
+@dataclass(frozen=True, slots=True)
+class FieldCost:
+    """A cost from a field of the log: one unit for each `unit` of it, rounded up. Without a number, one unit."""
+
+    column: str
+    unit: int = 1
+
+    def __str__(self) -> str:
+        return self.column.removeprefix(FIELD) + ("" if self.unit == 1 else f"/{self.unit}")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it reads."""
+        return (self.column,)
+
+    def __call__(self, request: LoggedRequest) -> int:
+        try:
+            value = int(request.column(self.column))
+        except (TypeError, ValueError):
+            return 1
+        return max(0, -(-value // self.unit))
+
+
+@dataclass(frozen=True, slots=True)
+class StatusIn:
+    """A condition of a charge: the status of the response is one of these, or begins with one of these digits."""
+
+    statuses: frozenset[int]
+    hundreds: frozenset[int] = frozenset()
+
+    columns = ("status",)
+
+    def __call__(self, response: Response) -> bool:
+        return response.status_code in self.statuses or response.status_code // 100 in self.hundreds

@@ -1,0 +1,423 @@
+"""Decisions about logged requests: the gate of `web/` on a clock that the log moves, and a step for a whole identity.
+
+`Decider` is the gate, request after request in order of time, over a store that never evicts. Most identities never
+come near a limit: `spared` finds those that no algorithm can refuse, without a loop. A candidate with one plain rule is
+decided identity by identity, with the algorithm's own `hit`, `check` and `charge`. Tests prove that all three agree
+event by event with a Limiter.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, Final
+
+from sluicegate.algorithms import KEPT
+from sluicegate.errors import RuleError
+from sluicegate.extras import needs
+from sluicegate.plan import Decision, Terms
+from sluicegate.replay.caller import LoggedRequest
+from sluicegate.replay.candidates import Candidate
+from sluicegate.replay.traffic import COLUMNS, HEADER
+from sluicegate.rules.key import Caller, KeySpec, ReadyKey, identity_of
+from sluicegate.rules.response import Response
+from sluicegate.rules.rollout import EVERYBODY
+from sluicegate.stores.memory import MemoryStore
+from sluicegate.web.bound import Bound
+from sluicegate.web.charges import owed
+from sluicegate.web.endpoint import Endpoint
+from sluicegate.web.gate import Gate
+from sluicegate.web.settings import Settings
+from sluicegate.web.settlement import Settlement
+
+with needs("replay"):
+    import polars as pl
+
+ENDLESS: Final = 2**60  # keys: a store of this size never evicts
+FORBIDDEN_RULE: Final = "deny"  # the rule of a request that the list of denied clients refuses
+_EVERYWHERE: Final = Endpoint()
+
+REFUSALS: Final = {"row": pl.Int64(), "until": pl.Int64(), "rule": pl.UInt16()}
+"""The columns of refusals: the number of the row, the time at which the same request would pass (null: never), and the
+number of the rule that refused among `Ready.names`.
+"""
+
+
+class LogClock:
+    """The clock of a replay: the log's own time."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def now_us(self) -> int:
+        """Return the time of the request that is being decided."""
+        return self.now
+
+
+class Ready:
+    """A candidate made ready for a log: a gate over an endless store, and what can be known before the first line."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self.name = candidate.name
+        self.clock = LogClock()
+        store = MemoryStore(max_keys=ENDLESS, clock=self.clock)
+        settings = replace(candidate.settings, store=store, clock=None, on_decision=None, on_store_change=None)
+        _check(settings)
+        self.settings = settings
+        self.gate = Gate(settings)
+        self.bounds = self.gate.bind(_EVERYWHERE)
+        self.forwarding = settings.trusted_header.lower()
+        keys = {self.gate.key_of(bound) for bound in self.bounds}
+        self.one_key = len(keys) == 1
+        self.key: KeySpec = keys.pop() if len(keys) == 1 else "ip"
+        self.identity: ReadyKey = self.bounds[0].key if self.one_key else settings.address
+        self.reads = _columns(self.key, settings)  # None: any
+        self.terms = tuple([each for bound in self.bounds for each in bound.terms or ()])
+        self.bans = tuple(dict.fromkeys([each.ban for each in self.terms if each.ban is not None]))
+        self.names = (*[each.name for each in (*self.terms, *self.bans)], FORBIDDEN_RULE)
+        self.by_identity = self._counts_each_identity_alone()
+        self.alone = self._one_plain_rule()
+
+    @property
+    def wanted(self) -> set[str]:
+        """The columns that the rules read."""
+        return {"time", *_wanted(self.settings, self.bounds)}
+
+    def request(self, values: Sequence[Any], at: dict[str, int]) -> LoggedRequest:
+        """Return a request of this row."""
+        return LoggedRequest(values, at, self.forwarding)
+
+    def text_of(self, caller: Caller) -> str | None:
+        """Return the identity of a request under the key that all rules have in common, or else its address."""
+        steps = identity_of(self.identity, caller, {})
+        try:
+            waiting = next(steps)
+        except StopIteration as found:
+            text: str | None = found.value
+            return text
+        raise waiting.refused()
+
+    def _counts_each_identity_alone(self) -> bool:
+        """True if an identity is decided by its own requests only, and they can be counted before they are decided."""
+        settings, bounds = self.settings, self.bounds
+        return (
+            self.one_key
+            and self.reads is not None
+            and settings.lists is None
+            and settings.enabled
+            and len({each.rule_id for each in self.terms}) == len(self.terms)
+            and all([bound.terms is not None and bound.rule.when is None for bound in bounds])
+            and all([bound.rule.prefetch == 1 for bound in bounds])
+            and not any([each.held for each in self.terms])
+        )
+
+    def _one_plain_rule(self) -> Bound | None:
+        """Return the rule, if there is one with one quota, and its charges depend on nothing else."""
+        if not self.by_identity or len(self.terms) != 1:
+            return None
+        (bound,), (terms,) = self.bounds, self.terms
+        plain = not (terms.count_denied or terms.shadow or terms.ban or terms.refund_when or bound.rule.per_method)
+        return bound if plain and bound.share == EVERYBODY else None
+
+    def applies(self, frame: pl.DataFrame, bound: Bound) -> pl.Series:
+        """Return for each row whether a rule applies to its method and path."""
+        if not bound.narrow:
+            return pl.repeat(value=True, n=frame.height, dtype=pl.Boolean(), eager=True)
+        columns = [*(["method"] if bound.methods is not None else []), *(["path"] if bound.path is not None else [])]
+        return mapped(frame, columns, lambda values, at: bound.holds(self.request(values, at)), kind=pl.Boolean())
+
+    def cost(self, frame: pl.DataFrame, bound: Bound) -> pl.Series:
+        """Return the cost of each row under a rule."""
+        cost: Any = bound.rule.cost
+        if isinstance(cost, int):
+            return pl.repeat(cost, frame.height, dtype=pl.Int64(), eager=True)
+        return mapped(frame, [*cost.columns], lambda values, at: cost(self.request(values, at)), kind=pl.Int64())
+
+    def identify(self, frame: pl.DataFrame) -> pl.Series:
+        """Return the identity of each row as text; null if the key does not apply to it."""
+        columns = frame.columns if self.reads is None else [*self.reads]
+        return mapped(frame, columns, lambda values, at: self.text_of(self.request(values, at)), kind=pl.String())
+
+
+def mapped(
+    frame: pl.DataFrame,
+    columns: list[str],
+    function: Callable[[Sequence[Any], dict[str, int]], Any],
+    *,
+    kind: pl.DataType,
+) -> pl.Series:
+    """Return what a function of a row returns for each row. It is called once for equal values of these columns."""
+    known = [name for name in columns if name in frame.columns]
+    if not known:
+        return pl.Series("found", [function((), {})], dtype=kind).new_from_index(0, frame.height)
+    different = frame.select(known).unique(maintain_order=True)
+    at = {name: place for place, name in enumerate(known)}
+    if len(known) == 1:
+        values = [function((value,), at) for value in different.to_series().to_list()]
+    else:
+        values = [function(row, at) for row in different.iter_rows()]
+    if different.height == frame.height:
+        return pl.Series("found", values, dtype=kind)
+    table = different.with_columns(pl.Series("found", values, dtype=kind))
+    return frame.select(known).join(table, on=known, how="left", nulls_equal=True, maintain_order="left")["found"]
+
+
+class Decider:
+    """The gate over requests in order of time. The refusals are collected until they are taken."""
+
+    def __init__(self, ready: Ready) -> None:
+        self.ready = ready
+        self._rule_at = {name: number for number, name in reversed([*enumerate(ready.names)])}
+        self._ends: list[tuple[int, int, Settlement, int | None]] = []  # (time, a number, whose, status at the end)
+        self._numbers = count()
+        self._third = min([each.window_us // 3 for each in ready.terms if each.held], default=0)
+
+    def decide(self, now: int, caller: LoggedRequest) -> Decision | None:
+        """Decide about a request at this time, after the ends of earlier requests. None if no rule applies."""
+        ready, ends = self.ready, self._ends
+        while ends and ends[0][0] <= now:
+            self._end()
+        ready.clock.now = now
+        if not ready.settings.enabled:
+            return None
+        gate = ready.gate
+        decision = gate.decide(caller, ready.bounds)
+        if gate.may_owe and decision is not None and (charges := owed(decision)):
+            settlement = gate.settlement()
+            settlement.add(charges)
+            status = caller.status
+            self._push(now + (caller.column("duration") or 0), settlement, 200 if status is None else status)
+            if settlement.holds and self._third:
+                self._push(now + self._third, settlement, None)
+        return decision
+
+    def feed(self, frame: pl.DataFrame, rows: Sequence[int]) -> tuple[pl.DataFrame, list[int]]:
+        """Decide about the rows of a frame, which have these numbers. Return the refusals, and the numbers of the rows
+        that a rule applied to.
+        """
+        ready, decide, rule_at = self.ready, self.decide, self._rule_at
+        at = {name: place for place, name in enumerate(frame.columns)}
+        refused: list[tuple[int, int | None, int]] = []
+        decided: list[int] = []
+        for row, values in zip(rows, frame.iter_rows(), strict=True):
+            now = values[at["time"]]
+            decision = decide(now, ready.request(values, at))
+            if decision is None or (decision.allowed and not decision.checks):
+                continue
+            decided.append(row)
+            if not decision.allowed:
+                refused.append((row, *self._refusal(decision, now, rule_at)))
+        return pl.DataFrame(refused, schema=REFUSALS, orient="row"), decided
+
+    @staticmethod
+    def _refusal(decision: Decision, now: int, rule_at: dict[str, int]) -> tuple[int | None, int]:
+        """Return until when the request would be refused, and by which rule."""
+        binding = decision.binding
+        if binding is None:
+            return None, rule_at[FORBIDDEN_RULE]
+        waits = [outcome.retry_after for check, outcome in decided_pairs(decision) if not check.terms.shadow]
+        known = [wait for wait in waits if wait is not None]
+        until = now + max(known) if len(known) == len(waits) else None
+        return until, rule_at.get(binding[0].terms.name, rule_at[FORBIDDEN_RULE])
+
+    def _push(self, at: int, settlement: Settlement, status: int | None) -> None:
+        heappush(self._ends, (at, next(self._numbers), settlement, status))
+
+    def _end(self) -> None:
+        """End a request, or renew what it holds."""
+        at, _, settlement, status = heappop(self._ends)
+        self.ready.clock.now = max(self.ready.clock.now, at)
+        if settlement.is_over:
+            return
+        if status is None:
+            settlement.going_on()
+            self._push(at + self._third, settlement, None)
+        else:
+            settlement.answered(Response(status))
+            settlement.ended()
+
+
+def decided_pairs(decision: Decision) -> Iterator[tuple[Any, Any]]:
+    """Return the checks of a decision with their outcomes."""
+    return zip(decision.checks, decision.outcomes, strict=True)
+
+
+class _Budget:
+    """The state of one identity under one rule."""
+
+    __slots__ = ("state",)
+
+    def __init__(self) -> None:
+        self.state: Any = None
+
+
+def refusals_of_one(
+    times: Sequence[int], costs: Sequence[int] | int, terms: Terms
+) -> tuple[list[int], list[int | None]]:
+    """Decide about all requests of one identity under one plain rule. Return the places of the refused ones, and the
+    time until which each is refused.
+    """
+    algorithm, params = KEPT[terms.algorithm], terms.params
+    hit, check, charge = algorithm.hit, algorithm.check, algorithm.charge
+    budget = _Budget()
+    places: list[int] = []
+    untils: list[int | None] = []
+    at, end, same = 0, len(times), isinstance(costs, int)
+    cost: int = costs if isinstance(costs, int) else 0
+    while at < end:
+        now = times[at]
+        if not same:
+            cost = costs[at]  # type: ignore[index]
+        if hit(budget, now, cost, params) is not None:
+            at += 1
+            continue
+        outcome = check(budget.state, now, cost, params)
+        if outcome.allowed:
+            if cost:
+                budget.state = charge(budget.state, now, cost, params)
+            at += 1
+            continue
+        wait = outcome.retry_after
+        until = None if wait is None else now + wait
+        # A refusal changes nothing, and its retry_after is exact: all requests of this cost before it are refused too.
+        after = at + 1 if not same else end if until is None else bisect_left(times, until, at + 1)
+        places += range(at, after)
+        untils += [until] * (after - at)
+        at = after
+    return places, untils
+
+
+def suspects(frame: pl.DataFrame, terms: Terms, cost: int | None) -> pl.Series:
+    """Return the identities that a rule might refuse, from the rows that it applies to, sorted by identity and time.
+
+    No algorithm refuses a request of cost 1 unless `limit` earlier ones came within two of its windows: two because of
+    the counter of two windows. A refusal changes nothing, so this holds of logged requests too. For other costs (None:
+    they differ, and are in the column `cost`) the sum over the whole log must pass the limit.
+    """
+    limit = terms.limit
+    if cost is None:
+        heavy = frame.group_by("identity").agg(pl.col("cost").sum()).filter(pl.col("cost") > limit)
+        return heavy["identity"]
+    if cost == 0:
+        return frame["identity"].head(0)
+    back = max(1, limit // cost)
+    close = (pl.col("time") - pl.col("time").shift(back) <= 2 * terms.window_us) & (
+        pl.col("identity") == pl.col("identity").shift(back)
+    )
+    found: pl.Series = frame.lazy().filter(close).select("identity").unique().collect()["identity"]
+    return found
+
+
+def decide_sorted(ready: Ready, frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
+    """Decide about a frame that has all requests of its identities, sorted by identity, then by time. Its columns are
+    those of traffic, and `identity`, `row`. Return the refusals, and the rows that a rule applied to.
+
+    The candidate must count each identity alone.
+    """
+    rules = []
+    for bound in ready.bounds:
+        mine = frame.filter(ready.applies(frame, bound) & frame["identity"].is_not_null())
+        cost = bound.rule.cost if isinstance(bound.rule.cost, int) else None
+        mine = mine.with_columns(ready.cost(mine, bound).alias("cost")) if cost is None else mine
+        found = [suspects(mine, terms, cost) for terms in bound.terms or ()]
+        rules.append((mine, cost, pl.concat(found).unique()))
+    decided = rules[0][0]["row"] if len(rules) == 1 else pl.concat([mine["row"] for mine, _, _ in rules]).unique()
+    if ready.alone is not None:
+        ((mine, cost, suspected),) = rules
+        return _alone(mine.filter(pl.col("identity").is_in(suspected.implode())), cost, ready.terms[0]), decided
+    suspected = pl.concat([found for _, _, found in rules]).unique()
+    rest = frame.filter(pl.col("identity").is_in(suspected.implode())).sort("row")
+    refusals, _ = Decider(ready).feed(rest, rest["row"].to_list())
+    return refusals, decided
+
+
+def _alone(frame: pl.DataFrame, cost: int | None, terms: Terms) -> pl.DataFrame:
+    """Decide about the requests under one plain rule, identity by identity."""
+    rows: list[int] = []
+    untils: list[int | None] = []
+    columns = ["time", "row", *(["cost"] if cost is None else [])]
+    for group in frame.group_by("identity", maintain_order=True).agg(columns).select(columns).iter_rows():
+        places, until = refusals_of_one(group[0], group[2] if cost is None else cost, terms)
+        if places:
+            mine = group[1]
+            rows += [mine[place] for place in places]
+            untils += until
+    found = pl.DataFrame({"row": rows, "until": untils}, schema={"row": pl.Int64(), "until": pl.Int64()})
+    return found.with_columns(pl.lit(0, pl.UInt16()).alias("rule"))
+
+
+def decisions(frame: pl.DataFrame, candidate: Candidate) -> pl.DataFrame:
+    """Decide about a frame of traffic in order of time: for each row whether it was allowed, the microseconds after
+    which the same request would pass (null: never, or not refused), and the rule that refused.
+    """
+    ready = Ready(candidate)
+    whole = frame.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64()))
+    if ready.by_identity:
+        whole = whole.with_columns(ready.identify(frame).alias("identity"))
+        refusals, _ = decide_sorted(ready, whole.sort("identity", maintain_order=True))
+    else:
+        refusals, _ = Decider(ready).feed(whole, whole["row"].to_list())
+    names = pl.Series("rule", ready.names, dtype=pl.String())
+    joined = whole.select("row", "time").join(
+        refusals.with_columns(pl.lit(value=True).alias("refused")), on="row", how="left", maintain_order="left"
+    )
+    return joined.select(
+        pl.col("refused").is_null().alias("allowed"),
+        (pl.col("until") - pl.col("time")).alias("retry_after"),
+        pl.col("rule").map_elements(lambda number: names[number], return_dtype=pl.String()).alias("rule"),
+    )
+
+
+def _columns(key: Any, settings: Settings) -> tuple[str, ...] | None:
+    """Return the columns that a key reads; None for a function, which may read any."""
+    trust, address = settings.trust, ("address",)
+    if trust.hops or trust.networks or trust.unix:
+        address += ("forwarded", f"{HEADER}{trust.header.lower()}")  # type: ignore[assignment]
+    if isinstance(key, tuple):
+        parts = [_columns(part, settings) for part in key]
+        return None if None in parts else tuple(dict.fromkeys([name for part in parts for name in part or ()]))
+    if isinstance(key, str):
+        name = key.partition(":")[2]
+        own = {"ip": (), "user": ("user",)}.get(key, (f"{HEADER}{name.lower()}",))
+        return (*own, *(("agent",) if name.lower() == "user-agent" else ()), *address)
+    columns: tuple[str, ...] | None = getattr(key, "columns", None)
+    return columns
+
+
+def _wanted(settings: Settings, bounds: Sequence[Bound]) -> set[str]:
+    """Return the columns that a candidate reads; all of them if it has a function."""
+    found: set[str] = set()
+    functions: list[Any] = [*[function for _, function in settings.lists.functions]] if settings.lists else []
+    if settings.lists is not None:
+        found |= {"address", "forwarded", *(_columns(settings.key, settings) or ())}
+    for bound in bounds:
+        rule = bound.rule
+        key = settings.key if rule.key is None else rule.key
+        columns = _columns(key, settings)
+        found |= {"address"} if columns is None else set(columns)
+        functions += [key] if columns is None else []
+        functions += [
+            each for each in (rule.when, rule.cost, rule.quota) if callable(each) and not hasattr(each, "columns")
+        ]
+        found |= set(getattr(rule.cost, "columns", ()))
+        found |= {"method"} if bound.methods is not None or rule.per_method else set()
+        found |= {"path"} if bound.path is not None else set()
+        found |= {"status", "duration"} if rule.charge_when or rule.refund_when else set()
+        found |= {"duration", "status"} if any(each.held for each in bound.terms or ()) else set()
+    return found | set(COLUMNS) if functions else found
+
+
+def _check(settings: Settings) -> None:
+    """Raise an error for rules that no log can decide."""
+    for rule in settings.rules:
+        if rule.route is not None:  # type: ignore[union-attr]
+            problem, expected = "a log has no names of routes", 'give a path such as "/api/*"'
+            raise RuleError(f"rule {rule.name!r}: route", rule.route, problem=problem, expected=expected)  # type: ignore[union-attr]
+    for key in (settings.key, *[rule.key for rule in settings.rules]):  # type: ignore[union-attr]
+        for part in key if isinstance(key, tuple) else (key,):
+            if isinstance(part, str) and part.startswith("path:"):
+                problem, expected = "a log has no named parts of a path", 'write the number of the part, as "path:2"'
+                raise RuleError("key", part, problem=problem, expected=expected)

@@ -1,0 +1,250 @@
+"""Tallies: what is counted of each candidate, part by part of the identities, and added up to a result.
+
+The size of a tally does not depend on the length of the log.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, NamedTuple
+
+from sluicegate.clock import MICROSECOND
+from sluicegate.extras import needs
+from sluicegate.identity import digest
+from sluicegate.quota import Quota
+from sluicegate.replay.result import Refused
+
+with needs("replay"):
+    import polars as pl
+
+BUCKETS: Final = 360  # of the load, at most
+MOST_REFUSED: Final = 25  # identities that are listed
+_HOUR: Final = 3600 * MICROSECOND
+_WIDTHS: Final = (  # seconds of a bucket: the smallest of which BUCKETS suffice
+    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400),
+    *(2 * 86_400, 7 * 86_400, 30 * 86_400, 365 * 86_400),
+)
+
+
+class Grid(NamedTuple):
+    """The buckets of the load."""
+
+    start: int  # microseconds
+    width: int
+    buckets: int
+
+    @classmethod
+    def over(cls, first: int | None, last: int | None) -> Grid:
+        """Return the buckets from the first request to the last. They begin at a multiple of their width."""
+        if first is None or last is None:
+            return cls(0, MICROSECOND, 0)
+        for seconds in _WIDTHS:
+            width = seconds * MICROSECOND
+            start = first // width * width
+            if (last - start) // width < BUCKETS:
+                return cls(start, width, (last - start) // width + 1)
+        width = (last - first) // (BUCKETS - 1) + 1
+        return cls(first, width, (last - first) // width + 1)
+
+    @property
+    def of(self) -> pl.Expr:
+        """The bucket of a row."""
+        return ((pl.col("time") - self.start) // self.width).cast(pl.Int32).alias("bucket")
+
+
+def add(one: Any, other: Any) -> Any:
+    """Add two tallies, or two of their parts: numbers, lists item by item, and counts by their keys."""
+    if isinstance(one, list):
+        longer, shorter = (one, other) if len(one) >= len(other) else (other, one)
+        return [*map(add, longer, shorter), *longer[len(shorter) :]]
+    if isinstance(one, Tally | Common):
+        return type(one)(**{each.name: add(getattr(one, each.name), getattr(other, each.name)) for each in fields(one)})
+    if isinstance(one, Top):
+        return one.with_others(other)
+    return one + other
+
+
+class Top(tuple[Refused, ...]):
+    """The most refused identities."""
+
+    __slots__ = ()
+
+    def with_others(self, others: Iterable[Refused]) -> Top:
+        """Return the most refused of these and others."""
+        return Top(sorted([*self, *others], key=lambda each: (-each.refused, each.identity))[:MOST_REFUSED])
+
+
+@dataclass
+class Common:
+    """What is counted of the requests under one key, whatever is decided about them."""
+
+    identities: int = 0
+    sane: int = 0  # identities that never passed the stated rate
+    route_identities: Counter[int] = field(default_factory=Counter)
+
+
+@dataclass
+class Tally:
+    """What is counted of the decisions of one candidate."""
+
+    decided: int = 0
+    refused: int = 0
+    identities: int = 0
+    refused_identities: int = 0
+    blocked: int = 0  # microseconds
+    innocent: int = 0
+    innocent_requests: int = 0
+    rules: Counter[int] = field(default_factory=Counter)
+    rule_identities: Counter[int] = field(default_factory=Counter)
+    routes: Counter[int] = field(default_factory=Counter)
+    route_identities: Counter[int] = field(default_factory=Counter)
+    buckets: Counter[int] = field(default_factory=Counter)
+    bucket_identities: Counter[int] = field(default_factory=Counter)
+    busy: Counter[int] = field(default_factory=Counter)  # microseconds of work that was refused, by bucket
+    hours: Counter[tuple[int, int]] = field(default_factory=Counter)  # by route and hour
+    most: Top = field(default_factory=Top)
+    delays: Counter[int] = field(default_factory=Counter)  # milliseconds with three digits
+    never: int = 0
+    retries: int = 0
+    longest: int = 0
+    curves: list[list[list[int]]] = field(default_factory=list)  # by rule and point: refused, identities, innocent
+
+
+HOUR: Final = ((pl.col("time") // _HOUR) % 24).cast(pl.Int8).alias("hour")
+
+
+def counts(frame: pl.DataFrame, *columns: str) -> Counter[Any]:
+    """Count the rows by their values in these columns."""
+    rows = frame.group_by(columns).agg(pl.len()).iter_rows()
+    return Counter({row[0] if len(columns) == 1 else row[:-1]: row[-1] for row in rows})
+
+
+def different(frame: pl.DataFrame, column: str) -> Counter[Any]:
+    """Count the identities by the values of a column."""
+    return counts(frame.select("identity", column).unique(), column)
+
+
+def passing(frame: pl.DataFrame, rate: Quota) -> pl.Series:
+    """Return the identities that ever made more requests in a period than a rate allows, from a sorted frame."""
+    passes = (pl.col("time") - pl.col("time").shift(rate.limit) < rate.period_us) & (
+        pl.col("identity") == pl.col("identity").shift(rate.limit)
+    )
+    found: pl.Series = frame.lazy().filter(passes).select("identity").unique().collect()["identity"]
+    return found
+
+
+def common(frame: pl.DataFrame, insane: pl.Series) -> Common:
+    """Count the requests of some identities, all requests of each."""
+    identities = frame["identity"].n_unique()
+    return Common(identities, identities - len(insane), different(frame, "route"))
+
+
+def tally(
+    frame: pl.DataFrame, refusals: pl.DataFrame, *, decided: pl.Series, insane: pl.Series, grid: Grid, show: bool
+) -> Tally:
+    """Count what was decided about the requests of some identities. The frame is sorted by identity and time."""
+    found = Tally(decided=len(decided))
+    if len(decided):
+        places = decided if len(decided) < frame.height else None
+        mine = frame if places is None else frame.join(decided.to_frame("row"), on="row", how="semi")
+        found.identities = mine["identity"].n_unique()
+    if refusals.height == 0:
+        return found
+    columns = ["row", "identity", "time", "route", *(["duration"] if "duration" in frame.columns else [])]
+    hits = (
+        frame.select(columns).join(refusals, on="row", how="inner", maintain_order="left").with_columns(grid.of, HOUR)
+    )
+    found.refused = hits.height
+    found.rules, found.rule_identities = counts(hits, "rule"), different(hits, "rule")
+    found.routes, found.route_identities = counts(hits, "route"), different(hits, "route")
+    found.buckets, found.bucket_identities = counts(hits, "bucket"), different(hits, "bucket")
+    found.hours = counts(hits, "route", "hour")
+    if "duration" in hits.columns:
+        work = hits.group_by("bucket").agg(pl.col("duration").sum()).iter_rows()
+        found.busy = Counter(dict(work))
+    # Blocked from a refusal until its wait is over; the parts of one identity that overlap count once.
+    known = pl.col("until").fill_null(pl.col("time"))
+    before = known.cum_max().shift(1).over("identity").fill_null(0)
+    hits = hits.with_columns((known - pl.max_horizontal("time", before)).clip(lower_bound=0).alias("blocked"))
+    who = hits.group_by("identity").agg(
+        [
+            pl.len().alias("refused"),
+            pl.col("blocked").sum(),
+            pl.col("time").first().alias("first"),
+            pl.col("time").last().alias("last"),
+        ]
+    )
+    who = who.with_columns((~pl.col("identity").is_in(insane.implode())).alias("innocent"))
+    found.refused_identities, found.blocked = who.height, int(who["blocked"].sum())
+    innocent = who.filter("innocent")
+    found.innocent, found.innocent_requests = innocent.height, int(innocent["refused"].sum())
+    found.most = _most(
+        frame,
+        hits,
+        who.sort(["refused", "identity"], descending=[True, False]).head(MOST_REFUSED),
+        grid=grid,
+        show=show,
+    )
+    return found
+
+
+def _most(frame: pl.DataFrame, hits: pl.DataFrame, who: pl.DataFrame, *, grid: Grid, show: bool) -> Top:
+    """Return the most refused identities with their counts in each bucket."""
+    listed = who["identity"].implode()
+    asked = _by_bucket(frame.filter(pl.col("identity").is_in(listed)).with_columns(grid.of), grid)
+    refused = _by_bucket(hits.filter(pl.col("identity").is_in(listed)), grid)
+    rows = []
+    for row in who.iter_rows(named=True):
+        identity = row["identity"]
+        requests = asked[identity]
+        rows.append(
+            Refused(
+                identity if show else digest(identity),
+                requests=sum(requests),
+                refused=row["refused"],
+                seconds=row["blocked"] / MICROSECOND,
+                first=row["first"] / MICROSECOND,
+                last=row["last"] / MICROSECOND,
+                innocent=row["innocent"],
+                counts=tuple(requests),
+                refusals=tuple(refused[identity]),
+            )
+        )
+    return Top(rows)
+
+
+def _by_bucket(frame: pl.DataFrame, grid: Grid) -> dict[str, list[int]]:
+    """Count the rows of each identity in each bucket."""
+    found: dict[str, list[int]] = {}
+    for identity, bucket, number in frame.group_by("identity", "bucket").agg(pl.len()).iter_rows():
+        found.setdefault(identity, [0] * grid.buckets)[bucket] = number
+    return found
+
+
+def line(counted: Counter[int], length: int) -> list[int]:
+    """Return counts by number as a list."""
+    return [counted.get(number, 0) for number in range(length)]
+
+
+def quantile(counted: Counter[int], share: float) -> int:
+    """Return the value that this share of the counted values does not pass; 0 if there is none."""
+    rest = share * sum(counted.values())
+    for value in sorted(counted):
+        rest -= counted[value]
+        if rest <= 0:
+            return value
+    return 0
+
+
+def shortened(delay_us: int) -> int:
+    """Return a delay in milliseconds with three digits, rounded up, so that the number of different delays is small."""
+    value = -(-delay_us // 1000)
+    scale = 10 ** max(0, len(str(value)) - 3)
+    return int(-(-value // scale) * scale)
+
+
+def by_number(values: Sequence[int], counted: Counter[int]) -> list[int]:
+    """Return the numbers in the order of their counts, the largest first."""
+    return sorted(values, key=lambda number: (-counted[number], number))
