@@ -481,7 +481,8 @@ class _Watched(RateLimitMiddleware):
 
         def end() -> None:
             if not pending.is_over:
-                pending.at = self.template(scope, root_path), method.upper()
+                if pending.made:
+                    pending.at = self.template(scope, root_path), method.upper()
                 pending.end()
 
         try:

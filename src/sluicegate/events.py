@@ -16,7 +16,7 @@ from sluicegate.awaiting import async_mismatch, close_unawaited, is_async, label
 from sluicegate.clock import MICROSECOND
 from sluicegate.errors import SettingsError
 from sluicegate.identity import digest
-from sluicegate.plan import BAN, FORBIDDEN, Check, Decision, Handler, Handlers, Outcome, Terms
+from sluicegate.plan import BAN, Check, Decision, Handler, Handlers, Outcome, Terms
 from sluicegate.rules.rule import METHODS
 from sluicegate.stores.watched import MEASURED, StoreTime
 
@@ -26,6 +26,14 @@ Result = Literal["allowed", "refused", "shadow", "banned"]
 EventSource = Literal["store", "cache", "prefetch", "local", "policy"]
 """Who made an outcome: the store, the deny cache, a permit fetched ahead, the local fallback, or the failure policy."""
 
+Line = tuple[str, Result, EventSource, bool]
+"""The rule, its result, its source and whether it is near its limit."""
+
+Labels = tuple[str, str, str, str, tuple[Line, ...]]
+"""What has few values in an event, as one key."""
+
+_new: Final = object.__new__
+_NOWHERE: Final = ("", "")  # of the event of a plain limiter: no endpoint and no method
 _METHODS: Final = METHODS | {""}
 _RULE_FIELDS: Final = (
     "rule",
@@ -83,7 +91,7 @@ class RuleEvent(_Value):
     @property
     def result(self) -> Result:
         """What the rule said."""
-        return _said(self._check.terms, self._outcome)[0]
+        return _line(self._check.terms, self._outcome, self._hint)[1]
 
     @property
     def limit(self) -> int:
@@ -114,13 +122,12 @@ class RuleEvent(_Value):
     @property
     def near(self) -> bool:
         """True if the rule allowed, and at most a tenth of its limit is left. Never for a ban."""
-        return _said(self._check.terms, self._outcome)[1]
+        return _line(self._check.terms, self._outcome, self._hint)[3]
 
     @property
     def source(self) -> EventSource:
         """Who made the outcome."""
-        source = self._outcome.source
-        return self._hint if source == "store" else source
+        return _line(self._check.terms, self._outcome, self._hint)[2]
 
     @property
     def identity(self) -> str:
@@ -142,8 +149,15 @@ class DecisionEvent(_Value, StoreTime):
     without a route. `store_seconds` is the time of the calls of the store; None if it was not called.
     """
 
-    __slots__ = ("_application", "_decision", "_rules", "_shows", "at")
+    __slots__ = ("_decision", "_rules", "at", "delivery")
     _fields = _FIELDS
+
+    at: tuple[str, str]
+    """The endpoint and the method. The limiter sets them before it delivers the event."""
+    delivery: Delivery
+    """What has made the event, and will deliver it: to nobody, if a program has made the event itself."""
+    _decision: Decision
+    _rules: tuple[RuleEvent, ...]
 
     def __init__(
         self,
@@ -156,10 +170,8 @@ class DecisionEvent(_Value, StoreTime):
         show_identities: bool = False,
     ) -> None:
         self._decision = decision
-        self._shows = show_identities
-        self._rules: tuple[RuleEvent, ...] | None = None
-        self._application = application
-        self.at = endpoint, method  # the limiter sets these two before it delivers the event
+        self.delivery = Delivery((), application=application, show_identities=show_identities)
+        self.at = endpoint, method
         self.elapsed = store_seconds
 
     def made(self, decision: Decision) -> None:
@@ -169,7 +181,7 @@ class DecisionEvent(_Value, StoreTime):
     @property
     def application(self) -> str:
         """The name of the application."""
-        return self._application
+        return self.delivery.application
 
     @property
     def endpoint(self) -> str:
@@ -205,25 +217,26 @@ class DecisionEvent(_Value, StoreTime):
     @property
     def rules(self) -> tuple[RuleEvent, ...]:
         """The rules that applied, in their order."""
-        if self._rules is None:
+        try:
+            return self._rules
+        except AttributeError:  # it is read for the first time
             _, checks, outcomes = self._decision
-            hint, pairs = self._hint, zip(checks, outcomes, strict=True)
-            self._rules = tuple([RuleEvent(check, outcome, hint, shows=self._shows) for check, outcome in pairs])
-        return self._rules
+            hint, shows, pairs = self._hint, self.delivery.shows, zip(checks, outcomes, strict=True)
+            self._rules = tuple([RuleEvent(check, outcome, hint, shows=shows) for check, outcome in pairs])
+            return self._rules
 
     @property
-    def tally(self) -> list[tuple[str, Result, EventSource, bool]]:
-        """The rule, its result, its source and whether it is near its limit, for each rule: what metrics count. It
-        costs a third of reading the same from `rules`.
+    def labels(self) -> Labels:
+        """All that has few values, as one key: the application, the endpoint, the method, "allowed", "refused" or
+        "forbidden", and a line for each rule. Metrics count events by it.
         """
-        decision = self._decision
-        found: list[tuple[str, Result, EventSource, bool]] = []
-        hint = self._hint
-        for check, outcome in zip(decision[1], decision[2], strict=True):
-            terms, source = check[0], outcome[7]
-            result, near = _said(terms, outcome)
-            found.append((terms[0], result, hint if source == "store" else source, near))
-        return found
+        (endpoint, method), (allowed, checks, outcomes), hint = self.at, self._decision, self._hint
+        if len(checks) == 1:
+            lines: tuple[Line, ...] = (_line(checks[0][0], outcomes[0], hint),)
+        else:
+            lines = tuple([_line(check[0], outcome, hint) for check, outcome in zip(checks, outcomes, strict=True)])
+        said = "allowed" if allowed else "forbidden" if self.forbidden else "refused"
+        return self.delivery.application, endpoint, method if method in _METHODS else "other", said, lines
 
     @property
     def _hint(self) -> EventSource:
@@ -238,13 +251,15 @@ class DecisionEvent(_Value, StoreTime):
         return {**found, "rules": [each.asdict() for each in self.rules]}
 
 
-def _said(terms: Terms, outcome: Outcome) -> tuple[Result, bool]:
-    """Return what a rule said, and whether it allowed with at most a tenth of its limit left."""
-    if not outcome[0]:
-        return ("banned" if terms.algorithm == BAN else "refused"), False
-    if outcome[3] != 0:  # a shadow rule that would have refused: it has a time to wait
-        return "shadow", False
-    return "allowed", outcome[2] * 10 <= outcome[1] and terms.algorithm != BAN
+def _line(terms: Terms, outcome: Outcome, hint: EventSource) -> Line:
+    """Return what a rule said. `hint` is the source of an outcome of the store."""
+    allowed, limit, remaining, wait, _, _, _, made = outcome
+    source: EventSource = hint if made == "store" else made
+    if not allowed:
+        return terms[0], "banned" if terms[2] == BAN else "refused", source, False
+    if wait != 0:  # a shadow rule that would have refused: it has a time to wait
+        return terms[0], "shadow", source, False
+    return terms[0], "allowed", source, remaining * 10 <= limit and terms[2] != BAN
 
 
 log = logging.getLogger("sluicegate.events")
@@ -256,34 +271,34 @@ class Pending:
     Several threads may add to it. Each event is delivered by the one that takes it.
     """
 
-    __slots__ = ("_made", "at", "context", "ends_with_answer", "is_over")
+    __slots__ = ("at", "context", "ends_with_answer", "is_over", "made")
 
     context: int  # the id of Flask's context of the request
     ends_with_answer: bool  # in Flask: closing the response will call `end`
 
     def __init__(self, at: tuple[str, str]) -> None:
-        self._made: list[tuple[Delivery, DecisionEvent]] = []
+        self.made: list[DecisionEvent] = []
         self.at = at  # the template of the route, and the method
         self.is_over = False
 
-    def add(self, delivery: Delivery, event: DecisionEvent) -> None:
+    def add(self, event: DecisionEvent) -> None:
         """Add an event."""
-        self._made.append((delivery, event))
+        self.made.append(event)
         if self.is_over:
             self.end()
 
     def end(self) -> None:
         """Deliver the events: the answer was sent, or there will be none. All of them, before an error is raised."""
         self.is_over = True
-        raised: BaseException | None = None
-        while self._made:
+        made, raised = self.made, None
+        while made:
             try:
-                delivery, event = self._made.pop(0)
+                event = made.pop(0)
             except IndexError:  # another thread was quicker
                 break
             event.at = self.at
             try:
-                delivery.deliver(event)
+                event.delivery.deliver(event)
             except BaseException as error:  # noqa: BLE001  # it is raised below
                 raised = error
         if raised is not None:
@@ -298,13 +313,16 @@ class Delivery:
 
     def __init__(self, given: Handlers, *, application: str, show_identities: bool) -> None:
         self._handlers = handlers_of(given)
-        self._application = application
-        self._shows = show_identities
+        self.application = application
+        self.shows = show_identities
+        self._alone = (self,)
         self._failed: set[int] = set()  # the places of the handlers that were logged
 
     def begin(self) -> DecisionEvent:
         """Return the event of a decision that is made next in this context. It measures the store."""
-        event = DecisionEvent(FORBIDDEN, application=self._application, show_identities=self._shows)
+        event = _new(DecisionEvent)  # `made` and the end of the request set the other fields
+        event.delivery = self
+        event.elapsed = None
         MEASURED.set(event)
         return event
 
@@ -312,6 +330,7 @@ class Delivery:
         """Deliver the event of a plain limiter's decision at once, and return the decision."""
         if not self.is_delivering():
             event.made(decision)
+            event.at = _NOWHERE
             self.deliver(event)
         return decision
 
@@ -326,7 +345,8 @@ class Delivery:
         KeyboardInterrupt, is raised when all handlers were called.
         """
         raised: BaseException | None = None
-        outside = _DELIVERING.set((*_DELIVERING.get(), self))
+        outside = _DELIVERING.get()
+        _DELIVERING.set((*outside, self) if outside else self._alone)
         for place, handler in enumerate(self._handlers):
             try:
                 answer = handler(event)
@@ -339,7 +359,7 @@ class Delivery:
                     log.exception("sluicegate: %s of on_decision failed; it is logged once", label_of(handler))
             except BaseException as error:  # noqa: BLE001  # it is raised below
                 raised = error
-        _DELIVERING.reset(outside)
+        _DELIVERING.set(outside)
         if raised is not None:
             raise raised
 

@@ -7,12 +7,12 @@ server keeps every combination of labels for months, so those beyond a bound are
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from sluicegate import fork
-from sluicegate.events import DecisionEvent
+from sluicegate.events import Labels
 from sluicegate.limiter import AsyncLimiter, Limiter
 from sluicegate.status import describe
 
@@ -38,11 +38,12 @@ HELP: Final = {
 }
 """What each metric is."""
 
-Labels = tuple[str, ...]
+Names = tuple[str, ...]
+Add = Callable[[int], object]
 _Counter = TypeVar("_Counter")
 
 
-class Series(dict[Labels, _Counter]):
+class Series(dict[Names, _Counter]):
     """A counter for each combination of labels, made when it is first needed. The second label may be an invented name.
 
     >>> series = Series(list)
@@ -52,22 +53,59 @@ class Series(dict[Labels, _Counter]):
 
     __slots__ = ("_make",)
 
-    def __init__(self, make: Callable[[Labels], _Counter]) -> None:
+    def __init__(self, make: Callable[[Names], _Counter]) -> None:
         super().__init__()
         self._make = make
 
-    def __missing__(self, labels: Labels) -> _Counter:
+    def __missing__(self, labels: Names) -> _Counter:
         if len(self) >= MOST and labels[1:2] not in {(), ("other",)}:
             return self[labels[0], "other", *labels[2:]]
         made = self[labels] = self._make(labels)
         return made
 
 
-def result(event: DecisionEvent) -> str:
-    """Return what a decision said: "allowed", "refused", or "forbidden" by the deny list."""
-    if event.allowed:
-        return "allowed"
-    return "forbidden" if event.forbidden else "refused"
+class Kind:
+    """The events with the same labels: how many, and what they add to."""
+
+    __slots__ = ("_adders", "count", "is_degraded", "is_usual")
+
+    def __init__(self, labels: Labels, adders: Iterable[Add]) -> None:
+        _, _, _, said, lines = labels
+        self._adders = tuple(adders)
+        self.count = 0  # those that are not added yet
+        self.is_degraded = any([source in DEGRADED for _, _, source, _ in lines])
+        self.is_usual = not self.is_degraded and said == "allowed" and all([line[1] == "allowed" for line in lines])
+
+    def flush(self) -> None:
+        """Add what was counted."""
+        count, self.count = self.count, 0
+        for add in self._adders if count else ():
+            add(count)
+
+
+class Kinds(dict[Labels, Kind]):
+    """Counts events by their labels: one look-up for each event. `flush` adds the counts to those of each metric.
+
+    `adders` returns what the events with some labels add to: functions of a number.
+    """
+
+    __slots__ = ("_adders",)
+
+    def __init__(self, adders: Callable[[Labels], Iterable[Add]]) -> None:
+        super().__init__()
+        self._adders = adders
+
+    def __missing__(self, labels: Labels) -> Kind:
+        if len(self) >= MOST:
+            self.flush()  # each metric bounds its own labels
+            self.clear()
+        made = self[labels] = Kind(labels, self._adders(labels))
+        return made
+
+    def flush(self) -> None:
+        """Add what was counted."""
+        for kind in self.values():
+            kind.flush()
 
 
 class StoreNumbers(NamedTuple):

@@ -10,14 +10,14 @@ exports.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from typing import Final
 
 from sluicegate import fork
-from sluicegate.events import DecisionEvent
+from sluicegate.events import DecisionEvent, Labels
 from sluicegate.extras import needs
-from sluicegate.measures import DEGRADED, HELP, SECONDS, Series, StoreNumbers, Stores, result
+from sluicegate.measures import DEGRADED, HELP, SECONDS, Add, Kinds, Series, StoreNumbers, Stores
 
 with needs("opentelemetry"):
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
@@ -66,7 +66,8 @@ class OpenTelemetryMetrics:
             make = meter.create_observable_counter if rises else meter.create_observable_up_down_counter
             make(f"{PREFIX}.{name}", [read], unit=unit, description=HELP[name.removeprefix("store.")])
 
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may deliver an event in a thread that holds it
+        self._kinds = Kinds(self._adders)
         self._decisions = counter("decisions", "{decision}", *_BY_ROUTE)
         self._outcomes = counter("outcomes", "{outcome}", *_BY_POLICY)
         self._near = counter("near_limit", "{outcome}", _POLICY)
@@ -84,35 +85,38 @@ class OpenTelemetryMetrics:
 
     def after_fork(self) -> None:
         """Count from zero in the child: the parent exports what it has counted."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._kinds.clear()
         for series in (self._decisions, self._outcomes, self._near, self._degraded):
             series.clear()
         self._totals.clear()
 
     def __call__(self, event: DecisionEvent) -> None:
         """Count one decision."""
-        application, degraded, unusual = event.application, False, False
-        tally, said = event.tally, result(event)
+        labels = event.labels
         with self._lock:
-            self._decisions[application, event.endpoint, event.method, said].value += 1
-            for rule, its, source, near in tally:
-                self._outcomes[application, rule, its, source].value += 1
-                if near:
-                    self._near[application, rule].value += 1
-                if source in DEGRADED:
-                    degraded = True
-                if its != "allowed":
-                    unusual = True
-            if degraded:
-                self._degraded[application,].value += 1
+            kind = self._kinds[labels]
+            kind.count += 1
         if event.store_seconds is not None:  # without attributes, which would double the time of this call
             self._seconds.record(event.store_seconds)
-        if unusual or degraded or said != "allowed":
-            _mark_span(event, degraded=degraded)
+        if not kind.is_usual:
+            _mark_span(labels, degraded=kind.is_degraded)
+
+    def _adders(self, labels: Labels) -> Iterator[Add]:
+        """Yield what events with these labels add to."""
+        application, endpoint, method, said, lines = labels
+        yield self._decisions[application, endpoint, method, said].add
+        for rule, its, source, near in lines:
+            yield self._outcomes[application, rule, its, source].add
+            if near:
+                yield self._near[application, rule].add
+        if any([source in DEGRADED for _, _, source, _ in lines]):
+            yield self._degraded[application,].add
 
     def _reader(self, series: Series[_Count]) -> _Reader:
         def read(options: CallbackOptions) -> Iterable[Observation]:
             with self._lock:
+                self._kinds.flush()
                 return [Observation(count.value, count.attributes) for count in series.values()]
 
         return read
@@ -139,6 +143,10 @@ class _Count:
         self.attributes = attributes
         self.value = 0
 
+    def add(self, count: int) -> None:
+        """Add to the number."""
+        self.value += count
+
 
 def _attributes(names: Iterable[str], values: Iterable[str]) -> dict[str, str]:
     """Return the attributes that are not empty. The conventions have a word of their own for an unknown method."""
@@ -148,18 +156,19 @@ def _attributes(names: Iterable[str], values: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _mark_span(event: DecisionEvent, *, degraded: bool) -> None:
+def _mark_span(labels: Labels, *, degraded: bool) -> None:
     """Set attributes of the current span. An allowing decision sets no result: it could replace the refusal of another
     decision about the same request.
     """
     span = get_current_span()
     if not span.is_recording():
         return
-    if not event.allowed:
-        span.set_attribute(_RESULT, result(event))
-        refused = [rule for rule, said, _, _ in event.tally if said in {"refused", "banned"}]
+    _, _, _, said, lines = labels
+    if said != "allowed":
+        span.set_attribute(_RESULT, said)
+        refused = [rule for rule, its, _, _ in lines if its in {"refused", "banned"}]
         span.set_attribute(f"{PREFIX}.refused_by", refused)
-    shadowed = [rule for rule, said, _, _ in event.tally if said == "shadow"]
+    shadowed = [rule for rule, its, _, _ in lines if its == "shadow"]
     if shadowed:
         span.set_attribute(f"{PREFIX}.would_refuse", shadowed)
     if degraded:

@@ -6,20 +6,29 @@ nothing. There a scrape reads only the files, so each process writes the numbers
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import accumulate
+from typing import Any, Final
 
+from sluicegate import fork
 from sluicegate.clock import monotonic
 from sluicegate.errors import ConfigurationError
-from sluicegate.events import DecisionEvent
+from sluicegate.events import DecisionEvent, Labels
 from sluicegate.extras import needs
-from sluicegate.measures import DEGRADED, HELP, SECONDS, Series, Stores, result
+from sluicegate.measures import DEGRADED, HELP, SECONDS, Add, Kinds, Series, Stores
 
 with needs("prometheus"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
+    from prometheus_client.core import HistogramMetricFamily
+    from prometheus_client.values import ValueClass
 
 BY_ENDPOINT: Final = ("application", "endpoint", "method", "result")
 BY_RULE: Final = ("application", "rule", "result", "source")
+_SECONDS: Final = "store_seconds"
+_NAMES: Final = (*map(str, SECONDS), "+Inf")  # of the buckets
 READ_EVERY: Final = 1.0
 """Seconds after which an event reads the numbers of the stores again."""
 
@@ -59,11 +68,14 @@ class PrometheusMetrics:
             made = Gauge(f"sluicegate_{name}", HELP[name], labels, registry=registry, multiprocess_mode="livesum")
             return Series(lambda values: made.labels(*values))
 
-        registry.register(self)  # first, because a registry collects in the order of registration
+        self._lock = threading.RLock()  # a finalizer may deliver an event in a thread that holds it
+        self._at_once = getattr(ValueClass, "_multiprocess", True)  # another process may be scraped
         try:
+            registry.register(self)  # first, because a registry collects in the order of registration
             self._decisions = counter("decisions", *BY_ENDPOINT)
         except ValueError as error:  # the registry has metrics of this name
-            registry.unregister(self)
+            with suppress(KeyError):
+                registry.unregister(self)
             problem = "it has the metrics of another PrometheusMetrics"
             expected = "make one object for all limiters of a process; in tests give each a CollectorRegistry()"
             raise ConfigurationError(
@@ -72,41 +84,86 @@ class PrometheusMetrics:
         self._outcomes = counter("outcomes", *BY_RULE)
         self._near = counter("near_limit", "application", "rule")
         self._degraded = counter("degraded_decisions", "application")
-        name, labels = "store_seconds", ("application",)
-        seconds = Histogram(f"sluicegate_{name}", HELP[name], labels, registry=registry, buckets=SECONDS)
-        self._seconds = Series(lambda values: seconds.labels(*values))
+        self._kinds, self._seconds = Kinds(self._adders), self._histogram(registry)
         self._open, self._entries = gauge("open_circuits"), gauge("entries")
         self._evictions = counter("evictions", "store")
         self._allowed = counter("degraded_allowed", "store")
         self._stores, self._read_at = Stores(), 0.0
+        fork.renew(self)
+
+    def after_fork(self) -> None:
+        """Renew the lock. The child counts on from the numbers of its parent, as prometheus-client does."""
+        self._lock = threading.RLock()
 
     def __call__(self, event: DecisionEvent) -> None:
         """Count one decision."""
-        application, degraded = event.application, False
-        self._decisions[application, event.endpoint, event.method, result(event)].inc()
-        for rule, said, source, near in event.tally:
-            self._outcomes[application, rule, said, source].inc()
-            if near:
-                self._near[application, rule].inc()
-            if source in DEGRADED:
-                degraded = True
-        if degraded:
-            self._degraded[application,].inc()
-        if event.store_seconds is not None:
-            self._seconds[application,].observe(event.store_seconds)
-        if monotonic() >= self._read_at:
+        labels, seconds = event.labels, event.store_seconds
+        with self._lock:
+            kind = self._kinds[labels]
+            kind.count += 1
+            if seconds is not None:
+                self._seconds[labels[:1]].observe(seconds)
+            if self._at_once:
+                kind.flush()
+        if self._at_once and monotonic() >= self._read_at:
             self.collect()
 
     def collect(self) -> Iterable[Metric]:
-        """Read the numbers of the stores. A registry calls this at each scrape, before it collects the metrics."""
+        """Add what was counted, and read the numbers of the stores. A registry calls this at each scrape, before it
+        collects the other metrics.
+        """
         self._read_at = monotonic() + READ_EVERY
+        with self._lock:
+            self._kinds.flush()
         for store, numbers in self._stores.read().items():
             self._open[store,].set(numbers.open_circuits)
             self._entries[store,].set(numbers.entries)
             self._evictions[store,].inc(numbers.evictions)
             self._allowed[store,].inc(numbers.degraded_allowed)
-        return ()
+        families = self.describe()
+        for family in families:
+            with self._lock:
+                for labels, buckets in self._seconds.items():
+                    family.add_metric(labels, [*zip(_NAMES, accumulate(buckets.counts), strict=True)], buckets.sum)
+        return families
 
-    def describe(self) -> Iterable[Metric]:
-        """Return no metrics: those that a registry collects are registered themselves."""
-        return ()
+    def describe(self) -> list[HistogramMetricFamily]:
+        """Return the histogram of this process, without values. The other metrics are registered themselves."""
+        if self._at_once:
+            return []
+        return [HistogramMetricFamily(f"sluicegate_{_SECONDS}", HELP[_SECONDS], labels=("application",))]
+
+    def _histogram(self, registry: CollectorRegistry) -> Series[Any]:
+        """Return the histograms by application: those of prometheus-client if processes share them. Its buckets are
+        searched in Python, so one process has its own.
+        """
+        if not self._at_once:
+            return Series(lambda _: _Buckets())
+        made = Histogram(f"sluicegate_{_SECONDS}", HELP[_SECONDS], ("application",), registry=registry, buckets=SECONDS)
+        return Series(lambda labels: made.labels(*labels))
+
+    def _adders(self, labels: Labels) -> Iterator[Add]:
+        """Yield what events with these labels add to."""
+        application, endpoint, method, said, lines = labels
+        yield self._decisions[application, endpoint, method, said].inc
+        for rule, its, source, near in lines:
+            yield self._outcomes[application, rule, its, source].inc
+            if near:
+                yield self._near[application, rule].inc
+        if any([source in DEGRADED for _, _, source, _ in lines]):
+            yield self._degraded[application,].inc
+
+
+class _Buckets:
+    """The seconds of one application: how many are in each bucket, and their sum."""
+
+    __slots__ = ("counts", "sum")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SECONDS) + 1)
+        self.sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Add a value to its bucket."""
+        self.counts[bisect_left(SECONDS, seconds)] += 1
+        self.sum += seconds

@@ -36,8 +36,8 @@ def samples(registry: CollectorRegistry) -> Samples:
 
 
 def holds(query: str, before: Samples, now: Samples) -> bool:
-    """True if a query is true now, when `before` was the scrape at the start of its window. A query is "a gauge is above
-    0" or "a counter has grown". The others are about traffic, and not true here.
+    """True if a query is true now, when `before` was the scrape at the start of its window. A query says "a gauge is
+    above 0" or "a counter has grown". The others are about traffic, and not true here.
     """
     if found := _GAUGE.fullmatch(query):
         return now[found[1],] > 0

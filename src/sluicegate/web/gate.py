@@ -398,7 +398,7 @@ class _WatchedRules(_Rules):
                 event.at = "", caller.method
                 self.events.deliver(event)
             else:
-                pending.add(self.events, event)
+                pending.add(event)
         return decision
 
 
