@@ -81,7 +81,7 @@ def test_the_hook_takes_every_file_of_the_wheel_that_is_no_module(environments: 
         files = {name for name in wheel.namelist() if name.startswith("sluicegate/") and not name.endswith(".py")}
     taken = {f"{folder}/{Path(path).name}" for path, folder in hook("sluicegate")["datas"]}
     assert taken == files - {"sluicegate/py.typed"}
-    assert {Path(name).suffix for name in taken} == {".lua"}
+    assert {Path(name).suffix for name in taken} == {".lua", ".html", ".css", ".js"}
 
 
 def test_pyinstaller_finds_the_hooks(environments: Environments) -> None:

@@ -6,7 +6,7 @@ waiting (`blocked`, the closed loop) are rough.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -78,7 +78,7 @@ def traffic() -> tuple[Request, ...]:
         for _ in range(260):
             visit(f"office {office}", draw.randrange(DAYS) * 86_400 + draw.gauss(11, 0.6) * 3_600)
     for crawler in range(4):
-        found += [(step * 60 + draw.random() * 20, f"crawler {crawler}", ROUTES[step % 3]) for step in range(2_400)]
+        found += [(step * 120 + draw.random() * 20, f"crawler {crawler}", ROUTES[step % 3]) for step in range(1_200)]
     for attacker in range(12):
         times = [step * (1 + attacker / 30) + draw.random() for step in range(320)]
         found += [(86_400 + 7_200 + time, f"attacker {attacker}", ROUTES[5]) for time in times]
@@ -230,23 +230,21 @@ def candidate(name: str, *rules: Asked) -> Candidate:
 def curve(rule: Asked, rules: tuple[Asked, ...], sane: set[str]) -> Curve:
     """Return what every limit around a rule's own would have done."""
     requests = traffic()
-    limits = sorted({max(1, round(rule.limit * 2 ** (step / 3))) for step in range(-9, 10)})
+    limits = sorted({max(1, round(rule.limit * 2 ** (step / 3))) for step in range(-7, 8)})
     points = []
     for limit in limits:
         changed = tuple(each._replace(limit=limit) if each is rule else each for each in rules)
         out = [requests[place].who for place in refused(requests, changed)]
         points.append(Point(limit, len(out), len(set(out)), len(sane & set(out))))
-    return Curve(rule.name, rule.period, tuple(points))
+    return Curve(rule.name, rule.period, rule.limit, tuple(points))
 
 
-def rates(period: float, key: str = "ip") -> Rates:
-    counts = Counter(most(times, period) for times in by_identity(traffic()).values())
-    bins = Counter[int]()
-    for count, identities in counts.items():
-        bins[round(2 ** (int(4 * (count.bit_length() - 1 + count / 2 ** count.bit_length() * 2 - 1)) / 4))] += (
-            identities
-        )
-    return Rates(period, key, tuple(sorted(bins.items())))
+def rates(rule: Asked) -> Rates:
+    """Return the distribution that the line of a rule stands in, in bins that grow by a fifth."""
+    asked = by_identity([request for request in traffic() if rule.route in ("", request.route)])
+    edges = sorted({round(1.2**step) for step in range(50)})
+    bins = Counter(edges[bisect_right(edges, most(times, rule.period)) - 1] for times in asked.values())
+    return Rates(rule.period, "ip", rule.route, tuple(sorted(bins.items())))
 
 
 LOGIN = Asked("login", 5, 60, "POST /login")
@@ -277,7 +275,7 @@ def generated() -> Result:
             candidate("pages", PAGES),
             candidate("limits.toml", LOGIN, PAGES._replace(limit=90), HOURLY),
         ),
-        (rates(60), rates(3_600)),
+        (rates(LOGIN), rates(PAGES), rates(HOURLY)),
         seconds=1.7,
     )
 
@@ -326,5 +324,8 @@ def hostile() -> Result:
                 error=first,
             ),
         ),
-        rates=(result.rates[0]._replace(key=first), result.rates[1]._replace(key=signs)),
+        rates=(
+            result.rates[0]._replace(key=first, applies_to=f"POST {signs}"),
+            result.rates[1]._replace(key=signs, applies_to=image),
+        ),
     )

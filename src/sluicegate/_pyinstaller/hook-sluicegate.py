@@ -1,4 +1,5 @@
-"""Hook for `sluicegate`: the stores' modules, which are imported by URL scheme, and the Lua scripts for the server.
+"""Hook for `sluicegate`: the stores' modules, which are imported by URL scheme, and all files that are
+no modules: Lua scripts for the server, and the parts of the report of a replay.
 
 The hook packs a store's module even if its client package is missing. Its URL then raises SG007, as without
 PyInstaller.
@@ -14,4 +15,8 @@ from sluicegate.stores import SCHEMES
 _TOP = Path(sluicegate.__file__).parent
 
 hiddenimports = sorted(set(SCHEMES.values()))
-datas = [(str(path), str(path.parent.relative_to(_TOP.parent))) for path in sorted(_TOP.rglob("*.lua"))]
+datas = [
+    (str(path), str(path.parent.relative_to(_TOP.parent)))
+    for kind in ("lua", "html", "css", "js")
+    for path in sorted(_TOP.rglob(f"*.{kind}"))
+]

@@ -115,10 +115,11 @@ class Point(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """One rule's limit against its effect, all other things equal. The candidate's own limit is one of the points."""
+    """One rule's limit against its effect, all other things equal. A rule of several quotas has a curve for each."""
 
     rule: str
     period: float
+    limit: int  # the candidate's own: one of the points
     points: tuple[Point, ...]
 
 
@@ -127,6 +128,7 @@ class Rates(NamedTuple):
 
     period: float
     key: str
+    applies_to: str  # only requests of these methods and path, as in RuleText
     bins: tuple[tuple[int, int], ...]  # most requests in any such period (from), number of identities; rising
 
 

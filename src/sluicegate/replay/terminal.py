@@ -203,5 +203,5 @@ class Report:
         return Text(self._shown(text), style, overflow="fold")
 
     def _shown(self, text: str) -> str:
-        known = str.isascii if self._ascii else str.isprintable
-        return "".join([sign if sign.isprintable() and known(sign) else ascii(sign)[1:-1] for sign in text])
+        text = words.printable(text)
+        return text.encode("ascii", "backslashreplace").decode() if self._ascii else text

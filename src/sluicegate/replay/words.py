@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
-from sluicegate.replay.result import Candidate, ClosedLoop, Load, Traffic
+from sluicegate.quota import Quota
+from sluicegate.replay.result import Candidate, ClosedLoop, Load, Result, Traffic
 
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
 
@@ -69,6 +71,45 @@ def answer(candidate: Candidate) -> str:
         f"({share(candidate.refused, candidate.decided)}), {candidate.refused_identities:,} of "
         f"{count(candidate.identities, 'identity', 'identities')}, {candidate.innocent.identities:,} innocent"
     )
+
+
+def headline(result: Result) -> str:
+    """Return the answer of a replay in one sentence."""
+    found = result.candidates
+    if not result.traffic.requests:
+        return "The log has no request."
+    if not found:
+        return f"{count(result.traffic.requests, 'request')}, and no candidate to judge them."
+    if len(found) == 1:
+        return f"{printable(found[0].name)} {answer(found[0])}."
+    shares = [share(each.refused, result.traffic.requests) for each in sorted(found, key=lambda each: each.refused)]
+    if not any(each.refused for each in found):
+        return f"None of {len(found)} candidates refuses a request."
+    fair = [printable(each.name) for each in found if not each.innocent.identities]
+    verdict = (
+        "Each refuses innocent identities." if not fair else f"Nobody innocent is refused by {_enumeration(fair)}."
+    )
+    if len(fair) == len(found):
+        verdict = "None refuses an innocent identity."
+    return f"{len(found)} candidates refuse {shares[0]} to {shares[-1]} of all requests. {verdict}"
+
+
+def _enumeration(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def period(seconds: float) -> str:
+    """Return the name of a period, as a quota has it.
+
+    >>> period(60), period(300)
+    ('minute', '5 minutes')
+    """
+    return re.sub(r"^1(/| per )", "", str(Quota(1, seconds)))
+
+
+def printable(text: str) -> str:
+    """Return text with its control characters shown."""
+    return "".join([sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text])
 
 
 def innocent(candidate: Candidate) -> str:

@@ -1,0 +1,95 @@
+"""The report of a replay as one HTML file that needs no network.
+
+The template, the style and the script are files of this folder. Values go into the page as JSON, and the script makes
+elements of them. So text from a log is never read as HTML.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any, Final
+
+from sluicegate.extras import needs
+from sluicegate.replay import words
+from sluicegate.replay.document import plain_values
+from sluicegate.replay.result import Candidate, Curve, Result, RuleText
+
+with needs("replay"):
+    import orjson
+
+_LEFT_OUT: Final = ("sliding-window", "slots")  # the default algorithm, and a concurrency limit, which has none
+_PARTS: Final = files(__name__)
+_NUMBER: Final = re.compile(r"[0-9]+")
+
+
+def html(result: Result) -> str:
+    """Return the page of a result."""
+    style, script = (_PARTS.joinpath(name).read_text("utf-8") for name in ("style.css", "script.js"))
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
+    )
+    data = orjson.dumps({"result": plain_values(result), "words": _words(result)}).decode()
+    # "<" ends the data early in "</script>", and "<!--" begins a comment there
+    parts = {"policy": policy, "style": style, "script": script, "data": data.replace("<", "\\u003c")}
+    template = _PARTS.joinpath("template.html").read_text("utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def _words(result: Result) -> dict[str, Any]:
+    """Return the sentences of the page, and what is ready to paste."""
+    return {
+        "headline": words.headline(result),
+        "read": words.what_was_read(result.traffic),
+        "notes": [words.printable(note) for note in words.notes(result.traffic)],
+        "seconds": words.span(result.seconds),
+        "candidates": [_candidate(each) for each in result.candidates],
+    }
+
+
+def _candidate(found: Candidate) -> dict[str, Any]:
+    rules = {rule.name: rule for rule in found.rules}
+    return {
+        "answer": words.answer(found),
+        "facts": words.facts(found),
+        "closed_loop": words.closed_loop(found.closed_loop),
+        "innocent": words.innocent(found),
+        "limits": [_limit(curve, rules.get(curve.rule)) for curve in found.curves],
+    }
+
+
+def _limit(curve: Curve, rule: RuleText | None) -> dict[str, Any]:
+    """Return the texts around the limit of a curve, to paste: its rule in TOML, and as a decorator."""
+    period = words.period(curve.period)
+    number = None if rule is None else _NUMBER.match(rule.quota)
+    if rule is None or number is None:
+        return {"period": period, "toml": None, "decorator": None}
+    keys = [_quoted(each) for each in rule.key.split(" + ")]
+    methods, slash, path = rule.applies_to.partition("/")
+    options = {
+        "path": _quoted(slash + path) if slash else "",
+        "methods": f"[{', '.join(map(_quoted, re.findall('[^, ]+', methods)))}]" if methods else "",
+        "algorithm": "" if rule.algorithm in _LEFT_OUT else _quoted(rule.algorithm),
+    }
+    several = ", ".join(keys)
+    head = f'[[sluicegate.rules]]\nname = {_quoted(rule.name)}\nquota = "'
+    tail = f'{rule.quota[number.end() :]}"'
+    lines = "".join([f"{name} = {value}\n" for name, value in options.items() if value])
+    algorithm = f", algorithm={options['algorithm']}" if options["algorithm"] else ""
+    return {
+        "period": period,
+        "toml": [head, f"{tail}\nkey = {several if len(keys) == 1 else f'[{several}]'}\n{lines}"],
+        "decorator": ['@limit("', f"{tail}, key={several if len(keys) == 1 else f'({several})'}{algorithm})\n"],
+    }
+
+
+def _quoted(text: str) -> str:
+    """Return text in quotes, with the escapes that TOML and Python share."""
+    signs = [sign if sign.isprintable() else f"\\U{ord(sign):08x}" for sign in re.sub(r'(["\\])', r"\\\1", text)]
+    return f'"{"".join(signs)}"'
