@@ -36,7 +36,7 @@ from bench.figures import Figure, Role, added
 from bench.race import Contender, Course, Turn
 from sluicegate import asgi, flask, starlette
 from sluicegate.plan import Check, Decision, Outcome, Plan, Terms, new
-from sluicegate.stores import Hit
+from sluicegate.stores import Hit, Origin
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 
 IDENTITIES = 1_000
@@ -84,9 +84,13 @@ class InstantStore(MemoryStore):
         limit, wait = (PLENTY, 0) if allows else (FEW, HOUR * 1_000_000)
         self._outcomes = (Outcome(allows, limit, 0, wait, HOUR * 1_000_000, HOUR * 1_000_000),)
 
-    def prepare(self, terms: Terms) -> Hit:
+    def prepare(self, terms: Terms, *others: Terms) -> Hit | None:
         allowed = self._outcomes[0].allowed
-        return lambda identity, cost: new(Decision, (allowed, (new(Check, (terms, identity, cost)),), self._outcomes))
+
+        def hit(identity: str, cost: int, origin: Origin | None = None) -> Decision:
+            return new(Decision, (allowed, (new(Check, (terms, identity, cost)),), self._outcomes))
+
+        return None if others else hit
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         return self._outcomes

@@ -377,6 +377,29 @@ def test_two_marks_of_one_view_do_not_spend_each_others_budget(ask: Ask) -> None
     assert [bool(decision) for decision in decisions] == [True, True, True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("rule", "is_prepared"),
+    [
+        ({"name": "own", "quota": "5/minute; 9/hour"}, True),
+        ({"name": "own", "quota": "5/minute", "key": "user"}, True),
+        ({"name": "own", "quota": "5/minute", "key": "ip"}, False),  # another identity
+        ({"name": "own", "quota": "5/minute", "cost": 2}, False),
+        ({"name": "own", "scope": "default", "quota": "3/minute"}, False),  # one budget of two rules
+        ({"name": "own", "quota": "5/minute", "methods": {"GET"}}, False),
+        ({"name": "own", "quota": "5/minute", "when": lambda visitor: True}, False),
+    ],
+)
+def test_rules_of_one_identity_are_prepared_together(rule: dict[str, Any], is_prepared: bool) -> None:
+    gate = Gate(settings(default_limits=["7/minute"], rules=[Rule(**rule)], key="user", secret="s" * 16))
+    bounds, visitor = gate.bind(place()), Visitor(user="alice")
+    plan: Any = next(gate.plan(visitor, bounds))
+    begun = gate.begin(visitor, bounds)
+    assert (begun is None) is not is_prepared
+    if begun is not None:
+        assert begun.checks == plan.checks
+        assert begun.network() == plan.network()
+
+
 def test_a_shared_scope_is_charged_once_by_the_stricter_rule(ask: Ask) -> None:
     marks = (make_mark("9/minute", scope="s"), make_mark("2/minute", scope="s"))
     decisions = ask(settings(), place(*marks), *[Visitor()] * 3)

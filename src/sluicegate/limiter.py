@@ -174,7 +174,7 @@ class _Engine(Generic[_AnyStore]):
     @store.setter
     def store(self, store: _AnyStore) -> None:
         self._store = store
-        prepare: Callable[[Terms], Hit | None] | None = getattr(store, "prepare", None)
+        prepare: Callable[..., Hit | None] | None = getattr(store, "prepare", None)
         self.hit_of = None if prepare is None else lru_cache(maxsize=4096)(prepare)
 
     def accept(self, terms: Terms) -> None:
@@ -636,7 +636,7 @@ class _Limit(Generic[_AnyLimiter]):
     def _prepare(self) -> None:
         """Take the function of the store that the limiter uses now. A test may give it another one."""
         hit_of = self._hit_of = self._limiter.hit_of
-        self._hit = None if hit_of is None or self._single is None else hit_of(self._single)
+        self._hit = None if hit_of is None else hit_of(*self._terms)
 
     def __call__(self, view: object, *_: object, **__: object) -> NoReturn:
         """Raise RuleError: in other libraries the limit of a limiter is a decorator."""

@@ -89,6 +89,10 @@ class Check(NamedTuple):
         return f"Check({self.terms.rule_id!r}, identity=…, cost={self.cost})"
 
 
+Checks = tuple[Check, ...]
+"""The checks of a plan."""
+
+
 @final
 class Plan(NamedTuple):
     """The checks of one request. Each check has a different budget. Either all checks are charged or none.
@@ -121,6 +125,10 @@ class Outcome(NamedTuple):
     next_after: int  # the time until `remaining` next grows; 0 if nothing is used
     at: int = 0  # the time of the check on the store's clock; a refund uses it to find the charge
     source: Source = "store"
+
+
+Outcomes = tuple[Outcome, ...]
+"""One outcome for each check of a plan."""
 
 
 @final

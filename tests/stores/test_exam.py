@@ -1,6 +1,6 @@
 """Every store, sync and async, passes the public exam against the exact rational model.
 
-So do the functions that a wrapped store prepares for one rule.
+So do the functions that a wrapped store prepares for the rules of one identity.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ Maker = Callable[[Clock | None], Store | AsyncStore]
 
 
 def prepared(store: Any, plan: Plan) -> Any:
-    """The decision of the prepared function of a plan's rule; None if it has none, or does not decide."""
-    if len(plan.checks) != 1 or not plan.charge or plan.forced:
+    """The decision of the prepared function of a plan's rules; None if it has none, or does not decide."""
+    if len({(identity, cost) for _, identity, cost in plan.checks}) != 1 or not plan.charge or plan.forced:
         return None
-    [(terms, identity, cost)] = plan.checks
-    hit = store.prepare(terms)
-    assert (hit is None) is (terms.shadow or terms.count_denied or terms.held or terms.algorithm == BAN)
+    terms, (_, identity, cost) = [check.terms for check in plan.checks], plan.checks[0]
+    hit = store.prepare(*terms)
+    unusual = any([each.shadow or each.count_denied or each.held or each.algorithm == BAN for each in terms])
+    assert (hit is None) is (unusual or len({each.rule_id for each in terms}) < len(terms))
     return None if hit is None else hit(identity, cost, None)
 
 

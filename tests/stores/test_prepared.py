@@ -20,18 +20,23 @@ def own_server() -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(params=["3/day", "9/week; 3/day"])
+def quotas(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(params=["sync", "async"])
-def hit(request: pytest.FixtureRequest, own_server: Server) -> Iterator[Hit]:
+def hit(request: pytest.FixtureRequest, own_server: Server, quotas: str) -> Iterator[Hit]:
     """A hit of 3 a day, whose connection is open and whose function decides."""
     if request.param == "sync":
         with Limiter(own_server.url, deadline=PATIENCE) as limiter:
-            limit = limiter.limit("3/day")
+            limit = limiter.limit(quotas)
             limit.hit("first")
             yield limit.hit
         return
     with asyncio.Runner() as runner:
         later = AsyncLimiter(own_server.url, deadline=PATIENCE)
-        prepared = later.limit("3/day")
+        prepared = later.limit(quotas)
         runner.run(prepared.hit("first"))
         yield lambda identity: runner.run(prepared.hit(identity))
         runner.run(later.close())

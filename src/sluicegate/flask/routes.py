@@ -17,7 +17,7 @@ from flask import Flask
 
 from sluicegate import fork
 from sluicegate.errors import RuleError
-from sluicegate.web.bound import Bound, EndpointRules
+from sluicegate.web.bound import Bound, Bounds, EndpointRules
 from sluicegate.web.endpoint import Endpoint, label_of, scope_of, short_name
 from sluicegate.web.gate import Gate
 from sluicegate.web.marks import EXEMPT, Mark, marks_of
@@ -132,7 +132,7 @@ class AppRoutes:
         own = [mark for mark in placed if mark not in done]
         bounds = self._gate.bind_own(endpoint, own) if exempt else self._gate.bind(endpoint, done)
         if _is_static(app, rule):  # a rule applies to static files only if it names a path or a route
-            bounds = tuple([bound for bound in bounds if bound.routes is not None or bound.path is not None])
+            bounds = Bounds([bound for bound in bounds if bound.routes is not None or bound.path is not None])
         found = self._routes[key] = RouteRules(bounds, (*levels[0], *outer))
         return found
 

@@ -18,9 +18,10 @@ A store turns a plan into outcomes. All I/O of sluicegate is in the stores.
   it returns `outcomes` itself: so the caller knows.
 - `forget(rule_id, identity)` drops one budget.
 - `close()` closes what the store itself opened.
-- `prepare(terms)` is optional. It returns a function of an identity, a cost and the origin of the request, or None. The
-  function charges one check if it is allowed, and returns the decision, without a plan. If it cannot decide, it changes
-  nothing and returns None: then `run` decides. That of an async store may return an awaitable decision.
+- `prepare(*terms)` is optional. It returns a function of an identity, a cost and the origin of the request, or None.
+  The function charges one check of each of these terms if all are allowed, and returns the decision, without a plan. If
+  it cannot decide, it changes nothing and returns None: then `run` decides. That of an async store may return an
+  awaitable decision.
 - `accept(terms)` is optional. It raises a ConfigurationError for terms that the store cannot keep. The limiter calls it
   when rules are made, and it does no I/O.
 - `warn(strict=…)` is optional. It warns of risky properties of the store, and raises under `strict`. It is called when

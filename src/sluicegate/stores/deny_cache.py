@@ -21,15 +21,13 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from sluicegate import fork
 from sluicegate.clock import MICROSECOND, Clock, reading
-from sluicegate.plan import BAN, Check, Outcome, Plan, Terms
+from sluicegate.plan import BAN, Check, Checks, Outcome, Outcomes, Plan, Terms
 from sluicegate.status import Status, describe
 from sluicegate.stores import AsyncStore, Hit, Store
 
 SIZE: Final = 10_000  # refusals that are remembered; the oldest is evicted first
 _MASK: Final = 1023  # the low bits of the hash of an identity choose one of 1,024 marks
 
-Checks = tuple[Check, ...]
-Outcomes = tuple[Outcome, ...]
 _Before = tuple[int, list[object]]  # the reading of the clock before the call, and the marks of the identities
 _NO_ANSWER: Final[Outcomes] = ()
 _AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
@@ -96,15 +94,15 @@ class Refusals:
                         for allowed, limit, left, retry, reset, following, at, source in known.outcomes
                     ]
                 ), (read, [])  # fmt: skip
-        if len(checks) == 1:  # most plans: without the frame of a comprehension
-            return None, (read, [marks[hash(checks[0][1]) & _MASK]])
         return None, (read, [marks[hash(identity) & _MASK] for _, identity, _ in checks])
 
-    def before(self, check: Check) -> _Before | None:
-        """Return the same as `look` for what `learn` needs; None if a refusal is remembered of this check alone."""
-        if self.kept and (check,) in self.kept:
+    def before(self, checks: Checks) -> _Before | None:
+        """Return the same as `look` for what `learn` needs, for checks of one identity; None if a refusal of them is
+        remembered.
+        """
+        if self.kept and checks in self.kept:
             return None
-        return self._read(), [self._marks[hash(check[1]) & _MASK]]
+        return self._read(), [self._marks[hash(checks[0][1]) & _MASK]] * len(checks)
 
     def learn(self, plan: Plan, outcomes: Outcomes, before: _Before) -> None:
         """Drop the refusals that this plan has changed, or remember its refusal. `before` is from `look`.
@@ -130,11 +128,14 @@ class Refusals:
                 if known and (terms.rule_id, identity) in known:
                     self.drop(terms.rule_id, identity)
 
-    def charged(self, rule_id: str, identity: str) -> None:
-        """Do the same as `changed` for one check."""
+    def charged(self, checks: Checks) -> None:
+        """Do the same as `changed` for checks of one identity, none of which has cost 0 or is of a ban."""
+        identity, known = checks[0][1], self._of
         self._marks[hash(identity) & _MASK] = object()
-        if self._of and (rule_id, identity) in self._of:
-            self.drop(rule_id, identity)
+        if known:
+            for terms, _, _ in checks:
+                if (terms.rule_id, identity) in known:
+                    self.drop(terms.rule_id, identity)
 
     def drop(self, rule_id: str, identity: str) -> None:
         """Drop the refusals on one budget."""
@@ -214,9 +215,9 @@ class _DenyCache(Generic[_AnyStore]):
         self.inside = store
         self.refusals = refusals
 
-    def prepare(self, terms: Terms) -> Hit | None:
-        """Return a function that decides one check of these terms, if the store inside is healthy and has one."""
-        prepare: Callable[[Terms, Refusals], Hit | None] | None = getattr(self.inside, "healthy", None)
+    def prepare(self, *terms: Terms) -> Hit | None:
+        """Return a function that decides checks of these terms, if the store inside has one for while it is healthy."""
+        prepare: Callable[[tuple[Terms, ...], Refusals], Hit | None] | None = getattr(self.inside, "healthy", None)
         return None if prepare is None else prepare(terms, self.refusals)
 
     def remembered(self, identity: str) -> set[str]:

@@ -20,13 +20,13 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 from types import TracebackType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 from weakref import WeakMethod
 
 from sluicegate import fork
 from sluicegate.clock import MICROSECOND, monotonic
 from sluicegate.errors import ConfigurationError, StoreError, cause_text
-from sluicegate.plan import Check, Decision, Outcome, Plan, Terms, new
+from sluicegate.plan import Check, Checks, Decision, Outcomes, Plan, Terms, new
 from sluicegate.status import Status, describe
 from sluicegate.stores import AsyncStore, Hit, Origin, Store, network_of
 from sluicegate.stores.breaker import LONGEST_US, Attempt, Breaker, Breakers
@@ -35,7 +35,7 @@ from sluicegate.stores.local_fallback import LocalFallback
 
 _QUIET: Final = 60.0  # seconds without another line about failures of single plans under the same rule
 _MAX_REPORTED: Final = 4096  # rules: those made for each request would grow without bound
-_NO_ANSWER: Final[tuple[Outcome, ...]] = ()
+_NO_ANSWER: Final[Outcomes] = ()
 _LATE: Final = 0.001  # seconds: a watch wakes when the probe is due, and not just before
 
 _AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
@@ -94,15 +94,48 @@ class _Fallback(ABC, Generic[_AnyStore]):
         elif plan is not None:
             self._report(error, plan)
 
-    def _failed_over(self, plan: Plan, error: StoreError, asked: Breaker, *, closed: int) -> tuple[Outcome, ...]:
+    def _failed_over(self, plan: Plan, error: StoreError, asked: Breaker, *, closed: int) -> Outcomes:
         """Report a failure, and let the local fallback decide."""
         self._failed(error, asked, closed=closed, plan=plan)
         return self._local_fallback.answer(plan, error)
 
-    def _prepared(self, terms: Terms) -> Callable[[Check], Any] | None:
-        """Return the function of the store that sends a check of these terms; None if `run` must do it."""
-        prepare = getattr(self._store, "prepare_send", None)
-        return None if prepare is None or terms.shadow or terms.held else prepare(terms)
+    def _prepared(self, terms: tuple[Terms, ...], refusals: Refusals) -> _Charge | None:
+        """Return the parts of a charge of these terms while the store is healthy; None if `run` must do it."""
+        breaker, prepare = self._breaker, getattr(self._store, "prepare_send", None)
+        if breaker is None or prepare is None or any([each.shadow or each.held for each in terms]):
+            return None
+        send = prepare(terms)
+        if send is None:
+            return None
+        store: Any = self._store
+        note, outcomes_of, (first, *others) = self._local_fallback.note_checks, store.passed(terms), terms
+
+        def begin(identity: str, cost: int) -> _Begun | None:
+            checks: Checks = (new(Check, (first, identity, cost)),)
+            for each in others:
+                checks += (new(Check, (each, identity, cost)),)
+            before, closed = refusals.before(checks), breaker.closed
+            if before is None or not closed or not cost:
+                return None
+            sent = send(checks)
+            return None if sent is None else new(_Begun, (checks, sent, before, closed))
+
+        def passed(checks: Checks, reply: Any) -> Decision | None:
+            outcomes = outcomes_of(checks, reply)
+            if outcomes is None:
+                return None
+            note(checks, outcomes)
+            refusals.charged(checks)
+            return new(Decision, (True, checks, outcomes))
+
+        def rest(begun: _Begun, origin: Origin | None) -> _Rest:
+            plan = Plan(begun.checks, network=network_of(origin))
+            failed = partial(self._failed_over, plan, asked=breaker, closed=begun.closed)
+            return _Rest(
+                plan, partial(refusals.learn, plan, before=begun.before), note=self._local_fallback.note, failed=failed
+            )
+
+        return _Charge(begin, passed, rest)
 
     def _report(self, error: StoreError, plan: Plan) -> None:
         """Log a failure that opens no circuit: once for a rule, or once a minute if the failure concerns plans."""
@@ -143,6 +176,58 @@ class _Asking:
         return False
 
 
+class _Begun(NamedTuple):
+    """A charge that was sent to a healthy store."""
+
+    checks: Checks
+    sent: Any  # what `prepare_send` of the store is about
+    before: Any  # what the deny cache needs to learn the outcomes
+    closed: int  # of the breaker
+
+
+class _Charge(NamedTuple):
+    """The parts of a prepared charge. The sync and the async fallback share them."""
+
+    begin: Callable[[str, int], _Begun | None]  # sends it; None if it cannot be decided in this way
+    passed: Callable[[Checks, Any], Decision | None]  # the decision if the reply says that all checks were charged
+    rest: Callable[[_Begun, Origin | None], _Rest]  # for any other reply
+
+
+class _Rest:
+    """A `with` block for the rest of a charge: a refusal, an error reply, or no reply. The block sets `outcomes`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        learn: Callable[[Outcomes], None],
+        *,
+        note: Callable[[Plan, Outcomes], None],
+        failed: Callable[[StoreError], Outcomes],
+    ) -> None:
+        self.plan, self.outcomes = plan, _NO_ANSWER
+        self._learn, self._note, self._failed = learn, note, failed
+
+    def __enter__(self) -> _Rest:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        try:
+            if isinstance(error, StoreError):
+                self.outcomes = self._failed(error)
+            elif error is None:
+                self._note(self.plan, self.outcomes)
+        finally:
+            self._learn(self.outcomes)
+        return isinstance(error, StoreError)
+
+    @property
+    def decision(self) -> Decision:
+        """The decision from the outcomes."""
+        return new(Decision, (all([outcome.allowed for outcome in self.outcomes]), self.plan.checks, self.outcomes))
+
+
 class Fallback(_Fallback[Store]):
     """A store that uses the store inside while it is available, and the local fallback while it is not.
 
@@ -179,47 +264,35 @@ class Fallback(_Fallback[Store]):
     def __repr__(self) -> str:
         return f"Fallback({self._store!r})"
 
-    def healthy(self, terms: Terms, refusals: Refusals) -> Hit | None:
-        """Return a function that decides one check of these terms while the store is healthy. It does the same as `run`
-        of a deny cache with these refusals around this store.
+    def healthy(self, terms: tuple[Terms, ...], refusals: Refusals) -> Hit | None:
+        """Return a function that decides checks of these terms while the store is healthy. It does the same as `run` of
+        a deny cache with these refusals around this store.
         """
-        breaker, send = self._breaker, self._prepared(terms)
-        if breaker is None or send is None:
+        charge = self._prepared(terms, refusals)
+        if charge is None:
             return None
         store: Any = self._store
-        rule_id, note, passed = terms.rule_id, self._local_fallback.note_one, store.passed
+        begin, passed = charge.begin, charge.passed
 
         def hit(identity: str, cost: int, origin: Origin | None = None) -> Decision | None:
-            check = new(Check, (terms, identity, cost))
-            before, closed = refusals.before(check), breaker.closed
-            if before is None or not closed or not cost:
-                return None
             try:
-                sent = send(check)
-                if sent is None:
+                begun = begin(identity, cost)
+                if begun is None:
                     return None
-                outcome = passed(check, sent[1])
-                if outcome is not None:
-                    note(check, outcome)
-                    refusals.charged(rule_id, identity)
-                    return new(Decision, (True, (check,), (outcome,)))
+                checks, (step, reply, until), _, _ = begun
+                decision = passed(checks, reply)
             except BaseException:
-                refusals.charged(rule_id, identity)
+                refusals.charged(tuple([Check(each, identity, cost) for each in terms]))
                 raise
-            plan, outcomes = _single(check, origin), _NO_ANSWER
-            try:
-                step, reply, until = sent
-                outcomes = store.resume(plan, step, reply, until=until)
-                self._local_fallback.note(plan, outcomes)
-            except StoreError as error:
-                outcomes = self._failed_over(plan, error, breaker, closed=closed)
-            finally:
-                refusals.learn(plan, outcomes, before)
-            return new(Decision, (all([outcome.allowed for outcome in outcomes]), plan.checks, outcomes))
+            if decision is not None:
+                return decision
+            with charge.rest(begun, origin) as rest:
+                rest.outcomes = store.resume(rest.plan, step, reply, until=until)
+            return rest.decision
 
         return hit
 
-    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+    def run(self, plan: Plan) -> Outcomes:
         """Charge every check of the plan, or none: in the store, or in the local fallback."""
         breaker = self._breaker or self._breaker_of(plan)
         closed = breaker.closed
@@ -230,14 +303,14 @@ class Fallback(_Fallback[Store]):
         self._local_fallback.note(plan, outcomes)
         return outcomes
 
-    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+    def refund(self, plan: Plan, outcomes: Outcomes) -> None:
         """Refund a plan where it was charged. A charge that cannot be refunded now expires with its window."""
         self._local_fallback.refund(plan, outcomes)
         with self._asking(plan) as available:
             if available:
                 self._store.refund(plan, outcomes)
 
-    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+    def renew(self, plan: Plan, outcomes: Outcomes) -> Outcomes:
         """Renew a plan where it was charged. A charge that cannot be renewed now stays as it was."""
         outcomes = self._local_fallback.renew(plan, outcomes)
         with self._asking(plan) as available:
@@ -267,7 +340,7 @@ class Fallback(_Fallback[Store]):
         if self._owned:
             self._store.close()
 
-    def _attempt(self, plan: Plan, breaker: Breaker) -> tuple[Outcome, ...]:
+    def _attempt(self, plan: Plan, breaker: Breaker) -> Outcomes:
         """Run the plan in the store if this request may be the trial. Otherwise raise StoreError."""
         trial = breaker.trial() if plan.charge else None
         if trial is not None:
@@ -348,49 +421,37 @@ class AsyncFallback(_Fallback[AsyncStore]):
     def __repr__(self) -> str:
         return f"AsyncFallback({self._store!r})"
 
-    def healthy(self, terms: Terms, refusals: Refusals) -> Hit | None:
-        """Return a function that decides one check of these terms while the store is healthy. It does the same as `run`
-        of a deny cache with these refusals around this store.
+    def healthy(self, terms: tuple[Terms, ...], refusals: Refusals) -> Hit | None:
+        """Return a function that decides checks of these terms while the store is healthy. It does the same as `run` of
+        a deny cache with these refusals around this store.
         """
-        breaker, send = self._breaker, self._prepared(terms)
-        if breaker is None or send is None:
+        charge = self._prepared(terms, refusals)
+        if charge is None:
             return None
         store: Any = self._store
-        rule_id, note, passed = terms.rule_id, self._local_fallback.note_one, store.passed
+        begin, passed = charge.begin, charge.passed
 
         def hit(identity: str, cost: int, origin: Origin | None = None) -> Awaitable[Decision] | None:
-            check = new(Check, (terms, identity, cost))
-            before, closed = refusals.before(check), breaker.closed
-            if before is None or not closed or not cost:
-                return None
-            sent = send(check)
-            return None if sent is None else decide(check, sent, origin, before=before, closed=closed)
+            begun = begin(identity, cost)
+            return None if begun is None else decide(begun, origin)
 
-        async def decide(check: Check, sent: Any, origin: Origin | None, *, before: Any, closed: int) -> Decision:
-            step, answer, until = sent
+        async def decide(begun: _Begun, origin: Origin | None) -> Decision:
+            checks, (step, answer, until), _, _ = begun
             try:
                 reply = await answer
-                outcome = passed(check, reply)
-                if outcome is not None:
-                    note(check, outcome)
-                    refusals.charged(rule_id, check[1])
-                    return new(Decision, (True, (check,), (outcome,)))
+                decision = passed(checks, reply)
             except BaseException:
-                refusals.charged(rule_id, check[1])
+                refusals.charged(checks)
                 raise
-            plan, outcomes = _single(check, origin), _NO_ANSWER
-            try:
-                outcomes = await store.resume(plan, step, reply, until=until)
-                self._local_fallback.note(plan, outcomes)
-            except StoreError as error:
-                outcomes = self._failed_over(plan, error, breaker, closed=closed)
-            finally:
-                refusals.learn(plan, outcomes, before)
-            return new(Decision, (all([outcome.allowed for outcome in outcomes]), plan.checks, outcomes))
+            if decision is not None:
+                return decision
+            with charge.rest(begun, origin) as rest:
+                rest.outcomes = await store.resume(rest.plan, step, reply, until=until)
+            return rest.decision
 
         return hit
 
-    async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+    async def run(self, plan: Plan) -> Outcomes:
         """Charge every check of the plan, or none: in the store, or in the local fallback."""
         breaker = self._breaker or self._breaker_of(plan)
         closed = breaker.closed
@@ -401,14 +462,14 @@ class AsyncFallback(_Fallback[AsyncStore]):
         self._local_fallback.note(plan, outcomes)
         return outcomes
 
-    async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
+    async def refund(self, plan: Plan, outcomes: Outcomes) -> None:
         """Refund a plan where it was charged. A charge that cannot be refunded now expires with its window."""
         self._local_fallback.refund(plan, outcomes)
         with self._asking(plan) as available:
             if available:
                 await self._store.refund(plan, outcomes)
 
-    async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+    async def renew(self, plan: Plan, outcomes: Outcomes) -> Outcomes:
         """Renew a plan where it was charged. A charge that cannot be renewed now stays as it was."""
         outcomes = self._local_fallback.renew(plan, outcomes)
         with self._asking(plan) as available:
@@ -442,7 +503,7 @@ class AsyncFallback(_Fallback[AsyncStore]):
         if self._owned:
             await self._store.close()
 
-    async def _attempt(self, plan: Plan, breaker: Breaker) -> tuple[Outcome, ...]:
+    async def _attempt(self, plan: Plan, breaker: Breaker) -> Outcomes:
         """Run the plan in the store if this request may be the trial. Otherwise raise StoreError."""
         trial = breaker.trial() if plan.charge else None
         if trial is not None:
@@ -501,10 +562,6 @@ def _call(wake: WeakMethod[Callable[..., None]], plan: Plan, breaker: Breaker) -
 
 def _identities(plan: Plan) -> list[str]:
     return [check.identity for check in plan.checks]
-
-
-def _single(check: Check, origin: Origin | None) -> Plan:
-    return Plan((check,), network=network_of(origin))
 
 
 def _peek(plan: Plan) -> Plan:

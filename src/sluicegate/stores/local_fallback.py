@@ -19,7 +19,7 @@ from sluicegate.algorithms import ALGORITHMS, KEPT
 from sluicegate.algorithms.ban import lasting
 from sluicegate.clock import MICROSECOND, Clock, SystemClock, reading
 from sluicegate.errors import AlgorithmError, QuotaError, StoreError
-from sluicegate.plan import BAN, Check, Outcome, Plan, Terms, strikers
+from sluicegate.plan import BAN, Check, Checks, Outcome, Outcomes, Plan, Terms, strikers
 from sluicegate.quota import Quota
 from sluicegate.stores.breaker import LONGEST_US
 from sluicegate.stores.memory import MemoryStore
@@ -56,21 +56,15 @@ class LocalFallback:
         """Go on with the copy of the notes and budgets."""
         self._lock = threading.RLock()
 
-    def note(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Remember the outcomes that the store returned. Every request calls this method or `note_one`, so they do as
-        little as possible.
-        """
-        if outcomes:
-            read, fresh = self._read(), self._fresh
-            for check, outcome in zip(plan[0], outcomes):  # noqa: B905  # the store has checked it
-                fresh[check[0][1], check[1]] = (read, check, outcome)  # the rule's id, and the identity
-            if len(fresh) >= NOTES:
-                self._older, self._fresh = fresh, {}
+    def note(self, plan: Plan, outcomes: Outcomes) -> None:
+        """Remember the outcomes that the store returned."""
+        self.note_checks(plan[0], outcomes)
 
-    def note_one(self, check: Check, outcome: Outcome) -> None:
-        """Do the same as `note` for one check."""
-        fresh = self._fresh
-        fresh[check[0][1], check[1]] = (self._read(), check, outcome)
+    def note_checks(self, checks: Checks, outcomes: Outcomes) -> None:
+        """Remember the outcomes of these checks. Every request calls this, so it does as little as possible."""
+        read, fresh = self._read(), self._fresh
+        for check, outcome in zip(checks, outcomes):  # noqa: B905  # the store has checked it
+            fresh[check[0][1], check[1]] = (read, check, outcome)  # the rule's id, and the identity
         if len(fresh) >= NOTES:
             self._older, self._fresh = fresh, {}
 

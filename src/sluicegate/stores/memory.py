@@ -86,10 +86,12 @@ class MemoryStore:
         """Go on with the copy of the budgets. The child counts separately from now on."""
         self._lock = threading.RLock()
 
-    def prepare(self, terms: Terms) -> Hit:
+    def prepare(self, terms: Terms, *others: Terms) -> Hit | None:
         """Return a function that decides one check of these terms, if its key is known, and if the answer needs no more
-        than this key. Otherwise the function returns None.
+        than this key. Otherwise the function returns None. There is none for several terms.
         """
+        if others:
+            return None
         rule_id, params, shadow = terms.rule_id, terms.params, terms.shadow
         charge, check = KEPT[terms.algorithm].hit, KEPT[terms.algorithm].check
         refuses = not (shadow or terms.count_denied)

@@ -21,13 +21,10 @@ from typing import Any, Final, NamedTuple
 from sluicegate import fork
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
 from sluicegate.errors import StoreError
-from sluicegate.plan import Check, Outcome, Plan
+from sluicegate.plan import Check, Checks, Outcomes, Plan
 
 LONGEST_US: Final = MICROSECOND  # the longest time that a permit is held
 SIZE: Final = 10_000  # identities with permits; the one that asked longest ago is evicted first
-
-Checks = tuple[Check, ...]
-Outcomes = tuple[Outcome, ...]
 
 
 class StoreCall(NamedTuple):

@@ -38,9 +38,11 @@ class _Prefetch(Generic[_AnyStore]):
         self._store = store
         self._permits = Permits(clock=clock, size=size, on_return=on_return)
 
-    def healthy(self, terms: Terms, refusals: Refusals) -> Hit | None:
-        """Return the function of the store inside. There is none for a rule that prefetches."""
-        return self._store.healthy(terms, refusals) if terms.prefetch == 1 else None  # type: ignore[attr-defined]
+    def healthy(self, terms: tuple[Terms, ...], refusals: Refusals) -> Hit | None:
+        """Return the function of the store inside. There is none for rules that prefetch."""
+        if all([each.prefetch > 1 for each in terms]):
+            return None
+        return self._store.healthy(terms, refusals)  # type: ignore[attr-defined, no-any-return]
 
     def remembered(self, identity: str) -> set[str]:
         """Return the ids of the rules under which this process remembers something of an identity."""

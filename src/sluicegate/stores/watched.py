@@ -51,9 +51,11 @@ class _Watched(Generic[_AnyStore]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inside!r})"
 
-    def prepare(self, terms: Terms) -> Hit:
+    def prepare(self, *terms: Terms) -> Hit | None:
         """Prepare the store, which is in memory. The result measures as well."""
-        inside: Hit = cast("Any", self.inside).prepare(terms)
+        inside: Hit | None = cast("Any", self.inside).prepare(*terms)
+        if inside is None:
+            return None
 
         def hit(identity: str, cost: int, origin: Origin | None = None) -> Decision | None:
             began = stopwatch()

@@ -122,7 +122,7 @@ class Watched(MemoryStore):
         """Return this store, or an async store over it."""
         return _AsyncWatched(self) if is_async else self
 
-    def prepare(self, terms: Terms) -> Hit:
+    def prepare(self, terms: Terms, *others: Terms) -> Hit:
         """Return a function that decides nothing at once: every charge is a `run`."""
         return lambda _identity, _cost, _origin: None
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from sluicegate.errors import warn
 from sluicegate.limiter import AsyncLimit, Limit
@@ -35,6 +36,30 @@ class Bound:
         if self.methods is not None and caller.method not in self.methods:
             return False
         return self.path is None or self.path.fullmatch(_as_routed(caller.path)) is not None
+
+
+class Bounds(tuple[Bound, ...]):  # noqa: SLOT001  # a tuple's class cannot have slots
+    """The rules that hold together for a request. `limit` charges all of them, if only their identity depends on the
+    request, it is the same for all, and it is never awaited.
+    """
+
+    limit: Limit | AsyncLimit | None
+
+    def __new__(cls, bounds: Iterable[Bound]) -> Self:
+        self = super().__new__(cls, bounds)
+        self.limit = _joined(self)
+        return self
+
+
+def _joined(bounds: tuple[Bound, ...]) -> Limit | AsyncLimit | None:
+    limits = [bound.limit for bound in bounds if bound.limit is not None]
+    if not limits or len(limits) < len(bounds):
+        return None
+    terms = tuple([each for bound in bounds for each in bound.terms or ()])
+    alike = len({(id(bound.key), bound.rule.cost) for bound in bounds}) == 1
+    # Of two rules with one budget only the stricter is charged: the gate's `plan` finds it.
+    different = len({each.rule_id for each in terms}) == len(terms)
+    return limits[0].of(terms) if alike and different else None
 
 
 class EndpointRules(NamedTuple):
@@ -70,7 +95,7 @@ def warn_of_names(bounds: list[Bound], given: AbstractSet[str], *, strict: bool)
         warn("SG108", name, strict=strict)
 
 
-def unique(bounds: list[Bound]) -> tuple[Bound, ...]:
+def unique(bounds: list[Bound]) -> Bounds:
     """Return the same rules, each with a unique name in header fields."""
     taken = {bound.rule.ban.name for bound in bounds if bound.rule.ban is not None}
     apart = []
@@ -80,7 +105,7 @@ def unique(bounds: list[Bound]) -> tuple[Bound, ...]:
             other, number = _renamed(bound, f"{bound.rule.name}-{number}"), number + 1
         taken |= names_of(other)
         apart.append(other)
-    return tuple(apart)
+    return Bounds(apart)
 
 
 def names_of(bound: Bound) -> set[str]:

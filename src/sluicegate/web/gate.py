@@ -29,7 +29,7 @@ from sluicegate.rules.terms import whole_cost
 from sluicegate.rules.tiers import Tiers
 from sluicegate.stores.completion import complete
 from sluicegate.web.access import unasked
-from sluicegate.web.bound import Bound, names_of, of_method, unique, warn_of_names
+from sluicegate.web.bound import Bound, Bounds, names_of, of_method, unique, warn_of_names
 from sluicegate.web.endpoint import Endpoint, scope_of, short_name
 from sluicegate.web.marks import EXEMPT, Mark
 from sluicegate.web.settings import Settings
@@ -114,7 +114,7 @@ class _Rules:
 
     def bind_rule(self, rule: Rule) -> tuple[Bound, ...]:
         """Return a rule that no view declares, ready for use. The caller caches it."""
-        return (self._ready(rule),)
+        return Bounds((self._ready(rule),))
 
     def check_routes(self, names: Collection[str]) -> None:
         """Raise RuleError for a rule whose `route` is not among these names of routes: such a rule would never
@@ -206,19 +206,16 @@ class _Rules:
             self._check_sync(what, function)
 
     def begin(self, caller: Caller, bounds: Collection[Bound]) -> Any:
-        """Return the decision about a request under one plain rule, if the store makes it without a plan, or else the
-        plan; of an async store perhaps an awaitable decision. Return None for every other request. Most requests are
-        under one plain rule.
+        """Return the decision about a request under plain rules of one identity, if the store makes it without a plan,
+        or else the plan; of an async store perhaps an awaitable decision. Return None for every other request. Most
+        requests are under plain rules.
         """
-        if len(bounds) != 1:
+        if type(bounds) is not Bounds or bounds.limit is None:
             return None
-        (bound,) = bounds
-        limit = bound.limit
-        if limit is None:
-            return None
-        text: Any = bound.key(caller)  # type: ignore[operator]
+        first = bounds[0]
+        text: Any = first.key(caller)  # type: ignore[operator]
         text = text if self._seal is None else self._seal(text)
-        return limit.begin(text, bound.rule.cost, (self._network, caller))  # type: ignore[arg-type]
+        return bounds.limit.begin(text, first.rule.cost, (self._network, caller))  # type: ignore[arg-type]
 
     def plan(self, caller: Caller, bounds: Iterable[Bound]) -> PlanSteps:
         """Yield each awaitable that a user's function returns, and at the end the plan of the request."""

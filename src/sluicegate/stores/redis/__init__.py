@@ -20,7 +20,7 @@ from sluicegate.clock import Clock
 from sluicegate.errors import SluicegateWarning, StoreError, StrictError
 from sluicegate.extras import needs
 from sluicegate.hidden import hide_store, shown_url
-from sluicegate.plan import Check, Outcome, Plan, Terms
+from sluicegate.plan import Checks, Outcome, Plan, Terms
 from sluicegate.status import Status, TopologyName, percentiles
 from sluicegate.stores import DEADLINE
 
@@ -174,16 +174,16 @@ class RedisStore(_RedisStore):
             self._read_memory(until)
         return result
 
-    def prepare_send(self, terms: Terms) -> Callable[[Check], Any] | None:
-        """Return a function that sends a check of these terms over an idle connection. It returns the step, the reply
-        and the deadline, or None if nothing was sent. `passed` or `resume` makes an outcome of the reply.
+    def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[Checks], Any] | None:
+        """Return a function that sends checks of these terms over an idle connection. It returns the step, the reply
+        and the deadline, or None if nothing was sent. `passed` or `resume` makes the outcomes of the reply.
         """
         connections, step_of = self._connections, self._operations.prepare(terms, batches=False)
         if step_of is None or not isinstance(connections, Connections):
             return None
 
-        def send(check: Check) -> tuple[Send, Any, float] | None:
-            step = None if self._memory_unknown else step_of(check)
+        def send(checks: Checks) -> tuple[Send, Any, float] | None:
+            step = None if self._memory_unknown else step_of(checks)
             return None if step is None else connections.send_at_once(step)
 
         return send
@@ -283,16 +283,16 @@ class AsyncRedisStore(_RedisStore):
             await self._read_memory(until)
         return result
 
-    def prepare_send(self, terms: Terms) -> Callable[[Check], Any] | None:
-        """Return a function that sends a check of these terms. It returns the step, the awaitable reply and the
-        deadline, or None if nothing was sent. `passed` or `resume` makes an outcome of the reply.
+    def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[Checks], Any] | None:
+        """Return a function that sends checks of these terms. It returns the step, the awaitable reply and the
+        deadline, or None if nothing was sent. `passed` or `resume` makes the outcomes of the reply.
         """
         connections, step_of = self._connections, self._operations.prepare(terms, batches=True)
         if step_of is None or not isinstance(connections, AsyncConnections):
             return None
 
-        def send(check: Check) -> tuple[Send, Awaitable[Any], float] | None:
-            step = None if self._memory_unknown else step_of(check)
+        def send(checks: Checks) -> tuple[Send, Awaitable[Any], float] | None:
+            step = None if self._memory_unknown else step_of(checks)
             try:
                 return None if step is None else (step, *connections.ask(step))
             except RuntimeError:  # another event loop than asyncio's runs: `run` raises the same

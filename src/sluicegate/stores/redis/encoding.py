@@ -6,7 +6,7 @@ Plans of one check that differ only in their identity can be in one batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from hashlib import sha1
 from importlib.resources import files
@@ -17,7 +17,7 @@ from sluicegate.algorithms import fixed_window, gcra, sliding_counter, sliding_w
 from sluicegate.algorithms.checks import MAX
 from sluicegate.clock import MICROSECOND, Clock, read_us
 from sluicegate.identity import digest
-from sluicegate.plan import BAN, NEVER, Check, Outcome, Plan, Terms, in_shadow, new, strikers
+from sluicegate.plan import BAN, NEVER, Check, Checks, Outcome, Outcomes, Plan, Terms, in_shadow, new, strikers
 from sluicegate.stores import valid_prefix
 from sluicegate.stores.redis.commands import (
     FIELDS,
@@ -79,8 +79,8 @@ class Encoder:
         self._split = split
         self._hitting = not decoded
         self._hits: dict[Terms, HitShape] = {}
-        self._shapes: dict[Hashable, Shape] = {}
-        self._refunds: dict[Hashable, Shape] = {}
+        self._shapes: dict[tuple[Terms, ...], Shape] = {}
+        self._refunds: dict[tuple[Terms, ...], Shape] = {}
         self._tags = chain.from_iterable(repeat(_TAGS))
 
     def run(self, plan: Plan, mode: bytes | None = None) -> AnyCommand:
@@ -94,7 +94,7 @@ class Encoder:
                 return new(SingleCheck, (known, packed_digest(identity), next(self._tags), 1))
             if not terms.count_denied and terms.algorithm != BAN:
                 return self._hit(checks[0])
-        shape = self._shape("run", checks, self._shapes)
+        shape = self._shape("run", _terms_of(checks), self._shapes)
         if usual and shape.hits is not None:
             return self._several(shape.hits, checks)
         if mode is None:
@@ -110,22 +110,27 @@ class Encoder:
                 parts += (rule.algorithm, counted, bulk(cost), rule.params)
         return Command(b"".join(parts), tag, shape.script)
 
-    def prepare(self, terms: Terms, *, batches: bool) -> Callable[[Check], AnyCommand] | None:
-        """Return a function that makes the command of a charge of one check of these terms, if the script is for it
-        alone, else None. `batches`: the command may become a part of a batch.
+    def prepare(self, terms: tuple[Terms, ...], *, batches: bool) -> Callable[[Checks], AnyCommand] | None:
+        """Return a function that makes the command of a charge of these terms for one identity at one cost, if the
+        script is for such charges alone, else None. `batches`: the command may become a part of a batch.
         """
-        if self._split or not self._hitting or terms.count_denied or terms.algorithm == BAN:
+        if self._split or not self._hitting or any([each.count_denied or each.algorithm == BAN for each in terms]):
             return None
-        shape, tags, clock = self._shape_of(terms), self._tags, self.clock
-        usual, script = shape.usual, shape.script
+        single, count = (self._shape_of(terms[0]) if len(terms) == 1 else None), len(terms)
+        several = None if single is not None else self._shape("run", terms, self._shapes).hits
+        shape, tags, clock = single or several, self._tags, self.clock
+        if shape is None:
+            return None
+        usual, script, batches = shape.usual, shape.script, batches and single is not None
 
-        def command(check: Check) -> AnyCommand:
-            if check[2] != 1 or clock is not None:
-                return self._hit(check)
+        def command(checks: Checks) -> AnyCommand:
+            _, identity, cost = checks[0]
+            if cost != 1 or clock is not None:
+                return self._hit(checks[0]) if several is None else self._several(several, checks)
             tag = next(tags)
             if batches:
-                return new(SingleCheck, (shape, packed_digest(check[1]), tag, 1))
-            return new(Command, (usual % (packed_digest(check[1]), tag), tag, script, 1))
+                return new(SingleCheck, (shape, packed_digest(identity), tag, 1))
+            return new(Command, (usual % ((packed_digest(identity),) * count + (tag,)), tag, script, 1))
 
         return command
 
@@ -148,7 +153,7 @@ class Encoder:
         start = b"*%d\r\n%s%s" % (4 + len(words), shape.script.start, key)
         return Command(start + b"".join(map(bulk, words)), tag, shape.script)
 
-    def _several(self, shape: Shape, checks: tuple[Check, ...]) -> Command:
+    def _several(self, shape: Shape, checks: Checks) -> Command:
         """Return the command that charges several ordinary checks if all are allowed."""
         tag = next(self._tags)
         if self.clock is None and all([check[2] == 1 for check in checks]):
@@ -165,7 +170,7 @@ class Encoder:
 
     def refund(self, plan: Plan, outcomes: Sequence[Outcome], mode: bytes = REFUND) -> Command:
         """Return the command that refunds these checks, or renews them."""
-        shape = self._shape("refund", plan.checks, self._refunds)
+        shape = self._shape("refund", _terms_of(plan.checks), self._refunds)
         tag, parts = next(self._tags), _start_of_frame(shape, plan.checks)
         parts.append(self._first_arguments(mode, tag))
         for check, outcome, rule in zip(plan.checks, outcomes, shape.rules, strict=True):
@@ -199,22 +204,21 @@ class Encoder:
         now = SERVER_TIME if self.clock is None else bulk(read_us(self.clock))
         return b"%s$1\r\n%s\r\n$6\r\n%d\r\n" % (now, mode, tag)
 
-    def _shape(self, script: str, checks: tuple[Check, ...], known: dict[Hashable, Shape]) -> Shape:
-        rules = checks[0].terms if len(checks) == 1 else tuple([check.terms for check in checks])
-        shape = known.get(rules)
+    def _shape(self, script: str, terms: tuple[Terms, ...], known: dict[tuple[Terms, ...], Shape]) -> Shape:
+        shape = known.get(terms)
         if shape is None:
             _make_room(known)
-            shape = known[rules] = self._pack(script, checks)
+            shape = known[terms] = self._pack(script, terms)
         return shape
 
-    def _pack(self, name: str, checks: tuple[Check, ...]) -> Shape:
-        names = frozenset([check.terms.algorithm for check in checks])
-        packed, count, number = _script(name, names), len(checks), bulk(len(checks))
-        rules = tuple([self._rule(check.terms) for check in checks])
+    def _pack(self, name: str, terms: tuple[Terms, ...]) -> Shape:
+        names = frozenset([each.algorithm for each in terms])
+        packed, count, number = _script(name, names), len(terms), bulk(len(terms))
+        rules = tuple([self._rule(each) for each in terms])
         # Three words of the command, three for all checks, and a key and six words for each check.
         head = b"*%d\r\n%s%s" % (6 + 7 * count, packed.start, number)
         # A plan should not name one budget twice. If it does, run.lua charges it twice.
-        different = len({check.terms.rule_id for check in checks}) == count
+        different = len({each.rule_id for each in terms}) == count
         ordinary = different and all([rule.counted == _PLAIN for rule in rules])
         if name != "run" or count == 1 or not ordinary:
             return Shape(head, packed, rules, hits=None)
@@ -270,17 +274,21 @@ def _usual(start: bytes, rules: tuple[PackedRule, ...], arguments: bytes) -> byt
     return start + b"".join(keys) + b"$6\r\n%d\r\n" + arguments
 
 
+def _terms_of(checks: Checks) -> tuple[Terms, ...]:
+    return tuple([check[0] for check in checks])
+
+
 def _make_room(known: dict[Any, Any]) -> None:
     if len(known) >= _MAX_SHAPES:
         known.clear()
 
 
-def _packed_strikers(checks: tuple[Check, ...], ban: Check) -> bytes:
+def _packed_strikers(checks: Checks, ban: Check) -> bytes:
     """Return the checks whose refusals are strikes towards a ban: '1' or '0' for each check."""
     return bulk("".join(["01"[strikes] for strikes in strikers(checks, ban)]))
 
 
-def _start_of_frame(shape: Shape, checks: tuple[Check, ...]) -> list[bytes]:
+def _start_of_frame(shape: Shape, checks: Checks) -> list[bytes]:
     """Return the start of a frame: the script and the keys."""
     parts = [shape.head]
     for check, rule in zip(checks, shape.rules, strict=True):
@@ -288,7 +296,7 @@ def _start_of_frame(shape: Shape, checks: tuple[Check, ...]) -> list[bytes]:
     return parts
 
 
-def decode(plan: Plan, reply: Sequence[int] | bytes) -> tuple[Outcome, ...]:
+def decode(plan: Plan, reply: Sequence[int] | bytes) -> Outcomes:
     """Return one outcome for each check, from a script's reply. Raises one of MALFORMED if it is none.
 
     The reply is the tag, the time, then five integers for each check. The reply of hit.lua and several.lua is text: the
@@ -326,22 +334,49 @@ def decode_time(reply: Any) -> int:
     return int(now)
 
 
-def passed(check: Check, reply: Any) -> Outcome | None:
-    """Return the outcome of a check that was charged, from the reply of hit.lua. None for any other reply, and for an
-    outcome that refuses.
+def passed(terms: tuple[Terms, ...]) -> Callable[[Checks, Any], Outcomes | None]:
+    """Return a function that makes the outcomes of checks of these terms from the reply of hit.lua or several.lua, if
+    they were charged. It returns None for any other reply, and if a check was refused.
+
+    It does the same as `decode`, in fewer calls.
     """
-    if type(reply) is not bytes or len(reply) > _SHORT:
-        return None
-    try:
-        _, seconds, microseconds, kept = reply.split(b" ", 3)  # the same as `_timed` and `_decode_hit`, in fewer calls
-        now = int(seconds) * MICROSECOND + int(microseconds)
-        known = _HITS.get(check[0][2]) if kept else None
-        outcome = None if known is None else known[2](kept, now, check)
-        if outcome is None:
-            outcome = _decode_hit(check, now, kept)
-    except MALFORMED:  # `decode` raises it for the whole reply
-        return None
-    return outcome if outcome[0] else None
+    most = _SHORT * min(len(terms), 3)  # three times as many digits are still a float
+    readers = [_HITS[each.algorithm][2] if each.algorithm in _HITS else _unknown for each in terms]
+    first = readers[0]
+
+    def one(checks: Checks, reply: Any) -> Outcomes | None:
+        if type(reply) is not bytes or len(reply) > most:
+            return None
+        try:
+            _, seconds, microseconds, kept = reply.split(b" ", 3)
+            now = int(seconds) * MICROSECOND + int(microseconds)
+            outcome = first(kept, now, checks[0]) if kept else None
+            if outcome is None:
+                outcome = _decode_hit(checks[0], now, kept)
+        except MALFORMED:  # `decode` raises it for the whole reply
+            return None
+        return (outcome,) if outcome[0] else None
+
+    def several(checks: Checks, reply: Any) -> Outcomes | None:
+        if type(reply) is not bytes or len(reply) > most:
+            return None
+        try:
+            _, seconds, microseconds, kept = reply.split(b" ", 3)
+            now, at, outcomes = int(seconds) * MICROSECOND + int(microseconds), 0, []
+            for check, read in zip(checks, readers):  # noqa: B905  # one for each
+                start, at = at + 1, at + 1 + kept[at]
+                end = kept[start:at]
+                outcome = read(end, now, check) if end else None
+                if outcome is None:
+                    outcome = _decode_hit(check, now, end)
+                    if not outcome[0]:
+                        return None
+                outcomes.append(outcome)
+        except MALFORMED:
+            return None
+        return tuple(outcomes)
+
+    return one if len(terms) == 1 else several
 
 
 def _require_integers(numbers: Sequence[object]) -> None:
@@ -379,7 +414,7 @@ def _decode_hit(checked: Check, now: int, kept: bytes) -> Outcome:
     return in_shadow(outcome, passed=outcome.allowed) if terms.shadow else outcome
 
 
-def _decode_several(checks: tuple[Check, ...], now: int, kept: bytes) -> tuple[Outcome, ...]:
+def _decode_several(checks: Checks, now: int, kept: bytes) -> Outcomes:
     """Return the outcomes of several checks. If one refused, nothing was charged, and those that passed show that."""
     at, outcomes, passed = 0, [], True
     for check in checks:

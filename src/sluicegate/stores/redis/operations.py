@@ -14,7 +14,7 @@ from math import inf
 from typing import Any, Final
 
 from sluicegate.errors import StoreError
-from sluicegate.plan import BAN, Check, Outcome, Plan, Terms, charged, in_shadow, new
+from sluicegate.plan import BAN, Check, Checks, Outcome, Plan, Terms, charged, in_shadow, new
 from sluicegate.stores.redis.commands import AnyCommand, Command, pack
 from sluicegate.stores.redis.encoding import MALFORMED, PEEK, REFUND, REFUSED, RENEW, Encoder, decode, decode_time
 from sluicegate.stores.redis.failures import kind_of, may_succeed_elsewhere, store_error
@@ -44,15 +44,15 @@ class Operations:
         address = topology.known(slot)
         return None if address is None or not checks else new(Send, (address, self._encoder.run(plan), 1.0, False))
 
-    def prepare(self, terms: Terms, *, batches: bool) -> Callable[[Check], Send | None] | None:
-        """Return a function that makes the one step of a charge of one check, if the server is known."""
+    def prepare(self, terms: tuple[Terms, ...], *, batches: bool) -> Callable[[Checks], Send | None] | None:
+        """Return a function that makes the one step of a charge of these terms, if the server is known."""
         command, known = self._encoder.prepare(terms, batches=batches), self._topology.known
         if command is None:
             return None
 
-        def step(check: Check) -> Send | None:
+        def step(checks: Checks) -> Send | None:
             address = known(0)
-            return None if address is None else new(Send, (address, command(check), 1.0, False))
+            return None if address is None else new(Send, (address, command(checks), 1.0, False))
 
         return step
 
