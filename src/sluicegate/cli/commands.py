@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "demo": "sluicegate.cli.demo",
     "doctor": "sluicegate.cli.doctor",
     "watch": "sluicegate.cli.watch",
+    "replay": "sluicegate.cli.replay",
 }
 """The module of each command. It has a click command of the same name, with a hyphen as an underscore."""
 

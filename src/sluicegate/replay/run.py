@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
 from sluicegate.concurrency import Concurrency
-from sluicegate.errors import QuotaError, SettingsError
+from sluicegate.errors import LogError, QuotaError, SettingsError
 from sluicegate.extras import needs
 from sluicegate.plan import Terms
 from sluicegate.quota import Quota
@@ -87,12 +87,15 @@ def replay(
     *,
     sane: str = SANE,
     show_identities: bool = False,
+    since: int | None = None,
+    until: int | None = None,
     progress: Callable[[Any], object] | None = None,
     clock: Clock | None = None,
 ) -> Result:
     """Run the traffic of a log through each candidate, and say what each would have done.
 
-    `sane` is the rate that no innocent identity passes. `progress` is called with the log after each of its frames.
+    `sane` is the rate that no innocent identity passes. Requests before `since`, and from `until` on, are left out;
+    both are microseconds since 1970. `progress` is called with the log after each of its frames.
     """
     clock = SystemClock() if clock is None else clock
     began = clock.now_us()
@@ -104,8 +107,10 @@ def replay(
     wanted = {"time", "path", "status", "duration", *[name for each in ready for name in each.wanted]}
     seen, routes = Seen(), Routes()
     columns: set[str] = set()
-    for frame in log.frames(wanted):
-        columns |= set(frame.columns)
+    for read in log.frames(wanted):
+        columns |= set(read.columns)
+        frame = read if since is None else read.filter(pl.col("time") >= since)
+        frame = frame if until is None else frame.filter(pl.col("time") < until)
         numbered = _numbered(frame, routes, seen)
         for group in groups:
             group.frames.append(_kept(numbered, group))
@@ -123,9 +128,18 @@ def replay(
             base.count(whole)
         tallies |= _tallies(group, whole, rate, grid=grid, show=show_identities)
     found = [_candidate(each, *tallies[each.name], base=base, rate=sane) for each in ready]
+    _check_durations(log, ready, wanted - columns)
     traffic = _traffic(log, seen, identities=tallies[ready[0].name][1].identities, missing=wanted - columns)
     seconds = (clock.now_us() - began) / MICROSECOND
     return Result(traffic, tuple(found), rates=(), seconds=seconds)
+
+
+def _check_durations(log: Any, ready: Sequence[Ready], absent: Collection[str]) -> None:
+    """Raise LogError if requests at the same time shall be counted, and the log does not say how long they took."""
+    missing = getattr(getattr(log, "read", None), "missing", absent)
+    for terms in [each for one in ready for each in one.terms if each.held and "duration" in missing]:
+        problem = f"no durations, which the rule {terms.name!r} needs to know how many requests ran at once"
+        raise LogError("log", _quota(terms), problem=problem, expected="log them, or give the field with --field")
 
 
 def _grouped(ready: Sequence[Ready]) -> list[Group]:
@@ -366,5 +380,5 @@ def _traffic(log: Any, seen: Seen, *, identities: int, missing: Collection[str])
         requests=seen.requests,
         identities=identities,
         refused=seen.refused,
-        missing=tuple(sorted(missing)),
+        missing=tuple(sorted(getattr(read, "missing", missing))),
     )

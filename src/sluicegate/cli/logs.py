@@ -1,0 +1,113 @@
+"""The options of commands that read access logs, and the progress bar while they read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from sluicegate.clock import MICROSECOND
+from sluicegate.extras import needs
+
+with needs("cli"):
+    import click
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from sluicegate.cli.output import Between, console
+
+if TYPE_CHECKING:
+    from sluicegate.replay.log import Log
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_DAY: Final = 86_400
+
+
+def moment(given: str, zone: ZoneInfo) -> int:
+    """Read a time of the command line, in microseconds since 1970."""
+    try:
+        found = datetime.fromisoformat(given)
+        found = found if found.tzinfo is not None else found.replace(tzinfo=zone)
+        return round(found.astimezone(UTC).timestamp() * MICROSECOND)
+    except (ValueError, OverflowError):
+        raise click.BadParameter(f"{given!r}: give a time like 2026-11-23 or 2026-11-23T14:05:00Z") from None
+
+
+def _zone(_context: click.Context, _option: click.Parameter, given: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(given)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise click.BadParameter(f"{given!r}: give a time zone like UTC or Europe/Berlin") from None
+
+
+def _fields(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for each in given:
+        name, sign, field = each.partition("=")
+        if not sign or not name or not field:
+            raise click.BadParameter(f"{each!r}: write it like user=client.id: a column, and the log's own name")
+        found[name] = field
+    return found
+
+
+_OPTIONS: Final = (
+    click.argument("logs", metavar="LOG…", nargs=-1, required=True),
+    click.option("--format", "form", default="auto", metavar="FORMAT", help="The log's format, or its format string."),
+    click.option("--field", "fields", multiple=True, callback=_fields, metavar="COLUMN=NAME", help="Name a field."),
+    click.option("--zone", default="UTC", callback=_zone, metavar="ZONE", help="The zone of times that have none."),
+    click.option("--window", default=60.0, type=Between(0.0, _DAY), metavar="SECONDS", help="How late a line may be."),
+    click.option("--strict", is_flag=True, help="Stop at a line that cannot be read."),
+    click.option("--since", metavar="TIME", help="Leave out earlier requests."),
+    click.option("--until", metavar="TIME", help="Leave out requests at this time and later."),
+)
+
+
+def takes_logs(command: Command) -> Command:
+    """Add the names of logs and the options about them to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def open_log(options: dict[str, Any]) -> Log:
+    """Return the log that these options of `takes_logs` name. They are taken out of the options."""
+    from sluicegate.replay.log import Log  # here: the help needs no extra
+
+    return Log(
+        options.pop("logs"),
+        format=options.pop("form"),
+        fields=options.pop("fields"),
+        zone=options["zone"].key,
+        window=options.pop("window"),
+        strict=options.pop("strict"),
+    )
+
+
+def chosen(options: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Return the times of `--since` and `--until`. They are taken out of the options."""
+    zone, since, until = [options.pop(name) for name in ("zone", "since", "until")]
+    return None if since is None else moment(since, zone), None if until is None else moment(until, zone)
+
+
+@contextmanager
+def progress(what: str) -> Generator[Callable[[Any], None]]:
+    """Show a progress bar on a terminal while a log is read. Yields the function that moves it to what was read."""
+    out = console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[lines]:,} lines, {task.fields[rate]:,.0f} a second"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
+        task = bar.add_task(what, total=None, lines=0, rate=0.0)
+
+        def move(log: Log) -> None:
+            read = log.read
+            elapsed = bar.tasks[0].elapsed or 0.0
+            rate = read.lines / elapsed if elapsed else 0.0
+            bar.update(task, total=read.total, completed=read.bytes, lines=read.lines, rate=rate)
+
+        yield move

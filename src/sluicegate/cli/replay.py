@@ -1,0 +1,97 @@
+"""`sluicegate replay`: runs the traffic of access logs through rules, and says what each would have done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sluicegate.cli.commands import Failure
+from sluicegate.errors import LineError
+from sluicegate.extras import needs
+
+with needs("cli"):
+    import click
+
+    from sluicegate.cli.logs import chosen, open_log, progress, takes_logs
+    from sluicegate.cli.output import as_json, console
+
+if TYPE_CHECKING:
+    from sluicegate.replay.candidates import Candidate
+
+
+class Unreadable(Failure):
+    """A line that cannot be read, under --strict."""
+
+    exit_code = 1
+
+
+def _proxies(_context: click.Context, _option: click.Parameter, given: str | None) -> int | list[str] | None:
+    if given is None:
+        return None
+    return int(given) if given.isascii() and given.isdecimal() else [each.strip() for each in given.split(",")]
+
+
+@click.command()
+@takes_logs
+@click.option("--rule", "rules", multiple=True, metavar="TEXT", help='One rule, as "5/minute by ip on POST /login".')
+@click.option("--rules", "files", multiple=True, metavar="FILE", help="A TOML file with the rules of an application.")
+@click.option("--together", is_flag=True, help="All --rule are one candidate: they hold at the same time.")
+@click.option("--sane", default="60/minute", show_default=True, metavar="QUOTA", help="No innocent client is faster.")
+@click.option("--trusted-proxies", callback=_proxies, metavar="N|NETWORKS", help="As in the settings.")
+@click.option("--trusted-header", metavar="NAME", help="As in the settings.")
+@click.option("--show-identities", is_flag=True, help="Show clients, not digests of them.")
+@as_json
+def replay(
+    *,
+    rules: tuple[str, ...],
+    files: tuple[str, ...],
+    together: bool,
+    sane: str,
+    show_identities: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Say what rules would have done with past traffic: whom they refuse, where, when and for how long.
+
+    Each --rule and each --rules FILE is one candidate; they are compared. Nothing is sent to a store.
+
+    \b
+    sluicegate replay access.log --rule "login: 5/minute by ip on POST /login"
+    """
+    from sluicegate.replay import document, run, terminal  # here: the help needs no extra
+
+    given = {name: options.pop(name) for name in ("trusted_proxies", "trusted_header")}
+    proxies = {name: value for name, value in given.items() if value is not None}
+    candidates = _candidates(rules, files, together=together, proxies=proxies)
+    if not candidates:
+        raise click.UsageError('no candidate; give --rule "5/minute by ip", or --rules limits.toml')
+    log = open_log(options)
+    since, until = chosen(options)
+    try:
+        with progress("reading") as move:
+            result = run.replay(
+                log,
+                candidates,
+                sane=sane,
+                show_identities=show_identities,
+                since=since,
+                until=until,
+                progress=move,
+            )
+    except LineError as error:
+        raise Unreadable(str(error)) from error
+    if as_json:
+        click.echo(document.as_json(result), nl=False)
+    else:
+        terminal.show(result, console())
+
+
+def _candidates(
+    rules: tuple[str, ...], files: tuple[str, ...], *, together: bool, proxies: dict[str, Any]
+) -> list[Candidate]:
+    """Return the candidates in the order of the command's options."""
+    from sluicegate.replay.candidates import from_file, from_rules
+
+    sets = [rules] if together and rules else [(rule,) for rule in rules]
+    found = [from_rules(each, **proxies) for each in sets]
+    return found + [from_file(Path(file), **proxies) for file in files]

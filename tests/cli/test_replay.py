@@ -1,0 +1,93 @@
+"""`sluicegate replay`: what it prints, and what it says about wrong words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sluicegate.cli.commands import sluicegate
+
+LINE = '203.0.113.{} - - [23/Nov/2026:14:00:{:02} +0000] "{} {} HTTP/1.1" 200 12 "-" "-"\n'
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """A client with ten logins in ten seconds, and one with two requests."""
+    lines = [LINE.format(7, second, "POST", "/login") for second in range(10)]
+    lines.insert(4, LINE.format(8, 3, "GET", "/"))
+    lines.append(LINE.format(8, 59, "GET", "/users/17"))
+    path = tmp_path / "access.log"
+    path.write_text("".join(lines))
+    return str(path)
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(sluicegate, ["replay", *words], env={"COLUMNS": "100"})
+
+
+def test_it_says_whom_a_rule_refuses(log: str) -> None:
+    done = run(log, "--rule", "login: 5/minute by ip on POST /login")
+    assert done.exit_code == 0, done.output
+    assert "login refuses 5 of 10 requests" in done.output
+    assert "203.0.113.7" not in done.output
+    assert "203.0.113.7" in run(log, "--rule", "2/minute", "--show-identities").output
+
+
+def test_candidates_are_compared(log: str, tmp_path: Path) -> None:
+    rules = tmp_path / "limits.toml"
+    rules.write_text('[sluicegate]\nkey = "ip"\ndefault_limits = ["3/minute"]\n')
+    words = ("--rule", "5/minute", "--rule", "10/hour on /login", "--rules", str(rules), "--json")
+    found = json.loads(run(log, *words).stdout)["candidates"]
+    assert [each["refused"] for each in found] == [5, 0, 7]
+    assert [each["name"] for each in found] == ["5/minute", "10/hour", "limits"]
+    together = json.loads(run(log, *words, "--together").stdout)["candidates"]
+    assert [each["refused"] for each in together] == [5, 7]
+
+
+def test_a_time_is_chosen(log: str) -> None:
+    words = ("--rule", "1/minute", "--json", "--since", "2026-11-23T14:00:02Z", "--until", "2026-11-23T14:00:05")
+    found = json.loads(run(log, *words).stdout)
+    assert found["traffic"]["requests"] == 4
+    assert found["candidates"][0]["refused"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "no candidate"),
+        (["--rule", "5/minute bye ip"], 'at character 10, "bye" is not known; did you mean "by"?'),
+        (["--rule", "5/minute by ipp"], 'at character 13, "ipp" is no key; did you mean "ip"?'),
+        (["--rule", "5/minute by"], 'nothing follows "by"'),
+        (["--rule", "5/minute by ip by user"], '"by" is given twice'),
+        (["--rule", "5/fortnight"], 'unknown unit "fortnight"'),
+        (["--rule", "5/minute on POST login"], '"login" does not begin with a slash'),
+        (["--rule", "5/minute on POSTT /login"], "no such method"),
+        (["--rule", "5/minute with gcr"], 'did you mean "gcra"?'),
+        (["--rule", "5/minute cost bytes/0"], '"0" is not a whole number above 0'),
+        (["--rule", "5/minute when 9xx"], '"9xx" is no status'),
+        (["--rule", "5/minute by os.path:nothing"], "cannot be imported"),
+        (["--rule", "2 at once"], "no durations"),
+        (["--rule", "5/minute", "--sane", "fast"], "cannot be read"),
+        (["--rule", "5/minute", "--window", "nan"], "give a number from"),
+        (["--rule", "5/minute", "--since", "yesterday"], "give a time like"),
+        (["--rule", "5/minute", "--zone", "Mars"], "give a time zone"),
+        (["--rule", "5/minute", "--field", "user"], "write it like"),
+        (["--rules", "nothing.toml"], "nothing.toml"),
+    ],
+)
+def test_a_wrong_word_is_one_sentence(log: str, words: list[str], says: str) -> None:
+    done = run(log, *words)
+    assert done.exit_code == 2
+    assert says in " ".join(done.output.split())
+
+
+def test_strict_stops_at_a_line(log: str) -> None:
+    with Path(log).open("a") as file:
+        file.write("nothing\n")
+    assert run(log, "--rule", "5/minute").exit_code == 0
+    done = run(log, "--rule", "5/minute", "--strict")
+    assert done.exit_code == 1
+    assert "line 13" in done.output
