@@ -7,11 +7,12 @@ that was started for it.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final, Generic, TypeVar, cast
 
 from sluicegate.clock import stopwatch
-from sluicegate.plan import Decision, Outcome, Plan, Terms
+from sluicegate.plan import Checks, Decision, Outcomes, Plan, Terms
 from sluicegate.stores import AsyncStore, Hit, Origin, Store
 
 _AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
@@ -34,10 +35,15 @@ def _add(seconds: float) -> None:
         time.elapsed = seconds if time.elapsed is None else time.elapsed + seconds
 
 
+async def _measured(answer: Awaitable[Any], began: float) -> Any:
+    try:
+        return await answer
+    finally:
+        _add(stopwatch() - began)
+
+
 class _Watched(Generic[_AnyStore]):
     """What the sync and the async wrapper share: every part of the store but `run` and `close` is its own."""
-
-    prepare_send: Final = None  # only `run` is measured
 
     def __init__(self, store: _AnyStore, *, owned: bool = True) -> None:
         self.inside: _AnyStore = store
@@ -50,6 +56,10 @@ class _Watched(Generic[_AnyStore]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inside!r})"
+
+    def _send_of(self, terms: tuple[Terms, ...]) -> Any:
+        prepare = getattr(self.inside, "prepare_send", None)
+        return None if prepare is None else prepare(terms)
 
     def prepare(self, *terms: Terms) -> Hit | None:
         """Prepare the store, which is in memory. The result measures as well."""
@@ -67,13 +77,36 @@ class _Watched(Generic[_AnyStore]):
 
 
 class Watched(_Watched[Store]):
-    """A store whose runs are measured."""
+    """A store whose calls for decisions are measured."""
 
-    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+    def run(self, plan: Plan) -> Outcomes:
         """Run the plan in the store inside."""
+        return self._measured(self.inside.run, plan)
+
+    def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[Checks], Any] | None:
+        """Prepare the store. The result measures if it sends."""
+        send: Callable[[Checks], Any] | None = self._send_of(terms)
+        if send is None:
+            return None
+
+        def measured(checks: Checks) -> Any:
+            began = stopwatch()
+            sent = send(checks)
+            if sent is not None:
+                _add(stopwatch() - began)
+            return sent
+
+        return measured
+
+    def resume(self, plan: Plan, step: Any, reply: Any, *, until: float) -> Outcomes:
+        """Do the rest of a charge in the store inside."""
+        resume: Callable[..., Outcomes] = cast("Any", self.inside).resume
+        return self._measured(resume, plan, step, reply, until=until)
+
+    def _measured(self, call: Callable[..., Outcomes], *arguments: Any, **named: Any) -> Outcomes:
         began = stopwatch()
         try:
-            return self.inside.run(plan)
+            return call(*arguments, **named)
         finally:
             _add(stopwatch() - began)
 
@@ -86,13 +119,30 @@ class Watched(_Watched[Store]):
 class AsyncWatched(_Watched[AsyncStore]):
     """The same for asynchronous code."""
 
-    async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+    async def run(self, plan: Plan) -> Outcomes:
         """Run the plan in the store inside."""
-        began = stopwatch()
-        try:
-            return await self.inside.run(plan)
-        finally:
-            _add(stopwatch() - began)
+        return cast("Outcomes", await _measured(self.inside.run(plan), stopwatch()))
+
+    def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[Checks], Any] | None:
+        """Prepare the store. The replies of the result measure."""
+        send: Callable[[Checks], Any] | None = self._send_of(terms)
+        if send is None:
+            return None
+
+        def measured(checks: Checks) -> Any:
+            began = stopwatch()
+            sent = send(checks)
+            if sent is None:
+                return None
+            step, answer, until = sent
+            return step, _measured(answer, began), until
+
+        return measured
+
+    async def resume(self, plan: Plan, step: Any, reply: Any, *, until: float) -> Outcomes:
+        """Do the rest of a charge in the store inside."""
+        rest = cast("Any", self.inside).resume(plan, step, reply, until=until)
+        return cast("Outcomes", await _measured(rest, stopwatch()))
 
     async def close(self) -> None:
         """Close the store inside if it is owned."""
