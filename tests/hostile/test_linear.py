@@ -87,7 +87,12 @@ PATTERNS: Final = {
     "replay.routes:_VARIABLE": Pattern("a part of a logged path", ("fullmatch",)),
     "stores.redis.scan:_BUDGET": Pattern("a key of the server", ("search",)),
     "stores.redis.scan:_BAN": Pattern("a value of the server", ("fullmatch",)),
-    "replay.formats:_NGINX_VARIABLE": Pattern(OPERATOR, ("split",)),
+    "replay.known:_DURATION": Pattern(OPERATOR, ("fullmatch",)),
+    "replay.log:_COLOUR": Pattern("a log", ("sub",)),
+    "replay.syntaxes:_APACHE_DIRECTIVE": Pattern(OPERATOR, ("split",)),
+    "replay.syntaxes:_GUNICORN_ATOM": Pattern(OPERATOR, ("split",)),
+    "replay.syntaxes:_HAPROXY_VARIABLE": Pattern(OPERATOR, ("split",)),
+    "replay.syntaxes:_NGINX_VARIABLE": Pattern(OPERATOR, ("split",)),
     "web.access:_ADDRESS": Pattern(OPERATOR, ("fullmatch",)),
     "web.endpoint:_UNPRINTABLE": Pattern("the name of a view", ("search", "sub")),
     "quota:Quota.parse_all": Pattern(QUOTA, ("split",)),
@@ -333,9 +338,8 @@ ASIDE: Final = {
     ),
     **dict.fromkeys(("web.marks:*", "rules.rule:*", "web.settings:*", "rules.tiers:*"), OPERATOR),
     "errors:*": "the frames of one call",
-    "replay.*": "the lines of a log, which are cut above 64 kB, read by the linear patterns of Rust",
     "cli.*": OPERATOR,
-    "replay.*": "a log, which an operator reads outside the application",
+    "replay.*": "a log, which an operator reads outside the application; its lines have 64 kB at most",
 }  # fmt: skip
 
 LOOPING: Final = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

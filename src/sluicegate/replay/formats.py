@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Final, NamedTuple, Protocol
 
-from sluicegate.errors import LogError
 from sluicegate.extras import needs
 from sluicegate.replay.traffic import FIELD, HEADER
 
@@ -25,7 +25,9 @@ class Format(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name in reports and on the command line."""
+        ...
 
     @property
     def ignored(self) -> str:
@@ -34,7 +36,7 @@ class Format(Protocol):
 
     @property
     def escape(self) -> str:
-        """How texts are escaped: "backslash", "json", "percent" or "" (not at all)."""
+        """How texts are escaped: a key of `lines.ESCAPES`; empty if they are not."""
         ...
 
     def kind(self, column: str) -> str | None:
@@ -55,12 +57,23 @@ class Part(NamedTuple):
 
 PATTERNS: Final = {
     "clf": r"[0-9]{1,2}/[A-Za-z]{3}/[0-9]{4}:[0-9:]{8} [+-][0-9]{4}",
+    "haproxy": r"[0-9]{1,2}/[A-Za-z]{3}/[0-9]{4}:[0-9:.]{8,15}",
     "iso": r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:.,]{5,}(?:Z| ?[+-][0-9:]{4,6})?",
-    "seconds": r"-|-?[0-9]+(?:\.[0-9]+)?",
-    "milliseconds": r"-|-?[0-9]+(?:\.[0-9]+)?",
-    "microseconds": r"-|-?[0-9]+",
-    "status": r"-|[0-9]{3}",
-    "number": r"-|[0-9]+",
+    "w3c": r"[0-9]{4}-[0-9]{2}-[0-9]{2}[\t ][0-9:]{8}",
+    "address": r"[^\s,\[\]]*|\[[0-9A-Fa-f:.]*\]",
+    "address:port": r"[^\s,]*",
+    "seconds": r"-|[+-]?[0-9]+(?:\.[0-9]+)?",
+    "milliseconds": r"-|[+-]?[0-9]+(?:\.[0-9]+)?",
+    "microseconds": r"-|[+-]?[0-9]+",
+    "nanoseconds": r"-|[+-]?[0-9]+",
+    "status": r"-1?|[0-9]{1,3}",
+    "number": r"-|\+?[0-9]+",
+    # The prefix that syslog, journald or a logger of Python writes: up to a process number, or to a colon or dash.
+    "prefix": r"(?:[^\"]*?[\])a-z]: )?",
+    "words": r"[^\"]*?",
+    "opening": r"\[?",
+    "captured": r"(?:\{.*?\} ){0,2}",
+    "rest": r".*",
 }
 """The patterns of kinds whose texts are bounded. They may contain no group that captures."""
 
@@ -78,33 +91,54 @@ class Layout:
         return next((part.kind for part in self.parts if isinstance(part, Part) and part.column == column), None)
 
     def texts(self, lines: pl.Series, columns: Collection[str]) -> pl.DataFrame:
-        pattern, captured = self._pattern(frozenset(columns))
+        found = self._matched(lines, columns, is_lax=False)
+        missed = found[:, 0].is_null() if len(found.columns) else None
+        if missed is None or not missed.any():
+            return found
+        # A text that has no quotes around it may contain the sign that ends it: a user of two words.
+        again = self._matched(lines.filter(missed), columns, is_lax=True)
+        if again[:, 0].is_null().all():
+            return found
+        rows = pl.Series("row", range(len(lines)), dtype=pl.UInt32())
+        both = [found.with_columns(rows).filter(~missed), again.with_columns(rows.filter(missed))]
+        return pl.concat(both).sort("row").drop("row")
+
+    def _matched(self, lines: pl.Series, columns: Collection[str], *, is_lax: bool) -> pl.DataFrame:
+        pattern, captured = _pattern(self.parts, frozenset(columns), is_lax)
         found = lines.to_frame("line").select(pl.col("line").str.extract_groups(pattern)).unnest("line")
         found.columns = list(captured)
         return found
 
-    @cache  # noqa: B019  # formats are few, and live as long as the process
-    def _pattern(self, columns: frozenset[str]) -> tuple[str, tuple[str, ...]]:
-        """Return the pattern of a line, and the columns that its groups are. Rust matches it in linear time."""
-        pattern, captured = "^", []
-        for at, part in enumerate(self.parts):
-            if isinstance(part, str):
-                pattern += re.escape(part)
-                continue
-            following = self.parts[at + 1] if at + 1 < len(self.parts) else ""
-            text = PATTERNS.get(part.kind) or _until(following[0] if isinstance(following, str) else "")
-            if part.column in columns and part.column not in captured:
-                captured.append(part.column)
-                pattern += f"({text})"
-            else:
-                pattern += f"(?:{text})"
-        return f"{pattern}$", tuple(captured)
+
+@cache
+def _pattern(parts: tuple[str | Part, ...], columns: frozenset[str], is_lax: bool) -> tuple[str, tuple[str, ...]]:
+    """Return the pattern of a line, and the columns that its groups are. Rust matches it in linear time."""
+    pattern, captured = "^", list[str]()
+    for at, part in enumerate(parts):
+        if isinstance(part, str):
+            pattern += re.escape(part)
+            continue
+        following = parts[at + 1] if at + 1 < len(parts) else ""
+        text = _fixed(part.kind) or _until(following[:1] if isinstance(following, str) else "", is_lax=is_lax)
+        is_wanted = part.column in columns and part.column not in captured
+        if is_wanted:
+            captured.append(part.column)
+        pattern += f"({text})" if is_wanted else f"(?:{text})"
+    return f"{pattern}$", tuple(captured)
 
 
-def _until(sign: str) -> str:
+def _fixed(kind: str) -> str:
+    """Return the pattern of a kind whose texts are bounded; empty if those of the kind are not."""
+    kind, _, form = kind.partition(":") if kind.startswith("strftime") else (kind, "", "")
+    return " ".join(r'[^\s"\]|]+' for _ in form.split(" ")) if form else PATTERNS.get(kind, "")
+
+
+def _until(sign: str, *, is_lax: bool) -> str:
     """Return the pattern of a text that ends before this sign."""
     if sign == '"':
         return r'(?:[^"\\]|\\.)*'
+    if is_lax:
+        return ".*?"
     return f"[^{re.escape(sign)}]*" if sign else ".*"
 
 
@@ -146,10 +180,10 @@ class Json:
             return self.places[column]
         if column.startswith(HEADER):
             return self.header(column.removeprefix(HEADER)) if self.header else ()
-        return _paths_of(column.removeprefix(FIELD)) if column.startswith(FIELD) else ()
+        return paths_of(column.removeprefix(FIELD)) if column.startswith(FIELD) else ()
 
 
-def _paths_of(name: str) -> Sequence[Path]:
+def paths_of(name: str) -> Sequence[Path]:
     """Return the places that a name with dots may mean: one name, or a name in an object."""
     return ((name,), tuple(name.split("."))) if "." in name else ((name,),)
 
@@ -169,125 +203,45 @@ def _first(loaded: object, paths: Iterable[Path]) -> str | None:
     return None
 
 
-NGINX: Final = {
-    "remote_addr": Part("address"),
-    "remote_user": Part("user"),
-    "time_local": Part("end", "clf"),
-    "time_iso8601": Part("end", "iso"),
-    "msec": Part("end", "seconds"),
-    "request": Part("request"),
-    "request_method": Part("method"),
-    "request_uri": Part("target"),
-    "uri": Part("path", "decoded"),
-    "document_uri": Part("path", "decoded"),
-    "args": Part("query"),
-    "query_string": Part("query"),
-    "status": Part("status", "status"),
-    "body_bytes_sent": Part("bytes", "number"),
-    "bytes_sent": Part("bytes", "number"),
-    "request_time": Part("duration", "seconds"),
-    "host": Part("host"),
-    "http_host": Part("host"),
-    "server_name": Part("host"),
-    "http_user_agent": Part("agent"),
-    "http_x_forwarded_for": Part("forwarded"),
-}
-"""The variables of nginx: https://nginx.org/en/docs/varindex.html."""
+@dataclass(frozen=True)
+class Csv:
+    """Lines of comma-separated values, under a first line with the names of the columns."""
 
-_NGINX_VARIABLE: Final = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+    header: str
+    delimiter: str
+    kinds: Mapping[str, str] = field(hash=False)
+    columns: Mapping[str, int] = field(hash=False)
+    """For a column, the number of its value in a line."""
+    names: tuple[str, ...]
+    name: str = "csv"
+    escape: str = ""
 
+    @property
+    def ignored(self) -> str:
+        """Every file of a log begins with the names."""
+        return self.header
 
-def nginx(given: str, *, name: str = "nginx", escape: str = "backslash") -> Layout:
-    """Return the format of an nginx `log_format`."""
-    parts: list[str | Part] = []
-    pieces = [*_NGINX_VARIABLE.split(given), None, None]
-    for literal, braced, bare in zip(*[iter(pieces)] * 3, strict=True):
-        parts += [literal] if literal else []
-        variable = braced or bare or ""
-        if variable.startswith("http_") and variable not in NGINX:
-            parts.append(Part(HEADER + variable.removeprefix("http_").replace("_", "-")))
-        elif variable:
-            parts.append(NGINX.get(variable, Part(FIELD + variable)))
-    return Layout(name, tuple(parts), escape)
+    def kind(self, column: str) -> str | None:
+        return None if self._at(column) is None else self.kinds.get(column, "text")
+
+    def _at(self, column: str) -> int | None:
+        name = column.removeprefix(FIELD)
+        return self.names.index(name) if column != name and name in self.names else self.columns.get(column)
+
+    def texts(self, lines: pl.Series, columns: Collection[str]) -> pl.DataFrame:
+        wanted = [(column, at) for column in columns if (at := self._at(column)) is not None]
+        values: dict[str, list[str | None]] = {column: [] for column in columns}
+        for line in lines:
+            cells = cells_of(line, self.delimiter)
+            is_whole = len(cells) == len(self.names)
+            for column, at in wanted:
+                values[column].append(cells[at] if is_whole else None)
+        return pl.DataFrame(values, schema=dict.fromkeys(columns, pl.String()))
 
 
-COMMON: Final = nginx(
-    '$remote_addr $logname $remote_user [$time_local] "$request" $status $body_bytes_sent', name="common"
-)
-COMBINED: Final = nginx(
-    '$remote_addr $logname $remote_user [$time_local] "$request" $status $body_bytes_sent "$http_referer"'
-    ' "$http_user_agent"',
-    name="combined",
-)
-CADDY: Final = Json(
-    "caddy",
-    kinds={"end": "epoch", "duration": "seconds", "status": "status", "bytes": "number"},
-    places={
-        "end": [("ts",)],
-        "address": [("request", "remote_ip"), ("request", "remote_addr")],
-        "user": [("user_id",)],
-        "method": [("request", "method")],
-        "host": [("request", "host")],
-        "target": [("request", "uri")],
-        "status": [("status",)],
-        "bytes": [("size",)],
-        "duration": [("duration",)],
-        "agent": [("request", "headers", "User-Agent")],
-        "forwarded": [("request", "headers", "X-Forwarded-For")],
-    },
-    header=lambda header: [("request", "headers", header.title())],
-)
-
-KNOWN: Final[tuple[Format, ...]] = (COMBINED, COMMON, CADDY)
-"""Formats that are recognised, the more special ones first."""
-
-
-GUESSES: Final = {
-    "time": "time timestamp @timestamp ts datetime date start_time",
-    "address": "address remote_addr remote_ip client_ip clientip client.ip ip client source.ip",
-    "user": "user remote_user user_id username user.name",
-    "method": "method request_method http_method verb http.request.method",
-    "host": "host http_host domain server_name",
-    "target": "target request_uri uri url path",
-    "path": "",
-    "query": "query query_string args",
-    "request": "request",
-    "status": "status status_code response http.response.status_code code",
-    "bytes": "bytes body_bytes_sent bytes_sent size",
-    "duration": "",
-    "agent": "agent user_agent http_user_agent userAgent user_agent.original",
-    "forwarded": "forwarded x_forwarded_for http_x_forwarded_for xff",
-}
-
-
-def named(fields: Mapping[str, str]) -> Json:
-    """Return the format of JSON lines whose fields have these names, and otherwise usual names."""
-    known = {**GUESSES, "end": ""}
-    places: dict[str, list[Path]] = {}
-    for column, names in known.items():
-        paths = [path for name in ([fields[column]] if column in fields else names.split()) for path in _paths_of(name)]
-        if paths:
-            places[column] = paths
-    for column, name in fields.items():
-        if column not in known:
-            places[column if column.startswith(FIELD) else FIELD + column] = list(_paths_of(name))
-    if "end" in fields and "time" not in fields:
-        del places["time"]
-    if "path" in fields and "target" not in fields:
-        places.pop("target", None)
-    kinds = {"time": "any", "end": "any", "duration": "seconds", "status": "status", "bytes": "number"}
-    return Json("json", kinds=kinds, places=places)
-
-
-def given(text: str, fields: Mapping[str, str]) -> Format:
-    """Return the format that a name or a format string means."""
-    if text == "json":
-        return named(fields)
-    for each in KNOWN:
-        if each.name == text:
-            return each
-    if "$" in text:
-        return nginx(text)
-    names = ", ".join(["auto", "json", *(each.name for each in KNOWN)])
-    problem, expected = "no such format", f"give one of {names}, or the log_format of the server"
-    raise LogError("format", text, problem=problem, expected=expected)
+def cells_of(line: str, delimiter: str) -> list[str]:
+    """Return the values of one line; none if its quotes are wrong."""
+    try:
+        return next(csv.reader([line], delimiter=delimiter, strict=True), [])
+    except csv.Error:
+        return []

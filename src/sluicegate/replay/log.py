@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from math import inf
 from pathlib import Path
 from typing import Final, NamedTuple
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from sluicegate.errors import LineError, LogError
 from sluicegate.extras import needs
-from sluicegate.replay import files
-from sluicegate.replay.formats import Format, given
+from sluicegate.replay.files import LONGEST, LogFile
+from sluicegate.replay.formats import Format
+from sluicegate.replay.known import given
 from sluicegate.replay.lines import SECOND, has, read
-from sluicegate.replay.order import Sorter
+from sluicegate.replay.order import Merged, Stream, sorted_within
 from sluicegate.replay.recognise import recognised
 from sluicegate.replay.result import Unreadable
+from sluicegate.replay.traffic import COLUMNS
 
 with needs("replay"):
     import polars as pl
 
 EXAMPLES: Final = 5
 _SHOWN: Final = 200
+_BEGINNING: Final = 256 << 10  # bytes that are read to know when a file begins
+_COLOUR: Final = re.compile("\x1b\\[[0-9;]*m")
 
 
 class Counts(NamedTuple):
@@ -51,31 +57,34 @@ class Log:
     ) -> None:
         self._paths = [str(path) for path in paths]
         self._fields = dict(fields or {})
-        self._format = None if format == "auto" else given(format, self._fields)
-        self._zone = ZoneInfo(zone)
+        self._given = given(format, self._fields)
+        self._zone = _zone(zone)
         self._window = round(window * SECOND)
         self._strict = strict
         self._start()
 
     def _start(self) -> None:
-        self._lines = self._bytes = self._unread = 0
+        self._files = [LogFile(path) for path in self._paths]
+        self._formats: list[list[Format]] = [[self._given] if self._given else [] for _ in self._files]
+        self._lines = self._unread = 0
         self._examples: list[tuple[str, int, str]] = []
-        self._formats: dict[str, list[Format]] = {}
         self._grain = SECOND
         self._wanted: tuple[str, ...] = ()
-        self._sorter = Sorter(self._window)
+        self._merged = Merged([])
 
     @property
     def read(self) -> Counts:
         """What was read so far, by the iteration that began last."""
-        formats = [each for found in self._formats.values() for each in found]
+        sizes = [file.size for file in self._files]
+        formats = [each for found in self._formats for each in found]
+        names = ["+".join(each.name for each in found) for found in self._formats]
         return Counts(
             lines=self._lines,
             unreadable=Unreadable(self._unread, tuple(self._examples)),
-            late=self._sorter.late,
-            bytes=self._bytes,
-            total=sum(Path(path).stat().st_size for path in self._paths),
-            formats=tuple((path, "+".join(each.name for each in found)) for path, found in self._formats.items()),
+            late=self._merged.late,
+            bytes=sum(file.taken for file in self._files),
+            total=None if None in sizes else sum(size for size in sizes if size is not None),
+            formats=tuple((file.path, name) for file, name in zip(self._files, names, strict=True) if name),
             resolution=self._grain / SECOND,
             missing=tuple(column for column in self._wanted if not any(has(each, column) for each in formats)),
         )
@@ -84,59 +93,92 @@ class Log:
         """Return frames with `time` and the wanted columns, sorted by time over all frames."""
         self._start()
         self._wanted = tuple(dict.fromkeys(["time", *wanted]))
-        return self._sorter.sorted(frame for path in self._paths for frame in self._file(path))
+        self._merged = Merged([self._stream(at) for at in range(len(self._files))])
+        return iter(self._merged)
 
-    def _file(self, path: str) -> Iterator[pl.DataFrame]:
-        formats = self._formats.setdefault(path, [self._format] if self._format else [])
-        lines = 0
-        for chunk in files.chunks(path):
-            self._bytes += len(chunk)
+    def _stream(self, at: int) -> Stream:
+        """Return the rows of one file. If there are several, read the beginning of each, for its time."""
+        file = self._files[at]
+        start = -inf
+        if len(self._files) > 1 and file.size is not None:
+            for chunk in file.chunks(_BEGINNING):
+                found, _ = self._chunk(_rows(chunk), self._formats[at])
+                start = min(found["time"].to_list(), default=inf) - self._window
+                break
+            else:
+                start = inf
+        return Stream(start, lambda: sorted_within(self._rows_of(at), self._window))
+
+    def _rows_of(self, at: int) -> Iterator[pl.DataFrame]:
+        file, lines = self._files[at], 0
+        for chunk in file.chunks():
             rows = _rows(chunk)
-            found = self._chunk(rows, formats)
-            for row, line in rows.filter(~pl.col("row").is_in(found["row"].implode())).rows():
-                self._note(path, lines + row + 1, line)
+            found, unread = self._chunk(rows, self._formats[at])
+            for row, line in unread.rows():
+                self._note(file.path, lines + row + 1, line)
             lines += chunk.count(b"\n")
-            self._lines += len(rows)
-            if len(found):
-                grain = found["time"]
-                for finer in (SECOND, 1000, 1):
-                    if self._grain > finer and (grain % self._grain != 0).any():
-                        self._grain = finer
-                yield found.drop("row")
+            self._lines += len(found) + len(unread)
+            yield found.drop("row")
+        if file.damage:
+            self._note(file.path, lines + 1, file.damage)
 
-    def _chunk(self, rows: pl.DataFrame, formats: list[Format]) -> pl.DataFrame:
-        """Read the rows of a chunk. Rows that no format fits may bring another format."""
-        read_rows = []
-        rest = rows
+    def _chunk(self, rows: pl.DataFrame, formats: list[Format]) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Read the rows of a chunk. Return the traffic, and the rows that no format fits. Such rows may bring another
+        format.
+        """
+        too_long = rows["line"].str.len_bytes() > LONGEST
+        rest, unread = rows.filter(~too_long), rows.filter(too_long)
+        parts = []
         tried = 0
         while len(rest):
             if tried == len(formats):
-                new = None if self._format else recognised(rest, self._fields, zone=self._zone)
+                new = None if self._given else recognised(rest, self._fields, zone=self._zone)
                 if new is None or new in formats:
                     break
                 formats.append(new)
-            found, rest = read(formats[tried], rest, self._wanted, zone=self._zone)
-            read_rows.append(found)
+            if ignored := formats[tried].ignored:
+                rest = rest.filter(~pl.col("line").str.starts_with(ignored))
+            part = read(formats[tried], rest, self._wanted, zone=self._zone)
+            rest = part.unread
+            parts.append(part.frame)
+            self._grain = min(self._grain, part.grain)
             tried += 1
-        if not formats:
-            problem, expected = "no known format fits its lines", "give the format of the server: --format"
-            raise LogError("log", rows["line"][0][:_SHOWN], problem=problem, expected=expected)
-        return pl.concat(read_rows).sort("row") if len(read_rows) > 1 else read_rows[0]
+        if not formats and len(rows):
+            problem, expected = "no known format fits its lines", "give the format string of the server as the format"
+            raise LogError("log", _shown(rows["line"][0]), problem=problem, expected=expected)
+        empty = pl.DataFrame(
+            schema={"row": pl.UInt32(), **{name: COLUMNS.get(name, pl.String()) for name in self._wanted}}
+        )
+        found = pl.concat(parts).sort("row") if len(parts) > 1 else parts[0] if parts else empty
+        return found, pl.concat([rest, unread]).sort("row") if len(unread) else rest
 
     def _note(self, path: str, number: int, line: str) -> None:
         self._unread += 1
-        shown = line[:_SHOWN]
-        shown = shown if shown.isprintable() else ascii(shown)[1:-1]
         if self._strict:
-            raise LineError(path, number, shown)
+            raise LineError(path, number, _shown(line))
         if len(self._examples) < EXAMPLES:
-            self._examples.append((path, number, shown))
+            self._examples.append((path, number, _shown(line)))
+
+
+def _shown(line: str) -> str:
+    """Return the beginning of a line, without control characters."""
+    beginning = line[:_SHOWN]
+    return beginning if beginning.isprintable() else ascii(beginning)[1:-1]
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError) as error:
+        raise LogError("zone", name, problem="no such time zone", expected="give a name like Europe/Berlin") from error
 
 
 def _rows(chunk: bytes) -> pl.DataFrame:
     """Return the lines of a chunk with their numbers, without empty ones."""
-    lines = pl.Series([chunk.decode("utf-8", "replace")]).str.split("\n").explode()
-    rows = lines.to_frame("line").with_row_index("row", 0)
-    return rows.filter(pl.col("line").str.strip_chars_end("\r") != "").with_columns(
-        pl.col("line").str.strip_chars_end("\r")
-    )
+    text = chunk.decode("utf-8", "replace")
+    if "\x1b[" in text:  # the colours of a terminal
+        text = _COLOUR.sub("", text)
+    lines = pl.Series([text]).str.split("\n").explode()
+    if "\r\n" in text:
+        lines = lines.str.strip_suffix("\r")
+    return lines.to_frame("line").with_row_index("row").filter(pl.col("line") != "")

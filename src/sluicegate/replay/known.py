@@ -1,0 +1,285 @@
+"""Known formats: those that are recognised, and those that a user names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from sluicegate.errors import LogError
+from sluicegate.replay.formats import Csv, Format, Json, Layout, Part, cells_of, paths_of
+from sluicegate.replay.syntaxes import apache, gunicorn, haproxy, nginx
+from sluicegate.replay.traffic import FIELD
+
+_COMMON: Final = '$remote_addr $logname $remote_user [$time_local] "$request" $status $body_bytes_sent'
+COMMON: Final = nginx(_COMMON, name="common")
+COMBINED: Final = nginx(_COMMON + ' "$http_referer" "$http_user_agent"', name="combined")
+VHOST_COMBINED: Final = apache('%v:%p %h %l %u %t "%r" %>s %O "%{Referer}i" "%{User-Agent}i"', name="vhost_combined")
+
+# https://doc.traefik.io/traefik/observability/access-logs/; the time is the start of the request.
+TRAEFIK: Final = Layout(
+    "traefik",
+    (
+        *apache('%h %l %u %t "%r" %>s %b "%{Referer}i" "%{User-Agent}i" ').parts,
+        *(Part("field:RequestCount"), ' "', Part("field:RouterName"), '" "', Part("field:ServiceURL"), '" '),
+        *(Part("duration", "milliseconds"), "ms"),
+    ),
+)
+# The examples `option httplog` and `option httpslog` of https://docs.haproxy.org/2.6/configuration.html#8.2
+_HTTPLOG: Final = (
+    "%ci:%cp [%tr] %ft %b/%s %TR/%Tw/%Tc/%Tr/%Ta %ST %B %CC %CS %tsc %ac/%fc/%bc/%sc/%rc %sq/%bq %hr %hs %{+Q}r"
+)
+HAPROXY: Final = haproxy(_HTTPLOG)
+HAPROXY_HTTPS: Final = haproxy(
+    _HTTPLOG
+    + " %[fc_err]/%[ssl_fc_err,hex]/%[ssl_c_err]/%[ssl_c_ca_err]/%[ssl_fc_is_resumed] %[ssl_fc_sni]/%sslv/%sslc",
+    name="haproxy-https",
+)
+# uvicorn.logging.AccessFormatter; a line has no time unless the user's `fmt` puts one before it.
+_UVICORN: Final = (Part("address", "address:port"), ' - "', Part("request"), '" ', Part("status", "status"))
+UVICORN: Final = Layout(
+    "uvicorn",
+    (Part("", "opening"), Part("end", "iso"), Part("", "words"), " ", *_UVICORN, Part("", "rest")),
+    escape="",
+)
+UVICORN_WITHOUT_TIME: Final = Layout("uvicorn", (Part("", "words"), *_UVICORN, Part("", "rest")), escape="")
+
+# https://docs.aws.amazon.com/elasticloadbalancing/latest/application/load-balancer-access-logs.html#access-log-entry-format
+ALB: Final = Layout(
+    "alb",
+    (
+        *(
+            Part("field:type"),
+            " ",
+            Part("end", "iso"),
+            " ",
+            Part("field:elb"),
+            " ",
+            Part("address", "address:port"),
+            " ",
+        ),
+        *(Part("field:target"), " ", Part("field:request_processing_time"), " "),
+        *(Part("field:target_processing_time"), " ", Part("field:response_processing_time"), " "),
+        *(Part("status", "status"), " ", Part("field:target_status_code"), " ", Part("field:received_bytes"), " "),
+        *(Part("bytes", "number"), ' "', Part("request"), '" "', Part("agent"), '" ', Part("field:ssl_cipher"), " "),
+        *(Part("field:ssl_protocol"), " ", Part("field:target_group_arn"), ' "', Part("field:trace_id"), '" "'),
+        *(Part("host"), '" "', Part("field:chosen_cert_arn"), '" ', Part("field:matched_rule_priority"), " "),
+        *(Part("time", "iso"), Part("", "rest")),
+    ),
+)
+
+# https://docs.aws.amazon.com/AmazonCloudFront/latest/DeveloperGuide/standard-logs-reference.html, and IIS. The time is
+# the end of the response in UTC.
+_W3C: Final = {
+    "c-ip": Part("address", "address"),
+    "cs-username": Part("user"),
+    "cs-method": Part("method"),
+    "cs(Host)": Part("host"),
+    "x-host-header": Part("host"),
+    "cs-uri-stem": Part("path"),
+    "cs-uri-query": Part("query"),
+    "sc-status": Part("status", "status"),
+    "sc-bytes": Part("bytes", "number"),
+    "time-taken": Part("duration", "seconds"),
+    "cs(User-Agent)": Part("agent"),
+    "x-forwarded-for": Part("forwarded"),
+}
+_W3C_NAMES: Final = "#Fields:"
+_CLOUDFRONT: Final = (
+    "date time x-edge-location sc-bytes c-ip cs-method cs(Host) cs-uri-stem sc-status cs(Referer) cs(User-Agent)"
+    " cs-uri-query cs(Cookie) x-edge-result-type x-edge-request-id x-host-header cs-protocol cs-bytes time-taken"
+    " x-forwarded-for ssl-protocol ssl-cipher x-edge-response-result-type cs-protocol-version fle-status"
+    " fle-encrypted-fields c-port time-to-first-byte x-edge-detailed-result-type sc-content-type sc-content-len"
+    " sc-range-start sc-range-end"
+)
+
+
+def w3c(names: str, *, separator: str = "\t", name: str = "cloudfront") -> Layout:
+    """Return the format of lines with these fields, which a line `#Fields:` names."""
+    parts: list[str | Part] = []
+    fields = names.replace("date time", "date-time", 1).split()
+    for each in fields:
+        if each == "date-time":
+            part = Part("end", "w3c")
+        elif each == "time-taken" and separator == " ":  # of IIS
+            part = Part("duration", "milliseconds")
+        elif each == "x-host-header" and "cs(Host)" in fields:  # cs(Host) is the distribution's own name
+            part = Part("host")
+        else:
+            part = _W3C.get(each, Part(FIELD + each))
+        if each == "cs(Host)" and "x-host-header" in fields:
+            part = Part(FIELD + each)
+        parts += [part, separator]
+    return Layout(name, tuple(parts[:-1]), escape="percent" if separator == "\t" else "plus", ignored="#")
+
+
+CLOUDFRONT: Final = w3c(_CLOUDFRONT)
+
+# https://caddyserver.com/docs/caddyfile/directives/log; `ts` is the time of logging.
+CADDY: Final = Json(
+    "caddy",
+    kinds={"end": "any", "duration": "seconds", "status": "status", "bytes": "number"},
+    places={
+        "end": [("ts",)],
+        "address": [("request", "remote_ip"), ("request", "remote_addr")],
+        "user": [("user_id",)],
+        "method": [("request", "method")],
+        "host": [("request", "host")],
+        "target": [("request", "uri")],
+        "status": [("status",)],
+        "bytes": [("size",)],
+        "duration": [("duration",)],
+        "agent": [("request", "headers", "User-Agent")],
+        "forwarded": [("request", "headers", "X-Forwarded-For")],
+    },
+    header=lambda name: [("request", "headers", name.title())],
+)
+# https://doc.traefik.io/traefik/observability/access-logs/
+TRAEFIK_JSON: Final = Json(
+    "traefik-json",
+    kinds={"time": "iso", "duration": "nanoseconds", "status": "status", "bytes": "number"},
+    places={
+        "time": [("StartUTC",), ("StartLocal",)],
+        "address": [("ClientHost",)],
+        "user": [("ClientUsername",)],
+        "method": [("RequestMethod",)],
+        "host": [("RequestHost",)],
+        "target": [("RequestPath",)],
+        "status": [("DownstreamStatus",)],
+        "bytes": [("DownstreamContentSize",)],
+        "duration": [("Duration",)],
+        "agent": [("request_User-Agent",)],
+        "forwarded": [("request_X-Forwarded-For",)],
+    },
+    header=lambda name: [(f"request_{name.title()}",)],
+)
+# https://developers.cloudflare.com/logs/logpush/logpush-job/datasets/zone/http_requests/
+CLOUDFLARE: Final = Json(
+    "cloudflare",
+    kinds={"time": "any", "status": "status", "bytes": "number"},
+    places={
+        "time": [("EdgeStartTimestamp",)],
+        "address": [("ClientIP",)],
+        "method": [("ClientRequestMethod",)],
+        "host": [("ClientRequestHost",)],
+        "target": [("ClientRequestURI",), ("ClientRequestPath",)],
+        "status": [("EdgeResponseStatus",)],
+        "bytes": [("EdgeResponseBytes",)],
+        "agent": [("ClientRequestUserAgent",)],
+    },
+    header=lambda name: [("RequestHeaders", name)],
+)
+# https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry#HttpRequest
+GCP: Final = Json(
+    "gcp",
+    kinds={"time": "iso", "duration": "seconds", "status": "status", "bytes": "number"},
+    places={
+        "time": [("timestamp",)],
+        "address": [("httpRequest", "remoteIp")],
+        "method": [("httpRequest", "requestMethod")],
+        "target": [("httpRequest", "requestUrl")],
+        "status": [("httpRequest", "status")],
+        "bytes": [("httpRequest", "responseSize")],
+        "duration": [("httpRequest", "latency")],
+        "agent": [("httpRequest", "userAgent")],
+    },
+)
+
+KNOWN: Final[tuple[Format, ...]] = (
+    TRAEFIK, VHOST_COMBINED, COMBINED, COMMON, HAPROXY_HTTPS, HAPROXY, ALB, CLOUDFRONT, UVICORN, CADDY, TRAEFIK_JSON,
+    CLOUDFLARE, GCP,
+)  # fmt: skip
+"""Formats that are recognised, the more special ones first."""
+
+NAMES: Final = {each.name: each for each in KNOWN} | {"gunicorn": COMBINED, "nginx": COMBINED, "apache": COMBINED}
+
+# For each column the names that are usual in JSON and CSV; those of the Elastic Common Schema are among them.
+_USUAL: Final = {
+    "time": "time timestamp @timestamp ts datetime date start_time",
+    "address": "address remote_addr remote_ip client_ip clientip client.ip ip client source.ip",
+    "user": "user remote_user user_id username user.name",
+    "method": "method request_method http_method verb http.request.method",
+    "host": "host http_host domain server_name url.domain",
+    "target": "target request_uri uri url path url.original",
+    "query": "query query_string args url.query",
+    "request": "request",
+    "status": "status status_code http.response.status_code code",
+    "bytes": "bytes body_bytes_sent bytes_sent size http.response.body.bytes",
+    "agent": "agent user_agent http_user_agent userAgent user_agent.original",
+    "forwarded": "forwarded x_forwarded_for http_x_forwarded_for xff",
+}
+_KINDS: Final = {"time": "any", "end": "any", "duration": "seconds", "status": "status", "bytes": "number"}
+_OTHERS: Final = ("end", "duration", "path")  # have no usual name
+_DURATION: Final = re.compile("(duration)_?(seconds|s|milliseconds|ms|microseconds|us|nanoseconds|ns)")
+_UNITS: Final = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+
+
+def _columns(fields: Mapping[str, str]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return the names for each column, and the kinds of columns. What the user names comes before usual names."""
+    names = {column: usual.split() for column, usual in _USUAL.items()}
+    kinds = dict(_KINDS)
+    for given, name in fields.items():
+        column = given
+        if unit := _DURATION.fullmatch(given):
+            column = "duration"
+            kinds[column] = _UNITS.get(unit[2], unit[2])
+        if column not in names and column not in _OTHERS and not column.startswith(FIELD):
+            column = FIELD + column
+        names[column] = [name]
+    for made, part in (("time", "end"), ("target", "path")):
+        if part in fields and made not in fields:
+            del names[made]
+    return names, kinds
+
+
+def json_lines(fields: Mapping[str, str]) -> Json:
+    """Return the format of JSON lines with these names of fields, and otherwise usual ones."""
+    names, kinds = _columns(fields)
+    places = {column: [path for name in each for path in paths_of(name)] for column, each in names.items()}
+    return Json("json", kinds=kinds, places=places, header=lambda name: [("headers", name), ("headers", name.title())])
+
+
+def csv_lines(first: str, fields: Mapping[str, str]) -> Csv | None:
+    """Return the format of CSV below this first line; None if the line names no time."""
+    delimiter = max(",;\t|", key=first.count)
+    cells = cells_of(first, delimiter)
+    names, kinds = _columns(fields)
+    places = {
+        column: cells.index(here)
+        for column, each in names.items()
+        if (here := next((n for n in each if n in cells), ""))
+    }
+    if not {"time", "end"} & set(places):
+        return None
+    return Csv(first, delimiter, kinds=kinds, columns=places, names=tuple(cells))
+
+
+def given(text: str, fields: Mapping[str, str]) -> Format | None:
+    """Return the format that a name or a format string means; None if it must be recognised."""
+    if text in ("auto", "csv"):
+        return None
+    if text == "json":
+        return json_lines(fields)
+    if text in NAMES:
+        return NAMES[text]
+    found = _compiled(text)
+    if found is None:
+        problem, expected = "no such format", f"give auto, json, csv, {', '.join(NAMES)}, or the server's format string"
+        raise LogError("format", text, problem=problem, expected=expected)
+    if found.kind("time") is None and found.kind("end") is None:
+        problem, expected = (
+            "it has no time",
+            "add the time to the log format of the server",
+        )
+        raise LogError("format", text, problem=problem, expected=expected)
+    return found
+
+
+def _compiled(text: str) -> Layout | None:
+    if "%(" in text:
+        return gunicorn(text)
+    if "%ci" in text or "%ST" in text or "%HM" in text:
+        return haproxy(text)
+    if "%" in text:
+        return apache(text)
+    return nginx(text) if "$" in text else None

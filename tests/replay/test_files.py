@@ -1,0 +1,180 @@
+"""Files of a log: compressed, in several parts, out of order, damaged, hostile."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import gmtime, strftime
+from typing import Any, Final
+
+import polars as pl
+import pytest
+import zstandard
+
+from sluicegate.errors import LogError
+from sluicegate.replay.files import LONGEST, LogFile
+from sluicegate.replay.log import Log
+
+NOON: Final = 1772366400
+
+
+def line(second: int, address: str = "192.0.2.1", path: str = "/") -> str:
+    time = strftime("%d/%b/%Y:%H:%M:%S +0000", gmtime(NOON + second))
+    return f'{address} - - [{time}] "GET {path} HTTP/1.1" 200 5\n'
+
+
+def seconds_of(log: Log) -> list[int]:
+    frames = list(log.frames(("path",)))
+    return [time // 1_000_000 - NOON for frame in frames for time in frame["time"]]
+
+
+LINES: Final = "".join(line(second) for second in range(100)).encode()
+PACKED: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "plain": bytes,
+    "gzip": gzip.compress,
+    "zstd": zstandard.compress,
+    "members": lambda data: gzip.compress(data[:999]) + gzip.compress(data[999:]) + bytes(20),
+    "frames": lambda data: zstandard.compress(data[:999]) + zstandard.compress(data[999:]),
+}
+
+
+@pytest.mark.parametrize("packed", PACKED.values(), ids=PACKED)
+@pytest.mark.parametrize("is_input", [False, True], ids=["file", "input"])
+def test_compressed_files_are_read(
+    packed: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_input: bool
+) -> None:
+    path, data = tmp_path / "access.log", packed(LINES)
+    path.write_bytes(data)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    log = Log(["-" if is_input else path])
+    assert seconds_of(log) == list(range(100))
+    assert (log.read.lines, log.read.bytes) == (100, len(data))
+    assert log.read.total == (None if is_input else len(data))
+
+
+@pytest.mark.parametrize("packed", [gzip.compress, zstandard.compress])
+@pytest.mark.parametrize(
+    ("change", "reason"), [(lambda data: data[:-9], "ends too early"), (lambda data: data + b"?garbage", "is damaged")]
+)
+def test_damaged_files_are_read_as_far_as_possible(
+    packed: Callable[[bytes], bytes], change: Callable[[bytes], bytes], reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "access.log"
+    lines = "".join(line(0, path=f"/{random.randbytes(20).hex()}") for _ in range(20_000)).encode()
+    path.write_bytes(change(packed(lines)))
+    log = Log([path])
+    assert len(seconds_of(log)) > 19_000
+    assert reason in log.read.unreadable.examples[-1][2]
+
+
+def test_rotated_files_are_read_in_the_order_of_time(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("access.log", "access.log.1", "access.log.2.gz")]
+    paths[0].write_text("".join(line(second) for second in range(2000, 3000)))
+    paths[1].write_text("".join(line(second) for second in range(1000, 2010)))
+    paths[2].write_bytes(gzip.compress("".join(line(second) for second in range(1000)).encode()))
+    log = Log(paths)
+    found = seconds_of(log)
+    assert found == sorted([*range(2010), *range(2000, 3000)])
+    assert (log.read.lines, log.read.late) == (3010, 0)
+    assert [name for _, name in log.read.formats] == ["common"] * 3
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_lines_out_of_order_within_the_window_are_sorted(
+    files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LogFile.chunks, "__defaults__", (5_000,))
+    drawn = random.Random(7)
+    moments = sorted((second + drawn.uniform(0, 30), second) for second in range(3000))
+    paths = [tmp_path / str(at) for at in range(files)]
+    for at, path in enumerate(paths):
+        path.write_text("".join(line(second) for _, second in moments[at::files]))
+    log = Log(paths, window=30)
+    assert seconds_of(log) == list(range(3000))
+    assert log.read.late == 0
+
+
+def test_later_lines_are_counted_and_put_at_the_newest_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LogFile.chunks, "__defaults__", (5_000,))
+    path = tmp_path / "access.log"
+    path.write_text("".join([*map(line, range(1000)), line(5), *map(line, range(1000, 2000))]))
+    log = Log([path], window=10)
+    found = seconds_of(log)
+    assert (len(found), log.read.late) == (2001, 1)
+    assert found == sorted(found)
+
+
+def test_one_wrong_time_in_the_future_makes_no_other_line_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LogFile.chunks, "__defaults__", (5_000,))
+    path = tmp_path / "access.log"
+    path.write_text("".join([*map(line, range(1000)), line(10**9), *map(line, range(1000, 2000))]))
+    log = Log([path])
+    assert seconds_of(log) == [*range(2000), 10**9]
+    assert log.read.late == 0
+
+
+HOSTILE: Final[dict[str, tuple[bytes, Sequence[int], int]]] = {
+    "empty": (b"", [], 0),
+    "blank lines": (b"\n\r\n \n" + LINES, [*range(100)], 1),
+    "no newline at the end": (LINES[:-1], [*range(100)], 0),
+    "CRLF": (LINES.replace(b"\n", b"\r\n"), [*range(100)], 0),
+    "BOM": (b"\xef\xbb\xbf" + LINES, [*range(100)], 0),
+    "NUL and no UTF-8": (LINES + b"\0\xff\xfe\0\n" + line(100).encode(), [*range(101)], 1),
+    "a long line": (LINES + b"x" * (5 << 20) + b"\n" + line(100).encode(), [*range(101)], 1),
+    "a long line at the end": (LINES + line(100, path="/" + "x" * (5 << 20)).encode(), [*range(100)], 1),
+    "a path as long as a line may be": (line(0, path="/".ljust(LONGEST - 100, "x")).encode(), [0], 0),
+    "quotes": (LINES + b'192.0.2.1 - " [" ' + b'"\\' * 1000 + b"\n", [*range(100)], 1),
+}
+
+
+@pytest.mark.parametrize(("data", "expected", "unreadable"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_files_are_read(
+    data: bytes, expected: Sequence[int], unreadable: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LogFile.chunks, "__defaults__", (1 << 20,))
+    path = tmp_path / "access.log"
+    path.write_bytes(data)
+    log = Log([path])
+    assert seconds_of(log) == list(expected)
+    assert log.read.unreadable.lines == unreadable
+    assert log.read.lines == len(expected) + unreadable
+    for _, number, text in log.read.unreadable.examples:
+        assert text.isprintable()
+        assert len(text) <= 2000
+        assert data.split(b"\n")[number - 1][:1].decode("latin-1") in {text[:1], "\0"}
+
+
+def test_a_bomb_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    path = tmp_path / "access.log.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(LINES)
+        for _ in range(300):
+            file.write(bytes(1 << 20))
+        file.write(b"\n" + LINES)
+    tracemalloc.start()
+    try:
+        found = sum(len(chunk) for chunk in LogFile(str(path)).chunks())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found < 20 << 20
+    assert peak < 120 << 20
+
+
+@pytest.mark.parametrize("path", ["missing", "."])
+def test_a_file_that_cannot_be_read_is_an_error(path: str, tmp_path: Path) -> None:
+    with pytest.raises(LogError, match="give a file that can be read"):
+        list(Log([tmp_path / path]).frames(()))
+
+
+def test_the_same_log_can_be_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    path.write_bytes(LINES)
+    log = Log([path])
+    first: Any = pl.concat(list(log.frames(("address",))))
+    assert first.equals(pl.concat(list(log.frames(("address",)))))
+    assert log.read.lines == 100
