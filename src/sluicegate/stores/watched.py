@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from types import TracebackType
 from typing import Any, Final, Generic, TypeVar, cast
 
 from sluicegate.clock import stopwatch
@@ -29,17 +30,33 @@ MEASURED: Final[ContextVar[StoreTime | None]] = ContextVar("sluicegate_store_tim
 """What measures the decision that is being made in this context; None for a probe, and for a call that is none."""
 
 
-def _add(seconds: float) -> None:
-    time = MEASURED.get()
+def _add(began: float) -> None:
+    """Add the seconds since a call began to what measures the decision."""
+    seconds, time = stopwatch() - began, MEASURED.get()
     if time is not None:
         time.elapsed = seconds if time.elapsed is None else time.elapsed + seconds
 
 
-async def _measured(answer: Awaitable[Any], began: float) -> Any:
-    try:
-        return await answer
-    finally:
-        _add(stopwatch() - began)
+class _Call:
+    """A `with` block for a call of the store."""
+
+    __slots__ = ("_began",)
+
+    def __init__(self) -> None:
+        self._began = stopwatch()
+
+    def __enter__(self) -> None:
+        """Do nothing: the time runs since this object was made."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _add(self._began)
+
+    async def wait_for(self, answer: Awaitable[Any]) -> Any:
+        """Return an answer that belongs to the call."""
+        with self:
+            return await answer
 
 
 class _Watched(Generic[_AnyStore]):
@@ -57,7 +74,7 @@ class _Watched(Generic[_AnyStore]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inside!r})"
 
-    def _send_of(self, terms: tuple[Terms, ...]) -> Any:
+    def _send_of(self, terms: tuple[Terms, ...]) -> Callable[[Checks], Any] | None:
         prepare = getattr(self.inside, "prepare_send", None)
         return None if prepare is None else prepare(terms)
 
@@ -70,7 +87,7 @@ class _Watched(Generic[_AnyStore]):
         def hit(identity: str, cost: int, origin: Origin | None = None) -> Decision | None:
             began = stopwatch()
             decision: Decision | None = inside(identity, cost, origin)
-            _add(stopwatch() - began)
+            _add(began)
             return decision
 
         return hit
@@ -81,11 +98,12 @@ class Watched(_Watched[Store]):
 
     def run(self, plan: Plan) -> Outcomes:
         """Run the plan in the store inside."""
-        return self._measured(self.inside.run, plan)
+        with _Call():
+            return self.inside.run(plan)
 
     def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[Checks], Any] | None:
         """Prepare the store. The result measures if it sends."""
-        send: Callable[[Checks], Any] | None = self._send_of(terms)
+        send = self._send_of(terms)
         if send is None:
             return None
 
@@ -93,22 +111,16 @@ class Watched(_Watched[Store]):
             began = stopwatch()
             sent = send(checks)
             if sent is not None:
-                _add(stopwatch() - began)
+                _add(began)
             return sent
 
         return measured
 
     def resume(self, plan: Plan, step: Any, reply: Any, *, until: float) -> Outcomes:
         """Do the rest of a charge in the store inside."""
-        resume: Callable[..., Outcomes] = cast("Any", self.inside).resume
-        return self._measured(resume, plan, step, reply, until=until)
-
-    def _measured(self, call: Callable[..., Outcomes], *arguments: Any, **named: Any) -> Outcomes:
-        began = stopwatch()
-        try:
-            return call(*arguments, **named)
-        finally:
-            _add(stopwatch() - began)
+        store: Any = self.inside
+        with _Call():
+            return store.resume(plan, step, reply, until=until)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Close the store inside if it is owned."""
@@ -121,28 +133,27 @@ class AsyncWatched(_Watched[AsyncStore]):
 
     async def run(self, plan: Plan) -> Outcomes:
         """Run the plan in the store inside."""
-        return cast("Outcomes", await _measured(self.inside.run(plan), stopwatch()))
+        with _Call():
+            return await self.inside.run(plan)
 
     def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[Checks], Any] | None:
-        """Prepare the store. The replies of the result measure."""
-        send: Callable[[Checks], Any] | None = self._send_of(terms)
+        """Prepare the store. The answers of the result measure."""
+        send = self._send_of(terms)
         if send is None:
             return None
 
         def measured(checks: Checks) -> Any:
-            began = stopwatch()
+            call = _Call()
             sent = send(checks)
-            if sent is None:
-                return None
-            step, answer, until = sent
-            return step, _measured(answer, began), until
+            return None if sent is None else (sent[0], call.wait_for(sent[1]), sent[2])
 
         return measured
 
     async def resume(self, plan: Plan, step: Any, reply: Any, *, until: float) -> Outcomes:
         """Do the rest of a charge in the store inside."""
-        rest = cast("Any", self.inside).resume(plan, step, reply, until=until)
-        return cast("Outcomes", await _measured(rest, stopwatch()))
+        store: Any = self.inside
+        with _Call():
+            return await store.resume(plan, step, reply, until=until)  # type: ignore[no-any-return]
 
     async def close(self) -> None:
         """Close the store inside if it is owned."""
