@@ -1,0 +1,199 @@
+"""Kinds of identities: people, many people behind one address, and programs, told apart by what they do.
+
+Each sign of a program is stated in SIGNS with its threshold and the reason for it. Two points make a program: a strong
+sign gives two, a weak one gives one. No sign is a proof. A program that loads images, pauses and sleeps as people do is
+taken for a person.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from sluicegate.extras import needs
+from sluicegate.replay.peaks import peaks
+
+with needs("replay"):
+    import polars as pl
+
+HUMAN: Final = "human"
+SHARED: Final = "shared"
+AUTOMATED: Final = "automated"
+UNCLEAR: Final = "unclear"
+PROTECTED: Final = (HUMAN, SHARED, UNCLEAR)
+"""Kinds that a limit should not refuse. `shared` is an address with many people behind it, as an office or a mobile
+network has. `unclear` made too few requests to say, and is treated like a person.
+"""
+
+_ASSET: Final = r"(?i)\.(?:css|m?js|map|png|jpe?g|gif|svg|ico|webp|avif|woff2?|ttf|eot|mp4|webm|mp3)$"
+_PROGRAM: Final = (
+    r"(?i)bot\b|crawl|spider|slurp|curl/|wget/|python|aiohttp|httpx|scrapy|java/|go-http|okhttp|axios|node-fetch|"
+    r"libwww|headless|phantomjs|monitor|[a-z]-client/"
+)
+_FEW: Final = 10  # requests: fewer say nothing about who sends them
+_AGENTS: Final = 5  # a person has a phone, a tablet and a computer
+_HOUR: Final = 3_600_000_000
+_DAY: Final = 24 * _HOUR
+_LOOK: Final = 300_000_000
+
+
+class Sign(NamedTuple):
+    """A sign of a program."""
+
+    points: int
+    reason: str  # with the identity's own figures in braces
+    why: str  # why people do not do this
+
+
+SIGNS: Final[Mapping[str, Sign]] = {
+    "regular": Sign(
+        2,
+        "half of its {requests} requests come {low:g} to {high:g} s after the one before",
+        "people pause for a second here and a minute there; the middle half of 20 pauses within 10 % is a timer",
+    ),
+    "sleepless": Sign(
+        2, "active in {hours} hours of one day", "people sleep: 20 different hours of a day are too many"
+    ),
+    "fast": Sign(
+        2,
+        "{fastest} pages within 5 minutes, by {people} browsers",
+        "a page a second for five minutes is faster than people read",
+    ),
+    "failing": Sign(
+        2,
+        "{failed:.0%} of its {requests} requests failed with 401, 403 or 404",
+        "people mistype, but most of what they ask for exists: half of 20 requests is a guess",
+    ),
+    "refused": Sign(
+        2,
+        "each of its {requests} requests failed with 401 or 403",
+        "people open a page before they log in; three refused requests and nothing else is a list of passwords",
+    ),
+    "bare": Sign(
+        1,
+        "none of its {requests} requests was for an image, a script or a style",
+        "browsers load them with a page; a cache may hold some, but hardly all of 20 requests",
+    ),
+    "wandering": Sign(
+        1, "{paths} different pages in one day", "people open dozens of pages a day, not 200 different ones"
+    ),
+    "single": Sign(
+        1, "each of its {requests} requests is for the same path", "50 requests to one path are seldom a person's"
+    ),
+    "name": Sign(
+        1, "it calls itself {agent!r}", "only a program says that it is one; any program may say that it is not"
+    ),
+}
+
+
+class Kinds(NamedTuple):
+    """The kind of each identity, and what the log cannot show."""
+
+    table: pl.DataFrame  # `who`, `kind`, `people`, a column for each sign, and the figures of its reasons
+    unseen: tuple[str, ...]
+
+    def reasons(self, who: Any) -> tuple[str, ...]:
+        """Return why an identity has its kind."""
+        row = self.table.row(by_predicate=pl.col("who") == who, named=True)
+        found = [sign.reason.format(**row) for name, sign in SIGNS.items() if row[name]]
+        if row["kind"] == SHARED:
+            return (f"{row['people']} browsers in one day", *found)
+        if row["kind"] == UNCLEAR:
+            return (f"only {row['requests']} requests", *found)
+        return tuple(found) or ("no sign of a program",)
+
+
+def is_asset() -> pl.Expr:
+    """Return whether the column `path` is an image, a script, a style or the like: browsers load them unasked."""
+    return pl.col("path").cast(pl.String()).str.contains(_ASSET).fill_null(value=False)
+
+
+def is_program() -> pl.Expr:
+    """Return whether the column `agent` is the name of a program that says so."""
+    return pl.col("agent").cast(pl.String()).str.contains(_PROGRAM).fill_null(value=False)
+
+
+def kinds_of(frame: pl.DataFrame, *, resolution: int) -> Kinds:
+    """Tell the kinds of all identities, from `who`, `time`, `path`, `status`, `agent`, `asset` and `program`.
+
+    `asset` and `program` are columns by `is_asset` and `is_program`. `path` and `agent` need not be text: only equal
+    values matter. `resolution` is that of the times, in microseconds.
+    """
+    assets = frame["asset"].mean() or 0.0
+    sees_assets = isinstance(assets, float) and assets >= 0.05
+    day = pl.col("time") // _DAY
+    hour = pl.col("time") // _HOUR
+    people = _browsers(frame, sees_assets=sees_assets)
+    gap = pl.col("time").diff().cast(pl.Float64)
+    whole = frame.group_by("who", maintain_order=True).agg(
+        requests=pl.len(),
+        failed=pl.col("status").is_in([401, 403, 404]).mean(),
+        denied=pl.col("status").is_in([401, 403]).mean(),
+        assets=pl.col("asset").sum(),
+        targets=pl.col("path").n_unique(),
+        program=pl.col("program").any(),
+        agent=pl.col("agent").first(),
+        low=gap.quantile(0.25) / 1e6,
+        middle=gap.quantile(0.5) / 1e6,
+        high=gap.quantile(0.75) / 1e6,
+    )
+    daily = frame.group_by("who", day.alias("day")).agg(
+        hours=hour.n_unique(), paths=pl.col("path").filter(~pl.col("asset")).n_unique()
+    )
+    fastest = peaks(frame.filter(~pl.col("asset")), ["who"], [_LOOK]).rename({f"peak:{_LOOK}": "fastest"})
+    table = (
+        whole.join(daily.group_by("who").agg(pl.col("hours", "paths").max()), on="who", how="left")
+        .join(people, on="who", how="left")
+        .join(fastest, on="who", how="left")
+        .with_columns(
+            pl.col("people").fill_null(1), pl.col("fastest").fill_null(0), pl.col("failed", "denied").fill_null(0)
+        )
+    )
+    requests, shared = pl.col("requests"), pl.col("people") >= _AGENTS
+    table = table.with_columns(
+        regular=(requests > 20)
+        & (pl.col("middle") >= 10 * resolution / 1e6)
+        & (pl.col("high") - pl.col("low") <= 0.1 * pl.col("middle") + resolution / 1e6),
+        sleepless=(pl.col("hours") >= 20) & ~shared,
+        fast=pl.col("fastest") > 300 * pl.col("people"),
+        failing=(requests >= 20) & (pl.col("failed") >= 0.5),
+        refused=(requests >= 3) & (pl.col("denied") == 1) & sees_assets,
+        bare=(requests >= 20) & (pl.col("assets") == 0) & sees_assets,
+        wandering=pl.col("paths") >= 200 * pl.col("people"),
+        single=(requests >= 50) & (pl.col("targets") == 1),
+        name=pl.col("program") & ~shared,
+    )
+    points = pl.sum_horizontal(pl.col(name).cast(pl.Int32) * sign.points for name, sign in SIGNS.items())
+    kind = (
+        pl.when(points >= 2)
+        .then(pl.lit(AUTOMATED))
+        .when(shared)
+        .then(pl.lit(SHARED))
+        .when(requests < _FEW)
+        .then(pl.lit(UNCLEAR))
+        .otherwise(pl.lit(HUMAN))
+    )
+    return Kinds(table.with_columns(kind=kind), _unseen(frame, sees_assets=sees_assets))
+
+
+def _browsers(frame: pl.DataFrame, *, sees_assets: bool) -> pl.DataFrame:
+    """Return how many browsers each identity had on its busiest day. A browser made at least three requests, one of
+    them for an asset: a program that changes its name with each request has none.
+    """
+    each = frame.group_by("who", "agent", (pl.col("time") // _DAY).alias("day")).agg(
+        requests=pl.len(), assets=pl.col("asset").sum()
+    )
+    browsers = each.filter((pl.col("requests") >= 3) & ((pl.col("assets") > 0) | (not sees_assets)))
+    daily = browsers.group_by("who", "day").agg(people=pl.len().cast(pl.Int64))
+    return daily.group_by("who").agg(pl.col("people").max())
+
+
+def _unseen(frame: pl.DataFrame, *, sees_assets: bool) -> tuple[str, ...]:
+    found = []
+    if not sees_assets:
+        found.append("the log has no images, scripts or styles: whether a client loads them says nothing")
+    if not frame["agent"].is_not_null().any():
+        found.append("the log has no User-Agent: many people behind one address look like one fast person")
+    if not frame["status"].is_not_null().any():
+        found.append("the log has no statuses: failed requests are not seen")
+    return tuple(found)
