@@ -1,0 +1,416 @@
+"""Suggested limits: the smallest that would have refused at most a stated share of the people in a log.
+
+For each group of requests, and for each period, the limit is the smallest one that refuses at most that share of the
+identities that are not programs. It is rounded up to a number that a person would write. Then the real engine replays
+the log with it: the figures of a suggestion are those of the replay. How far to trust a limit is said by days: the
+limit that all other days give is tried on the day that was left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count, islice
+from math import floor
+from typing import Any, Final, NamedTuple
+
+from sluicegate.extras import needs
+from sluicegate.replay.candidates import Candidate, from_rules, parse_rule
+from sluicegate.replay.decide import Ready, decisions
+from sluicegate.replay.kinds import AUTOMATED, SHARED, Kinds, is_asset, is_program, kinds_of
+from sluicegate.replay.peaks import PEAK, peaks
+from sluicegate.replay.routes import route_of
+from sluicegate.replay.traffic import FIELD
+from sluicegate.rules.rule import Rule
+
+with needs("replay"):
+    import polars as pl
+
+SECOND: Final = 1_000_000
+PERIODS: Final = {"second": SECOND, "minute": 60 * SECOND, "hour": 3600 * SECOND, "day": 86_400 * SECOND}
+WANTED: Final = ("address", "forwarded", "user", "method", "path", "status", "agent")
+"""The columns of traffic that it reads, beside those of the key."""
+
+_DAY: Final = PERIODS["day"]
+_WHO: Final = f"{FIELD}who"  # the identity, as a field that a rule can have as its key
+_SMALL: Final = (1, 2, 3, 4, 5, 6, 8)
+_NICE: Final = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
+_STEPS: Final = 5
+_LOGIN: Final = re.compile(r"(?i)log-?in|sign-?(?:in|up)|auth|token|session|passw|register|otp|verify|reset")
+_GROUPS: Final = 8  # that are found, beside those for logins
+_SEPARATES: Final = 0.9  # of the requests of programs: so much must a limit stop to be called one that separates
+_NOTHING: Final = 0.1
+_MORE: Final = 0.01
+
+
+class Limit(NamedTuple):
+    """The limit for one period, and what it does."""
+
+    period: str  # a unit of quotas
+    exact: int  # the smallest limit that keeps to the share
+    limit: int  # rounded up
+    low: int | None  # the smallest and the largest exact limit with one day left out; None: there is one day only
+    high: int | None
+    held_out: float | None  # the largest share of people refused on a day that the limit was not taken from
+    without_shared: int  # the exact limit if nobody shared an address
+    people: int  # identities of people that the replay refused
+    stopped: float  # the share of the programs' requests that the replay refused
+
+    @property
+    def quota(self) -> str:
+        """The limit as a quota."""
+        return f"{self.limit}/{self.period}"
+
+
+class Suggestion(NamedTuple):
+    """What is suggested for one group of requests."""
+
+    name: str
+    methods: tuple[str, ...]  # () for all
+    path: str | None  # a pattern; None for all
+    requests: int
+    identities: int  # that are not programs
+    people: int  # behind them
+    programs: int
+    program_requests: int
+    limits: tuple[Limit, ...]  # by period, shortest first; empty if no people were seen here
+    quota: str | None  # the limits that are suggested together; None if no limit separates
+    people_refused: int  # by these together, in the replay: identities
+    stopped: float  # by these together: the share of the programs' requests
+    verdict: str
+
+
+class Suggestions(NamedTuple):
+    """The suggestions for a log."""
+
+    key: str
+    share: float
+    days: int
+    requests: int
+    resolution: float
+    kinds: tuple[tuple[str, int], ...]  # kind, identities
+    notes: tuple[str, ...]
+    programs: tuple[tuple[str, int, tuple[str, ...]], ...]  # identity, requests, reasons: those with most requests
+    suggestions: tuple[Suggestion, ...]
+
+
+class Gathered(NamedTuple):
+    """The traffic of a log in little memory: about 30 bytes for each request."""
+
+    rows: pl.DataFrame  # `time`, `field:who`, `method`, `path`, `status`, `agent`
+    key: str
+
+
+def gather(frames: Iterable[pl.DataFrame], *, key: str = "ip", options: Mapping[str, Any] | None = None) -> Gathered:
+    """Read frames of traffic. `key` is written as in `--rule "… by KEY"`; `options` are settings, such as
+    `trusted_proxies`.
+    """
+    ready = Ready(from_rules([f"1/second by {key}"], **(options or {})))
+    kept: dict[str, pl.DataType] = {
+        "time": pl.Int64(),
+        _WHO: pl.Categorical(),
+        "method": pl.Categorical(),
+        "path": pl.Categorical(),
+        "status": pl.Int16(),
+        "agent": pl.Categorical(),
+    }
+    parts = [pl.DataFrame(schema=kept)]
+    for frame in frames:
+        known = [frame[name] if name in frame.columns else pl.lit(None).alias(name) for name in kept if name != _WHO]
+        part = frame.select(*known, ready.identify(frame).alias(_WHO))
+        parts.append(part.filter(pl.col(_WHO).is_not_null()).select(pl.col(name).cast(to) for name, to in kept.items()))
+    return Gathered(pl.concat(parts), key)
+
+
+class Suggester:
+    """Finds limits in the traffic of a log."""
+
+    def __init__(self, gathered: Gathered, *, share: float = 0.001, resolution: float = SECOND) -> None:
+        self.key = gathered.key
+        self.share = share
+        self.resolution = int(resolution)
+        rows = gathered.rows.with_columns(asset=is_asset(), program=is_program())
+        self.kinds: Kinds = kinds_of(rows.rename({_WHO: "who"}), resolution=self.resolution)
+        start = rows["time"].min()
+        day = (pl.col("time") - (start if isinstance(start, int) else 0) // _DAY * _DAY) // _DAY
+        known = self.kinds.table.select(pl.col("who").alias(_WHO), "kind", "people")
+        self.rows = rows.with_columns(day.cast(pl.Int32).alias("day")).join(
+            known, on=_WHO, how="left", maintain_order="left"
+        )
+        self.days = self.rows["day"].n_unique()
+
+    def all(self, patterns: Sequence[str] = ()) -> Suggestions:
+        """Suggest limits for groups of requests: those of the patterns, as "/api/*" or "POST /login", or those that
+        are found.
+        """
+        groups = [_split(pattern) for pattern in patterns] if patterns else self._groups()
+        table = self.kinds.table
+        programs = table.filter(pl.col("kind") == AUTOMATED).sort("requests", descending=True).head(10)
+        named = [
+            (row["who"], row["requests"], self.kinds.reasons(row["who"])) for row in programs.iter_rows(named=True)
+        ]
+        return Suggestions(
+            key=self.key,
+            share=self.share,
+            days=self.days,
+            requests=self.rows.height,
+            resolution=self.resolution / SECOND,
+            kinds=tuple(sorted(table.group_by("kind").len().iter_rows())),
+            notes=self._notes(),
+            programs=tuple(named),
+            suggestions=tuple([self._suggestion(name, *group) for name, group in _named(groups)]),
+        )
+
+    def _groups(self) -> list[tuple[tuple[str, ...], str | None]]:
+        """Return all requests as one group, then each login, then the routes that have most requests."""
+        found = self.rows.group_by("method", "path", "asset").agg(pl.len())
+        routes: dict[str, int] = {}
+        logins: dict[tuple[str, str], int] = {}
+        for method, path, asset, number in found.iter_rows():
+            route = route_of(path or "/")
+            if method not in {"GET", "HEAD", "OPTIONS", None} and _LOGIN.search(route):
+                logins[method, route] = logins.get((method, route), 0) + number
+            elif not asset:
+                routes[route] = routes.get(route, 0) + number
+        often = [
+            route
+            for route in sorted(routes, key=lambda route: (-routes[route], route))
+            if routes[route] * 100 > self.rows.height
+        ]
+        most = sorted(logins, key=lambda login: (-logins[login], login))
+        return [
+            ((), None),
+            *[((method,), route) for method, route in most[:_GROUPS]],
+            *[((), route) for route in often[:_GROUPS]],
+        ]
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = [*self.kinds.unseen]
+        if self.days < 2:
+            notes.append("one day only: nothing says how the limits would do on another day")
+        if self.resolution >= SECOND and self.rows.height:
+            notes.append(
+                "the times are whole seconds: the most requests within a second are counted over two of them, which is "
+                "at least as many"
+            )
+        return tuple(notes)
+
+    def _suggestion(self, name: str, methods: tuple[str, ...], path: str | None) -> Suggestion:
+        rows = self.rows
+        on = " ".join([",".join(methods), path or ""]).strip()
+        if on:
+            ready = Ready(_candidate("1/second", on))
+            rows = rows.filter(ready.applies(rows, ready.bounds[0]))
+        group = _Group(rows, on)
+        protected = rows.filter(~group.automated)
+        identities = protected.unique(_WHO)
+        limits = self._limits(group, protected) if protected.height else ()
+        chosen = group.together(limits)
+        people, stopped = group.effect("; ".join([limit.quota for limit in chosen])) if chosen else (0, 0.0)
+        verdict, separates = _verdict(group, limits, stopped)
+        return Suggestion(
+            name=name,
+            methods=methods,
+            path=path,
+            requests=rows.height,
+            identities=identities.height,
+            people=int(identities["people"].sum()),
+            programs=rows.filter(group.automated)[_WHO].n_unique(),
+            program_requests=group.programs,
+            limits=limits,
+            quota="; ".join([limit.quota for limit in chosen]) if separates and chosen else None,
+            people_refused=people,
+            stopped=stopped,
+            verdict=verdict,
+        )
+
+    def _limits(self, group: _Group, protected: pl.DataFrame) -> tuple[Limit, ...]:
+        """Return the limit for each period that the log is long enough for."""
+        times = self.rows["time"]
+        length = times[-1] - times[0] + self.resolution
+        units = [unit for unit, period in PERIODS.items() if period <= length] or ["second"]
+        windows = [max(PERIODS[unit], 2 * self.resolution) for unit in units]  # a second may be in two stamps
+        of_all = peaks(protected, [_WHO, "people", "kind"], windows)
+        of_days = peaks(protected, [_WHO, "people", "day"], windows)
+        found = []
+        for unit, window in zip(units, windows, strict=True):
+            column = f"{PEAK}{window}"
+            exact = self._smallest(of_all, column)
+            days = self._by_days(of_days, column)
+            limit = nice(exact, days.steps)
+            people, stopped = group.effect(f"{limit}/{unit}")
+            found.append(
+                Limit(
+                    period=unit,
+                    exact=exact,
+                    limit=limit,
+                    low=days.low,
+                    high=days.high,
+                    held_out=days.held_out,
+                    without_shared=self._smallest(of_all.filter(pl.col("kind") != SHARED), column),
+                    people=people,
+                    stopped=stopped,
+                )
+            )
+        return tuple(found)
+
+    def _smallest(self, found: pl.DataFrame, column: str) -> int:
+        """Return the smallest limit that refuses at most the share of the people. An identity counts for as many
+        people as it has browsers.
+        """
+        allowed = floor(self.share * _people(found))
+        sorted_ = found.sort(column, descending=True).select(column, refused=pl.col("people").cum_sum())
+        kept = sorted_.filter(pl.col("refused") > allowed)[column]
+        return int(kept[0]) if kept.len() else 1
+
+    def _by_days(self, rows: pl.DataFrame, column: str) -> _Days:
+        """Try the limit of all other days on each day. Round up by as many steps as it takes to keep to the share."""
+        if self.days < 2:
+            return _Days()
+        tried = []
+        for number in sorted(rows["day"].unique()):
+            here = pl.col("day") == number
+            others = rows.filter(~here).group_by(_WHO, "people").agg(pl.col(column).max())
+            if others.height:
+                tried.append((self._smallest(others, column), rows.filter(here)))
+        if not tried:
+            return _Days()
+        limits = [limit for limit, _ in tried]
+        found = _Days(min(limits), max(limits), 1.0, 0)
+        for steps in range(_STEPS):
+            refused = [_people(day, pl.col(column) > nice(limit, steps)) / _people(day) for limit, day in tried]
+            found = found._replace(held_out=max(refused), steps=steps)
+            if max(refused) <= self.share:
+                break
+        return found
+
+
+def _people(rows: pl.DataFrame, *those: pl.Expr) -> int:
+    return int(rows.filter(*those)["people"].sum())
+
+
+class _Days(NamedTuple):
+    """What trying limits on the days left out says."""
+
+    low: int | None = None
+    high: int | None = None
+    held_out: float | None = None
+    steps: int = 0
+
+
+class _Group:
+    """A group of requests, and what the engine does with limits for it."""
+
+    def __init__(self, rows: pl.DataFrame, on: str) -> None:
+        self.rows = rows
+        self._on = on
+        self.automated = rows["kind"] == AUTOMATED
+        self.programs = int(self.automated.sum())
+        self._refused: dict[str, pl.Series] = {}
+
+    def refused(self, quota: str) -> pl.Series:
+        """Return for each request whether the engine refuses it."""
+        if quota not in self._refused:
+            rows = self.rows.select("time", _WHO, "method", "path")
+            self._refused[quota] = ~decisions(rows, _candidate(quota, self._on))["allowed"]
+        return self._refused[quota]
+
+    def effect(self, quota: str) -> tuple[int, float]:
+        """Return how many identities of people a quota refuses, and which share of the requests of programs."""
+        refused = self.refused(quota)
+        return self.rows.filter(refused & ~self.automated)[_WHO].n_unique(), self._stopped(refused)
+
+    def together(self, limits: Sequence[Limit]) -> list[Limit]:
+        """Return the limits that do most together: the one that stops most, and each other one that stops more. Without
+        programs, the limit for a minute.
+        """
+        if not self.programs:
+            return [limit for limit in limits if limit.period == "minute"] or [*limits[:1]]
+        chosen: list[Limit] = []
+        before = 0.0
+        refused = pl.repeat(False, self.rows.height, dtype=pl.Boolean(), eager=True)
+        for limit in sorted(limits, key=lambda limit: -limit.stopped):
+            more = refused | self.refused(limit.quota)  # about: together they refuse a little less
+            if not chosen or self._stopped(more) >= before + _MORE:
+                refused, before = more, self._stopped(more)
+                chosen.append(limit)
+        return sorted(chosen, key=limits.index)
+
+    def _stopped(self, refused: pl.Series) -> float:
+        return int((refused & self.automated).sum()) / self.programs if self.programs else 0.0
+
+
+def _verdict(group: _Group, limits: Sequence[Limit], stopped: float) -> tuple[str, bool]:
+    """Return in sentences how well limits tell programs from people here, and whether one is suggested."""
+    if not limits:
+        return (
+            "Only programs ask here: the log cannot say how much they should. Agree on a limit with their owners.",
+            False,
+        )
+    programs = group.rows.filter(group.automated)
+    by_shared = max(limits, key=lambda limit: limit.exact / limit.without_shared)
+    shared = ""
+    if by_shared.exact >= 2 * by_shared.without_shared:
+        shared = (
+            f" An address with many people behind it sets the limits: without it {by_shared.without_shared} per "
+            f"{by_shared.period} would do instead of {by_shared.exact}. A key by user would tell them apart."
+        )
+    if not programs.height:
+        return f"No programs here: a guard that nobody has needed so far.{shared}", True
+    if stopped >= _SEPARATES:
+        return f"Stops {percent(stopped)} of what programs sent.{shared}", True
+    each = programs.group_by(_WHO).len()["len"].to_list()
+    spread = len(each) >= 10 and max(each) * 10 <= programs.height
+    what = f"it comes from {len(each)} identities, none of which sent more than {max(each)} requests"
+    what = what if spread else "the rest is as slow as people are"
+    instead = "Count failures by user, ask for a proof (a challenge, a second factor), or deny by a list."
+    if stopped > _NOTHING:
+        return f"Stops {percent(stopped)} of what programs sent: {what}. {instead}{shared}", True
+    return f"No limit does: {what}. {instead}{shared}", False
+
+
+def nice(limit: int, steps: int = 0) -> int:
+    """Return the next limit that a person would write, and so many steps more.
+
+    >>> [nice(limit) for limit in (1, 7, 9, 11, 13, 61, 101, 1999)], nice(5, 1), nice(80, 2)
+    ([1, 8, 10, 12, 15, 80, 120, 2000], 6, 120)
+    """
+    written = chain(_SMALL, (number * 10**power for power in count() for number in _NICE))
+    higher: Iterator[int] = islice((each for each in written if each >= limit), steps, None)
+    return next(higher)
+
+
+def percent(share: float) -> str:
+    """Return a share, never rounded to all or nothing.
+
+    >>> percent(0.99951), percent(1), percent(0.00001), percent(0)
+    ('99.9 %', '100 %', '0.1 %', '0 %')
+    """
+    tenths = share * 1000
+    shown = min(999, max(1, round(tenths))) if 0 < tenths < 1000 else round(tenths)
+    return f"{shown / 10:g} %"
+
+
+def _candidate(quota: str, on: str) -> Candidate:
+    return from_rules([f"{quota} by {_WHO}" + (f" on {on}" if on else "")])
+
+
+def _split(pattern: str) -> tuple[tuple[str, ...], str | None]:
+    """Return the methods and the path of a pattern."""
+    rule = Rule(**parse_rule(f"1/second on {pattern}"))
+    return tuple(sorted(rule.methods or ())), rule.path
+
+
+def _named(
+    groups: Iterable[tuple[tuple[str, ...], str | None]],
+) -> list[tuple[str, tuple[tuple[str, ...], str | None]]]:
+    """Return the groups, each with a name for its rule."""
+    found: dict[str, tuple[tuple[str, ...], str | None]] = {}
+    for methods, path in groups:
+        words = re.findall(r"[A-Za-z][\w-]*", path or "") or (["home"] if path else ["everything"])
+        stem = "-".join(words)[:50]
+        name, number = stem, 2
+        while name in found:
+            name, number = f"{stem}-{number}", number + 1
+        found[name] = methods, path
+    return [*found.items()]

@@ -1,0 +1,138 @@
+"""Suggested limits on generated logs whose truth is known: what they stop, and whom they refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import polars as pl
+import pytest
+
+from sluicegate.replay.candidates import from_rules
+from sluicegate.replay.decide import decisions
+from sluicegate.replay.model import DAY, LOGIN, PEOPLE, Model, frames
+from sluicegate.replay.suggest import SECOND, Suggester, Suggestion, Suggestions, gather, nice
+
+ATTACK = Model(visitors=150, office=40, clients=2, crawlers=1)
+DISTRIBUTED = Model(visitors=150, office=40, clients=2, crawlers=1, attack=0, distributed=300)
+ON = f"POST {LOGIN}"
+
+
+@cache
+def traffic(model: Model) -> pl.DataFrame:
+    """The traffic of a log: times in whole seconds."""
+    return pl.concat(frames(model)).with_columns(pl.col("time") // SECOND * SECOND)
+
+
+def suggested(frame: pl.DataFrame, *patterns: str, key: str = "ip", share: float = 0.001) -> Suggestions:
+    return Suggester(gather([frame], key=key), share=share).all(patterns)
+
+
+def only(frame: pl.DataFrame, share: float = 0.001) -> Suggestion:
+    """The suggestion for logins."""
+    (found,) = suggested(frame, ON, share=share).suggestions
+    return found
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_it_stops_the_attack_and_refuses_no_person(seed: int) -> None:
+    """Its own figures are those of the truth, which it does not see."""
+    frame = traffic(replace(ATTACK, seed=seed))
+    found = only(frame)
+    assert found.quota is not None
+    allowed = decisions(frame, from_rules([f"{found.quota} by ip on {ON}"]))["allowed"]
+    refused = frame.filter(~allowed)
+    assert refused.filter(pl.col("kind").is_in(PEOPLE)).height == 0
+    attack = frame.filter(kind="attack").height
+    assert refused.height >= 0.99 * attack
+    assert (found.people_refused, found.stopped, found.program_requests) == (0, refused.height / attack, attack)
+    assert found.verdict.startswith("Stops 99.")
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_it_says_that_no_limit_stops_a_distributed_attack(seed: int) -> None:
+    found = only(traffic(replace(DISTRIBUTED, seed=seed)))
+    assert found.quota is None
+    assert found.verdict.startswith(
+        "No limit does: it comes from 300 identities, none of which sent more than 9 requests"
+    )
+    assert (found.programs, found.program_requests) == (300, 2700)
+    assert all(limit.stopped < 0.1 and limit.people == 0 for limit in found.limits)
+
+
+def test_a_limit_does_what_peaks_say() -> None:
+    """Of every group and period: the exact limit refuses nobody, and the next smaller one does."""
+    frame = traffic(ATTACK)
+    everything = suggested(frame)
+    assert [each.name for each in everything.suggestions][:2] == ["everything", "login"]
+    for each in everything.suggestions:
+        assert [limit.period for limit in each.limits] in (["second", "minute", "hour", "day"], [])
+        for limit in each.limits:
+            assert limit.limit >= limit.exact >= limit.without_shared
+            assert limit.people == 0
+            assert limit.low is not None
+            assert limit.high is not None
+            assert limit.low <= limit.high <= limit.exact
+    login = everything.suggestions[1].limits[2]
+    smaller = decisions(frame, from_rules([f"{login.exact - 1}/hour by ip on {ON}"]))["allowed"]
+    assert frame.filter(~smaller & pl.col("kind").is_in(PEOPLE)).height > 0
+
+
+def test_limits_fall_as_the_share_grows() -> None:
+    frame = traffic(ATTACK).filter(pl.col("kind") != "scraper")
+    by_share = [only(frame, share) for share in (0, 0.001, 0.01, 0.1, 0.3, 1)]
+    for less, more in pairwise(by_share):
+        assert all(one.exact >= other.exact for one, other in zip(less.limits, more.limits, strict=True))
+        assert more.stopped >= less.stopped
+    assert by_share[-1].limits[0].exact == 1
+
+
+def test_a_key_by_user_does_not_know_offices() -> None:
+    """The office sets the limits by address. By user, the limit is that of one person."""
+    by_ip, by_user = (suggested(traffic(ATTACK), "/items/*", key=key).suggestions[0] for key in ("ip", "user"))
+    assert "A key by user would tell them apart" in by_ip.verdict
+    assert by_user.limits[2].without_shared < by_ip.limits[2].exact
+
+
+def test_one_day_gives_limits_without_confidence() -> None:
+    found = suggested(traffic(ATTACK).filter(pl.col("time") < (pl.col("time").min() // DAY + 1) * DAY), ON)
+    assert any(note.startswith("one day only") for note in found.notes)
+    assert all((limit.low, limit.high, limit.held_out) == (None, None, None) for limit in found.suggestions[0].limits)
+    assert found.suggestions[0].limits
+
+
+def test_times_of_whole_seconds_are_counted_over_two() -> None:
+    """Two requests in two stamps may be a millisecond apart."""
+    frame = traffic(ATTACK).filter(kind="human").head(1)
+    frame = pl.concat([frame.with_columns(pl.col("time") + at * SECOND) for at in (0, 1, 5)])
+    assert only(frame.with_columns(method=pl.lit("POST"), path=pl.lit(LOGIN))).limits[0].exact == 2
+    assert any("whole seconds" in note for note in suggested(frame).notes)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "verdict"),
+    [
+        ((), "Only programs"),
+        (("attack",), "Only programs"),
+        (("human",), "No programs"),
+        (("office",), "No programs here: a guard that nobody has needed so far. An address with many people"),
+    ],
+)
+def test_logs_of_one_kind(kinds: tuple[str, ...], verdict: str) -> None:
+    found = only(traffic(ATTACK).filter(pl.col("kind").is_in(kinds)))
+    assert found.verdict.startswith(verdict)
+    assert found.stopped == 0
+    assert (found.quota is None) == (not found.identities)
+
+
+def test_one_identity() -> None:
+    frame = traffic(ATTACK).filter(actor="human-2")
+    found = suggested(frame)
+    assert [(each.identities, each.people) for each in found.suggestions][:1] == [(1, 1)]
+
+
+def test_a_limit_is_a_number_that_a_person_would_write() -> None:
+    for limit in range(1, 3000):
+        assert limit <= nice(limit) <= max(limit + 1, limit * 1.34)
+        assert nice(nice(limit)) == nice(limit)
