@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from sluicegate.cli.commands import Failure
 from sluicegate.clock import MICROSECOND
 from sluicegate.extras import needs
 
@@ -52,6 +53,12 @@ def _fields(_context: click.Context, _option: click.Parameter, given: tuple[str,
     return found
 
 
+def _proxies(_context: click.Context, _option: click.Parameter, given: str | None) -> int | list[str] | None:
+    if given is None:
+        return None
+    return int(given) if given.isascii() and given.isdecimal() else [each.strip() for each in given.split(",")]
+
+
 _OPTIONS: Final = (
     click.argument("logs", metavar="LOG…", nargs=-1, required=True),
     click.option("--format", "form", default="auto", metavar="FORMAT", help="The log's format, or its format string."),
@@ -61,6 +68,9 @@ _OPTIONS: Final = (
     click.option("--strict", is_flag=True, help="Stop at a line that cannot be read."),
     click.option("--since", metavar="TIME", help="Leave out earlier requests."),
     click.option("--until", metavar="TIME", help="Leave out requests at this time and later."),
+    click.option("--trusted-proxies", callback=_proxies, metavar="N|NETWORKS", help="As in the settings."),
+    click.option("--trusted-header", metavar="NAME", help="As in the settings."),
+    click.option("--show-identities", is_flag=True, help="Show clients, not digests of them."),
 )
 
 
@@ -83,6 +93,18 @@ def open_log(options: dict[str, Any]) -> Log:
         window=options.pop("window"),
         strict=options.pop("strict"),
     )
+
+
+def trusted(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings about proxies that were given. They are taken out of the options."""
+    given = {name: options.pop(name) for name in ("trusted_proxies", "trusted_header")}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+class Unreadable(Failure):
+    """A line that cannot be read, under --strict."""
+
+    exit_code = 1
 
 
 def chosen(options: dict[str, Any]) -> tuple[int | None, int | None]:

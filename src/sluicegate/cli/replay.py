@@ -5,30 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sluicegate.cli.commands import Failure
 from sluicegate.errors import LineError
 from sluicegate.extras import needs
 
 with needs("cli"):
     import click
 
-    from sluicegate.cli.logs import chosen, open_log, progress, takes_logs
+    from sluicegate.cli.logs import Unreadable, chosen, open_log, progress, takes_logs, trusted
     from sluicegate.cli.output import as_json, console
 
 if TYPE_CHECKING:
     from sluicegate.replay.candidates import Candidate
-
-
-class Unreadable(Failure):
-    """A line that cannot be read, under --strict."""
-
-    exit_code = 1
-
-
-def _proxies(_context: click.Context, _option: click.Parameter, given: str | None) -> int | list[str] | None:
-    if given is None:
-        return None
-    return int(given) if given.isascii() and given.isdecimal() else [each.strip() for each in given.split(",")]
 
 
 @click.command()
@@ -37,9 +24,6 @@ def _proxies(_context: click.Context, _option: click.Parameter, given: str | Non
 @click.option("--rules", "files", multiple=True, metavar="FILE", help="A TOML file with the rules of an application.")
 @click.option("--together", is_flag=True, help="All --rule are one candidate: they hold at the same time.")
 @click.option("--sane", default="60/minute", show_default=True, metavar="QUOTA", help="No innocent client is faster.")
-@click.option("--trusted-proxies", callback=_proxies, metavar="N|NETWORKS", help="As in the settings.")
-@click.option("--trusted-header", metavar="NAME", help="As in the settings.")
-@click.option("--show-identities", is_flag=True, help="Show clients, not digests of them.")
 @as_json
 def replay(
     *,
@@ -60,9 +44,7 @@ def replay(
     """
     from sluicegate.replay import document, run, terminal  # here: the help needs no extra
 
-    given = {name: options.pop(name) for name in ("trusted_proxies", "trusted_header")}
-    proxies = {name: value for name, value in given.items() if value is not None}
-    candidates = _candidates(rules, files, together=together, proxies=proxies)
+    candidates = _candidates(rules, files, together=together, proxies=trusted(options))
     if not candidates:
         raise click.UsageError('no candidate; give --rule "5/minute by ip", or --rules limits.toml')
     log = open_log(options)

@@ -276,7 +276,7 @@ class Suggester:
         if not tried:
             return _Days()
         limits = [limit for limit, _ in tried]
-        found = _Days(min(limits), max(limits), 1.0, 0)
+        found = _Days(low=min(limits), high=max(limits))
         for steps in range(_STEPS):
             refused = [_people(day, pl.col(column) > nice(limit, steps)) / _people(day) for limit, day in tried]
             found = found._replace(held_out=max(refused), steps=steps)
@@ -328,7 +328,7 @@ class _Group:
             return [limit for limit in limits if limit.period == "minute"] or [*limits[:1]]
         chosen: list[Limit] = []
         before = 0.0
-        refused = pl.repeat(False, self.rows.height, dtype=pl.Boolean(), eager=True)
+        refused = pl.repeat(value=False, n=self.rows.height, dtype=pl.Boolean(), eager=True)
         for limit in sorted(limits, key=lambda limit: -limit.stopped):
             more = refused | self.refused(limit.quota)  # about: together they refuse a little less
             if not chosen or self._stopped(more) >= before + _MORE:
