@@ -34,7 +34,7 @@ from sluicegate.web.asgi_messages import (
     response_of,
     with_fields,
 )
-from sluicegate.web.bound import Bound, EndpointRules
+from sluicegate.web.bound import NO_BOUNDS, Bounds, EndpointRules
 from sluicegate.web.charge import AnyQuota, AsyncCharge, Charge, ChargedRule, ChargeOptions, run_async
 from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint
 from sluicegate.web.gate import AsyncGate
@@ -222,7 +222,7 @@ class RateLimitMiddleware:
         options = hide(options)
         self.app = app
         self._checked = False
-        self._everywhere: tuple[Bound, ...] = ()
+        self._everywhere = NO_BOUNDS
         self.settings = Settings.given(settings, options, source="RateLimitMiddleware")
         self.gate = AsyncGate(self.settings)
         if self.gate.limiter.events is not None:
@@ -248,9 +248,9 @@ class RateLimitMiddleware:
             is_plain = arrival is NOWHERE and outer is None
             bounds = self._everywhere if is_plain else self._bounds(state, outer, arrival)
             if scope.get("method") == "OPTIONS" and self._is_free(scope, caller):
-                bounds = ()
+                bounds = NO_BOUNDS
             if bounds or gate.denies:
-                decision: Any = gate.begin(caller, bounds)  # without a coroutine, for most requests
+                decision: Any = bounds.begin(caller)  # without a coroutine, for most requests
                 if type(decision) is not Decision:
                     decision = await gate.finish(decision, caller, bounds)
                 if gate.may_owe:
@@ -337,7 +337,7 @@ class RateLimitMiddleware:
         """True if this is a preflight that runs no view. A CORS layer accepts only OPTIONS in capitals."""
         return is_preflight(scope["method"], caller.header) and self.answers_preflight(scope)
 
-    def _bounds(self, state: RequestState, outer: RequestState | None, arrival: Arrival) -> tuple[Bound, ...]:
+    def _bounds(self, state: RequestState, outer: RequestState | None, arrival: Arrival) -> Bounds:
         """Return the rules for this endpoint, without the marks that an outer limiter has enforced."""
         endpoint, marks = arrival
         if outer is not None:

@@ -55,10 +55,11 @@ def encoder(kind: str) -> Callable[[object], str]:
     """
     start = joined([identity_text(kind)])
     room = _LONGEST - len(f"{start}{_LONGEST}:s")  # characters of a text that fits, whatever its length
+    starts = [f"{start}{length + 1}:s" for length in range(room + 1)]  # by the length of a text
 
     def encode(identity: object) -> str:
         if type(identity) is str and len(identity) <= room:  # the same as below, without two calls
-            return f"{start}{len(identity) + 1}:s{identity}"
+            return starts[len(identity)] + identity
         text = identity_text(identity)
         return _short(f"{start}{len(text)}:{text}")
 

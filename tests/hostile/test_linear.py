@@ -264,6 +264,7 @@ ALSO: Final = {  # functions that do not loop, but read a client's text by built
 ASIDE: Final = {
     "address:Trust.*": "the networks of the operator's proxies",
     "address:check_prefixes": "two settings",
+    "identity:encoder": "the lengths of a short text, once for each key",
     "events:*": "the checks of one decision, and the fields of an event",
     "asgi:health*": "the two fields of an answer",
     "status:*": "the circuits of one store, and a hundred round trips",

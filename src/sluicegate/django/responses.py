@@ -6,7 +6,7 @@ continue.
 
 from __future__ import annotations
 
-from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from inspect import isawaitable
@@ -33,7 +33,7 @@ _DECISION: Final = "_sluicegate"  # attribute of a refusal made here: the decisi
 Response = TypeVar("Response", bound=HttpResponseBase)
 
 
-def enforce(request: HttpRequest, state: DjangoRequestState, bounds: Collection[Bound]) -> HttpResponseBase | None:
+def enforce(request: HttpRequest, state: DjangoRequestState, bounds: Sequence[Bound]) -> HttpResponseBase | None:
     """Charge these rules, and return the refusal if one of them refuses."""
     gate = state.gate
     if isinstance(gate, AsyncGate):  # a sync view under ASGI: the gate's connections belong to the server's loop
@@ -47,7 +47,7 @@ def enforce(request: HttpRequest, state: DjangoRequestState, bounds: Collection[
 
 
 async def enforce_async(
-    request: HttpRequest, state: DjangoRequestState, bounds: Collection[Bound]
+    request: HttpRequest, state: DjangoRequestState, bounds: Sequence[Bound]
 ) -> HttpResponseBase | None:
     """Charge these rules, and return the refusal if one of them refuses."""
     gate = state.gate

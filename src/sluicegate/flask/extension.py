@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _NAME: Final = "sluicegate"
 _PREFIX: Final = "SLUICEGATE_"
 _FLASK_LIMITER: Final = "RATELIMIT_"
-_ON_REQUEST: Final = "_sluicegate"
+_ON_REQUEST: Final = "_sluicegate_{}"  # attribute of a request: its state under one limiter
 _CORS: Final = ("access-control-", "vary")
 
 _native: Final[Callable[[], Request]] = cast(Any, request)._get_current_object
@@ -186,9 +186,6 @@ class _FlaskState(RequestState):
         return not self.answered
 
 
-States = dict["Installation", _FlaskState]
-
-
 class Installation:
     """One RateLimiter on one application, with its settings and its gate."""
 
@@ -198,7 +195,9 @@ class Installation:
         # Returns the application. It still exists: only the application calls the functions registered on it.
         self._app: Callable[[], Flask] = cast(Any, weakref.ref(app))
         self.gate = Gate(settings, awaits_answers=True)
-        self._routes = AppRoutes(self._app, self.gate, owns_marks=not app.extensions[_NAME])
+        number = len(app.extensions[_NAME])
+        self._on_request = _ON_REQUEST.format(number)
+        self._routes = AppRoutes(self._app, self.gate, owns_marks=not number)
         self._parses = settings.trusted_proxies is not None
 
     @cached_property
@@ -220,10 +219,10 @@ class Installation:
             return None
         context = _context()
         native = context.request
-        states = _states(native)
-        state = states.get(self)
+        facts = vars(native)
+        state = facts.get(self._on_request)
         if state is None or state.route_decided:
-            state = states[self] = _FlaskState(self.gate, context)
+            state = facts[self._on_request] = _FlaskState(self.gate, context)
         if native.method == "OPTIONS" and not _reaches_a_view(native) and _is_preflight(native):
             return self._enforce(native, state, (), before_view=True)  # its response decides whether it is charged
         return self._enforce_route(native, state)
@@ -231,23 +230,24 @@ class Installation:
     def after(self, response: Response) -> Response:
         """Add the fields of the decision to the response."""
         native = _native()
-        state = _states(native).get(self)
+        state: _FlaskState | None = vars(native).get(self._on_request)
         if state is None or not state.route_decided:
             response = _decide_late(self._app(), native, response)
-            state = _states(native).get(self)
+            state = vars(native).get(self._on_request)
         if state is None:
             return response
         state.answered = True
-        if state.decision is None:
-            return response
         if state.settlement is not None:
             self._settle_by(state, response)
-        decision, dialect, status = state.decision, self.settings.headers, response.status_code
+        decision = state.decision
+        if decision is None:
+            return response
+        status = response.status_code
         fields: Sequence[Field]
         if decision is state.denied and status == state.denial.status:
             fields = state.denial.fields
         else:
-            fields = fields_for(decision, dialect, epoch=epoch_seconds(), status=status)
+            fields = fields_for(decision, self.settings.headers, epoch=epoch_seconds(), status=status)
         add_fields(response.headers, fields)
         return response
 
@@ -255,7 +255,7 @@ class Installation:
         """Decide about a request that got its response before `before` was called. Return that response, or the
         refusal.
         """
-        state = _states(native).setdefault(self, _FlaskState(self.gate, _context()))
+        state = self._state(native)
         if state.route_decided or not self.settings.enabled:
             return response
 
@@ -270,7 +270,7 @@ class Installation:
 
     def note_error(self, app: Flask, exception: Exception) -> None:
         """Note an error without a handler. If `after` is not called for its response, `end_request` charges it."""
-        state = _states(_native()).setdefault(self, _FlaskState(self.gate, _context()))
+        state = self._state(_native())
         if not state.route_decided and self.settings.enabled:
             state.failed = True
             self._await_end()
@@ -281,13 +281,21 @@ class Installation:
         own = app.error_handler_spec[None][None].get(SluicegateError)
         if own is not None:
             return app.ensure_sync(own)(error)
-        state = _states(native).setdefault(self, _FlaskState(self.gate, _context()))
+        state = self._state(native)
         ours = error.decision is state.denied
         decision = state.refuse(error.decision)
         on_denied = None if ours else self.settings.answer_to(decision)  # it has raised our own decision
         if decision.forbidden:  # the fields of the rules would not explain it
             state.decision = decision
         return with_error_handlers(app, lambda: self._refuse(native, state, decision, on_denied=on_denied))
+
+    def _state(self, native: Request) -> _FlaskState:
+        """Return the state of this request, made now if there is none."""
+        facts = vars(native)
+        state: _FlaskState | None = facts.get(self._on_request)
+        if state is None:
+            state = facts[self._on_request] = _FlaskState(self.gate, _context())
+        return state
 
     def _enforce_route(self, native: Request, state: _FlaskState) -> Response | None:
         """Enforce the rules of the route that the request has matched."""
@@ -310,7 +318,7 @@ class Installation:
     def end_request(self, app: Flask, exc: BaseException | None) -> None:
         """End the request, with its own context. Its response, unless an error has lost it, is still to be sent."""
         native = _native()
-        state = _states(native).get(self)
+        state: _FlaskState | None = vars(native).get(self._on_request)
         if state is None or state.context != id(_context()):
             return
         if state.failed and not state.route_decided:
@@ -325,7 +333,7 @@ class Installation:
         instead.
         """
         native = _native()
-        state = _states(native).setdefault(self, _FlaskState(self.gate, _context()))
+        state = self._state(native)
         if not self.settings.enabled or mark in state.enforced:
             return None
         state.note_marks((mark,))
@@ -335,7 +343,7 @@ class Installation:
         """Charge a rule of the view's own. Raises RateLimitExceeded if it refuses."""
         if not self.settings.enabled:
             return unlimited()
-        state = _states(native).setdefault(self, _FlaskState(self.gate, _context()))
+        state = self._state(native)
         charged = Charge(rule, state, self._routes.endpoint(native.url_rule)).run(self._caller(native))
         if state.settlement is not None:
             self._await_end()
@@ -425,7 +433,7 @@ def _end_pending(app: Flask, exc: BaseException | None) -> None:
 def decision() -> Decision | None:
     """Return the decision about this request, of all limiters together; None if no rule applied."""
     together = None
-    for state in _states(_native()).values():
+    for state in _states(_native()):
         if together is None:
             together = RequestState(state.gate)
         together.note(state.decision)
@@ -462,20 +470,15 @@ def first_limiter() -> Installation | None:
     return installed[0] if installed else None
 
 
-def _states(native: Request) -> States:
-    """Return the state of this request under each limiter."""
-    facts = vars(native)
-    states: States | None = facts.get(_ON_REQUEST)
-    if states is None:
-        states = facts[_ON_REQUEST] = {}
-    return states
+def _states(native: Request) -> list[_FlaskState]:
+    """Return the states of this request, one for each limiter that has seen it."""
+    return [each for each in vars(native).values() if type(each) is _FlaskState]
 
 
 def _decide_late(app: Flask, native: Request, response: Response) -> Response:
     """Ask the limiters that have not decided yet, in their order. After a refusal the later ones do not charge."""
-    states = _states(native)
     for limiter in app.extensions[_NAME]:
-        if all([state.denied is None for state in states.values()]):
+        if all([state.denied is None for state in _states(native)]):
             response = limiter.decide_late(native, response)
     return response
 

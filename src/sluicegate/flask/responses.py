@@ -119,7 +119,7 @@ def refuse(
 
 def add_fields(headers: Headers, fields: Sequence[Field]) -> None:
     """Add fields to a response, which may have RateLimit fields of its own."""
-    if not collides(headers):
+    if not collides(vars(headers)["_list"] if _KEEPS_A_LIST else headers):
         append(headers, fields)
         return
     names = {name.lower() for name, _ in fields}

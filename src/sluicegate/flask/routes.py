@@ -79,7 +79,7 @@ class AppRoutes:
             self._prepare()
         if rule is None:
             return self.unmatched
-        found = self._routes.get(_key(rule, method))
+        found = self._routes.get((rule.endpoint, rule.rule, method if rule.methods else ""))  # as `_key` makes it
         return self._bind(rule, method) if found is None else found
 
     def endpoint_rules(self) -> list[EndpointRules]:

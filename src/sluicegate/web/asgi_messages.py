@@ -6,10 +6,10 @@ from collections.abc import Iterable, MutableMapping
 from functools import lru_cache
 from typing import Any, Final
 
-from sluicegate.clock import MICROSECOND, epoch_seconds
+from sluicegate.clock import epoch_seconds
 from sluicegate.plan import Decision, Terms
 from sluicegate.rules.response import Headers, Response
-from sluicegate.web.http import NAMES, Denial, Field, Fields, fields_for, merge, policy_text
+from sluicegate.web.http import NAMES, Denial, Field, Fields, fields_for, merge, one_item, policy_text
 
 Message = MutableMapping[str, Any]
 Line = tuple[bytes, bytes]
@@ -71,18 +71,15 @@ def denied(answer: Denial) -> list[tuple[bytes, bytes]]:
 def with_fields(message: Message, decision: Decision, dialect: str | None) -> Message:
     """Return the start of a response with the fields of the decision."""
     status, own = message["status"], [*message.get("headers", ())]
-    if len(decision.checks) == 1 and dialect == "draft-11" and (200 <= status < 300) and decision.allowed:
-        # Nearly all responses. The same fields as below, without text and without a second reading of the headers.
-        constant, outcome = _constant_lines(decision.checks[0].terms), decision.outcomes[0]
-        ahead = outcome.next_after
-        if constant is not None and ahead and outcome.source != "policy":
-            for name, _ in own:
-                if name.lower() in _NAMES:
-                    break
-            else:
-                policy, item = constant
-                own += policy, (b"ratelimit", item % (outcome.remaining, -(-ahead // MICROSECOND)))
-                return {**message, "headers": own}
+    one = one_item(decision, dialect, status, texts=_encoded_policy)
+    if one is not None:  # nearly all responses: the same as below, without text
+        for name, _ in own:
+            if name.lower() in _NAMES:
+                break
+        else:
+            policy, item, left, wait = one
+            own += policy, (b"ratelimit", item % (left, wait))
+            return {**message, "headers": own}
     fields = fields_for(decision, dialect, epoch=epoch_seconds(), status=status)
     if fields or "headers" in message:  # an iterator has been read
         message = {**message, "headers": merged(own, fields) if fields else own}
@@ -90,15 +87,14 @@ def with_fields(message: Message, decision: Decision, dialect: str | None) -> Me
 
 
 @lru_cache(maxsize=4096)
-def _constant_lines(terms: Terms) -> tuple[Line, bytes] | None:
-    """Return the policy of draft 11 for a rule, and the item with places for two numbers. None for an item without a
-    time.
-    """
+def _encoded_policy(terms: Terms) -> tuple[Line, bytes, bool] | None:
+    """Return the constant text of draft 11 for a rule, encoded. The item has places for two numbers."""
     text = policy_text(terms)
-    if text is None or not text[2]:
+    if text is None:
         return None
-    policy, start, _ = text
-    return (b"ratelimit-policy", policy.encode("latin-1")), start.encode("latin-1").replace(b"%", b"%%") + b"%d;t=%d"
+    (name, policy), start, timed = text
+    item = start.encode("latin-1").replace(b"%", b"%%") + b"%d;t=%d"
+    return (encoded_name(name), policy.encode("latin-1")), item, timed
 
 
 def merged(headers: Iterable[tuple[bytes, bytes]], fields: Fields) -> list[tuple[bytes, bytes]]:

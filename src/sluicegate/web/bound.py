@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from sluicegate.errors import warn
-from sluicegate.limiter import AsyncLimit, Limit
 from sluicegate.plan import Terms
 from sluicegate.rules.key import Caller, ReadyKey
 from sluicegate.rules.rule import METHODS, Rule
 from sluicegate.web.endpoint import Endpoint
+
+Begin = Callable[[Caller], Any]
+"""Returns the decision about a request, if the store makes it without a plan, or else the plan; of an async store
+perhaps an awaitable decision. Returns None if the rules are not plain. Most requests are under plain rules.
+"""
+
+BeginOf = Callable[[tuple[Terms, ...]], Begin]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +35,7 @@ class Bound:
     terms: tuple[Terms, ...] | None  # None: the quota is a function of the request
     narrow: bool  # the rule has methods or a path
     share: int  # enforced for this share of identities, in parts of EVERYBODY; in shadow for the rest
-    limit: Limit | AsyncLimit | None  # if only the key depends on the request, and the key is never awaited
+    begin_of: BeginOf | None  # of a plain rule: only the key depends on the request, and the key is never awaited
 
     def holds(self, caller: Caller) -> bool:
         """True if the rule applies to the request's method and path."""
@@ -39,27 +45,33 @@ class Bound:
 
 
 class Bounds(tuple[Bound, ...]):  # noqa: SLOT001  # a tuple's class cannot have slots
-    """The rules that hold together for a request. `limit` charges all of them, if only their identity depends on the
-    request, it is the same for all, and it is never awaited.
+    """The rules that hold together for a request. `begin` is for all of them, if each is plain and all have one
+    identity; it returns None for all others.
     """
 
-    limit: Limit | AsyncLimit | None
+    begin: Begin
 
-    def __new__(cls, bounds: Iterable[Bound]) -> Self:
+    def __new__(cls, bounds: Iterable[Bound] = ()) -> Self:
         self = super().__new__(cls, bounds)
-        self.limit = _joined(self)
+        self.begin = _joined(self)
         return self
 
 
-def _joined(bounds: tuple[Bound, ...]) -> Limit | AsyncLimit | None:
-    limits = [bound.limit for bound in bounds if bound.limit is not None]
-    if not limits or len(limits) < len(bounds):
-        return None
+def _joined(bounds: tuple[Bound, ...]) -> Begin:
     terms = tuple([each for bound in bounds for each in bound.terms or ()])
-    alike = len({(id(bound.key), bound.rule.cost) for bound in bounds}) == 1
+    ways = {(id(bound.key), bound.rule.cost) for bound in bounds if bound.begin_of is not None}
+    alike = len(ways) == 1 and all([bound.begin_of is not None for bound in bounds])
     # Of two rules with one budget only the stricter is charged: the gate's `plan` finds it.
     different = len({each.rule_id for each in terms}) == len(terms)
-    return limits[0].of(terms) if alike and different else None
+    begin_of = bounds[0].begin_of if alike and different else None
+    return _begin_nothing if begin_of is None else begin_of(terms)
+
+
+def _begin_nothing(caller: Caller) -> None:
+    """Return None: a plan has to be made."""
+
+
+NO_BOUNDS: Final = Bounds()
 
 
 class EndpointRules(NamedTuple):
@@ -118,5 +130,4 @@ def _renamed(bound: Bound, name: str) -> Bound:
     rule = bound.rule
     scope = rule.name if rule.scope is None else rule.scope
     terms = bound.terms and tuple(each._replace(name=each.name.replace(rule.name, name, 1)) for each in bound.terms)
-    limit = bound.limit if bound.limit is None or terms is None else bound.limit.of(terms)
-    return replace(bound, rule=replace(rule, name=name, scope=scope), terms=terms, limit=limit)
+    return replace(bound, rule=replace(rule, name=name, scope=scope), terms=terms)

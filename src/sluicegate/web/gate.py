@@ -7,7 +7,7 @@ caller. A Gate is for synchronous adapters, an AsyncGate for asynchronous adapte
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Generator, Hashable, Iterable
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Sequence
 from dataclasses import replace
 from fnmatch import translate
 from functools import partial
@@ -29,7 +29,7 @@ from sluicegate.rules.terms import whole_cost
 from sluicegate.rules.tiers import Tiers
 from sluicegate.stores.completion import complete
 from sluicegate.web.access import unasked
-from sluicegate.web.bound import Bound, Bounds, names_of, of_method, unique, warn_of_names
+from sluicegate.web.bound import NO_BOUNDS, Begin, BeginOf, Bound, Bounds, names_of, of_method, unique, warn_of_names
 from sluicegate.web.endpoint import Endpoint, scope_of, short_name
 from sluicegate.web.marks import EXEMPT, Mark
 from sluicegate.web.settings import Settings
@@ -61,6 +61,9 @@ class _Rules:
 
     def __init__(self, settings: Settings, *, accept: Callable[[Terms], object]) -> None:
         self.settings = settings
+        if self.limiter.events is not None:  # first: the rules that are made ready below belong to the watched gate
+            self.events = self.limiter.events
+            self.events.take_part(self, self.watched)
         self._seal = None if settings.secret is None else Seal(settings.secret).text
         self._network = network_key(settings.trust, prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
         self._accept = accept
@@ -78,25 +81,22 @@ class _Rules:
         clock = getattr(settings.store, "clock", None) if settings.clock is None else settings.clock
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self.may_owe = False  # whether any rule may refund a charge when the response is known or has ended
-        self._bound: dict[Hashable, tuple[Bound, ...]] = {}
+        self._bound: dict[Hashable, Bounds] = {}
         self.lock = RLock()  # for charges of one request in several threads
         fork.renew(self)
-        self.charged: dict[Hashable, tuple[Bound, ...]] = {}  # the rules that views charge themselves, by their call
+        self.charged: dict[Hashable, Bounds] = {}  # the rules that views charge themselves, by their call
         self._homes: dict[tuple[Mark, str], str] = {}  # the first route of each view: the budget's key contains it
         default = settings.default_limits
         self._defaults = (self._ready(Rule(name="default", quota=tuple(default))),) if default else ()  # type: ignore[arg-type]
         self._rules = tuple(self._ready(rule) for rule in settings.rules if isinstance(rule, Rule))
         self._named = {name for bound in (*self._defaults, *self._rules) for name in names_of(bound)}
         self.knows_routes = any(bound.routes is not None for bound in self._rules)
-        if self.limiter.events is not None:
-            self.events = self.limiter.events
-            self.events.take_part(self, self.watched)
 
     def after_fork(self) -> None:
         """Renew the lock."""
         self.lock = RLock()
 
-    def bind(self, endpoint: Endpoint, done: frozenset[Mark] = frozenset()) -> tuple[Bound, ...]:
+    def bind(self, endpoint: Endpoint, done: frozenset[Mark] = frozenset()) -> Bounds:
         """Return the rules of an endpoint: the default limits, the rules of the settings, and the view's own rules.
         Cached.
 
@@ -108,11 +108,11 @@ class _Rules:
             found = self._bound[view] = self._bind(endpoint, done)
         return found
 
-    def bind_own(self, endpoint: Endpoint, marks: Iterable[Mark]) -> tuple[Bound, ...]:
+    def bind_own(self, endpoint: Endpoint, marks: Iterable[Mark]) -> Bounds:
         """Return only the rules of these marks, for a view that the adapter could not find before the call."""
         return unique(self._own(endpoint, marks))
 
-    def bind_rule(self, rule: Rule) -> tuple[Bound, ...]:
+    def bind_rule(self, rule: Rule) -> Bounds:
         """Return a rule that no view declares, ready for use. The caller caches it."""
         return Bounds((self._ready(rule),))
 
@@ -146,9 +146,9 @@ class _Rules:
                 bounds.append(self._ready(mark.rule_for(name, scope_of(endpoint._replace(route=home), mark))))
         return bounds
 
-    def _bind(self, endpoint: Endpoint, done: frozenset[Mark]) -> tuple[Bound, ...]:
+    def _bind(self, endpoint: Endpoint, done: frozenset[Mark]) -> Bounds:
         if EXEMPT in endpoint.marks:
-            return ()
+            return NO_BOUNDS
         overridden = any(mark.override_defaults for mark in endpoint.marks)
         matched = [
             bound for bound in self._rules if bound.routes is None or not bound.routes.isdisjoint(endpoint.names)
@@ -179,18 +179,26 @@ class _Rules:
         constant = rule.when is None and not rule.per_method and terms is not None and isinstance(rule.cost, int)
         named = type(key) is str and (self._sync or key != "user")  # Django's user may be a coroutine
         alone = self._lists is None and rule.ban is None and not narrow and shared == EVERYBODY
-        plain = terms if named and constant and alone else None
+        ready = self._key if rule.key is None else self._keys.ready(key)
+        plain = named and constant and alone
         return Bound(
             rule=rule,
-            key=self._key if rule.key is None else self._keys.ready(key),
+            key=ready,
             methods=cast("frozenset[str] | None", rule.methods),
             routes=cast("frozenset[str] | None", rule.route),
             path=None if rule.path is None else re.compile(translate(rule.path)),
             terms=terms,
             narrow=narrow,
             share=shared,
-            limit=None if plain is None else self._limit(self.limiter, plain),
+            begin_of=self._begin_of(ready, rule.cost) if plain else None,
         )
+
+    def _begin_of(self, key: ReadyKey, cost: Any) -> BeginOf:
+        """Return the function that makes the `begin` of plain rules with this key and cost. It refers to the limiter
+        and not to this gate, which has the rules.
+        """
+        limit = partial(self._limit, self.limiter)
+        return partial(_begin_plain, limit=limit, key=key, cost=cost, seal=self._seal, network=self._network)
 
     def _counted(self, identity: object) -> object:
         """Return an identity that a person wrote, as this application's keys give it."""
@@ -204,18 +212,6 @@ class _Rules:
     def _check_answer(self, what: str, function: object) -> None:
         if not self._awaits_answers:
             self._check_sync(what, function)
-
-    def begin(self, caller: Caller, bounds: Collection[Bound]) -> Any:
-        """Return the decision about a request under plain rules of one identity, if the store makes it without a plan,
-        or else the plan; of an async store perhaps an awaitable decision. Return None for every other request. Most
-        requests are under plain rules.
-        """
-        if type(bounds) is not Bounds or bounds.limit is None:
-            return None
-        first = bounds[0]
-        text: Any = first.key(caller)  # type: ignore[operator]
-        text = text if self._seal is None else self._seal(text)
-        return bounds.limit.begin(text, first.rule.cost, (self._network, caller))  # type: ignore[arg-type]
 
     def plan(self, caller: Caller, bounds: Iterable[Bound]) -> PlanSteps:
         """Yield each awaitable that a user's function returns, and at the end the plan of the request."""
@@ -283,18 +279,18 @@ class Gate(_Rules):
             self.limiter = Limiter(settings.store, **_options(settings))  # type: ignore[arg-type]
             super().__init__(settings, accept=self.limiter.accept)
 
-    def decide(self, caller: Caller, bounds: Collection[Bound]) -> Decision | None:
+    def decide(self, caller: Caller, bounds: Sequence[Bound]) -> Decision | None:
         """Charge all rules that apply, or none of them, and return the decision. Return None if no rule applies."""
-        if not bounds and not self.denies:
-            return None
-        begun = self.begin(caller, bounds)
-        return begun if type(begun) is Decision else self.finish(begun, caller, bounds)
+        begun = bounds.begin(caller) if type(bounds) is Bounds else None
+        if type(begun) is Decision:
+            return begun
+        return self.finish(begun, caller, bounds) if bounds or self.denies else None
 
     def finish(
-        self, plan: Any, caller: Caller, bounds: Collection[Bound], trim: Callable[[Plan], Plan] | None = None
+        self, plan: Any, caller: Caller, bounds: Sequence[Bound], trim: Callable[[Plan], Plan] | None = None
     ) -> Decision | None:
-        """Do the rest of `decide`, when `begin` has returned a plan or None. `trim` returns the part of a plan to
-        run.
+        """Do the rest of `decide`, when the `begin` of the rules has returned a plan or None. `trim` returns the part
+        of a plan to run.
         """
         if plan is None:
             plan = next(self.plan(caller, bounds))
@@ -332,15 +328,17 @@ class AsyncGate(_Rules):
             self.limiter = AsyncLimiter(settings.store, **_options(settings))  # type: ignore[arg-type]
             super().__init__(settings, accept=self.limiter.accept)
 
-    async def decide(self, caller: Caller, bounds: Collection[Bound]) -> Decision | None:
+    async def decide(self, caller: Caller, bounds: Sequence[Bound]) -> Decision | None:
         """Charge all rules that apply, or none of them, and return the decision. Return None if no rule applies."""
-        begun = self.begin(caller, bounds)
+        begun = bounds.begin(caller) if type(bounds) is Bounds else None
         return begun if type(begun) is Decision else await self.finish(begun, caller, bounds)
 
     async def finish(
-        self, plan: Any, caller: Caller, bounds: Collection[Bound], trim: Callable[[Plan], Plan] | None = None
+        self, plan: Any, caller: Caller, bounds: Sequence[Bound], trim: Callable[[Plan], Plan] | None = None
     ) -> Decision | None:
-        """Do the rest of `decide`, when `begin` has returned no decision. `trim` returns the part of a plan to run."""
+        """Do the rest of `decide`, when the `begin` of the rules has returned no decision. `trim` returns the part of a
+        plan to run.
+        """
         if plan is not None and type(plan) is not Plan:
             return await plan  # type: ignore[no-any-return]
         if plan is None:
@@ -376,27 +374,8 @@ class AsyncGate(_Rules):
 class _WatchedRules(_Rules):
     """The common part of both gates of applications with `on_decision`: each decision becomes one event."""
 
-    def begin(self, caller: Caller, bounds: Collection[Bound]) -> Any:
-        if self.limiter.hit_of is None:
-            return super().begin(caller, bounds)
-        event = self.events.begin()
-        begun = super().begin(caller, bounds)
-        if type(begun) is Decision:
-            self.add(event, begun, caller)
-        return begun
-
-    def add(self, event: DecisionEvent, decision: Decision | None, caller: Caller) -> Decision | None:
-        """Add the event of a decision to those of its request. If nothing tells when that ends, deliver it."""
-        if decision is not None and not self.events.is_delivering():
-            event.made(decision)
-            found = getattr(caller, "pending", None)  # other adapters than ours have no such method
-            pending = None if found is None else found()
-            if pending is None:
-                event.at = "", caller.method
-                self.events.deliver(event)
-            else:
-                pending.add(event)
-        return decision
+    def _begin_of(self, key: ReadyKey, cost: Any) -> BeginOf:
+        return partial(_begin_watched, begin_of=super()._begin_of(key, cost), limiter=self.limiter, events=self.events)
 
 
 class _Peeking:
@@ -417,47 +396,88 @@ class _WatchedGate(_WatchedRules, Gate):
     """A Gate with `on_decision`."""
 
     def finish(
-        self, plan: Any, caller: Caller, bounds: Collection[Bound], trim: Callable[[Plan], Plan] | None = None
+        self, plan: Any, caller: Caller, bounds: Sequence[Bound], trim: Callable[[Plan], Plan] | None = None
     ) -> Decision | None:
         event = self.events.begin()
         try:
             if trim is None:
-                return self.add(event, super().finish(plan, caller, bounds), caller)
+                return _note_event(event, super().finish(plan, caller, bounds), caller)
             peeking = _Peeking(trim)
             decision = super().finish(plan, caller, bounds, trim=peeking.trim)
-            return self.add(event, decision, caller) if peeking.charges else decision
+            return _note_event(event, decision, caller) if peeking.charges else decision
         except Undecided as error:
-            self.add(event, error.decision, caller)
+            _note_event(event, error.decision, caller)
             raise
 
     def run(self, plan: Plan, caller: Caller) -> Decision:
         event = self.events.begin()
-        return cast("Decision", self.add(event, super().run(plan, caller), caller))
+        return cast("Decision", _note_event(event, super().run(plan, caller), caller))
 
 
 class _WatchedAsyncGate(_WatchedRules, AsyncGate):
     """An AsyncGate with `on_decision`."""
 
     async def finish(
-        self, plan: Any, caller: Caller, bounds: Collection[Bound], trim: Callable[[Plan], Plan] | None = None
+        self, plan: Any, caller: Caller, bounds: Sequence[Bound], trim: Callable[[Plan], Plan] | None = None
     ) -> Decision | None:
         event = self.events.begin()
         try:
             if trim is None:
-                return self.add(event, await super().finish(plan, caller, bounds), caller)
+                return _note_event(event, await super().finish(plan, caller, bounds), caller)
             peeking = _Peeking(trim)
             decision = await super().finish(plan, caller, bounds, trim=peeking.trim)
-            return self.add(event, decision, caller) if peeking.charges else decision
+            return _note_event(event, decision, caller) if peeking.charges else decision
         except Undecided as error:
-            self.add(event, error.decision, caller)
+            _note_event(event, error.decision, caller)
             raise
 
     async def run(self, plan: Plan, caller: Caller) -> Decision:
         event = self.events.begin()
-        return cast("Decision", self.add(event, await super().run(plan, caller), caller))
+        return cast("Decision", _note_event(event, await super().run(plan, caller), caller))
 
 
 Gate.watched, AsyncGate.watched = _WatchedGate, _WatchedAsyncGate
+
+
+def _begin_plain(terms: Any, *, limit: Any, key: Any, cost: int, seal: Any, network: Any) -> Begin:
+    """Return the `begin` of plain rules with these terms."""
+    hit = limit(terms).begin
+
+    def begin(caller: Caller) -> Any:
+        text = key(caller)
+        return hit(text if seal is None else seal(text), cost, (network, caller))
+
+    return begin
+
+
+def _begin_watched(terms: Any, *, begin_of: BeginOf, limiter: Limiter | AsyncLimiter, events: Delivery) -> Begin:
+    """Return the `begin` of plain rules in an application with `on_decision`."""
+    begin = begin_of(terms)
+
+    def watched(caller: Caller) -> Any:
+        if limiter.hit_of is None:  # then `finish` decides
+            return begin(caller)
+        event = events.begin()
+        begun = begin(caller)
+        if type(begun) is Decision:
+            _note_event(event, begun, caller)
+        return begun
+
+    return watched
+
+
+def _note_event(event: DecisionEvent, decision: Decision | None, caller: Caller) -> Decision | None:
+    """Add the event of a decision to those of its request. If nothing tells when that ends, deliver it."""
+    if decision is not None and not event.delivery.is_delivering():
+        event.made(decision)
+        found = getattr(caller, "pending", None)  # other adapters than ours have no such method
+        pending = None if found is None else found()
+        if pending is None:
+            event.at = "", caller.method
+            event.delivery.deliver(event)
+        else:
+            pending.add(event)
+    return decision
 
 
 def _options(settings: Settings) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC
 from functools import lru_cache
-from typing import Final, Literal, cast
+from typing import Final, Literal, TypeVar, cast
 
 from sluicegate.clock import MICROSECOND, epoch_seconds
 from sluicegate.errors import RuleError, SettingsError
@@ -95,14 +95,18 @@ def fields_for(decision: Decision, dialect: str | None, *, epoch: float, status:
     response with the status 1xx or 3xx, and except if no rule applied. `epoch` is the current time in seconds since
     1970. Only the dialect "x-ratelimit" reads `epoch`.
     """
+    one = one_item(decision, dialect, status, texts=policy_text)
+    if one is not None:
+        policy, item, left, wait = one
+        return [policy, ("RateLimit", f"{item}{left};t={wait}")]
     fields: Fields = []
     if dialect is not None and status >= 200 and not 300 <= status < 400:
         fields = DIALECTS[dialect](decision, epoch)
     if decision.allowed:
         # Other code made this 429: the remaining units of this limiter do not explain it.
         return [field for field in fields if field[0] != "RateLimit"] if status == 429 else fields
-    if status >= 400 and (wait := retry_after(decision)) is not None:  # has another meaning on a redirect
-        fields.insert(0, ("Retry-After", str(wait)))
+    if status >= 400 and (delay := retry_after(decision)) is not None:  # has another meaning on a redirect
+        fields.insert(0, ("Retry-After", str(delay)))
     return [("Cache-Control", "no-store"), *fields]
 
 
@@ -254,7 +258,7 @@ def quoted(name: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def policy_text(terms: Terms) -> tuple[str, str, bool] | None:
+def policy_text(terms: Terms) -> tuple[Field, str, bool] | None:
     """Return the constant text of draft 11 for a rule: its policy, the start of its item, and whether the item has a
     time.
 
@@ -263,7 +267,27 @@ def policy_text(terms: Terms) -> tuple[str, str, bool] | None:
     if terms.algorithm == BAN or terms.shadow:
         return None
     name, unit = quoted(terms.name), 'qu="concurrent-requests"' if terms.held else f"w={seconds(terms.window_us)}"
-    return f"{name};q={terms.limit};{unit}", f"{name};r=", not terms.held
+    return ("RateLimit-Policy", f"{name};q={terms.limit};{unit}"), f"{name};r=", not terms.held
+
+
+Policy = TypeVar("Policy")
+Item = TypeVar("Item")
+
+
+def one_item(
+    decision: Decision, dialect: str | None, status: int, *, texts: Callable[[Terms], tuple[Policy, Item, bool] | None]
+) -> tuple[Policy, Item, int, int] | None:
+    """Return the constant `texts` of the only rule, its units left, and the seconds until more become free, if the
+    fields of a response are one policy and one item of draft 11. Those of nearly all responses are.
+    """
+    allowed, checks, outcomes = decision
+    if allowed and len(checks) == 1 and dialect == "draft-11" and 200 <= status < 300:
+        _, _, left, _, _, ahead, _, source = outcomes[0]
+        text = texts(checks[0][0])
+        if text is not None and ahead and source != "policy":
+            policy, item, timed = text
+            return (policy, item, left, -(-ahead // MICROSECOND)) if timed else None
+    return None
 
 
 def _draft_11(decision: Decision, epoch: float) -> Fields:
@@ -271,18 +295,12 @@ def _draft_11(decision: Decision, epoch: float) -> Fields:
     left, and `t` is the number of seconds until more units become free.
     """
     allowed, checks, outcomes = decision
-    if len(checks) == 1:  # nearly always: the same as below, without the loop
-        text, outcome = policy_text(checks[0].terms), outcomes[0]
-        ahead = outcome.next_after
-        if text is not None and text[2] and ahead and (allowed or not outcome.allowed) and outcome.source != "policy":
-            item = f"{text[1]}{outcome.remaining};t={-(-ahead // MICROSECOND)}"
-            return [("RateLimit-Policy", text[0]), ("RateLimit", item)]
     policies = items = ""
     for (terms, _, _), (passed, _, left, _, _, ahead, _, source) in zip(checks, outcomes, strict=True):
         text = policy_text(terms)
         if text is None or source == "policy":
             continue
-        policy, item, timed = text
+        (_, policy), item, timed = text
         policies = f"{policies}, {policy}" if policies else policy
         if allowed or not passed:  # a refusal lists only the violated policies
             # The same rounding as in `seconds`, without a call.

@@ -56,6 +56,9 @@ class RequestState:
             return ()
         if self.gate.may_owe and (charges := owed(decision)):
             self.owe(charges)
+        if self.decision is None:  # the same as `join`, without a call
+            self.decision = decision
+            return decision.checks
         return self.join(decision)
 
     def join(self, decision: Decision) -> tuple[Check, ...]:
