@@ -123,14 +123,14 @@ SAMPLES: Final = [
     Sample(
         "cloudfront",
         CLOUDFRONT,
-        "2019-12-04T21:02:30.500",
+        "2019-12-04T21:02:31",
         {"address": "192.0.2.100", "host": "d.example", "path": "/index.html", "query": "x=1", "duration": 500_000,
          "agent": "Mozilla/5.0 (Windows)", "forwarded": "198.51.100.1"},
     ),
     Sample(
         "w3c",
         IIS,
-        "2026-03-01T11:59:59.750",
+        "2026-03-01T12:00:00",
         {"address": "192.0.2.1", "user": "alice", "path": "/a", "query": "x=1", "agent": "Mozilla/5.0 (Windows)"},
     ),
     # https://cloud.ibm.com/docs/cis?topic=cis-logpull, and RFC 3339, which Logpush writes by default
@@ -192,9 +192,9 @@ SAMPLES: Final = [
     ),
     Sample(
         "gunicorn",
-        '192.0.2.1 [01/Mar/2026:12:00:01 +0000] "GET /a?x=1 HTTP/1.1" 200 0.250000 <12>',
-        "2026-03-01T12:00:00.750",
-        {"path": "/a", "query": "x=1", "duration": 250_000},
+        '192.0.2.1 [01/Mar/2026:12:00:01 +0000] "GET /a?x=1 HTTP/1.1" 200 2.750000 <12>',
+        "2026-03-01T11:59:59",
+        {"path": "/a", "query": "x=1", "duration": 2_750_000},
         '%(h)s %(t)s "%(r)s" %(s)s %(L)s %(p)s',
     ),
 ]  # fmt: skip

@@ -135,8 +135,8 @@ def _fixed(kind: str) -> str:
 
 def _until(sign: str, *, is_lax: bool) -> str:
     """Return the pattern of a text that ends before this sign."""
-    if sign == '"':
-        return r'(?:[^"\\]|\\.)*'
+    if sign == '"':  # gunicorn escapes a quote and no backslash: a text may end with one
+        return r'(?:[^"\\]|\\.)*' + (r"\\?" if is_lax else "")
     if is_lax:
         return ".*?"
     return f"[^{re.escape(sign)}]*" if sign else ".*"

@@ -33,6 +33,7 @@ MADE_OF: Final = {
 """For a column that a format does not have, those that it is made of."""
 
 _ABSOLUTE: Final = r"^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?([^/?#]*)(.*)$"
+_METHOD: Final = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"
 _REQUEST: Final = r"^([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([^ ]+)(?: HTTP/[0-9.]+)?$"
 
 
@@ -72,8 +73,11 @@ def read(format: Format, rows: pl.DataFrame, wanted: Collection[str], *, zone: Z
     if "duration" in texts.columns:
         texts = texts.with_columns(_micro(pl.col("duration"), format.kind("duration") or ""))
     if name == "end":
-        spent = pl.col("duration").clip(0).fill_null(0) if "duration" in texts.columns else 0
+        # In whole units of the log: the order of lines says more about equal times than durations do.
+        spent = pl.col("duration").clip(0).fill_null(0) // grain * grain if "duration" in texts.columns else 0
         texts = texts.with_columns(time=pl.col("end") - spent)
+    if "method" in texts.columns:
+        texts = _without_broken(texts)
     texts = _with_request(texts)
     columns = [_finished(texts, column, format) for column in dict.fromkeys(["time", *wanted])]
     return Read(texts.select("row", *columns), unread, grain)
@@ -134,6 +138,15 @@ def _micro(text: pl.Expr, kind: str) -> pl.Expr:
     return (number * _SCALES[kind]).round().cast(pl.Int64(), strict=False)
 
 
+def _without_broken(texts: pl.DataFrame) -> pl.DataFrame:
+    """Remove what a broken request seems to ask for: its method is no word."""
+    is_broken = ~texts["method"].str.contains(_METHOD)
+    if not is_broken.any():
+        return texts
+    parts = [name for name in ("method", "target", "path", "query") if name in texts.columns]
+    return texts.with_columns(pl.when(~is_broken).then(pl.col(name)).alias(name) for name in parts)
+
+
 def _with_request(texts: pl.DataFrame) -> pl.DataFrame:
     """Add the method, the target, the path and the query that the request contains."""
     if "request" in texts.columns:
@@ -172,15 +185,17 @@ def _finished(texts: pl.DataFrame, wanted: str, format: Format) -> pl.Series:  #
         return texts[column].str.strip_prefix("+").cast(dtype, strict=False)
     if dtype != pl.String():
         return texts[column]
+    if kind == "?":
+        texts = texts.with_columns(pl.col(column).str.strip_prefix("?"))
     found = texts.select(_present(column).alias(wanted))[wanted]
     if column == "method":
         return found.str.to_uppercase()
     if column == "address":
         return _address(found, kind or "")
-    if column == "query" and kind == "?":
-        found = found.str.strip_prefix("?")
     if format.escape and not (column == "path" and format.escape == "percent"):
         found = _rewritten(found, *ESCAPES[format.escape])
+    if column == "path" and kind == "wsgi":
+        return _rewritten(found, r"[^\x00-\x7F]", from_wsgi)
     if column == "path" and kind != "decoded":
         found = _rewritten(found, "%", decoded)
     return found
@@ -197,12 +212,12 @@ def _address(texts: pl.Series, kind: str) -> pl.Series:
     return texts.set(texts.is_in(["unix:", "unix"]), None) if texts.str.starts_with("unix").any() else texts
 
 
-def _rewritten(texts: pl.Series, sign: str, function: Callable[[str], str]) -> pl.Series:
-    """Apply a function to the texts that contain the sign, once to each different text."""
-    has_sign = texts.str.contains(sign, literal=True)
-    if not has_sign.any():
+def _rewritten(texts: pl.Series, pattern: str, function: Callable[[str], str]) -> pl.Series:
+    """Apply a function to the texts in which the pattern is, once to each different text."""
+    is_meant = texts.str.contains(pattern)
+    if not is_meant.any():
         return texts
-    different = texts.filter(has_sign).unique()
+    different = texts.filter(is_meant).unique()
     return texts.replace(different, pl.Series([function(text) for text in different], dtype=pl.String()))
 
 
@@ -248,15 +263,20 @@ def from_json(text: str) -> str:
 
 
 ESCAPES: Final[dict[str, tuple[str, Callable[[str], str]]]] = {
-    "backslash": ("\\", unescaped),
-    "json": ("\\", from_json),
+    "backslash": (r"\\", unescaped),
+    "json": (r"\\", from_json),
     "hash": ("#", without_hashes),
     "percent": ("%", unquote),
-    "plus": ("+", lambda text: text.replace("+", " ")),
+    "plus": (r"\+", lambda text: text.replace("+", " ")),
 }
-"""For an escape, the sign that it begins with, and the function that undoes it."""
+"""For an escape, the pattern of its sign, and the function that undoes it."""
 
 
 def decoded(path: str) -> str:
     """Return a path as servers give it to applications: without %XX, as UTF-8."""
     return unquote_to_bytes(path).decode("utf-8", "replace")
+
+
+def from_wsgi(path: str) -> str:
+    """Return a path of WSGI as adapters see it: PEP 3333 carries UTF-8 as latin-1."""
+    return path.encode("latin-1", "replace").decode("utf-8", "replace")

@@ -119,6 +119,7 @@ def apache(given: str, *, name: str = "apache") -> Layout:
 # https://docs.gunicorn.org/en/stable/settings.html#access-log-format; %(t)s is the time of logging.
 _GUNICORN: Final = {
     **{letter: part for letter, part in _APACHE.items() if letter not in "qDT"},
+    "U": Part("path", "wsgi"),
     "q": Part("query"),
     "a": Part("agent"),
     "D": Part("duration", "microseconds"),
