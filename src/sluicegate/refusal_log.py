@@ -19,21 +19,28 @@ from sluicegate.errors import ConfigurationError
 from sluicegate.events import DecisionEvent, RuleEvent
 
 _SWEPT: Final = 2  # entries that one event may end
-_SAID: Final = {"refused": "rule %r refused", "banned": "ban %r refused", "shadow": "rule %r would have refused"}
+_SAID: Final = {
+    "refused": "rule %r refused",
+    "banned": "ban %r refused",
+    "shadow": "rule %r would have refused",
+    "forbidden": "list %r refused",
+}
+_DENY: Final = "deny"  # the one list that refuses
 
 log = logging.getLogger("sluicegate.refusals")
 
-_Rule = tuple[str, str, str]  # application, rule, result
+_Rule = tuple[str, str, str]  # application, rule or list, result
 _Line = tuple[str, tuple[object, ...], dict[str, Any]]
 
 
 class RefusalLog:
-    """Logs refusals, also those of bans and of rules in shadow, to the logger `sluicegate.refusals`. Give it as
-    `on_decision`.
+    """Logs refusals, also those of bans, of rules in shadow and of the `deny` list, to the logger
+    `sluicegate.refusals`. Give it as `on_decision`.
 
     The first refusal of an identity under a rule is a line. Further ones are counted, and the count is a line once in
     `period` seconds, as long as there are any. The first event after the end of a period writes it. At most
-    `identities` are followed at one time; refusals of others are counted by rule. `level` is the level of every line,
+    `identities` are followed at one time; refusals of others are counted by rule. Those of the list are counted together,
+    because a decision of the list knows no identity. `level` is the level of every line,
     a number or a name. Raises ConfigurationError for wrong arguments.
 
     Lines show the digest of an identity, as in the store's key, unless the limiter has `show_identities`.
@@ -75,13 +82,15 @@ class RefusalLog:
         """Log or count the refusals of a decision, and log the counts of periods that have ended."""
         refused = [at for at, (_, said, _, _) in enumerate(event.labels[4]) if said != "allowed"]
         now = self._now_us()
-        if not refused and now < self._ends_us:
+        if not refused and not event.forbidden and now < self._ends_us:
             return
         lines: list[_Line] = []
         with self._lock:
             lines += self._end_periods(now)
             for rule in [event.rules[at] for at in refused]:
                 lines += self._note(event, rule, now)
+            if event.forbidden:
+                lines += self._note_forbidden(event, now)
             oldest = next(iter(self._followed.values()), None)
             self._ends_us = min(self._others_end_us, inf if oldest is None else oldest[0])
         for message, arguments, fields in lines:  # outside of the lock, because a handler of the log may wait
@@ -114,6 +123,17 @@ class RefusalLog:
             self._others[name] = self._others.get(name, 0) + 1
         return []
 
+    def _note_forbidden(self, event: DecisionEvent, now: int) -> list[_Line]:
+        """Return the line of a refusal by the list if it is the first one, or count it."""
+        name = event.application, _DENY, "forbidden"
+        entry = self._followed.get((name, ""))
+        if entry is not None:
+            entry[1] += 1
+            return []
+        self._followed[name, ""] = [now + self._period_us, 0]
+        place = {"sluicegate_endpoint": _shown(event.endpoint), "sluicegate_method": event.method}
+        return [(f"{_SAID['forbidden']} a request", (_DENY,), {**_fields("refused", name, ""), **place})]
+
     def _end_periods(self, now: int) -> list[_Line]:
         """Return the counts of the oldest periods that have ended. An identity that was refused is followed on."""
         lines: list[_Line] = []
@@ -130,7 +150,7 @@ class RefusalLog:
         return lines
 
     def _count(self, name: _Rule, identity: str, count: int) -> _Line:
-        who = f"identity {identity} again" if identity else "other identities"
+        who = f"identity {identity} again" if identity else "again" if name[2] == "forbidden" else "other identities"
         numbers = {"sluicegate_count": count, "sluicegate_period": self._period}
         message = f"{_SAID[name[2]]} %s: %d refusals in %g s"
         return message, (name[1], who, count, self._period), {**_fields("refused_again", name, identity), **numbers}
@@ -141,7 +161,7 @@ def _fields(kind: str, name: _Rule, identity: str) -> dict[str, Any]:
     return {
         "sluicegate_event": kind,
         "sluicegate_application": application,
-        "sluicegate_rule": rule,
+        "sluicegate_list" if result == "forbidden" else "sluicegate_rule": rule,
         "sluicegate_result": result,
         "sluicegate_identity": identity,
     }

@@ -66,7 +66,7 @@ def test_legends_name_labels_of_their_queries() -> None:
 def test_promtool_accepts_the_rules_and_the_queries(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
-        pytest.skip("no promtool here (Debian's package `prometheus` has it); the names and labels are checked above")
+        pytest.skip("no promtool here: scripts/programs installs it; the names and labels are checked above")
     rules = [
         {"record": f"panel:{at}", "expr": query.replace("$__rate_interval", "5m")}
         for at, query in enumerate(panel_queries())

@@ -10,7 +10,10 @@ import pytest
 from sluicegate import ConfigurationError, ManualClock
 from sluicegate.identity import digest
 from sluicegate.refusal_log import RefusalLog
+from sluicegate.web.gate import Gate
+from sluicegate.web.settings import Settings
 from tests.observability.test_metrics import BAN, DAY, PASSED, REFUSED, TEN, TRIAL, WOULD, event
+from tests.test_access import Visitor
 
 ALICE, BOB = digest("salice"), digest("sbob")
 
@@ -87,6 +90,26 @@ def test_the_fields_of_a_line(caplog: pytest.LogCaptureFixture, clock: ManualClo
     assert first == {"event": "refused", **common, **numbers}
     assert again == {"event": "refused_again", **common, "count": 1, "period": 60.0}
     assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+def test_refusals_by_the_list_are_counted_together(caplog: pytest.LogCaptureFixture, clock: ManualClock) -> None:
+    handle = RefusalLog(clock=clock, identities=1)
+    gate = Gate(Settings(deny=["192.0.2.0/24"], application="shop", on_decision=handle))
+    for number in range(4):
+        decision = gate.decide(Visitor(f"192.0.2.{number}"), ())
+        assert decision is not None
+        assert decision.forbidden
+    assert caplog.messages == ["list 'deny' refused a request"]
+    clock.advance(60)
+    handle(event((TEN, PASSED)))
+    assert caplog.messages[1:] == ["list 'deny' refused again: 3 refusals in 60 s"]
+    first, again = [vars(record) for record in caplog.records]
+    for line in (first, again):
+        found = [line[f"sluicegate_{name}"] for name in ("application", "list", "result", "identity")]
+        assert found == ["shop", "deny", "forbidden", ""]
+        assert "sluicegate_rule" not in line
+    assert (first["sluicegate_event"], again["sluicegate_event"]) == ("refused", "refused_again")
+    assert (again["sluicegate_count"], again["sluicegate_period"]) == (3, 60.0)
 
 
 @pytest.mark.parametrize("rules", [1, 500])
