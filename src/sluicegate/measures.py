@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from sluicegate import fork
-from sluicegate.events import Labels
+from sluicegate.clock import monotonic
+from sluicegate.events import DecisionEvent, Labels, Line
 from sluicegate.limiter import AsyncLimiter, Limiter
+from sluicegate.reservation import IN_FLIGHT
 from sluicegate.status import describe
 
 MOST: Final = 2000
 """The combinations of labels of one metric in one process. Later names are counted under the name "other"."""
+
+MOST_BANS: Final = 10_000
+"""The identities under a ban that one process counts."""
 
 SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 """The buckets for the store's seconds: a server near by answers within a millisecond, the usual deadline is 0.1."""
@@ -35,6 +41,10 @@ HELP: Final = {
     "entries": "Budgets in the memory of this process.",
     "evictions": "Budgets that were evicted because the memory was full.",
     "degraded_allowed": "Decisions without the store that allowed: at most so many too many.",
+    "permits": "Permits that were fetched ahead, and are held by this process.",
+    "permits_returned": "Permits that were fetched ahead, and given back without a use.",
+    "slots": "Concurrency slots that this process holds.",
+    "bans": "Identities under a ban that this process has refused.",
 }
 """What each metric is."""
 
@@ -113,8 +123,10 @@ class StoreNumbers(NamedTuple):
 
     open_circuits: int = 0
     entries: int = 0
-    evictions: int = 0  # since the last reading, as is the next
+    permits: int = 0
+    evictions: int = 0  # since the last reading, as are the next
     degraded_allowed: int = 0
+    permits_returned: int = 0
 
 
 class Stores:
@@ -124,7 +136,7 @@ class Stores:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._before: WeakKeyDictionary[Limiter | AsyncLimiter, tuple[int, int]] = WeakKeyDictionary()
+        self._before: WeakKeyDictionary[Limiter | AsyncLimiter, tuple[int, ...]] = WeakKeyDictionary()
         fork.renew(self)
 
     def after_fork(self) -> None:
@@ -138,14 +150,75 @@ class Stores:
             limiters: list[Limiter | AsyncLimiter] = [*Limiter.existing(), *AsyncLimiter.existing()]
             for limiter in limiters:
                 status = describe(limiter.store)
-                grown = status.evictions, status.degraded_allowed
-                before = self._before.get(limiter, (0, 0))
+                grown = status.evictions, status.degraded_allowed, status.permits_returned
+                before = self._before.get(limiter, (0, 0, 0))
                 self._before[limiter] = grown
                 numbers = StoreNumbers(
                     sum(circuit.state != "closed" for circuit in status.circuits),
                     status.entries or 0,
+                    status.permits,
                     *[max(0, now - then) for now, then in zip(grown, before, strict=True)],
                 )
                 known = found.get(status.store, StoreNumbers())
                 found[status.store] = StoreNumbers(*map(sum, zip(known, numbers, strict=True)))
+        return found
+
+
+class Slots:
+    """The slots that this process holds, by store and rule. A rule whose slots are all free stays, with 0."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Names, int] = {}
+
+    def read(self) -> dict[Names, int]:
+        """Return how many slots are held now."""
+        sums = dict.fromkeys(self._sums, 0)
+        for store, checks in IN_FLIGHT.read():
+            for terms, _, cost in [check for check in checks if check.terms.held]:
+                labels = describe(store).store, terms.name
+                if labels not in sums and len(sums) >= MOST:
+                    labels = labels[0], "other"
+                sums[labels] = sums.get(labels, 0) + cost
+        self._sums = sums
+        return sums
+
+
+class Bans:
+    """The bans that this process has met, and that still last. A client whose next request a ban lets pass is free."""
+
+    def __init__(self) -> None:
+        self._until: dict[tuple[Names, str], float] = {}
+        self._rules: set[Names] = set()
+
+    def clear(self) -> None:
+        """Forget all bans."""
+        self._until.clear()
+        self._rules.clear()
+
+    def note(self, event: DecisionEvent, lines: Iterable[Line]) -> None:
+        """Note who is banned, and who is not banned any more."""
+        for at, (rule, said, _, _) in enumerate(lines):
+            name = event.application, rule
+            if said == "banned":
+                wait = event.rules[at].retry_after
+                if len(self._until) >= MOST_BANS:
+                    self.read()  # it drops those that are over
+                if len(self._until) < MOST_BANS:
+                    self._rules.add(name)
+                    self._until[name, event.rules[at].identity] = inf if wait is None else monotonic() + wait
+            elif name in self._rules:
+                self._until.pop((name, event.rules[at].identity), None)
+
+    @property
+    def any(self) -> bool:
+        """True if a ban was met that may still last."""
+        return bool(self._until)
+
+    def read(self) -> dict[Names, int]:
+        """Return how many identities are banned now, by application and ban."""
+        now = monotonic()
+        self._until = {key: until for key, until in self._until.items() if until > now}
+        found = dict.fromkeys(self._rules, 0)
+        for name, _ in self._until:
+            found[name] += 1
         return found

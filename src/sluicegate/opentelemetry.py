@@ -17,7 +17,7 @@ from typing import Final
 from sluicegate import fork
 from sluicegate.events import DecisionEvent, Labels
 from sluicegate.extras import needs
-from sluicegate.measures import DEGRADED, HELP, SECONDS, Add, Kinds, Series, StoreNumbers, Stores
+from sluicegate.measures import DEGRADED, HELP, SECONDS, Add, Bans, Kinds, Names, Series, Slots, StoreNumbers, Stores
 
 with needs("opentelemetry"):
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
@@ -44,8 +44,10 @@ class OpenTelemetryMetrics:
     - `sluicegate.rate_limiting.near_limit`: outcomes that left at most a tenth of the limit, by `…policy`.
     - `sluicegate.rate_limiting.degraded_decisions`: decisions without the store.
     - `sluicegate.rate_limiting.store.duration`: a histogram of seconds, without attributes.
-    - `sluicegate.rate_limiting.store.open_circuits`, `….entries`, `….evictions` and `….degraded_allowed`: of all
-      limiters of the process, by `…store`.
+    - `sluicegate.rate_limiting.store.open_circuits`, `….entries`, `….evictions`, `….degraded_allowed`, `….permits` and
+      `….permits_returned`: of all limiters of the process, by `…store`.
+    - `sluicegate.rate_limiting.slots`: concurrency slots that are held now, by `…store` and `…policy`.
+    - `sluicegate.rate_limiting.bans`: identities under a ban that this process has refused, by `…policy`.
 
     The counters of decisions also have `…application`, if it has a name. An empty attribute is left out.
     No attribute has an identity. Without `meter_provider` the global one is used, also if it is set later.
@@ -79,6 +81,12 @@ class OpenTelemetryMetrics:
         self._totals: dict[str, StoreNumbers] = {}
         observe("store.open_circuits", self._store_reader("open_circuits"), unit="{circuit}", rises=False)
         observe("store.entries", self._store_reader("entries"), unit="{entry}", rises=False)
+        observe("store.permits", self._store_reader("permits"), unit="{permit}", rises=False)
+        observe("store.permits_returned", self._store_reader("permits_returned"), unit="{permit}")
+        self._banned, held = Bans(), Slots()
+        observe("slots", self._sums_reader(held.read, _STORE, _POLICY), unit="{slot}", rises=False)
+        banned = self._sums_reader(self._banned.read, _APPLICATION, _POLICY)
+        meter.create_observable_gauge(f"{PREFIX}.bans", [banned], unit="{identity}", description=HELP["bans"])
         observe("store.evictions", self._store_reader("evictions"), unit="{entry}")
         observe("store.degraded_allowed", self._store_reader("degraded_allowed"), unit="{decision}")
         fork.renew(self)
@@ -87,6 +95,7 @@ class OpenTelemetryMetrics:
         """Count from zero in the child: the parent exports what it has counted."""
         self._lock = threading.RLock()
         self._kinds.clear()
+        self._banned.clear()
         for series in (self._decisions, self._outcomes, self._near, self._degraded):
             series.clear()
         self._totals.clear()
@@ -97,6 +106,8 @@ class OpenTelemetryMetrics:
         with self._lock:
             kind = self._kinds[labels]
             kind.count += 1
+            if self._banned.any or not kind.is_usual:
+                self._banned.note(event, labels[4])
         if event.store_seconds is not None:  # without attributes, which would double the time of this call
             self._seconds.record(event.store_seconds)
         if not kind.is_usual:
@@ -121,13 +132,22 @@ class OpenTelemetryMetrics:
 
         return read
 
+    def _sums_reader(self, read: Callable[[], dict[Names, int]], *attributes: str) -> _Reader:
+        def reader(options: CallbackOptions) -> Iterable[Observation]:
+            with self._lock:
+                return [Observation(count, _attributes(attributes, names)) for names, count in read().items()]
+
+        return reader
+
     def _store_reader(self, field: str) -> _Reader:
         def read(options: CallbackOptions) -> Iterable[Observation]:
             with self._lock:
                 for store, numbers in self._stores.read().items():
-                    _, _, evictions, allowed = self._totals.get(store, StoreNumbers())
+                    before = self._totals.get(store, StoreNumbers())
                     self._totals[store] = numbers._replace(
-                        evictions=evictions + numbers.evictions, degraded_allowed=allowed + numbers.degraded_allowed
+                        evictions=before.evictions + numbers.evictions,
+                        degraded_allowed=before.degraded_allowed + numbers.degraded_allowed,
+                        permits_returned=before.permits_returned + numbers.permits_returned,
                     )
                 return [Observation(getattr(total, field), {_STORE: store}) for store, total in self._totals.items()]
 

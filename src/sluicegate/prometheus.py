@@ -11,14 +11,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from sluicegate import fork
 from sluicegate.clock import monotonic
 from sluicegate.errors import ConfigurationError
 from sluicegate.events import DecisionEvent, Labels
 from sluicegate.extras import needs
-from sluicegate.measures import DEGRADED, HELP, SECONDS, Add, Kinds, Series, Stores
+from sluicegate.measures import DEGRADED, HELP, SECONDS, Add, Bans, Kinds, Series, Slots, Stores
 
 with needs("prometheus"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
@@ -41,8 +41,11 @@ class PrometheusMetrics:
     - `sluicegate_near_limit_total`: outcomes that left at most a tenth of the limit, by `application` and `rule`.
     - `sluicegate_degraded_decisions_total`: decisions without the store, by `application`.
     - `sluicegate_store_seconds`: a histogram, by `application`.
-    - `sluicegate_open_circuits`, `sluicegate_entries`, `sluicegate_evictions_total` and
-      `sluicegate_degraded_allowed_total`: of all limiters of the process, by `store`.
+    - `sluicegate_open_circuits`, `sluicegate_entries`, `sluicegate_evictions_total`,
+      `sluicegate_degraded_allowed_total`, `sluicegate_permits` and `sluicegate_permits_returned_total`: of all limiters
+      of the process, by `store`.
+    - `sluicegate_slots`: concurrency slots that are held now, by `store` and `rule`.
+    - `sluicegate_bans`: identities under a ban that this process has refused, by `application` and `rule`.
 
     No label has an identity. A registry takes one object of this class; a second one raises
     ConfigurationError.
@@ -63,9 +66,8 @@ class PrometheusMetrics:
             made = Counter(f"sluicegate_{name}", HELP[name], labels, registry=registry)
             return Series(lambda values: made.labels(*values))
 
-        def gauge(name: str) -> Series[Gauge]:
-            labels = ("store",)
-            made = Gauge(f"sluicegate_{name}", HELP[name], labels, registry=registry, multiprocess_mode="livesum")
+        def gauge(name: str, *labels: str, mode: Literal["livesum", "livemax"] = "livesum") -> Series[Gauge]:
+            made = Gauge(f"sluicegate_{name}", HELP[name], labels, registry=registry, multiprocess_mode=mode)
             return Series(lambda values: made.labels(*values))
 
         self._lock = threading.RLock()  # a finalizer may deliver an event in a thread that holds it
@@ -85,7 +87,11 @@ class PrometheusMetrics:
         self._near = counter("near_limit", "application", "rule")
         self._degraded = counter("degraded_decisions", "application")
         self._kinds, self._seconds = Kinds(self._adders), self._histogram(registry)
-        self._open, self._entries = gauge("open_circuits"), gauge("entries")
+        self._open, self._entries = gauge("open_circuits", "store"), gauge("entries", "store")
+        self._permits, self._returned = gauge("permits", "store"), counter("permits_returned", "store")
+        self._slots, self._held = gauge("slots", "store", "rule"), Slots()
+        # Each process counts the clients that come to it, so one client may be in the number of each.
+        self._bans, self._banned = gauge("bans", "application", "rule", mode="livemax"), Bans()
         self._evictions = counter("evictions", "store")
         self._allowed = counter("degraded_allowed", "store")
         self._stores, self._read_at = Stores(), 0.0
@@ -105,6 +111,8 @@ class PrometheusMetrics:
                 self._seconds[labels[:1]].observe(seconds)
             if self._at_once:
                 kind.flush()
+            if self._banned.any or not kind.is_usual:
+                self._banned.note(event, labels[4])
         if self._at_once and monotonic() >= self._read_at:
             self.collect()
 
@@ -115,16 +123,21 @@ class PrometheusMetrics:
         self._read_at = monotonic() + READ_EVERY
         with self._lock:
             self._kinds.flush()
+            for series, sums in ((self._slots, self._held.read()), (self._bans, self._banned.read())):
+                for labels, count in sums.items():
+                    series[labels].set(count)
         for store, numbers in self._stores.read().items():
             self._open[store,].set(numbers.open_circuits)
             self._entries[store,].set(numbers.entries)
+            self._permits[store,].set(numbers.permits)
+            self._returned[store,].inc(numbers.permits_returned)
             self._evictions[store,].inc(numbers.evictions)
             self._allowed[store,].inc(numbers.degraded_allowed)
         families = self.describe()
         for family in families:
             with self._lock:
-                for labels, buckets in self._seconds.items():
-                    family.add_metric(labels, [*zip(_NAMES, accumulate(buckets.counts), strict=True)], buckets.sum)
+                for application, buckets in self._seconds.items():
+                    family.add_metric(application, [*zip(_NAMES, accumulate(buckets.counts), strict=True)], buckets.sum)
         return families
 
     def describe(self) -> list[HistogramMetricFamily]:

@@ -39,9 +39,9 @@ class RefusalLog:
 
     The first refusal of an identity under a rule is a line. Further ones are counted, and the count is a line once in
     `period` seconds, as long as there are any. The first event after the end of a period writes it. At most
-    `identities` are followed at one time; refusals of others are counted by rule. Those of the list are counted together,
-    because a decision of the list knows no identity. `level` is the level of every line,
-    a number or a name. Raises ConfigurationError for wrong arguments.
+    `identities` are followed at one time; refusals of others are counted by rule. Those of the list are counted
+    together, because a decision of the list knows no identity. `level` is the level of every line, a number or a name.
+    Raises ConfigurationError for wrong arguments.
 
     Lines show the digest of an identity, as in the store's key, unless the limiter has `show_identities`.
     """

@@ -8,11 +8,12 @@ lease has passed.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from sluicegate import fork
 from sluicegate.errors import RuleError
-from sluicegate.plan import Decision, Outcome, Plan
+from sluicegate.plan import Check, Decision, Outcome, Plan
 from sluicegate.stores import AsyncStore, Store
 
 if TYPE_CHECKING:
@@ -95,10 +96,43 @@ class AsyncReservation(_Estimate):
         await self.settle(0)
 
 
+class InFlight:
+    """The slots that are held in this process, for metrics. An owner that is garbage-collected holds none."""
+
+    def __init__(self) -> None:
+        self.after_fork()
+        fork.renew(self)
+
+    def after_fork(self) -> None:
+        """Begin without slots: they are the parent's."""
+        self._held: WeakKeyDictionary[object, tuple[Any, tuple[Check, ...]]] = WeakKeyDictionary()
+
+    def add(self, owner: object, store: Any, checks: tuple[Check, ...]) -> None:
+        """Add the slots that an object holds in a store."""
+        self._held[owner] = store, checks
+
+    def remove(self, owner: object) -> None:
+        """Remove what an object holds."""
+        self._held.pop(owner, None)
+
+    def read(self) -> list[tuple[Any, tuple[Check, ...]]]:
+        """Return the stores, each with the checks that hold slots."""
+        while True:
+            try:
+                return list(self._held.values())
+            except RuntimeError:  # another thread has changed it meanwhile
+                continue
+
+
+IN_FLIGHT: Final = InFlight()
+
+
 class _HeldSlot:
     """The common part of the sync and the async slot: the charges that a slot holds."""
 
-    def __init__(self, decision: Decision) -> None:
+    def __init__(self, store: Any, decision: Decision) -> None:
+        if decision.allowed:
+            IN_FLIGHT.add(self, store, decision.checks)
         self.decision = decision
         self._process = fork.generation()
         self._plan = Plan(decision.checks)
@@ -110,6 +144,7 @@ class _HeldSlot:
     def _end(self) -> tuple[Plan, tuple[Outcome, ...]]:
         """Return the charges to refund. From now on the slot holds none."""
         held = self._held()
+        IN_FLIGHT.remove(self)
         self._plan, self._outcomes = Plan(()), ()
         return held
 
@@ -125,7 +160,7 @@ class Slot(_HeldSlot):
     """
 
     def __init__(self, store: Store, decision: Decision) -> None:
-        super().__init__(decision)
+        super().__init__(store, decision)
         self._store = store
 
     def renew(self) -> bool:
@@ -149,7 +184,7 @@ class AsyncSlot(_HeldSlot):
     def __init__(self, store: AsyncStore, decision: Decision) -> None:
         from sluicegate.stores.completion import Steps  # it imports asyncio, which a Limiter does not need
 
-        super().__init__(decision)
+        super().__init__(store, decision)
         self._store = store
         self._steps: Steps[bool] = Steps()
 

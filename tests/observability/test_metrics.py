@@ -6,6 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -15,13 +16,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
-from sluicegate import AsyncLimiter, Limiter, ManualClock, Settings, measures
+from sluicegate import AsyncLimiter, Limiter, ManualClock, Rule, Settings, measures, wsgi
 from sluicegate.errors import ConfigurationError, SettingsError
 from sluicegate.events import DecisionEvent
 from sluicegate.opentelemetry import PREFIX, OpenTelemetryMetrics
-from sluicegate.plan import FORBIDDEN, Check, Decision, Outcome, Terms
+from sluicegate.plan import FORBIDDEN, Check, Decision, Outcome, Plan, Terms
 from sluicegate.prometheus import PrometheusMetrics
 from sluicegate.rules.terms import make_terms, read
+from tests.adapters.wsgi_client import WsgiClient
+from tests.servers import Server
+from tests.stores.modes import PATIENCE
 
 TEN: Terms = make_terms("ten", read("10/minute"), algorithm="gcra")[0]
 DAY = TEN._replace(name="day")
@@ -166,6 +170,70 @@ def test_the_stores_of_the_process_are_read_at_a_scrape(probe: Probe, stores: li
     assert (found["entries"]["memory://",], found["evictions_total"]["memory://",]) == (11, 15)
     assert found["degraded_allowed_total"] == {(url,): 2}
     assert found["open_circuits"] == {(url,): 1}
+
+
+def test_slots_are_counted_while_they_are_held(probe: Probe, stores: list[Limiter]) -> None:
+    handle, sums = probe
+    limiter = Limiter(on_decision=handle)
+    stores.append(limiter)
+    seen: list[Sums] = []
+
+    def view(environ: Any, start_response: Any) -> list[bytes]:
+        seen.append(sums("slots", "store", "rule"))
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return [b"done"]
+
+    rule = Rule(name="export", quota="5 at once", key="ip", cost=2)
+    limited = wsgi.RateLimitMiddleware(view, rules=[rule], on_decision=handle)
+    assert WsgiClient(limited).request("GET", "/export").status == 200
+    with limiter.hold("2 at once", "alice", action="report"), limiter.hold("2 at once", "bob", action="report") as slot:
+        seen.append(sums("slots", "store", "rule"))
+        slot.release()
+        seen.append(sums("slots", "store", "rule"))
+        with limiter.hold("1 at once", "bob", action="other"), limiter.hold("1 at once", "bob", action="other") as none:
+            assert not none
+            seen.append(sums("slots", "store", "rule"))
+    seen.append(sums("slots", "store", "rule"))
+    limited.close()
+    report, other, export = ("memory://", "report"), ("memory://", "other"), ("memory://", "export")
+    assert [{name: count for name, count in each.items() if count} for each in seen] == [
+        {export: 2},
+        {report: 2},
+        {report: 1},
+        {report: 1, other: 1},
+        {},
+    ]
+    assert set(seen[-1]) == {report, other, export}
+
+
+def test_permits_are_counted_that_are_held_and_given_back(probe: Probe, stores: list[Limiter], valkey: Server) -> None:
+    gc.collect()
+    _, sums = probe
+    limiter = Limiter(valkey.url, prefix=f"permits-{uuid4()}", clock=ManualClock(), deadline=PATIENCE)
+    stores.append(limiter)
+    (terms,) = Rule(name="fetched", quota="100/hour", prefetch=8).terms("sliding-window")
+    limiter.accept(terms)
+    for _ in range(4):
+        limiter.run(Plan((Check(terms, "salice", 1),)))  # it asks for 1, for 2, uses one, and asks for 4
+    assert (sums("permits").total(), sums("permits_returned_total").total()) == (3, 0)
+    limiter.store.forget(terms.rule_id, "salice")
+    assert (sums("permits").total(), sums("permits_returned_total").total()) == (0, 3)
+    status = limiter.status()
+    assert (status.prefetched, status.permits, status.permits_returned) == (1, 0, 3)
+
+
+def test_bans_are_counted_until_they_end(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle, sums = probe
+    lasting, over = REFUSED._replace(retry_after=10**9), REFUSED._replace(retry_after=0)
+    for who, outcome in (("salice", lasting), ("salice", lasting), ("sbob", lasting), ("scarol", over)):
+        handle(event((TEN, REFUSED), (BAN, outcome), who=who))
+    assert sums("bans", "application", "rule") == {("shop", "out"): 2}
+    handle(event((TEN, PASSED), (BAN, PASSED), who="sbob"))
+    assert sums("bans", "application", "rule") == {("shop", "out"): 1}
+    monkeypatch.setattr(measures, "MOST_BANS", 20)
+    for number in range(100):
+        handle(event((BAN, lasting), who=f"s{number}"))
+    assert sums("bans", "application", "rule") == {("shop", "out"): 20}
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ class StoreCall(NamedTuple):
 
     plan: Plan
     refunded: Outcomes | None = None
+    permits: int = 0  # so many are refunded
 
     def make(self, store: Any) -> Any:
         """Call the store. An async store returns an awaitable."""
@@ -84,7 +85,7 @@ class Permits:
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._size = size
         self._on_return = on_return
-        self.served = 0  # for the status
+        self.served = self.returned = 0  # for the status
         self._start()
         fork.renew(self)
 
@@ -95,6 +96,12 @@ class Permits:
     def _start(self) -> None:
         self._lock = threading.RLock()  # a signal handler or finalizer may call this in a thread that holds it
         self._stocks: OrderedDict[Checks, _Stock] = OrderedDict()
+
+    @property
+    def held(self) -> int:
+        """The permits that this process holds, for the status."""
+        with self._lock:
+            return sum([stock.left for stock in self._stocks.values()])
 
     def serve(self, plan: Plan) -> Outcomes | None:
         """Use a permit, or only show it if the plan is a peek. Return None if there is none."""
@@ -151,6 +158,7 @@ class Permits:
     def _refund(self, call: StoreCall) -> Generator[StoreCall, Outcomes]:
         with suppress(StoreError):  # what was not refunded expires
             _ = yield call
+        self.returned += call.permits
         if self._on_return is not None:
             self._on_return(call.plan)
 
@@ -186,7 +194,7 @@ class Permits:
                 )
                 stock.sent_at, stock.until = sent_at, sent_at + hold_us(checks)
         if extra and not kept:
-            yield from self._refund(StoreCall(_times(plan, extra), outcomes))
+            yield from self._refund(StoreCall(_times(plan, extra), outcomes, extra))
         return _as_if_used(checks, outcomes, left=extra, elapsed=0)
 
 
@@ -207,7 +215,7 @@ def _count(checks: Checks, stock: _Stock, now: int) -> int:
 def _unused(checks: Checks, stock: _Stock) -> list[StoreCall]:
     """Take the unused permits out of a stock, as the refund to make: none or one."""
     left, stock.left = stock.left, 0
-    return [StoreCall(_times(Plan(checks), left), stock.outcomes)] if left else []
+    return [StoreCall(_times(Plan(checks), left), stock.outcomes, left)] if left else []
 
 
 def _as_if_used(checks: Checks, outcomes: Outcomes, *, left: int, elapsed: int) -> Outcomes:

@@ -50,8 +50,11 @@ class _Prefetch(Generic[_AnyStore]):
         return inside | self._permits.rule_ids(identity)
 
     def describe(self) -> Status:
-        """Return the status of the store inside, with the number of requests that were served from permits."""
-        return describe(self._store)._replace(prefetched=self._permits.served)
+        """Return the status of the store inside, with the permits: held, used and given back."""
+        permits = self._permits
+        return describe(self._store)._replace(
+            prefetched=permits.served, permits=permits.held, permits_returned=permits.returned
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store!r})"

@@ -21,6 +21,7 @@ from typing import Any
 from sluicegate.clock import MICROSECOND
 from sluicegate.errors import StoreError
 from sluicegate.plan import Decision, Outcome, Plan
+from sluicegate.reservation import IN_FLIGHT
 from sluicegate.rules.response import Response
 from sluicegate.stores.completion import Steps, complete, running_loop
 from sluicegate.web.charges import Charges, Due, apart, due, held, owed, refundable
@@ -29,7 +30,7 @@ from sluicegate.web.charges import Charges, Due, apart, due, held, owed, refunda
 class HeldCharges:
     """The charges of one decision that hold slots, until they are released."""
 
-    __slots__ = ("blocks", "charges", "in_block", "outcomes", "plan")
+    __slots__ = ("__weakref__", "blocks", "charges", "in_block", "outcomes", "plan")
 
     def __init__(self, charges: Charges) -> None:
         self.charges = charges
@@ -67,7 +68,9 @@ class _Settlement:
         self._waiting.append([pair for pair in charges if not pair[0].terms.held])
         holding = held(charges)
         if holding:
-            self._held.append(HeldCharges(holding))
+            kept = HeldCharges(holding)
+            self._held.append(kept)
+            IN_FLIGHT.add(kept, self._store, kept.plan.checks)
             third = min([check.terms.window_us for check, _ in holding]) // 3
             self._third_us = min(third, self._third_us or third)
             self._renew_at = self._now_us() + self._third_us
@@ -123,6 +126,7 @@ class _Settlement:
         for each in [*released]:
             with suppress(ValueError):  # another thread of the request was quicker
                 self._held.remove(each)
+                IN_FLIGHT.remove(each)
                 taken.append((each.plan, each.outcomes))
         return taken
 
