@@ -47,6 +47,12 @@ def test_candidates_are_compared(log: str, tmp_path: Path) -> None:
     assert [each["refused"] for each in together] == [5, 7]
 
 
+def test_the_report_is_also_a_page(log: str, tmp_path: Path) -> None:
+    done = run(log, "--rule", "login: 5/minute by ip on POST /login", "--html", str(tmp_path / "report.html"))
+    assert "login refuses 5 of 10 requests" in done.output
+    assert "login refuses 5 of 10 requests" in (tmp_path / "report.html").read_text("utf-8")
+
+
 def test_a_time_is_chosen(log: str) -> None:
     words = ("--rule", "1/minute", "--json", "--since", "2026-11-23T14:00:02Z", "--until", "2026-11-23T14:00:05")
     found = json.loads(run(log, *words).stdout)
@@ -76,6 +82,7 @@ def test_a_time_is_chosen(log: str) -> None:
         (["--rule", "5/minute", "--zone", "Mars"], "give a time zone"),
         (["--rule", "5/minute", "--field", "user"], "write it like"),
         (["--rules", "nothing.toml"], "nothing.toml"),
+        (["--rule", "5/minute", "--html", "nowhere/report.html"], "'nowhere' is no folder"),
     ],
 )
 def test_a_wrong_word_is_one_sentence(log: str, words: list[str], says: str) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from io import BytesIO, TextIOWrapper
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from docs.pages import DOCS
 from sluicegate.replay.document import as_json
 from sluicegate.replay.result import Result
 from sluicegate.replay.terminal import show
@@ -80,3 +82,23 @@ def test_json_has_every_value_in_order(made: Any) -> None:
     found = json.loads(as_json(made()))
     assert found == json.loads(json.dumps(plain(made())).replace("\\udcff", "\\\\udcff"))
     assert list(found) == list(Result._fields)
+
+
+def fields(kind: type[Any], before: str = "") -> Iterator[str]:
+    """The names of all values in a value, as the page of the report has them."""
+    for name, hint in get_type_hints(kind).items():
+        inner = next((each for each in (hint, *get_args(hint)) if hasattr(each, "_fields")), None)
+        if inner is None:
+            yield before + name
+        else:
+            yield from fields(inner, f"{before}{name}.")
+
+
+@pytest.mark.parametrize("part", get_type_hints(Result))
+def test_the_page_has_every_field_of_the_json(part: str) -> None:
+    text = (DOCS / "replay-report.md").read_text("utf-8").split("## JSON")[1]
+    top, *parts = re.split(r"^### ", text, flags=re.MULTILINE)
+    assert f"| `{part}` |" in top
+    rows = {each.split("\n")[0]: re.findall(r"^\| `([\w.]+)` \|", each, re.MULTILINE) for each in parts}
+    wanted = [name.partition(".")[2] for name in fields(Result) if name.startswith(f"{part}.")]
+    assert rows.get(part, []) == wanted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sluicegate.errors import LineError
 from sluicegate.extras import needs
@@ -17,6 +17,15 @@ with needs("cli"):
 if TYPE_CHECKING:
     from sluicegate.replay.candidates import Candidate
 
+PAGE: Final = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+
+def _folder(_context: click.Context, _option: click.Parameter, given: Path | None) -> Path | None:
+    """Check before the log is read that the page can be written."""
+    if given is not None and not given.parent.is_dir():
+        raise click.BadParameter(f"{str(given.parent)!r} is no folder; give a file in one that exists")
+    return given
+
 
 @click.command()
 @takes_logs
@@ -24,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("--rules", "files", multiple=True, metavar="FILE", help="A TOML file with the rules of an application.")
 @click.option("--together", is_flag=True, help="All --rule are one candidate: they hold at the same time.")
 @click.option("--sane", default="60/minute", show_default=True, metavar="QUOTA", help="No innocent client is faster.")
+@click.option("--html", "page", type=PAGE, callback=_folder, metavar="FILE", help="Write the report as a web page too.")
 @as_json
 def replay(
     *,
@@ -32,6 +42,7 @@ def replay(
     together: bool,
     sane: str,
     show_identities: bool,
+    page: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -43,6 +54,7 @@ def replay(
     sluicegate replay access.log --rule "login: 5/minute by ip on POST /login"
     """
     from sluicegate.replay import document, run, terminal  # here: the help needs no extra
+    from sluicegate.replay.page import html
 
     candidates = _candidates(rules, files, together=together, proxies=trusted(options))
     if not candidates:
@@ -62,6 +74,8 @@ def replay(
             )
     except LineError as error:
         raise Unreadable(str(error)) from error
+    if page is not None:
+        page.write_text(html(result), "utf-8")
     if as_json:
         click.echo(document.as_json(result), nl=False)
     else:

@@ -137,12 +137,13 @@ def facts(candidate: Candidate) -> list[tuple[str, str]]:
     """Return the figures by which candidates are compared, each with its title."""
     load = candidate.load
     found = [
-        ("Refused", f"{candidate.refused:,}"),
-        ("of requests", share(candidate.refused, candidate.decided)),
-        ("Identities", f"{candidate.refused_identities:,}"),
-        ("of all", share(candidate.refused_identities, candidate.identities)),
-        ("Innocent", f"{candidate.innocent.identities:,}"),
-        ("Blocked", span(candidate.blocked)),
+        ("Requests refused", f"{candidate.refused:,} ({share(candidate.refused, candidate.decided)})"),
+        (
+            "Identities refused",
+            f"{candidate.refused_identities:,} ({share(candidate.refused_identities, candidate.identities)})",
+        ),
+        ("Innocent refused", f"{candidate.innocent.identities:,}"),
+        ("Blocked in all", span(candidate.blocked)),
         ("Median wait", span(candidate.closed_loop.median)),
         ("Longest wait", span(candidate.closed_loop.longest)),
         ("Peak without", f"{peak(load.logged, load):.3g}/s"),

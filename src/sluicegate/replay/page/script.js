@@ -60,6 +60,9 @@ function span(seconds) {
   return `${number(Math.floor(left / length))} ${unit}${rest ? ` ${rest} ${restUnit}` : ""}`;
 }
 
+/** A sentence in which no number is parted from its percent sign. */
+const sentence = (text) => text.replace(/(\d) %/g, "$1\u00a0%");
+
 const moment = (time) => new Date(time * 1000).toISOString().slice(0, 16).replace("T", " ");
 const day = new Intl.DateTimeFormat("en", { timeZone: "UTC", month: "short", day: "numeric" });
 const sum = (counts) => counts.reduce((all, each) => all + each, 0);
@@ -225,8 +228,8 @@ function limit(candidate, curve, text) {
       });
     }
     const most = largest(points.map((point) => point.refused)) || 1;
-    const y = linear(0, most, floor, base + gap);
-    for (const tick of ticks(most, 2)) {
+    const y = linear(0, Math.max(most, 2), floor, base + gap);
+    for (const tick of ticks(Math.max(most, 2), 2)) {
       plot.append(svg("path", { class: "axis", d: `M${left},${y(tick)}H${width}` }), svg("text", { x: left - 8, y: y(tick) + 4, "text-anchor": "end" }, short.format(tick)));
     }
     plot.append(svg("path", { class: "steps", d: points.map((point, place) => `${place ? "L" : "M"}${x(point.limit).toFixed(1)},${y(point.refused).toFixed(1)}`).join("") }),
@@ -430,7 +433,7 @@ function mostRefused({ most_refused: found }) {
 
 function clients(candidate, texts) {
   return section("What clients would have met", null, html("div", { class: "words" },
-    html("p", {}, texts.closed_loop), candidate.innocent.of ? html("p", {}, `Innocent: ${texts.innocent}.`) : null,
+    html("p", {}, sentence(texts.closed_loop)), candidate.innocent.of ? html("p", {}, `Innocent: ${texts.innocent}.`) : null,
     candidate.exact ? null : html("p", {}, logged(candidate.error))));
 }
 
@@ -442,7 +445,7 @@ function card(candidate, texts, at, choose) {
     html("input", { type: "radio", name: "candidate", value: at, checked: at === 0, change: () => choose(at) }),
     html("span", { class: "name" }, logged(candidate.name, 60)),
     html("span", { class: none ? "figure none" : "figure" }, number(candidate.refused), html("small", {}, candidate.refused === 1 ? " request refused" : " requests refused")),
-    html("span", { class: "says" }, texts.answer));
+    html("span", { class: "says" }, sentence(texts.answer)));
 }
 
 function sideBySide() {
@@ -450,6 +453,7 @@ function sideBySide() {
   const titles = words.candidates[0].facts.map(([title]) => title);
   const right = candidates.map((_, at) => at + 1);
   const made = table(["", ...candidates.map((each) => shorten(each.name, 40))], titles.map((title, row) => [title, ...words.candidates.map((each) => each.facts.find(([name]) => name === title)?.[1] ?? "–")]), { right });
+  made.classList.add("even");
   return section("Side by side", null, made);
 }
 
@@ -481,7 +485,7 @@ function page() {
   document.getElementById("report").append(
     html("header", {},
       html("div", { class: "top" }, html("p", { class: "eyebrow" }, html("b", {}, "sluicegate replay"), html("br"), read), themeButton()),
-      html("h1", {}, words.headline),
+      html("h1", {}, sentence(words.headline)),
       candidates.length ? html("fieldset", { class: "cards" }, html("legend", {}, candidates.length > 1 ? "Candidates: choose one to see it below" : "The candidate"),
         ...candidates.map((each, at) => card(each, words.candidates[at], at, choose))) : null),
     ...[sideBySide(), chosen, whatWasRead()].filter(Boolean),
