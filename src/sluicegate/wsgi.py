@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from types import TracebackType
@@ -291,7 +292,14 @@ class _Watched(RateLimitMiddleware):
                 environ[_PENDING] = outer
             if chunks is _RAISED:
                 pending.end()
-        return _List(chunks, pending) if type(chunks) in (list, tuple) else _Body(chunks, pending)
+        if type(chunks) in (list, tuple):
+            return _List(chunks, pending)
+        body, wrapper = _Body(chunks, pending), environ.get("wsgi.file_wrapper")
+        if isinstance(wrapper, type) and isinstance(chunks, wrapper):
+            with suppress(AttributeError):  # the server sends its own file by itself, and closes it
+                body.close_instead()
+                return chunks
+        return body
 
 
 class _List(list[bytes]):
@@ -306,7 +314,8 @@ class _Body:
     """Any other body. Closing it delivers the events."""
 
     def __init__(self, chunks: Iterable[bytes], pending: Pending) -> None:
-        self._chunks = chunks
+        self._chunks: Any = chunks
+        self._close = getattr(chunks, "close", None)
         self._pending = pending
 
     def __iter__(self) -> Iterator[bytes]:
@@ -315,9 +324,15 @@ class _Body:
     def close(self) -> None:
         """Close the application's iterable, then deliver."""
         try:
-            _close(self._chunks)
+            if self._close is not None:
+                self._close()
         finally:
+            self._chunks = ()  # it may refer to this object: see below
             self._pending.end()
+
+    def close_instead(self) -> None:
+        """Let closing the application's iterable call `close`, as Django does with its files."""
+        self._chunks.close = self.close
 
 
 class SettlingBody:

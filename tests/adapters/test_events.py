@@ -6,8 +6,10 @@ import asyncio
 import gc
 import logging
 import weakref
+import wsgiref.util
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import path as url
 from fastapi import APIRouter, Depends, FastAPI
 from flask import Flask, send_file
+from gunicorn.http.wsgi import FileWrapper as GunicornFile
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
@@ -496,3 +499,39 @@ def test_wrong_handlers_are_refused() -> None:
         with pytest.raises(SettingsError, match="on_decision"):
             sluicegate.wsgi.RateLimitMiddleware(hello, on_decision=given)  # type: ignore[arg-type]
     assert sluicegate.wsgi.RateLimitMiddleware(hello, on_decision=[Metrics()]).settings.on_decision
+
+
+class Narrow:
+    """A file wrapper of a server whose objects take no other `close`."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._file)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@pytest.mark.parametrize(("kind", "stays"), [(wsgiref.util.FileWrapper, True), (GunicornFile, True), (Narrow, False)])
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_file_stays_one_that_the_server_may_send_itself(kind: Any, *, stays: bool, closes: bool) -> None:
+    seen: list[DecisionEvent] = []
+    file: Any = BytesIO(b"a report") if closes or kind is Narrow else iter([b"a report"])
+
+    def application(environ: Any, start_response: Any) -> Any:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return environ["wsgi.file_wrapper"](file)
+
+    limited = sluicegate.wsgi.RateLimitMiddleware(application, default_limits=["9/minute"], on_decision=seen.append)
+    start: Any = lambda *_: None  # noqa: E731
+    body: Any = limited({**make_environ(), "wsgi.file_wrapper": kind}, start)
+    assert isinstance(body, kind) is stays
+    assert not seen
+    body.close()
+    assert [event.allowed for event in seen] == [True]
+    assert getattr(file, "closed", True)
+    limited.close()
