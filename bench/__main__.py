@@ -60,6 +60,7 @@ PARTS = {
     "flood": Part("http:measure_flood", Effort(4, 0, 10, turn=0.5), Effort(8, 0, 20, turn=0.5)),  # 4
     "bytes": Part("sizes:measure", Effort(1, 5_000, 30), Effort(1, 100_000, 60)),
     "import": Part("startup:measure", Effort(5, 0, 10), Effort(20, 0, 20)),
+    "replay": Part("replay:measure", Effort(3, 200_000, 20), Effort(7, 1_000_000, 200)),
 }
 RACES = {"memory": 4, "worst": 2, "asyncio": 4, "requests": 5, "http": 4, "flood": 4}
 

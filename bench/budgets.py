@@ -28,6 +28,8 @@ HALF_FULL: Final = "Redis on one CPU, 100/hour"
 TASKS: Final = "Redis, asyncio, 64 tasks"
 PROCESS: Final = "bytes in the process"
 SERVERS: Final = ("bytes in valkey", "bytes in redis6")
+LOG: Final = "log, parsed and grouped"
+GOACCESS: Final = "GoAccess"
 MEMORY_STORE, REDIS_STORE, REFUSAL = f"{OURS} memory", f"{OURS} Redis", f"{OURS} refused"
 
 
@@ -113,6 +115,8 @@ BUDGETS: Final = (
     _bytes("key in Redis, gcra", 110, f"{OURS} gcra"),
     _bytes("key in memory, 10/minute, one hit", 400, OURS, topics=(PROCESS,)),
     Budget(f"import {OURS}", ("import",), "start", 30),
+    Budget("access log, parsed and grouped: CPU", (LOG,), "line", 1, against=GOACCESS),
+    Budget("access log, parsed and grouped: speed", (LOG,), "lines", 1, against=GOACCESS, at_least=True),
 )
 
 

@@ -38,6 +38,8 @@ MEASURES: Final = {
     "script": Measure("of that, inside the script", "µs", 2),
     "worst": Measure("the slowest of many checks", "ms", 3),
     "bytes": Measure("bytes for one key", "B", 0),
+    "line": Measure("CPU for one line of a log", "µs", 2),
+    "lines": Measure("lines of a log a second", "/s", 0, more_is_better=True),
     "start": Measure("beyond the interpreter's own start", "ms", 1),
 }
 

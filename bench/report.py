@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from bench.budgets import (
     FLOORS,
     HALF_FULL,
+    LOG,
     MEMORY,
     ONE_KEY,
     ONE_RULE,
@@ -122,6 +123,11 @@ GRIDS: Final = (
     ),
     Grid("process", "bytes for one key in the process, 10/minute, one hit", (Column("bytes", PROCESS, "bytes"),)),
     Grid("import", "import, ms beyond the interpreter's own start", (Column("ms", "import", "start"),)),
+    Grid(
+        "replay",
+        "an access log, parsed and grouped by address",
+        (Column("CPU for one line, µs", LOG, "line"), Column("lines a second", LOG, "lines")),
+    ),
 )
 
 

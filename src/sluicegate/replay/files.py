@@ -15,7 +15,7 @@ from sluicegate.extras import needs
 with needs("replay"):
     import zstandard
 
-CHUNK: Final = 16 << 20
+CHUNK: Final = 4 << 20
 """Bytes that are read at one time."""
 LONGEST: Final = 64 << 10
 """Bytes of the longest line that is read."""
