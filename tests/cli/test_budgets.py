@@ -269,6 +269,52 @@ def test_budgets_that_no_rule_has_are_shown_by_their_ids(make_shop: MakeShop, va
     assert "1 budget of no rule" in shop.run("top")
 
 
+CHARGES = """
+from flask import request
+from sluicegate.flask import charge
+
+@app.post("/order")
+def order():
+    charge(request, "7/minute")
+    charge(request, "9/hour", scope="orders")
+    return "done"
+"""
+
+
+def test_a_charge_inside_a_view_is_named_by_its_view(make_shop: MakeShop) -> None:
+    """No command knows its quota before the view runs."""
+    shop = make_shop("flask")
+    shop.path.write_text(f"{shop.path.read_text('utf-8')}{CHARGES}", "utf-8")
+    client: Any = FlaskClient(__import__(shop.module).app)
+    view = f"{shop.module}.order"
+    assert client.post("/order", headers={"X-Key": "abc"}).status_code == 200
+    (limiter,) = json.loads(shop.run("show", WHO, "--json"))["limiters"]
+    theirs, ours = sorted(limiter["unknown"], key=lambda each: view[-41:] in each)
+    assert (theirs, ours.startswith(f"{view[-41:]}-")) == ("orders:sw3600", True)
+    shown = " ".join(shop.run("show", WHO).split())
+    assert f"Only the view {view[-41:]} knows its quota" in shown
+    assert "No rule of the application has this id" in shown
+    for rule, forgotten in ((view[-41:], [ours]), (view[-41:], []), (theirs, [theirs]), (ours, [])):
+        assert json.loads(shop.run("reset", WHO, "--rule", rule, "--yes", "--json"))["forgotten"] == forgotten
+
+
+def test_the_rule_of_a_dependency_is_reset(make_shop: MakeShop) -> None:
+    shop = make_shop("starlette")
+    app = """
+from fastapi import Depends, FastAPI
+from sluicegate.fastapi import RateLimit
+
+app = FastAPI()
+app.add_middleware(RateLimitMiddleware, **OPTIONS)
+
+@app.post("/login", dependencies=[Depends(RateLimit("9/hour", name="entering"))])
+def login(): ...
+"""
+    shop.path.write_text(f"{shop.path.read_text('utf-8')}{app}", "utf-8")
+    assert shop.log_in(1) == [200]
+    assert shop.run("reset", WHO, "--rule", "entering", "--yes").startswith("Forgot 1 budget.")
+
+
 def test_top_shows_who_uses_most(make_shop: MakeShop, monkeypatch: pytest.MonkeyPatch, valkey: Server) -> None:
     """Over many pages and batches, with less kept than there is, nobody is forgotten who belongs to the top."""
     monkeypatch.setattr(top_module, "_rest", lambda started: started)

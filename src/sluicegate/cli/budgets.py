@@ -31,6 +31,7 @@ from sluicegate.stores import open_store
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 from sluicegate.web.access import AccessLists
 from sluicegate.web.bound import Bound, names_of, of_method
+from sluicegate.web.charge import short_label
 from sluicegate.web.gate import AsyncGate, Gate
 
 with needs("cli"):
@@ -124,6 +125,11 @@ class Budgets:
         """The bans of all rules, by name and by the name of each rule that has one."""
         rules = [bound.rule for _, bound in self._bounds()]
         return {name: rule.ban for rule in rules if rule.ban is not None for name in (rule.name, rule.ban.name)}
+
+    @property
+    def views(self) -> set[str]:
+        """The views, as `view_of` names them: each may charge rules that are known only while it runs."""
+        return {short_label(rules.endpoint.label) for limiting in self._limiters for rules in limiting.endpoints}
 
     def peek(self, checks: Iterable[tuple[Terms, str]]) -> tuple[Outcome, ...]:
         """Return the outcome of each pair of terms and an identity, at no cost. Charges nothing."""

@@ -8,10 +8,13 @@ commands.
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from threading import current_thread, main_thread
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from sluicegate import __version__
 from sluicegate.errors import SluicegateError, StoreError
@@ -66,7 +69,7 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
-        with _one_sentence():
+        with _one_sentence(), _ended_by_sigterm():
             return super().invoke(ctx)
 
 
@@ -93,6 +96,25 @@ def _one_sentence() -> Generator[None]:
         raise Failure(f"{error}; run sluicegate doctor") from error
     except SluicegateError as error:
         raise Failure(str(error)) from error
+
+
+def _exit(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Generator[None]:
+    """End by SystemExit on SIGTERM, so that a live view gives the terminal back as it was. The exit status is 143, as
+    shells have it.
+    """
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

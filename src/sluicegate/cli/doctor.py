@@ -17,7 +17,7 @@ from sluicegate.cli.application import Limiting
 from sluicegate.cli.budgets import Budgets
 from sluicegate.cli.commands import load_app, option_app
 from sluicegate.cli.greeting import advice_on
-from sluicegate.cli.output import as_json, console, plain, print_json, scanning, table
+from sluicegate.cli.output import Listing, as_json, console, plain, print_json, scanning, table
 from sluicegate.clock import epoch_seconds, monotonic
 from sluicegate.errors import AlgorithmError, ConfigurationError, StoreError, cause_text
 from sluicegate.extras import needs
@@ -465,7 +465,7 @@ def _print(out: Console, examined: Examined, patients: Sequence[Patient]) -> Non
             out.print(_memory_of(patient.rules))
 
 
-def _memory_of(rules: Sequence[RuleMemory]) -> Table:
+def _memory_of(rules: Sequence[RuleMemory]) -> Listing:
     """Return a table of the memory of each rule."""
     found = table("Keys of rule", "Keys", "Bytes each", "MB", right=("Keys", "Bytes each", "MB"))
     for rule, keys, size in rules:

@@ -1,15 +1,18 @@
 """How commands print: tables for people, and JSON for machines.
 
 Names of an application are data: markup in them is not read, and control characters are shown, not sent to the
-terminal.
+terminal. What an encoding cannot write is replaced.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
-from collections.abc import Callable, Generator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import Any, Final
 
 from sluicegate.cli.commands import Command
@@ -17,7 +20,7 @@ from sluicegate.extras import needs
 
 with needs("cli"):
     import click
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
     from rich.progress import Progress
     from rich.table import Table
     from rich.text import Text
@@ -56,12 +59,30 @@ def option_every(text: str) -> Callable[[Command], Command]:
 
 
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
-_WORDS: Final = ("Algorithm", "If down")  # columns of single words, which are not folded
+_WORDS: Final = ("Algorithm", "If down", "Identity")  # columns of single words, which are not folded
 _BAR: Final = 10  # characters
+_FOLDED: Final = 10  # characters to which a column may shrink; below that a table cannot be read
+
+
+_REPLACED: Final = {"→": ">", "✓": "+", "✗": "x", "█": "#", "░": ".", "…": "."}  # each one character wide
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    """Replace a character that an encoding does not have: our own signs by others, all else by its number."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    sign = error.object[error.start]
+    return _REPLACED.get(sign) or sign.encode("ascii", "backslashreplace").decode(), error.start + 1
+
+
+codecs.register_error("sluicegate", _replace)
 
 
 def console(*, stderr: bool = False) -> Console:
     """Return the terminal, or the file that the output goes to."""
+    stream = sys.stderr if stderr else sys.stdout
+    if isinstance(stream, TextIOWrapper):
+        stream.reconfigure(errors="sluicegate")
     return Console(highlight=False, stderr=stderr)
 
 
@@ -70,20 +91,78 @@ def plain(text: object, style: str = "") -> Text:
     return Text("".join([sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(text)]), style)
 
 
-def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Return an empty table that folds long words, so that nothing is cut off."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        word = column in _WORDS
-        made.add_column(column, overflow="fold", justify="right" if column in right else "left", no_wrap=word)
-    return made
+class Listing:
+    """Rows under columns. Where the terminal is too narrow for a table, a block of lines for each row.
+
+    A column without a name belongs to the one before it. A first cell that is empty is that of the row before.
+    """
+
+    def __init__(self, *columns: str, right: tuple[str, ...] = ()) -> None:
+        self._columns, self._right = columns, right
+        self._rows: list[tuple[Text, ...]] = []
+
+    def add_row(self, *cells: Text | str) -> None:
+        """Add a row. Cells that are left out are empty."""
+        self._rows.append(tuple([cell if isinstance(cell, Text) else plain(cell) for cell in cells]))
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows."""
+        return len(self._rows)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """Yield what is printed."""
+        widths = [self._narrowest(place) for place in range(len(self._columns))]
+        fits = sum(widths) + 2 * (len(widths) - 1) <= options.max_width
+        yield self._table(widths) if fits else Group(*self._blocks())
+
+    def _narrowest(self, place: int) -> int:
+        """Return the width to which a column may shrink."""
+        column = self._columns[place]
+        longest = max([len(column), *[row[place].cell_len for row in self._rows if len(row) > place]])
+        return longest if column in _WORDS else min(_FOLDED, longest)
+
+    def _table(self, widths: list[int]) -> Table:
+        """Return a table that folds long words, so that nothing is cut off."""
+        made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for column, width in zip(self._columns, widths, strict=True):
+            justify: JustifyMethod = "right" if column in self._right else "left"
+            no_wrap = column in _WORDS
+            made.add_column(column, overflow="fold", justify=justify, no_wrap=no_wrap, min_width=width)
+        for row in self._rows:
+            made.add_row(*row)
+        return made
+
+    def _blocks(self) -> Iterator[RenderableType]:
+        """Yield the first cell of each row, and below it a line for each other cell."""
+        for number, (head, *cells) in enumerate(self._rows):
+            if head.plain:
+                yield Text(head.plain, "bold")
+            elif number:
+                yield ""
+            lines: dict[str, Text] = {}
+            for column, cell in zip(self._columns[1:], cells, strict=False):
+                name = column or next(reversed(lines))
+                lines[name] = lines[name] + "  " + cell if name in lines else cell
+            block = Table.grid(padding=(0, 2, 0, 0))
+            block.add_column(no_wrap=True)
+            block.add_column(overflow="fold")
+            for name, cell in lines.items():
+                if cell.plain.strip():
+                    block.add_row(Text(f"  {name}"), cell)
+            yield block
+
+
+def table(*columns: str, right: tuple[str, ...] = ()) -> Listing:
+    """Return an empty table."""
+    return Listing(*columns, right=right)
 
 
 @contextmanager
 def scanning(what: str) -> Generator[Callable[[float], None]]:
     """Show a progress bar on a terminal while keys are scanned. Yields the function that moves it to a share."""
     out = console(stderr=True)
-    with Progress(console=out, transient=True, disable=not out.is_terminal) as progress:
+    with Progress(console=out, transient=True, disable=not out.is_interactive) as progress:
         task = progress.add_task(what, total=1.0)
         yield lambda share: progress.update(task, completed=share)
 
@@ -132,10 +211,9 @@ def span(seconds: float) -> str:
     return f"{left} s"
 
 
-def bar(used: int, limit: int, *, out: Console) -> Text:
+def bar(used: int, limit: int) -> Text:
     """Return how much of a limit is used, as a bar: green, yellow from three quarters on, red if nothing is left."""
     share = min(1.0, used / limit)
-    full, empty = ("#", ".") if out.options.ascii_only else ("█", "░")
     filled = _BAR if share == 1 else min(_BAR - 1, math.ceil(share * _BAR))
     color = "red" if share == 1 else "yellow" if share >= 0.75 else "green"
-    return Text(full * filled, color) + Text(empty * (_BAR - filled), "dim")
+    return Text("█" * filled, color) + Text("░" * (_BAR - filled), "dim")

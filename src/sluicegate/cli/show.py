@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from sluicegate.address import parse_address
@@ -13,6 +13,7 @@ from sluicegate.clock import MICROSECOND
 from sluicegate.extras import needs
 from sluicegate.identity import digest
 from sluicegate.plan import Outcome, Terms
+from sluicegate.web.charge import view_of
 
 with needs("cli"):
     import click
@@ -69,7 +70,9 @@ def show(identity: tuple[str, ...], name: str | None, app: str | None, *, quick:
 @click.command()
 @takes_identity
 @option_app
-@click.option("--rule", metavar="NAME", help="Only the budgets of this rule.")
+@click.option(
+    "--rule", metavar="NAME", help="Only the budgets of this rule, or of the charges in this view, or with this id."
+)
 @option_yes
 @as_json
 def reset(
@@ -79,15 +82,14 @@ def reset(
     application = load_app(app)
     forgotten: list[str] = []
     with opened(application) as limiters:
-        if rule is not None:
+        if rule is not None and ":" not in rule and not any([rule in budgets.views for budgets in limiters]):
             check_rule(limiters, rule)
         texts = [identity_text(budgets, identity, name) for budgets in limiters]
-        wanted = [None if rule is None else _terms_of(budgets, rule) for budgets in limiters]
         warn_of_mismatch(limiters, identity, rule)
         what = "everything" if rule is None else f"the rule {rule}"
         confirm(f"Forget {what} of {' '.join(identity) or name}?", yes=yes)
-        for budgets, text, terms in zip(limiters, texts, wanted, strict=True):
-            for rule_id in _stored(budgets, text) if terms is None else _used(budgets, text, terms):
+        for budgets, text in zip(limiters, texts, strict=True):
+            for rule_id in _meant(budgets, text, rule):
                 budgets.store.forget(rule_id, text)
                 forgotten.append(rule_id)
     if as_json:
@@ -101,9 +103,12 @@ def reset(
         console().print(plain(f"A process may repeat a refusal for {cached:g} s more (deny_cache).", "dim"))
 
 
-def _terms_of(budgets: Budgets, rule: str) -> list[Terms]:
-    """Return the terms of a rule of this application."""
-    return [each.terms for known in budgets.known.values() for each in known if rule in each.names]
+def _meant(budgets: Budgets, text: str, rule: str | None) -> list[str]:
+    """Return the ids under which an identity has used something: all, or those of a rule, of a view, or one id."""
+    terms = [each.terms for known in budgets.known.values() for each in known if rule in each.names]
+    if terms:
+        return _used(budgets, text, terms)
+    return [rule_id for rule_id in _stored(budgets, text) if rule in (None, rule_id, view_of(rule_id))]
 
 
 def _used(budgets: Budgets, text: str, terms: list[Terms]) -> list[str]:
@@ -160,25 +165,30 @@ def _kept(budgets: Budgets, text: str, *, quick: bool) -> tuple[list[tuple[Known
 
 
 def print_budgets(
-    kept: Iterable[tuple[Known, Outcome]], unknown: Iterable[str], foreign: Iterable[str], *, out: Console
+    kept: Iterable[tuple[Known, Outcome]], unknown: Sequence[str], foreign: Sequence[str], *, out: Console
 ) -> None:
-    """Print a table of budgets."""
+    """Print a table of budgets, and the ids of those that no rule has."""
     rows = table("Rule", "Used", "", "Left", "Full again in", "Now", right=("Left",))
     for known, outcome in kept:
         facts = describe(known, outcome)
         rows.add_row(
             plain(known.rule),
-            bar(facts["used"], facts["limit"], out=out),
+            bar(facts["used"], facts["limit"]),
             plain(f"{facts['used']} of {facts['limit']}"),
             plain(facts["remaining"]),
             plain(span(facts["reset_after"])),
             now_of(facts),
         )
+    if rows.row_count:
+        out.print(rows)
     for rule_id in unknown:
-        rows.add_row(plain(rule_id), plain("used; how much is not known: no rule has this id", "dim"))
+        view = view_of(rule_id)
+        why = "No rule of the application has this id" if view is None else f"Only the view {view} knows its quota"
+        out.print(plain(f"{rule_id}: used. {why}."))
     for rule_id in foreign:
-        rows.add_row(plain(rule_id), plain("another program wrote this key", "red"))
-    out.print(rows if rows.row_count else "Nothing is used.")
+        out.print(plain(f"{rule_id}: another program wrote this key", "red"))
+    if not (rows.row_count or unknown or foreign):
+        out.print("Nothing is used.")
 
 
 def now_of(facts: dict[str, Any]) -> Text:

@@ -22,7 +22,7 @@ from sluicegate.plan import Outcome
 
 with needs("cli"):
     import click
-    from rich.console import Console, Group
+    from rich.console import Group
     from rich.live import Live
 
     from sluicegate.cli.output import (
@@ -141,36 +141,36 @@ def top(app: str | None, most: int, rule: str | None, every: float, *, once: boo
     with opened(application) as limiters:
         if rule is not None:
             check_rule(limiters, rule)
-        if once or as_json or not out.is_terminal:
+        if once or as_json or not out.is_interactive:
             found = Top(most, rule)
             with scanning("scanning keys") as seen:
                 for budgets in limiters:
                     found.scan(budgets, seen)
-            print_json(_values(found)) if as_json else out.print(_table(found, 1.0, out=out))
+            print_json(_values(found)) if as_json else out.print(_table(found, 1.0))
             return
         with suppress(KeyboardInterrupt), Live(console=out, auto_refresh=False, screen=True) as live:
             now = shown = Top(most, rule)
             while True:
-                draw = partial(_draw, live, shown, out=out)  # the last whole look, or the first one while it is made
+                draw = partial(_draw, live, shown)  # the last whole look, or the first one while it is made
                 for budgets in limiters:
                     now.scan(budgets, draw)
-                _draw(live, now, 1.0, out=out)
+                _draw(live, now, 1.0)
                 shown, now = now, Top(most, rule)
                 Event().wait(every)
 
 
-def _draw(live: Live, found: Top, share: float, *, out: Console) -> None:
-    live.update(_table(found, share, out=out), refresh=True)
+def _draw(live: Live, found: Top, share: float) -> None:
+    live.update(_table(found, share), refresh=True)
 
 
-def _table(found: Top, share: float, *, out: Console) -> Group:
+def _table(found: Top, share: float) -> Group:
     rows = table("Rule", "Identity", "Used", "", "Now")
     for known, who, outcome, _ in found.best:
         facts = describe(known, outcome)
         rows.add_row(
             plain(known.rule),
             plain(who),
-            bar(facts["used"], facts["limit"], out=out),
+            bar(facts["used"], facts["limit"]),
             plain(f"{facts['used']} of {facts['limit']}"),
             now_of(facts),
         )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from http.client import HTTPException
 from math import inf, isfinite
 from threading import Event
@@ -24,7 +26,7 @@ from sluicegate.hidden import shown_url
 
 with needs("cli"):
     import click
-    from rich.console import Group
+    from rich.console import Group, RenderableType
     from rich.live import Live
 
 PATIENCE: Final = 5.0  # seconds for one reading
@@ -91,14 +93,18 @@ def watch(urls: tuple[str, ...], every: float, *, once: bool) -> None:
         out.print(frame(rates(before, _read(urls)), rows=None))
         return
     try:
-        with Live(plain("reading…"), console=out, auto_refresh=False) as live:
+        with ExitStack() as stack:
+            show: Callable[[RenderableType], object] = out.print  # a file, or a terminal that cannot move its cursor
+            if out.is_interactive:
+                live = stack.enter_context(Live(plain("reading…"), console=out, auto_refresh=False))
+                show = partial(live.update, refresh=True)
             while not Event().wait(every):
                 try:
                     after = _read(urls)
                 except UnreadableError as error:
-                    live.update(plain(error.format_message(), "red"), refresh=True)
+                    show(plain(error.format_message(), "red"))
                 else:
-                    live.update(frame(rates(before, after), rows=max(1, out.height - 5)), refresh=True)
+                    show(frame(rates(before, after), rows=max(1, out.height - 5)))
                     before = after
     except KeyboardInterrupt:
         out.print()

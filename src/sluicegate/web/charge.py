@@ -7,6 +7,7 @@ are given back. Then it raises RateLimitExceeded, which the adapter answers like
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Sequence
 from functools import partial
 from types import FunctionType, TracebackType
@@ -14,6 +15,7 @@ from typing import Any, Final, NamedTuple, Self, Unpack, cast
 
 from sluicegate.awaiting import label_of
 from sluicegate.errors import NotEnforcedError, RuleError
+from sluicegate.identity import digest
 from sluicegate.plan import BAN, Check, Decision, Outcome, Plan, RateLimitExceeded
 from sluicegate.rules.key import Caller
 from sluicegate.rules.rule import QuotaFunction
@@ -30,6 +32,9 @@ from sluicegate.web.settlement import AsyncSettlement, HeldCharges, Settlement
 AnyQuota = QuotaSpec | QuotaFunction
 
 _RULES: Final = 1024  # that are kept: the application's views have fewer
+_UNREADABLE: Final = re.compile(r"<locals>\.|[^A-Za-z0-9_.]")  # in the label of a view
+_LONGEST: Final = 41  # characters of a label in a scope: with a digest, the scope is as long as a plain one may be
+_CHARGE: Final = re.compile(r"([A-Za-z0-9_.]*)-[A-Za-z0-9_-]{22}:")
 
 
 class LateOptions(RuleOptions, total=False):
@@ -195,13 +200,29 @@ def bounds_of(gate: Gate | AsyncGate, rule: ChargedRule, view: Endpoint) -> tupl
     found = gate.charged.get((mark, view))
     if found is None:
         text = "~".join([text_of(mark), *([] if mark.rule.key is None else [_shown(mark.rule.key)])])
-        scope = scope_of(view._replace(label=f"{view.label}~{text}"))
+        whole = scope_of(view._replace(label=f"{view.label}~{text}"))
+        scope = f"{short_label(view.label)}-{digest(whole)}"
         found = gate.bind_rule(mark.rule_for(short_name(view), scope))
         if rule.lasts:
             if len(gate.charged) >= _RULES:
                 gate.charged.clear()
             gate.charged[mark, view] = found
     return found
+
+
+def short_label(label: str) -> str:
+    """Return the label of a view as the ids of its charges show it."""
+    return _UNREADABLE.sub("", label)[-_LONGEST:]
+
+
+def view_of(rule_id: str) -> str | None:
+    """Return the view that has made a charge with this id of a rule, for people; None for other rules.
+
+    >>> view_of("shop.orders-7Gb0o9Qe_P1kzJrX2YvWmA:sw60"), view_of("login:sw60")
+    ('shop.orders', None)
+    """
+    found = _CHARGE.match(rule_id)
+    return None if found is None else found[1]
 
 
 def text_of(mark: Mark) -> str:
