@@ -5,12 +5,17 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import orjson
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from sluicegate import Limiter
 from sluicegate.errors import LogError
+from sluicegate.events import DecisionEvent
 from sluicegate.replay.log import Log
 
 WANTED: Final = (
@@ -79,6 +84,8 @@ TRAEFIK_JSON: Final = (
     '"RequestMethod":"GET","RequestPath":"/a%20b?x=1","StartUTC":"2026-03-01T12:00:00.123456789Z",'
     '"request_User-Agent":"curl/8","request_X-Forwarded-For":"198.51.100.1","level":"info","msg":"","time":"x"}'
 )
+NOON: Final = 1772366400
+EVENT: Final = DecisionEvent(Limiter().hit("5/minute", "alice"), endpoint="/items/{id}", method="GET")
 SAMPLES: Final = [
     Sample(
         "vhost_combined",
@@ -153,6 +160,18 @@ SAMPLES: Final = [
         '2026-03-01 12:00:00,250 INFO:     192.0.2.1:5000 - "GET /a%20b?x=1 HTTP/1.1" 200 OK',
         "2026-03-01T12:00:00.250",
         {"address": "192.0.2.1", "path": "/a b", "query": "x=1", "status": 200},
+    ),
+    Sample(
+        "sluicegate",
+        orjson.dumps({"time": NOON, **EVENT.asdict()}).decode(),
+        "2026-03-01T12:00:00",
+        {"address": EVENT.rules[0].identity, "method": "GET", "path": "/items/{id}"},
+    ),
+    Sample(
+        "json",
+        '{"timestamp":"2026-03-01T12:00:00Z","client_ip":"192.0.2.1:5000","uri":"/a"}',
+        "2026-03-01T12:00:00",
+        {"address": "192.0.2.1", "path": "/a"},
     ),
     Sample(
         "json",
@@ -283,3 +302,71 @@ def test_what_cannot_be_read_is_an_error(text: str, given: str, message: str, tm
     path.write_text(text)
     with pytest.raises(LogError, match=message):
         list(Log([path], format=given).frames(()))
+
+
+NAMES_OF_VARIABLES: Final = {
+    "address": ("$remote_addr", "%h"),
+    "user": ("$remote_user", "%u"),
+    "request": ('"$request"', '"%r"'),
+    "status": ("$status", "%>s"),
+    "bytes": ("$body_bytes_sent", "%b"),
+    "agent": ('"$http_user_agent"', '"%{User-Agent}i"'),
+    "forwarded": ('"$http_x_forwarded_for"', '"%{X-Forwarded-For}i"'),
+    "time": ("[$time_local]", "%t"),
+}
+TEXTS: Final = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(lambda text: text != "-")
+WORDS: Final = st.text(st.characters(codec="ascii", min_codepoint=33, max_codepoint=126), min_size=1, max_size=9)
+
+
+def escaped(text: str, server: int) -> str:
+    """Write a text as nginx or Apache does."""
+    if server == 0:
+        special = b'"\\'
+        return "".join(chr(it) if 32 <= it < 127 and it not in special else f"\\x{it:02X}" for it in text.encode())
+    signs = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v", "\b": "\\b"}
+    return "".join(signs.get(chr(it)) or (chr(it) if 32 <= it < 127 else f"\\x{it:02x}") for it in text.encode())
+
+
+@pytest.mark.slow
+@given(
+    requests=st.lists(
+        st.tuples(
+            st.ip_addresses().map(str),
+            st.none() | WORDS.filter(lambda word: not set(word) & set('-"\\[')),
+            st.sampled_from(["GET", "POST", "PROPFIND"]),
+            TEXTS,
+            st.none() | WORDS.filter(lambda word: "#" not in word),
+            st.integers(100, 999),
+            st.integers(0, 2**50),
+            st.none() | TEXTS,
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    order=st.permutations([*NAMES_OF_VARIABLES]),
+    server=st.sampled_from([0, 1]),
+)
+@settings(max_examples=40, deadline=None)
+def test_what_a_format_string_writes_is_read_back(
+    requests: list[tuple[Any, ...]], order: list[str], server: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    expected, lines = [], []
+    for at, (address, user, method, path, query, status, size, agent) in enumerate(requests):
+        target = "/" + quote(path) + ("" if query is None else f"?{query}")
+        texts = {
+            "address": address,
+            "user": user or "-",
+            "request": f'"{escaped(f"{method} {target} HTTP/1.1", server)}"',
+            "status": str(status),
+            "bytes": str(size),
+            "agent": f'"{escaped(agent or "-", server)}"',
+            "forwarded": '"-"',
+            "time": f"[01/Mar/2026:12:00:{at:02} +0000]",
+        }
+        lines.append(" ".join(texts[name] for name in order))
+        expected.append(((NOON + at) * 1_000_000, address, user, method, f"/{path}", query, status, size, agent, None))
+    log_file = tmp_path_factory.mktemp("log") / "access.log"
+    log_file.write_text("\n".join(lines) + "\n")
+    form = " ".join(NAMES_OF_VARIABLES[name][server] for name in order)
+    wanted = ("address", "user", "method", "path", "query", "status", "bytes", "agent", "forwarded")
+    assert pl.concat(list(Log([log_file], format=form).frames(wanted))).rows() == expected

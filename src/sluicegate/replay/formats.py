@@ -155,6 +155,8 @@ class Json:
     """For a column, the paths where its value may be: the first that is there counts."""
     header: Callable[[str], Sequence[Path]] | None = None
     """Where the value of a header is."""
+    marker: str = ""
+    """A name that every line has, by which the format is told from others."""
     escape: str = ""
     ignored: str = ""
 
@@ -170,6 +172,8 @@ class Json:
             try:
                 loaded = orjson.loads(line)
             except orjson.JSONDecodeError:
+                loaded = None
+            if self.marker and not (isinstance(loaded, dict) and self.marker in loaded):
                 loaded = None
             for column, found in values.items():
                 found.append(_first(loaded, paths[column]))
@@ -193,7 +197,10 @@ def _first(loaded: object, paths: Iterable[Path]) -> str | None:
     for path in paths:
         value = loaded
         for name in path:
-            value = value.get(name) if isinstance(value, dict) else None
+            if isinstance(value, list):
+                value = value[int(name)] if name.isdecimal() and int(name) < len(value) else None
+            else:
+                value = value.get(name) if isinstance(value, dict) else None
         if isinstance(value, list):
             value = ", ".join(each for each in value if isinstance(each, str))
         if isinstance(value, str):

@@ -133,6 +133,7 @@ CADDY: Final = Json(
         "forwarded": [("request", "headers", "X-Forwarded-For")],
     },
     header=lambda name: [("request", "headers", name.title())],
+    marker="request",
 )
 # https://doc.traefik.io/traefik/observability/access-logs/
 TRAEFIK_JSON: Final = Json(
@@ -152,6 +153,7 @@ TRAEFIK_JSON: Final = Json(
         "forwarded": [("request_X-Forwarded-For",)],
     },
     header=lambda name: [(f"request_{name.title()}",)],
+    marker="ClientHost",
 )
 # https://developers.cloudflare.com/logs/logpush/logpush-job/datasets/zone/http_requests/
 CLOUDFLARE: Final = Json(
@@ -168,6 +170,7 @@ CLOUDFLARE: Final = Json(
         "agent": [("ClientRequestUserAgent",)],
     },
     header=lambda name: [("RequestHeaders", name)],
+    marker="EdgeStartTimestamp",
 )
 # https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry#HttpRequest
 GCP: Final = Json(
@@ -183,11 +186,24 @@ GCP: Final = Json(
         "duration": [("httpRequest", "latency")],
         "agent": [("httpRequest", "userAgent")],
     },
+    marker="httpRequest",
+)
+# DecisionEvent.asdict(), to which the application has added a time. What the first rule counted is the identity.
+EVENTS: Final = Json(
+    "sluicegate",
+    kinds={"time": "any"},
+    places={
+        "time": [("time",), ("timestamp",), ("ts",)],
+        "address": [("rules", "0", "identity")],
+        "method": [("method",)],
+        "path": [("endpoint",)],
+    },
+    marker="rules",
 )
 
 KNOWN: Final[tuple[Format, ...]] = (
     TRAEFIK, VHOST_COMBINED, COMBINED, COMMON, HAPROXY_HTTPS, HAPROXY, ALB, CLOUDFRONT, UVICORN, CADDY, TRAEFIK_JSON,
-    CLOUDFLARE, GCP,
+    CLOUDFLARE, GCP, EVENTS,
 )  # fmt: skip
 """Formats that are recognised, the more special ones first."""
 
