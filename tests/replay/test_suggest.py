@@ -12,6 +12,7 @@ import pytest
 from sluicegate.replay.candidates import from_rules
 from sluicegate.replay.decide import decisions
 from sluicegate.replay.model import DAY, LOGIN, PEOPLE, Model, frames
+from sluicegate.replay.run import Given
 from sluicegate.replay.suggest import SECOND, Suggester, Suggestion, Suggestions, gather, nice
 
 ATTACK = Model(visitors=150, office=40, clients=2, crawlers=1)
@@ -26,7 +27,7 @@ def traffic(model: Model) -> pl.DataFrame:
 
 
 def suggested(frame: pl.DataFrame, *patterns: str, key: str = "ip", share: float = 0.001) -> Suggestions:
-    return Suggester(gather([frame], key=key), share=share).all(patterns)
+    return Suggester(gather(Given([frame]), key=key), share=share).all(patterns)
 
 
 def only(frame: pl.DataFrame, share: float = 0.001) -> Suggestion:

@@ -40,6 +40,7 @@ COMMANDS: Final = {
     "doctor": "sluicegate.cli.doctor",
     "watch": "sluicegate.cli.watch",
     "replay": "sluicegate.cli.replay",
+    "suggest": "sluicegate.cli.suggest",
 }
 """The module of each command. It has a click command of the same name, with a hyphen as an underscore."""
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from sluicegate.extras import needs
-from sluicegate.replay.result import Result
 
 with needs("replay"):
     import orjson
 
 
-def as_json(result: Result) -> bytes:
+def as_json(result: tuple[Any, ...]) -> bytes:
     """Return a result as JSON. The names are those of the fields, and docs/replay-report.md lists them."""
     return orjson.dumps(plain_values(result), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 

@@ -48,7 +48,7 @@ class Sign(NamedTuple):
 SIGNS: Final[Mapping[str, Sign]] = {
     "regular": Sign(
         2,
-        "half of its {requests} requests come {low:g} to {high:g} s after the one before",
+        "half of its pauses last {low:g} to {high:g} s",
         "people pause for a second here and a minute there; the middle half of 20 pauses within 10 % is a timer",
     ),
     "sleepless": Sign(
@@ -56,29 +56,29 @@ SIGNS: Final[Mapping[str, Sign]] = {
     ),
     "fast": Sign(
         2,
-        "{fastest} pages within 5 minutes, by {people} browsers",
+        "{fastest:,} pages within 5 minutes",
         "a page a second for five minutes is faster than people read",
     ),
     "failing": Sign(
         2,
-        "{failed:.0%} of its {requests} requests failed with 401, 403 or 404",
+        "{failed:.0%} of its {requests:,} requests failed with 401, 403 or 404",
         "people mistype, but most of what they ask for exists: half of 20 requests is a guess",
     ),
     "refused": Sign(
         2,
-        "each of its {requests} requests failed with 401 or 403",
+        "each of its {requests:,} requests failed with 401 or 403",
         "people open a page before they log in; three refused requests and nothing else is a list of passwords",
     ),
     "bare": Sign(
         1,
-        "none of its {requests} requests was for an image, a script or a style",
+        "none of its {requests:,} requests was for an image, a script or a style",
         "browsers load them with a page; a cache may hold some, but hardly all of 20 requests",
     ),
     "wandering": Sign(
-        1, "{paths} different pages in one day", "people open dozens of pages a day, not 200 different ones"
+        1, "{paths:,} different pages in one day", "people open dozens of pages a day, not 200 different ones"
     ),
     "single": Sign(
-        1, "each of its {requests} requests is for the same path", "50 requests to one path are seldom a person's"
+        1, "each of its {requests:,} requests is for the same path", "50 requests to one path are seldom a person's"
     ),
     "name": Sign(
         1, "it calls itself {agent!r}", "only a program says that it is one; any program may say that it is not"
@@ -189,7 +189,9 @@ def _browsers(frame: pl.DataFrame, *, sees_assets: bool) -> pl.DataFrame:
 
 
 def _unseen(frame: pl.DataFrame, *, sees_assets: bool) -> tuple[str, ...]:
-    found = []
+    found: list[str] = []
+    if not frame.height:
+        return ()
     if not sees_assets:
         found.append("the log has no images, scripts or styles: whether a client loads them says nothing")
     if not frame["agent"].is_not_null().any():

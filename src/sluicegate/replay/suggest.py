@@ -9,18 +9,23 @@ limit that all other days give is tried on the day that was left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, islice
 from math import floor
 from typing import Any, Final, NamedTuple
 
 from sluicegate.extras import needs
+from sluicegate.identity import digest
 from sluicegate.replay.candidates import Candidate, from_rules, parse_rule
 from sluicegate.replay.decide import Ready, decisions
 from sluicegate.replay.kinds import AUTOMATED, SHARED, Kinds, is_asset, is_program, kinds_of
+from sluicegate.replay.log import Counts
 from sluicegate.replay.peaks import PEAK, peaks
 from sluicegate.replay.routes import route_of
+from sluicegate.replay.run import Frames
 from sluicegate.replay.traffic import FIELD
+from sluicegate.replay.words import count as count_of
+from sluicegate.replay.words import share as share_of
 from sluicegate.rules.rule import Rule
 
 with needs("replay"):
@@ -28,7 +33,7 @@ with needs("replay"):
 
 SECOND: Final = 1_000_000
 PERIODS: Final = {"second": SECOND, "minute": 60 * SECOND, "hour": 3600 * SECOND, "day": 86_400 * SECOND}
-WANTED: Final = ("address", "forwarded", "user", "method", "path", "status", "agent")
+WANTED: Final = ("method", "path", "status", "agent")
 """The columns of traffic that it reads, beside those of the key."""
 
 _DAY: Final = PERIODS["day"]
@@ -79,6 +84,11 @@ class Suggestion(NamedTuple):
     stopped: float  # by these together: the share of the programs' requests
     verdict: str
 
+    @property
+    def requests_to(self) -> str:
+        """The requests of the group, as text."""
+        return " ".join([",".join(self.methods), self.path or ""]).strip() or "every request"
+
 
 class Suggestions(NamedTuple):
     """The suggestions for a log."""
@@ -101,11 +111,20 @@ class Gathered(NamedTuple):
     key: str
 
 
-def gather(frames: Iterable[pl.DataFrame], *, key: str = "ip", options: Mapping[str, Any] | None = None) -> Gathered:
-    """Read frames of traffic. `key` is written as in `--rule "… by KEY"`; `options` are settings, such as
-    `trusted_proxies`.
+def gather(
+    log: Frames,
+    *,
+    key: str = "ip",
+    options: Mapping[str, Any] | None = None,
+    since: int | None = None,
+    until: int | None = None,
+    progress: Callable[[], object] = lambda: None,
+) -> Gathered:
+    """Read a log, from `since` to before `until`. `key` is written as in `--rule "… by KEY"`; `options` are settings,
+    such as `trusted_proxies`. `progress` is called after each frame.
     """
     ready = Ready(from_rules([f"1/second by {key}"], **(options or {})))
+    time = pl.col("time")
     kept: dict[str, pl.DataType] = {
         "time": pl.Int64(),
         _WHO: pl.Categorical(),
@@ -115,7 +134,9 @@ def gather(frames: Iterable[pl.DataFrame], *, key: str = "ip", options: Mapping[
         "agent": pl.Categorical(),
     }
     parts = [pl.DataFrame(schema=kept)]
-    for frame in frames:
+    for whole in log.frames({*WANTED, *ready.wanted}):
+        progress()
+        frame = whole.filter(time >= (since or 0), time < (until or 2**62))
         known = [frame[name] if name in frame.columns else pl.lit(None).alias(name) for name in kept if name != _WHO]
         part = frame.select(*known, ready.identify(frame).alias(_WHO))
         parts.append(part.filter(pl.col(_WHO).is_not_null()).select(pl.col(name).cast(to) for name, to in kept.items()))
@@ -125,10 +146,14 @@ def gather(frames: Iterable[pl.DataFrame], *, key: str = "ip", options: Mapping[
 class Suggester:
     """Finds limits in the traffic of a log."""
 
-    def __init__(self, gathered: Gathered, *, share: float = 0.001, resolution: float = SECOND) -> None:
+    def __init__(
+        self, gathered: Gathered, *, share: float = 0.001, resolution: int = SECOND, read: tuple[str, ...] = ()
+    ) -> None:
+        """`resolution` is that of the times, in microseconds. `read` is what to say about the lines of the log."""
         self.key = gathered.key
         self.share = share
-        self.resolution = int(resolution)
+        self.resolution = resolution
+        self._read = read
         rows = gathered.rows.with_columns(asset=is_asset(), program=is_program())
         self.kinds: Kinds = kinds_of(rows.rename({_WHO: "who"}), resolution=self.resolution)
         start = rows["time"].min()
@@ -139,15 +164,16 @@ class Suggester:
         )
         self.days = self.rows["day"].n_unique()
 
-    def all(self, patterns: Sequence[str] = ()) -> Suggestions:
+    def all(self, patterns: Sequence[str] = (), *, show_identities: bool = False) -> Suggestions:
         """Suggest limits for groups of requests: those of the patterns, as "/api/*" or "POST /login", or those that
-        are found.
+        are found. Identities are shown as digests.
         """
         groups = [_split(pattern) for pattern in patterns] if patterns else self._groups()
         table = self.kinds.table
         programs = table.filter(pl.col("kind") == AUTOMATED).sort("requests", descending=True).head(10)
         named = [
-            (row["who"], row["requests"], self.kinds.reasons(row["who"])) for row in programs.iter_rows(named=True)
+            (who if show_identities else digest(who), requests, self.kinds.reasons(who))
+            for who, requests in programs.select("who", "requests").iter_rows()
         ]
         return Suggestions(
             key=self.key,
@@ -185,7 +211,7 @@ class Suggester:
         ]
 
     def _notes(self) -> tuple[str, ...]:
-        notes = [*self.kinds.unseen]
+        notes = [*self._read, *self.kinds.unseen]
         if self.days < 2:
             notes.append("one day only: nothing says how the limits would do on another day")
         if self.resolution >= SECOND and self.rows.height:
@@ -342,6 +368,8 @@ class _Group:
 
 def _verdict(group: _Group, limits: Sequence[Limit], stopped: float) -> tuple[str, bool]:
     """Return in sentences how well limits tell programs from people here, and whether one is suggested."""
+    if not group.rows.height:
+        return "No requests.", False
     if not limits:
         return (
             "Only programs ask here: the log cannot say how much they should. Agree on a limit with their owners.",
@@ -358,14 +386,14 @@ def _verdict(group: _Group, limits: Sequence[Limit], stopped: float) -> tuple[st
     if not programs.height:
         return f"No programs here: a guard that nobody has needed so far.{shared}", True
     if stopped >= _SEPARATES:
-        return f"Stops {percent(stopped)} of what programs sent.{shared}", True
+        return f"Stops {share_of(stopped, 1)} of what programs sent.{shared}", True
     each = programs.group_by(_WHO).len()["len"].to_list()
     spread = len(each) >= 10 and max(each) * 10 <= programs.height
     what = f"it comes from {len(each)} identities, none of which sent more than {max(each)} requests"
     what = what if spread else "the rest is as slow as people are"
     instead = "Count failures by user, ask for a proof (a challenge, a second factor), or deny by a list."
     if stopped > _NOTHING:
-        return f"Stops {percent(stopped)} of what programs sent: {what}. {instead}{shared}", True
+        return f"Stops {share_of(stopped, 1)} of what programs sent: {what}. {instead}{shared}", True
     return f"No limit does: {what}. {instead}{shared}", False
 
 
@@ -380,15 +408,17 @@ def nice(limit: int, steps: int = 0) -> int:
     return next(higher)
 
 
-def percent(share: float) -> str:
-    """Return a share, never rounded to all or nothing.
-
-    >>> percent(0.99951), percent(1), percent(0.00001), percent(0)
-    ('99.9 %', '100 %', '0.1 %', '0 %')
-    """
-    tenths = share * 1000
-    shown = min(999, max(1, round(tenths))) if 0 < tenths < 1000 else round(tenths)
-    return f"{shown / 10:g} %"
+def what_was_read(read: Counts) -> tuple[str, ...]:
+    """Return what a reader must know about the lines of a log."""
+    found = []
+    if read.unreadable.lines:
+        file, number, line = read.unreadable.examples[0]
+        found.append(
+            f"{count_of(read.unreadable.lines, 'line')} of {read.lines:,} unreadable, as {file}:{number}: {line}"
+        )
+    if read.late:
+        found.append(f"{count_of(read.late, 'line')} out of order beyond the window")
+    return tuple(found)
 
 
 def _candidate(quota: str, on: str) -> Candidate:

@@ -22,7 +22,7 @@ def count(number: int, one: str, several: str = "") -> str:
     return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
-def share(part: int, whole: int) -> str:
+def share(part: float, whole: float) -> str:
     """Return a part in percent, never rounded to nothing or to all.
 
     >>> share(1, 8), share(1, 1_000_000), share(999_999, 1_000_000), share(0, 5), share(5, 5), share(0, 0)

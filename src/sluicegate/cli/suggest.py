@@ -1,0 +1,149 @@
+"""`sluicegate suggest`: proposes limits from access logs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sluicegate.errors import LineError
+from sluicegate.extras import needs
+from sluicegate.replay.words import count, share
+
+with needs("cli"):
+    import click
+
+    from sluicegate.cli.logs import Unreadable, chosen, open_log, progress, takes_logs, trusted
+    from sluicegate.cli.output import as_json, console, plain, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sluicegate.replay.suggest import Suggestion, Suggestions
+
+
+_REASONS: Final = 3  # of a program; JSON has all
+_NUMBERS: Final = ("Exact", "Held out", "People refused", "Programs stopped")
+
+
+def _share(_context: click.Context, _option: click.Parameter, given: str) -> float:
+    number, percent, rest = given.partition("%")
+    try:
+        found = float(number) / (100 if percent else 1)
+    except ValueError:
+        found = -1.0
+    if rest or not 0 <= found <= 1:
+        raise click.BadParameter(f"{given!r}: give a share from 0 to 1, or from 0% to 100%")
+    return found
+
+
+@click.command()
+@takes_logs
+@click.option("--by", "key", default="ip", show_default=True, metavar="KEY", help="Whose requests are counted.")
+@click.option(
+    "--share",
+    "allowed",
+    default="0.1%",
+    show_default=True,
+    callback=_share,
+    metavar="SHARE",
+    help="Of people, refused at most.",
+)
+@click.option("--group", "groups", multiple=True, metavar="PATTERN", help='As "/api/*" or "POST /login".')
+@click.option("--toml", "as_toml", is_flag=True, help="Print only the rules, as TOML.")
+@click.option(
+    "--decorators",
+    "framework",
+    type=click.Choice(["starlette", "fastapi", "flask", "django"]),
+    help="Print only the rules, as decorators.",
+)
+@as_json
+def suggest(
+    *,
+    key: str,
+    allowed: float,
+    groups: tuple[str, ...],
+    as_toml: bool,
+    framework: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Propose limits from past traffic: the smallest that refuse programs and hardly any people.
+
+    Each limit is replayed through the engine, and the figures are those of the replay.
+
+    \b
+    sluicegate suggest access.log
+    sluicegate suggest access.log --by user --group "/api/*" --share 0.5%
+    """
+    from sluicegate.replay import document, paste  # here: the help needs no extra
+    from sluicegate.replay.suggest import Suggester, gather, what_was_read
+
+    show = options.pop("show_identities")
+    settings = trusted(options)
+    log = open_log(options)
+    since, until = chosen(options)
+    try:
+        with progress("reading") as move:
+            traffic = gather(log, key=key, options=settings, since=since, until=until, progress=lambda: move(log))
+    except LineError as error:
+        raise Unreadable(str(error)) from error
+    read = log.read
+    suggester = Suggester(traffic, share=allowed, resolution=round(read.resolution * 1e6), read=what_was_read(read))
+    found = suggester.all(groups, show_identities=show)
+    if as_json:
+        click.echo(document.as_json(found), nl=False)
+    elif as_toml:
+        click.echo(paste.as_toml(found), nl=False)
+    elif framework is not None:
+        click.echo(paste.as_decorators(found, framework), nl=False)
+    else:
+        _show(found, console())
+        click.echo(paste.as_toml(found), nl=False)
+
+
+def _show(found: Suggestions, out: Console) -> None:
+    """Print the suggestions as tables."""
+    kinds = dict(found.kinds)
+    people = count(sum(kinds.values()) - kinds.get("automated", 0), "identity", "identities")
+    out.print(plain(f"{found.requests:,} requests in {count(found.days, 'day')}, by {found.key}", "bold"))
+    shared = f", {kinds['shared']} of them many people" if kinds.get("shared") else ""
+    few = f", {kinds['unclear']} with too few requests to say" if kinds.get("unclear") else ""
+    out.print(plain(f"{people} of people{shared}{few}; {count(kinds.get('automated', 0), 'program')}"))
+    for note in found.notes:
+        out.print(plain(f"Note: {note}.", "dim"))
+    if found.programs:
+        rows = table("Program", "Requests", "Why", right=("Requests",))
+        for identity, requests, reasons in found.programs:
+            rows.add_row(plain(identity), plain(f"{requests:,}"), plain("; ".join(reasons[:_REASONS])))
+        out.print()
+        out.print(rows)
+    for each in found.suggestions:
+        out.print()
+        _show_one(each, out)
+    out.print()
+    out.print(plain("Rules to paste", "bold"))
+
+
+def _show_one(each: Suggestion, out: Console) -> None:
+    out.print(plain(each.requests_to, "bold"))
+    by = f"{count(each.identities, 'identity', 'identities')} of people"
+    programs = f", {each.program_requests:,} by {count(each.programs, 'program')}" if each.programs else ""
+    out.print(plain(f"{each.requests:,} requests by {by}{programs}"))
+    rows = table(
+        "Limit", "Exact", "Other days", "Held out", "People", "Programs", right=("Exact", "People", "Programs")
+    )
+    chosen = (each.quota or "").split("; ")
+    for limit in each.limits:
+        days = "" if limit.low is None else f"{limit.low:,} to {limit.high:,}"
+        held_out = "" if limit.held_out is None else share(limit.held_out, 1)
+        cells = (
+            limit.quota,
+            limit.exact,
+            days,
+            held_out,
+            limit.people,
+            share(limit.stopped, 1) if each.programs else "",
+        )
+        rows.add_row(*[plain(cell, "bold" if limit.quota in chosen else "") for cell in cells])
+    if each.limits:
+        out.print(rows)
+    out.print(plain(each.verdict))

@@ -1,0 +1,152 @@
+"""`sluicegate suggest`: what it prints about a generated log, and rules that can be pasted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+from flask import Flask
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+import tests.adapters.django_app  # noqa: F401  # configures Django
+from sluicegate import Settings
+from sluicegate.cli.commands import sluicegate
+from sluicegate.flask import RateLimiter
+from sluicegate.replay.log import Log
+from sluicegate.replay.model import Model, write
+from sluicegate.replay.paste import FRAMEWORKS, as_decorators, as_toml
+from sluicegate.replay.suggest import Suggester, gather
+from sluicegate.rules.rule import Rule
+from sluicegate.starlette import RateLimitMiddleware
+
+ON = ("--group", "POST /login")
+SMALL = Model(days=2, visitors=80, office=20, clients=1, crawlers=1, storm=False)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("logs") / "access.log"
+    write(SMALL, path)
+    return str(path)
+
+
+def run(*words: str) -> Result:
+    done = CliRunner().invoke(sluicegate, ["suggest", *words], env={"COLUMNS": "80"})
+    assert done.exit_code in {0, 1, 2}, done.output
+    return done
+
+
+def test_it_says_which_limit_stops_the_attack(log: str) -> None:
+    done = run(log, *ON)
+    assert "Stops 99." in done.output
+    assert "185.220.101.4" not in done.output
+    assert "185.220.101.4" in run(log, *ON, "--show-identities").output
+    (found,) = json.loads(run(log, *ON, "--json").stdout)["suggestions"]
+    assert found["people_refused"] == 0
+    assert found["stopped"] >= 0.99
+    assert f'quota = "{found["quota"]}"' in done.output
+
+
+def test_the_toml_is_settings_in_shadow(log: str, tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    path.write_text(run(log, "--toml").stdout)
+    rules = [rule for rule in Settings.from_toml(path).rules if isinstance(rule, Rule)]
+    assert [rule.name for rule in rules][:2] == ["everything", "login"]
+    assert {rule.key for rule in rules} == {"ip"}
+    assert {rule.mode for rule in rules} == {"shadow"}
+
+
+@pytest.mark.parametrize(
+    ("key", "written"),
+    [("user", "user"), ("header:X-Team, ip", ("header:X-Team", "ip")), ("path:1", "user"), ("json:loads", json.loads)],
+)
+def test_the_key_is_that_of_settings(log: str, tmp_path: Path, key: str, written: object) -> None:
+    """A key that only a log has is named in a comment."""
+    found = Suggester(gather(Log([log]))).all(ON[1:])._replace(key=key)
+    path = tmp_path / "limits.toml"
+    path.write_text(as_toml(found))
+    (rule,) = Settings.from_toml(path).rules
+    assert isinstance(rule, Rule)
+    assert rule.key == written
+    assert ("give the key of your application" in path.read_text()) == (key == "path:1")
+
+
+def starlette(view: Any) -> int:
+    app = Starlette(routes=[Route("/login", view, methods=["POST"])])
+    app.add_middleware(RateLimitMiddleware, default_limits=[])
+    return TestClient(app).post("/login").status_code
+
+
+def flask(view: Any) -> int:
+    app = Flask("shop")
+    RateLimiter(app)
+    app.post("/login")(view)
+    return app.test_client().post("/login").status_code
+
+
+def django(view: Any) -> int:
+    request: HttpRequest = RequestFactory().post("/login")
+    response: HttpResponse = view(request)
+    return response.status_code
+
+
+BODIES = {"starlette": "return Answer('in')", "flask": "return 'in'", "django": "return Answer('in')"}
+ANSWERS = {"starlette": PlainTextResponse, "flask": None, "django": HttpResponse}
+
+
+@pytest.mark.parametrize("ask", [starlette, flask, django])
+def test_the_decorators_run(log: str, ask: Callable[[Any], int]) -> None:
+    """Enforced, they refuse what is above the limit."""
+    name = ask.__name__
+    text = run(log, *ON, "--decorators", name).stdout
+    assert 'mode="shadow"' in text
+    text = text.replace(', mode="shadow"', "").replace("...", BODIES[name]).replace("/hour", "/hour; 2/day")
+    names: dict[str, Any] = {"Answer": ANSWERS[name]}
+    exec(text, names)
+    assert ask(names["login"]) == 200
+
+
+def test_decorators_of_all_groups_are_code(log: str) -> None:
+    found = Suggester(gather(Log([log]))).all()
+    for name in FRAMEWORKS:
+        text = as_decorators(found, name)
+        exec(text, {})
+        assert "default_limits = [" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (["--share", "101%"], 2, "from 0% to 100%"),
+        (["--share", "some"], 2, "from 0% to 100%"),
+        (["--by", "header"], 2, "did you mean"),
+        (["--group", "login"], 2, "no such method"),
+        (["--decorators", "bottle"], 2, "flask"),
+    ],
+)
+def test_wrong_words(log: str, words: list[str], status: int, says: str) -> None:
+    done = run(log, *words)
+    assert done.exit_code == status
+    assert says in done.output
+
+
+def test_unreadable_lines_are_named_and_strict_stops(log: str, tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    path.write_text("".join(Path(log).read_text().splitlines(keepends=True)[:400]) + "what is this?\n")
+    assert "1 line of 401 unreadable" in " ".join(run(str(path)).output.split())
+    assert run(str(path), "--strict").exit_code == 1
+
+
+def test_no_requests(log: str) -> None:
+    done = run(log, "--since", "2027-01-01")
+    assert done.exit_code == 0
+    assert "No requests." in done.output
