@@ -42,6 +42,7 @@ _SMALL: Final = (1, 2, 3, 4, 5, 6, 8)
 _NICE: Final = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
 _STEPS: Final = 5
 _LOGIN: Final = re.compile(r"(?i)log-?in|sign-?(?:in|up)|auth|token|session|passw|register|otp|verify|reset")
+_WORD: Final = re.compile(r"[A-Za-z][\w-]*")
 _GROUPS: Final = 8  # that are found, beside those for logins
 _SEPARATES: Final = 0.9  # of the requests of programs: so much must a limit stop to be called one that separates
 _NOTHING: Final = 0.1
@@ -437,7 +438,7 @@ def _named(
     """Return the groups, each with a name for its rule."""
     found: dict[str, tuple[tuple[str, ...], str | None]] = {}
     for methods, path in groups:
-        words = re.findall(r"[A-Za-z][\w-]*", path or "") or (["home"] if path else ["everything"])
+        words = _WORD.findall(path or "") or (["home"] if path else ["everything"])
         stem = "-".join(words)[:50]
         name, number = stem, 2
         while name in found:
