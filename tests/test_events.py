@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 
-from sluicegate import AsyncLimiter, Ban, Limiter, ManualClock, Rule
+from sluicegate import AsyncLimiter, Ban, Limiter, ManualClock, Rule, asgi
 from sluicegate.events import DecisionEvent, Delivery, Pending, RuleEvent
 from sluicegate.identity import digest, identity_text
-from sluicegate.plan import FORBIDDEN, NEVER, Check, Decision, Outcome, Terms
+from sluicegate.plan import FORBIDDEN, NEVER, Check, Decision, Outcome, Plan, Terms
 from sluicegate.rules.terms import make_terms, read
 from sluicegate.stores.async_adapter import AsyncAdapter
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.testing import BrokenStore
 from sluicegate.wsgi import RateLimitMiddleware
+from tests.adapters.asgi_client import make_scope
 
 ALICE = identity_text("alice")
 TEN: Terms = make_terms("ten", read("10/minute"), algorithm="gcra")[0]
@@ -402,3 +403,44 @@ print([name for name in ("sluicegate.events", "sluicegate.stores.watched") if na
 def test_without_the_option_nothing_of_events_is_loaded() -> None:
     found = subprocess.run([sys.executable, "-c", UNUSED], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+class Late(AsyncAdapter):
+    """A store that charges, and whose reply never comes."""
+
+    charged: asyncio.Event
+
+    async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        outcomes = await super().run(plan)
+        if plan.charge:
+            self.charged.set()
+            await asyncio.Event().wait()
+        return outcomes
+
+
+@pytest.mark.parametrize("how", ["limiter", "asgi"])
+def test_a_request_that_is_cancelled_before_the_decision_has_no_event(how: str) -> None:
+    """docs/events.md says so: its charge stays, and nobody knows whether it was allowed."""
+    seen: list[DecisionEvent] = []
+
+    async def main() -> None:
+        store = Late(MemoryStore())
+        store.charged = asyncio.Event()
+        if how == "limiter":
+            limiter = AsyncLimiter(store, on_decision=seen.append)
+            call: Any = limiter.hit("5/minute", ("ip", "198.51.100.9"), action="default")
+        else:
+            options: Any = {"store": store, "default_limits": ["5/minute"], "on_decision": seen.append}
+            call = asgi.RateLimitMiddleware(unreached, **options)(make_scope(), unreached, unreached)
+        task = asyncio.create_task(call)
+        await store.charged.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not seen
+        assert store.describe().entries == 1  # it was charged
+
+    async def unreached(*_: Any) -> Any:
+        raise AssertionError
+
+    asyncio.run(main())
