@@ -286,6 +286,13 @@ def empty() -> Result:
     return Result(traffic, (), (), 0.0)
 
 
+def crowded() -> Result:
+    """Return the result with ten candidates, of long names and with large numbers."""
+    found = generated().candidates[0]._replace(refused=123_456_789, decided=987_654_321)
+    names = [f"a_candidate_with_a_name_that_is_long_{number}.toml" for number in range(10)]
+    return generated()._replace(candidates=tuple(found._replace(name=name, curves=()) for name in names))
+
+
 def nothing_refused() -> Result:
     """Return a result whose candidate refuses nothing."""
     return generated()._replace(candidates=(candidate("high", Asked("high", 1_000_000, 60)),))

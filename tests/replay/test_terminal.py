@@ -17,9 +17,9 @@ from sluicegate.replay.document import as_json
 from sluicegate.replay.result import Result
 from sluicegate.replay.terminal import show
 from sluicegate.replay.words import answer
-from tests.replay.results import empty, generated, hostile, nothing_refused
+from tests.replay.results import crowded, empty, generated, hostile, nothing_refused
 
-RESULTS = (generated, nothing_refused, empty, hostile)
+RESULTS = (generated, nothing_refused, empty, hostile, crowded)
 
 
 def shown(result: Result, *, width: int = 80, encoding: str = "utf-8") -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 from sluicegate.quota import Quota
 from sluicegate.replay.result import Candidate, ClosedLoop, Load, Result, Traffic
 
+_NAMED: Final = 3  # candidates that are enumerated
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
@@ -85,13 +86,17 @@ def headline(result: Result) -> str:
     shares = [share(each.refused, result.traffic.requests) for each in sorted(found, key=lambda each: each.refused)]
     if not any(each.refused for each in found):
         return f"None of {len(found)} candidates refuses a request."
+    some = shares[0] if shares[0] == shares[-1] else f"{shares[0]} to {shares[-1]}"
+    return f"{len(found)} candidates refuse {some} of all requests. {_verdict(found)}"
+
+
+def _verdict(found: Sequence[Candidate]) -> str:
+    """Return which candidates refuse nobody innocent."""
     fair = [printable(each.name) for each in found if not each.innocent.identities]
-    verdict = (
-        "Each refuses innocent identities." if not fair else f"Nobody innocent is refused by {_enumeration(fair)}."
-    )
-    if len(fair) == len(found):
-        verdict = "None refuses an innocent identity."
-    return f"{len(found)} candidates refuse {shares[0]} to {shares[-1]} of all requests. {verdict}"
+    if len(fair) in (0, len(found)):
+        return "None refuses an innocent identity." if fair else "Each refuses innocent identities."
+    names = _enumeration(fair) if len(fair) <= _NAMED else f"{len(fair)} of them"
+    return f"Nobody innocent is refused by {names}."
 
 
 def _enumeration(names: list[str]) -> str:

@@ -6,6 +6,7 @@ const { traffic, candidates } = result;
 const HOURS = [...Array(24).keys()];
 const MINUTE = 60, HOUR = 3600, DAY = 86400;
 const STEPS = [MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 7 * DAY, 14 * DAY, 30 * DAY, 90 * DAY, 365 * DAY];
+const BESIDE = 5; // candidates in one table
 const LONGEST = 120; // characters of a text of the log before it is shortened
 
 // ---- elements and figures --------------------------------------------------------------------------------------
@@ -71,10 +72,10 @@ const largest = (counts) => counts.reduce((most, each) => Math.max(most, each), 
 // ---- tables ----------------------------------------------------------------------------------------------------
 
 /** A table of rows of cells: text, a number, or an element. Columns of numbers stand right. */
-function table(columns, rows, { caption = null, right = [] } = {}) {
+function table(columns, rows, { caption = null, right = [], even = false } = {}) {
   const side = (at) => (right.includes(at) ? "right" : null);
   const cell = (value, at) => html("td", { "data-column": columns[at], class: side(at) }, typeof value === "number" ? number(value) : value);
-  return html("table", { class: "stack" },
+  return html("table", { class: even ? "stack even" : "stack" },
     caption && html("caption", {}, caption),
     html("thead", {}, html("tr", {}, ...columns.map((column, at) => html("th", { scope: "col", class: side(at) }, column)))),
     html("tbody", {}, ...rows.map((row) => html("tr", {}, ...row.map(cell)))));
@@ -450,11 +451,15 @@ function card(candidate, texts, at, choose) {
 
 function sideBySide() {
   if (candidates.length < 2) return null;
-  const titles = words.candidates[0].facts.map(([title]) => title);
-  const right = candidates.map((_, at) => at + 1);
-  const made = table(["", ...candidates.map((each) => shorten(each.name, 40))], titles.map((title, row) => [title, ...words.candidates.map((each) => each.facts.find(([name]) => name === title)?.[1] ?? "–")]), { right });
-  made.classList.add("even");
-  return section("Side by side", null, made);
+  const tables = [];
+  for (let first = 0; first < candidates.length; first += BESIDE) {
+    const columns = candidates.slice(first, first + BESIDE);
+    const facts = words.candidates.slice(first, first + BESIDE).map((each) => new Map(each.facts));
+    const titles = [...new Set(facts.flatMap((each) => [...each.keys()]))];
+    const rows = titles.map((title) => [title, ...facts.map((each) => sentence(each.get(title) ?? "–"))]);
+    tables.push(table(["", ...columns.map((each) => shorten(each.name, 40))], rows, { right: columns.map((_, at) => at + 1), even: true }));
+  }
+  return section("Side by side", null, ...tables);
 }
 
 function whatWasRead() {
