@@ -102,7 +102,7 @@ POSITIONAL = 3
 # module:function → the reason why it catches every exception.
 CATCHES_ALL: dict[str, str] = {
     "stores.redis.connections:Connections.send": "any error, also an interrupt, closes the connection; raised again",
-    "stores.redis.connections:Connections.send_at_once": "any error closes the connection; raised again",
+    "stores.redis.connections:_Pool.send_at_once": "any error closes the connection; raised again",
     "stores.redis.connections:_Pool.idle": "any error, also an interrupt, closes the connection; raised again",
     "stores.redis.connections:_Pool._connect": "any error of `prepare`; raised again in the request that waits",
     "stores.redis.async_connections:AsyncConnection._connect": "any error: every asker gets it or raises it",

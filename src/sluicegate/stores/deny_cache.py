@@ -26,7 +26,7 @@ from sluicegate.status import Status, describe
 from sluicegate.stores import AsyncStore, Hit, Store
 
 SIZE: Final = 10_000  # refusals that are remembered; the oldest is evicted first
-_MASK: Final = 1023  # the low bits of the hash of an identity choose one of 1,024 marks
+MASK: Final = 1023  # the low bits of the hash of an identity choose one of 1,024 marks
 
 _Before = tuple[int, list[object]]  # the reading of the clock before the call, and the marks of the identities
 _NO_ANSWER: Final[Outcomes] = ()
@@ -54,10 +54,10 @@ class Refusals:
     """
 
     def __init__(self, *, staleness: float, clock: Clock | None = None, size: int = SIZE) -> None:
-        self._read, self._unit = reading(clock)
+        self.read, self._unit = reading(clock)
         self.kept: OrderedDict[Checks, CachedRefusal] = OrderedDict()
         self._of: dict[tuple[str, str], set[Checks]] = {}  # the index by budget: the rule's id, and the identity
-        self._marks: list[object] = [None] * (_MASK + 1)
+        self.marks: list[object] = [None] * (MASK + 1)
         self._staleness_us = round(staleness * MICROSECOND)
         self._size = size
         self.repeated = 0  # refusals, for the status
@@ -74,9 +74,9 @@ class Refusals:
 
         A peek and a forced plan always go to the store.
         """
-        checks, marks = plan[0], self._marks
+        checks, marks = plan[0], self.marks
         known = self.kept.get(checks) if self.kept else None
-        read = self._read()  # after the look-up: another thread may have remembered the refusal just before it
+        read = self.read()  # after the look-up: another thread may have remembered the refusal just before it
         if known is not None:
             now = read // self._unit
             if now >= known.until:
@@ -94,15 +94,7 @@ class Refusals:
                         for allowed, limit, left, retry, reset, following, at, source in known.outcomes
                     ]
                 ), (read, [])  # fmt: skip
-        return None, (read, [marks[hash(identity) & _MASK] for _, identity, _ in checks])
-
-    def before(self, checks: Checks) -> _Before | None:
-        """Return the same as `look` for what `learn` needs, for checks of one identity; None if a refusal of them is
-        remembered.
-        """
-        if self.kept and checks in self.kept:
-            return None
-        return self._read(), [self._marks[hash(checks[0][1]) & _MASK]] * len(checks)
+        return None, (read, [marks[hash(identity) & MASK] for _, identity, _ in checks])
 
     def learn(self, plan: Plan, outcomes: Outcomes, before: _Before) -> None:
         """Drop the refusals that this plan has changed, or remember its refusal. `before` is from `look`.
@@ -121,17 +113,17 @@ class Refusals:
 
     def changed(self, plan: Plan) -> None:
         """Drop the refusals on all budgets that the plan charges or refunds."""
-        marks, known = self._marks, self._of
+        marks, known = self.marks, self._of
         for terms, identity, cost in plan[0]:
             if cost or terms.algorithm == BAN:
-                marks[hash(identity) & _MASK] = object()
+                marks[hash(identity) & MASK] = object()
                 if known and (terms.rule_id, identity) in known:
                     self.drop(terms.rule_id, identity)
 
     def charged(self, checks: Checks) -> None:
         """Do the same as `changed` for checks of one identity, none of which has cost 0 or is of a ban."""
         identity, known = checks[0][1], self._of
-        self._marks[hash(identity) & _MASK] = object()
+        self.marks[hash(identity) & MASK] = object()
         if known:
             for terms, _, _ in checks:
                 if (terms.rule_id, identity) in known:
@@ -139,7 +131,7 @@ class Refusals:
 
     def drop(self, rule_id: str, identity: str) -> None:
         """Drop the refusals on one budget."""
-        self._marks[hash(identity) & _MASK] = object()
+        self.marks[hash(identity) & MASK] = object()
         with self._lock:
             for checks in list(self._of.get((rule_id, identity), ())):
                 self._drop(checks)
@@ -159,7 +151,7 @@ class Refusals:
         )
         waits = [wait for each in outcomes for wait in (each.retry_after, each.reset_after, each.next_after) if wait]
         until = read // self._unit + min([self._staleness_us, *waits])
-        refusal = CachedRefusal(outcomes, self._read() // self._unit, until)
+        refusal = CachedRefusal(outcomes, self.read() // self._unit, until)
         if counted:  # `drop` sets new marks: they must not be taken for a change by another request
             holds = holds and self._marks_of(checks) == marks
             for check, _ in counted:
@@ -179,7 +171,7 @@ class Refusals:
                 self._drop(checks)
 
     def _marks_of(self, checks: Checks) -> list[object]:
-        return [self._marks[hash(identity) & _MASK] for _, identity, _ in checks]
+        return [self.marks[hash(identity) & MASK] for _, identity, _ in checks]
 
     def _drop(self, checks: Checks) -> None:
         self.kept.pop(checks, None)

@@ -30,7 +30,7 @@ from sluicegate.plan import Check, Checks, Decision, Outcomes, Plan, Terms, new
 from sluicegate.status import Status, describe
 from sluicegate.stores import AsyncStore, Hit, Origin, Store, network_of
 from sluicegate.stores.breaker import LONGEST_US, Attempt, Breaker, Breakers
-from sluicegate.stores.deny_cache import Refusals
+from sluicegate.stores.deny_cache import MASK, Refusals
 from sluicegate.stores.local_fallback import LocalFallback
 
 _QUIET: Final = 60.0  # seconds without another line about failures of single plans under the same rule
@@ -109,31 +109,33 @@ class _Fallback(ABC, Generic[_AnyStore]):
             return None
         store: Any = self._store
         note, outcomes_of, (first, *others) = self._local_fallback.note_checks, store.passed(terms), terms
+        read, marks, charged = refusals.read, refusals.marks, refusals.charged
 
         def begin(identity: str, cost: int) -> _Begun | None:
             checks: Checks = (new(Check, (first, identity, cost)),)
             for each in others:
                 checks += (new(Check, (each, identity, cost)),)
-            before, closed = refusals.before(checks), breaker.closed
-            if before is None or not closed or not cost:
+            closed = breaker.closed
+            if not closed or not cost or (refusals.kept and checks in refusals.kept):
                 return None
+            now, mark = read(), marks[hash(identity) & MASK]
             sent = send(checks)
-            return None if sent is None else new(_Begun, (checks, sent, before, closed))
+            return None if sent is None else (checks, sent, now, mark, closed)
 
         def passed(checks: Checks, reply: Any) -> Decision | None:
             outcomes = outcomes_of(checks, reply)
             if outcomes is None:
                 return None
             note(checks, outcomes)
-            refusals.charged(checks)
+            charged(checks)
             return new(Decision, (True, checks, outcomes))
 
         def rest(begun: _Begun, origin: Origin | None) -> _Rest:
-            plan = Plan(begun.checks, network=network_of(origin))
-            failed = partial(self._failed_over, plan, asked=breaker, closed=begun.closed)
-            return _Rest(
-                plan, partial(refusals.learn, plan, before=begun.before), note=self._local_fallback.note, failed=failed
-            )
+            checks, _, now, mark, closed = begun
+            plan = Plan(checks, network=network_of(origin))
+            learn = partial(refusals.learn, plan, before=(now, [mark] * len(checks)))
+            failed = partial(self._failed_over, plan, asked=breaker, closed=closed)
+            return _Rest(plan, learn, note=self._local_fallback.note, failed=failed)
 
         return _Charge(begin, passed, rest)
 
@@ -176,13 +178,10 @@ class _Asking:
         return False
 
 
-class _Begun(NamedTuple):
-    """A charge that was sent to a healthy store."""
-
-    checks: Checks
-    sent: Any  # what `prepare_send` of the store is about
-    before: Any  # what the deny cache needs to learn the outcomes
-    closed: int  # of the breaker
+_Begun = tuple[Checks, Any, int, object, int]
+"""A charge that was sent to a healthy store: its checks; what `prepare_send` of the store is about; the reading of the
+clock and the mark of the identity, for the deny cache; and `closed` of the breaker.
+"""
 
 
 class _Charge(NamedTuple):
@@ -279,7 +278,7 @@ class Fallback(_Fallback[Store]):
                 begun = begin(identity, cost)
                 if begun is None:
                     return None
-                checks, (step, reply, until), _, _ = begun
+                checks, (step, reply, until) = begun[0], begun[1]
                 decision = passed(checks, reply)
             except BaseException:
                 refusals.charged(tuple([Check(each, identity, cost) for each in terms]))
@@ -436,7 +435,7 @@ class AsyncFallback(_Fallback[AsyncStore]):
             return None if begun is None else decide(begun, origin)
 
         async def decide(begun: _Begun, origin: Origin | None) -> Decision:
-            checks, (step, answer, until), _, _ = begun
+            checks, (step, answer, until) = begun[0], begun[1]
             try:
                 reply = await answer
                 decision = passed(checks, reply)

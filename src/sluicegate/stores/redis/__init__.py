@@ -20,7 +20,7 @@ from sluicegate.clock import Clock
 from sluicegate.errors import SluicegateWarning, StoreError, StrictError
 from sluicegate.extras import needs
 from sluicegate.hidden import hide_store, shown_url
-from sluicegate.plan import Checks, Outcome, Plan, Terms
+from sluicegate.plan import Checks, Outcome, Plan, Terms, new
 from sluicegate.status import Status, TopologyName, percentiles
 from sluicegate.stores import DEADLINE
 
@@ -178,13 +178,15 @@ class RedisStore(_RedisStore):
         """Return a function that sends checks of these terms over an idle connection. It returns the step, the reply
         and the deadline, or None if nothing was sent. `passed` or `resume` makes the outcomes of the reply.
         """
-        connections, step_of = self._connections, self._operations.prepare(terms, batches=False)
-        if step_of is None or not isinstance(connections, Connections):
+        connections, prepared = self._connections, self._operations.prepare(terms, batches=False)
+        if prepared is None or not isinstance(connections, Connections):
             return None
+        command, known = prepared
+        send_at_once = connections.send_at_once
 
         def send(checks: Checks) -> tuple[Send, Any, float] | None:
-            step = None if self._memory_unknown else step_of(checks)
-            return None if step is None else connections.send_at_once(step)
+            address = None if self._memory_unknown else known(0)
+            return None if address is None else send_at_once(new(Send, (address, command(checks), 1.0, False)))
 
         return send
 
@@ -287,16 +289,21 @@ class AsyncRedisStore(_RedisStore):
         """Return a function that sends checks of these terms. It returns the step, the awaitable reply and the
         deadline, or None if nothing was sent. `passed` or `resume` makes the outcomes of the reply.
         """
-        connections, step_of = self._connections, self._operations.prepare(terms, batches=True)
-        if step_of is None or not isinstance(connections, AsyncConnections):
+        connections, prepared = self._connections, self._operations.prepare(terms, batches=True)
+        if prepared is None or not isinstance(connections, AsyncConnections):
             return None
+        (command, known), ask = prepared, connections.ask
 
         def send(checks: Checks) -> tuple[Send, Awaitable[Any], float] | None:
-            step = None if self._memory_unknown else step_of(checks)
+            address = None if self._memory_unknown else known(0)
+            if address is None:
+                return None
+            step = new(Send, (address, command(checks), 1.0, False))
             try:
-                return None if step is None else (step, *connections.ask(step))
+                answer, until = ask(step)
             except RuntimeError:  # another event loop than asyncio's runs: `run` raises the same
                 return None
+            return step, answer, until
 
         return send
 

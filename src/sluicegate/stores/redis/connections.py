@@ -79,17 +79,34 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
         error.args = (response,)
         return error
 
-    def reply(self) -> Any:
-        """Return the reply. Nearly always one piece has it."""
+    def call(self, command: AnyCommand, until: float) -> Any:
+        """Send a command and return its reply, which may be an error reply. Raises OSError or RedisError if no reply
+        comes.
+        """
+        self.until, self.pieces = until, 0
+        left = until - self.used
+        if not 0.9 * left <= self.limited <= 1.1 * left:
+            if left <= 0:
+                raise TooLateError("the deadline passed before the command was written")
+            self.limit(left)
+        frame, tag, _, replies = command.whole if isinstance(command, SingleCheck) else command
+        self.send(frame)
         if self._receive is None:
-            return self.read_response()
-        self.pieces = 1
-        try:
-            self._feed(self._receive(_CHUNK))
-        except TimeoutError:  # `read_from_socket` looks once more
-            return self.read_response()
-        reply = self._gets()
-        return self.read_response() if reply is self._nothing else reply
+            reply = self.read_response()
+        else:  # nearly always one piece has the reply
+            self.pieces = 1
+            try:
+                self._feed(self._receive(_CHUNK))
+                reply = self._gets()
+            except TimeoutError:  # `read_from_socket` looks once more
+                reply = self._nothing
+            if reply is self._nothing:
+                reply = self.read_response()
+        for _ in range(1, replies):
+            reply = self.read_response()
+        if type(reply) is not bytes or tag is None or not reply.startswith(b"%d" % tag):
+            check_tag(command, reply)
+        return reply
 
     def read_from_socket(self, **options: Any) -> Any:
         """Read a piece of a reply. At the deadline, look once more: the server was in time if the reply is here."""
@@ -169,7 +186,7 @@ def _can_read(redis_connection: Any) -> bool:
 class Connection:
     """One open connection. Raises OSError or RedisError if it cannot be opened in so many seconds."""
 
-    __slots__ = ("__weakref__", "_redis", "parser", "took")
+    __slots__ = ("__weakref__", "_redis", "call", "parser", "took")
 
     def __init__(self, servers: Servers, step: Send, *, seconds: float) -> None:
         began = monotonic()
@@ -187,30 +204,10 @@ class Connection:
         )
         self._redis.connect()
         parser.opened = True
+        self.call = parser.call
         if not (self._redis.username or self._redis.password or self._redis.db):
             self._greet(parser.until)
         self.took = monotonic() - began  # the seconds of the opening: two round trips or more
-
-    def call(self, command: AnyCommand, until: float) -> Any:
-        """Send a command and return its reply, which may be an error reply. Raises OSError or RedisError if no reply
-        comes.
-        """
-        parser = self.parser
-        parser.until, parser.pieces = until, 0
-        left = until - parser.used
-        if not 0.9 * left <= parser.limited <= 1.1 * left:
-            if left <= 0:
-                raise TooLateError("the deadline passed before the command was written")
-            parser.limit(left)
-        frame, tag, _, replies = command.whole if isinstance(command, SingleCheck) else command
-        parser.send(frame)
-        reply = parser.reply()
-        if replies > 1:
-            for _ in range(1, replies):
-                reply = parser.read_response()
-        if type(reply) is not bytes or tag is None or not reply.startswith(b"%d" % tag):
-            check_tag(command, reply)
-        return reply
 
     def close(self) -> None:
         """Close the connection."""
@@ -344,6 +341,41 @@ class _Pool:
             if self._idle:  # this thread may have been woken for it, and then interrupted
                 self._wake()
 
+    def send_at_once(self, step: Send, seconds: float) -> tuple[Send, Any, float] | None:
+        """Send a command over an idle connection. Return the step, its reply or a NoReplyError, and the deadline, so
+        many seconds from now; None if no connection is idle. This is `idle` and `put` without their calls.
+        """
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            return None
+        parser, now = connection.parser, monotonic()
+        until = now + seconds
+        try:
+            if now - parser.used >= BUSY and parser.is_readable():  # the server has closed it
+                self.discard(connection)
+                return None
+            parser.used = now
+            reply = connection.call(step[1], until)
+        except BaseException as error:  # noqa: BLE001  # `lost` raises it again
+            return step, self.lost(connection, step, error=error), until
+        self._idle.append(connection)
+        if self._waiting:
+            self._wake()
+        elif self._closed:
+            self.close()
+        return step, reply, until
+
+    def lost(self, connection: Connection, step: Send, *, error: BaseException) -> NoReplyError:
+        """Close a connection without a reply, unless nothing was sent. Return the failure. Raises another error."""
+        if isinstance(error, TooLateError):
+            self.put(connection)
+            return NoReplyError(step.address, error, sent=False, concerns="plan")
+        self.discard(connection)
+        if isinstance(error, (OSError, RedisError)):
+            return NoReplyError(step.address, error, sent=True)
+        raise error  # an interrupt, or the timeout of a greenlet
+
     def put(self, connection: Connection) -> None:
         """Put a connection back."""
         self._idle.append(connection)  # before `_waiting` is read: a thread that begins to wait later finds it
@@ -467,8 +499,8 @@ class Connections(Driver):
             return error
         try:
             reply = connection.call(step.command, until)
-        except BaseException as error:  # noqa: BLE001  # `_lost` raises it again
-            return self._lost(pool, connection, step, error=error)
+        except BaseException as error:  # noqa: BLE001  # `lost` raises it again
+            return pool.lost(connection, step, error=error)
         pool.put(connection)
         return reply
 
@@ -477,26 +509,7 @@ class Connections(Driver):
         connection is idle.
         """
         pool = self._pools.get(step[0])
-        connection = None if pool is None else pool.idle()
-        if pool is None or connection is None:
-            return None
-        until = connection.parser.used + self._deadline
-        try:
-            reply = connection.call(step[1], until)
-        except BaseException as error:  # noqa: BLE001  # `_lost` raises it again
-            return step, self._lost(pool, connection, step, error=error), until
-        pool.put(connection)
-        return step, reply, until
-
-    def _lost(self, pool: _Pool, connection: Connection, step: Send, *, error: BaseException) -> NoReplyError:
-        """Close a connection without a reply, unless nothing was sent. Return the failure. Raises another error."""
-        if isinstance(error, TooLateError):
-            pool.put(connection)
-            return NoReplyError(step.address, error, sent=False, concerns="plan")
-        pool.discard(connection)
-        if isinstance(error, (OSError, RedisError)):
-            return NoReplyError(step.address, error, sent=True)
-        raise error  # an interrupt, or the timeout of a greenlet
+        return None if pool is None else pool.send_at_once(step, self._deadline)
 
     def retire(self, address: Address) -> None:
         """Close the connections to an address: the idle ones now, the others after their reply."""

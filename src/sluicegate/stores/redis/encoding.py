@@ -130,7 +130,9 @@ class Encoder:
             tag = next(tags)
             if batches:
                 return new(SingleCheck, (shape, packed_digest(identity), tag, 1))
-            return new(Command, (usual % ((packed_digest(identity),) * count + (tag,)), tag, script, 1))
+            packed = packed_digest(identity)
+            frame = usual % ((packed, tag) if count == 1 else (*[packed] * count, tag))
+            return new(Command, (frame, tag, script, 1))
 
         return command
 

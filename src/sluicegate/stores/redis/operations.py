@@ -44,17 +44,14 @@ class Operations:
         address = topology.known(slot)
         return None if address is None or not checks else new(Send, (address, self._encoder.run(plan), 1.0, False))
 
-    def prepare(self, terms: tuple[Terms, ...], *, batches: bool) -> Callable[[Checks], Send | None] | None:
-        """Return a function that makes the one step of a charge of these terms, if the server is known."""
-        command, known = self._encoder.prepare(terms, batches=batches), self._topology.known
-        if command is None:
-            return None
-
-        def step(checks: Checks) -> Send | None:
-            address = known(0)
-            return None if address is None else new(Send, (address, command(checks), 1.0, False))
-
-        return step
+    def prepare(
+        self, terms: tuple[Terms, ...], *, batches: bool
+    ) -> tuple[Callable[[Checks], AnyCommand], Callable[[int], Address | None]] | None:
+        """Return a function that makes the command of a charge of these terms, and one that returns the server of slot
+        0, if it is known. None if such a charge is for `run`.
+        """
+        command = self._encoder.prepare(terms, batches=batches)
+        return None if command is None else (command, self._topology.known)
 
     def run(self, plan: Plan, quick: Send | None = None, reply: Any = None) -> Steps[tuple[Outcome, ...]]:
         """Charge every check of the plan, or none. `quick` was sent already and got `reply`."""
