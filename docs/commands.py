@@ -48,7 +48,8 @@ PICTURES: Final = {  # picture → command
 # The picture is a dark terminal, on light and on dark pages.
 DARK: Final = "@media (prefers-color-scheme: dark) { svg { color-scheme: dark } }\n</style>"
 BLOCK: Final = re.compile(
-    r"^```text\n\$ (?P<wide>COLUMNS=200 )?(?P<command>sluicegate .*?)\n(?P<output>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^```text\n\$ (?P<wide>COLUMNS=200 )?(?P<command>sluicegate (?!demo|replay|suggest).*?)\n(?P<output>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 
 
@@ -97,14 +98,22 @@ def run(command: str, server: Server, *, width: int = 80, colors: bool = False) 
 
 
 def page(server: Server) -> str:
-    """Return the page with the output of each of its commands, run one after the other."""
+    """Return the page with the output of each of its commands, run one after the other: on 80 columns, then from the
+    start on 200.
+    """
+    text = PAGE.read_text("utf-8")
+    for wide, width in (("", 80), ("COLUMNS=200 ", 200)):
 
-    def block(match: re.Match[str]) -> str:
-        wide, command = match["wide"] or "", match["command"]
-        return f"```text\n$ {wide}{command}\n{run(command, server, width=200 if wide else 80)}```"
+        def block(match: re.Match[str], wide: str = wide, width: int = width) -> str:
+            command = match["command"]
+            if (match["wide"] or "") != wide:
+                return match[0]
+            return f"```text\n$ {wide}{command}\n{run(command, server, width=width)}```"
 
-    with scene(server):
-        return BLOCK.sub(block, PAGE.read_text("utf-8"))
+        with scene(server):
+            text = BLOCK.sub(block, text)
+        server.flush()
+    return text
 
 
 def pictures(server: Server) -> dict[Path, str]:
@@ -129,6 +138,5 @@ def picture(text: Text, *, title: str) -> str:
 if __name__ == "__main__":
     with valkey_server() as started:
         PAGE.write_text(page(started), "utf-8")
-        started.flush()
         for path, text in pictures(started).items():
             path.write_text(text, "utf-8")

@@ -27,12 +27,12 @@ BLOCK: Final = re.compile(r"^```text\n\$ (sluicegate (doctor|watch) .*)\n((?:.*\
 
 def pictures() -> dict[Path, str]:
     """Return the pictures."""
-    found = {}
+    found: dict[Path, str] = {}
     for command, name, shown in BLOCK.findall(PAGE.read_text("utf-8")):
         text = Text(shown)
         for color, pattern in COLORS.items():
             text.highlight_regex(re.compile(pattern, re.MULTILINE), color)
-        found[DOCS / "assets" / f"command-{name}.svg"] = picture(text, title=command)
+        found.setdefault(DOCS / "assets" / f"command-{name}.svg", picture(text, title=command))  # the first of each
     return found
 
 

@@ -234,7 +234,7 @@ from sluicegate.flask import RateLimiter, limit
 
 def create_app():
     app = Flask("shop")
-    RateLimiter(app, store={valkey.url!r}, prefix="named", key="ip")
+    RateLimiter(app, store={valkey.url!r}, prefix="named", key="ip", deadline=5)
 
     @app.get("/")
     @limit("5/minute; 9/hour")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from docs import commands
+from sluicegate.cli.commands import COMMANDS
 from tests.servers import valkey_server
 
 
@@ -10,5 +11,15 @@ def test_the_page_shows_what_the_commands_print() -> None:
     """`python -m docs.commands` writes it again."""
     with valkey_server() as server:
         assert commands.page(server) == commands.PAGE.read_text("utf-8")
-        server.flush()
         assert commands.pictures(server) == {path: path.read_text("utf-8") for path in commands.drawn_paths()}
+
+
+def test_every_output_is_shown_on_80_and_on_200_columns() -> None:
+    """Those of doctor, watch and demo by tests of their own."""
+    found = commands.BLOCK.findall(commands.PAGE.read_text("utf-8"))
+    narrow, wide = [[command for width, command, _ in found if bool(width) is wide] for wide in (False, True)]
+    assert wide == narrow
+    shown = {command.split()[1] for command in narrow}
+    assert shown == {*COMMANDS} - {"doctor", "watch", "demo", "replay", "suggest"}
+    for width, _, output in found:
+        assert max(map(len, output.splitlines())) <= (200 if width else 80)

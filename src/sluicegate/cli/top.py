@@ -135,7 +135,11 @@ def _rest(started: float) -> float:
 @option_every("The pause between two looks.")
 @as_json
 def top(app: str | None, most: int, rule: str | None, every: float, *, once: bool, as_json: bool) -> None:
-    """Show who uses most of a budget and who is refused, as digests, until Ctrl-C."""
+    """Show who uses most of a budget and who is refused, as digests, until Ctrl-C.
+
+    It shows who is refused now, because a server stores what is used and counts no refusals; only a ban counts them.
+    How often somebody was refused is in the lines of RefusalLog, and how often a rule refuses in `sluicegate watch`.
+    """
     application = load_app(app)
     out = console()
     with opened(application) as limiters:
