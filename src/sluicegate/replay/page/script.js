@@ -193,7 +193,8 @@ function limit(candidate, curve, text) {
   const own = nearestPoint(points, curve.limit, (each) => each);
   const rates = result.rates.find((each) => each.period === curve.period && each.key === rule?.key && each.applies_to === rule.applies_to);
   const bins = rates?.bins ?? [];
-  const low = Math.max(1, Math.min(points[0].limit, bins[0]?.[0] ?? Infinity));
+  const bars = cells(bins);
+  const low = edge(Math.max(1, Math.min(points[0].limit, bins[0]?.[0] ?? Infinity)));
   const high = 1.25 * Math.max(points.at(-1).limit, bins.at(-1)?.[0] ?? 0, low + 1);
   let at = own;
   let scale = null;
@@ -214,19 +215,19 @@ function limit(candidate, curve, text) {
     const base = top + tall, floor = base + gap + deep;
     plot.replaceChildren();
     if (bins.length) {
-      const most = largest(bins.map(([, count]) => count));
+      const most = largest(bars.map(({ count }) => count));
       const y = linear(0, Math.log1p(most), base, top);
       for (const tick of [0, 1, 10, 100, 1000, 1e4, 1e5, 1e6, 1e7].filter((each) => each <= most)) {
         plot.append(svg("path", { class: "axis", d: `M${left},${y(Math.log1p(tick))}H${width}` }),
           svg("text", { x: left - 8, y: y(Math.log1p(tick)) + 4, "text-anchor": "end" }, short.format(tick)));
       }
-      bins.forEach(([from, count], place) => {
-        const to = bins[place + 1]?.[0] ?? from * 1.2;
-        const wide = Math.max(2, Math.min(x(Math.min(to, from * 1.5, high)) - x(from) - 1.5, 40));
-        const bar = svg("rect", { class: "soft", x: x(from), y: y(Math.log1p(count)), width: wide, height: base - y(Math.log1p(count)) }, svg("title", {}, `${number(count)} identities: at most ${number(from)}${to - from > 1 && bins[place + 1] ? ` to ${number(to - 1)}` : ""} per ${text.period}`));
+      for (const { from, to, count } of bars) {
+        const begin = x(edge(from)), end = x(edge(to)), upper = y(Math.log1p(count));
+        const most = to - from > 1 ? `${number(from)} to ${number(to - 1)}` : number(from);
+        const bar = svg("rect", { class: "soft", x: begin, y: upper, width: Math.max(1, end - begin - 1.5), height: base - upper }, svg("title", {}, `${number(count)} identities: at most ${most} per ${text.period}`));
         bar.dataset.from = from;
         plot.append(bar);
-      });
+      }
     }
     const most = largest(points.map((point) => point.refused)) || 1;
     const y = linear(0, Math.max(most, 2), floor, base + gap);
@@ -319,6 +320,20 @@ function limit(candidate, curve, text) {
       text.toml && pasted,
       html("div", { class: "buttons" }, text.toml && copy("toml", "TOML"), text.decorator && copy("decorator", "decorator"), back), status));
 }
+
+/** Bins put together into cells that are about equally wide on a logarithmic axis. */
+function cells(bins) {
+  const found = new Map();
+  let from = 1, to = 2;
+  for (const [value, count] of bins) {
+    while (value >= to) [from, to] = [to, Math.max(to + 1, Math.round(to * 1.12))];
+    found.set(from, { from, to, count: count + (found.get(from)?.count ?? 0) });
+  }
+  return [...found.values()];
+}
+
+/** Where the cell of a number begins on a logarithmic axis: between it and the number before. */
+const edge = (value) => Math.sqrt(Math.max(0.5, (value - 1) * value));
 
 /** The place of the point whose figure is nearest. */
 function nearestPoint(points, figure, scale) {
