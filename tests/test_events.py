@@ -444,3 +444,14 @@ def test_a_request_that_is_cancelled_before_the_decision_has_no_event(how: str) 
         raise AssertionError
 
     asyncio.run(main())
+
+
+def test_a_later_call_of_the_store_does_not_change_an_event() -> None:
+    seen: list[DecisionEvent] = []
+    limiter = Limiter(on_decision=seen.append)
+    reservation = limiter.reserve("9/minute", "alice", cost=2)
+    limiter.hit("9/minute", "alice")
+    before = [event.store_seconds for event in seen]
+    limiter.peek("9/minute", "alice")
+    reservation.settle(3)
+    assert [event.store_seconds for event in seen] == before

@@ -175,8 +175,11 @@ class DecisionEvent(_Value, StoreTime):
         self.elapsed = store_seconds
 
     def made(self, decision: Decision) -> None:
-        """Note the decision that this event is about. Only its limiter calls this, once, before it delivers."""
+        """Note the decision that this event is about. Only its limiter calls this, once, before it delivers. A later
+        call of the store in this context is not measured by it.
+        """
         self._decision = decision
+        MEASURED.set(None)
 
     @property
     def application(self) -> str:

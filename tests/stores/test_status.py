@@ -130,6 +130,20 @@ def test_what_this_process_counts(kind: str, valkey: Server) -> None:
         assert (found.cached_refusals, found.prefetched, found.degraded_decisions) == (2, 1, 0)
 
 
+@pytest.mark.parametrize("quota", ["100/hour", "100/hour; 200/day"])
+def test_the_round_trips_of_decisions(kind: str, quota: str, valkey: Server) -> None:
+    seen: list[float | None] = []
+    options: Any = {"prefix": f"trips-{uuid4()}", "on_decision": lambda event: seen.append(event.store_seconds)}
+    with opened(kind, valkey.url, **options) as (limiter, wait):
+        assert limiter._known().round_trip is None
+        for number in range(120):
+            wait(limiter.hit(quota, number))
+        wait(limiter.peek(quota, "alice"))
+        last = sorted([seconds for seconds in seen[-100:] if seconds is not None])
+        assert len(last) == 100
+        assert status_of(limiter, wait).round_trip == (last[50], last[99])  # not of the peek, nor of `status`
+
+
 def test_the_policies_of_an_outage(kind: str) -> None:
     closed = f"redis://127.0.0.1:{free_port()}"
     with opened(kind, closed, on_store_failure="deny") as (limiter, wait):

@@ -7,6 +7,7 @@ that was started for it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from types import TracebackType
@@ -14,9 +15,11 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from sluicegate.clock import stopwatch
 from sluicegate.plan import Checks, Decision, Outcomes, Plan, Terms
+from sluicegate.status import Status, describe, percentiles
 from sluicegate.stores import AsyncStore, Hit, Origin, Store
 
 _AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
+_LAST: Final = 100  # the last calls, for the status
 
 
 class StoreTime:
@@ -30,19 +33,21 @@ MEASURED: Final[ContextVar[StoreTime | None]] = ContextVar("sluicegate_store_tim
 """What measures the decision that is being made in this context; None for a probe, and for a call that is none."""
 
 
-def _add(began: float) -> None:
-    """Add the seconds since a call began to what measures the decision."""
+def _add(began: float, last: deque[float]) -> None:
+    """Add the seconds since a call began to what measures the decision, and to the last ones of the store."""
     seconds, time = stopwatch() - began, MEASURED.get()
     if time is not None:
+        last.append(seconds)
         time.elapsed = seconds if time.elapsed is None else time.elapsed + seconds
 
 
 class _Call:
     """A `with` block for a call of the store."""
 
-    __slots__ = ("_began",)
+    __slots__ = ("_began", "_last")
 
-    def __init__(self) -> None:
+    def __init__(self, last: deque[float]) -> None:
+        self._last = last
         self._began = stopwatch()
 
     def __enter__(self) -> None:
@@ -51,7 +56,7 @@ class _Call:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _add(self._began)
+        _add(self._began, self._last)
 
     async def wait_for(self, answer: Awaitable[Any]) -> Any:
         """Return an answer that belongs to the call."""
@@ -65,6 +70,7 @@ class _Watched(Generic[_AnyStore]):
     def __init__(self, store: _AnyStore, *, owned: bool = True) -> None:
         self.inside: _AnyStore = store
         self._owned = owned
+        self._last: deque[float] = deque(maxlen=_LAST)
 
     def __getattr__(self, name: str) -> Any:
         if name == "inside":  # not set yet
@@ -73,6 +79,11 @@ class _Watched(Generic[_AnyStore]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inside!r})"
+
+    def describe(self) -> Status:
+        """Return the status of the store inside. The round trips are those of decisions, if there were any."""
+        known = describe(self.inside)
+        return known._replace(round_trip=percentiles(tuple(self._last)) or known.round_trip)
 
     def _send_of(self, terms: tuple[Terms, ...]) -> Callable[[Checks], Any] | None:
         prepare = getattr(self.inside, "prepare_send", None)
@@ -83,11 +94,12 @@ class _Watched(Generic[_AnyStore]):
         inside: Hit | None = cast("Any", self.inside).prepare(*terms)
         if inside is None:
             return None
+        last = self._last
 
         def hit(identity: str, cost: int, origin: Origin | None = None) -> Decision | None:
             began = stopwatch()
             decision: Decision | None = inside(identity, cost, origin)
-            _add(began)
+            _add(began, last)
             return decision
 
         return hit
@@ -98,7 +110,7 @@ class Watched(_Watched[Store]):
 
     def run(self, plan: Plan) -> Outcomes:
         """Run the plan in the store inside."""
-        with _Call():
+        with _Call(self._last):
             return self.inside.run(plan)
 
     def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[Checks], Any] | None:
@@ -106,12 +118,13 @@ class Watched(_Watched[Store]):
         send = self._send_of(terms)
         if send is None:
             return None
+        last = self._last
 
         def measured(checks: Checks) -> Any:
             began = stopwatch()
             sent = send(checks)
             if sent is not None:
-                _add(began)
+                _add(began, last)
             return sent
 
         return measured
@@ -119,7 +132,7 @@ class Watched(_Watched[Store]):
     def resume(self, plan: Plan, step: Any, reply: Any, *, until: float) -> Outcomes:
         """Do the rest of a charge in the store inside."""
         store: Any = self.inside
-        with _Call():
+        with _Call(self._last):
             return store.resume(plan, step, reply, until=until)  # type: ignore[no-any-return]
 
     def close(self) -> None:
@@ -133,7 +146,7 @@ class AsyncWatched(_Watched[AsyncStore]):
 
     async def run(self, plan: Plan) -> Outcomes:
         """Run the plan in the store inside."""
-        with _Call():
+        with _Call(self._last):
             return await self.inside.run(plan)
 
     def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[Checks], Any] | None:
@@ -141,9 +154,10 @@ class AsyncWatched(_Watched[AsyncStore]):
         send = self._send_of(terms)
         if send is None:
             return None
+        last = self._last
 
         def measured(checks: Checks) -> Any:
-            call = _Call()
+            call = _Call(last)
             sent = send(checks)
             return None if sent is None else (sent[0], call.wait_for(sent[1]), sent[2])
 
@@ -152,7 +166,7 @@ class AsyncWatched(_Watched[AsyncStore]):
     async def resume(self, plan: Plan, step: Any, reply: Any, *, until: float) -> Outcomes:
         """Do the rest of a charge in the store inside."""
         store: Any = self.inside
-        with _Call():
+        with _Call(self._last):
             return await store.resume(plan, step, reply, until=until)  # type: ignore[no-any-return]
 
     async def close(self) -> None:
