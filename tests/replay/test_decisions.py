@@ -84,7 +84,7 @@ def test_a_plain_rule_decides_as_a_limiter(algorithm: Any, traffic: pl.DataFrame
 rules: Any = st.lists(
     st.builds(
         dict,
-        quota=st.one_of(quotas, st.just("3 per 10 seconds; 5/minute"), st.just("2 at once for 9 seconds")),
+        quota=st.one_of(quotas, st.just("3 per 10 seconds; 5/minute"), st.just("2 at once for 400 seconds")),
         key=st.sampled_from([None, "ip", "user", ("ip", "user"), "header:User-Agent"]),
         algorithm=st.sampled_from([None, "fixed-window", "gcra", "sliding-log", "sliding-counter"]),
         methods=st.sampled_from([None, None, ["GET"], ["POST"]]),
@@ -182,13 +182,17 @@ def test_any_rules_decide_as_a_wsgi_application(
     assert decisions(traffic, Candidate("drawn", given)).select("allowed", "retry_after").rows() == expected
 
 
+PLAIN = {"mode": "enforce", "enforce_percent": 100, "count_denied": False, "per_method": False}
+
+
+@pytest.mark.parametrize("less", [{}, {**PLAIN, "charge_when": None, "ban": None}], ids=["any", "plain"])
 @settings(max_examples=150)
 @given(traffic, rules)
 @pytest.mark.filterwarnings("ignore::sluicegate.SluicegateWarning")
 def test_a_whole_identity_is_decided_as_one_request_after_the_other(
-    traffic: pl.DataFrame, rules: list[dict[str, Any]]
+    less: dict[str, Any], traffic: pl.DataFrame, rules: list[dict[str, Any]]
 ) -> None:
-    candidate = Candidate("drawn", made([rule | {"when": None, "key": "ip"} for rule in rules]))
+    candidate = Candidate("drawn", made([rule | {"when": None, "key": "ip"} | less for rule in rules]))
     ready, numbered = Ready(candidate), traffic.with_row_index("row")
     refusals, _ = Decider(ready).feed(numbered, numbered["row"].to_list())
     found = decisions(traffic, candidate).with_row_index("row").filter(~pl.col("allowed"))

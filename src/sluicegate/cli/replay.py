@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -70,6 +71,8 @@ def replay(
                 show_identities=show_identities,
                 since=since,
                 until=until,
+                curves=as_json or page is not None,
+                processes=os.cpu_count() or 1,
                 progress=move,
             )
     except LineError as error:

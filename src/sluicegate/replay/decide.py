@@ -9,11 +9,11 @@ event by event with a Limiter.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sluicegate.algorithms import KEPT
 from sluicegate.errors import RuleError
@@ -61,6 +61,7 @@ class Ready:
     """A candidate made ready for a log: a gate over an endless store, and what can be known before the first line."""
 
     def __init__(self, candidate: Candidate) -> None:
+        self.candidate = candidate
         self.name = candidate.name
         self.clock = LogClock()
         store = MemoryStore(max_keys=ENDLESS, clock=self.clock)
@@ -76,10 +77,16 @@ class Ready:
         self.identity: ReadyKey = self.bounds[0].key if self.one_key else settings.address
         self.reads = _columns(self.key, settings)  # None: any
         self.terms = tuple([each for bound in self.bounds for each in bound.terms or ()])
+        self.owner = tuple([at for at, bound in enumerate(self.bounds) for _ in bound.terms or ()])  # of each terms
         self.bans = tuple(dict.fromkeys([each.ban for each in self.terms if each.ban is not None]))
         self.names = (*[each.name for each in (*self.terms, *self.bans)], FORBIDDEN_RULE)
         self.by_identity = self._counts_each_identity_alone()
+        self.plain = self._has_only_plain_rules()
         self.alone = self._one_plain_rule()
+
+    def fresh(self) -> Ready:
+        """Return the same candidate with empty budgets."""
+        return Ready(self.candidate)
 
     @property
     def wanted(self) -> set[str]:
@@ -111,16 +118,20 @@ class Ready:
             and len({each.rule_id for each in self.terms}) == len(self.terms)
             and all([bound.terms is not None and bound.rule.when is None for bound in bounds])
             and all([bound.rule.prefetch == 1 for bound in bounds])
+            and all([isinstance(bound.rule.cost, int) or hasattr(bound.rule.cost, "columns") for bound in bounds])
             and not any([each.held for each in self.terms])
         )
 
     def _one_plain_rule(self) -> Bound | None:
         """Return the rule, if there is one with one quota, and its charges depend on nothing else."""
-        if not self.by_identity or len(self.terms) != 1:
-            return None
-        (bound,), (terms,) = self.bounds, self.terms
-        plain = not (terms.count_denied or terms.shadow or terms.ban or terms.refund_when or bound.rule.per_method)
-        return bound if plain and bound.share == EVERYBODY else None
+        return self.bounds[0] if self.plain and len(self.terms) == 1 else None
+
+    def _has_only_plain_rules(self) -> bool:
+        """True if a decision depends only on the times of an identity's requests, and on which rules apply to them."""
+        special = [terms.count_denied or terms.shadow or terms.ban or terms.refund_when for terms in self.terms]
+        others = [bound.rule.per_method or bound.share != EVERYBODY for bound in self.bounds]
+        costs = [isinstance(bound.rule.cost, int) for bound in self.bounds]
+        return self.by_identity and not any(special) and not any(others) and (all(costs) or len(self.terms) == 1)
 
     def applies(self, frame: pl.DataFrame, bound: Bound) -> pl.Series:
         """Return for each row whether a rule applies to its method and path."""
@@ -218,10 +229,8 @@ class Decider:
         binding = decision.binding
         if binding is None:
             return None, rule_at[FORBIDDEN_RULE]
-        waits = [outcome.retry_after for check, outcome in decided_pairs(decision) if not check.terms.shadow]
-        known = [wait for wait in waits if wait is not None]
-        until = now + max(known) if len(known) == len(waits) else None
-        return until, rule_at.get(binding[0].terms.name, rule_at[FORBIDDEN_RULE])
+        wait = wait_of(decision)
+        return None if wait is None else now + wait, rule_at.get(binding[0].terms.name, rule_at[FORBIDDEN_RULE])
 
     def _push(self, at: int, settlement: Settlement, status: int | None) -> None:
         heappush(self._ends, (at, next(self._numbers), settlement, status))
@@ -240,12 +249,15 @@ class Decider:
             settlement.ended()
 
 
-def decided_pairs(decision: Decision) -> Iterator[tuple[Any, Any]]:
-    """Return the checks of a decision with their outcomes."""
-    return zip(decision.checks, decision.outcomes, strict=True)
+def wait_of(decision: Decision) -> int | None:
+    """Return the microseconds after which a refused request would pass; None if it never would."""
+    pairs = zip(decision.checks, decision.outcomes, strict=True)
+    waits = [outcome.retry_after for check, outcome in pairs if not check.terms.shadow]
+    known = [wait for wait in waits if wait is not None]
+    return max(known) if waits and len(known) == len(waits) else None
 
 
-class _Budget:
+class Budget:
     """The state of one identity under one rule."""
 
     __slots__ = ("state",)
@@ -262,7 +274,7 @@ def refusals_of_one(
     """
     algorithm, params = KEPT[terms.algorithm], terms.params
     hit, check, charge = algorithm.hit, algorithm.check, algorithm.charge
-    budget = _Budget()
+    budget = Budget()
     places: list[int] = []
     untils: list[int | None] = []
     at, end, same = 0, len(times), isinstance(costs, int)
@@ -311,11 +323,79 @@ def suspects(frame: pl.DataFrame, terms: Terms, cost: int | None) -> pl.Series:
     return found
 
 
-def decide_sorted(ready: Ready, frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
-    """Decide about a frame that has all requests of its identities, sorted by identity, then by time. Its columns are
-    those of traffic, and `identity`, `row`. Return the refusals, and the rows that a rule applied to.
+class Budgets:
+    """The state of one identity under several plain rules."""
 
-    The candidate must count each identity alone.
+    def __init__(self, ready: Ready) -> None:
+        algorithms = [KEPT[terms.algorithm] for terms in ready.terms]
+        costs: list[Any] = [ready.bounds[at].rule.cost for at in ready.owner]
+        self._steps = [
+            (number, each.check, each.charge, cost, terms.params)
+            for number, (each, cost, terms) in enumerate(zip(algorithms, costs, ready.terms, strict=True))
+        ]
+        self._owner = ready.owner
+        self._states: list[Any] = [None] * len(self._steps)
+        self._chosen: dict[int, Any] = {}
+
+    def ask(self, now: int, mask: int) -> tuple[int | None, int] | None:
+        """Charge the rules of this mask, or none of them. Return None, or if it is refused how long to wait and the
+        number of the rule that refuses longest.
+        """
+        steps = self._chosen.get(mask)
+        if steps is None:
+            steps = self._chosen[mask] = [step for step in self._steps if mask >> self._owner[step[0]] & 1]
+        states, refusal = self._states, None
+        for number, check, _, cost, params in steps:
+            outcome = check(states[number], now, cost, params)
+            if not outcome[0]:
+                wait = outcome[3]
+                if refusal is None or (refusal[0] is not None and (wait is None or wait > refusal[0])):
+                    refusal = wait, number
+        if refusal is None:
+            for number, _, charge, cost, params in steps:
+                if cost:
+                    states[number] = charge(states[number], now, cost, params)
+        return refusal
+
+
+def refusals_of_several(
+    times: Sequence[int], masks: Sequence[int], ready: Ready
+) -> tuple[list[int], list[int | None], list[int]]:
+    """Decide about all requests of one identity under several plain rules. Return the places of the refused ones, until
+    when each is refused, and by which rule.
+    """
+    ask = Budgets(ready).ask
+    places: list[int] = []
+    untils: list[int | None] = []
+    rules: list[int] = []
+    refused: dict[int, tuple[int | None, int]] = {}  # by mask: a refusal changes nothing, so it holds until it ends
+    for place, now in enumerate(times):
+        mask = masks[place]
+        known = refused.get(mask)
+        if known is None or (known[0] is not None and known[0] <= now):
+            refusal = ask(now, mask)
+            if refusal is None:
+                refused.clear()
+                continue
+            wait, rule = refusal
+            known = refused[mask] = None if wait is None else now + wait, rule
+        places.append(place)
+        untils.append(known[0])
+        rules.append(known[1])
+    return places, untils, rules
+
+
+class Suspected(NamedTuple):
+    """The requests of identities that might be refused, and all rows that a rule applied to."""
+
+    rest: pl.DataFrame  # of a candidate with one plain rule only the rows that it applies to
+    cost: int | None  # of each of them; None: it is in the column `cost`
+    decided: pl.Series
+
+
+def suspected(ready: Ready, frame: pl.DataFrame) -> Suspected:
+    """Find who might be refused in a frame that has all requests of its identities, sorted by identity, then by time.
+    Its columns are those of traffic, and `identity`, `row`. The candidate must count each identity alone.
     """
     rules = []
     for bound in ready.bounds:
@@ -325,13 +405,33 @@ def decide_sorted(ready: Ready, frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.S
         found = [suspects(mine, terms, cost) for terms in bound.terms or ()]
         rules.append((mine, cost, pl.concat(found).unique()))
     decided = rules[0][0]["row"] if len(rules) == 1 else pl.concat([mine["row"] for mine, _, _ in rules]).unique()
+    who = pl.concat([found for _, _, found in rules]).unique().implode()
+    rest, cost = (rules[0][0], rules[0][1]) if ready.alone is not None else (frame, None)
+    if ready.plain and ready.alone is None:
+        rest = rest.filter(pl.col("identity").is_in(who))
+        applied = [ready.applies(rest, bound).cast(pl.Int64()) * 2**at for at, bound in enumerate(ready.bounds)]
+        rest = rest.with_columns(pl.sum_horizontal(applied).alias("mask")).filter(pl.col("mask") > 0)
+    return Suspected(rest.filter(pl.col("identity").is_in(who)), cost, decided)
+
+
+def refusals_of(ready: Ready, found: Suspected) -> pl.DataFrame:
+    """Decide about the requests of those who might be refused."""
     if ready.alone is not None:
-        ((mine, cost, suspected),) = rules
-        return _alone(mine.filter(pl.col("identity").is_in(suspected.implode())), cost, ready.terms[0]), decided
-    suspected = pl.concat([found for _, _, found in rules]).unique()
-    rest = frame.filter(pl.col("identity").is_in(suspected.implode())).sort("row")
-    refusals, _ = Decider(ready).feed(rest, rest["row"].to_list())
-    return refusals, decided
+        return _alone(found.rest, found.cost, ready.terms[0])
+    if ready.plain:
+        return _several(found.rest, ready)
+    in_order = found.rest.sort("row")
+    return Decider(ready).feed(in_order, in_order["row"].to_list())[0]
+
+
+def _several(frame: pl.DataFrame, ready: Ready) -> pl.DataFrame:
+    """Decide about the requests under several plain rules, identity by identity."""
+    rows: list[tuple[int, int | None, int]] = []
+    columns = ["time", "mask", "row"]
+    for times, masks, mine in frame.group_by("identity", maintain_order=True).agg(columns).select(columns).iter_rows():
+        places, untils, rules = refusals_of_several(times, masks, ready)
+        rows += zip([mine[place] for place in places], untils, rules, strict=True)
+    return pl.DataFrame(rows, schema=REFUSALS, orient="row")
 
 
 def _alone(frame: pl.DataFrame, cost: int | None, terms: Terms) -> pl.DataFrame:
@@ -357,7 +457,7 @@ def decisions(frame: pl.DataFrame, candidate: Candidate) -> pl.DataFrame:
     whole = frame.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64()))
     if ready.by_identity:
         whole = whole.with_columns(ready.identify(frame).alias("identity"))
-        refusals, _ = decide_sorted(ready, whole.sort("identity", maintain_order=True))
+        refusals = refusals_of(ready, suspected(ready, whole.sort("identity", maintain_order=True)))
     else:
         refusals, _ = Decider(ready).feed(whole, whole["row"].to_list())
     names = pl.Series("rule", ready.names, dtype=pl.String())

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from operator import sub
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol
 
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
@@ -15,10 +18,13 @@ from sluicegate.plan import Terms
 from sluicegate.quota import Quota
 from sluicegate.replay import result as results
 from sluicegate.replay.candidates import Candidate, told_apart
-from sluicegate.replay.decide import Decider, Ready, decide_sorted, mapped
+from sluicegate.replay.curves import Scale
+from sluicegate.replay.decide import FORBIDDEN_RULE, Decider, Ready, mapped
+from sluicegate.replay.partitions import Partitions
 from sluicegate.replay.result import Result, Traffic, Unreadable
 from sluicegate.replay.routes import Routes
-from sluicegate.replay.tally import HOUR, Common, Grid, Tally, common, counts, line, passing, quantile, tally
+from sluicegate.replay.tally import Common, Grid, Tally, line, quantile
+from sluicegate.replay.work import Work, applies_to, rule_column, total, until_column
 
 with needs("replay"):
     import polars as pl
@@ -69,16 +75,25 @@ class Seen:
 
 
 class Group:
-    """The candidates whose identities come from the same key."""
+    """The candidates whose identities come from the same key, and the partitions of these identities."""
 
-    def __init__(self, members: Sequence[Ready]) -> None:
+    def __init__(self, members: Sequence[Ready], partitions: Partitions) -> None:
         self.members = members
-        self.frames: list[pl.DataFrame] = []
+        self.partitions = partitions
+        self._kept = {"time", "row", "route", "duration"}.union(*[each.wanted for each in members if each.by_identity])
+        self._deciders = {number: Decider(each) for number, each in enumerate(members) if not each.by_identity}
 
-    @property
-    def columns(self) -> set[str]:
-        """The columns that the members need after the identity is known."""
-        return set().union(*[member.wanted for member in self.members])
+    def add(self, frame: pl.DataFrame) -> None:
+        """Add a frame. A candidate that does not count each identity alone decides about it at once."""
+        found = [self.members[0].identify(frame).alias("identity")]
+        for number, decider in self._deciders.items():
+            refusals, decided = decider.feed(frame, frame["row"].to_list())
+            ruled = pl.DataFrame({"row": decided, "ruled": True}, schema={"row": pl.Int64(), "ruled": pl.Boolean()})
+            rows = frame.select("row").join(refusals, on="row", how="left", maintain_order="left")
+            rows = rows.join(ruled, on="row", how="left", maintain_order="left")
+            rule = pl.when("ruled").then(pl.col("rule").cast(pl.Int32())).otherwise(-1).alias(rule_column(number))
+            found += rows.select(rule, pl.col("until").alias(until_column(number))).get_columns()
+        self.partitions.add(frame.select([name for name in frame.columns if name in self._kept]).with_columns(found))
 
 
 def replay(
@@ -89,13 +104,16 @@ def replay(
     show_identities: bool = False,
     since: int | None = None,
     until: int | None = None,
+    curves: bool = True,
+    processes: int = 1,
     progress: Callable[[Any], object] | None = None,
     clock: Clock | None = None,
 ) -> Result:
     """Run the traffic of a log through each candidate, and say what each would have done.
 
     `sane` is the rate that no innocent identity passes. Requests before `since`, and from `until` on, are left out;
-    both are microseconds since 1970. `progress` is called with the log after each of its frames.
+    both are microseconds since 1970. `curves` are what takes the longest. A long log is decided in several `processes`,
+    which import the main module of the program. `progress` is called with the log after each of its frames.
     """
     clock = SystemClock() if clock is None else clock
     began = clock.now_us()
@@ -103,35 +121,50 @@ def replay(
     if not candidates:
         raise SettingsError("candidates", candidates, problem="there is none", expected="give --rule or --rules")
     ready = [Ready(candidate) for candidate in told_apart(candidates)]
-    groups = _grouped(ready)
     wanted = {"time", "path", "status", "duration", *[name for each in ready for name in each.wanted]}
-    seen, routes = Seen(), Routes()
-    columns: set[str] = set()
-    for read in log.frames(wanted):
-        columns |= set(read.columns)
-        frame = read if since is None else read.filter(pl.col("time") >= since)
-        frame = frame if until is None else frame.filter(pl.col("time") < until)
-        numbered = _numbered(frame, routes, seen)
+    seen, routes, columns = Seen(), Routes(), set[str]()
+    with TemporaryDirectory(prefix="sluicegate-") as folder:
+        groups = _grouped(ready, Path(folder))
+        for read in log.frames(wanted):
+            columns |= set(read.columns)
+            frame = read if since is None else read.filter(pl.col("time") >= since)
+            frame = frame if until is None else frame.filter(pl.col("time") < until)
+            numbered = _numbered(frame, routes, seen)
+            for group in groups:
+                group.add(numbered)
+            if progress is not None:
+                progress(log)
+        _check_durations(log, ready, wanted - columns)
+        grid = Grid.over(seen.first, seen.last)
+        counted: dict[str, tuple[Ready, Tally, Common]] = {}
         for group in groups:
-            group.frames.append(_kept(numbered, group))
-        if progress is not None:
-            progress(log)
-    grid = Grid.over(seen.first, seen.last)
-    base, found = _Base(grid, routes), []
-    tallies: dict[str, tuple[Tally, Common]] = {}
-    for number, group in enumerate(groups):
-        whole = pl.concat(group.frames) if group.frames else None
-        if whole is None:
-            tallies |= {member.name: (Tally(), Common()) for member in group.members}
-            continue
-        if number == 0:
-            base.count(whole)
-        tallies |= _tallies(group, whole, rate, grid=grid, show=show_identities)
-    found = [_candidate(each, *tallies[each.name], base=base, rate=sane) for each in ready]
-    _check_durations(log, ready, wanted - columns)
-    traffic = _traffic(log, seen, identities=tallies[ready[0].name][1].identities, missing=wanted - columns)
-    seconds = (clock.now_us() - began) / MICROSECOND
-    return Result(traffic, tuple(found), rates=(), seconds=seconds)
+            work = Work(
+                candidates=tuple([each.candidate for each in group.members]),
+                sane=rate,
+                grid=grid,
+                requests=seen.requests,
+                curves=curves,
+                show=show_identities,
+            )
+            shared, tallies = total(work, group.partitions.all(), processes)
+            counted |= {each.name: (each, tally, shared) for each, tally in zip(group.members, tallies, strict=True)}
+    names, first = routes.names, counted[ready[0].name][2]
+    found = tuple([Answer(*counted[each.name], grid=grid, names=names).candidate(rate=sane) for each in ready])
+    traffic = _traffic(log, seen, identities=first.identities, missing=wanted - columns)
+    return Result(traffic, found, rates=_rates(groups, counted), seconds=(clock.now_us() - began) / MICROSECOND)
+
+
+def _rates(groups: Sequence[Group], counted: dict[str, tuple[Ready, Tally, Common]]) -> tuple[results.Rates, ...]:
+    """Return the identities of each key by the most requests in each period."""
+    found = []
+    for group in groups:
+        _, _, shared = counted[group.members[0].name]
+        key = key_text(group.members[0].key)
+        bins: dict[tuple[int, str], list[tuple[int, int]]] = {}
+        for (period, to, peak), number in sorted(shared.rates.items()):
+            bins.setdefault((period, to), []).append((peak, number))
+        found += [results.Rates(period / _SECOND, key, to, bins=tuple(each)) for (period, to), each in bins.items()]
+    return tuple(found)
 
 
 def _check_durations(log: Any, ready: Sequence[Ready], absent: Collection[str]) -> None:
@@ -142,13 +175,13 @@ def _check_durations(log: Any, ready: Sequence[Ready], absent: Collection[str]) 
         raise LogError("log", _quota(terms), problem=problem, expected="log them, or give the field with --field")
 
 
-def _grouped(ready: Sequence[Ready]) -> list[Group]:
+def _grouped(ready: Sequence[Ready], folder: Path) -> list[Group]:
     found: dict[Any, list[Ready]] = {}
     for each in ready:
-        found.setdefault(
-            (each.key, each.settings.trust, each.settings.ipv4_prefix, each.settings.ipv6_prefix), []
-        ).append(each)
-    return [Group(members) for members in found.values()]
+        settings = each.settings
+        same = each.key, settings.trust, settings.ipv4_prefix, settings.ipv6_prefix
+        found.setdefault(same, []).append(each)
+    return [Group(members, Partitions(folder / str(at))) for at, members in enumerate(found.values())]
 
 
 def _numbered(frame: pl.DataFrame, routes: Routes, seen: Seen) -> pl.DataFrame:
@@ -166,149 +199,119 @@ def _numbered(frame: pl.DataFrame, routes: Routes, seen: Seen) -> pl.DataFrame:
     )
 
 
-def _kept(frame: pl.DataFrame, group: Group) -> pl.DataFrame:
-    """Return the columns of a frame that a group needs, with the identities."""
-    identity = group.members[0].identify(frame).alias("identity")
-    kept = [name for name in frame.columns if name in group.columns or name in ("duration", "row", "route", "time")]
-    return frame.select(kept).with_columns(identity)
+class Answer:
+    """What one candidate would have done, from what was counted."""
 
+    def __init__(self, ready: Ready, tally: Tally, shared: Common, *, grid: Grid, names: Sequence[str]) -> None:
+        self._ready = ready
+        self._tally = tally
+        self._shared = shared
+        self._grid = grid
+        self._names = names
 
-def _tallies(
-    group: Group, whole: pl.DataFrame, rate: Quota, *, grid: Grid, show: bool
-) -> dict[str, tuple[Tally, Common]]:
-    """Decide about the requests of some identities under each candidate of a group, and count."""
-    ordered = whole.sort("identity", maintain_order=True, nulls_last=True)
-    known = ordered.filter(pl.col("identity").is_not_null())
-    insane = passing(known, rate)
-    shared = common(known, insane)
-    found = {}
-    for member in group.members:
-        if member.by_identity:
-            refusals, decided = decide_sorted(member, ordered)
-        else:
-            refusals, rows = Decider(member).feed(whole, whole["row"].to_list())
-            decided = pl.Series("row", rows, dtype=pl.Int64())
-        found[member.name] = tally(ordered, refusals, decided=decided, insane=insane, grid=grid, show=show), shared
-    return found
+    def candidate(self, *, rate: str) -> results.Candidate:
+        """Return the whole answer."""
+        tally, shared = self._tally, self._shared
+        waits = tally.waits
+        return results.Candidate(
+            name=self._ready.name,
+            rules=_rules(self._ready, tally),
+            decided=tally.decided,
+            refused=tally.refused,
+            identities=tally.identities,
+            refused_identities=tally.refused_identities,
+            blocked=tally.blocked / _SECOND,
+            routes=tuple([self._route(number) for number in self._most_refused_routes(_SHOWN)]),
+            worst=self._worst(),
+            innocent=results.Innocent(rate, tally.innocent, of=shared.sane, requests=tally.innocent_requests),
+            closed_loop=results.ClosedLoop(
+                delayed=waits.delays.total(),
+                never=waits.never,
+                retries=waits.retries,
+                median=quantile(waits.delays, 0.5) / 1000,
+                p95=quantile(waits.delays, 0.95) / 1000,
+                longest=waits.longest / _SECOND,
+            ),
+            load=self._load(),
+            most_refused=tuple(tally.most),
+            heat=self._heat(),
+            curves=self._curves(),
+            exact=True,
+            error="",
+        )
 
+    def _curves(self) -> tuple[results.Curve, ...]:
+        if not self._tally.curves:
+            return ()
+        scale = Scale(self._ready.candidate, sum(self._shared.routes.values()))
+        found = []
+        for (_, terms, limits), counted in zip(scale.rules, self._tally.curves, strict=True):
+            points = [results.Point(limit, *each) for limit, each in zip(limits, counted, strict=True)]
+            found.append(results.Curve(terms.name, terms.quota.period, terms.quota.limit, points=tuple(points)))
+        return tuple(found)
 
-class _Base:
-    """What is counted of all requests, whatever is decided."""
-
-    def __init__(self, grid: Grid, routes: Routes) -> None:
-        self.grid = grid
-        self.routes = routes
-        self.by_route: Counter[int] = Counter()
-        self.by_bucket: Counter[int] = Counter()
-        self.busy: Counter[int] = Counter()
-        self.hours: Counter[tuple[int, int]] = Counter()
-        self.has_durations = False
-
-    def count(self, frame: pl.DataFrame) -> None:
-        """Count the rows of a frame."""
-        placed = frame.with_columns(self.grid.of, HOUR)
-        self.by_route += counts(placed, "route")
-        self.by_bucket += counts(placed, "bucket")
-        self.hours += counts(placed, "route", "hour")
-        if "duration" in placed.columns and placed["duration"].null_count() < placed.height:
-            self.has_durations = True
-            self.busy += Counter(dict(placed.group_by("bucket").agg(pl.col("duration").sum()).iter_rows()))
-
-    def load(self, tally: Tally) -> results.Load:
-        """Return the load with and without a candidate."""
-        grid = self.grid
-        logged, refused = line(self.by_bucket, grid.buckets), line(tally.buckets, grid.buckets)
-        busy, idle = line(self.busy, grid.buckets), line(tally.busy, grid.buckets)
+    def _load(self) -> results.Load:
+        grid, shared, tally = self._grid, self._shared, self._tally
+        logged, refused = line(shared.buckets, grid.buckets), line(tally.buckets, grid.buckets)
+        busy, idle = (line(shared.busy, grid.buckets), line(tally.busy, grid.buckets)) if shared.timed else ([], [])
         return results.Load(
             start=grid.start / _SECOND,
             bucket=grid.width / _SECOND,
             logged=tuple(logged),
-            passed=tuple([one - other for one, other in zip(logged, refused, strict=True)]),
-            busy_logged=tuple([one / _SECOND for one in busy]) if self.has_durations else (),
-            busy_passed=tuple([(one - other) / _SECOND for one, other in zip(busy, idle, strict=True)])
-            if self.has_durations
-            else (),
+            passed=tuple(map(sub, logged, refused)),
+            busy_logged=tuple([each / _SECOND for each in busy]),
+            busy_passed=tuple([each / _SECOND for each in map(sub, busy, idle)]),
         )
 
-    def worst(self, tally: Tally) -> tuple[results.Moment, ...]:
+    def _worst(self) -> tuple[results.Moment, ...]:
         """Return the buckets with the most refusals."""
-        grid = self.grid
+        grid, tally = self._grid, self._tally
+        worst = sorted(tally.buckets.items(), key=lambda each: (-each[1], each[0]))[:_WORST]
         return tuple(
             [
                 results.Moment(
                     start=(grid.start + bucket * grid.width) / _SECOND,
                     seconds=grid.width / _SECOND,
-                    requests=self.by_bucket[bucket],
+                    requests=self._shared.buckets[bucket],
                     refused=refused,
                     identities=tally.bucket_identities[bucket],
                 )
-                for bucket, refused in sorted(tally.buckets.items(), key=lambda each: (-each[1], each[0]))[:_WORST]
+                for bucket, refused in worst
             ]
         )
 
-    def shown(self, tally: Tally, most: int) -> list[int]:
-        """Return the numbers of the routes with the most refusals, then those with the most requests."""
-        numbers = sorted(self.by_route, key=lambda number: (-tally.routes[number], -self.by_route[number], number))
-        return numbers[:most]
-
-    def heat(self, tally: Tally) -> results.HeatMap:
-        """Return requests and refusals by hour and route."""
-        shown = self.shown(tally, _HEAT)
-        return results.HeatMap(
-            routes=tuple([self.routes.names[number] for number in shown]),
-            requests=tuple([tuple([self.hours[number, hour] for hour in range(24)]) for number in shown]),
-            refused=tuple([tuple([tally.hours[number, hour] for hour in range(24)]) for number in shown]),
-        )
-
-
-def _candidate(ready: Ready, tally: Tally, shared: Common, *, base: _Base, rate: str) -> results.Candidate:
-    """Return what a candidate would have done, from its tally."""
-    routes = [
-        results.Route(
-            route=base.routes.names[number],
-            requests=base.by_route[number],
+    def _route(self, number: int) -> results.Route:
+        tally, shared = self._tally, self._shared
+        return results.Route(
+            route=self._names[number],
+            requests=shared.routes[number],
             refused=tally.routes[number],
             identities=shared.route_identities[number],
             refused_identities=tally.route_identities[number],
         )
-        for number in base.shown(tally, _SHOWN)
-    ]
-    delays = tally.delays
-    return results.Candidate(
-        name=ready.name,
-        rules=_rules(ready, tally),
-        decided=tally.decided,
-        refused=tally.refused,
-        identities=tally.identities,
-        refused_identities=tally.refused_identities,
-        blocked=tally.blocked / _SECOND,
-        routes=tuple(routes),
-        worst=base.worst(tally),
-        innocent=results.Innocent(rate, tally.innocent, of=shared.sane, requests=tally.innocent_requests),
-        closed_loop=results.ClosedLoop(
-            delayed=delays.total(),
-            never=tally.never,
-            retries=tally.retries,
-            median=quantile(delays, 0.5) / 1000,
-            p95=quantile(delays, 0.95) / 1000,
-            longest=tally.longest / _SECOND,
-        ),
-        load=base.load(tally),
-        most_refused=tuple(tally.most),
-        heat=base.heat(tally),
-        curves=(),
-        exact=True,
-        error="",
-    )
+
+    def _most_refused_routes(self, most: int) -> list[int]:
+        """Return the numbers of the routes with the most refusals, then those with the most requests."""
+        refused, asked = self._tally.routes, self._shared.routes
+        return sorted(asked, key=lambda number: (-refused[number], -asked[number], number))[:most]
+
+    def _heat(self) -> results.HeatMap:
+        shown = self._most_refused_routes(_HEAT)
+        return results.HeatMap(
+            routes=tuple([self._names[number] for number in shown]),
+            requests=tuple([self._by_hour(self._shared.hours, number) for number in shown]),
+            refused=tuple([self._by_hour(self._tally.hours, number) for number in shown]),
+        )
+
+    @staticmethod
+    def _by_hour(counted: Counter[tuple[int, int]], route: int) -> tuple[int, ...]:
+        return tuple([counted[route, hour] for hour in range(24)])
 
 
 def _rules(ready: Ready, tally: Tally) -> tuple[results.RuleText, ...]:
     """Return the rules of a candidate as text, with their refusals."""
     found, number = [], 0
     for bound in ready.bounds:
-        rule = bound.rule
-        known: frozenset[str] = bound.methods or frozenset()
-        methods = ",".join(sorted(known - {"HEAD"} or known))
         for terms in bound.terms or ():
             found.append(
                 results.RuleText(
@@ -316,38 +319,17 @@ def _rules(ready: Ready, tally: Tally) -> tuple[results.RuleText, ...]:
                     quota=_quota(terms),
                     key=key_text(ready.gate.key_of(bound)),
                     algorithm="slots" if terms.held else terms.algorithm,
-                    applies_to=" ".join([each for each in (methods, rule.path) if each]),
+                    applies_to=applies_to(bound),
                     refused=tally.rules[number],
                     identities=tally.rule_identities[number],
                 )
             )
             number += 1
-    for ban in ready.bans:
-        quota = f"after {ban.quota.limit} refusals in {ban.quota.span}"
-        found.append(
-            results.RuleText(
-                ban.name,
-                quota=quota,
-                key="",
-                algorithm="ban",
-                applies_to="",
-                refused=tally.rules[number],
-                identities=tally.rule_identities[number],
-            )
-        )
-        number += 1
-    if tally.rules[number]:
-        found.append(
-            results.RuleText(
-                ready.names[-1],
-                quota="",
-                key="",
-                algorithm="",
-                applies_to="",
-                refused=tally.rules[number],
-                identities=tally.rule_identities[number],
-            )
-        )
+    others = [(ban.name, f"after {ban.quota.limit} refusals in {ban.quota.span}", "ban") for ban in ready.bans]
+    others += [(FORBIDDEN_RULE, "", "")] if tally.rules[number + len(others)] else []
+    for at, (name, quota, algorithm) in enumerate(others, number):
+        text = results.RuleText(name, quota, key="", algorithm=algorithm, applies_to="", refused=0, identities=0)
+        found.append(text._replace(refused=tally.rules[at], identities=tally.rule_identities[at]))
     return tuple(found)
 
 

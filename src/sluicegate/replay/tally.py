@@ -6,7 +6,7 @@ The size of a tally does not depend on the length of the log.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +14,7 @@ from sluicegate.clock import MICROSECOND
 from sluicegate.extras import needs
 from sluicegate.identity import digest
 from sluicegate.quota import Quota
+from sluicegate.replay.closed_loop import Waits
 from sluicegate.replay.result import Refused
 
 with needs("replay"):
@@ -80,6 +81,12 @@ class Top(tuple[Refused, ...]):
 class Common:
     """What is counted of the requests under one key, whatever is decided about them."""
 
+    routes: Counter[int] = field(default_factory=Counter)
+    buckets: Counter[int] = field(default_factory=Counter)
+    hours: Counter[tuple[int, int]] = field(default_factory=Counter)  # by route and hour
+    busy: Counter[int] = field(default_factory=Counter)  # microseconds of work, by bucket
+    timed: int = 0  # requests whose duration is known
+    rates: Counter[tuple[int, str, int]] = field(default_factory=Counter)  # identities by period, requests and peak
     identities: int = 0
     sane: int = 0  # identities that never passed the stated rate
     route_identities: Counter[int] = field(default_factory=Counter)
@@ -105,14 +112,27 @@ class Tally:
     busy: Counter[int] = field(default_factory=Counter)  # microseconds of work that was refused, by bucket
     hours: Counter[tuple[int, int]] = field(default_factory=Counter)  # by route and hour
     most: Top = field(default_factory=Top)
-    delays: Counter[int] = field(default_factory=Counter)  # milliseconds with three digits
-    never: int = 0
-    retries: int = 0
-    longest: int = 0
+    waits: Waits = field(default_factory=Waits)
     curves: list[list[list[int]]] = field(default_factory=list)  # by rule and point: refused, identities, innocent
 
 
 HOUR: Final = ((pl.col("time") // _HOUR) % 24).cast(pl.Int8).alias("hour")
+
+
+def readable(text: str) -> str:
+    """Return an identity as a person writes it.
+
+    >>> readable("t3:sip10:s192.0.2.1"), readable("salice")
+    ('ip:192.0.2.1', 'alice')
+    """
+    if text[:1] != "t":
+        return text[1:] if text[:1] == "s" else text
+    parts, rest = [], text[1:]
+    while rest:
+        length, _, rest = rest.partition(":")
+        parts.append(readable(rest[: int(length)]))
+        rest = rest[int(length) :]
+    return ":".join(parts)
 
 
 def counts(frame: pl.DataFrame, *columns: str) -> Counter[Any]:
@@ -135,10 +155,29 @@ def passing(frame: pl.DataFrame, rate: Quota) -> pl.Series:
     return found
 
 
-def common(frame: pl.DataFrame, insane: pl.Series) -> Common:
-    """Count the requests of some identities, all requests of each."""
-    identities = frame["identity"].n_unique()
-    return Common(identities, identities - len(insane), different(frame, "route"))
+def common(frame: pl.DataFrame, insane: pl.Series, *, grid: Grid) -> Common:
+    """Count the requests of some identities, all requests of each. The frame is sorted by identity and time."""
+    placed = frame.with_columns(grid.of, HOUR)
+    known = frame.filter(pl.col("identity").is_not_null())
+    identities = known["identity"].n_unique()
+    found = Common(
+        routes=counts(placed, "route"),
+        buckets=counts(placed, "bucket"),
+        hours=counts(placed, "route", "hour"),
+        identities=identities,
+        sane=identities - len(insane),
+        route_identities=different(known, "route"),
+    )
+    if "duration" in placed.columns:
+        found.timed = placed.height - placed["duration"].null_count()
+        found.busy = Counter(dict(placed.group_by("bucket").agg(pl.col("duration").sum()).iter_rows()))
+    return found
+
+
+def rounded(number: int) -> int:
+    """Return a number with two digits, rounded down, so that there are few different ones."""
+    scale: int = 10 ** max(0, len(str(number)) - 2)
+    return number // scale * scale
 
 
 def tally(
@@ -201,7 +240,7 @@ def _most(frame: pl.DataFrame, hits: pl.DataFrame, who: pl.DataFrame, *, grid: G
         requests = asked[identity]
         rows.append(
             Refused(
-                identity if show else digest(identity),
+                readable(identity) if show else digest(identity),
                 requests=sum(requests),
                 refused=row["refused"],
                 seconds=row["blocked"] / MICROSECOND,
@@ -236,15 +275,3 @@ def quantile(counted: Counter[int], share: float) -> int:
         if rest <= 0:
             return value
     return 0
-
-
-def shortened(delay_us: int) -> int:
-    """Return a delay in milliseconds with three digits, rounded up, so that the number of different delays is small."""
-    value = -(-delay_us // 1000)
-    scale = 10 ** max(0, len(str(value)) - 3)
-    return int(-(-value // scale) * scale)
-
-
-def by_number(values: Sequence[int], counted: Counter[int]) -> list[int]:
-    """Return the numbers in the order of their counts, the largest first."""
-    return sorted(values, key=lambda number: (-counted[number], number))

@@ -1,0 +1,133 @@
+"""The closed loop: what clients that honour Retry-After would have met. Each client asks one request after the other:
+it waits as long as a refusal says, asks again, and goes on with its next request, at the earliest when that was logged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sluicegate.algorithms import KEPT
+from sluicegate.extras import needs
+from sluicegate.plan import Terms
+from sluicegate.replay.decide import Budget, Budgets, Decider, Ready, Suspected, wait_of
+
+with needs("replay"):
+    import polars as pl
+
+_PATIENCE: Final = 20  # refusals of one request, after which its client gives up: waiting does not help
+
+
+@dataclass
+class Waits:
+    """What clients met: their delays in milliseconds with three digits, and how often."""
+
+    delays: Counter[int] = field(default_factory=Counter)
+    never: int = 0  # requests that no wait lets through
+    retries: int = 0
+    longest: int = 0  # microseconds
+
+    def __add__(self, other: Waits) -> Waits:
+        return Waits(
+            self.delays + other.delays,
+            self.never + other.never,
+            retries=self.retries + other.retries,
+            longest=max(self.longest, other.longest),
+        )
+
+    def passed(self, delay: int) -> None:
+        """Count a request that passed this many microseconds later than it was logged."""
+        if delay > 0:
+            self.delays[shortened(delay)] += 1
+            self.longest = max(self.longest, delay)
+
+
+def shortened(delay_us: int) -> int:
+    """Return a delay in milliseconds with three digits, rounded up, so that the number of different delays is small."""
+    value = -(-delay_us // 1000)
+    scale = 10 ** max(0, len(str(value)) - 3)
+    return int(-(-value // scale) * scale)
+
+
+def waits_of(ready: Ready, found: Suspected) -> Waits:
+    """Return what those who might be refused would have met. The others would not have waited."""
+    waits = Waits()
+    if ready.alone is None and ready.plain:
+        columns = ["time", "mask"]
+        for times, masks in found.rest.group_by("identity").agg(columns).select(columns).iter_rows():
+            of_several(times, masks, ready, waits=waits)
+        return waits
+    if ready.alone is None:
+        of_all(ready.fresh(), found.rest, waits)
+        return waits
+    columns = ["time", *(["cost"] if found.cost is None else [])]
+    for times, *costs in found.rest.group_by("identity").agg(columns).select(columns).iter_rows():
+        of_one(times, costs[0] if costs else found.cost or 0, ready.terms[0], waits=waits)
+    return waits
+
+
+def of_one(times: Sequence[int], costs: Sequence[int] | int, terms: Terms, *, waits: Waits) -> None:
+    """Count the waits of one identity under one plain rule."""
+    algorithm, params = KEPT[terms.algorithm], terms.params
+    budget, now = Budget(), 0
+    for at, logged in enumerate(times):
+        cost = costs if isinstance(costs, int) else costs[at]
+        now = max(now, logged)
+        while True:
+            if algorithm.hit(budget, now, cost, params) is not None:
+                waits.passed(now - logged)
+                break
+            outcome = algorithm.check(budget.state, now, cost, params)
+            if outcome.allowed:
+                if cost:
+                    budget.state = algorithm.charge(budget.state, now, cost, params)
+                waits.passed(now - logged)
+                break
+            if outcome.retry_after is None:
+                waits.never += 1
+                break
+            waits.retries += 1
+            now += outcome.retry_after
+
+
+def of_several(times: Sequence[int], masks: Sequence[int], ready: Ready, *, waits: Waits) -> None:
+    """Count the waits of one identity under several plain rules."""
+    ask, now = Budgets(ready).ask, 0
+    for logged, mask in zip(times, masks, strict=True):
+        now = max(now, logged)
+        while (refusal := ask(now, mask)) is not None and refusal[0] is not None:
+            waits.retries += 1
+            now += refusal[0]
+        if refusal is None:
+            waits.passed(now - logged)
+        else:
+            waits.never += 1
+
+
+def of_all(ready: Ready, frame: pl.DataFrame, waits: Waits) -> None:
+    """Count the waits of all identities of a frame, which is sorted by identity and time. The candidate must count each
+    identity alone.
+    """
+    at = {name: place for place, name in enumerate(frame.columns)}
+    who: object = None
+    decider, now = Decider(ready), 0
+    for values in frame.iter_rows():
+        if values[at["identity"]] != who:
+            who, decider, now = values[at["identity"]], Decider(ready), 0
+        logged = values[at["time"]]
+        now = max(now, logged)
+        for _ in range(_PATIENCE):
+            decision = decider.decide(now, ready.request(values, at))
+            if decision is None or decision.allowed:
+                waits.passed(now - logged)
+                break
+            wait = wait_of(decision)
+            if wait is None:
+                waits.never += 1
+                break
+            waits.retries += 1
+            now += wait
+        else:
+            waits.never += 1

@@ -1,0 +1,156 @@
+"""The work on one partition: the requests of its identities under each candidate, counted. Several processes share
+it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sluicegate.extras import needs
+from sluicegate.quota import Quota
+from sluicegate.replay.candidates import Candidate
+from sluicegate.replay.closed_loop import waits_of
+from sluicegate.replay.curves import Scale
+from sluicegate.replay.decide import REFUSALS, Ready, refusals_of, suspected
+from sluicegate.replay.partitions import load
+from sluicegate.replay.peaks import PEAK, peaks
+from sluicegate.replay.tally import Common, Grid, Tally, add, common, passing, rounded, tally
+from sluicegate.web.bound import Bound
+
+with needs("replay"):
+    import polars as pl
+
+Counted = tuple[Common, list[Tally]]
+_THREADS: Final = "POLARS_MAX_THREADS"
+
+
+def until_column(number: int) -> str:
+    """Return the name of the column that says until when a request was refused, by a candidate that was decided in
+    order of time.
+    """
+    return f"until {number}"
+
+
+def rule_column(number: int) -> str:
+    """Return the name of the column with the number of the rule that refused; -1 if no rule applied, null if all
+    allowed.
+    """
+    return f"rule {number}"
+
+
+def applies_to(bound: Bound) -> str:
+    """Return the methods and the path of a rule as text."""
+    known: frozenset[str] = bound.methods or frozenset()
+    methods = ",".join(sorted(known - {"HEAD"} or known))  # a rule for GET is one for HEAD as well
+    return " ".join([each for each in (methods, bound.rule.path) if each])
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be counted of each partition of one key."""
+
+    candidates: tuple[Candidate, ...]
+    sane: Quota
+    grid: Grid
+    requests: int
+    curves: bool
+    show: bool
+
+    def count(self, part: list[Path] | pl.DataFrame) -> Counted:
+        """Decide about the requests of one partition under each candidate, and count."""
+        ordered = load(part).sort("identity", maintain_order=True, nulls_last=True)
+        insane = passing(ordered.filter(pl.col("identity").is_not_null()), self.sane)
+        shared = common(ordered, insane, grid=self.grid)
+        tallies = [
+            self._tally(Ready(candidate), number, ordered, insane=insane)
+            for number, candidate in enumerate(self.candidates)
+        ]
+        if self.curves:
+            shared.rates = self._rates(ordered)
+        return shared, tallies
+
+    def _rates(self, ordered: pl.DataFrame) -> Counter[tuple[int, str, int]]:
+        """Count the identities by their peak in each period of a rule, of the requests that the rule applies to."""
+        periods: dict[str, tuple[Ready, Bound, set[int]]] = {}
+        for ready in [each for each in map(Ready, self.candidates) if each.by_identity]:
+            for bound in ready.bounds:
+                of_rule = periods.setdefault(applies_to(bound), (ready, bound, set()))[2]
+                of_rule |= {each.quota.period_us for each in bound.terms or ()}
+        found: Counter[tuple[int, str, int]] = Counter()
+        for text, (ready, bound, chosen) in periods.items():
+            mine = ordered.filter(ready.applies(ordered, bound) & ordered["identity"].is_not_null())
+            most = peaks(mine.select("identity", "time"), ["identity"], sorted(chosen))
+            for period in chosen:
+                for peak, number in most[f"{PEAK}{period}"].value_counts().iter_rows():
+                    found[period, text, rounded(peak)] += number
+        return found
+
+    def _tally(self, ready: Ready, number: int, ordered: pl.DataFrame, *, insane: pl.Series) -> Tally:
+        if not ready.by_identity:
+            return self._tally_in_order(number, ordered, insane=insane)
+        some = suspected(ready, ordered)
+        refusals = refusals_of(ready, some)
+        found = tally(ordered, refusals, decided=some.decided, insane=insane, grid=self.grid, show=self.show)
+        found.waits = waits_of(ready, some)
+        if self.curves:
+            found.curves = Scale(ready.candidate, self.requests).points(ordered, insane)
+        return found
+
+    def _tally_in_order(self, number: int, ordered: pl.DataFrame, *, insane: pl.Series) -> Tally:
+        """Count what was decided while the log was read."""
+        until, rule = until_column(number), rule_column(number)
+        hits = ordered.filter(pl.col(rule) >= 0)
+        refusals = hits.select(pl.col("row"), pl.col(until).alias("until"), pl.col(rule).alias("rule")).cast(REFUSALS)  # type: ignore[arg-type]
+        decided = ordered.filter(pl.col(rule).is_null() | (pl.col(rule) >= 0))["row"]
+        return tally(ordered, refusals, decided=decided, insane=insane, grid=self.grid, show=self.show)
+
+
+def total(work: Work, parts: Iterable[list[Path] | pl.DataFrame], processes: int) -> Counted:
+    """Count all partitions, in several processes if there are several partitions, and add up."""
+    found: Counted = Common(), [Tally() for _ in work.candidates]
+    for shared, tallies in _each(work, parts, processes):
+        found = add(found[0], shared), [add(one, other) for one, other in zip(found[1], tallies, strict=True)]
+    return found
+
+
+def _each(work: Work, parts: Iterable[list[Path] | pl.DataFrame], processes: int) -> Iterator[Counted]:
+    waiting: Sequence[list[Path] | pl.DataFrame] = [*parts]
+    if processes < 2 or len(waiting) < 2 or not _can_travel(work):
+        yield from map(work.count, waiting)
+        return
+    # Fresh interpreters: a fork would copy the threads of polars half. Each has its own share of the cores.
+    before = os.environ.get(_THREADS)
+    os.environ[_THREADS] = "1"
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_ignore_interrupts)
+    try:
+        yield from pool.map(work.count, waiting)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        if before is None:
+            del os.environ[_THREADS]
+        else:
+            os.environ[_THREADS] = before
+
+
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C to the process that started this one: it ends this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _can_travel(work: Work) -> bool:
+    """True if the candidates can be sent to another process: a function that is made in a function cannot."""
+    try:
+        pickle.dumps(work)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return False
+    return True

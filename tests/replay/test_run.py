@@ -1,0 +1,147 @@
+"""A whole replay: the same answers in one piece and in partitions, exact curves, the closed loop, bounded memory."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from sluicegate import ManualClock
+from sluicegate.replay import partitions
+from sluicegate.replay.candidates import Candidate, from_rules
+from sluicegate.replay.decide import decisions
+from sluicegate.replay.result import Result
+from sluicegate.replay.routes import route_of
+from sluicegate.replay.run import Given, replay
+from sluicegate.replay.traffic import COLUMNS
+from sluicegate.rules.rule import Rule
+
+SECOND = 1_000_000
+START = 1_700_000_000 * SECOND
+TEXTS = (
+    ["login: 5/minute by ip on POST /login"],
+    ["3 per 10 seconds; 40/hour"],
+    ["4/minute with gcra cost bytes/10"],
+    ["9/minute by path:2", "20/minute"],
+    ["2 at once"],
+    ["2/minute when 401"],
+)
+
+
+def traffic(count: int = 3000) -> pl.DataFrame:
+    draw, now, rows = random.Random(7), START, []
+    for number in range(count):
+        now += draw.randrange(0, SECOND // 2)
+        path = draw.choice(["/", "/login", f"/items/{number}"])
+        address = f"198.51.100.{min(250, int(draw.paretovariate(0.7)))}"
+        row = now, address, draw.choice(["GET", "POST"]), path, draw.choice([200, 401]), draw.randrange(30)
+        rows.append((*row, draw.randrange(3 * SECOND)))
+    names = ("time", "address", "method", "path", "status", "bytes", "duration")
+    return pl.DataFrame(rows, schema={name: COLUMNS[name] for name in names}, orient="row")
+
+
+def run(frames: list[pl.DataFrame], **options: Any) -> Result:
+    candidates = [from_rules(each) for each in TEXTS]
+    return replay(Given(frames), candidates, clock=ManualClock(), sane="30/minute", **options)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_partitions_change_nothing(monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
+    """Not even the files that they leave: there are none."""
+    whole = traffic()
+    expected = run([whole])
+    monkeypatch.setattr(partitions, "PIECE", 700)
+    monkeypatch.setattr(partitions, "PARTS", 3)
+    made: list[Path] = []
+    make = Path.mkdir
+
+    def remember(path: Path, **options: Any) -> None:
+        made.append(path)
+        make(path, **options)
+
+    monkeypatch.setattr(Path, "mkdir", remember)
+    found = run([whole[at : at + 331] for at in range(0, whole.height, 331)], processes=processes)
+    assert found == expected
+    assert made
+    assert not any(path.parent.exists() for path in made)
+
+
+def test_the_numbers_are_those_of_the_decisions() -> None:
+    whole = traffic()
+    result = run([whole])
+    for found, texts in zip(result.candidates, TEXTS, strict=True):
+        decided = decisions(whole, from_rules(texts))
+        refused = whole.with_columns(decided).filter(~pl.col("allowed"))
+        assert found.refused == refused.height > 0
+        assert found.refused == sum(found.load.logged) - sum(found.load.passed) == sum(map(sum, found.heat.refused))
+        assert found.refused == sum(each.refused for each in found.rules) == sum(each.refused for each in found.routes)
+        assert result.traffic.requests == sum(each.requests for each in found.routes)
+        rules = refused["rule"].value_counts().rows()
+        assert {each.name: each.refused for each in found.rules if each.refused} == dict(rules)
+
+
+def test_each_point_of_a_curve_is_a_replay_with_that_limit() -> None:
+    whole = traffic(800)
+    for texts in TEXTS[:3]:
+        candidate = from_rules(texts)
+        (rule,) = [each for each in candidate.settings.rules if isinstance(each, Rule)]
+        own: Any = rule.quota
+        (found,) = replay(Given([whole]), [candidate]).candidates
+        assert len(found.curves) == len(rule.names)
+        for number, curve in enumerate(found.curves):
+            assert any((point.limit, point.refused) == (curve.limit, found.refused) for point in curve.points)
+            for point in curve.points[::9]:
+                parts = texts[0].partition(": ")[2] or texts[0]
+                quotas = [f"{each.limit} per {each.period} seconds" for each in own]
+                quotas[number] = f"{point.limit} per {own[number].period} seconds"
+                other = replace(candidate.settings, rules=[replace(rule, quota="; ".join(quotas))])
+                refused = whole.filter(~decisions(whole, Candidate(parts, other))["allowed"])
+                assert (point.refused, point.identities) == (refused.height, refused["address"].n_unique())
+
+
+def test_a_client_that_waits_meets_each_limit_once() -> None:
+    """Eleven requests at once, five a minute: the sixth waits for a minute and four go with it, the last for two."""
+    rows = [(START, "203.0.113.7", "POST", "/login")] * 11
+    names = ("time", "address", "method", "path")
+    whole = pl.DataFrame(rows, schema={name: COLUMNS[name] for name in names}, orient="row")
+    for texts in (["5/minute"], ["5/minute; 100/hour"], ["5/minute by ip when 2xx"]):
+        (found,) = replay(Given([whole]), [from_rules(texts)]).candidates
+        loop = found.closed_loop
+        assert (found.refused, loop.delayed, loop.never, loop.retries) == (6, 6, 0, 2), texts
+        assert (loop.median, loop.longest) == (60, 120)
+    (found,) = replay(Given([whole.with_columns(bytes=pl.lit(9))]), [from_rules(["5/minute cost bytes"])]).candidates
+    assert (found.refused, found.closed_loop.never, found.blocked) == (11, 11, 0)
+
+
+def test_who_is_innocent() -> None:
+    """One client is never faster than the sane rate and is refused all the same."""
+    slow = [(START + number * 10 * SECOND, "192.0.2.1") for number in range(30)]
+    fast = [(START + number * SECOND, "192.0.2.2") for number in range(300)]
+    whole = pl.DataFrame(sorted(slow + fast), schema={"time": pl.Int64(), "address": pl.String()}, orient="row")
+    (found,) = replay(Given([whole]), [from_rules(["4/minute"])], sane="30/minute", show_identities=True).candidates
+    assert (found.innocent.identities, found.innocent.of, found.refused_identities) == (1, 1, 2)
+    listed = [(each.identity, each.innocent) for each in found.most_refused]
+    assert listed == [
+        ("ip:192.0.2.2", False),
+        ("ip:192.0.2.1", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/", "/"),
+        ("/login", "/login"),
+        ("/users/17/orders/9f1b3c2d", "/users/*/orders/*"),
+        ("/static/app.min.js", "/static/app.min.js"),
+        ("/u/0b5c1d2e-1111-4222-8333-444455556666", "/u/*"),
+        ("/a/b/c/d/e/f/g/h", "/a/b/c/d/e/f/*"),
+        ("/" + "x" * 5000, "/*"),
+    ],
+)
+def test_routes(path: str, route: str) -> None:
+    assert route_of(path) == route
