@@ -261,12 +261,10 @@ def test_what_a_real_server_logs_is_read(logged: tuple[Server, Path, list[dict[s
         log = Log([folder / name], format=given)
         found = pl.concat(list(log.frames(WANTED))).to_dicts()[-len(expected) :]
         assert log.read.formats == ((str(folder / name), recognised),)
-        always = {"address", "method", "path", "query", "status"}
-        shown = [{column: row[column] for column in WANTED if column in always | optional} for row in found]
-        wanted = [{column: row.get(column) for column in shown[0]} for row in expected]
-        for row, want in zip(shown, wanted, strict=True):
-            spent = row.pop("duration", 0)
-            want.pop("duration", None)
-            assert 0 <= spent < 60_000_000
-            assert row == want, name
+        columns = {"address", "method", "path", "query", "status", *optional} - {"duration"}
+        assert all(0 <= row.pop("duration") < 60_000_000 for row in found if "duration" in optional)
+        shown = [{column: row[column] for column in WANTED if column in columns} for row in found]
+        wanted = [{column: row[column] for column in shown[0]} for row in expected]
+        # HAProxy may log two requests of one millisecond the other way round.
+        assert sorted(shown, key=repr) == sorted(wanted, key=repr)
         assert all(began - 2 <= row["time"] / 1e6 <= time() + 1 for row in found)

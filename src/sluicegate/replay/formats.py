@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from sluicegate.extras import needs
 from sluicegate.replay.traffic import FIELD, HEADER
@@ -155,8 +155,8 @@ class Json:
     """For a column, the paths where its value may be: the first that is there counts."""
     header: Callable[[str], Sequence[Path]] | None = None
     """Where the value of a header is."""
-    marker: str = ""
-    """A name that every line has, by which the format is told from others."""
+    marker: Path = ()
+    """A value that every line has, by which the format is told from others."""
     escape: str = ""
     ignored: str = ""
 
@@ -167,17 +167,17 @@ class Json:
 
     def texts(self, lines: pl.Series, columns: Collection[str]) -> pl.DataFrame:
         paths = {column: self._paths(column) for column in columns}
-        values: dict[str, list[str | None]] = {column: [] for column in columns}
+        values: dict[str, list[str | None]] = {column: [] for column in paths}
         for line in lines:
             try:
                 loaded = orjson.loads(line)
             except orjson.JSONDecodeError:
                 loaded = None
-            if self.marker and not (isinstance(loaded, dict) and self.marker in loaded):
+            if self.marker and _first(loaded, (self.marker,)) is None:
                 loaded = None
             for column, found in values.items():
                 found.append(_first(loaded, paths[column]))
-        return pl.DataFrame(values, schema=dict.fromkeys(columns, pl.String()))
+        return pl.DataFrame(values, schema=dict.fromkeys(paths, pl.String()))
 
     def _paths(self, column: str) -> Sequence[Path]:
         if column in self.places:
@@ -187,27 +187,39 @@ class Json:
         return paths_of(column.removeprefix(FIELD)) if column.startswith(FIELD) else ()
 
 
+EACH: Final = "*"
+"""In a path: all elements of a list, joined."""
+
+
 def paths_of(name: str) -> Sequence[Path]:
     """Return the places that a name with dots may mean: one name, or a name in an object."""
     return ((name,), tuple(name.split("."))) if "." in name else ((name,),)
 
 
-def _first(loaded: object, paths: Iterable[Path]) -> str | None:
+def _first(loaded: Any, paths: Iterable[Path]) -> str | None:
     """Return the first value that is there, as text."""
     for path in paths:
         value = loaded
-        for name in path:
-            if isinstance(value, list):
-                value = value[int(name)] if name.isdecimal() and int(name) < len(value) else None
-            else:
-                value = value.get(name) if isinstance(value, dict) else None
-        if isinstance(value, list):
-            value = ", ".join(each for each in value if isinstance(each, str))
-        if isinstance(value, str):
+        try:
+            for name in path:
+                value = value[name] if type(value) is dict else _element(value, name)
+        except (KeyError, IndexError):
+            continue
+        if type(value) is str:
             return value
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return repr(value)
+        if isinstance(value, (int, float)):
+            return orjson.dumps(value).decode()
     return None
+
+
+def _element(value: object, name: str) -> object:
+    """Return an element of a list, or all of them. Raises IndexError if there is none."""
+    if isinstance(value, list):
+        if name == EACH:
+            return ", ".join(map(str, value))
+        if name.isdecimal():
+            return value[int(name)]
+    raise IndexError
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from sluicegate.errors import LogError
-from sluicegate.replay.formats import Csv, Format, Json, Layout, Part, cells_of, paths_of
+from sluicegate.replay.formats import EACH, Csv, Format, Json, Layout, Part, cells_of, paths_of
 from sluicegate.replay.syntaxes import apache, gunicorn, haproxy, nginx
 from sluicegate.replay.traffic import FIELD
 
@@ -129,11 +129,11 @@ CADDY: Final = Json(
         "status": [("status",)],
         "bytes": [("size",)],
         "duration": [("duration",)],
-        "agent": [("request", "headers", "User-Agent")],
-        "forwarded": [("request", "headers", "X-Forwarded-For")],
+        "agent": [("request", "headers", "User-Agent", EACH)],
+        "forwarded": [("request", "headers", "X-Forwarded-For", EACH)],
     },
-    header=lambda name: [("request", "headers", name.title())],
-    marker="request",
+    header=lambda name: [("request", "headers", name.title(), EACH)],
+    marker=("request", "uri"),
 )
 # https://doc.traefik.io/traefik/observability/access-logs/
 TRAEFIK_JSON: Final = Json(
@@ -153,7 +153,7 @@ TRAEFIK_JSON: Final = Json(
         "forwarded": [("request_X-Forwarded-For",)],
     },
     header=lambda name: [(f"request_{name.title()}",)],
-    marker="ClientHost",
+    marker=("ClientHost",),
 )
 # https://developers.cloudflare.com/logs/logpush/logpush-job/datasets/zone/http_requests/
 CLOUDFLARE: Final = Json(
@@ -170,7 +170,7 @@ CLOUDFLARE: Final = Json(
         "agent": [("ClientRequestUserAgent",)],
     },
     header=lambda name: [("RequestHeaders", name)],
-    marker="EdgeStartTimestamp",
+    marker=("EdgeStartTimestamp",),
 )
 # https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry#HttpRequest
 GCP: Final = Json(
@@ -186,7 +186,7 @@ GCP: Final = Json(
         "duration": [("httpRequest", "latency")],
         "agent": [("httpRequest", "userAgent")],
     },
-    marker="httpRequest",
+    marker=("httpRequest", "requestMethod"),
 )
 # DecisionEvent.asdict(), to which the application has added a time. What the first rule counted is the identity.
 EVENTS: Final = Json(
@@ -198,7 +198,7 @@ EVENTS: Final = Json(
         "method": [("method",)],
         "path": [("endpoint",)],
     },
-    marker="rules",
+    marker=("rules", "0", "result"),
 )
 
 KNOWN: Final[tuple[Format, ...]] = (

@@ -64,7 +64,7 @@ def read(format: Format, rows: pl.DataFrame, wanted: Collection[str], *, zone: Z
     """Read the rows (`row`, `line`) into the columns that are wanted, and `row`."""
     texts = format.texts(rows["line"], needed(format, wanted)).with_columns(row=rows["row"])
     name = "time" if format.kind("time") else "end"
-    texts = texts.with_columns(_time(pl.col(name), format.kind(name) or "", zone).alias(name))
+    texts = texts.with_columns(_times(texts[name], format.kind(name) or "", zone))
     is_read = texts[name].is_not_null()
     unread = rows.filter(~is_read)
     if len(unread):
@@ -83,8 +83,26 @@ def read(format: Format, rows: pl.DataFrame, wanted: Collection[str], *, zone: Z
     return Read(texts.select("row", *columns), unread, grain)
 
 
+def _times(texts: pl.Series, kind: str, zone: ZoneInfo) -> pl.Series:
+    """Return microseconds since 1970."""
+    frame, text = texts.to_frame(), pl.col(texts.name)
+    if kind != "any":
+        return frame.select(_time(text, kind, zone))[texts.name]
+    found = frame.select(_number(text))[texts.name]
+    if found.null_count():
+        found = frame.select(pl.coalesce(found, _iso(text, zone), _time(text, "clf", zone)).alias("_"))["_"]
+    return found.alias(texts.name)
+
+
+def _number(text: pl.Expr) -> pl.Expr:
+    """Return the time of a number of seconds, milliseconds, microseconds or nanoseconds, by how large it is."""
+    number = text.cast(pl.Float64(), strict=False)
+    scale = pl.when(number < 1e11).then(1e6).when(number < 1e14).then(1e3).when(number < 1e17).then(1.0)
+    return (number * scale.otherwise(1e-3)).round().cast(pl.Int64(), strict=False)
+
+
 def _time(text: pl.Expr, kind: str, zone: ZoneInfo) -> pl.Expr:
-    """Return microseconds since 1970. polars parses equal texts once."""
+    """Return the time of a text of this kind. polars parses equal texts once."""
     match kind.partition(":"):
         case "clf", _, _:
             return _strptime(text, "%d/%b/%Y:%H:%M:%S %z")
@@ -96,11 +114,6 @@ def _time(text: pl.Expr, kind: str, zone: ZoneInfo) -> pl.Expr:
             return _local(text.str.replace("\t", " ", literal=True), "%Y-%m-%d %H:%M:%S", _UTC)
         case "strftime", _, form:
             return _strptime(text, form) if "%z" in form else _local(text, form, zone)
-        case "any", _, _:
-            number = text.cast(pl.Float64(), strict=False)
-            scale = pl.when(number < 1e11).then(1e6).when(number < 1e14).then(1e3).when(number < 1e17).then(1.0)
-            found = (number * scale.otherwise(1e-3)).round().cast(pl.Int64(), strict=False)
-            return pl.coalesce(found, _iso(text, zone), _time(text, "clf", zone))
     return _micro(text, kind)
 
 
