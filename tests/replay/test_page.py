@@ -12,13 +12,14 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 from sluicegate import Quota, Rule, Settings
+from sluicegate.replay.candidates import from_rules
+from sluicegate.replay.model import Model, frames
 from sluicegate.replay.page import html
 from sluicegate.replay.result import Candidate, Curve, Point, Result
+from sluicegate.replay.run import Given, replay
 from tests.replay.results import (
     HOSTILE,
     LOGIN,
-    PAGES,
-    candidate,
     crowded,
     empty,
     generated,
@@ -168,14 +169,21 @@ def test_a_line_is_dragged_over_every_point(opens: Opens, *, touch: bool) -> Non
 
 
 def test_the_numbers_are_what_a_replay_with_that_limit_says(opens: Opens) -> None:
-    page = opens(generated())
-    page.locator(".card").nth(1).click()
-    limit = page.locator(".limit").first
-    limit.get_by_role("slider").press("ArrowLeft")
-    moved = numbers(limit)
-    again = candidate("again", PAGES._replace(limit=moved.limit))
-    assert moved.limit != PAGES.limit
-    assert moved == (moved.limit, again.refused, again.refused_identities, again.innocent.identities)
+    """Of a rule beside another one, on traffic with people, programs and attacks."""
+    traffic = list(frames(Model(days=1, visitors=60, office=20, attack=0.5)))
+
+    def replayed(limit: int) -> Result:
+        candidate = from_rules(["login: 5/minute by ip on POST /login", f"pages: {limit}/minute by ip"])
+        return replay(Given(traffic), [candidate])
+
+    page = opens(replayed(60))
+    limit = page.locator(".limit").nth(1)
+    for key in ("ArrowRight", "PageDown"):
+        limit.get_by_role("slider").press(key)
+        moved = numbers(limit)
+        (again,) = replayed(moved.limit).candidates
+        assert moved.limit != 60
+        assert moved == (moved.limit, again.refused, again.refused_identities, again.innocent.identities)
 
 
 def with_rule(found: Candidate, curve: Curve, **changed: Any) -> Result:
