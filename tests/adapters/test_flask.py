@@ -41,6 +41,7 @@ from sluicegate.flask import (
     StoreUnavailable,
     charge,
     decision,
+    extension,
     limit,
     rate_limited,
     responses,
@@ -88,6 +89,58 @@ def test_the_headers_are_the_same_by_werkzeugs_own_methods(monkeypatch: pytest.M
         )
     assert found[0] == found[1]
     assert [status for status, _, _ in found[0]] == [200, 200, 429]
+
+
+class OwnHeaders(Response):
+    def get_wsgi_headers(self, environ: Any) -> Any:
+        headers = super().get_wsgi_headers(environ)
+        headers["X-Own"] = "1"
+        return headers
+
+
+def change(**changed: Any) -> Callable[[Response], Response]:
+    """An `after_request` function that sets a header, or removes it, or sets an attribute of the response."""
+
+    def after(response: Response) -> Response:
+        for name, value in changed.items():
+            if hasattr(Response, name):
+                setattr(response, name, value)
+            elif value is None:
+                response.headers.pop(name.replace("_", "-"), None)
+            else:
+                response.headers[name.replace("_", "-")] = value
+        return response
+
+    return after
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        change(),
+        change(Location="/elsewhere"),
+        change(Content_Location="/é"),
+        change(Content_Length=None),
+        change(data=b"another body"),
+        change(status_code=200),
+        change(status_code=304),
+        change(status_code=503, Retry_After="100"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Response, OwnHeaders, type("Other", (Response,), {"default_mimetype": "text/x"})])
+def test_a_refusal_has_the_headers_that_werkzeug_would_send(
+    after: Callable[[Response], Response], kind: type[Response], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for ours in (responses.refusal_class, lambda app: app.response_class):
+        monkeypatch.setattr(extension, "refusal_class", ours)
+        app = make_app([])
+        app.response_class = kind
+        app.after_request(after)
+        RateLimiter(app, default_limits=["1/minute"], clock=ManualClock())
+        answer = [WsgiClient(app).request("GET", "/open") for _ in "ab"][1]
+        found.append((answer.status, answer.headers, answer.body))
+    assert found[0] == found[1]
 
 
 # FL01: one instance, several applications

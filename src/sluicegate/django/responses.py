@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar, cast
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpRequest, HttpResponse
+from django.http.cookie import SimpleCookie
 from django.http.response import HttpResponseBase, ResponseHeaders
 
 from sluicegate.awaiting import async_mismatch, close_unawaited, waits
@@ -217,10 +218,36 @@ def _refusal(
 
 
 def _response(answer: Denial, *, empty: bool) -> HttpResponse:
-    response = HttpResponse(b"" if empty else answer.body, status=answer.status, content_type=answer.content_type)
-    response.headers = _Headers({})
-    _write(response.headers, _fields_of(answer))
+    body, headers = b"" if empty else answer.body, _Headers({})
+    _write(headers, _fields_of(answer))
+    if not _HAS_KNOWN_PARTS:
+        response = HttpResponse(body, status=answer.status, content_type=answer.content_type)
+        response.headers = headers
+        return response
+    # Django's own method checks the values that it is given, and makes headers for the content type.
+    response = HttpResponse.__new__(HttpResponse)
+    vars(response).update(
+        _PARTS,
+        headers=headers,
+        status_code=answer.status,
+        cookies=SimpleCookie(),
+        _resource_closers=[],
+        _container=[body],
+    )
     return response
+
+
+_PARTS: Final = {"_charset": None, "_handler_class": None, "closed": False, "_reason_phrase": None}
+"""The attributes that every new response has, beside those that belong to one response."""
+
+_HAS_KNOWN_PARTS: Final = vars(HttpResponse(b"a", "x", 429)) == {
+    **_PARTS,
+    "headers": {"Content-Type": "x"},
+    "status_code": 429,
+    "cookies": SimpleCookie(),
+    "_resource_closers": [],
+    "_container": [b"a"],
+}
 
 
 @lru_cache(maxsize=1024)

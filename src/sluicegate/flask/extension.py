@@ -22,7 +22,14 @@ from flask.signals import got_request_exception, request_tearing_down
 from sluicegate.clock import epoch_seconds
 from sluicegate.errors import NotEnforcedError, RuleError, SettingsError, SluicegateError, name_here, warn
 from sluicegate.flask.request import PENDING, FlaskCaller
-from sluicegate.flask.responses import OnDenied, add_fields, refuse, statuses_with_handlers, with_error_handlers
+from sluicegate.flask.responses import (
+    OnDenied,
+    add_fields,
+    refusal_class,
+    refuse,
+    statuses_with_handlers,
+    with_error_handlers,
+)
 from sluicegate.flask.routes import AppRoutes
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.response import Headers
@@ -204,6 +211,11 @@ class Installation:
     def _handled(self) -> frozenset[int]:
         """The statuses that the application may handle itself. Read once: Flask takes no handlers after it serves."""
         return statuses_with_handlers(self._app())
+
+    @cached_property
+    def _refusal_class(self) -> type[Response]:
+        """The class of our responses. Read once, as the handlers are."""
+        return refusal_class(self._app())
 
     def close(self) -> None:
         """Close the connections that this limiter opened from its settings. The end of the process closes them too."""
@@ -396,7 +408,8 @@ class Installation:
         accept = native.environ.get("HTTP_ACCEPT", "")
         state.denial = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
         raises = not before_view or state.denial.status in self._handled
-        return refuse(self._app(), native, decision, answer=state.denial, on_denied=on_denied, raises=raises)
+        own = None if raises else self._refusal_class
+        return refuse(self._app(), native, decision, answer=state.denial, on_denied=on_denied, own=own)
 
 
 class _Watched(Installation):
