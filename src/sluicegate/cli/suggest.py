@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from sluicegate.replay.suggest import Suggestion, Suggestions
 
 
-_REASONS: Final = 3  # of a program; JSON has all
+_PROGRAMS: Final = 5  # that are shown; JSON has more
+_REASONS: Final = 3  # of each program; JSON has all
 _NUMBERS: Final = ("Exact", "Held out", "People refused", "Programs stopped")
 
 
@@ -112,7 +113,7 @@ def _show(found: Suggestions, out: Console) -> None:
         out.print(plain(f"Note: {note}.", "dim"))
     if found.programs:
         rows = table("Program", "Requests", "Why", right=("Requests",))
-        for identity, requests, reasons in found.programs:
+        for identity, requests, reasons in found.programs[:_PROGRAMS]:
             rows.add_row(plain(identity), plain(f"{requests:,}"), plain("; ".join(reasons[:_REASONS])))
         out.print()
         out.print(rows)
@@ -128,9 +129,7 @@ def _show_one(each: Suggestion, out: Console) -> None:
     by = f"{count(each.identities, 'identity', 'identities')} of people"
     programs = f", {each.program_requests:,} by {count(each.programs, 'program')}" if each.programs else ""
     out.print(plain(f"{each.requests:,} requests by {by}{programs}"))
-    rows = table(
-        "Limit", "Exact", "Other days", "Held out", "People", "Programs", right=("Exact", "People", "Programs")
-    )
+    rows = table("Limit", "Exact", "Other days", *_NUMBERS[1:], right=_NUMBERS)
     chosen = (each.quota or "").split("; ")
     for limit in each.limits:
         days = "" if limit.low is None else f"{limit.low:,} to {limit.high:,}"

@@ -1,0 +1,46 @@
+"""Runs the commands of docs/choosing-a-limit.md on a generated log, and writes their output into the page.
+
+    python -m docs.limits
+
+The traffic model gives the same log everywhere, so the output is always the same. A test compares the page with what
+this script makes.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tempfile
+from contextlib import chdir
+from typing import Final
+
+from click.testing import CliRunner
+
+from docs.pages import DOCS
+from sluicegate.cli.commands import sluicegate
+from sluicegate.replay.model import Model, write
+
+PAGE: Final = DOCS / "choosing-a-limit.md"
+BLOCK: Final = re.compile(r"^```text\n\$ (?P<command>sluicegate .*?)\n(?P<output>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def run(command: str) -> str:
+    """Return what a command prints on a terminal of 80 columns; of a replay only the answer."""
+    done = CliRunner().invoke(sluicegate, shlex.split(command)[1:], env={"COLUMNS": "80"}, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    text = "".join([f"{line.rstrip()}\n" for line in done.stdout.splitlines()])
+    answer, _, _ = text.partition("\n\n")
+    return f"{answer}\n…\n" if command.startswith("sluicegate replay ") else text
+
+
+def page() -> str:
+    """Return the page with the output of each of its commands."""
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        write(Model(), "access.log")
+        return BLOCK.sub(
+            lambda match: f"```text\n$ {match['command']}\n{run(match['command'])}```", PAGE.read_text("utf-8")
+        )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
