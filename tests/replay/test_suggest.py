@@ -114,7 +114,7 @@ def test_times_of_whole_seconds_are_counted_over_two() -> None:
 @pytest.mark.parametrize(
     ("kinds", "verdict"),
     [
-        ((), "Only programs"),
+        ((), "No requests."),
         (("attack",), "Only programs"),
         (("human",), "No programs"),
         (("office",), "No programs here: a guard that nobody has needed so far. An address with many people"),
