@@ -273,7 +273,7 @@ ASIDE: Final = {
     "asgi:health*": "the two fields of an answer",
     "status:*": "the circuits of one store, and a hundred round trips",
     "refusal_log:*": "the rules of one decision, and the identities that are followed, which are bounded",
-    "measures:*": "the limiters of this process",
+    "measures:*": "the limiters of this process, held slots, and the kinds of events and the bans, which are bounded",
     "prometheus:*": "the rules of one decision, and the stores of this process",
     "opentelemetry:*": "the rules of one decision, and the attributes of one metric",
     "web.charge:*": "the checks of one decision, and the options of one call",
