@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar, cast
@@ -130,9 +131,9 @@ class Watched(_Watched[Store]):
         return measured
 
     def resume(self, plan: Plan, step: Any, reply: Any, *, until: float) -> Outcomes:
-        """Do the rest of a charge in the store inside."""
+        """Do the rest of a charge in the store inside. It calls the server again only after an error."""
         store: Any = self.inside
-        with _Call(self._last):
+        with _Call(self._last) if isinstance(reply, Exception) else nullcontext():
             return store.resume(plan, step, reply, until=until)  # type: ignore[no-any-return]
 
     def close(self) -> None:
@@ -164,9 +165,9 @@ class AsyncWatched(_Watched[AsyncStore]):
         return measured
 
     async def resume(self, plan: Plan, step: Any, reply: Any, *, until: float) -> Outcomes:
-        """Do the rest of a charge in the store inside."""
+        """Do the rest of a charge in the store inside. It calls the server again only after an error."""
         store: Any = self.inside
-        with _Call(self._last):
+        with _Call(self._last) if isinstance(reply, Exception) else nullcontext():
             return await store.resume(plan, step, reply, until=until)  # type: ignore[no-any-return]
 
     async def close(self) -> None:
