@@ -6,11 +6,13 @@ these steps, and as long as a step took, nothing is sent.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from threading import Event
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 from sluicegate.cli.budgets import Budgets, Known, check_rule, opened
 from sluicegate.cli.commands import load_app, option_app
@@ -27,6 +29,7 @@ with needs("cli"):
 
     from sluicegate.cli.output import (
         Between,
+        Listing,
         as_json,
         bar,
         console,
@@ -40,6 +43,10 @@ with needs("cli"):
     )
 
 BATCH: Final = 16  # budgets in one step: the server needs about a fifth of a millisecond for them
+_REFUSAL: Final = re.compile(  # a line of RefusalLog, in any format of a log
+    r"(?:rule|ban) '(?P<rule>[^']*)' (?P<said>refused|would have refused) identity (?P<who>.{1,200}?)"
+    r"(?: again: (?P<count>\d{1,18}) refusals|: it )"
+)
 _KEPT: Final = 10  # times as many as are shown, before the rest is dropped
 
 
@@ -133,15 +140,25 @@ def _rest(started: float) -> float:
 @click.option("--match", "rule", metavar="RULE", help="Only the budgets of this rule or ban.")
 @click.option("--once", is_flag=True, help="Look once. This is also done where the output is not a terminal.")
 @option_every("The pause between two looks.")
+@click.option(
+    "--refusals", "log", type=click.File(errors="replace"), help="A log with lines of RefusalLog; - is stdin."
+)
 @as_json
-def top(app: str | None, most: int, rule: str | None, every: float, *, once: bool, as_json: bool) -> None:
+def top(
+    app: str | None, most: int, rule: str | None, every: float, log: IO[str] | None, *, once: bool, as_json: bool
+) -> None:
     """Show who uses most of a budget and who is refused, as digests, until Ctrl-C.
 
     It shows who is refused now, because a server stores what is used and counts no refusals; only a ban counts them.
-    How often somebody was refused is in the lines of RefusalLog, and how often a rule refuses in `sluicegate watch`.
+    With --refusals it shows from a log who was refused most, and asks no server. How often a rule refuses is in
+    `sluicegate watch`.
     """
-    application = load_app(app)
     out = console()
+    if log is not None:
+        refused = refusals(log, rule).most_common(most)
+        print_json(_refused_values(refused)) if as_json else out.print(_refused(refused))
+        return
+    application = load_app(app)
     with opened(application) as limiters:
         if rule is not None:
             check_rule(limiters, rule)
@@ -161,6 +178,28 @@ def top(app: str | None, most: int, rule: str | None, every: float, *, once: boo
                 _draw(live, now, 1.0)
                 shown, now = now, Top(most, rule)
                 Event().wait(every)
+
+
+def refusals(log: Iterable[str], rule: str | None) -> Counter[tuple[str, str, bool]]:
+    """Count the refusals in a log: by the rule, the identity, and whether the rule was in shadow."""
+    found: Counter[tuple[str, str, bool]] = Counter()
+    for line in log:
+        match = _REFUSAL.search(line)
+        if match is not None and rule in (None, match["rule"]):
+            found[match["rule"], match["who"], match["said"] != "refused"] += int(match["count"] or 1)
+    return found
+
+
+def _refused(found: Iterable[tuple[tuple[str, str, bool], int]]) -> Listing:
+    rows = table("Rule", "Identity", "Refusals", right=("Refusals",))
+    for (name, who, shadow), number in found:
+        rows.add_row(plain(f"{name} (shadow)" if shadow else name), plain(who), plain(f"{number:,}"))
+    return rows
+
+
+def _refused_values(found: Iterable[tuple[tuple[str, str, bool], int]]) -> dict[str, Any]:
+    names = ("rule", "identity", "shadow", "refusals")
+    return {"top": [dict(zip(names, (*who, number), strict=True)) for who, number in found]}
 
 
 def _draw(live: Live, found: Top, share: float) -> None:
