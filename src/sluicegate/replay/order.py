@@ -10,8 +10,10 @@ from sluicegate.extras import needs
 with needs("replay"):
     import polars as pl
 
-_MOST: Final = 4_000_000
-"""Rows that wait to be sorted, however many the window has."""
+_MOST: Final = 1_000_000
+"""Rows that wait to be sorted, however many the window has; as many may have been read after them."""
+_PIECE: Final = 100_000
+"""Rows of a frame at most, so that those who read it need little memory."""
 _LAST: Final = 101
 """Rows whose median is the present time of a log: a single line with a wrong time does not move it."""
 
@@ -20,18 +22,21 @@ def sorted_within(frames: Iterable[pl.DataFrame], window: int) -> Iterator[pl.Da
     """Sort rows that are out of order by at most the window. Rows with equal times keep their order. A row that is
     later than that is where it was found, behind rows with a later time.
     """
-    kept: pl.DataFrame | None = None
+    kept: list[pl.DataFrame] = []  # the rows that wait, and frames after them
     for frame in frames:
         if not len(frame):
             continue
+        kept.append(frame)
+        if sum(map(len, kept[1:])) < len(kept[0]):  # so that each row is sorted a few times only
+            continue
         present = int(frame["time"].tail(_LAST).median())  # type: ignore[arg-type]
-        kept = _by_time(frame if kept is None else pl.concat([kept, frame]))
-        at = max(int(kept["time"].search_sorted(present - window)), len(kept) - _MOST)
+        rows = _by_time(pl.concat(kept))
+        at = max(int(rows["time"].search_sorted(present - window)), len(rows) - _MOST)
         if at:
-            yield kept[:at]
-            kept = kept[at:]
-    if kept is not None and len(kept):
-        yield kept
+            yield from rows[:at].iter_slices(_PIECE)
+        kept = [rows[at:]]
+    if kept and len(rest := _by_time(pl.concat(kept))):
+        yield from rest.iter_slices(_PIECE)
 
 
 class Stream(NamedTuple):
