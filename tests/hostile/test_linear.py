@@ -87,6 +87,8 @@ PATTERNS: Final = {
     "cli.watch:_LABEL": Pattern("the application's metrics", ("match",)),
     "cli.watch:_ESCAPED": Pattern("the application's metrics", ("sub",)),
     "replay.candidates:_NAME": Pattern(OPERATOR, ("match",)),
+    "replay.page:_NUMBER": Pattern(OPERATOR, ("match",)),
+    "replay.page:_PART": Pattern("our template", ("sub",)),
     "replay.routes:_VARIABLE": Pattern("a part of a logged path", ("fullmatch",)),
     "stores.redis.scan:_BUDGET": Pattern("a key of the server", ("search",)),
     "stores.redis.scan:_BAN": Pattern("a value of the server", ("fullmatch",)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -109,7 +108,7 @@ def period(seconds: float) -> str:
     >>> period(60), period(300)
     ('minute', '5 minutes')
     """
-    return re.sub(r"^1(/| per )", "", str(Quota(1, seconds)))
+    return str(Quota(1, seconds)).removeprefix("1/").removeprefix("1 per ")
 
 
 def printable(text: str) -> str:

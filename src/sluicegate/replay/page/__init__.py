@@ -22,6 +22,7 @@ with needs("replay"):
 
 _LEFT_OUT: Final = ("sliding-window", "slots")  # the default algorithm, and a concurrency limit, which has none
 _PARTS: Final = files(__name__)
+_PART: Final = re.compile(r"\{\{(\w+)\}\}")
 _NUMBER: Final = re.compile(r"[0-9]+")
 
 
@@ -35,7 +36,7 @@ def html(result: Result) -> str:
     # "<" ends the data early in "</script>", and "<!--" begins a comment there
     parts = {"policy": policy, "style": style, "script": script, "data": data.replace("<", "\\u003c")}
     template = _PARTS.joinpath("template.html").read_text("utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    return _PART.sub(lambda found: parts[found[1]], template)
 
 
 def _hash(text: str) -> str:
@@ -74,7 +75,7 @@ def _limit(curve: Curve, rule: RuleText | None) -> dict[str, Any]:
     methods, slash, path = rule.applies_to.partition("/")
     options = {
         "path": _quoted(slash + path) if slash else "",
-        "methods": f"[{', '.join(map(_quoted, re.findall('[^, ]+', methods)))}]" if methods else "",
+        "methods": f"[{', '.join(map(_quoted, methods.replace(',', ' ').split()))}]" if methods else "",
         "algorithm": "" if rule.algorithm in _LEFT_OUT else _quoted(rule.algorithm),
     }
     several = ", ".join(keys)
@@ -91,5 +92,6 @@ def _limit(curve: Curve, rule: RuleText | None) -> dict[str, Any]:
 
 def _quoted(text: str) -> str:
     """Return text in quotes, with the escapes that TOML and Python share."""
-    signs = [sign if sign.isprintable() else f"\\U{ord(sign):08x}" for sign in re.sub(r'(["\\])', r"\\\1", text)]
+    escaped = text.replace("\\", r"\\").replace('"', r"\"")
+    signs = [sign if sign.isprintable() else f"\\U{ord(sign):08x}" for sign in escaped]
     return f'"{"".join(signs)}"'
