@@ -38,6 +38,7 @@ with needs("replay"):
 
 ENDLESS: Final = 2**60  # keys: a store of this size never evicts
 FORBIDDEN_RULE: Final = "deny"  # the rule of a request that the list of denied clients refuses
+_TEXTS: Final = 200_000  # identities whose text is remembered while a log is read
 _EVERYWHERE: Final = Endpoint()
 
 REFUSALS: Final = {"row": pl.Int64(), "until": pl.Int64(), "rule": pl.UInt16()}
@@ -78,6 +79,7 @@ class Ready:
         self.reads = _columns(self.key, settings)  # None: any
         self.terms = tuple([each for bound in self.bounds for each in bound.terms or ()])
         self.owner = tuple([at for at, bound in enumerate(self.bounds) for _ in bound.terms or ()])  # of each terms
+        self._texts: dict[tuple[Any, ...], str | None] = {}
         self.bans = tuple(dict.fromkeys([each.ban for each in self.terms if each.ban is not None]))
         self.names = (*[each.name for each in (*self.terms, *self.bans)], FORBIDDEN_RULE)
         self.by_identity = self._counts_each_identity_alone()
@@ -149,14 +151,28 @@ class Ready:
 
     def identify(self, frame: pl.DataFrame) -> pl.Series:
         """Return the identity of each row as text; null if the key does not apply to it."""
-        columns = frame.columns if self.reads is None else [*self.reads]
-        return mapped(frame, columns, lambda values, at: self.text_of(self.request(values, at)), kind=pl.String())
+        if self.reads is None:
+            return mapped(frame, frame.columns, self._text, kind=pl.String())
+        if len(self._texts) > _TEXTS:
+            self._texts.clear()
+        return mapped(frame, [*self.reads], self._known_text, kind=pl.String())
+
+    def _text(self, values: Sequence[Any], at: dict[str, int]) -> str | None:
+        return self.text_of(self.request(values, at))
+
+    def _known_text(self, values: tuple[Any, ...], at: dict[str, int]) -> str | None:
+        """Return the identity of these values of the columns that the key reads. The latest are remembered."""
+        try:
+            return self._texts[values]
+        except KeyError:
+            found = self._texts[values] = self._text(values, at)
+            return found
 
 
 def mapped(
     frame: pl.DataFrame,
     columns: list[str],
-    function: Callable[[Sequence[Any], dict[str, int]], Any],
+    function: Callable[[tuple[Any, ...], dict[str, int]], Any],
     *,
     kind: pl.DataType,
 ) -> pl.Series:
