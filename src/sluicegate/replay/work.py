@@ -9,8 +9,9 @@ import os
 import pickle
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -133,13 +134,28 @@ def _each(work: Work, parts: Iterable[list[Path] | pl.DataFrame], processes: int
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_ignore_interrupts)
     try:
-        yield from pool.map(work.count, waiting)
+        with _interrupts_held():
+            counted = pool.map(work.count, waiting)
+        yield from counted
     finally:
         pool.shutdown(cancel_futures=True)
         if before is None:
             del os.environ[_THREADS]
         else:
             os.environ[_THREADS] = before
+
+
+@contextmanager
+def _interrupts_held() -> Generator[None]:
+    """Hold Ctrl-C back while processes are started: they inherit that, also before they can ignore it themselves."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ignore_interrupts() -> None:
