@@ -29,6 +29,7 @@ TASKS: Final = "Redis, asyncio, 64 tasks"
 PROCESS: Final = "bytes in the process"
 SERVERS: Final = ("bytes in valkey", "bytes in redis6")
 LOG: Final = "log, parsed and grouped"
+REPLAYED: Final = {"log, replayed with one rule": 1, "log, replayed with ten candidates": 10}  # topic → candidates
 GOACCESS: Final = "GoAccess"
 MEMORY_STORE, REDIS_STORE, REFUSAL = f"{OURS} memory", f"{OURS} Redis", f"{OURS} refused"
 
@@ -117,6 +118,10 @@ BUDGETS: Final = (
     Budget(f"import {OURS}", ("import",), "start", 30),
     Budget("access log, parsed and grouped: CPU", (LOG,), "line", 1, against=GOACCESS),
     Budget("access log, parsed and grouped: speed", (LOG,), "lines", 1, against=GOACCESS, at_least=True),
+    *[
+        Budget(f"access {topic}", (topic,), "lines", bound, at_least=True)
+        for topic, bound in zip(REPLAYED, (150_000, 40_000), strict=True)
+    ],
 )
 
 

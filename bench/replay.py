@@ -1,4 +1,4 @@
-"""The replay of an access log: lines parsed and grouped by address, beside GoAccess on the same file."""
+"""The replay of an access log: lines parsed and grouped by address, beside GoAccess on the same file; and replayed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from typing import Final
 
 import polars as pl
 
-from bench.budgets import GOACCESS, LOG
+from bench.budgets import GOACCESS, LOG, REPLAYED
 from bench.figures import Figure
 from bench.race import Contender, Course, Turn
+from sluicegate.replay.candidates import from_rules
 from sluicegate.replay.log import Log
 from sluicegate.replay.model import Model, write
+from sluicegate.replay.run import replay
 
 _BYTES: Final = 170  # of one line
 
@@ -29,6 +31,8 @@ def measure(course: Course) -> list[Figure]:
         lines = write(Model(), log, size=course.effort.checks * _BYTES)
         ours = [sys.executable, "-m", "bench.replay", str(log)]
         contenders = [Contender(LOG, "sluicegate", "sluicegate", _turn(ours, lines))]
+        for topic, count in REPLAYED.items():
+            contenders.append(Contender(topic, "sluicegate", "sluicegate", _turn([*ours, str(count)], lines)))
         if program := shutil.which("goaccess"):
             out = str(Path(folder) / "out.json")
             theirs = [program, str(log), "--log-format=COMBINED", "--no-progress", "-o", out]
@@ -66,5 +70,11 @@ def grouped(path: str) -> pl.DataFrame:
     return pl.concat(found).group_by("address").agg(sums)
 
 
+def replayed(path: str, count: int) -> str:
+    """Replay a log with so many candidates of one rule each, without curves. Return what each refused."""
+    candidates = [from_rules([f"{10 + number}/minute by ip"]) for number in range(count)]
+    return str([candidate.refused for candidate in replay(Log([path]), candidates, curves=False).candidates])
+
+
 if __name__ == "__main__":
-    print(grouped(sys.argv[1]))
+    print(grouped(sys.argv[1]) if len(sys.argv) == 2 else replayed(sys.argv[1], int(sys.argv[2])))

@@ -18,6 +18,7 @@ from bench.budgets import (
     ONE_RULE,
     OURS,
     PROCESS,
+    REPLAYED,
     SERVERS,
     TASKS,
     THREE_RULES,
@@ -126,7 +127,11 @@ GRIDS: Final = (
     Grid(
         "replay",
         "an access log, parsed and grouped by address",
-        (Column("CPU for one line, µs", LOG, "line"), Column("lines a second", LOG, "lines")),
+        (
+            Column("CPU for one line, µs", LOG, "line"),
+            Column("lines a second", LOG, "lines"),
+            *[Column(f"{topic.rpartition(' with ')[2]}, lines a second", topic, "lines") for topic in REPLAYED],
+        ),
     ),
 )
 
