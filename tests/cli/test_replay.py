@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from sluicegate import Settings
 from sluicegate.cli.commands import sluicegate
+from sluicegate.errors import ConfigurationError
 
 LINE = '203.0.113.{} - - [23/Nov/2026:14:00:{:02} +0000] "{} {} HTTP/1.1" 200 12 "-" "-"\n'
 
@@ -45,6 +47,48 @@ def test_candidates_are_compared(log: str, tmp_path: Path) -> None:
     assert [each["name"] for each in found] == ["5/minute", "10/hour", "limits"]
     together = json.loads(run(log, *words, "--together").stdout)["candidates"]
     assert [each["refused"] for each in together] == [5, 7]
+
+
+def in_file(folder: Path, text: str) -> str:
+    path = folder / "limits.toml"
+    path.write_text(f"[sluicegate]\n{text}")
+    return str(path)
+
+
+RULE = '[[sluicegate.rules]]\nname = "login"\nquota = "5/minute"\nkey = "ip"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "enforced", "note"),
+    [
+        (f'{RULE}mode = "shadow"\n', 0, "login (in shadow)"),
+        (f"{RULE}enforce_percent = 10\n", 10, "login (for 10 %)"),
+        (f'mode = "shadow"\n{RULE}', 0, "login (in shadow)"),
+        ('mode = "shadow"\nkey = "ip"\ndefault_limits = ["5/minute"]\n', 0, "default (in shadow)"),
+        (RULE, 100, None),
+    ],
+)
+def test_a_rule_in_shadow_is_replayed_as_if_enforced(
+    log: str, tmp_path: Path, text: str, enforced: float, note: str | None
+) -> None:
+    words = ("--rules", in_file(tmp_path, text))
+    (found,) = json.loads(run(log, *words, "--json").stdout)["candidates"]
+    assert (found["refused"], found["rules"][0]["enforced"]) == (5, enforced)
+    report = " ".join(run(log, *words, "--html", str(tmp_path / "report.html")).output.split())
+    said = f"Replayed as if enforced for everybody: {note}."
+    assert (said in report) == (note is not None)
+    assert (said in (tmp_path / "report.html").read_text("utf-8")) == (note is not None)
+
+
+@pytest.mark.parametrize("key", ['"path:1"', '["ip", "path:1"]', '"field:request_method"'])
+def test_a_file_has_the_keys_of_a_log(log: str, tmp_path: Path, key: str) -> None:
+    path = in_file(tmp_path, RULE.replace('"ip"', key))
+    (found,) = json.loads(run(log, "--rules", path, "--json").stdout)["candidates"]
+    by = key.strip('"') if key[0] == '"' else "ip,path:1"
+    (same,) = json.loads(run(log, "--rule", f"login: 5/minute by {by}", "--json").stdout)["candidates"]
+    assert {**found, "name": "login"} == same
+    with pytest.raises(ConfigurationError, match="key"):
+        Settings.from_toml(path)
 
 
 def test_the_report_is_also_a_page(log: str, tmp_path: Path) -> None:

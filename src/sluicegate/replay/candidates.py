@@ -12,12 +12,13 @@ from dataclasses import replace
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
-from sluicegate.errors import RuleError
+from sluicegate.errors import RuleError, SettingsError
 from sluicegate.replay.caller import FieldCost, FieldKey, PathKey, StatusIn
 from sluicegate.replay.traffic import COLUMNS, FIELD
-from sluicegate.web.settings import Settings
+from sluicegate.rules.rule import Rule
+from sluicegate.web.settings import Settings, read_table
 
 FORM: Final = "[NAME:] QUOTA [by KEY] [on [METHOD] PATH] [with ALGORITHM] [cost FIELD[/UNIT]] [when STATUS]"
 _WORDS: Final = ("by", "on", "with", "cost", "when")
@@ -35,9 +36,51 @@ class Candidate(NamedTuple):
 
 
 def from_file(path: str | Path, **options: Any) -> Candidate:
-    """Read the rules of a TOML file. The options replace settings of the file."""
-    settings = Settings.from_toml(path)
+    """Read the rules of a TOML file, which may have the keys of a log too. The options replace settings of the file."""
+    found = read_table(path, "sluicegate")
+    if isinstance(found, SettingsError):
+        raise found
+    settings = Settings.from_mapping(_with_log_keys(found), source=f"{path} [sluicegate]")
     return Candidate(Path(path).stem, replace(settings, **options) if options else settings)
+
+
+def log_key(given: Any) -> Any:
+    """Return the key that only a log has for its text, as "path:2" and "field:tenant"; any other value unchanged."""
+    kind, _, name = given.partition(":") if isinstance(given, str) else ("", "", "")
+    if kind == "path" and name.isascii() and name.isdecimal() and 0 < int(name[:4]) <= 100:
+        return PathKey(int(name))
+    return FieldKey(name) if kind == "field" and name else given
+
+
+def _with_log_keys(options: Any) -> Any:
+    """Return what a file says, with the keys of a log in the place of their texts. Other values are not looked at."""
+    if isinstance(options, list):
+        return [_with_log_keys(each) for each in options]
+    if not isinstance(options, dict):
+        return options
+    found = {**options}
+    for name, value in options.items():
+        if name.lower() == "key":
+            found[name] = [*map(log_key, value)] if isinstance(value, list) else log_key(value)
+        elif name.lower() == "rules":
+            found[name] = _with_log_keys(value)
+    return found
+
+
+def as_if_enforced(candidate: Candidate) -> Candidate:
+    """Return a candidate whose rules in shadow refuse too: whom they would refuse is what a replay is for."""
+    settings = candidate.settings
+    rules = [replace(rule, mode="enforce", enforce_percent=100) for rule in cast("Iterable[Rule]", settings.rules)]
+    return candidate._replace(settings=replace(settings, mode="enforce", rules=rules))
+
+
+def enforced(candidate: Candidate, rule: str) -> float:
+    """Return the percentage of identities for which a candidate enforces a rule: 0 for a rule in shadow."""
+    settings = candidate.settings
+    rules = {each.name: each for each in cast("Iterable[Rule]", settings.rules)}
+    if settings.mode == "shadow" or (rule in rules and rules[rule].mode == "shadow"):
+        return 0
+    return rules[rule].enforce_percent if rule in rules else 100
 
 
 def from_rules(texts: Sequence[str], **options: Any) -> Candidate:
@@ -148,10 +191,8 @@ class _Reader:
         kind, colon, name = part.partition(":")
         if part in ("ip", "user") or (kind == "header" and name):
             return part
-        if kind == "path" and name.isascii() and name.isdecimal() and 0 < int(name[:4]) <= 100:
-            return PathKey(int(name))
-        if kind == "field" and name:
-            return FieldKey(name)
+        if (found := log_key(part)) is not part:
+            return found
         if (
             colon
             and kind not in ("header", "path", "field")

@@ -38,6 +38,7 @@ class RuleText(NamedTuple):
     applies_to: str  # methods and path, "" for every request
     refused: int
     identities: int  # refused at least once by this rule
+    enforced: float = 100  # percent of identities for which its file enforces it; 0: in shadow. A replay enforces it
 
 
 class Refused(NamedTuple):

@@ -17,7 +17,7 @@ from sluicegate.extras import needs
 from sluicegate.plan import Terms
 from sluicegate.quota import Quota
 from sluicegate.replay import result as results
-from sluicegate.replay.candidates import Candidate, told_apart
+from sluicegate.replay.candidates import Candidate, as_if_enforced, enforced, told_apart
 from sluicegate.replay.curves import Scale
 from sluicegate.replay.decide import FORBIDDEN_RULE, Decider, Ready, mapped
 from sluicegate.replay.partitions import Partitions
@@ -120,7 +120,8 @@ def replay(
     rate = sane_rate(sane)
     if not candidates:
         raise SettingsError("candidates", candidates, problem="there is none", expected="give --rule or --rules")
-    ready = [Ready(candidate) for candidate in told_apart(candidates)]
+    given = told_apart(candidates)
+    ready = [Ready(as_if_enforced(candidate)) for candidate in given]
     wanted = {"time", "path", "status", "duration", *[name for each in ready for name in each.wanted]}
     seen, routes, columns = Seen(), Routes(), set[str]()
     with TemporaryDirectory(prefix="sluicegate-") as folder:
@@ -149,7 +150,7 @@ def replay(
             shared, tallies = total(work, group.partitions.all(), processes)
             counted |= {each.name: (each, tally, shared) for each, tally in zip(group.members, tallies, strict=True)}
     names, first = routes.names, counted[ready[0].name][2]
-    found = tuple([Answer(*counted[each.name], grid=grid, names=names).candidate(rate=sane) for each in ready])
+    found = tuple([Answer(*counted[each.name], grid=grid, names=names).candidate(each, rate=sane) for each in given])
     traffic = _traffic(log, seen, identities=first.identities, missing=wanted - columns)
     return Result(traffic, found, rates=_rates(groups, counted), seconds=(clock.now_us() - began) / MICROSECOND)
 
@@ -209,13 +210,13 @@ class Answer:
         self._grid = grid
         self._names = names
 
-    def candidate(self, *, rate: str) -> results.Candidate:
-        """Return the whole answer."""
+    def candidate(self, given: Candidate, *, rate: str) -> results.Candidate:
+        """Return the whole answer about a candidate as it was given."""
         tally, shared = self._tally, self._shared
         waits = tally.waits
         return results.Candidate(
             name=self._ready.name,
-            rules=_rules(self._ready, tally),
+            rules=_rules(self._ready, tally, given),
             decided=tally.decided,
             refused=tally.refused,
             identities=tally.identities,
@@ -308,7 +309,7 @@ class Answer:
         return tuple([counted[route, hour] for hour in range(24)])
 
 
-def _rules(ready: Ready, tally: Tally) -> tuple[results.RuleText, ...]:
+def _rules(ready: Ready, tally: Tally, given: Candidate) -> tuple[results.RuleText, ...]:
     """Return the rules of a candidate as text, with their refusals."""
     found, number = [], 0
     for bound in ready.bounds:
@@ -322,6 +323,7 @@ def _rules(ready: Ready, tally: Tally) -> tuple[results.RuleText, ...]:
                     applies_to=applies_to(bound),
                     refused=tally.rules[number],
                     identities=tally.rule_identities[number],
+                    enforced=enforced(given, bound.rule.name),
                 )
             )
             number += 1

@@ -95,6 +95,8 @@ class Report:
                 for rule in found.rules
             ],
         )
+        if note := words.rollout(found):
+            yield self._indented(note, "yellow")
         yield self._indented(f"{words.closed_loop(found.closed_loop)} Innocent: {words.innocent(found)}.")
         yield from self._load(found)
         if found.refused:

@@ -116,6 +116,18 @@ def printable(text: str) -> str:
     return "".join([sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text])
 
 
+def rollout(candidate: Candidate) -> str:
+    """Return which rules were replayed as if enforced for everybody; empty if all of them are."""
+    several = dict.fromkeys(
+        [
+            f"{each.name} (in shadow)" if not each.enforced else f"{each.name} (for {each.enforced:g} %)"
+            for each in candidate.rules
+            if each.enforced < 100
+        ]
+    )
+    return f"Replayed as if enforced for everybody: {_enumeration([*several])}." if several else ""
+
+
 def innocent(candidate: Candidate) -> str:
     """Return who the innocent are."""
     found = candidate.innocent

@@ -242,7 +242,7 @@ class Settings:
     @classmethod
     def from_toml(cls, path: str | Path, *, table: str = "sluicegate") -> Settings:
         """Read settings from one table of a TOML file. A function is given as its dotted name; "none" means None."""
-        found = _read_table(path, table)
+        found = read_table(path, table)
         if isinstance(found, SettingsError):
             raise found
         return cls.from_mapping(found, source=f"{path} [{table}]")
@@ -334,7 +334,7 @@ def _hide_arguments() -> None:
 _hide_arguments()
 
 
-def _read_table(path: str | Path, table: str) -> dict[str, Any] | SettingsError:
+def read_table(path: str | Path, table: str) -> dict[str, Any] | SettingsError:
     """Read one table of a file. An error is returned, not raised here: the caller that raises it has no variable with
     the text of the file.
     """

@@ -59,6 +59,7 @@ def _candidate(found: Candidate) -> dict[str, Any]:
     return {
         "answer": words.answer(found),
         "facts": words.facts(found),
+        "rollout": words.rollout(found),
         "closed_loop": words.closed_loop(found.closed_loop),
         "innocent": words.innocent(found),
         "limits": [_limit(curve, rules.get(curve.rule)) for curve in found.curves],

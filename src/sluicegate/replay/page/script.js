@@ -498,7 +498,7 @@ function page() {
   const chosen = html("div", { id: "chosen" });
   const choose = (at) => {
     const candidate = candidates[at], texts = words.candidates[at];
-    chosen.replaceChildren(...[limits(candidate, texts), refusals(candidate), loads(candidate), heatMap(candidate), mostRefused(candidate), routes(candidate), clients(candidate, texts)].filter(Boolean));
+    chosen.replaceChildren(...[texts.rollout ? html("p", { class: "lead" }, sentence(texts.rollout)) : null, limits(candidate, texts), refusals(candidate), loads(candidate), heatMap(candidate), mostRefused(candidate), routes(candidate), clients(candidate, texts)].filter(Boolean));
   };
   if (candidates.length && traffic.requests) choose(0);
   const read = `${number(traffic.requests)} requests · ${number(traffic.identities)} identities` + (traffic.first === null ? "" : ` · ${moment(traffic.first)} to ${moment(traffic.last)} UTC`);
