@@ -32,7 +32,12 @@ RESULTS = (generated, nothing_refused, empty, hostile, crowded)
 SCHEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
 Opens = Callable[..., Page]
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: scripts/programs installs it")
+# `--fast` skips a test at the moment when it starts a process. That is too late for a browser: Playwright's own loop
+# then stays the running one of the thread, and every later `asyncio.run` of this process fails.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: scripts/programs installs it"),
+]
 
 FOCUS = """(element) => [element, element.closest(".card") ?? element, ...element.children].some(
     (each) => getComputedStyle(each).outlineStyle !== "none" || getComputedStyle(each).strokeWidth === "3px")"""
