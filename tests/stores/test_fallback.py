@@ -524,7 +524,7 @@ def test_a_shared_budget_is_charged_once_for_its_notes(clock: ManualClock) -> No
     local_fallback, inside = LocalFallback(policy="local", clock=clock), MemoryStore(clock=clock)
     shared = check("5/minute", "all", scope="shared", cost=3)
     plan = Plan((shared, check("9/hour")))
-    local_fallback.note(plan, inside.run(plan))
+    local_fallback.note(plan.checks, inside.run(plan))
     clock.advance(61)
     one = shared._replace(cost=1)
     assert local_fallback.answer(Plan((one, check("9/hour", "b"))), DOWN)[0].remaining == 4
@@ -558,7 +558,7 @@ def test_notes_are_bounded_and_the_newest_stay(clock: ManualClock) -> None:
     local_fallback, inside = LocalFallback(policy="local", clock=clock), MemoryStore(clock=clock)
     for number in range(3 * NOTES + 1):
         plan = Plan((check("5/hour", f"client {number}", cost=5),))
-        local_fallback.note(plan, inside.run(plan))
+        local_fallback.note(plan.checks, inside.run(plan))
     assert len(local_fallback._fresh) + len(local_fallback._older) <= 2 * NOTES
     results = [
         local_fallback.answer(Plan((check("5/hour", f"client {number}"),)), DOWN)[0].allowed
@@ -704,7 +704,7 @@ def test_one_network_uses_up_one_shared_budget_of_the_local_fallback(clock: Manu
     local_fallback = LocalFallback(policy="local", replicas=1, clock=clock)
     local_fallback._memory = MemoryStore(max_keys=1, clock=local_fallback._clock)
     used = Plan((check("9/hour", "noted"),), network=lambda: "203.0.113.0")
-    local_fallback.note(used, MemoryStore(clock=clock).run(Plan((check("9/hour", "noted", cost=4),))))
+    local_fallback.note(used.checks, MemoryStore(clock=clock).run(Plan((check("9/hour", "noted", cost=4),))))
     for _ in range(2):
         local_fallback.answer(Plan((check("1/day", "blocked"),)), DOWN)
     assert local_fallback.answer(used, DOWN)[0].remaining == 4

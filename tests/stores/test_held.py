@@ -142,7 +142,7 @@ def test_notes_take_no_slots(clock: ManualClock) -> None:
     local_fallback, inside = LocalFallback(policy="local", clock=clock), MemoryStore(clock=clock)
     plan = Plan((place(1), check("5/minute")))
     taken = inside.run(plan)
-    local_fallback.note(plan, taken)
+    local_fallback.note(plan.checks, taken)
     inside.refund(Plan(plan.checks[:1]), taken[:1])
     held, counted = local_fallback.answer(plan, DOWN)
     assert (held.allowed, counted.remaining) == (True, 3), "the note of a counted rule is used"

@@ -108,7 +108,7 @@ class _Fallback(ABC, Generic[_AnyStore]):
         if send is None:
             return None
         store: Any = self._store
-        note, outcomes_of, (first, *others) = self._local_fallback.note_checks, store.passed(terms), terms
+        note, outcomes_of, (first, *others) = self._local_fallback.note, store.passed(terms), terms
         read, marks, charged = refusals.read, refusals.marks, refusals.charged
 
         def begin(identity: str, cost: int) -> _Begun | None:
@@ -135,7 +135,7 @@ class _Fallback(ABC, Generic[_AnyStore]):
             plan = Plan(checks, network=network_of(origin))
             learn = partial(refusals.learn, plan, before=(now, [mark] * len(checks)))
             failed = partial(self._failed_over, plan, asked=breaker, closed=closed)
-            return _Rest(plan, learn, note=self._local_fallback.note, failed=failed)
+            return _Rest(plan, learn, note=note, failed=failed)
 
         return _Charge(begin, passed, rest)
 
@@ -200,7 +200,7 @@ class _Rest:
         plan: Plan,
         learn: Callable[[Outcomes], None],
         *,
-        note: Callable[[Plan, Outcomes], None],
+        note: Callable[[Checks, Outcomes], None],
         failed: Callable[[StoreError], Outcomes],
     ) -> None:
         self.plan, self.outcomes = plan, _NO_ANSWER
@@ -216,7 +216,7 @@ class _Rest:
             if isinstance(error, StoreError):
                 self.outcomes = self._failed(error)
             elif error is None:
-                self._note(self.plan, self.outcomes)
+                self._note(self.plan.checks, self.outcomes)
         finally:
             self._learn(self.outcomes)
         return isinstance(error, StoreError)
@@ -299,7 +299,7 @@ class Fallback(_Fallback[Store]):
             outcomes = self._store.run(plan) if closed else self._attempt(plan, breaker)
         except StoreError as error:
             return self._failed_over(plan, error, breaker, closed=closed)
-        self._local_fallback.note(plan, outcomes)
+        self._local_fallback.note(plan[0], outcomes)
         return outcomes
 
     def refund(self, plan: Plan, outcomes: Outcomes) -> None:
@@ -458,7 +458,7 @@ class AsyncFallback(_Fallback[AsyncStore]):
             outcomes = await (self._store.run(plan) if closed else self._attempt(plan, breaker))
         except StoreError as error:
             return self._failed_over(plan, error, breaker, closed=closed)
-        self._local_fallback.note(plan, outcomes)
+        self._local_fallback.note(plan[0], outcomes)
         return outcomes
 
     async def refund(self, plan: Plan, outcomes: Outcomes) -> None:

@@ -56,12 +56,8 @@ class LocalFallback:
         """Go on with the copy of the notes and budgets."""
         self._lock = threading.RLock()
 
-    def note(self, plan: Plan, outcomes: Outcomes) -> None:
-        """Remember the outcomes that the store returned."""
-        self.note_checks(plan[0], outcomes)
-
-    def note_checks(self, checks: Checks, outcomes: Outcomes) -> None:
-        """Remember the outcomes of these checks. Every request calls this, so it does as little as possible."""
+    def note(self, checks: Checks, outcomes: Outcomes) -> None:
+        """Remember the outcomes that the store returned. Every request calls this, so it does as little as possible."""
         read, fresh, at = self._read(), self._fresh, 0
         for check in checks:
             fresh[check[0][1], check[1]] = (read, check, outcomes[at])  # the rule's id, and the identity
