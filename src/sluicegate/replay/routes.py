@@ -6,28 +6,28 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sluicegate.extras import needs
-
-with needs("replay"):
-    pass
-
 MOST: Final = 400  # different routes; the others are one
 OTHER: Final = "(other)"
 _DEEPEST: Final = 6  # parts; the rest of a path is one `*`
 _VARIABLE: Final = re.compile(
-    r"[0-9]+|(?=[^0-9]*[0-9])[0-9A-Fa-f-]{8,}|(?=(?:[^0-9]*[0-9]){3})[\w.~-]{16,}|.{48,}|.*[@%=:,;].*"
+    r"(?=[.+:-]*[0-9])[0-9.+:-]+"  # a number, a date, an address
+    r"|(?=[^0-9]*[0-9])[0-9A-Fa-f-]{8,}|(?=(?:[^0-9]*[0-9]){3})[\w.~-]{16,}|[A-Za-z0-9]{20,}|.{48,}"
+    r"|(?=[^A-Z]*[A-Z])(?=[^a-z]*[a-z])(?=[^0-9]*[0-9]).{8,}"
+    r"|(?=[^A-Z]*[A-Z])(?=[^a-z]*[a-z])(?!(?:[a-z]+|[A-Z][a-z]+)(?:[A-Z][a-z]+)*$)[A-Za-z]{10,}"
+    r"|~.*|.*[@%=:,;*?\[].*",
+    re.DOTALL,
 )
 
 
 def route_of(path: str) -> str:
-    """Return the route of a path.
+    """Return the route of a path, in printable characters. The path is taken as adapters match it, with one slash.
 
-    >>> route_of("/users/17/orders/9f1b3c2d"), route_of("/login")
-    ('/users/*/orders/*', '/login')
+    >>> route_of("/users/17/orders/9f1b3c2d"), route_of("//login"), route_of("/reset/kJhGfDsAqWeRtYuIoPzX")
+    ('/users/*/orders/*', '/login', '/reset/*')
     """
-    parts = path[:2048].split("/")
-    shown = ["*" if _VARIABLE.fullmatch(part) else part for part in parts[: _DEEPEST + 1]]
-    return "/".join([*shown, *(["*"] if len(parts) > _DEEPEST + 1 else [])]) or "/"
+    parts = path[:2048].lstrip("/").removesuffix("\n").split("/")
+    shown = ["*" if _VARIABLE.fullmatch(part) or not part.isprintable() else part for part in parts[:_DEEPEST]]
+    return "/" + "/".join([*shown, *(["*"] if len(parts) > _DEEPEST else [])])
 
 
 class Routes:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, count, islice
 from math import floor
 from typing import Any, Final, NamedTuple
 
+from sluicegate.errors import RuleError
 from sluicegate.extras import needs
 from sluicegate.identity import digest
+from sluicegate.replay.caller import FieldKey
 from sluicegate.replay.candidates import Candidate, from_rules, parse_rule
 from sluicegate.replay.decide import Ready, decisions
 from sluicegate.replay.kinds import AUTOMATED, SHARED, Kinds, is_asset, is_program, kinds_of
@@ -27,6 +30,7 @@ from sluicegate.replay.traffic import FIELD
 from sluicegate.replay.words import count as count_of
 from sluicegate.replay.words import share as share_of
 from sluicegate.rules.rule import Rule
+from sluicegate.web.settings import Settings
 
 with needs("replay"):
     import polars as pl
@@ -37,12 +41,14 @@ WANTED: Final = ("method", "path", "status", "agent")
 """The columns of traffic that it reads, beside those of the key."""
 
 _DAY: Final = PERIODS["day"]
+_KEY: Final = FieldKey("who")
 _WHO: Final = f"{FIELD}who"  # the identity, as a field that a rule can have as its key
 _SMALL: Final = (1, 2, 3, 4, 5, 6, 8)
 _NICE: Final = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
 _STEPS: Final = 5
 _LOGIN: Final = re.compile(r"(?i)log-?in|sign-?(?:in|up)|auth|token|session|passw|register|otp|verify|reset")
-_WORD: Final = re.compile(r"[A-Za-z][\w-]*")
+_WORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_SHOWN: Final = 60  # characters of a route that no rule can have
 _GROUPS: Final = 8  # that are found, beside those for logins
 _SEPARATES: Final = 0.9  # of the requests of programs: so much must a limit stop to be called one that separates
 _NOTHING: Final = 0.1
@@ -169,7 +175,8 @@ class Suggester:
         """Suggest limits for groups of requests: those of the patterns, as "/api/*" or "POST /login", or those that
         are found. Identities are shown as digests.
         """
-        groups = [_split(pattern) for pattern in patterns] if patterns else self._groups()
+        left_out: list[str] = []
+        rules = [_read(pattern) for pattern in patterns] if patterns else self._groups(left_out)
         table = self.kinds.table
         programs = table.filter(pl.col("kind") == AUTOMATED).sort("requests", descending=True).head(10)
         named = [
@@ -183,33 +190,30 @@ class Suggester:
             requests=self.rows.height,
             resolution=self.resolution / SECOND,
             kinds=tuple(sorted(table.group_by("kind").len().iter_rows())),
-            notes=self._notes(),
+            notes=(*self._notes(), *_left_out(left_out)),
             programs=tuple(named),
-            suggestions=tuple([self._suggestion(name, *group) for name, group in _named(groups)]),
+            suggestions=tuple([self._suggestion(rule) for rule in _told_apart(rules)]),
         )
 
-    def _groups(self) -> list[tuple[tuple[str, ...], str | None]]:
-        """Return all requests as one group, then each login, then the routes that have most requests."""
+    def _groups(self, left_out: list[str]) -> list[Rule]:
+        """Return a rule for all requests, then one for each login, then for the routes that have most requests. Clients
+        choose paths and methods: those that no rule can have are added to `left_out`.
+        """
         found = self.rows.group_by("method", "path", "asset").agg(pl.len())
-        routes: dict[str, int] = {}
-        logins: dict[tuple[str, str], int] = {}
+        routes: dict[tuple[str | None, str], int] = {}
+        logins: dict[tuple[str | None, str], int] = {}
         for method, path, asset, number in found.iter_rows():
             route = route_of(path or "/")
             if method not in {"GET", "HEAD", "OPTIONS", None} and _LOGIN.search(route):
                 logins[method, route] = logins.get((method, route), 0) + number
             elif not asset:
-                routes[route] = routes.get(route, 0) + number
-        often = [
-            route
-            for route in sorted(routes, key=lambda route: (-routes[route], route))
-            if routes[route] * 100 > self.rows.height
-        ]
-        most = sorted(logins, key=lambda login: (-logins[login], login))
-        return [
-            ((), None),
-            *[((method,), route) for method, route in most[:_GROUPS]],
-            *[((), route) for route in often[:_GROUPS]],
-        ]
+                routes[None, route] = routes.get((None, route), 0) + number
+        often = {route: number for route, number in routes.items() if number * 100 > self.rows.height}
+        rules = [_rule(None, None)]
+        for numbers in (logins, often):
+            most = sorted(numbers, key=lambda each: (-numbers[each], each[0] or "", each[1]))
+            rules += islice(_possible(most, left_out), _GROUPS)
+        return rules
 
     def _notes(self) -> tuple[str, ...]:
         notes = [*self._read, *self.kinds.unseen]
@@ -222,13 +226,12 @@ class Suggester:
             )
         return tuple(notes)
 
-    def _suggestion(self, name: str, methods: tuple[str, ...], path: str | None) -> Suggestion:
+    def _suggestion(self, rule: Rule) -> Suggestion:
         rows = self.rows
-        on = " ".join([",".join(methods), path or ""]).strip()
-        if on:
-            ready = Ready(_candidate("1/second", on))
+        if rule.methods or rule.path:
+            ready = Ready(_candidate(rule))
             rows = rows.filter(ready.applies(rows, ready.bounds[0]))
-        group = _Group(rows, on)
+        group = _Group(rows, rule)
         protected = rows.filter(~group.automated)
         identities = protected.unique(_WHO)
         limits = self._limits(group, protected) if protected.height else ()
@@ -236,9 +239,9 @@ class Suggester:
         people, stopped = group.effect("; ".join([limit.quota for limit in chosen])) if chosen else (0, 0.0)
         verdict, separates = _verdict(group, limits, stopped)
         return Suggestion(
-            name=name,
-            methods=methods,
-            path=path,
+            name=rule.name,
+            methods=tuple(sorted(rule.methods or ())),
+            path=rule.path,
             requests=rows.height,
             identities=identities.height,
             people=int(identities["people"].sum()),
@@ -328,9 +331,9 @@ class _Days(NamedTuple):
 class _Group:
     """A group of requests, and what the engine does with limits for it."""
 
-    def __init__(self, rows: pl.DataFrame, on: str) -> None:
+    def __init__(self, rows: pl.DataFrame, rule: Rule) -> None:
         self.rows = rows
-        self._on = on
+        self._rule = rule
         self.automated = rows["kind"] == AUTOMATED
         self.programs = int(self.automated.sum())
         self._refused: dict[str, pl.Series] = {}
@@ -339,7 +342,7 @@ class _Group:
         """Return for each request whether the engine refuses it."""
         if quota not in self._refused:
             rows = self.rows.select("time", _WHO, "method", "path")
-            self._refused[quota] = ~decisions(rows, _candidate(quota, self._on))["allowed"]
+            self._refused[quota] = ~decisions(rows, _candidate(replace(self._rule, quota=quota)))["allowed"]
         return self._refused[quota]
 
     def effect(self, quota: str) -> tuple[int, float]:
@@ -422,26 +425,43 @@ def what_was_read(read: Counts) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _candidate(quota: str, on: str) -> Candidate:
-    return from_rules([f"{quota} by {_WHO}" + (f" on {on}" if on else "")])
+def _candidate(rule: Rule) -> Candidate:
+    return Candidate(rule.name, Settings(rules=[rule]))
 
 
-def _split(pattern: str) -> tuple[tuple[str, ...], str | None]:
-    """Return the methods and the path of a pattern."""
-    rule = Rule(**parse_rule(f"1/second on {pattern}"))
-    return tuple(sorted(rule.methods or ())), rule.path
+def _rule(method: str | None, path: str | None) -> Rule:
+    """Return a rule for these requests; None for all. Its quota is replaced by those that are tried."""
+    words = _WORD.findall(path or "") or (["home"] if path else ["everything"])
+    return Rule(name="-".join(words)[:50], quota="1/second", key=_KEY, methods=method and [method], path=path)
 
 
-def _named(
-    groups: Iterable[tuple[tuple[str, ...], str | None]],
-) -> list[tuple[str, tuple[tuple[str, ...], str | None]]]:
-    """Return the groups, each with a name for its rule."""
-    found: dict[str, tuple[tuple[str, ...], str | None]] = {}
-    for methods, path in groups:
-        words = _WORD.findall(path or "") or (["home"] if path else ["everything"])
-        stem = "-".join(words)[:50]
-        name, number = stem, 2
+def _read(pattern: str) -> Rule:
+    """Return a rule for the requests of a pattern that the user wrote."""
+    options = parse_rule(f"1/second on {pattern}")
+    return replace(_rule(None, options["path"]), methods=options["methods"])
+
+
+def _possible(groups: Iterable[tuple[str | None, str]], left_out: list[str]) -> Iterator[Rule]:
+    """Yield a rule for each method and route that a rule can have."""
+    for method, route in groups:
+        try:
+            yield _rule(method, route)
+        except RuleError:
+            left_out.append(f"{method or ''} {route}".strip())
+
+
+def _left_out(requests: Sequence[str]) -> tuple[str, ...]:
+    if not requests:
+        return ()
+    return (f"no rule can be written for {count_of(len(requests), 'route')}, as {requests[0][:_SHOWN]}",)
+
+
+def _told_apart(rules: Iterable[Rule]) -> list[Rule]:
+    """Return the rules, each with a name of its own."""
+    found: dict[str, Rule] = {}
+    for rule in rules:
+        name, number = rule.name, 2
         while name in found:
-            name, number = f"{stem}-{number}", number + 1
-        found[name] = methods, path
-    return [*found.items()]
+            name, number = f"{rule.name}-{number}", number + 1
+        found[name] = replace(rule, name=name)
+    return [*found.values()]
