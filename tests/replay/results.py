@@ -202,6 +202,10 @@ def candidate(name: str, *rules: Asked) -> Candidate:
             median=round(median(delays), 1) if delays else 0.0,
             p95=round(delays[int(0.95 * len(delays))], 1) if delays else 0.0,
             longest=round(delays[-1], 1) if delays else 0.0,
+            innocent_delayed=sum(request.who in sane for request in out),
+            innocent_median=1.5,
+            innocent_longest=60.0,
+            not_computed="",
         ),
         load=Load(START, BUCKET, buckets(requests), buckets(passed), work(requests), work(passed)),
         most_refused=tuple(
@@ -327,6 +331,7 @@ def hostile() -> Result:
                 ),
                 heat=found.heat._replace(routes=(*HOSTILE, *found.heat.routes[len(HOSTILE) :])),
                 curves=(found.curves[0]._replace(rule=image),),
+                closed_loop=ClosedLoop.unknown(image),
                 exact=False,
                 error=first,
             ),

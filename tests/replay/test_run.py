@@ -11,9 +11,10 @@ import polars as pl
 import pytest
 
 from sluicegate import ManualClock
-from sluicegate.replay import partitions
+from sluicegate.replay import closed_loop, partitions, words
 from sluicegate.replay.candidates import Candidate, from_rules
-from sluicegate.replay.decide import decisions
+from sluicegate.replay.closed_loop import Loop, waits_of
+from sluicegate.replay.decide import Ready, decisions, suspected
 from sluicegate.replay.result import Result
 from sluicegate.replay.routes import route_of
 from sluicegate.replay.run import Given, replay
@@ -115,6 +116,61 @@ def test_a_client_that_waits_meets_each_limit_once() -> None:
         assert (loop.median, loop.longest) == (60, 120)
     (found,) = replay(Given([whole.with_columns(bytes=pl.lit(9))]), [from_rules(["5/minute cost bytes"])]).candidates
     assert (found.refused, found.closed_loop.never, found.blocked) == (11, 11, 0)
+
+
+@pytest.mark.parametrize("texts", [each for each in TEXTS if each[0] not in ("9/minute by path:2", "2 at once")])
+def test_a_loop_in_order_of_time_is_that_of_each_identity(texts: list[str]) -> None:
+    whole, ready = traffic(), Ready(from_rules(texts))
+    numbered = whole.with_columns(ready.identify(whole).alias("identity"), row=pl.int_range(whole.height))
+    some = suspected(ready, numbered.sort("identity", maintain_order=True))
+    ruled = numbered.filter(pl.col("row").is_in(some.decided.implode()))
+    loop = Loop(ready)
+    for at in range(0, ruled.height, 331):
+        loop.feed(ruled[at : at + 331])
+    found = loop.end()
+    assert found == waits_of(ready, some)
+    assert found.delays.total() > 10
+
+
+def test_rules_of_different_keys_make_clients_wait_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eleven requests at once of one address, and a rule by path that never refuses. Who is innocent is not known."""
+    rows = [(START, "203.0.113.7", "POST", "/login")] * 11
+    whole = pl.DataFrame(
+        rows, schema={name: COLUMNS[name] for name in ("time", "address", "method", "path")}, orient="row"
+    )
+
+    def run_both() -> Any:
+        return replay(Given([whole]), [from_rules(["5/minute", "100/minute by path:1"])])
+
+    loop = run_both().candidates[0].closed_loop
+    assert (loop.delayed, loop.never, loop.retries, loop.median, loop.longest) == (6, 0, 2, 60, 120)
+    assert loop.innocent_delayed is loop.innocent_median is None
+    monkeypatch.setattr(closed_loop, "WAITING", 5)
+    result = run_both()
+    *values, reason = result.candidates[0].closed_loop
+    assert values == [None] * 9
+    (candidate,) = result.candidates
+    assert reason == "more than 5 requests would wait at the same time"
+    assert words.closed_loop(candidate.closed_loop).endswith(f"not computed: {reason}.")
+    assert ("Median wait", "not computed") in words.facts(candidate)
+
+
+def test_whose_waits_these_are_is_said() -> None:
+    """A program asks thrice a second and waits for hours; a client that is never fast waits for seconds."""
+    slow = [(START + number * 10 * SECOND, "192.0.2.1") for number in range(30)]
+    fast = [(START + number * SECOND // 3, "192.0.2.2") for number in range(2000)]
+    whole = pl.DataFrame(sorted(slow + fast), schema={"time": pl.Int64(), "address": pl.String()}, orient="row")
+    for texts in (["5/minute"], ["5/minute; 1000/hour"]):
+        (found,) = replay(Given([whole]), [from_rules(texts)], sane="30/minute").candidates
+        loop = found.closed_loop
+        assert loop.median is not None
+        assert loop.innocent_median is not None
+        assert loop.innocent_longest is not None
+        assert loop.median > 3600 > loop.innocent_longest >= loop.innocent_median > 0
+        assert f"Of the innocent waited {loop.innocent_delayed} requests" in words.closed_loop(loop)
+    people = whole.filter(pl.col("address") == "192.0.2.2")
+    (found,) = replay(Given([people]), [from_rules(["5/minute"])], sane="30/minute").candidates
+    assert "None of these is of an innocent identity." in words.closed_loop(found.closed_loop)
 
 
 def test_who_is_innocent() -> None:

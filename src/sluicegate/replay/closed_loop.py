@@ -4,10 +4,12 @@ it waits as long as a refusal says, asks again, and goes on with its next reques
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, Final
 
 from sluicegate.algorithms import KEPT
 from sluicegate.extras import needs
@@ -17,6 +19,7 @@ from sluicegate.replay.decide import Budget, Budgets, Decider, Ready, Suspected,
 with needs("replay"):
     import polars as pl
 
+WAITING: Final = 50_000  # requests that may wait at the same time, in a loop that is computed in order of time
 _PATIENCE: Final = 20  # refusals of one request, after which its client gives up: waiting does not help
 
 
@@ -28,6 +31,7 @@ class Waits:
     never: int = 0  # requests that no wait lets through
     retries: int = 0
     longest: int = 0  # microseconds
+    unknown: str = ""  # why nothing is known
 
     def __add__(self, other: Waits) -> Waits:
         return Waits(
@@ -35,6 +39,7 @@ class Waits:
             self.never + other.never,
             retries=self.retries + other.retries,
             longest=max(self.longest, other.longest),
+            unknown=self.unknown or other.unknown,
         )
 
     def passed(self, delay: int) -> None:
@@ -131,3 +136,72 @@ def of_all(ready: Ready, frame: pl.DataFrame, waits: Waits) -> None:
             now += wait
         else:
             waits.never += 1
+
+
+class Loop:
+    """The closed loop of a candidate that does not count each identity alone, in order of time. Each client asks one
+    request after the other; those behind a request that waits are kept.
+    """
+
+    def __init__(self, ready: Ready) -> None:
+        self._ready = ready.fresh()
+        self._decider = Decider(self._ready)
+        self._lines: dict[str | None, deque[tuple[Sequence[Any], dict[str, int]]]] = {}  # of each client that waits
+        self._refusals: Counter[str | None] = Counter()  # of the first request of each line
+        self._due: list[tuple[int, int, str | None]] = []  # (time, a number, client)
+        self._numbers = count()
+        self._kept = 0
+        self.waits = Waits()
+
+    def feed(self, frame: pl.DataFrame) -> None:
+        """Ask the requests of a frame that a rule applies to. The column `identity` has the clients."""
+        at = {name: place for place, name in enumerate(frame.columns)}
+        for values in frame.iter_rows():
+            client, now = values[at["identity"]], values[at["time"]]
+            self._wake(now)
+            if self.waits.unknown:
+                return
+            self._kept += 1
+            if client in self._lines:
+                self._lines[client].append((values, at))
+            else:
+                self._lines[client] = deque([(values, at)])
+                self._ask(client, now)
+            if self._kept > WAITING:
+                self.waits = Waits(unknown=f"more than {WAITING:,} requests would wait at the same time")
+                self._lines.clear()
+                self._due.clear()
+
+    def end(self) -> Waits:
+        """Return what the clients met, after all of them have gone on."""
+        while self._due:
+            self._wake(self._due[0][0])
+        return self.waits
+
+    def _wake(self, now: int) -> None:
+        while self._due and self._due[0][0] <= now:
+            time, _, client = heappop(self._due)
+            self._ask(client, time)
+
+    def _ask(self, client: str | None, now: int) -> None:
+        """Ask the requests of a client until one must wait."""
+        line, waits = self._lines[client], self.waits
+        while line:
+            values, at = line[0]
+            decision = None
+            if self._refusals[client] < _PATIENCE:
+                decision = self._decider.decide(now, self._ready.request(values, at))
+                wait = None if decision is None or decision.allowed else wait_of(decision)
+                if wait is not None:
+                    waits.retries += 1
+                    self._refusals[client] += 1
+                    heappush(self._due, (now + wait, next(self._numbers), client))
+                    return
+            if self._refusals[client] == _PATIENCE or (decision is not None and not decision.allowed):
+                waits.never += 1
+            else:
+                waits.passed(now - values[at["time"]])
+            line.popleft()
+            self._kept -= 1
+            del self._refusals[client]
+        del self._lines[client]

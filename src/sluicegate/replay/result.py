@@ -96,14 +96,25 @@ class Innocent(NamedTuple):
 
 
 class ClosedLoop(NamedTuple):
-    """What clients that honour Retry-After would have met: each waits, asks again, and goes on after that."""
+    """What clients that honour Retry-After would have met: each waits, asks again, and goes on after that. None: not
+    computed.
+    """
 
-    delayed: int  # requests that passed later than logged
-    never: int  # requests that no wait lets through
-    retries: int
-    median: float  # seconds of delay, over the delayed requests
-    p95: float
-    longest: float
+    delayed: int | None  # requests that passed later than logged
+    never: int | None  # requests that no wait lets through
+    retries: int | None
+    median: float | None  # seconds of delay, over the delayed requests
+    p95: float | None
+    longest: float | None
+    innocent_delayed: int | None  # the same for the innocent alone: a client that asks without end waits without end
+    innocent_median: float | None
+    innocent_longest: float | None
+    not_computed: str  # why some of these are None; "" if none is
+
+    @classmethod
+    def unknown(cls, reason: str) -> ClosedLoop:
+        """Return the loop of which nothing was computed."""
+        return cls._make([*[None] * (len(cls._fields) - 1), reason])
 
 
 class Point(NamedTuple):

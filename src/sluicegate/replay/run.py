@@ -18,6 +18,7 @@ from sluicegate.plan import Terms
 from sluicegate.quota import Quota
 from sluicegate.replay import result as results
 from sluicegate.replay.candidates import Candidate, as_if_enforced, enforced, told_apart
+from sluicegate.replay.closed_loop import Loop, Waits
 from sluicegate.replay.curves import Scale
 from sluicegate.replay.decide import FORBIDDEN_RULE, Decider, Ready, mapped
 from sluicegate.replay.partitions import Partitions
@@ -30,6 +31,7 @@ with needs("replay"):
     import polars as pl
 
 SANE: Final = "60/minute"
+_IN_ORDER: Final = "the waits of the innocent, because the rules do not count each identity alone"
 _WORST: Final = 5
 _SHOWN: Final = 30  # routes
 _HEAT: Final = 12  # routes of the heat map
@@ -82,6 +84,7 @@ class Group:
         self.partitions = partitions
         self._kept = {"time", "row", "route", "duration"}.union(*[each.wanted for each in members if each.by_identity])
         self._deciders = {number: Decider(each) for number, each in enumerate(members) if not each.by_identity}
+        self._loops = {number: Loop(members[number]) for number in self._deciders}
 
     def add(self, frame: pl.DataFrame) -> None:
         """Add a frame. A candidate that does not count each identity alone decides about it at once."""
@@ -89,11 +92,17 @@ class Group:
         for number, decider in self._deciders.items():
             refusals, decided = decider.feed(frame, frame["row"].to_list())
             ruled = pl.DataFrame({"row": decided, "ruled": True}, schema={"row": pl.Int64(), "ruled": pl.Boolean()})
+            mine = frame.with_columns(found[0]).join(ruled, on="row", how="semi", maintain_order="left")
+            self._loops[number].feed(mine)
             rows = frame.select("row").join(refusals, on="row", how="left", maintain_order="left")
             rows = rows.join(ruled, on="row", how="left", maintain_order="left")
             rule = pl.when("ruled").then(pl.col("rule").cast(pl.Int32())).otherwise(-1).alias(rule_column(number))
             found += rows.select(rule, pl.col("until").alias(until_column(number))).get_columns()
         self.partitions.add(frame.select([name for name in frame.columns if name in self._kept]).with_columns(found))
+
+    def waits(self) -> dict[int, Waits]:
+        """Return what clients would have met, for the numbers of the candidates that are decided in order of time."""
+        return {number: loop.end() for number, loop in self._loops.items()}
 
 
 def replay(
@@ -148,6 +157,8 @@ def replay(
                 show=show_identities,
             )
             shared, tallies = total(work, group.partitions.all(), processes)
+            for number, waits in group.waits().items():
+                tallies[number].waits = waits
             counted |= {each.name: (each, tally, shared) for each, tally in zip(group.members, tallies, strict=True)}
     names, first = routes.names, counted[ready[0].name][2]
     found = tuple([Answer(*counted[each.name], grid=grid, names=names).candidate(each, rate=sane) for each in given])
@@ -213,7 +224,6 @@ class Answer:
     def candidate(self, given: Candidate, *, rate: str) -> results.Candidate:
         """Return the whole answer about a candidate as it was given."""
         tally, shared = self._tally, self._shared
-        waits = tally.waits
         return results.Candidate(
             name=self._ready.name,
             rules=_rules(self._ready, tally, given),
@@ -225,20 +235,31 @@ class Answer:
             routes=tuple([self._route(number) for number in self._most_refused_routes(_SHOWN)]),
             worst=self._worst(),
             innocent=results.Innocent(rate, tally.innocent, of=shared.sane, requests=tally.innocent_requests),
-            closed_loop=results.ClosedLoop(
-                delayed=waits.delays.total(),
-                never=waits.never,
-                retries=waits.retries,
-                median=quantile(waits.delays, 0.5) / 1000,
-                p95=quantile(waits.delays, 0.95) / 1000,
-                longest=waits.longest / _SECOND,
-            ),
+            closed_loop=self._closed_loop(),
             load=self._load(),
             most_refused=tuple(tally.most),
             heat=self._heat(),
             curves=self._curves(),
             exact=True,
             error="",
+        )
+
+    def _closed_loop(self) -> results.ClosedLoop:
+        waits, innocent = self._tally.waits, self._tally.innocent_waits
+        if waits.unknown:
+            return results.ClosedLoop.unknown(waits.unknown)
+        alone = self._ready.by_identity
+        return results.ClosedLoop(
+            delayed=waits.delays.total(),
+            never=waits.never,
+            retries=waits.retries,
+            median=quantile(waits.delays, 0.5) / 1000,
+            p95=quantile(waits.delays, 0.95) / 1000,
+            longest=waits.longest / _SECOND,
+            innocent_delayed=innocent.delays.total() if alone else None,
+            innocent_median=quantile(innocent.delays, 0.5) / 1000 if alone else None,
+            innocent_longest=innocent.longest / _SECOND if alone else None,
+            not_computed="" if alone else _IN_ORDER,
         )
 
     def _curves(self) -> tuple[results.Curve, ...]:

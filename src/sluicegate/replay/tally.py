@@ -113,6 +113,7 @@ class Tally:
     hours: Counter[tuple[int, int]] = field(default_factory=Counter)  # by route and hour
     most: Top = field(default_factory=Top)
     waits: Waits = field(default_factory=Waits)
+    innocent_waits: Waits = field(default_factory=Waits)
     curves: list[list[list[int]]] = field(default_factory=list)  # by rule and point: refused, identities, innocent
 
 

@@ -139,14 +139,30 @@ def innocent(candidate: Candidate) -> str:
 
 def closed_loop(found: ClosedLoop) -> str:
     """Return what clients that honour Retry-After would have met."""
+    if found.delayed is None:
+        return f"What clients that honour Retry-After would have met is not computed: {found.not_computed}."
     if not found.delayed and not found.never:
         return "Clients that honour Retry-After would have waited for no request."
     never = f" {count(found.never, 'request')} would never pass." if found.never else ""
+    if found.innocent_delayed is None:
+        whose = f" Not computed: {found.not_computed}."
+    elif found.innocent_delayed:
+        whose = (
+            f" Of the innocent waited {count(found.innocent_delayed, 'request')}: half of them at most "
+            f"{wait(found.innocent_median)}, the last {wait(found.innocent_longest)}."
+        )
+    else:
+        whose = " None of these is of an innocent identity." if found.delayed else ""
     return (
         f"Clients that honour Retry-After would have passed {count(found.delayed, 'request')} later, after "
-        f"{count(found.retries, 'retry', 'retries')}: half of them within {span(found.median)}, 95 % within "
-        f"{span(found.p95)}, the last after {span(found.longest)}.{never}"
+        f"{count(found.retries or 0, 'retry', 'retries')}: half of them within {wait(found.median)}, 95 % within "
+        f"{wait(found.p95)}, the last after {wait(found.longest)}.{never}{whose}"
     )
+
+
+def wait(seconds: float | None) -> str:
+    """Return how long a client waits, if that is known."""
+    return "not computed" if seconds is None else span(seconds)
 
 
 def facts(candidate: Candidate) -> list[tuple[str, str]]:
@@ -160,8 +176,9 @@ def facts(candidate: Candidate) -> list[tuple[str, str]]:
         ),
         ("Innocent refused", f"{candidate.innocent.identities:,}"),
         ("Blocked in all", span(candidate.blocked)),
-        ("Median wait", span(candidate.closed_loop.median)),
-        ("Longest wait", span(candidate.closed_loop.longest)),
+        ("Median wait", wait(candidate.closed_loop.median)),
+        ("Longest wait", wait(candidate.closed_loop.longest)),
+        ("Median wait, innocent", wait(candidate.closed_loop.innocent_median)),
         ("Peak without", f"{peak(load.logged, load):.3g}/s"),
         ("Peak with", f"{peak(load.passed, load):.3g}/s"),
     ]

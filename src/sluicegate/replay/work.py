@@ -101,7 +101,9 @@ class Work:
         some = suspected(ready, ordered)
         refusals = refusals_of(ready, some)
         found = tally(ordered, refusals, decided=some.decided, insane=insane, grid=self.grid, show=self.show)
-        found.waits = waits_of(ready, some)
+        fast = pl.col("identity").is_in(insane.implode())
+        found.innocent_waits = waits_of(ready, some._replace(rest=some.rest.filter(~fast)))
+        found.waits = found.innocent_waits + waits_of(ready, some._replace(rest=some.rest.filter(fast)))
         if self.curves:
             found.curves = Scale(ready.candidate, self.requests).points(ordered, insane)
         return found
