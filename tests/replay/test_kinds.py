@@ -16,7 +16,8 @@ BROWSER = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.
 
 
 def told(frame: pl.DataFrame, resolution: int = SECOND) -> Kinds:
-    return kinds_of(frame.with_columns(asset=is_asset(), program=is_program()), resolution=resolution)
+    user = [] if "user" in frame.columns else [pl.lit(None, pl.String()).alias("user")]
+    return kinds_of(frame.with_columns(*user, asset=is_asset(), program=is_program()), resolution=resolution)
 
 
 @pytest.mark.parametrize(("seed", "resolution"), [(1, 1), (2, SECOND), (3, SECOND)])
@@ -35,7 +36,7 @@ def test_the_model_is_told_apart(seed: int, resolution: int) -> None:
 
 
 # time, path, status, agent
-Request = tuple[float, str, int, str]
+Request = tuple[float, str, int, str | None]
 
 
 def browsing(agent: str = BROWSER, start: float = 0) -> list[Request]:
@@ -55,7 +56,24 @@ CASES: dict[str, tuple[str, Iterable[Request]]] = {
     "bare+name": (AUTOMATED, [(at * at, f"/items/{at}", 200, "curl/8.5") for at in range(30)]),
     "name only": (HUMAN, [(*each[:3], "curl/8.5") for each in browsing()]),
     "shared": (SHARED, [each for number in range(6) for each in browsing(f"Firefox/{number}", number * 50)]),
-    "changes its name": (HUMAN, [(at * at * 9, "/items/1.png", 200, f"Firefox/{at}") for at in range(19)]),
+    "an office without its assets": (
+        UNCLEAR,
+        [(at * 97 + at * at % 89, f"/items/{at % 800}", 200, f"Firefox/{at % 50}") for at in range(3000)],
+    ),
+    "an office, all day": (
+        UNCLEAR,
+        [(at * 28 + at * at % 89, f"/items/{at % 800}", 200, f"Firefox/{at % 50}") for at in range(3000)],
+    ),
+    "an office that only logs in": (UNCLEAR, [(at * at, "/login", 302, f"Firefox/{at}") for at in range(60)]),
+    "a family": (HUMAN, [(at * 97 + at * at % 89, f"/items/{at}", 200, f"Firefox/{at % 3}") for at in range(800)]),
+    "one browser of an office": (HUMAN, [(at * 33 + at * at % 89, f"/items/{at}", 200, BROWSER) for at in range(800)]),
+    "no User-Agent": (HUMAN, [(at * 28 + at * at % 89, f"/items/{at}", 200, None) for at in range(3000)]),
+    "many names, refused": (AUTOMATED, [(at * at, "/login", 401, f"Firefox/{at}") for at in range(60)]),
+    "an office and a script": (
+        UNCLEAR,
+        [(at * at % 80_000, f"/{at}", 200, f"Firefox/{at % 9}" if at % 5 else "curl/8.5") for at in range(300)],
+    ),
+    "changes its name": (UNCLEAR, [(at * at * 9, "/items/1.png", 200, f"Firefox/{at}") for at in range(19)]),
 }
 
 
@@ -73,6 +91,27 @@ def test_each_sign(case: str) -> None:
     for name in set(case.split("+")) & set(SIGNS):
         assert found.table.filter(who="it")[name].item(), name
         assert any(reason.split("{")[0][:8] in "".join(found.reasons("it")) for reason in [SIGNS[name].reason])
+
+
+def test_users_behind_one_program_are_many_people() -> None:
+    """As behind a server that asks for its users. Users of requests that failed are a list of names to try."""
+    rows = [(f"/{at}.html", 200 if at % 2 else 401, at % 2 and at % 40) for at in range(900)]
+    frame = pl.DataFrame(rows, schema=["path", "status", "user"], orient="row").with_columns(
+        time=pl.int_range(900, dtype=pl.Int64) * 7 * SECOND + pl.int_range(900) % 11 * SECOND,
+        agent=pl.lit("python-requests/2.32"),
+        who=pl.when(pl.col("status") == 200).then(pl.lit("server")).otherwise(pl.lit("list")),
+    )
+    found = told(frame.sort("time"))
+    assert dict(found.table.select("who", "kind").iter_rows()) == {"server": SHARED, "list": AUTOMATED}
+
+
+def test_assets_say_nothing_if_most_do_not_load_them() -> None:
+    """As where most people get images from elsewhere, and the pages of one part still have their own."""
+    names = "abcdefgh"
+    rows = [(name, *each) for number, name in enumerate(names) for each in browsing(start=number) * 2]
+    frame = pl.DataFrame(rows, schema=["who", "time", "path", "status", "agent"], orient="row")
+    frame = frame.filter(pl.col("who").is_in(["a", "b", "c"]) | ~is_asset()).with_columns(pl.col("time").cast(pl.Int64))
+    assert any("no images" in each for each in told(frame.sort("time")).unseen)
 
 
 def test_what_the_log_lacks_is_said() -> None:

@@ -11,9 +11,10 @@ import pytest
 
 from sluicegate.replay.candidates import from_rules
 from sluicegate.replay.decide import decisions
+from sluicegate.replay.kinds import is_asset
 from sluicegate.replay.model import DAY, LOGIN, PEOPLE, Model, frames
 from sluicegate.replay.run import Given
-from sluicegate.replay.suggest import SECOND, Suggester, Suggestion, Suggestions, gather, nice
+from sluicegate.replay.suggest import FLOORS, MARGIN, SECOND, SIGN_INS, Suggester, Suggestion, Suggestions, gather, nice
 
 ATTACK = Model(visitors=150, office=40, clients=2, crawlers=1)
 DISTRIBUTED = Model(visitors=150, office=40, clients=2, crawlers=1, attack=0, distributed=300)
@@ -26,8 +27,10 @@ def traffic(model: Model) -> pl.DataFrame:
     return pl.concat(frames(model)).with_columns(pl.col("time") // SECOND * SECOND)
 
 
-def suggested(frame: pl.DataFrame, *patterns: str, key: str = "ip", share: float = 0.001) -> Suggestions:
-    return Suggester(gather(Given([frame]), key=key), share=share).all(patterns)
+def suggested(
+    frame: pl.DataFrame, *patterns: str, key: str = "ip", share: float = 0.001, show_identities: bool = False
+) -> Suggestions:
+    return Suggester(gather(Given([frame]), key=key), share=share).all(patterns, show_identities=show_identities)
 
 
 def only(frame: pl.DataFrame, share: float = 0.001) -> Suggestion:
@@ -60,6 +63,26 @@ def test_it_says_that_no_limit_stops_a_distributed_attack(seed: int) -> None:
     )
     assert (found.programs, found.program_requests) == (300, 2700)
     assert all(limit.stopped < 0.1 and limit.people == 0 for limit in found.limits)
+
+
+def test_it_does_not_lock_an_office_out() -> None:
+    """An office whose images are not in the log still signs in, and a limit is never below what a person needs."""
+    office = (pl.col("kind") == "office") & is_asset()
+    frame = traffic(ATTACK).filter(~office)
+    found = suggested(frame, show_identities=True)
+    assert "ip:198.51.100.7" not in {identity for identity, _, _ in found.programs}
+    assert "ip:185.220.101.4" in {identity for identity, _, _ in found.programs}
+    allowed = decisions(frame, from_rules([f"{found.suggestions[1].quota} by ip on {ON}"]))["allowed"]
+    assert frame.filter(~allowed & pl.col("kind").is_in(PEOPLE)).height == 0
+    for each in found.suggestions:
+        floor = FLOORS[SIGN_INS if each.name == "login" else "one route" if each.path else "every request"]
+        assert all(limit.limit >= max(floor[limit.period], MARGIN * limit.exact) for limit in each.limits)
+
+
+def test_few_people_and_few_days_are_a_warning() -> None:
+    few, many = (only(traffic(ATTACK).filter(rows)) for rows in (pl.col("actor") == "human-2", True))
+    assert few.warning.startswith("Taken from only 1 person: ")
+    assert many.warning == ""
 
 
 def test_a_limit_does_what_peaks_say() -> None:

@@ -107,7 +107,7 @@ def _show(found: Suggestions, out: Console) -> None:
     people = count(sum(kinds.values()) - kinds.get("automated", 0), "identity", "identities")
     out.print(plain(f"{found.requests:,} requests in {count(found.days, 'day')}, by {found.key}", "bold"))
     shared = f", {kinds['shared']} of them many people" if kinds.get("shared") else ""
-    few = f", {kinds['unclear']} with too few requests to say" if kinds.get("unclear") else ""
+    few = f", {kinds['unclear']} perhaps of people" if kinds.get("unclear") else ""
     out.print(plain(f"{people} of people{shared}{few}; {count(kinds.get('automated', 0), 'program')}"))
     for note in found.notes:
         out.print(plain(f"Note: {note}.", "dim"))
@@ -146,3 +146,5 @@ def _show_one(each: Suggestion, out: Console) -> None:
     if each.limits:
         out.print(rows)
     out.print(plain(each.verdict))
+    if each.warning:
+        out.print(plain(each.warning, "yellow"))

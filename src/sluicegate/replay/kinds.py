@@ -1,8 +1,9 @@
 """Kinds of identities: people, many people behind one address, and programs, told apart by what they do.
 
-Each sign of a program is stated in SIGNS with its threshold and the reason for it. Two points make a program: a strong
-sign gives two, a weak one gives one. No sign is a proof. A program that loads images, pauses and sleeps as people do is
-taken for a person.
+Each sign of a program is stated in SIGNS with its threshold and the reason for it. Three points make a program: one
+sign alone does not, except a list of refused passwords. Many people may share an address if there are several browsers,
+or no User-Agents in the log: then only signs count that a crowd cannot give. From five browsers or users on, four
+points are needed. A suggested limit may refuse programs only, so doubt counts for people: the kind is "unclear".
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ AUTOMATED: Final = "automated"
 UNCLEAR: Final = "unclear"
 PROTECTED: Final = (HUMAN, SHARED, UNCLEAR)
 """Kinds that a limit should not refuse. `shared` is an address with many people behind it, as an office or a mobile
-network has. `unclear` made too few requests to say, and is treated like a person.
+network has. `unclear` made too few requests to say, or may be many people or a program with many names. It is treated
+like people.
 """
 
 _ASSET: Final = r"(?i)\.(?:css|m?js|map|png|jpe?g|gif|svg|ico|webp|avif|woff2?|ttf|eot|mp4|webm|mp3)$"
@@ -31,7 +33,10 @@ _PROGRAM: Final = (
     r"libwww|headless|phantomjs|monitor|[a-z]-client/"
 )
 _FEW: Final = 10  # requests: fewer say nothing about who sends them
-_AGENTS: Final = 5  # a person has a phone, a tablet and a computer
+MANY: Final = 5  # browsers: a person has a phone, a tablet and a computer
+_ENOUGH: Final = 3  # points of a program
+_ENOUGH_OF_MANY: Final = 4  # where many people seem to share the address
+_ASSETS: Final = 0.05  # of the requests of half the identities: then the log has assets
 _HOUR: Final = 3_600_000_000
 _DAY: Final = 24 * _HOUR
 _LOOK: Final = 300_000_000
@@ -43,6 +48,7 @@ class Sign(NamedTuple):
     points: int
     reason: str  # with the identity's own figures in braces
     why: str  # why people do not do this
+    crowd: bool = False  # many people behind one address may do it
 
 
 SIGNS: Final[Mapping[str, Sign]] = {
@@ -52,7 +58,10 @@ SIGNS: Final[Mapping[str, Sign]] = {
         "people pause for a second here and a minute there; the middle half of 20 pauses within 10 % is a timer",
     ),
     "sleepless": Sign(
-        2, "active in {hours} hours of one day", "people sleep: 20 different hours of a day are too many"
+        2,
+        "active in {hours} hours of one day",
+        "people sleep: 20 different hours of a day are too many",
+        crowd=True,
     ),
     "fast": Sign(
         2,
@@ -65,7 +74,7 @@ SIGNS: Final[Mapping[str, Sign]] = {
         "people mistype, but most of what they ask for exists: half of 20 requests is a guess",
     ),
     "refused": Sign(
-        2,
+        3,
         "each of its {requests:,} requests failed with 401 or 403",
         "people open a page before they log in; three refused requests and nothing else is a list of passwords",
     ),
@@ -73,15 +82,22 @@ SIGNS: Final[Mapping[str, Sign]] = {
         1,
         "none of its {requests:,} requests was for an image, a script or a style",
         "browsers load them with a page; a cache may hold some, but hardly all of 20 requests",
+        crowd=True,
     ),
     "wandering": Sign(
-        1, "{paths:,} different pages in one day", "people open dozens of pages a day, not 200 different ones"
+        1,
+        "{paths:,} different pages in one day",
+        "people open dozens of pages a day, not 200 different ones",
+        crowd=True,
     ),
     "single": Sign(
         1, "each of its {requests:,} requests is for the same path", "50 requests to one path are seldom a person's"
     ),
     "name": Sign(
-        1, "it calls itself {agent!r}", "only a program says that it is one; any program may say that it is not"
+        2,
+        "it calls itself {agent!r}",
+        "only a program says that it is one; any program may say that it is not",
+        crowd=True,
     ),
 }
 
@@ -97,7 +113,9 @@ class Kinds(NamedTuple):
         row = self.table.row(by_predicate=pl.col("who") == who, named=True)
         found = [sign.reason.format(**row) for name, sign in SIGNS.items() if row[name]]
         if row["kind"] == SHARED:
-            return (f"{row['people']} browsers in one day", *found)
+            return (f"{row['people']} browsers or users in one day", *found)
+        if row["kind"] == UNCLEAR and row["people"] >= MANY:
+            return (f"{row['people']} User-Agents in one day: many people, or a program with many names", *found)
         if row["kind"] == UNCLEAR:
             return (f"only {row['requests']} requests", *found)
         return tuple(found) or ("no sign of a program",)
@@ -114,16 +132,14 @@ def is_program() -> pl.Expr:
 
 
 def kinds_of(frame: pl.DataFrame, *, resolution: int) -> Kinds:
-    """Tell the kinds of all identities, from `who`, `time`, `path`, `status`, `agent`, `asset` and `program`.
+    """Tell the kinds of all identities, from `who`, `time`, `path`, `status`, `agent`, `user`, `asset` and `program`.
 
-    `asset` and `program` are columns by `is_asset` and `is_program`. `path` and `agent` need not be text: only equal
-    values matter. `resolution` is that of the times, in microseconds.
+    `asset` and `program` are columns by `is_asset` and `is_program`. `path`, `agent` and `user` need not be text: only
+    equal values matter. `resolution` is that of the times, in microseconds.
     """
-    assets = frame["asset"].mean() or 0.0
-    sees_assets = isinstance(assets, float) and assets >= 0.05
+    sees_assets = _sees_assets(frame)
     day = pl.col("time") // _DAY
     hour = pl.col("time") // _HOUR
-    people = _browsers(frame, sees_assets=sees_assets)
     gap = pl.col("time").diff().cast(pl.Float64)
     whole = frame.group_by("who", maintain_order=True).agg(
         requests=pl.len(),
@@ -131,8 +147,9 @@ def kinds_of(frame: pl.DataFrame, *, resolution: int) -> Kinds:
         denied=pl.col("status").is_in([401, 403]).mean(),
         assets=pl.col("asset").sum(),
         targets=pl.col("path").n_unique(),
-        program=pl.col("program").any(),
-        agent=pl.col("agent").first(),
+        program=pl.col("program").mean() >= 0.5,
+        agent=pl.col("agent").filter("program").first(),
+        named=pl.col("agent").is_not_null().any(),
         low=gap.quantile(0.25) / 1e6,
         middle=gap.quantile(0.5) / 1e6,
         high=gap.quantile(0.75) / 1e6,
@@ -143,49 +160,71 @@ def kinds_of(frame: pl.DataFrame, *, resolution: int) -> Kinds:
     fastest = peaks(frame.filter(~pl.col("asset")), ["who"], [_LOOK]).rename({f"peak:{_LOOK}": "fastest"})
     table = (
         whole.join(daily.group_by("who").agg(pl.col("hours", "paths").max()), on="who", how="left")
-        .join(people, on="who", how="left")
+        .join(_people(frame, sees_assets=sees_assets), on="who", how="left")
         .join(fastest, on="who", how="left")
         .with_columns(
-            pl.col("people").fill_null(1), pl.col("fastest").fill_null(0), pl.col("failed", "denied").fill_null(0)
+            pl.col("people").fill_null(1).clip(1),
+            pl.col(["browsers", "fastest", "failed", "denied"]).fill_null(0),
         )
     )
-    requests, shared = pl.col("requests"), pl.col("people") >= _AGENTS
+    requests, many = pl.col("requests"), pl.col("people") >= MANY
     table = table.with_columns(
         regular=(requests > 20)
         & (pl.col("middle") >= 10 * resolution / 1e6)
         & (pl.col("high") - pl.col("low") <= 0.1 * pl.col("middle") + resolution / 1e6),
-        sleepless=(pl.col("hours") >= 20) & ~shared,
-        fast=pl.col("fastest") > 300 * pl.col("people"),
+        sleepless=(pl.col("hours") >= 20) & ~many,
+        fast=pl.col("named") & (pl.col("fastest") > 300 * pl.col("people")),
         failing=(requests >= 20) & (pl.col("failed") >= 0.5),
         refused=(requests >= 3) & (pl.col("denied") == 1) & sees_assets,
         bare=(requests >= 20) & (pl.col("assets") == 0) & sees_assets,
         wandering=pl.col("paths") >= 200 * pl.col("people"),
         single=(requests >= 50) & (pl.col("targets") == 1),
-        name=pl.col("program") & ~shared,
+        name=pl.col("program"),
     )
-    points = pl.sum_horizontal(pl.col(name).cast(pl.Int32) * sign.points for name, sign in SIGNS.items())
+    maybe_many = (pl.col("people") > 1) | ~pl.col("named")
+    points = pl.sum_horizontal(
+        pl.when(~maybe_many | (not sign.crowd)).then(pl.col(name).cast(pl.Int32) * sign.points).otherwise(0)
+        for name, sign in SIGNS.items()
+    )
     kind = (
-        pl.when(points >= 2)
+        pl.when(points >= pl.when(many).then(_ENOUGH_OF_MANY).otherwise(_ENOUGH))
         .then(pl.lit(AUTOMATED))
-        .when(shared)
+        .when(pl.col("browsers") >= MANY)
         .then(pl.lit(SHARED))
-        .when(requests < _FEW)
+        .when(many | (requests < _FEW))
         .then(pl.lit(UNCLEAR))
         .otherwise(pl.lit(HUMAN))
     )
     return Kinds(table.with_columns(kind=kind), _unseen(frame, sees_assets=sees_assets))
 
 
-def _browsers(frame: pl.DataFrame, *, sees_assets: bool) -> pl.DataFrame:
-    """Return how many browsers each identity had on its busiest day. A browser made at least three requests, one of
-    them for an asset: a program that changes its name with each request has none.
+def _sees_assets(frame: pl.DataFrame) -> bool:
+    """Return whether the log has the assets that browsers load: half of those who may be people loaded some."""
+    each = frame.filter(~pl.col("program")).group_by("who").agg(requests=pl.len(), share=pl.col("asset").mean())
+    half = each.filter(pl.col("requests") >= _FEW)["share"].median()
+    return isinstance(half, float) and half >= _ASSETS
+
+
+def _people(frame: pl.DataFrame, *, sees_assets: bool) -> pl.DataFrame:
+    """Return how many `people` each identity may be, and how many `browsers` it surely has, on its busiest day.
+
+    People are the different User-Agents that do not say that they are programs, or the different users whose requests
+    succeeded: a list of passwords has many users too. A browser is such a User-Agent with three requests, one of them
+    for an asset: a program that changes its name with each request has none.
     """
-    each = frame.group_by("who", "agent", (pl.col("time") // _DAY).alias("day")).agg(
-        requests=pl.len(), assets=pl.col("asset").sum()
+    day = (pl.col("time") // _DAY).alias("day")
+    agents = frame.filter(pl.col("agent").is_not_null() & ~pl.col("program")).group_by("who", "agent", day)
+    each = agents.agg(requests=pl.len(), assets=pl.col("asset").sum())
+    is_browser = (pl.col("requests") >= 3) & ((pl.col("assets") > 0) | (not sees_assets))
+    by_agent = each.group_by("who", "day").agg(people=pl.len().cast(pl.Int64), browsers=is_browser.sum().cast(pl.Int64))
+    known = frame.filter(pl.col("user").is_not_null() & (pl.col("status") < 400).fill_null(value=True))
+    users = (
+        known.group_by("who", day)
+        .agg(people=pl.col("user").n_unique().cast(pl.Int64))
+        .with_columns(browsers=pl.col("people"))
     )
-    browsers = each.filter((pl.col("requests") >= 3) & ((pl.col("assets") > 0) | (not sees_assets)))
-    daily = browsers.group_by("who", "day").agg(people=pl.len().cast(pl.Int64))
-    return daily.group_by("who").agg(pl.col("people").max())
+    daily = pl.concat([by_agent, users])
+    return daily.group_by("who").agg(pl.col("people", "browsers").max())
 
 
 def _unseen(frame: pl.DataFrame, *, sees_assets: bool) -> tuple[str, ...]:

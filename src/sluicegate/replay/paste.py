@@ -60,7 +60,8 @@ def _parts(each: Suggestion) -> str:
 
 
 def _about(each: Suggestion) -> str:
-    return f"{printable(each.requests_to)}: {each.verdict.partition('. ')[0].rstrip('.')}."
+    warning = f" {each.warning}" if each.warning else ""
+    return f"{printable(each.requests_to)}: {each.verdict.partition('. ')[0].rstrip('.')}.{warning}"
 
 
 def _key(key: str) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """Suggested limits: the smallest that would have refused at most a stated share of the people in a log.
 
 For each group of requests, and for each period, the limit is the smallest one that refuses at most that share of the
-identities that are not programs. It is rounded up to a number that a person would write. Then the real engine replays
+identities that are not programs. A margin is added, it is raised to what one person needs there (FLOORS), and rounded
+up to a number that a person would write. Then the real engine replays
 the log with it: the figures of a suggestion are those of the replay. How far to trust a limit is said by days: the
 limit that all other days give is tried on the day that was left out.
 """
@@ -9,10 +10,10 @@ limit that all other days give is tried on the day that was left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count, islice
-from math import floor
+from math import ceil, floor
 from typing import Any, Final, NamedTuple
 
 from sluicegate.errors import RuleError
@@ -21,11 +22,12 @@ from sluicegate.identity import digest
 from sluicegate.replay.caller import FieldKey
 from sluicegate.replay.candidates import Candidate, from_rules, parse_rule
 from sluicegate.replay.decide import Ready, decisions
-from sluicegate.replay.kinds import AUTOMATED, SHARED, Kinds, is_asset, is_program, kinds_of
+from sluicegate.replay.kinds import AUTOMATED, MANY, Kinds, is_asset, is_program, kinds_of
 from sluicegate.replay.log import Counts
 from sluicegate.replay.peaks import PEAK, peaks
 from sluicegate.replay.routes import route_of
 from sluicegate.replay.run import Frames
+from sluicegate.replay.tally import readable
 from sluicegate.replay.traffic import FIELD
 from sluicegate.replay.words import count as count_of
 from sluicegate.replay.words import share as share_of
@@ -37,9 +39,22 @@ with needs("replay"):
 
 SECOND: Final = 1_000_000
 PERIODS: Final = {"second": SECOND, "minute": 60 * SECOND, "hour": 3600 * SECOND, "day": 86_400 * SECOND}
-WANTED: Final = ("method", "path", "status", "agent")
+WANTED: Final = ("method", "path", "status", "agent", "user")
 """The columns of traffic that it reads, beside those of the key."""
 
+SIGN_INS: Final = "sign-ins"
+FLOORS: Final[Mapping[str, Mapping[str, int]]] = {
+    SIGN_INS: {"second": 2, "minute": 5, "hour": 10, "day": 20},
+    "one route": {"second": 2, "minute": 10, "hour": 60, "day": 200},
+    "every request": {"second": 10, "minute": 60, "hour": 300, "day": 1000},
+}
+"""What one person needs, whatever the log shows: to mistype a password, to open some pages at once, and to load a page
+with its images. No suggested limit is smaller.
+"""
+
+MARGIN: Final = 1.25
+_FEW_PEOPLE: Final = 50
+_FEW_DAYS: Final = 3
 _DAY: Final = PERIODS["day"]
 _KEY: Final = FieldKey("who")
 _WHO: Final = f"{FIELD}who"  # the identity, as a field that a rule can have as its key
@@ -47,6 +62,7 @@ _SMALL: Final = (1, 2, 3, 4, 5, 6, 8)
 _NICE: Final = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
 _STEPS: Final = 5
 _LOGIN: Final = re.compile(r"(?i)log-?in|sign-?(?:in|up)|auth|token|session|passw|register|otp|verify|reset")
+_READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _WORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _SHOWN: Final = 60  # characters of a route that no rule can have
 _GROUPS: Final = 8  # that are found, beside those for logins
@@ -60,7 +76,7 @@ class Limit(NamedTuple):
 
     period: str  # a unit of quotas
     exact: int  # the smallest limit that keeps to the share
-    limit: int  # rounded up
+    limit: int  # with the margin, at least the floor, and rounded up
     low: int | None  # the smallest and the largest exact limit with one day left out; None: there is one day only
     high: int | None
     held_out: float | None  # the largest share of people refused on a day that the limit was not taken from
@@ -90,6 +106,7 @@ class Suggestion(NamedTuple):
     people_refused: int  # by these together, in the replay: identities
     stopped: float  # by these together: the share of the programs' requests
     verdict: str
+    warning: str  # why not to trust the limits; "" if enough people and days support them
 
     @property
     def requests_to(self) -> str:
@@ -112,9 +129,9 @@ class Suggestions(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """The traffic of a log in little memory: about 30 bytes for each request."""
+    """The traffic of a log in little memory: about 34 bytes for each request."""
 
-    rows: pl.DataFrame  # `time`, `field:who`, `method`, `path`, `status`, `agent`
+    rows: pl.DataFrame  # `time`, `field:who`, `method`, `path`, `status`, `agent`, `user`
     key: str
 
 
@@ -139,6 +156,7 @@ def gather(
         "path": pl.Categorical(),
         "status": pl.Int16(),
         "agent": pl.Categorical(),
+        "user": pl.Categorical(),
     }
     parts = [pl.DataFrame(schema=kept)]
     for whole in log.frames({*WANTED, *ready.wanted}):
@@ -180,7 +198,7 @@ class Suggester:
         table = self.kinds.table
         programs = table.filter(pl.col("kind") == AUTOMATED).sort("requests", descending=True).head(10)
         named = [
-            (who if show_identities else digest(who), requests, self.kinds.reasons(who))
+            (readable(who) if show_identities else digest(who), requests, self.kinds.reasons(who))
             for who, requests in programs.select("who", "requests").iter_rows()
         ]
         return Suggestions(
@@ -204,7 +222,7 @@ class Suggester:
         logins: dict[tuple[str | None, str], int] = {}
         for method, path, asset, number in found.iter_rows():
             route = route_of(path or "/")
-            if method not in {"GET", "HEAD", "OPTIONS", None} and _LOGIN.search(route):
+            if method is not None and _what((method,), route) == SIGN_INS:
                 logins[method, route] = logins.get((method, route), 0) + number
             elif not asset:
                 routes[None, route] = routes.get((None, route), 0) + number
@@ -216,7 +234,13 @@ class Suggester:
         return rules
 
     def _notes(self) -> tuple[str, ...]:
-        notes = [*self._read, *self.kinds.unseen]
+        floors = [f"{_quotas(floor)} for {what}" for what, floor in FLOORS.items()]
+        notes = [
+            *self._read,
+            *self.kinds.unseen,
+            f"each limit is at least {MARGIN - 1:.0%} above the exact one, and at least what a person needs: "
+            + ", ".join(floors),
+        ]
         if self.days < 2:
             notes.append("one day only: nothing says how the limits would do on another day")
         if self.resolution >= SECOND and self.rows.height:
@@ -252,7 +276,14 @@ class Suggester:
             people_refused=people,
             stopped=stopped,
             verdict=verdict,
+            warning=self._warning(int(identities["people"].sum())) if limits else "",
         )
+
+    def _warning(self, people: int) -> str:
+        """Return why limits that are taken from so many people should not be trusted."""
+        few = [count_of(people, "person", "people")] if people < _FEW_PEOPLE else []
+        few += [count_of(self.days, "day")] if self.days < _FEW_DAYS else []
+        return f"Taken from only {' and '.join(few)}: try these limits on more traffic first." if few else ""
 
     def _limits(self, group: _Group, protected: pl.DataFrame) -> tuple[Limit, ...]:
         """Return the limit for each period that the log is long enough for."""
@@ -266,8 +297,8 @@ class Suggester:
         for unit, window in zip(units, windows, strict=True):
             column = f"{PEAK}{window}"
             exact = self._smallest(of_all, column)
-            days = self._by_days(of_days, column)
-            limit = nice(exact, days.steps)
+            days = self._by_days(of_days, column, floor=group.floor[unit])
+            limit = _raised(exact, group.floor[unit], days.steps)
             people, stopped = group.effect(f"{limit}/{unit}")
             found.append(
                 Limit(
@@ -277,7 +308,7 @@ class Suggester:
                     low=days.low,
                     high=days.high,
                     held_out=days.held_out,
-                    without_shared=self._smallest(of_all.filter(pl.col("kind") != SHARED), column),
+                    without_shared=self._smallest(of_all.filter(pl.col("people") < MANY), column),
                     people=people,
                     stopped=stopped,
                 )
@@ -293,7 +324,7 @@ class Suggester:
         kept = sorted_.filter(pl.col("refused") > allowed)[column]
         return int(kept[0]) if kept.len() else 1
 
-    def _by_days(self, rows: pl.DataFrame, column: str) -> _Days:
+    def _by_days(self, rows: pl.DataFrame, column: str, *, floor: int) -> _Days:
         """Try the limit of all other days on each day. Round up by as many steps as it takes to keep to the share."""
         if self.days < 2:
             return _Days()
@@ -308,7 +339,8 @@ class Suggester:
         limits = [limit for limit, _ in tried]
         found = _Days(low=min(limits), high=max(limits))
         for steps in range(_STEPS):
-            refused = [_people(day, pl.col(column) > nice(limit, steps)) / _people(day) for limit, day in tried]
+            over = [(day, pl.col(column) > _raised(limit, floor, steps)) for limit, day in tried]
+            refused = [_people(day, passes) / _people(day) for day, passes in over]
             found = found._replace(held_out=max(refused), steps=steps)
             if max(refused) <= self.share:
                 break
@@ -336,6 +368,7 @@ class _Group:
         self._rule = rule
         self.automated = rows["kind"] == AUTOMATED
         self.programs = int(self.automated.sum())
+        self.floor = FLOORS[_what([*(rule.methods or ())], rule.path)]
         self._refused: dict[str, pl.Series] = {}
 
     def refused(self, quota: str) -> pl.Series:
@@ -423,6 +456,23 @@ def what_was_read(read: Counts) -> tuple[str, ...]:
     if read.late:
         found.append(f"{count_of(read.late, 'line')} out of order beyond the window")
     return tuple(found)
+
+
+def _what(methods: Collection[str], path: str | None) -> str:
+    """Return which of FLOORS is the one of a group of requests."""
+    if methods and _READS.isdisjoint(methods) and _LOGIN.search(path or ""):
+        return SIGN_INS
+    return "every request" if path in {None, "/*"} else "one route"
+
+
+def _raised(exact: int, floor: int, steps: int) -> int:
+    """Return the limit that is suggested for an exact one."""
+    return max(floor, nice(ceil(exact * MARGIN), steps))
+
+
+def _quotas(limits: Mapping[str, int]) -> str:
+    """Return limits by period as quotas."""
+    return "; ".join([f"{limit}/{unit}" for unit, limit in limits.items()])
 
 
 def _candidate(rule: Rule) -> Candidate:
