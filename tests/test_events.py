@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import copy
 import inspect
 import pickle
@@ -455,3 +456,30 @@ def test_a_later_call_of_the_store_does_not_change_an_event() -> None:
     limiter.peek("9/minute", "alice")
     reservation.settle(3)
     assert [event.store_seconds for event in seen] == before
+
+
+def test_the_context_of_a_decision_can_be_compared_at_any_moment() -> None:
+    """asgiref compares the values of two contexts by ==, also while a decision is being made."""
+    contexts: list[Any] = []
+
+    class Seen(MemoryStore):
+        def prepare(self, *terms: Terms) -> Any:
+            return lambda identity, cost, origin=None: None
+
+        def run(self, plan: Plan) -> tuple[Outcome, ...]:
+            contexts.append(contextvars.copy_context())
+            if len(contexts) == 3:
+                raise ValueError("the third")
+            return super().run(plan)
+
+    delivered: list[DecisionEvent] = []
+    limiter = Limiter(Seen(), on_decision=delivered.append, on_store_failure="raise")
+    for _ in range(2):
+        limiter.hit("5/minute", "alice")
+    with pytest.raises(ValueError, match="the third"):
+        limiter.hit("5/minute", "alice")
+    contexts.append(contextvars.copy_context())
+    for one, other in zip(contexts, contexts[1:], strict=False):
+        for variable, value in one.items():
+            assert (value == other.get(variable)) in (True, False), repr(value)
+    assert [[rule.remaining for rule in each.rules] for each in delivered] == [[4], [3]]

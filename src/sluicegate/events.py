@@ -141,7 +141,7 @@ class RuleEvent(_Value):
 
 
 @final
-class DecisionEvent(_Value, StoreTime):
+class DecisionEvent(_Value):
     """One decision: of a hit, a reservation, a slot, a request, or a charge inside a view.
 
     `application` is the name in the settings. `endpoint` is the template of the route, and `method` the method of the
@@ -149,13 +149,15 @@ class DecisionEvent(_Value, StoreTime):
     without a route. `store_seconds` is the time of the calls of the store; None if it was not called.
     """
 
-    __slots__ = ("_decision", "_rules", "at", "delivery")
+    __slots__ = ("_decision", "_rules", "_time", "at", "delivery", "elapsed")
     _fields = _FIELDS
 
     at: tuple[str, str]
     """The endpoint and the method. The limiter sets them before it delivers the event."""
     delivery: Delivery
     """What has made the event, and will deliver it: to nobody, if a program has made the event itself."""
+    elapsed: float | None
+    _time: StoreTime  # measures the store until the decision is made
     _decision: Decision
     _rules: tuple[RuleEvent, ...]
 
@@ -179,6 +181,7 @@ class DecisionEvent(_Value, StoreTime):
         call of the store in this context is not measured by it.
         """
         self._decision = decision
+        self.elapsed = self._time.elapsed
         MEASURED.set(None)
 
     @property
@@ -325,8 +328,9 @@ class Delivery:
         """Return the event of a decision that is made next in this context. It measures the store."""
         event = _new(DecisionEvent)  # `made` and the end of the request set the other fields
         event.delivery = self
-        event.elapsed = None
-        MEASURED.set(event)
+        event._time = time = _new(StoreTime)
+        time.elapsed = None
+        MEASURED.set(time)
         return event
 
     def end(self, event: DecisionEvent, decision: Decision) -> Decision:

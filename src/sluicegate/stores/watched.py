@@ -24,7 +24,11 @@ _LAST: Final = 100  # the last calls, for the status
 
 
 class StoreTime:
-    """The seconds that the store took for one decision; None if it was not called. An event is one of these."""
+    """The seconds that the store took for one decision; None if it was not called.
+
+    It is no part of the event: asgiref compares the values of context variables, and an event that is not made yet has
+    nothing to compare.
+    """
 
     __slots__ = ("elapsed",)
     elapsed: float | None
