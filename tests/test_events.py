@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -479,7 +480,7 @@ def test_the_context_of_a_decision_can_be_compared_at_any_moment() -> None:
     with pytest.raises(ValueError, match="the third"):
         limiter.hit("5/minute", "alice")
     contexts.append(contextvars.copy_context())
-    for one, other in zip(contexts, contexts[1:], strict=False):
+    for one, other in pairwise(contexts):
         for variable, value in one.items():
             assert (value == other.get(variable)) in (True, False), repr(value)
     assert [[rule.remaining for rule in each.rules] for each in delivered] == [[4], [3]]
