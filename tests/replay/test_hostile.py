@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import tomllib
 from pathlib import Path
 from urllib.parse import quote
@@ -11,9 +12,12 @@ import polars as pl
 import pytest
 
 from sluicegate import Settings
+from sluicegate.replay.candidates import from_rules
+from sluicegate.replay.decide import decisions
+from sluicegate.replay.log import Log
 from sluicegate.replay.paste import FRAMEWORKS, as_decorators, as_toml
 from sluicegate.replay.routes import route_of
-from sluicegate.replay.run import Given
+from sluicegate.replay.run import Given, replay
 from sluicegate.replay.suggest import SECOND, Suggester, Suggestions, gather
 
 START = 1_700_000_000 * SECOND
@@ -93,3 +97,64 @@ def test_no_request_stops_or_changes_a_suggestion(method: str, path: str, expect
 def test_a_route_has_no_identity(part: str, *, is_shown: bool) -> None:
     assert route_of(f"/x/{part}/y") == (f"/x/{part}/y" if is_shown else "/x/*/y")
     assert route_of(f"/x/{quote(part)}") in {f"/x/{part}", f"/x/{quote(part)}", "/x/*"}
+
+
+@pytest.mark.parametrize(
+    ("costs", "passed"),
+    [
+        ([2**62, 2**62, 5], [False, False, True]),
+        ([2**63 - 1, 1, 1], [False, True, True]),
+        ([5, 2**63 - 1, 5, 1], [True, False, True, False]),
+        ([10**15] * 10_000, [False] * 10_000),
+        ([-(2**63), 10, 1], [True, True, False]),
+    ],
+)
+def test_a_huge_cost_is_refused(costs: list[int], passed: list[bool]) -> None:
+    frame = pl.DataFrame({"bytes": costs}).with_columns(time=START, address=pl.lit("192.0.2.1"))
+    candidate = from_rules(["10/minute by ip cost bytes"])
+    assert decisions(frame, candidate)["allowed"].to_list() == passed
+    assert replay(Given([frame]), [candidate]).candidates[0].refused == passed.count(False)
+
+
+@pytest.mark.parametrize(("cost", "is_refused"), [(30 * "9", True), (5000 * "9", False), ("-" + 30 * "9", False)])
+def test_a_cost_of_any_length_is_no_error(cost: str, *, is_refused: bool) -> None:
+    frame = pl.DataFrame({"field:n": [cost, cost]}).with_columns(time=START, address=pl.lit("192.0.2.1"))
+    assert decisions(frame, from_rules(["10/minute by ip cost n"]))["allowed"].to_list() == [not is_refused] * 2
+
+
+HUGE = (
+    "9e21",
+    "1e300",
+    "-1",
+    "-9e18",
+    "253402300801000000000",
+    '"-1000-01-01T00:00:00Z"',
+    "null",
+    "true",
+)
+
+
+@pytest.mark.parametrize("time", HUGE)
+def test_a_time_of_no_calendar_is_an_unreadable_line(time: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.json"
+    good = '{"time": "2026-10-10T00:00:00Z", "ip": "192.0.2.1", "status": 200}\n'
+    path.write_text(good + f'{{"time": {time}, "ip": "192.0.2.1", "status": 200}}\n' + good)
+    log = Log([path])
+    found = replay(log, [from_rules(["1/minute by ip"])])
+    assert (found.traffic.unreadable.lines, found.candidates[0].refused) == (1, 1)
+
+
+@pytest.mark.parametrize("duration", [9.2e12, 1e300, -5, -9.2e12, 5])
+def test_a_wild_duration_is_none(duration: float, tmp_path: Path) -> None:
+    path = tmp_path / "log.json"
+    path.write_text(json.dumps({"end": "2026-10-10T00:00:10Z", "ip": "192.0.2.1", "took": duration}) + "\n")
+    log = Log([path], fields={"end": "end", "duration_s": "took"})
+    found = replay(log, [from_rules(["1/minute by ip"])]).traffic
+    assert found.first == 1_791_590_410 - (5 if duration == 5 else 0)
+
+
+def test_no_time_is_before_1970(tmp_path: Path) -> None:
+    path = tmp_path / "log.json"
+    path.write_text('{"end": "1970-01-01T00:00:10Z", "ip": "192.0.2.1", "took": 60}\n')
+    found = replay(Log([path], fields={"end": "end", "duration_s": "took"}), [from_rules(["1/minute by ip"])])
+    assert found.traffic.first == 0

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sluicegate.quota import MAX_LIMIT
 from sluicegate.replay.traffic import FIELD, HEADER
 from sluicegate.rules.response import Response
 
@@ -135,7 +136,9 @@ class PathKey:
 
 @dataclass(frozen=True, slots=True)
 class FieldCost:
-    """A cost from a field of the log: one unit for each `unit` of it, rounded up. Without a number, one unit."""
+    """A cost from a field of the log: one unit for each `unit` of it, rounded up. Without a number, one unit. A client
+    may choose the number: a cost above each limit is as good as any higher one.
+    """
 
     column: str
     unit: int = 1
@@ -153,7 +156,7 @@ class FieldCost:
             value = int(request.column(self.column))
         except (TypeError, ValueError):
             return 1
-        return max(0, -(-value // self.unit))
+        return min(max(0, -(-value // self.unit)), MAX_LIMIT + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -327,7 +327,8 @@ def suspects(frame: pl.DataFrame, terms: Terms, cost: int | None) -> pl.Series:
     """
     limit = terms.limit
     if cost is None:
-        heavy = frame.group_by("identity").agg(pl.col("cost").sum()).filter(pl.col("cost") > limit)
+        # A sum of whole numbers may leave int64. As floats it is exact up to 2**53, which is above each limit.
+        heavy = frame.group_by("identity").agg(pl.col("cost").cast(pl.Float64()).sum()).filter(pl.col("cost") > limit)
         return heavy["identity"]
     if cost == 0:
         return frame["identity"].head(0)

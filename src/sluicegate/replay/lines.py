@@ -17,6 +17,12 @@ with needs("replay"):
 
 SECOND: Final = 1_000_000
 
+_LAST: Final = 253_402_300_800 * SECOND
+"""The first moment of the year 10000. A time after it, or before 1970, is no time."""
+
+_YEAR: Final = 366 * 86_400 * SECOND
+"""A request that took longer has no duration, and neither has one that ended before it began."""
+
 _GRAINS: Final = (SECOND, 1000)
 """The usual distances between two times that a log can tell apart, before a microsecond."""
 
@@ -64,18 +70,19 @@ def read(format: Format, rows: pl.DataFrame, wanted: Collection[str], *, zone: Z
     """Read the rows (`row`, `line`) into the columns that are wanted, and `row`."""
     texts = format.texts(rows["line"], needed(format, wanted)).with_columns(row=rows["row"])
     name = "time" if format.kind("time") else "end"
-    texts = texts.with_columns(_times(texts[name], format.kind(name) or "", zone))
+    texts = texts.with_columns(_within(_times(texts[name], format.kind(name) or "", zone), _LAST))
     is_read = texts[name].is_not_null()
     unread = rows.filter(~is_read)
     if len(unread):
         texts = texts.filter(is_read)
     grain = next((each for each in _GRAINS if not (texts[name] % each != 0).any()), 1)
     if "duration" in texts.columns:
-        texts = texts.with_columns(_micro(pl.col("duration"), format.kind("duration") or ""))
+        spent = texts.select(_micro(pl.col("duration"), format.kind("duration") or ""))["duration"]
+        texts = texts.with_columns(_within(spent, _YEAR))
     if name == "end":
         # In whole units of the log: the order of lines says more about equal times than durations do.
-        spent = pl.col("duration").clip(0).fill_null(0) // grain * grain if "duration" in texts.columns else 0
-        texts = texts.with_columns(time=pl.col("end") - spent)
+        taken = pl.col("duration").fill_null(0) // grain * grain if "duration" in texts.columns else 0
+        texts = texts.with_columns(time=(pl.col("end") - taken).clip(0))
     if "method" in texts.columns:
         texts = _without_broken(texts)
     texts = _with_request(texts)
@@ -92,6 +99,11 @@ def _times(texts: pl.Series, kind: str, zone: ZoneInfo) -> pl.Series:
     if found.null_count():
         found = frame.select(pl.coalesce(found, _iso(text, zone), _time(text, "clf", zone)).alias("_"))["_"]
     return found.alias(texts.name)
+
+
+def _within(numbers: pl.Series, end: int) -> pl.Series:
+    """Return the numbers from 0 to below the end; null instead of all others."""
+    return numbers.set((numbers < 0) | (numbers >= end), None)
 
 
 def _number(text: pl.Expr) -> pl.Expr:
