@@ -94,6 +94,8 @@ PATTERNS: Final = {
     "stores.redis.scan:_BAN": Pattern("a value of the server", ("fullmatch",)),
     "replay.known:_DURATION": Pattern(OPERATOR, ("fullmatch",)),
     "replay.log:_COLOUR": Pattern("a log", ("sub",)),
+    "replay.words:_LETTERS": Pattern("a line of a log", ("sub",)),
+    "replay.words:_DIGITS": Pattern("a line of a log", ("sub",)),
     "replay.syntaxes:_APACHE_DIRECTIVE": Pattern(OPERATOR, ("split",)),
     "replay.syntaxes:_GUNICORN_ATOM": Pattern(OPERATOR, ("split",)),
     "replay.syntaxes:_HAPROXY_VARIABLE": Pattern(OPERATOR, ("split",)),

@@ -138,7 +138,7 @@ def test_hostile_files_are_read(
     monkeypatch.setattr(LogFile.chunks, "__defaults__", (1 << 20,))
     path = tmp_path / "access.log"
     path.write_bytes(data)
-    log = Log([path])
+    log = Log([path], show_identities=True)
     assert seconds_of(log) == list(expected)
     assert log.read.unreadable.lines == unreadable
     assert log.read.lines == len(expected) + unreadable

@@ -10,8 +10,10 @@ from urllib.parse import quote
 
 import polars as pl
 import pytest
+from click.testing import CliRunner
 
 from sluicegate import Settings
+from sluicegate.cli.commands import sluicegate
 from sluicegate.replay.candidates import from_rules
 from sluicegate.replay.decide import decisions
 from sluicegate.replay.log import Log
@@ -158,3 +160,28 @@ def test_no_time_is_before_1970(tmp_path: Path) -> None:
     path.write_text('{"end": "1970-01-01T00:00:10Z", "ip": "192.0.2.1", "took": 60}\n')
     found = replay(Log([path], fields={"end": "end", "duration_s": "took"}), [from_rules(["1/minute by ip"])])
     assert found.traffic.first == 0
+
+
+SECRET = "alice@example.com 9.8.7.6 hunter t\u00f6ken"
+GOOD = '192.0.2.1 - - [10/Oct/2026:13:00:00 +0000] "GET / HTTP/1.1" 200 5\n'
+UVICORN = 'INFO:     9.8.7.6:5000 - "GET /alice HTTP/1.1" 200 OK\n'
+
+
+@pytest.mark.parametrize("text", [GOOD + SECRET, SECRET, UVICORN], ids=["a line", "no line fits", "no time"])
+@pytest.mark.parametrize("options", [(), ("--strict",)], ids=["", "strict"])
+@pytest.mark.parametrize("command", ["replay", "suggest"])
+def test_a_line_that_cannot_be_read_is_shown_by_its_shape(
+    command: str, options: tuple[str, ...], text: str, tmp_path: Path
+) -> None:
+    """On the terminal, as JSON, on the page, and in errors."""
+    path, page = tmp_path / "access.log", tmp_path / "page.html"
+    path.write_text(text, encoding="utf-8")
+    only = ("--rule", "1/minute", "--html", str(page)) if command == "replay" else ()
+    runs = [[command, str(path), *options, *only, *shown] for shown in (["--show-identities"], [], ["--json"])]
+    clear, *outputs = [CliRunner().invoke(sluicegate, words, env={"COLUMNS": "300"}).output for words in runs]
+    outputs += [page.read_text(encoding="utf-8")] if page.exists() else []
+    for output in outputs:
+        assert not [word for word in ("alice", "example.com", "9.8.7.6", "hunter", "t\u00f6ken") if word in output]
+    if text != UVICORN:
+        assert "hunter" in clear
+        assert all("9.9.9.9" in output for output in outputs)

@@ -32,7 +32,7 @@ def rows_of(log: Log, *wanted: str) -> list[dict[str, Any]]:
 
 
 def test_lines_of_several_formats_are_read_in_the_order_of_time(mixed: Path) -> None:
-    log = Log([mixed], fields={"address": "client.ip", "time": "ts"}, window=7200)
+    log = Log([mixed], fields={"address": "client.ip", "time": "ts"}, window=7200, show_identities=True)
     wanted = ("address", "method", "path", "query", "status", "user", "field:key", "duration")
     found = [tuple(row.values()) for row in rows_of(log, *wanted)]
     noon = 1772366400_000000

@@ -92,6 +92,7 @@ def open_log(options: dict[str, Any]) -> Log:
         zone=options["zone"].key,
         window=options.pop("window"),
         strict=options.pop("strict"),
+        show_identities=options.pop("show_identities"),
     )
 
 

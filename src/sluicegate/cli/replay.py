@@ -42,7 +42,6 @@ def replay(
     files: tuple[str, ...],
     together: bool,
     sane: str,
-    show_identities: bool,
     page: Path | None,
     as_json: bool,
     **options: Any,
@@ -60,6 +59,7 @@ def replay(
     candidates = _candidates(rules, files, together=together, proxies=trusted(options))
     if not candidates:
         raise click.UsageError('no candidate; give --rule "5/minute by ip", or --rules limits.toml')
+    show = options["show_identities"]
     log = open_log(options)
     since, until = chosen(options)
     try:
@@ -68,7 +68,7 @@ def replay(
                 log,
                 candidates,
                 sane=sane,
-                show_identities=show_identities,
+                show_identities=show,
                 since=since,
                 until=until,
                 curves=as_json or page is not None,

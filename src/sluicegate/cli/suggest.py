@@ -78,7 +78,7 @@ def suggest(
     from sluicegate.replay import document, paste  # here: the help needs no extra
     from sluicegate.replay.suggest import Suggester, gather, what_was_read
 
-    show = options.pop("show_identities")
+    show = options["show_identities"]
     settings = trusted(options)
     log = open_log(options)
     since, until = chosen(options)

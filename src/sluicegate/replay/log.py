@@ -19,6 +19,7 @@ from sluicegate.replay.order import Merged, Stream, sorted_within
 from sluicegate.replay.recognise import recognised
 from sluicegate.replay.result import Unreadable
 from sluicegate.replay.traffic import COLUMNS
+from sluicegate.replay.words import shape
 
 with needs("replay"):
     import polars as pl
@@ -54,13 +55,18 @@ class Log:
         zone: str = "UTC",
         window: float = 60.0,
         strict: bool = False,
+        show_identities: bool = False,
     ) -> None:
+        """A line that cannot be read is shown by its shape, because it may have an identity or a secret anywhere;
+        with `show_identities` it is shown as it is.
+        """
         self._paths = [str(path) for path in paths]
         self._fields = dict(fields or {})
         self._given = given(format, self._fields)
         self._zone = _zone(zone)
         self._window = round(window * SECOND)
         self._strict = strict
+        self._show = show_identities
         self._start()
 
     def _start(self) -> None:
@@ -115,7 +121,7 @@ class Log:
             rows = _rows(chunk)
             found, unread = self._chunk(rows, self._formats[at])
             for row, line in unread.rows():
-                self._note(file.path, lines + row + 1, line)
+                self._note(file.path, lines + row + 1, self._shown(line))
             lines += chunk.count(b"\n")
             self._lines += len(found) + len(unread)
             yield found.drop("row")
@@ -145,25 +151,25 @@ class Log:
             tried += 1
         if not formats and len(rows):
             problem, expected = "no known format fits its lines", "give the format string of the server as the format"
-            raise LogError("log", _shown(rows["line"][0]), problem=problem, expected=expected)
+            expected += "" if self._show else "; --show-identities shows the line, of which this is the shape"
+            raise LogError("log", self._shown(rows["line"][0]), problem=problem, expected=expected)
         empty = pl.DataFrame(
             schema={"row": pl.UInt32(), **{name: COLUMNS.get(name, pl.String()) for name in self._wanted}}
         )
         found = pl.concat(parts).sort("row") if len(parts) > 1 else parts[0] if parts else empty
         return found, pl.concat([rest, unread]).sort("row") if len(unread) else rest
 
-    def _note(self, path: str, number: int, line: str) -> None:
+    def _note(self, path: str, number: int, text: str) -> None:
         self._unread += 1
         if self._strict:
-            raise LineError(path, number, _shown(line))
+            raise LineError(path, number, text)
         if len(self._examples) < EXAMPLES:
-            self._examples.append((path, number, _shown(line)))
+            self._examples.append((path, number, text))
 
-
-def _shown(line: str) -> str:
-    """Return the beginning of a line, without control characters."""
-    beginning = line[:_SHOWN]
-    return beginning if beginning.isprintable() else ascii(beginning)[1:-1]
+    def _shown(self, line: str) -> str:
+        """Return the beginning of a line, or its shape, without control characters."""
+        beginning = line[:_SHOWN] if self._show else shape(line[:_SHOWN])
+        return beginning if beginning.isprintable() else ascii(beginning)[1:-1]
 
 
 def _zone(name: str) -> ZoneInfo:

@@ -11,6 +11,7 @@ from sluicegate.extras import needs
 from sluicegate.replay.formats import Format
 from sluicegate.replay.known import KNOWN, UVICORN_WITHOUT_TIME, csv_lines, json_lines, w3c
 from sluicegate.replay.lines import read
+from sluicegate.replay.words import shape
 
 with needs("replay"):
     import polars as pl
@@ -33,7 +34,7 @@ def recognised(rows: pl.DataFrame, fields: Mapping[str, str], *, zone: ZoneInfo)
     if found is None and UVICORN_WITHOUT_TIME.texts(sample["line"], ["status"])["status"].is_not_null().any():
         problem = "the lines of uvicorn have no time"
         expected = 'log with a time: set the formatter of uvicorn.access to "%(asctime)s %(levelprefix)s …"'
-        raise LogError("log", sample["line"][0][:200], problem=problem, expected=expected)
+        raise LogError("log", shape(sample["line"][0][:200]), problem=problem, expected=expected)
     return found
 
 

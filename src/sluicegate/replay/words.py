@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -9,6 +10,8 @@ from typing import Final
 from sluicegate.quota import Quota
 from sluicegate.replay.result import Candidate, ClosedLoop, Load, Result, Traffic
 
+_LETTERS: Final = re.compile(r"(?:[A-Za-z]|[^\x00-\x7f])+")
+_DIGITS: Final = re.compile("[0-9]+")
 _NAMED: Final = 3  # candidates that are enumerated
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
 
@@ -126,6 +129,15 @@ def rollout(candidate: Candidate) -> str:
         ]
     )
     return f"Replayed as if enforced for everybody: {_enumeration([*several])}." if several else ""
+
+
+def shape(text: str) -> str:
+    """Return what a text of a client looks like: words as `a` and numbers as `9`, so that it has no identity.
+
+    >>> shape('192.0.2.1 - alice@example.com "GET /\u00e9?token=3fG"')
+    '9.9.9.9 - a@a.a "a /a?a=9a"'
+    """
+    return _DIGITS.sub("9", _LETTERS.sub("a", text))
 
 
 def innocent(candidate: Candidate) -> str:
