@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import flask_login
 import pytest
@@ -141,6 +141,39 @@ def test_a_refusal_has_the_headers_that_werkzeug_would_send(
         answer = [WsgiClient(app).request("GET", "/open") for _ in "ab"][1]
         found.append((answer.status, answer.headers, answer.body))
     assert found[0] == found[1]
+
+
+class ByKeyword(Response):
+    """As in many applications: Flask gives text and keywords."""
+
+    def __init__(self, response: str = "", **options: Any) -> None:
+        super().__init__(response.strip(), **options)
+
+
+class Hooked(Response):
+    def __init_subclass__(cls, *, table: str) -> None:
+        """Each subclass needs a keyword."""
+
+
+class Registered(type):
+    names: ClassVar[set[str]] = set()
+
+    def __init__(cls, name: str, *given: Any) -> None:
+        assert name not in Registered.names
+        Registered.names.add(name)
+
+
+def test_a_refusal_is_a_response_of_any_class_of_the_application() -> None:
+    for kind in (ByKeyword, Hooked, Registered("Listed", (Response,), {}), type("Plain", (Response,), {})):
+        app = make_app([])
+        app.response_class = kind
+        sent: list[Response] = []
+        app.after_request(lambda response, sent=sent: sent.append(response) or response)
+        RateLimiter(app, **ONE, clock=ManualClock())
+        answer = refused(app)
+        assert (answer.status, answer.one("retry-after")) == (429, "60"), kind
+        assert b'"status":429' in answer.body.replace(b" ", b"")
+        assert isinstance(sent[-1], kind)
 
 
 # FL01: one instance, several applications

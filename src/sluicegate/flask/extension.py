@@ -213,8 +213,8 @@ class Installation:
         return statuses_with_handlers(self._app())
 
     @cached_property
-    def _refusal_class(self) -> type[Response]:
-        """The class of our responses. Read once, as the handlers are."""
+    def _refusal_class(self) -> type[Response] | None:
+        """The class of our responses, None if Flask must make them. Read once, as the handlers are."""
         return refusal_class(self._app())
 
     def close(self) -> None:
@@ -485,7 +485,8 @@ def first_limiter() -> Installation | None:
 
 def _states(native: Request) -> list[_FlaskState]:
     """Return the states of this request, one for each limiter that has seen it."""
-    return [each for each in vars(native).values() if type(each) is _FlaskState]
+    facts = list(vars(native).values())  # in one step: another thread that has the request may read its form
+    return [each for each in facts if type(each) is _FlaskState]
 
 
 def _decide_late(app: Flask, native: Request, response: Response) -> Response:

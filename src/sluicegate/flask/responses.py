@@ -107,14 +107,22 @@ _RELATIVE: Final = ("location", "content-location")  # Werkzeug completes these
 _STATUS_LINES: Final = {status: f"{status} {HTTP_STATUS_CODES[status].upper()}" for status in _ERRORS}
 
 
-def refusal_class(app: Flask) -> type[Response]:
+def refusal_class(app: Flask) -> type[Response] | None:
     """Return the class of our own responses: the application's, with headers that are complete. An application that
     completes headers in its own way keeps that.
+
+    None if the application's class is made, subclassed or constructed in a way of its own. Flask turns an error into
+    a response of such a class without a call of its constructor.
     """
     given = app.response_class
+    if given is Response:
+        return _Complete
+    has_hook = hasattr(given.__init_subclass__, "__func__")  # that of `object` is no method of Python
+    if type(given) is not type or has_hook or (given.__new__, given.__init__) != (Response.__new__, Response.__init__):
+        return None
     if given.get_wsgi_headers is not Response.get_wsgi_headers:
         return given
-    return type(given.__name__, (_Complete, given), {}) if given is not Response else _Complete
+    return type(given.__name__, (_Complete, given), {})
 
 
 def refuse(
@@ -129,8 +137,8 @@ def refuse(
     """Return the response of `on_denied`. Without `on_denied`, or if it returns None, raise the error for Flask's
     handlers.
 
-    `own` is the class of our response if no handler exists: then return the same response without an error, at a third
-    of the cost.
+    `own` is the class of our response if Flask need not make it from the error: then return the same response without
+    an error, at a third of the cost.
     """
     if rate_limited.receivers:
         _send_signal(app, decision)
