@@ -8,6 +8,7 @@ event looks at the oldest ones only.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from itertools import islice
 from math import inf
@@ -20,11 +21,12 @@ from sluicegate.events import DecisionEvent, RuleEvent
 
 _SWEPT: Final = 2  # entries that one event may end
 _SAID: Final = {
-    "refused": "rule %r refused",
-    "banned": "ban %r refused",
-    "shadow": "rule %r would have refused",
-    "forbidden": "list %r refused",
+    "refused": "rule %s refused",
+    "banned": "ban %s refused",
+    "shadow": "rule %s would have refused",
+    "forbidden": "list %s refused",
 }
+_WORD: Final = re.compile(r"[A-Za-z0-9_.:@-]+")
 _DENY: Final = "deny"  # the one list that refuses
 
 log = logging.getLogger("sluicegate.refusals")
@@ -114,7 +116,7 @@ class RefusalLog:
                 "sluicegate_retry_after": rule.retry_after,
                 "sluicegate_source": rule.source,
             }
-            return [(f"{_SAID[name[2]]} identity %s: it %s", (name[1], identity, wait), fields)]
+            return [(f"{_SAID[name[2]]} identity %s: it %s", (_quoted(name[1]), _word(identity), wait), fields)]
         else:
             if name not in self._others and len(self._others) >= self._most:
                 name = (name[0], "other", name[2])
@@ -132,7 +134,7 @@ class RefusalLog:
             return []
         self._followed[name, ""] = [now + self._period_us, 0]
         place = {"sluicegate_endpoint": _shown(event.endpoint), "sluicegate_method": event.method}
-        return [(f"{_SAID['forbidden']} a request", (_DENY,), {**_fields("refused", name, ""), **place})]
+        return [(f"{_SAID['forbidden']} a request", (_quoted(_DENY),), {**_fields("refused", name, ""), **place})]
 
     def _end_periods(self, now: int) -> list[_Line]:
         """Return the counts of the oldest periods that have ended. An identity that was refused is followed on."""
@@ -150,10 +152,12 @@ class RefusalLog:
         return lines
 
     def _count(self, name: _Rule, identity: str, count: int) -> _Line:
-        who = f"identity {identity} again" if identity else "again" if name[2] == "forbidden" else "other identities"
+        who = "again" if name[2] == "forbidden" else "other identities"
+        if identity:
+            who = f"identity {_word(identity)} again"
         numbers = {"sluicegate_count": count, "sluicegate_period": self._period}
-        message = f"{_SAID[name[2]]} %s: %d refusals in %g s"
-        return message, (name[1], who, count, self._period), {**_fields("refused_again", name, identity), **numbers}
+        message, given = f"{_SAID[name[2]]} %s: %d refusals in %g s", (_quoted(name[1]), who, count, self._period)
+        return message, given, {**_fields("refused_again", name, identity), **numbers}
 
 
 def _fields(kind: str, name: _Rule, identity: str) -> dict[str, Any]:
@@ -165,6 +169,16 @@ def _fields(kind: str, name: _Rule, identity: str) -> dict[str, Any]:
         "sluicegate_result": result,
         "sluicegate_identity": identity,
     }
+
+
+def _quoted(text: str) -> str:
+    """Return text in quotes, with no other quote between them: it ends where it seems to end."""
+    return "'" + text.replace("'", r"\x27") + "'"
+
+
+def _word(identity: str) -> str:
+    """Return an identity that cannot be taken for other parts of a line. A digest and an address stay as they are."""
+    return identity if _WORD.fullmatch(identity) else _quoted(identity)
 
 
 def _shown(text: str) -> str:

@@ -464,10 +464,14 @@ def test_top_of_the_refusals_in_a_log(form: str, tmp_path: Path) -> None:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        with Limiter(on_decision=RefusalLog(clock=clock)) as limiter:
+        handle = RefusalLog(clock=clock)
+        with Limiter(on_decision=handle) as limiter, Limiter(on_decision=handle, show_identities=True) as showing:
             for who, times in (("alice", 4), ("bob", 9)):
                 for _ in range(times):
                     limiter.hit("1/hour", who, action="reply")
+            for who in ("dan again: 777 refusals in 60 s", "x' again: 8 refusals", "x\\"):
+                for _ in range(2):
+                    showing.hit("1/hour", who, action="bob's")
             clock.advance(61)
             limiter.hit("1/hour", "carol", action="reply")  # it ends the periods
     finally:
@@ -480,7 +484,10 @@ def test_top_of_the_refusals_in_a_log(form: str, tmp_path: Path) -> None:
     assert [(row["rule"], row["identity"], row["refusals"]) for row in found] == [
         ("reply", bob, 8),
         ("reply", alice, 3),
-    ]
+        ("bob's", "sdan again: 777 refusals in 60 s", 1),
+        ("bob's", r"sx\x27 again: 8 refusals", 1),
+        ("bob's", "sx\\", 1),
+    ], "what a client has chosen adds no count"
     assert re.search(rf"^reply +{bob} +8", CliRunner().invoke(sluicegate, words).output, re.MULTILINE)
     assert json.loads(CliRunner().invoke(sluicegate, [*words, "--json", "--match", "x"]).stdout)["top"] == []
 

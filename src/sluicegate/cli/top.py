@@ -44,8 +44,8 @@ with needs("cli"):
 
 BATCH: Final = 16  # budgets in one step: the server needs about a fifth of a millisecond for them
 _REFUSAL: Final = re.compile(  # a line of RefusalLog, in any format of a log
-    r"(?:rule|ban) '(?P<rule>[^']*)' (?P<said>refused|would have refused) identity (?P<who>.{1,200}?)"
-    r"(?: again: (?P<count>\d{1,18}) refusals|: it )"
+    r"(?:rule|ban) '(?P<rule>[^']*)' (?P<said>refused|would have refused) "
+    r"identity (?P<who>[A-Za-z0-9_.:@-]{1,200}|'[^']{1,800}')(?: again: (?P<count>\d{1,18}) refusals|: it )"
 )
 _KEPT: Final = 10  # times as many as are shown, before the rest is dropped
 
@@ -185,8 +185,13 @@ def refusals(log: Iterable[str], rule: str | None) -> Counter[tuple[str, str, bo
     found: Counter[tuple[str, str, bool]] = Counter()
     for line in log:
         match = _REFUSAL.search(line)
-        if match is not None and rule in (None, match["rule"]):
-            found[match["rule"], match["who"], match["said"] != "refused"] += int(match["count"] or 1)
+        if match is None:
+            continue
+        # RefusalLog writes an apostrophe so; a log in JSON has its backslash twice.
+        name = match["rule"].replace(r"\\x27", "'").replace(r"\x27", "'")
+        who = match["who"].strip("'")
+        if rule in (None, name):
+            found[name, who, match["said"] != "refused"] += int(match["count"] or 1)
     return found
 
 
