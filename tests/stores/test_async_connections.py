@@ -8,8 +8,10 @@ import os
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +287,28 @@ def test_a_limiter_of_a_module_leaves_no_descriptor_in_any_run(server: Server) -
         assert descriptors() == before
     finally:
         gc.enable()
+
+
+def test_a_connection_keeps_nothing_of_the_request_that_opened_it(server: Server) -> None:
+    class Request:
+        """What an application keeps in a context variable."""
+
+    request: ContextVar[Request] = ContextVar("request")
+
+    async def main() -> None:
+        async with AsyncLimiter(server.url, deadline=PATIENCE) as limiter:
+
+            async def serve() -> weakref.ref[Request]:
+                request.set(Request())
+                assert (await limiter.hit("5/minute", "alice")).outcomes[0].source == "store"
+                return weakref.ref(request.get())
+
+            served = await asyncio.create_task(serve())
+            await limiter.hit("5/minute", "bob")
+            gc.collect()
+            assert served() is None
+
+    asyncio.run(main())
 
 
 def test_the_next_loop_closes_the_sockets_of_loops_that_just_vanished(server: Server) -> None:

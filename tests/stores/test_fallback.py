@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -204,6 +205,41 @@ def test_a_probe_that_hangs_ends_at_the_deadline() -> None:
         assert given["breakers"].whole.wait_us == SECOND // 10
 
     asyncio.run(main())
+
+
+def test_probes_run_in_the_context_of_no_request() -> None:
+    """Else they add their time to its event, and keep it alive for the whole outage."""
+    request: ContextVar[str | None] = ContextVar("request", default=None)
+    seen: list[tuple[bool, str | None]] = []
+
+    async def main() -> None:
+        probed = asyncio.Event()
+
+        class Seeing(AsyncAdapter):
+            async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+                seen.append((plan.charge, request.get()))
+                if len(seen) > 3:
+                    probed.set()
+                return await super().run(plan)
+
+        request.set("alice's")
+        for clock in (None, ManualClock()):  # probes by a timer, and by the next request
+            inside = Breakable(clock)
+            store = AsyncFallback(Seeing(inside), deadline=60, **guards(clock))
+            inside.down = True
+            await store.run(Plan((check(),)))
+            if clock is None:
+                async with asyncio.timeout(60):
+                    await probed.wait()
+            else:
+                clock.advance(1)
+                await store.run(Plan((check(),)))
+                await asyncio.gather(*store._probes)
+            await store.close()
+
+    asyncio.run(main())
+    assert set(seen) == {(True, "alice's"), (False, None)}
+    assert seen.count((True, "alice's")) == 2
 
 
 def test_it_recovers_within_two_seconds_at_ten_requests_a_second(mode: Mode, clock: ManualClock) -> None:

@@ -17,6 +17,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from contextvars import Context
 from functools import partial
 from math import inf
 from types import TracebackType
@@ -393,7 +394,11 @@ def _in_a_thread(work: Callable[[], None]) -> None:
 
 
 class AsyncFallback(_Fallback[AsyncStore]):
-    """A Fallback for asynchronous code. The probe is a task of the event loop that started it."""
+    """A Fallback for asynchronous code. The probe is a task of the event loop that started it.
+
+    Timers and probes have a context of their own: that of a request would keep the request alive for the whole outage,
+    and its event would measure the probes.
+    """
 
     def __init__(
         self,
@@ -514,7 +519,7 @@ class AsyncFallback(_Fallback[AsyncStore]):
     def _probe_if_due(self, plan: Plan, breaker: Breaker) -> bool:
         probe = breaker.probe()
         if probe is not None:
-            task = asyncio.get_running_loop().create_task(self._probe(plan, breaker, probe))
+            task = asyncio.get_running_loop().create_task(self._probe(plan, breaker, probe), context=Context())
             self._probes.add(task)
             task.add_done_callback(self._probes.discard)
         return probe is not None
@@ -540,10 +545,8 @@ class AsyncFallback(_Fallback[AsyncStore]):
     def _set_timer(self, plan: Plan, breaker: Breaker) -> None:
         loop = asyncio.get_running_loop()
         seconds = breaker.wait_us / MICROSECOND + _LATE
-        self._watches[breaker] = (
-            loop,
-            loop.call_later(seconds, partial(_call, WeakMethod(self._wake), plan=plan, breaker=breaker)),
-        )
+        wake = partial(_call, WeakMethod(self._wake), plan=plan, breaker=breaker)
+        self._watches[breaker] = loop, loop.call_later(seconds, wake, context=Context())
 
     def _wake(self, plan: Plan, breaker: Breaker) -> None:
         """Probe now, and set the next timer, or leave that to the end of the probe."""

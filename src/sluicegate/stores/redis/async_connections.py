@@ -21,6 +21,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import suppress
+from contextvars import Context
 from math import inf
 from typing import Any, Final, NamedTuple, cast
 
@@ -209,7 +210,8 @@ class AsyncConnection(asyncio.Protocol):
         if self._closed or self.turn - self._began < _AGAIN:
             return
         self._began = self.turn
-        opening = self._loop.create_task(self._connect())
+        # The transport keeps the context in which it is made: that of a request would stay as long as the connection.
+        opening = self._loop.create_task(self._connect(), context=Context())
         if not opening.done():  # an eager task may be done already
             self._openings.add(opening)
             opening.add_done_callback(self._openings.discard)
