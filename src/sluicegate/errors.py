@@ -13,7 +13,8 @@
     │   ├── AsyncMismatchError        SG009  an async function where only sync ones can run
     │   ├── StrictError               SG011  a warning, under `strict=True`; its own code is that of the warning
     │   ├── LogError                  SG012  an access log, or its format, cannot be read
-    │   └── LineError                 SG013  a line of an access log cannot be read, under `strict=True`
+    │   ├── LineError                 SG013  a line of an access log cannot be read, under `strict=True`
+    │   └── ReplayError               SG014  a replay cannot go on: no room for its files, or a process of it was killed
     ├── StoreError                    SG020  the store is unavailable, or its reply makes no sense
     └── plan.RateLimitExceeded        SG021  a request was refused; carries the decision
 
@@ -173,6 +174,12 @@ class LineError(ConfigurationError):
         super().__init__(f"{file}, line {line}:", text, problem="it cannot be read", expected=expected)
         self.file = file
         self.line = line
+
+
+class ReplayError(ConfigurationError):
+    """A replay cannot go on: it has no room for its temporary files, or one of its processes was killed."""
+
+    code = "SG014"
 
 
 Concerns = Literal["plan", "rule", "node", "store"]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import multiprocessing
+import os
 import random
+import signal
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +16,9 @@ import polars as pl
 import pytest
 
 from sluicegate import ManualClock
+from sluicegate.errors import ReplayError
 from sluicegate.replay import closed_loop, partitions, words
+from sluicegate.replay import run as run_module
 from sluicegate.replay.candidates import Candidate, from_rules
 from sluicegate.replay.closed_loop import Loop, waits_of
 from sluicegate.replay.decide import Ready, decisions, suspected
@@ -19,6 +26,7 @@ from sluicegate.replay.result import Result
 from sluicegate.replay.routes import route_of
 from sluicegate.replay.run import Given, replay
 from sluicegate.replay.traffic import COLUMNS
+from sluicegate.replay.work import Work
 from sluicegate.rules.rule import Rule
 
 SECOND = 1_000_000
@@ -51,24 +59,73 @@ def run(frames: list[pl.DataFrame], **options: Any) -> Result:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_partitions_change_nothing(monkeypatch: pytest.MonkeyPatch, processes: int) -> None:
-    """Not even the files that they leave: there are none."""
+def test_partitions_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processes: int) -> None:
+    """Not even the files that they leave: there are none. The number of partitions follows the log."""
     whole = traffic()
     expected = run([whole])
     monkeypatch.setattr(partitions, "PIECE", 700)
-    monkeypatch.setattr(partitions, "PARTS", 3)
-    made: list[Path] = []
-    make = Path.mkdir
-
-    def remember(path: Path, **options: Any) -> None:
-        made.append(path)
-        make(path, **options)
-
-    monkeypatch.setattr(Path, "mkdir", remember)
-    found = run([whole[at : at + 331] for at in range(0, whole.height, 331)], processes=processes)
+    monkeypatch.setattr(partitions, "PARTS", 2)
+    monkeypatch.setattr(partitions, "ROWS", 800)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    steps: list[tuple[int, int]] = []
+    found = run(
+        [whole[at : at + 331] for at in range(0, whole.height, 331)],
+        processes=processes,
+        deciding=lambda *done: steps.append(done),
+    )
     assert found == expected
-    assert made
-    assert not any(path.parent.exists() for path in made)
+    assert steps == [(done, len(steps) - 1) for done in range(len(steps))]
+    assert len(steps) == 1 + 4  # two partitions until 1,600 rows are written
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_rows_in_memory_do_not_grow_with_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither those that wait to be written, nor those of a partition."""
+    monkeypatch.setattr(partitions, "PIECE", 1_000)
+    monkeypatch.setattr(partitions, "PARTS", 2)
+    monkeypatch.setattr(partitions, "ROWS", 200)
+    for pieces in (2, 12):
+        made = partitions.Partitions(tmp_path / str(pieces))
+        rows = pl.DataFrame({"time": range(500)})
+        for at in range(2 * pieces):
+            made.add(rows, pl.Series([f"s{at % 8 * 500 + each}" for each in range(500)]))
+        loaded = [part.load() for part in made.all() if isinstance(part, partitions.Written)]
+        assert sum(each.frame.height for each in loaded) == pieces * 1_000
+        assert made.most == 1_000
+        assert 100 <= max(each.frame.height for each in loaded) < 400
+        assert sum(each.texts.height for each in loaded) == sum(each.frame["identity"].n_unique() for each in loaded)
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class Faulty(Work):
+    """Work on which a process dies."""
+
+    def count(self, part: object) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "fault", "message"),
+    [
+        (partitions, "_bytes", full, "temporary files in .*: No space left on device; set TMPDIR"),
+        (Path, "open", full, "No space left on device"),
+        (tempfile, "mkdtemp", full, "No space left on device"),
+        (run_module, "Work", Faulty, "a process of 'replay': it was killed"),
+    ],
+)
+def test_a_replay_that_cannot_go_on_says_so_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: Any, name: str, fault: Any, message: str
+) -> None:
+    monkeypatch.setattr(partitions, "PIECE", 700)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(target, name, fault)
+    with pytest.raises(ReplayError, match=message):
+        run([traffic()], processes=2)
+    assert not [*tmp_path.iterdir()]
+    assert not multiprocessing.active_children()
 
 
 def test_the_numbers_are_those_of_the_decisions() -> None:

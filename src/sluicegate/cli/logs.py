@@ -14,7 +14,7 @@ from sluicegate.extras import needs
 
 with needs("cli"):
     import click
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     from sluicegate.cli.output import Between, console
 
@@ -114,23 +114,36 @@ def chosen(options: dict[str, Any]) -> tuple[int | None, int | None]:
     return None if since is None else moment(since, zone), None if until is None else moment(until, zone)
 
 
+class Bar:
+    """A progress bar on a terminal: first for the bytes of a log, then for its partitions."""
+
+    def __init__(self, what: str, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task(what, total=None, done="")
+        self._decided: TaskID | None = None
+
+    def read(self, log: Log) -> None:
+        """Move to what was read."""
+        read = log.read
+        elapsed = self._progress.tasks[0].elapsed or 0.0
+        rate = read.lines / elapsed if elapsed else 0.0
+        done = f"{read.lines:,} lines, {rate:,.0f} a second"
+        self._progress.update(self._task, total=read.total, completed=read.bytes, done=done)
+
+    def decided(self, number: int, of: int) -> None:
+        """Move to the partitions that are decided."""
+        if self._decided is None:
+            self._progress.stop_task(self._task)
+            self._decided = self._progress.add_task("deciding", total=of, done="")
+        elapsed = self._progress.tasks[-1].elapsed or 0.0
+        rate = f", {number / elapsed:.1f} a second" if elapsed else ""
+        self._progress.update(self._decided, completed=number, done=f"{number} of {of} parts{rate}")
+
+
 @contextmanager
-def progress(what: str) -> Generator[Callable[[Any], None]]:
-    """Show a progress bar on a terminal while a log is read. Yields the function that moves it to what was read."""
+def progress(what: str) -> Generator[Bar]:
+    """Show a progress bar on a terminal while a log is read, and after that."""
     out = console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[lines]:,} lines, {task.fields[rate]:,.0f} a second"),
-        TimeRemainingColumn(),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeRemainingColumn())
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
-        task = bar.add_task(what, total=None, lines=0, rate=0.0)
-
-        def move(log: Log) -> None:
-            read = log.read
-            elapsed = bar.tasks[0].elapsed or 0.0
-            rate = read.lines / elapsed if elapsed else 0.0
-            bar.update(task, total=read.total, completed=read.bytes, lines=read.lines, rate=rate)
-
-        yield move
+        yield Bar(what, bar)

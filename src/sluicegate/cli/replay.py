@@ -63,7 +63,7 @@ def replay(
     log = open_log(options)
     since, until = chosen(options)
     try:
-        with progress("reading") as move:
+        with progress("reading") as bar:
             result = run.replay(
                 log,
                 candidates,
@@ -73,7 +73,8 @@ def replay(
                 until=until,
                 curves=as_json or page is not None,
                 processes=os.cpu_count() or 1,
-                progress=move,
+                progress=bar.read,
+                deciding=bar.decided,
             )
     except LineError as error:
         raise Unreadable(str(error)) from error

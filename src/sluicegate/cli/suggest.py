@@ -83,8 +83,8 @@ def suggest(
     log = open_log(options)
     since, until = chosen(options)
     try:
-        with progress("reading") as move:
-            traffic = gather(log, key=key, options=settings, since=since, until=until, progress=lambda: move(log))
+        with progress("reading") as bar:
+            traffic = gather(log, key=key, options=settings, since=since, until=until, progress=lambda: bar.read(log))
     except LineError as error:
         raise Unreadable(str(error)) from error
     read = log.read

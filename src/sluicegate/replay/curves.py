@@ -110,8 +110,8 @@ def _point(frame: pl.DataFrame, refusals: pl.DataFrame, insane: pl.Series) -> li
     return [refusals.height, len(who), len(who) - _among(who.to_list(), insane)]
 
 
-def _among(identities: list[str], insane: pl.Series) -> int:
-    return int(pl.Series(identities, dtype=pl.String()).is_in(insane.implode()).sum())
+def _among(identities: list[int], insane: pl.Series) -> int:
+    return int(pl.Series(identities, dtype=insane.dtype).is_in(insane.implode()).sum())
 
 
 def _changed(quotas: Sequence[Quota], at: int, limit: int) -> tuple[Quota, ...]:

@@ -38,7 +38,7 @@ with needs("replay"):
 
 ENDLESS: Final = 2**60  # keys: a store of this size never evicts
 FORBIDDEN_RULE: Final = "deny"  # the rule of a request that the list of denied clients refuses
-_TEXTS: Final = 200_000  # identities whose text is remembered while a log is read
+_TEXTS: Final = 50_000  # identities whose text is remembered while a log is read
 _EVERYWHERE: Final = Endpoint()
 
 REFUSALS: Final = {"row": pl.Int64(), "until": pl.Int64(), "rule": pl.UInt16()}
@@ -94,6 +94,16 @@ class Ready:
     def wanted(self) -> set[str]:
         """The columns that the rules read."""
         return {"time", *_wanted(self.settings, self.bounds)}
+
+    @property
+    def counted(self) -> set[str]:
+        """The columns that the rules read of a request whose identity is known."""
+        if not self.plain:
+            return self.wanted
+        rules = [bound.rule for bound in self.bounds]
+        narrow = {"method" for bound in self.bounds if bound.methods is not None}
+        narrow |= {"path" for bound in self.bounds if bound.path is not None}
+        return narrow.union({"time"}, *[getattr(rule.cost, "columns", ()) for rule in rules])
 
     def request(self, values: Sequence[Any], at: dict[str, int]) -> LoggedRequest:
         """Return a request of this row."""

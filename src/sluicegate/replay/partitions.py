@@ -1,71 +1,164 @@
-"""Partitions: frames of traffic in a temporary folder, so that all requests of one identity are in one partition.
+"""Partitions: frames of traffic in a temporary file, so that all requests of one identity are in one partition.
 
-A short log stays in memory. A longer one is written in pieces, each split by a hash of the identity. Within a partition
-the order of the log is kept.
+A short log stays in memory. A longer one is written in pieces, each split by the number of the identity. Within a
+partition the order of the log is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+from sluicegate.errors import ReplayError
 from sluicegate.extras import needs
 
 with needs("replay"):
     import polars as pl
 
 PIECE: Final = 500_000  # rows in memory; then they are written
-PARTS: Final = 96
+PARTS: Final = 16  # of a short log
+ROWS: Final = 200_000
+"""Rows of a partition on average, above which there are twice as many partitions. So the memory that a partition needs
+does not depend on the length of the log, unless a single identity has a large share of it.
+"""
+_SEED: Final = 1
+
+
+class Partition(NamedTuple):
+    """All requests of some identities. Their numbers are in the column `identity`; `texts` has their texts."""
+
+    frame: pl.DataFrame
+    texts: pl.DataFrame
+
+
+class Block(NamedTuple):
+    """Rows and texts in the file."""
+
+    start: int
+    middle: int
+    end: int
+    of: int  # partitions when it was written
+
+
+class Written(NamedTuple):
+    """A partition in the file. Its blocks may contain rows of other partitions, from when there were fewer."""
+
+    path: Path
+    number: int
+    of: int
+    blocks: tuple[Block, ...]
+
+    def load(self) -> Partition:
+        """Return the rows in the order of the log, and their texts."""
+        frames, texts = [], []
+        with temporary(), self.path.open("rb") as file:
+            for block in self.blocks:
+                file.seek(block.start)
+                frames.append(self._mine(file.read(block.middle - block.start), block.of))
+                if block.end > block.middle:
+                    texts.append(self._mine(file.read(block.end - block.middle), block.of))
+        return _partition(frames, texts)
+
+    def _mine(self, data: bytes, of: int) -> pl.DataFrame:
+        rows = pl.read_ipc_stream(BytesIO(data))
+        return rows if of == self.of else rows.filter(_number(self.of) == self.number)
 
 
 class Partitions:
     """The partitions of one key. `folder` is where they are written; its owner removes it."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._path = folder
         self._piece = PIECE
-        self._parts = PARTS
         self._frames: list[pl.DataFrame] = []
+        self._texts: list[pl.DataFrame] = []
         self._rows = 0
-        self._files: list[list[Path]] = []
+        self._written = 0
+        self._parts = PARTS
+        self._pieces: list[list[Block]] = []
+        self.most = 0  # rows in memory
 
-    def add(self, frame: pl.DataFrame) -> None:
-        """Add a frame that has the column `identity`."""
-        self._frames.append(frame)
+    def add(self, frame: pl.DataFrame, identities: pl.Series) -> None:
+        """Add a frame, and the identity of each of its rows as text."""
+        ids = identified(identities)
+        self._frames.append(frame.with_columns(ids["identity"]))
+        self._texts.append(ids.unique("identity").drop_nulls())
         self._rows += frame.height
+        self.most = max(self.most, self._rows)
         if self._rows >= self._piece:
             self._write()
 
-    def all(self) -> Iterator[list[Path] | pl.DataFrame]:
-        """Yield each partition: the files that it is in, or the only one as it is in memory."""
-        if not self._files:
-            if self._frames:
-                yield pl.concat(self._frames)
-            return
+    def all(self) -> list[Written | Partition]:
+        """Return all partitions: in the file, or the only one as it is in memory."""
+        if not self._pieces:
+            return [_partition(self._frames, self._texts)] if self._frames else []
         if self._frames:
             self._write()
+        return [*self._found()]
+
+    def _found(self) -> Iterator[Written]:
         for number in range(self._parts):
-            files = [piece[number] for piece in self._files if piece[number].exists()]
-            if files:
-                yield files
+            blocks = [piece[number % len(piece)] for piece in self._pieces]
+            if some := tuple([block for block in blocks if block.end > block.start]):
+                yield Written(self._path, number, of=self._parts, blocks=some)
 
     def _write(self) -> None:
-        whole = pl.concat(self._frames)
-        self._frames, self._rows = [], 0
-        part = (pl.col("identity").hash(seed=1) % self._parts).cast(pl.UInt16()).alias("part")
-        piece = [self._folder / f"{len(self._files)}-{number}.arrow" for number in range(self._parts)]
-        self._folder.mkdir(exist_ok=True)
-        for (number,), frame in whole.with_columns(part).partition_by("part", as_dict=True, include_key=False).items():
-            frame.write_ipc(piece[number], compression="lz4")
-        self._files.append(piece)
+        self._written += self._rows
+        while self._written > ROWS * self._parts:
+            self._parts *= 2
+        rows = self._split(pl.concat(self._frames))
+        texts = self._split(pl.concat(self._texts).unique("identity"))
+        self._frames, self._texts, self._rows = [], [], 0
+        blocks = []
+        with temporary(), self._path.open("ab") as file:
+            for number in range(self._parts):
+                start = middle = end = file.tell()
+                if number in rows:
+                    middle = start + file.write(_bytes(rows[number]))
+                    end = middle + file.write(_bytes(texts[number])) if number in texts else middle
+                blocks.append(Block(start, middle, end, of=self._parts))
+        self._pieces.append(blocks)
+
+    def _split(self, frame: pl.DataFrame) -> dict[int, pl.DataFrame]:
+        numbered = frame.with_columns(_number(self._parts).alias("part"))
+        parts = numbered.partition_by("part", as_dict=True, include_key=False, maintain_order=True)
+        return {number: part for (number,), part in parts.items()}
 
 
-def load(part: list[Path] | pl.DataFrame) -> pl.DataFrame:
-    """Return a partition in the order of the log. Its files are removed."""
-    if isinstance(part, pl.DataFrame):
-        return part
-    whole = pl.concat([pl.read_ipc(path) for path in part])
-    for path in part:
-        path.unlink()
-    return whole
+def identified(texts: pl.Series) -> pl.DataFrame:
+    """Return the texts with their numbers, in the columns `identity` and `text`. No text has no number.
+
+    A number is a hash of 64 bits: that two of ten million identities have the same is as likely as one in 400,000.
+    """
+    number = pl.when(pl.col("text").is_not_null()).then(pl.col("text").hash(seed=_SEED)).alias("identity")
+    return texts.alias("text").to_frame().select(number, "text")
+
+
+@contextmanager
+def temporary() -> Generator[None]:
+    """Raise a ReplayError if temporary files cannot be written or read."""
+    try:
+        yield
+    except OSError as error:
+        expected = "set TMPDIR to a folder that can be written and has room for half of the log"
+        folder = tempfile.tempdir or "TMPDIR"
+        raise ReplayError(
+            "temporary files in", folder, problem=error.strerror or str(error), expected=expected
+        ) from error
+
+
+def _number(parts: int) -> pl.Expr:
+    return pl.col("identity").fill_null(0) % parts
+
+
+def _bytes(frame: pl.DataFrame) -> bytes:
+    return frame.write_ipc_stream(None, compression="lz4").getvalue()
+
+
+def _partition(frames: list[pl.DataFrame], texts: list[pl.DataFrame]) -> Partition:
+    rows = pl.concat(frames).with_columns(pl.int_range(pl.len(), dtype=pl.Int64()).alias("row"))
+    return Partition(rows, pl.concat(texts or [identified(pl.Series([], dtype=pl.String()))]).unique("identity"))

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 MOST: Final = 400  # different routes; the others are one
 OTHER: Final = "(other)"
+_PATHS: Final = 20_000  # paths whose route is remembered
 _DEEPEST: Final = 6  # parts; the rest of a path is one `*`
 _VARIABLE: Final = re.compile(
     r"(?=[.+:-]*[0-9])[0-9.+:-]+"  # a number, a date, an address
@@ -36,10 +37,19 @@ class Routes:
     def __init__(self) -> None:
         self.names = [OTHER]
         self._numbers: dict[str, int] = {}
+        self._paths: dict[str, int] = {}  # the latest
 
     def number(self, values: Sequence[Any]) -> int:
         """Return the number of a path's route."""
-        route = route_of(values[0] or "/") if values else "/"
+        path = (values[0] if values else None) or "/"
+        found = self._paths.get(path)
+        if found is None:
+            if len(self._paths) >= _PATHS:
+                self._paths.clear()
+            found = self._paths[path] = self._number(route_of(path))
+        return found
+
+    def _number(self, route: str) -> int:
         found = self._numbers.get(route)
         if found is None:
             if len(self.names) > MOST:

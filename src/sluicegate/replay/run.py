@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from operator import sub
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,7 @@ from sluicegate.replay.candidates import Candidate, as_if_enforced, enforced, to
 from sluicegate.replay.closed_loop import Loop, Waits
 from sluicegate.replay.curves import Scale
 from sluicegate.replay.decide import FORBIDDEN_RULE, Decider, Ready, mapped
-from sluicegate.replay.partitions import Partitions
+from sluicegate.replay.partitions import Partitions, temporary
 from sluicegate.replay.result import Result, Traffic, Unreadable
 from sluicegate.replay.routes import Routes
 from sluicegate.replay.tally import Common, Grid, Tally, line, quantile
@@ -82,23 +83,24 @@ class Group:
     def __init__(self, members: Sequence[Ready], partitions: Partitions) -> None:
         self.members = members
         self.partitions = partitions
-        self._kept = {"time", "row", "route", "duration"}.union(*[each.wanted for each in members if each.by_identity])
+        self._kept = {"time", "route", "duration"}.union(*[each.counted for each in members if each.by_identity])
         self._deciders = {number: Decider(each) for number, each in enumerate(members) if not each.by_identity}
         self._loops = {number: Loop(members[number]) for number in self._deciders}
 
     def add(self, frame: pl.DataFrame) -> None:
         """Add a frame. A candidate that does not count each identity alone decides about it at once."""
-        found = [self.members[0].identify(frame).alias("identity")]
+        identities, found = self.members[0].identify(frame).alias("identity"), list[pl.Series]()
         for number, decider in self._deciders.items():
             refusals, decided = decider.feed(frame, frame["row"].to_list())
             ruled = pl.DataFrame({"row": decided, "ruled": True}, schema={"row": pl.Int64(), "ruled": pl.Boolean()})
-            mine = frame.with_columns(found[0]).join(ruled, on="row", how="semi", maintain_order="left")
+            mine = frame.with_columns(identities).join(ruled, on="row", how="semi", maintain_order="left")
             self._loops[number].feed(mine)
             rows = frame.select("row").join(refusals, on="row", how="left", maintain_order="left")
             rows = rows.join(ruled, on="row", how="left", maintain_order="left")
             rule = pl.when("ruled").then(pl.col("rule").cast(pl.Int32())).otherwise(-1).alias(rule_column(number))
             found += rows.select(rule, pl.col("until").alias(until_column(number))).get_columns()
-        self.partitions.add(frame.select([name for name in frame.columns if name in self._kept]).with_columns(found))
+        kept = frame.select([name for name in frame.columns if name in self._kept]).with_columns(found)
+        self.partitions.add(kept, identities)
 
     def waits(self) -> dict[int, Waits]:
         """Return what clients would have met, for the numbers of the candidates that are decided in order of time."""
@@ -116,13 +118,15 @@ def replay(
     curves: bool = True,
     processes: int = 1,
     progress: Callable[[Any], object] | None = None,
+    deciding: Callable[[int, int], object] | None = None,
     clock: Clock | None = None,
 ) -> Result:
     """Run the traffic of a log through each candidate, and say what each would have done.
 
     `sane` is the rate that no innocent identity passes. Requests before `since`, and from `until` on, are left out;
     both are microseconds since 1970. `curves` are what takes the longest. A long log is decided in several `processes`,
-    which import the main module of the program. `progress` is called with the log after each of its frames.
+    which import the main module of the program. `progress` is called with the log after each of its frames; `deciding`
+    before the first partition and after each, with the number of those that are done and of all.
     """
     clock = SystemClock() if clock is None else clock
     began = clock.now_us()
@@ -133,7 +137,9 @@ def replay(
     ready = [Ready(as_if_enforced(candidate)) for candidate in given]
     wanted = {"time", "path", "status", "duration", *[name for each in ready for name in each.wanted]}
     seen, routes, columns = Seen(), Routes(), set[str]()
-    with TemporaryDirectory(prefix="sluicegate-") as folder:
+    with temporary():
+        made = TemporaryDirectory(prefix="sluicegate-")
+    with made as folder:
         groups = _grouped(ready, Path(folder))
         for read in log.frames(wanted):
             columns |= set(read.columns)
@@ -147,7 +153,9 @@ def replay(
         _check_durations(log, ready, wanted - columns)
         grid = Grid.over(seen.first, seen.last)
         counted: dict[str, tuple[Ready, Tally, Common]] = {}
-        for group in groups:
+        parts = [group.partitions.all() for group in groups]
+        step = _steps(sum(map(len, parts)), deciding)
+        for group, mine in zip(groups, parts, strict=True):
             work = Work(
                 candidates=tuple([each.candidate for each in group.members]),
                 sane=rate,
@@ -156,7 +164,7 @@ def replay(
                 curves=curves,
                 show=show_identities,
             )
-            shared, tallies = total(work, group.partitions.all(), processes)
+            shared, tallies = total(work, mine, processes, step=step)
             for number, waits in group.waits().items():
                 tallies[number].waits = waits
             counted |= {each.name: (each, tally, shared) for each, tally in zip(group.members, tallies, strict=True)}
@@ -164,6 +172,18 @@ def replay(
     found = tuple([Answer(*counted[each.name], grid=grid, names=names).candidate(each, rate=sane) for each in given])
     traffic = _traffic(log, seen, identities=first.identities, missing=wanted - columns)
     return Result(traffic, found, rates=_rates(groups, counted), seconds=(clock.now_us() - began) / MICROSECOND)
+
+
+def _steps(of: int, deciding: Callable[[int, int], object] | None) -> Callable[[], None]:
+    """Return the function that counts a partition as done, and begin with none."""
+    done = count()
+
+    def step() -> None:
+        if deciding is not None:
+            deciding(next(done), of)
+
+    step()
+    return step
 
 
 def _rates(groups: Sequence[Group], counted: dict[str, tuple[Ready, Tally, Common]]) -> tuple[results.Rates, ...]:

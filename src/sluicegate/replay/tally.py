@@ -6,13 +6,12 @@ The size of a tally does not depend on the length of the log.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, NamedTuple
 
 from sluicegate.clock import MICROSECOND
 from sluicegate.extras import needs
-from sluicegate.identity import digest
 from sluicegate.quota import Quota
 from sluicegate.replay.closed_loop import Waits
 from sluicegate.replay.result import Refused
@@ -117,6 +116,9 @@ class Tally:
     curves: list[list[list[int]]] = field(default_factory=list)  # by rule and point: refused, identities, innocent
 
 
+Name = Callable[[int], str]
+"""What the report calls the identity with a number."""
+
 HOUR: Final = ((pl.col("time") // _HOUR) % 24).cast(pl.Int8).alias("hour")
 
 
@@ -182,7 +184,7 @@ def rounded(number: int) -> int:
 
 
 def tally(
-    frame: pl.DataFrame, refusals: pl.DataFrame, *, decided: pl.Series, insane: pl.Series, grid: Grid, show: bool
+    frame: pl.DataFrame, refusals: pl.DataFrame, *, decided: pl.Series, insane: pl.Series, grid: Grid, name: Name
 ) -> Tally:
     """Count what was decided about the requests of some identities. The frame is sorted by identity and time."""
     found = Tally(decided=len(decided))
@@ -225,12 +227,12 @@ def tally(
         hits,
         who.sort(["refused", "identity"], descending=[True, False]).head(MOST_REFUSED),
         grid=grid,
-        show=show,
+        name=name,
     )
     return found
 
 
-def _most(frame: pl.DataFrame, hits: pl.DataFrame, who: pl.DataFrame, *, grid: Grid, show: bool) -> Top:
+def _most(frame: pl.DataFrame, hits: pl.DataFrame, who: pl.DataFrame, *, grid: Grid, name: Name) -> Top:
     """Return the most refused identities with their counts in each bucket."""
     listed = who["identity"].implode()
     asked = _by_bucket(frame.filter(pl.col("identity").is_in(listed)).with_columns(grid.of), grid)
@@ -241,7 +243,7 @@ def _most(frame: pl.DataFrame, hits: pl.DataFrame, who: pl.DataFrame, *, grid: G
         requests = asked[identity]
         rows.append(
             Refused(
-                readable(identity) if show else digest(identity),
+                name(identity),
                 requests=sum(requests),
                 refused=row["refused"],
                 seconds=row["blocked"] / MICROSECOND,
@@ -255,9 +257,9 @@ def _most(frame: pl.DataFrame, hits: pl.DataFrame, who: pl.DataFrame, *, grid: G
     return Top(rows)
 
 
-def _by_bucket(frame: pl.DataFrame, grid: Grid) -> dict[str, list[int]]:
+def _by_bucket(frame: pl.DataFrame, grid: Grid) -> dict[int, list[int]]:
     """Count the rows of each identity in each bucket."""
-    found: dict[str, list[int]] = {}
+    found: dict[int, list[int]] = {}
     for identity, bucket, number in frame.group_by("identity", "bucket").agg(pl.len()).iter_rows():
         found.setdefault(identity, [0] * grid.buckets)[bucket] = number
     return found

@@ -8,23 +8,25 @@ import multiprocessing
 import os
 import pickle
 import signal
-from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
+from sluicegate.errors import ReplayError
 from sluicegate.extras import needs
+from sluicegate.identity import digest
 from sluicegate.quota import Quota
 from sluicegate.replay.candidates import Candidate
 from sluicegate.replay.closed_loop import waits_of
 from sluicegate.replay.curves import Scale
 from sluicegate.replay.decide import REFUSALS, Ready, refusals_of, suspected
-from sluicegate.replay.partitions import load
+from sluicegate.replay.partitions import Partition, Written
 from sluicegate.replay.peaks import PEAK, peaks
-from sluicegate.replay.tally import Common, Grid, Tally, add, common, passing, rounded, tally
+from sluicegate.replay.tally import Common, Grid, Name, Tally, add, common, passing, readable, rounded, tally
 from sluicegate.web.bound import Bound
 
 with needs("replay"):
@@ -66,18 +68,29 @@ class Work:
     curves: bool
     show: bool
 
-    def count(self, part: list[Path] | pl.DataFrame) -> Counted:
+    def count(self, part: Written | Partition) -> Counted:
         """Decide about the requests of one partition under each candidate, and count."""
-        ordered = load(part).sort("identity", maintain_order=True, nulls_last=True)
+        found = part.load() if isinstance(part, Written) else part
+        ordered = found.frame.sort("identity", maintain_order=True, nulls_last=True)
         insane = passing(ordered.filter(pl.col("identity").is_not_null()), self.sane)
         shared = common(ordered, insane, grid=self.grid)
+        name = self._namer(found.texts)
         tallies = [
-            self._tally(Ready(candidate), number, ordered, insane=insane)
+            self._tally(Ready(candidate), number, ordered, insane=insane, name=name)
             for number, candidate in enumerate(self.candidates)
         ]
         if self.curves:
             shared.rates = self._rates(ordered)
         return shared, tallies
+
+    def _namer(self, texts: pl.DataFrame) -> Name:
+        """Return the function from the number of an identity to what the report calls it."""
+
+        def name(identity: int) -> str:
+            text = texts.filter(pl.col("identity") == identity)["text"].item()
+            return readable(text) if self.show else digest(text)
+
+        return name
 
     def _rates(self, ordered: pl.DataFrame) -> Counter[tuple[int, str, int]]:
         """Count the identities by their peak in each period of a rule, of the requests that the rule applies to."""
@@ -95,12 +108,12 @@ class Work:
                     found[period, text, rounded(peak)] += number
         return found
 
-    def _tally(self, ready: Ready, number: int, ordered: pl.DataFrame, *, insane: pl.Series) -> Tally:
+    def _tally(self, ready: Ready, number: int, ordered: pl.DataFrame, *, insane: pl.Series, name: Name) -> Tally:
         if not ready.by_identity:
-            return self._tally_in_order(number, ordered, insane=insane)
+            return self._tally_in_order(number, ordered, insane=insane, name=name)
         some = suspected(ready, ordered)
         refusals = refusals_of(ready, some)
-        found = tally(ordered, refusals, decided=some.decided, insane=insane, grid=self.grid, show=self.show)
+        found = tally(ordered, refusals, decided=some.decided, insane=insane, grid=self.grid, name=name)
         fast = pl.col("identity").is_in(insane.implode())
         found.innocent_waits = waits_of(ready, some._replace(rest=some.rest.filter(~fast)))
         found.waits = found.innocent_waits + waits_of(ready, some._replace(rest=some.rest.filter(fast)))
@@ -108,43 +121,67 @@ class Work:
             found.curves = Scale(ready.candidate, self.requests).points(ordered, insane)
         return found
 
-    def _tally_in_order(self, number: int, ordered: pl.DataFrame, *, insane: pl.Series) -> Tally:
+    def _tally_in_order(self, number: int, ordered: pl.DataFrame, *, insane: pl.Series, name: Name) -> Tally:
         """Count what was decided while the log was read."""
         until, rule = until_column(number), rule_column(number)
         hits = ordered.filter(pl.col(rule) >= 0)
         refusals = hits.select(pl.col("row"), pl.col(until).alias("until"), pl.col(rule).alias("rule")).cast(REFUSALS)  # type: ignore[arg-type]
         decided = ordered.filter(pl.col(rule).is_null() | (pl.col(rule) >= 0))["row"]
-        return tally(ordered, refusals, decided=decided, insane=insane, grid=self.grid, show=self.show)
+        return tally(ordered, refusals, decided=decided, insane=insane, grid=self.grid, name=name)
 
 
-def total(work: Work, parts: Iterable[list[Path] | pl.DataFrame], processes: int) -> Counted:
-    """Count all partitions, in several processes if there are several partitions, and add up."""
+def total(work: Work, parts: Sequence[Written | Partition], processes: int, *, step: Callable[[], object]) -> Counted:
+    """Count all partitions, in several processes if there are several partitions, and add up. `step` is called after
+    each.
+    """
     found: Counted = Common(), [Tally() for _ in work.candidates]
-    for shared, tallies in _each(work, parts, processes):
-        found = add(found[0], shared), [add(one, other) for one, other in zip(found[1], tallies, strict=True)]
+    with closing(_each(work, parts, processes)) as each:
+        for shared, tallies in each:
+            found = add(found[0], shared), [add(one, other) for one, other in zip(found[1], tallies, strict=True)]
+            step()
     return found
 
 
-def _each(work: Work, parts: Iterable[list[Path] | pl.DataFrame], processes: int) -> Iterator[Counted]:
-    waiting: Sequence[list[Path] | pl.DataFrame] = [*parts]
-    if processes < 2 or len(waiting) < 2 or not _can_travel(work):
-        yield from map(work.count, waiting)
+def _each(work: Work, parts: Sequence[Written | Partition], processes: int) -> Generator[Counted]:
+    if processes < 2 or len(parts) < 2 or not _can_travel(work):
+        yield from map(work.count, parts)
         return
     # Fresh interpreters: a fork would copy the threads of polars half. Each has its own share of the cores.
     before = os.environ.get(_THREADS)
     os.environ[_THREADS] = "1"
-    context = multiprocessing.get_context("spawn")
+    context, others = multiprocessing.get_context("spawn"), multiprocessing.active_children()
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_ignore_interrupts)
     try:
-        with _interrupts_held():
-            counted = pool.map(work.count, waiting)
-        yield from counted
+        yield from _in_turn(pool, work, parts, ahead=2 * processes)
+    except BrokenProcessPool as error:
+        problem, expected = (
+            "it was killed",
+            "look in the system's log whether memory ran out",
+        )
+        raise ReplayError("a process of", "replay", problem=problem, expected=expected) from error
     finally:
+        for process in multiprocessing.active_children():  # after an error they still count what nobody waits for
+            if process not in others:
+                process.terminate()
         pool.shutdown(cancel_futures=True)
         if before is None:
             del os.environ[_THREADS]
         else:
             os.environ[_THREADS] = before
+
+
+def _in_turn(
+    pool: ProcessPoolExecutor, work: Work, parts: Sequence[Written | Partition], *, ahead: int
+) -> Iterator[Counted]:
+    """Yield what was counted, in the order of the partitions. So many are given to the pool ahead."""
+    waiting: deque[Future[Counted]] = deque()
+    for part in parts:
+        with _interrupts_held():
+            waiting.append(pool.submit(work.count, part))
+        if len(waiting) == ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 @contextmanager
