@@ -185,3 +185,23 @@ def test_a_line_that_cannot_be_read_is_shown_by_its_shape(
     if text != UVICORN:
         assert "hunter" in clear
         assert all("9.9.9.9" in output for output in outputs)
+
+
+def test_a_page_replaces_pages_only(tmp_path: Path) -> None:
+    """Not the log itself, and no other file. What cannot be written is an error in one sentence."""
+    path, page = tmp_path / "access.log", tmp_path / "page.html"
+    path.write_text(GOOD)
+    words = ["replay", str(path), "--rule", "1/minute", "--html"]
+    done = CliRunner().invoke(sluicegate, [*words, str(path)])
+    assert (done.exit_code, path.read_text()) == (2, GOOD)
+    assert "it would be lost" in " ".join(done.output.split())
+    assert [CliRunner().invoke(sluicegate, [*words, str(page)]).exit_code for _ in range(2)] == [0, 0]
+    if Path("/dev/full").exists():
+        done = CliRunner().invoke(sluicegate, [*words, "/dev/full"])
+        assert (done.exit_code, "No space left" in done.output) == (2, True)
+
+
+def test_a_mark_of_windows_in_the_middle_is_no_client(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    path.write_text(GOOD + "\ufeff" + GOOD, encoding="utf-8")
+    assert replay(Log([path]), [from_rules(["1/minute by ip"])]).traffic.identities == 1

@@ -12,6 +12,7 @@ from sluicegate.extras import needs
 with needs("cli"):
     import click
 
+    from sluicegate.cli.commands import Failure
     from sluicegate.cli.logs import Unreadable, chosen, open_log, progress, takes_logs, trusted
     from sluicegate.cli.output import as_json, console
 
@@ -21,10 +22,17 @@ if TYPE_CHECKING:
 PAGE: Final = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
-def _folder(_context: click.Context, _option: click.Parameter, given: Path | None) -> Path | None:
+_BEGINNING: Final = b"<!doctype html>"
+
+
+def _page(_context: click.Context, _option: click.Parameter, given: Path | None) -> Path | None:
     """Check before the log is read that the page can be written."""
     if given is not None and not given.parent.is_dir():
         raise click.BadParameter(f"{str(given.parent)!r} is no folder; give a file in one that exists")
+    if given is not None and given.is_file():
+        with given.open("rb") as file:
+            if file.read(len(_BEGINNING)) not in (b"", _BEGINNING):
+                raise click.BadParameter(f"{str(given)!r} is a file, and no page: it would be lost; give another name")
     return given
 
 
@@ -34,7 +42,7 @@ def _folder(_context: click.Context, _option: click.Parameter, given: Path | Non
 @click.option("--rules", "files", multiple=True, metavar="FILE", help="A TOML file with the rules of an application.")
 @click.option("--together", is_flag=True, help="All --rule are one candidate: they hold at the same time.")
 @click.option("--sane", default="60/minute", show_default=True, metavar="QUOTA", help="No innocent client is faster.")
-@click.option("--html", "page", type=PAGE, callback=_folder, metavar="FILE", help="Write the report as a web page too.")
+@click.option("--html", "page", type=PAGE, callback=_page, metavar="FILE", help="Write the report as a web page too.")
 @as_json
 def replay(
     *,
@@ -79,7 +87,10 @@ def replay(
     except LineError as error:
         raise Unreadable(str(error)) from error
     if page is not None:
-        page.write_text(html(result), "utf-8")
+        try:
+            page.write_text(html(result), "utf-8")
+        except OSError as error:
+            raise Failure(f"--html {page}: {error.strerror}; give a file that can be written") from error
     if as_json:
         click.echo(document.as_json(result), nl=False)
     else:

@@ -181,9 +181,11 @@ def _zone(name: str) -> ZoneInfo:
 
 def _rows(chunk: bytes) -> pl.DataFrame:
     """Return the lines of a chunk with their numbers, without empty ones."""
-    text = chunk.decode("utf-8", "replace")
+    text = chunk.decode("utf-8", "replace").removeprefix("\ufeff")
     if "\x1b[" in text:  # the colours of a terminal
         text = _COLOUR.sub("", text)
+    if "\n\ufeff" in text:  # files of Windows, one behind the other
+        text = text.replace("\n\ufeff", "\n")
     lines = pl.Series([text]).str.split("\n").explode()
     if "\r\n" in text:
         lines = lines.str.strip_suffix("\r")
