@@ -149,7 +149,7 @@ class DecisionEvent(_Value):
     without a route. `store_seconds` is the time of the calls of the store; None if it was not called.
     """
 
-    __slots__ = ("_decision", "_rules", "_time", "at", "delivery", "elapsed")
+    __slots__ = ("_decision", "_rules", "at", "delivery", "elapsed", "time")
     _fields = _FIELDS
 
     at: tuple[str, str]
@@ -157,7 +157,7 @@ class DecisionEvent(_Value):
     delivery: Delivery
     """What has made the event, and will deliver it: to nobody, if a program has made the event itself."""
     elapsed: float | None
-    _time: StoreTime  # measures the store until the decision is made
+    time: StoreTime  # measures the store until the decision is made
     _decision: Decision
     _rules: tuple[RuleEvent, ...]
 
@@ -181,7 +181,7 @@ class DecisionEvent(_Value):
         call of the store in this context is not measured by it.
         """
         self._decision = decision
-        self.elapsed = self._time.elapsed
+        self.elapsed = self.time.elapsed
         MEASURED.set(None)
 
     @property
@@ -328,7 +328,7 @@ class Delivery:
         """Return the event of a decision that is made next in this context. It measures the store."""
         event = _new(DecisionEvent)  # `made` and the end of the request set the other fields
         event.delivery = self
-        event._time = time = _new(StoreTime)  # pyright: ignore[reportPrivateUsage]  # a method costs a call
+        event.time = time = _new(StoreTime)  # pyright: ignore[reportPrivateUsage]  # a method costs a call
         time.elapsed = None
         MEASURED.set(time)
         return event
