@@ -328,7 +328,7 @@ class Delivery:
         """Return the event of a decision that is made next in this context. It measures the store."""
         event = _new(DecisionEvent)  # `made` and the end of the request set the other fields
         event.delivery = self
-        event.time = time = _new(StoreTime)  # pyright: ignore[reportPrivateUsage]  # a method costs a call
+        event.time = time = _new(StoreTime)
         time.elapsed = None
         MEASURED.set(time)
         return event
