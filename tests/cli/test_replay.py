@@ -34,6 +34,8 @@ def test_it_says_whom_a_rule_refuses(log: str) -> None:
     done = run(log, "--rule", "login: 5/minute by ip on POST /login")
     assert done.exit_code == 0, done.output
     assert "login refuses 5 of 10 requests" in done.output
+    assert "Busiest 1 s without" in done.output
+    assert "Requests, any method" in done.output
     assert "203.0.113.7" not in done.output
     assert "203.0.113.7" in run(log, "--rule", "2/minute", "--show-identities").output
 
@@ -115,6 +117,8 @@ def test_a_time_is_chosen(log: str) -> None:
         (["--rule", "5/fortnight"], 'unknown unit "fortnight"'),
         (["--rule", "5/minute on POST login"], '"login" does not begin with a slash'),
         (["--rule", "5/minute on POSTT /login"], "no such method"),
+        (["--rule", "5/minute on login"], "a path begins with a slash"),
+        (["--rule", "5/minute", "--format", "json"], "none of 12 lines can be read as json"),
         (["--rule", "5/minute with gcr"], 'did you mean "gcra"?'),
         (["--rule", "5/minute cost bytes/0"], '"0" is not a whole number above 0'),
         (["--rule", "5/minute when 9xx"], '"9xx" is no status'),
@@ -133,6 +137,66 @@ def test_a_wrong_word_is_one_sentence(log: str, words: list[str], says: str) -> 
     done = run(log, *words)
     assert done.exit_code == 2
     assert says in " ".join(done.output.split())
+
+
+PROXY = '10.0.0.{} - - [23/Nov/2026:14:00:{:02} +0000] "POST /login HTTP/1.1" 200 12 "-" "-" "{}"\n'
+
+
+@pytest.mark.parametrize("command", ["replay", "suggest"])
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("header:X-Foo", "No line of the log has the key header:X-Foo"),
+        ("field:nope", "No line of the log has the key field:nope"),
+        ("user", "requests without a user are counted by address"),
+        ("ip", ""),
+    ],
+)
+def test_a_key_that_the_log_lacks_is_said_first(log: str, command: str, key: str, says: str) -> None:
+    words = ["replay", log, "--rule", f"5/minute by {key}"] if command == "replay" else ["suggest", log, "--by", key]
+    done = CliRunner().invoke(sluicegate, words, env={"COLUMNS": "400"})
+    assert done.exit_code == 0, done.output
+    beginning = "\n".join(done.output.splitlines()[:3])
+    assert says in beginning
+    assert ("No line" in done.output) == bool(says)
+    assert ("The log has address" in beginning) == (":" in key)
+
+
+@pytest.mark.parametrize("command", ["replay", "suggest"])
+@pytest.mark.parametrize(
+    ("address", "client", "option", "hinted"),
+    [
+        ("10", "203.0.113.{}", [], True),
+        ("10", "203.0.113.{}", ["--trusted-proxies", "1"], False),
+        ("10", "-", [], False),
+        ("198", "203.0.113.{}", [], False),
+    ],
+)
+def test_proxies_that_hide_the_clients_are_said(
+    tmp_path: Path, command: str, address: str, client: str, option: list[str], hinted: bool
+) -> None:
+    lines = [PROXY.format(at % 8, at % 60, client.format(at % 200)) for at in range(400)]
+    path = tmp_path / "proxy.log"
+    path.write_text("".join(lines).replace("10.0.0.", f"{address}.0.0."))
+    form = '$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent "$http_referer" '
+    form += '"$http_user_agent" "$http_x_forwarded_for"'
+    words = [command, str(path), "--format", form, *option, *(["--rule", "5/minute"] if command == "replay" else [])]
+    done = CliRunner().invoke(sluicegate, words, env={"COLUMNS": "400"})
+    assert done.exit_code == 0, done.output
+    assert ("Give --trusted-proxies 1 (how many there are)" in done.output) == hinted
+
+
+@pytest.mark.parametrize("form", ["auto", "json"])
+def test_json_without_a_known_time_says_what_the_line_has(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "my.jsonl"
+    path.write_text('{"moment": "2026-11-23T14:00:00Z", "peer": {"addr": "203.0.113.7"}}\n' * 3)
+    done = run(str(path), "--rule", "5/minute", "--format", form)
+    assert done.exit_code == 2
+    output = " ".join(done.output.split())
+    assert "--field time=NAME" in output
+    assert "moment, peer.addr" in output
+    words = ("--field", "time=moment", "--field", "address=peer.addr", "--format", "json")
+    assert run(str(path), "--rule", "2/minute", *words).exit_code == 0
 
 
 def test_strict_stops_at_a_line(log: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, cast
 from sluicegate.errors import RuleError, SettingsError
 from sluicegate.replay.caller import FieldCost, FieldKey, PathKey, StatusIn
 from sluicegate.replay.traffic import COLUMNS, FIELD
-from sluicegate.rules.rule import Rule
+from sluicegate.rules.rule import METHODS, Rule
 from sluicegate.web.settings import Settings, read_table
 
 FORM: Final = "[NAME:] QUOTA [by KEY] [on [METHOD] PATH] [with ALGORITHM] [cost FIELD[/UNIT]] [when STATUS]"
@@ -213,6 +213,9 @@ class _Reader:
         if len(words) == 2 and path is None:
             problem = f'"{words[1]}" does not begin with a slash'
             raise self.error(at + given.index(words[1]), problem, "write methods and a path, as: on POST,PUT /login")
+        if methods and not all([word.upper() in METHODS for word in methods.split(",") if word]):
+            problem = f'"{methods}" is no such method, nor a path: a path begins with a slash'
+            raise self.error(at, problem, "write methods and a path, as: on POST,PUT /login")
         return {"path": path, "methods": methods and [method for method in methods.split(",") if method]}
 
     def _cost(self, given: str, at: int) -> dict[str, Any]:

@@ -48,6 +48,9 @@ class Format(Protocol):
         ...
 
 
+_NAMED: Final = 20  # fields of a line of JSON
+
+
 class Part(NamedTuple):
     """A part of a line that varies."""
 
@@ -185,6 +188,18 @@ class Json:
         if column.startswith(HEADER):
             return self.header(column.removeprefix(HEADER)) if self.header else ()
         return paths_of(column.removeprefix(FIELD)) if column.startswith(FIELD) else ()
+
+
+def json_names(line: str) -> list[str]:
+    """Return the names of the first fields of a line of JSON, with dots between levels; nothing if it is none."""
+    try:
+        loaded = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return []
+    found: list[str] = []
+    for name, value in loaded.items() if isinstance(loaded, dict) else ():
+        found += [f"{name}.{inner}" for inner in value] if isinstance(value, dict) and value else [name]
+    return found[:_NAMED]
 
 
 EACH: Final = "*"

@@ -12,13 +12,13 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from sluicegate.errors import LineError, LogError
 from sluicegate.extras import needs
 from sluicegate.replay.files import LONGEST, LogFile
-from sluicegate.replay.formats import Format
+from sluicegate.replay.formats import Csv, Format, Layout, Part, json_names
 from sluicegate.replay.known import given
 from sluicegate.replay.lines import SECOND, has, read
 from sluicegate.replay.order import Merged, Stream, sorted_within
 from sluicegate.replay.recognise import recognised
 from sluicegate.replay.result import Unreadable
-from sluicegate.replay.traffic import COLUMNS
+from sluicegate.replay.traffic import COLUMNS, FIELD
 from sluicegate.replay.words import shape
 
 with needs("replay"):
@@ -75,6 +75,7 @@ class Log:
         self._lines = self._unread = 0
         self._examples: list[tuple[str, int, str]] = []
         self._grain = SECOND
+        self._first = ""
         self._wanted: tuple[str, ...] = ()
         self._merged = Merged([])
 
@@ -100,7 +101,20 @@ class Log:
         self._start()
         self._wanted = tuple(dict.fromkeys(["time", *wanted]))
         self._merged = Merged([self._stream(at) for at in range(len(self._files))])
-        return iter(self._merged)
+        return self._all_rows()
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of what the lines have, as far as they are known: those that `fields` and keys may use."""
+        found = [name for each in self._formats for form in each for name in _names(form, self._first)]
+        return tuple(dict.fromkeys(found))
+
+    def _all_rows(self) -> Iterator[pl.DataFrame]:
+        yield from self._merged
+        if self._unread and self._unread == self._lines:
+            name = self._formats[0][0].name if self._formats[0] else "any format"
+            problem = f"none of {self._lines:,} lines can be read as {name}"
+            raise self._unreadable(problem, self._first)
 
     def _stream(self, at: int) -> Stream:
         """Return the rows of one file. If there are several, read the beginning of each, for its time."""
@@ -134,6 +148,8 @@ class Log:
         """
         too_long = rows["line"].str.len_bytes() > LONGEST
         rest, unread = rows.filter(~too_long), rows.filter(too_long)
+        if not self._first and len(rest):
+            self._first = rest["line"][0]
         parts = []
         tried = 0
         while len(rest):
@@ -150,9 +166,7 @@ class Log:
             self._grain = min(self._grain, part.grain)
             tried += 1
         if not formats and len(rows):
-            problem, expected = "no known format fits its lines", "give the format string of the server as the format"
-            expected += "" if self._show else "; --show-identities shows the line, of which this is the shape"
-            raise LogError("log", self._shown(rows["line"][0]), problem=problem, expected=expected)
+            raise self._unreadable("no known format fits its lines", rows["line"][0])
         empty = pl.DataFrame(
             schema={"row": pl.UInt32(), **{name: COLUMNS.get(name, pl.String()) for name in self._wanted}}
         )
@@ -166,10 +180,32 @@ class Log:
         if len(self._examples) < EXAMPLES:
             self._examples.append((path, number, text))
 
+    def _unreadable(self, problem: str, line: str) -> LogError:
+        """Return the error for a log of which no line can be read."""
+        expected = _expected(line)
+        expected += "" if self._show else "; --show-identities shows the line, of which this is the shape"
+        return LogError("log", self._shown(line), problem=problem, expected=expected)
+
     def _shown(self, line: str) -> str:
         """Return the beginning of a line, or its shape, without control characters."""
         beginning = line[:_SHOWN] if self._show else shape(line[:_SHOWN])
         return beginning if beginning.isprintable() else ascii(beginning)[1:-1]
+
+
+def _names(format: Format, line: str) -> list[str]:  # noqa: A002
+    """Return the names of what the lines of a format have. JSON has those of an example."""
+    if isinstance(format, Layout):
+        columns = [part.column for part in format.parts if isinstance(part, Part) and part.column]
+        return [column.removeprefix(FIELD) for column in columns]
+    return [*format.names] if isinstance(format, Csv) else json_names(line)
+
+
+def _expected(line: str) -> str:
+    """Return what to give so that a line like this can be read."""
+    names = json_names(line)
+    if not names:
+        return "give the format string of the server as the format, or --format csv and --field time=NAME"
+    return f"give --format json --field time=NAME with the field of the time. The line has {', '.join(names)}"
 
 
 def _zone(name: str) -> ZoneInfo:

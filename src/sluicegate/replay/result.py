@@ -26,6 +26,7 @@ class Traffic(NamedTuple):
     identities: int  # different addresses, or of the first key if there is one for all
     refused: int  # status 429 in the log: some limit was active already
     missing: tuple[str, ...]  # columns that the log does not have, and that a rule or an answer would need
+    warnings: tuple[str, ...] = ()  # why the figures may mean something else than the rules say
 
 
 class RuleText(NamedTuple):

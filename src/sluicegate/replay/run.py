@@ -22,6 +22,7 @@ from sluicegate.replay.candidates import Candidate, as_if_enforced, enforced, to
 from sluicegate.replay.closed_loop import Loop, Waits
 from sluicegate.replay.curves import Scale
 from sluicegate.replay.decide import FORBIDDEN_RULE, Decider, Ready, mapped
+from sluicegate.replay.hints import Hints
 from sluicegate.replay.partitions import Partitions, temporary
 from sluicegate.replay.result import Result, Traffic, Unreadable
 from sluicegate.replay.routes import Routes
@@ -136,15 +137,16 @@ def replay(
     given = told_apart(candidates)
     ready = [Ready(as_if_enforced(candidate)) for candidate in given]
     wanted = {"time", "path", "status", "duration", *[name for each in ready for name in each.wanted]}
-    seen, routes, columns = Seen(), Routes(), set[str]()
+    seen, routes, columns, hints = Seen(), Routes(), set[str](), Hints(ready)
     with temporary():
         made = TemporaryDirectory(prefix="sluicegate-")
     with made as folder:
         groups = _grouped(ready, Path(folder))
-        for read in log.frames(wanted):
+        for read in log.frames(wanted | hints.wanted):
             columns |= set(read.columns)
             frame = read if since is None else read.filter(pl.col("time") >= since)
             frame = frame if until is None else frame.filter(pl.col("time") < until)
+            hints.add(frame)
             numbered = _numbered(frame, routes, seen)
             for group in groups:
                 group.add(numbered)
@@ -170,7 +172,8 @@ def replay(
             counted |= {each.name: (each, tally, shared) for each, tally in zip(group.members, tallies, strict=True)}
     names, first = routes.names, counted[ready[0].name][2]
     found = tuple([Answer(*counted[each.name], grid=grid, names=names).candidate(each, rate=sane) for each in given])
-    traffic = _traffic(log, seen, identities=first.identities, missing=wanted - columns)
+    traffic = _traffic(log, seen, identities=first.identities, wanted=wanted, columns=columns)
+    traffic = traffic._replace(warnings=hints.found(getattr(log, "fields", ())))
     return Result(traffic, found, rates=_rates(groups, counted), seconds=(clock.now_us() - began) / MICROSECOND)
 
 
@@ -391,7 +394,7 @@ def key_text(key: Any) -> str:
     )
 
 
-def _traffic(log: Any, seen: Seen, *, identities: int, missing: Collection[str]) -> Traffic:
+def _traffic(log: Any, seen: Seen, *, identities: int, wanted: set[str], columns: set[str]) -> Traffic:
     """Return what was read. A log that counts says so in `read`."""
     read = getattr(log, "read", None)
     return Traffic(
@@ -405,5 +408,5 @@ def _traffic(log: Any, seen: Seen, *, identities: int, missing: Collection[str])
         requests=seen.requests,
         identities=identities,
         refused=seen.refused,
-        missing=tuple(sorted(getattr(read, "missing", missing))),
+        missing=tuple(sorted(wanted & set(getattr(read, "missing", wanted - columns)))),
     )

@@ -22,6 +22,7 @@ from sluicegate.identity import digest
 from sluicegate.replay.caller import FieldKey
 from sluicegate.replay.candidates import Candidate, from_rules, parse_rule
 from sluicegate.replay.decide import Ready, decisions
+from sluicegate.replay.hints import Hints
 from sluicegate.replay.kinds import AUTOMATED, MANY, Kinds, is_asset, is_program, kinds_of
 from sluicegate.replay.log import Counts
 from sluicegate.replay.peaks import PEAK, peaks
@@ -133,6 +134,7 @@ class Gathered(NamedTuple):
 
     rows: pl.DataFrame  # `time`, `field:who`, `method`, `path`, `status`, `agent`, `user`
     key: str
+    warnings: tuple[str, ...] = ()
 
 
 def gather(
@@ -158,14 +160,15 @@ def gather(
         "agent": pl.Categorical(),
         "user": pl.Categorical(),
     }
-    parts = [pl.DataFrame(schema=kept)]
-    for whole in log.frames({*WANTED, *ready.wanted}):
+    parts, hints = [pl.DataFrame(schema=kept)], Hints([ready])
+    for whole in log.frames({*WANTED, *ready.wanted, *hints.wanted}):
         progress()
+        hints.add(whole)
         frame = whole.filter(time >= (since or 0), time < (until or 2**62))
         known = [frame[name] if name in frame.columns else pl.lit(None).alias(name) for name in kept if name != _WHO]
         part = frame.select(*known, ready.identify(frame).alias(_WHO))
         parts.append(part.filter(pl.col(_WHO).is_not_null()).select(pl.col(name).cast(to) for name, to in kept.items()))
-    return Gathered(pl.concat(parts), key)
+    return Gathered(pl.concat(parts), key, hints.found(getattr(log, "fields", ())))
 
 
 class Suggester:
@@ -178,7 +181,7 @@ class Suggester:
         self.key = gathered.key
         self.share = share
         self.resolution = resolution
-        self._read = read
+        self._read = (*[each.removesuffix(".") for each in gathered.warnings], *read)
         rows = gathered.rows.with_columns(asset=is_asset(), program=is_program())
         self.kinds: Kinds = kinds_of(rows.rename({_WHO: "who"}), resolution=self.resolution)
         start = rows["time"].min()

@@ -46,6 +46,8 @@ class Report:
     def parts(self) -> Iterator[RenderableType]:
         """Yield the parts from top to bottom."""
         traffic, candidates = self._result.traffic, self._result.candidates
+        for warning in traffic.warnings:
+            yield self._text(f"Warning: {warning}", "bold yellow")
         for each in candidates:
             yield self._text(each.name, "bold") + self._text(f" {words.answer(each)}", "red" if each.refused else "")
         if not candidates:
@@ -61,7 +63,7 @@ class Report:
         yield self._indented(f"{words.what_was_read(traffic)}, in {words.span(self._result.seconds)}")
         for name, form in traffic.files:
             yield self._indented(f"{name}: {form}", "dim")
-        for note in words.notes(traffic):
+        for note in words.notes(traffic._replace(warnings=())):  # these came first
             yield self._indented(note, "yellow")
         for file, line, example in traffic.unreadable.examples:
             yield self._indented(f"{file}:{line}: {example}", "dim")
@@ -108,7 +110,7 @@ class Report:
             return
         top = max(load.logged)
         yield from self._table(
-            ["Load", "", "Peak"],
+            ["Load", "", f"Busiest {words.span(load.bucket)}"],
             [
                 [name, self._sparkline(counts, size=size, top=top), f"{words.peak(counts, load):.3g}/s"]
                 for name, counts in (("without", load.logged), ("with", load.passed))
@@ -118,7 +120,7 @@ class Report:
     def _refusals(self, found: Candidate) -> Iterator[RenderableType]:
         routes = sorted(found.routes, key=lambda route: -route.refused)
         yield from self._table(
-            ["Route", "Requests", "Refused", "", "Identities"],
+            ["Route", "Requests, any method", "Refused", "", "Identities"],
             [
                 [
                     route.route,

@@ -191,8 +191,8 @@ def facts(candidate: Candidate) -> list[tuple[str, str]]:
         ("Median wait", wait(candidate.closed_loop.median)),
         ("Longest wait", wait(candidate.closed_loop.longest)),
         ("Median wait, innocent", wait(candidate.closed_loop.innocent_median)),
-        ("Peak without", f"{peak(load.logged, load):.3g}/s"),
-        ("Peak with", f"{peak(load.passed, load):.3g}/s"),
+        (f"Busiest {span(load.bucket)} without", f"{peak(load.logged, load):.3g}/s"),
+        (f"Busiest {span(load.bucket)} with", f"{peak(load.passed, load):.3g}/s"),
     ]
     if any(load.busy_logged):
         before, after = sum(load.busy_logged), sum(load.busy_passed)
@@ -218,14 +218,15 @@ def notes(traffic: Traffic) -> list[str]:
     lines = f"{count(traffic.unreadable.lines, 'line')} of {traffic.lines:,} could not be read"
     late = f"{count(traffic.late, 'line was', 'lines were')} out of order beyond the window: replayed late"
     found = [
+        *traffic.warnings,
         lines if traffic.unreadable.lines else "",
         late if traffic.late else "",
         f"the log has whole steps of {span(traffic.resolution)}: shorter periods cannot be judged"
-        if traffic.resolution >= 1
+        if traffic.resolution >= 1 and traffic.requests
         else "",
-        f"the log lacks {', '.join(traffic.missing)}" if traffic.missing else "",
+        f"the log lacks {', '.join(traffic.missing)}" if traffic.missing and traffic.requests else "",
         f"{count(traffic.refused, 'request has', 'requests have')} status 429: some limit was active already"
         if traffic.refused
         else "",
     ]
-    return [f"{each[0].upper()}{each[1:]}." for each in found if each]
+    return [f"{each[0].upper()}{each[1:].removesuffix('.')}." for each in found if each]

@@ -1,0 +1,94 @@
+"""What a reader must know before the figures: keys that no line of the log has, and proxies that hide the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from sluicegate.extras import needs
+from sluicegate.replay.caller import FieldKey
+from sluicegate.replay.decide import Ready
+from sluicegate.replay.traffic import HEADER
+from sluicegate.replay.words import share
+
+with needs("replay"):
+    import polars as pl
+
+_PRIVATE: Final = r"^(?:10\.|127\.|192\.168\.|172\.(?:1[6-9]|2\d|3[01])\.|::1$|f[cd][0-9a-f]{2}:)"
+_FEW: Final = 3  # addresses: of a load balancer, not of all clients
+_LISTED: Final = 15  # fields of the log
+
+
+class Hints:
+    """Watches the frames of a log for what the keys of some candidates read."""
+
+    def __init__(self, ready: Sequence[Ready]) -> None:
+        self._absent: dict[str, tuple[str, set[str], str]] = {}  # by column: the key, its rules, what they do without
+        for one in ready:
+            for bound in one.bounds:
+                for key, column, without in _read_by(one.gate.key_of(bound)):
+                    self._absent.setdefault(column, (key, set(), without))[1].add(bound.rule.name)
+        trusts = [each.settings.trust for each in ready]
+        self._trusts_all = all([trust.hops or trust.networks or trust.unix for trust in trusts])
+        self._requests = self._private = 0
+        self._forwards = False
+        self._peers: set[str] = set()
+
+    @property
+    def wanted(self) -> set[str]:
+        """The columns that it reads, beside those of the candidates."""
+        return set() if self._trusts_all else {"address", "forwarded"}
+
+    def add(self, frame: pl.DataFrame) -> None:
+        """Note what a frame has."""
+        for column in [name for name in self._absent if name in frame.columns]:
+            if frame[column].null_count() < frame.height:
+                del self._absent[column]
+        if self._trusts_all or "address" not in frame.columns or "forwarded" not in frame.columns:
+            return
+        self._requests += frame.height
+        self._forwards = self._forwards or frame["forwarded"].null_count() < frame.height
+        if self._forwards:
+            peers = frame["address"].drop_nulls()
+            self._private += int(peers.str.contains(_PRIVATE).sum())
+            if len(self._peers) <= _FEW:
+                self._peers.update(peers.unique().head(_FEW + 1))
+
+    def found(self, fields: Iterable[str] = ()) -> tuple[str, ...]:
+        """Return the hints as sentences. `fields` are the names of what the log has."""
+        has = ", ".join([*fields][:_LISTED])
+        known = f" The log has {has}." if has else ""
+        hints = []
+        for key, rules, without in self._absent.values():
+            column = f" If it has another name, give --field {key.lower()}=NAME." if key.startswith("header:") else ""
+            hints.append(
+                f"No line of the log has the key {key} of {', '.join(sorted(rules))}: "
+                f"{without}.{'' if key == 'user' else known}{column}"
+            )
+        if self._forwards and (2 * self._private > self._requests or len(self._peers) <= _FEW):
+            whose = (
+                f"{share(self._private, self._requests)} of the requests come from private addresses"
+                if 2 * self._private > self._requests
+                else "All requests come from very few addresses"
+            )
+            hints.append(
+                f"{whose}, and the log has X-Forwarded-For: they are proxies, not clients. Give --trusted-proxies 1 "
+                f"(how many there are), or their networks, as --trusted-proxies {_network(min(self._peers))}."
+            )
+        return tuple(hints)
+
+
+def _network(address: str) -> str:
+    """Return a network to trust that has this address."""
+    return "10.0.0.0/8" if address.startswith("10.") else address
+
+
+def _read_by(key: Any) -> Iterator[tuple[str, str, str]]:
+    """Yield what a key reads that a log may lack: its text, its column, and what its rule does without."""
+    for part in key if isinstance(key, tuple) else (key,):
+        if part == "user":
+            yield part, "user", "requests without a user are counted by address"
+        elif isinstance(part, str) and part.startswith("header:"):
+            yield part, f"{HEADER}{part.partition(':')[2].lower()}", "requests without it are counted by address"
+        elif isinstance(part, FieldKey):
+            yield str(part), part.columns[0], "the rule applies to no request"
