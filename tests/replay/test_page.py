@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -229,14 +230,15 @@ def test_the_rule_to_paste_has_the_dragged_limit(
     (rule,) = cast("tuple[Rule]", Settings.from_toml(tmp_path / "pasted.toml").rules)
     assert rule.quota == quotas
     assert {name: getattr(rule, name) for name in options} == options
+    assert rule.mode == "shadow"
     view: dict[str, Any] = {}
     exec(
         f"def limit(*quota, **options): return lambda view: (quota, options)\n{pasted['decorator']}def made(): ...",
         view,
     )
     (quota,), given = view["made"]
-    assert Quota.parse_all(quota) == quotas
-    assert given.get("key") == rule.key
+    of_view = Rule(quota=quota, path=rule.path, **given)  # the view has the path
+    assert of_view == replace(rule, scope=rule.name)
 
 
 def test_every_control_is_reached_by_tab(opens: Opens) -> None:

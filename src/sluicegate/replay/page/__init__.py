@@ -73,21 +73,28 @@ def _limit(curve: Curve, rule: RuleText | None) -> dict[str, Any]:
     if rule is None or number is None:
         return {"period": period, "toml": None, "decorator": None}
     keys = [_quoted(each) for each in rule.key.split(" + ")]
+    several = ", ".join(keys)
     methods, slash, path = rule.applies_to.partition("/")
+    name = _quoted(rule.name)
     options = {
-        "path": _quoted(slash + path) if slash else "",
         "methods": f"[{', '.join(map(_quoted, methods.replace(',', ' ').split()))}]" if methods else "",
         "algorithm": "" if rule.algorithm in _LEFT_OUT else _quoted(rule.algorithm),
+        "mode": '"shadow"',
     }
-    several = ", ".join(keys)
-    head = f'[[sluicegate.rules]]\nname = {_quoted(rule.name)}\nquota = "'
-    tail = f'{rule.quota[number.end() :]}"'
-    lines = "".join([f"{name} = {value}\n" for name, value in options.items() if value])
-    algorithm = f", algorithm={options['algorithm']}" if options["algorithm"] else ""
+    in_toml = {
+        "key": several if len(keys) == 1 else f"[{several}]",
+        "path": _quoted(slash + path) if slash else "",
+        **options,
+    }
+    of_view = {"name": name, "scope": name, "key": several if len(keys) == 1 else f"({several})", **options}
+    lines = "".join([f"{option} = {value}\n" for option, value in in_toml.items() if value])
+    arguments = "".join([f", {option}={value}" for option, value in of_view.items() if value])
+    views = f"# The views of {words.printable(rule.applies_to) or 'every request'} share this limit.\n"
+    rest = f'{rule.quota[number.end() :]}"'
     return {
         "period": period,
-        "toml": [head, f"{tail}\nkey = {several if len(keys) == 1 else f'[{several}]'}\n{lines}"],
-        "decorator": ['@limit("', f"{tail}, key={several if len(keys) == 1 else f'({several})'}{algorithm})\n"],
+        "toml": [f'[[sluicegate.rules]]\nname = {name}\nquota = "', f"{rest}\n{lines}"],
+        "decorator": [f'{views}@limit("', f"{rest}{arguments})\n"],
     }
 
 
