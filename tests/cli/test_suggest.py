@@ -146,6 +146,25 @@ def test_unreadable_lines_are_named_and_strict_stops(log: str, tmp_path: Path) -
     assert run(str(path), "--strict").exit_code == 1
 
 
+@pytest.mark.parametrize(
+    ("group", "says"),
+    [
+        ("/nope", "No requests. The routes with most requests: /"),
+        ("/api/*", "Only programs ask here"),
+    ],
+)
+def test_without_a_rule_it_says_what_there_is_instead(log: str, group: str, says: str) -> None:
+    done = run(log, "--group", group, "--show-identities")
+    assert done.exit_code == 0
+    assert says in " ".join(done.stdout.split())
+    assert ("Busiest hour" in done.stdout) == (group == "/api/*")
+    assert "[sluicegate]" not in done.stdout
+    for form in (["--toml"], ["--decorators", "flask"]):
+        done = run(log, "--group", group, *form)
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert f"no rule for {group}: {says}" in done.stderr
+
+
 def test_no_requests(log: str) -> None:
     done = run(log, "--since", "2027-01-01")
     assert done.exit_code == 0

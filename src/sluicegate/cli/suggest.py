@@ -11,6 +11,7 @@ from sluicegate.replay.words import count, share
 with needs("cli"):
     import click
 
+    from sluicegate.cli.commands import Failure
     from sluicegate.cli.logs import Unreadable, chosen, open_log, progress, takes_logs, trusted
     from sluicegate.cli.output import as_json, console, plain, table
 
@@ -34,6 +35,12 @@ def _share(_context: click.Context, _option: click.Parameter, given: str) -> flo
     if rest or not 0 <= found <= 1:
         raise click.BadParameter(f"{given!r}: give a share from 0 to 1, or from 0% to 100%")
     return found
+
+
+class Nothing(Failure):
+    """No rule to print."""
+
+    exit_code = 1
 
 
 @click.command()
@@ -90,15 +97,22 @@ def suggest(
     read = log.read
     suggester = Suggester(traffic, share=allowed, resolution=round(read.resolution * 1e6), read=what_was_read(read))
     found = suggester.all(groups, show_identities=show)
+    pastable = any(each.quota is not None for each in found.suggestions)
     if as_json:
         click.echo(document.as_json(found), nl=False)
+    elif not pastable and (as_toml or framework is not None):
+        raise Nothing("\n".join([f"no rule for {each.requests_to}: {each.verdict}" for each in found.suggestions]))
     elif as_toml:
         click.echo(paste.as_toml(found), nl=False)
     elif framework is not None:
         click.echo(paste.as_decorators(found, framework), nl=False)
     else:
-        _show(found, console())
-        click.echo(paste.as_toml(found), nl=False)
+        out = console()
+        _show(found, out)
+        if pastable:
+            out.print()
+            out.print(plain("Rules to paste", "bold"))
+            click.echo(paste.as_toml(found), nl=False)
 
 
 def _show(found: Suggestions, out: Console) -> None:
@@ -120,8 +134,6 @@ def _show(found: Suggestions, out: Console) -> None:
     for each in found.suggestions:
         out.print()
         _show_one(each, out)
-    out.print()
-    out.print(plain("Rules to paste", "bold"))
 
 
 def _show_one(each: Suggestion, out: Console) -> None:
@@ -146,5 +158,11 @@ def _show_one(each: Suggestion, out: Console) -> None:
     if each.limits:
         out.print(rows)
     out.print(plain(each.verdict))
+    if each.busiest:
+        columns = ("Requests", "Busiest minute", "Busiest hour")
+        rows = table("Program", *columns, right=columns)
+        for identity, *numbers in each.busiest:
+            rows.add_row(plain(identity), *[plain(f"{number:,}") for number in numbers])
+        out.print(rows)
     if each.warning:
         out.print(plain(each.warning, "yellow"))

@@ -62,6 +62,7 @@ _WHO: Final = f"{FIELD}who"  # the identity, as a field that a rule can have as 
 _SMALL: Final = (1, 2, 3, 4, 5, 6, 8)
 _NICE: Final = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
 _STEPS: Final = 5
+_ROUTES: Final = 10  # routes, or identities, that are named where nothing is suggested
 _LOGIN: Final = re.compile(r"(?i)log-?in|sign-?(?:in|up)|auth|token|session|passw|register|otp|verify|reset")
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _WORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -91,6 +92,15 @@ class Limit(NamedTuple):
         return f"{self.limit}/{self.period}"
 
 
+class Busiest(NamedTuple):
+    """The most that one identity asked for."""
+
+    identity: str  # a digest, or the identity if the reader asked for it
+    requests: int
+    minute: int  # in any minute
+    hour: int
+
+
 class Suggestion(NamedTuple):
     """What is suggested for one group of requests."""
 
@@ -108,6 +118,7 @@ class Suggestion(NamedTuple):
     stopped: float  # by these together: the share of the programs' requests
     verdict: str
     warning: str  # why not to trust the limits; "" if enough people and days support them
+    busiest: tuple[Busiest, ...] = ()  # where only programs ask: those with most requests
 
     @property
     def requests_to(self) -> str:
@@ -201,7 +212,7 @@ class Suggester:
         table = self.kinds.table
         programs = table.filter(pl.col("kind") == AUTOMATED).sort("requests", descending=True).head(10)
         named = [
-            (readable(who) if show_identities else digest(who), requests, self.kinds.reasons(who))
+            (_shown(who, show_identities), requests, self.kinds.reasons(who))
             for who, requests in programs.select("who", "requests").iter_rows()
         ]
         return Suggestions(
@@ -213,7 +224,7 @@ class Suggester:
             kinds=tuple(sorted(table.group_by("kind").len().iter_rows())),
             notes=(*self._notes(), *_left_out(left_out)),
             programs=tuple(named),
-            suggestions=tuple([self._suggestion(rule) for rule in _told_apart(rules)]),
+            suggestions=tuple([self._suggestion(rule, show=show_identities) for rule in _told_apart(rules)]),
         )
 
     def _groups(self, left_out: list[str]) -> list[Rule]:
@@ -253,7 +264,7 @@ class Suggester:
             )
         return tuple(notes)
 
-    def _suggestion(self, rule: Rule) -> Suggestion:
+    def _suggestion(self, rule: Rule, *, show: bool) -> Suggestion:
         rows = self.rows
         if rule.methods or rule.path:
             ready = Ready(_candidate(rule))
@@ -264,7 +275,7 @@ class Suggester:
         limits = self._limits(group, protected) if protected.height else ()
         chosen = group.together(limits)
         people, stopped = group.effect("; ".join([limit.quota for limit in chosen])) if chosen else (0, 0.0)
-        verdict, separates = _verdict(group, limits, stopped)
+        verdict, separates = _verdict(group, limits, stopped) if rows.height else (self._no_requests(), False)
         return Suggestion(
             name=rule.name,
             methods=tuple(sorted(rule.methods or ())),
@@ -280,7 +291,18 @@ class Suggester:
             stopped=stopped,
             verdict=verdict,
             warning=self._warning(int(identities["people"].sum())) if limits else "",
+            busiest=() if limits else _busiest(rows, show=show),
         )
+
+    def _no_requests(self) -> str:
+        """Return the routes that the log has, for a group that has no request."""
+        paths = self.rows.filter(~pl.col("asset")).group_by("path").agg(pl.len())
+        routes: dict[str, int] = {}
+        for path, number in paths.iter_rows():
+            route = route_of(path or "/")
+            routes[route] = routes.get(route, 0) + number
+        most = sorted(routes, key=lambda each: (-routes[each], each))[:_ROUTES]
+        return f"No requests. The routes with most requests: {', '.join(most)}." if most else "No requests."
 
     def _warning(self, people: int) -> str:
         """Return why limits that are taken from so many people should not be trusted."""
@@ -350,6 +372,17 @@ class Suggester:
         return found
 
 
+def _busiest(rows: pl.DataFrame, *, show: bool) -> tuple[Busiest, ...]:
+    """Return the identities that have most requests, with their busiest minute and hour."""
+    found = peaks(rows, [_WHO], [PERIODS["minute"], PERIODS["hour"]]).join(rows.group_by(_WHO).len(), on=_WHO)
+    found = found.sort("len", _WHO, descending=[True, False]).head(_ROUTES)
+    return tuple([Busiest(_shown(who, show), number, *most) for who, *most, number in found.iter_rows()])
+
+
+def _shown(who: str, show: bool) -> str:
+    return readable(who) if show else digest(who)
+
+
 def _people(rows: pl.DataFrame, *those: pl.Expr) -> int:
     return int(rows.filter(*those)["people"].sum())
 
@@ -408,8 +441,6 @@ class _Group:
 
 def _verdict(group: _Group, limits: Sequence[Limit], stopped: float) -> tuple[str, bool]:
     """Return in sentences how well limits tell programs from people here, and whether one is suggested."""
-    if not group.rows.height:
-        return "No requests.", False
     if not limits:
         return (
             "Only programs ask here: the log cannot say how much they should. Agree on a limit with their owners.",
