@@ -143,7 +143,7 @@ MANY_ARGUMENTS = {
 }
 # Functions of other packages that take any value by position, which may be a boolean.
 TAKES_A_VALUE = {"append", "get", "getattr", "pop", "put", "put_nowait", "set", "set_result", "setattr"}
-TAKES_A_VALUE |= {"set_blocking", "setblocking", "setdefault"}
+TAKES_A_VALUE |= {"set_blocking", "setblocking", "setdefault", "siginterrupt"}
 
 CLOCKS = {
     "time": {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"},

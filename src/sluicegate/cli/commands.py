@@ -70,7 +70,7 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
-        with _one_sentence(), _ended_by_sigterm():
+        with _one_sentence(), _ended_by_signals():
             return super().invoke(ctx)
 
 
@@ -100,22 +100,28 @@ def _one_sentence() -> Generator[None]:
 
 
 def _exit(number: int, _: object) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # the kernel and the shell both say that a terminal is closed
     sys.exit(128 + number)
 
 
 @contextmanager
-def _ended_by_sigterm() -> Generator[None]:
-    """End by SystemExit on SIGTERM, so that a live view gives the terminal back as it was. The exit status is 143, as
-    shells have it.
+def _ended_by_signals() -> Generator[None]:
+    """End by SystemExit on SIGTERM, and on SIGHUP when the terminal is closed, so that temporary files are removed and
+    a live view gives the terminal back as it was. The exit status is 143 or 129, as shells have it. A signal that is
+    ignored stays ignored, as with nohup.
     """
-    if current_thread() is not main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    if current_thread() is not main_thread():
         yield
         return
-    signal.signal(signal.SIGTERM, _exit)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has one
+    ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _exit)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from threading import Thread
 from typing import Final
 
 from sluicegate.errors import ReplayError
@@ -150,7 +151,8 @@ def _each(work: Work, parts: Sequence[Written | Partition], processes: int) -> G
     before = os.environ.get(_THREADS)
     os.environ[_THREADS] = "1"
     context, others = multiprocessing.get_context("spawn"), multiprocessing.active_children()
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_ignore_interrupts)
+    with _interrupts_held():  # it starts a process that tracks semaphores
+        pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin)
     try:
         yield from _in_turn(pool, work, parts, ahead=2 * processes)
     except BrokenProcessPool as error:
@@ -186,20 +188,34 @@ def _in_turn(
 
 @contextmanager
 def _interrupts_held() -> Generator[None]:
-    """Hold Ctrl-C back while processes are started: they inherit that, also before they can ignore it themselves."""
+    """Hold the signals of a terminal back while processes are started: they inherit that, also before they can ignore
+    them themselves.
+    """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signal.siginterrupt(signal.SIGINT, True)  # polars has put its own handler around Python's, and waits went on
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _ignore_interrupts() -> None:
-    """Leave Ctrl-C to the process that started this one: it ends this one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _begin() -> None:
+    """Leave the signals of a terminal to the process that started this one: it ends this one. End also when that
+    process was killed and could not.
+    """
+    for name in ("SIGINT", "SIGHUP"):
+        if hasattr(signal, name):  # Windows has one
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _can_travel(work: Work) -> bool:
