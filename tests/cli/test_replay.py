@@ -123,7 +123,7 @@ def test_a_time_is_chosen(log: str) -> None:
         (["--rule", "5/minute cost bytes/0"], '"0" is not a whole number above 0'),
         (["--rule", "5/minute when 9xx"], '"9xx" is no status'),
         (["--rule", "5/minute by os.path:nothing"], "cannot be imported"),
-        (["--rule", "2 at once"], "no durations"),
+        (["--rule", "2 at once"], "rule '2 at once': the log has no durations"),
         (["--rule", "5/minute", "--sane", "fast"], "cannot be read"),
         (["--rule", "5/minute", "--window", "nan"], "give a number from"),
         (["--rule", "5/minute", "--since", "yesterday"], "give a time like"),

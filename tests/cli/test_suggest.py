@@ -128,8 +128,9 @@ def test_decorators_of_all_groups_are_code(log: str) -> None:
     [
         (["--share", "101%"], 2, "from 0% to 100%"),
         (["--share", "some"], 2, "from 0% to 100%"),
-        (["--by", "header"], 2, "did you mean"),
-        (["--group", "login"], 2, "no such method"),
+        (["--by", "header"], 2, "--by 'header': at character 1"),
+        (["--group", "login"], 2, "--group 'login': at character 1"),
+        (["--group", ""], 2, "a path begins with a slash"),
         (["--decorators", "bottle"], 2, "flask"),
     ],
 )

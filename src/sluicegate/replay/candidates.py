@@ -115,15 +115,34 @@ def parse_rule(text: str) -> dict[str, Any]:
     return _Reader(text).options()
 
 
-class _Reader:
-    """Reads the text of one rule. Each error shows the place in the text."""
+def parse_key(text: str) -> Any:
+    """Read a key alone, from the text of --by."""
+    return _Reader(text, "--by").key()
 
-    def __init__(self, text: str) -> None:
+
+def parse_requests(text: str) -> dict[str, Any]:
+    """Read the path and the methods alone, from the text of --group."""
+    return _Reader(text, "--group").requests()
+
+
+class _Reader:
+    """Reads the text of one rule, or of a part of one. Each error shows the place in the text."""
+
+    def __init__(self, text: str, what: str = "--rule") -> None:
         self.text = text
+        self._what = what
 
     def error(self, at: int, problem: str, expected: str) -> RuleError:
         """Return an error about the text from this place on."""
-        return RuleError("--rule", self.text, problem=f"at character {at + 1}, {problem}", expected=expected)
+        return RuleError(self._what, self.text, problem=f"at character {at + 1}, {problem}", expected=expected)
+
+    def key(self) -> Any:
+        """Return the key that the whole text is."""
+        return self._by(self.text, 0)["key"]
+
+    def requests(self) -> dict[str, Any]:
+        """Return the options about requests, which the whole text is."""
+        return self._on(self.text, 0)
 
     def options(self) -> dict[str, Any]:
         """Return the options of the rule."""
@@ -204,19 +223,20 @@ class _Reader:
         raise self.error(at, f'"{part}" is no key', f'did you mean "{near[0]}"? {known}' if near else known)
 
     def _on(self, given: str, at: int) -> dict[str, Any]:
-        words = given.split()
+        words = given.split() or [""]
         if len(words) > 2:
             place = at + given.index(words[2])
-            raise self.error(place, f'"{words[2]}" is too much', "write methods and a path, as: on POST,PUT /login")
+            raise self.error(place, f'"{words[2]}" is too much', "write methods and a path, as in POST,PUT /login")
         path = words[-1] if words[-1].startswith("/") else None
         methods = words[0] if len(words) == 2 or path is None else None
         if len(words) == 2 and path is None:
             problem = f'"{words[1]}" does not begin with a slash'
-            raise self.error(at + given.index(words[1]), problem, "write methods and a path, as: on POST,PUT /login")
-        if methods and not all([word.upper() in METHODS for word in methods.split(",") if word]):
+            raise self.error(at + given.index(words[1]), problem, "write methods and a path, as in POST,PUT /login")
+        names = methods and [method for method in methods.split(",") if method]
+        if methods is not None and not (names and all([name.upper() in METHODS for name in names])):
             problem = f'"{methods}" is no such method, nor a path: a path begins with a slash'
-            raise self.error(at, problem, "write methods and a path, as: on POST,PUT /login")
-        return {"path": path, "methods": methods and [method for method in methods.split(",") if method]}
+            raise self.error(at, problem, "write methods and a path, as in POST,PUT /login")
+        return {"path": path, "methods": names}
 
     def _cost(self, given: str, at: int) -> dict[str, Any]:
         name, slash, unit = given.partition("/")

@@ -206,8 +206,8 @@ def _check_durations(log: Any, ready: Sequence[Ready], absent: Collection[str]) 
     """Raise LogError if requests at the same time shall be counted, and the log does not say how long they took."""
     missing = getattr(getattr(log, "read", None), "missing", absent)
     for terms in [each for one in ready for each in one.terms if each.held and "duration" in missing]:
-        problem = f"no durations, which the rule {terms.name!r} needs to know how many requests ran at once"
-        raise LogError("log", _quota(terms), problem=problem, expected="log them, or give the field with --field")
+        problem = "the log has no durations, which say how many requests ran at once"
+        raise LogError("rule", _quota(terms), problem=problem, expected="log them, or give the field with --field")
 
 
 def _grouped(ready: Sequence[Ready], folder: Path) -> list[Group]:

@@ -20,7 +20,7 @@ from sluicegate.errors import RuleError
 from sluicegate.extras import needs
 from sluicegate.identity import digest
 from sluicegate.replay.caller import FieldKey
-from sluicegate.replay.candidates import Candidate, from_rules, parse_rule
+from sluicegate.replay.candidates import Candidate, parse_key, parse_requests
 from sluicegate.replay.decide import Ready, decisions
 from sluicegate.replay.hints import Hints
 from sluicegate.replay.kinds import AUTOMATED, MANY, Kinds, is_asset, is_program, kinds_of
@@ -160,7 +160,9 @@ def gather(
     """Read a log, from `since` to before `until`. `key` is written as in `--rule "… by KEY"`; `options` are settings,
     such as `trusted_proxies`. `progress` is called after each frame.
     """
-    ready = Ready(from_rules([f"1/second by {key}"], **(options or {})))
+    rule = {"name": "everything", "quota": "1/second", "key": parse_key(key)}
+    settings = Settings.from_mapping({"key": "ip", "rules": [rule], **(options or {})}, source="--by")
+    ready = Ready(Candidate(key, settings))
     time = pl.col("time")
     kept: dict[str, pl.DataType] = {
         "time": pl.Int64(),
@@ -521,7 +523,7 @@ def _rule(method: str | None, path: str | None) -> Rule:
 
 def _read(pattern: str) -> Rule:
     """Return a rule for the requests of a pattern that the user wrote."""
-    options = parse_rule(f"1/second on {pattern}")
+    options = parse_requests(pattern)
     return replace(_rule(None, options["path"]), methods=options["methods"])
 
 
