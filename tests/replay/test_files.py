@@ -171,6 +171,17 @@ def test_a_file_that_cannot_be_read_is_an_error(path: str, tmp_path: Path) -> No
         list(Log([tmp_path / path]).frames(()))
 
 
+def test_standard_input_that_is_closed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(LogError, match="standard input is closed; give a file"):
+        list(Log(["-"]).frames(()))
+
+
+def test_standard_input_is_given_once() -> None:
+    with pytest.raises(LogError, match="given twice; give it once"):
+        Log(["-", "access.log", "-"])
+
+
 def test_the_same_log_can_be_read_again(tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     path.write_bytes(LINES)

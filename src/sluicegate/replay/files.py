@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import zlib
 from collections.abc import Callable, Generator, Iterator
@@ -68,6 +69,8 @@ class LogFile:
         """Return the bytes in pieces of about this size, decompressed."""
         try:
             if self.path == STANDARD_INPUT:
+                if sys.stdin is None:  # it was closed when the command started
+                    raise OSError(errno.EBADF, "standard input is closed")
                 yield from self._read(sys.stdin.buffer, size)
             else:
                 with Path(self.path).open("rb") as file:

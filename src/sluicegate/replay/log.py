@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from sluicegate.errors import LineError, LogError
 from sluicegate.extras import needs
-from sluicegate.replay.files import LONGEST, LogFile
+from sluicegate.replay.files import LONGEST, STANDARD_INPUT, LogFile
 from sluicegate.replay.formats import Csv, Format, Layout, Part, json_names
 from sluicegate.replay.known import given
 from sluicegate.replay.lines import SECOND, has, read
@@ -61,6 +61,9 @@ class Log:
         with `show_identities` it is shown as it is.
         """
         self._paths = [str(path) for path in paths]
+        if self._paths.count(STANDARD_INPUT) > 1:
+            expected = "give it once: it can be read once only"
+            raise LogError("log", STANDARD_INPUT, problem="standard input is given twice", expected=expected)
         self._fields = dict(fields or {})
         self._given = given(format, self._fields)
         self._zone = _zone(zone)
