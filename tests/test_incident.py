@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Metric, start_http_server
 
 from sluicegate import Settings, wsgi
 from sluicegate.cli.commands import sluicegate
+from sluicegate.hidden import shown_url
 from sluicegate.plan import Handler
 from sluicegate.prometheus import PrometheusMetrics
 from sluicegate.refusal_log import RefusalLog
@@ -58,9 +59,9 @@ class Shop:
     def __init__(self, limits: Path) -> None:
         self.limits, self.registry = limits, CollectorRegistry()
         handlers: list[Handler] = [PrometheusMetrics(registry=self.registry), RefusalLog()]
-        limited = wsgi.RateLimitMiddleware(
-            self.reply, settings=replace(Settings.from_toml(limits), on_decision=handlers)
-        )
+        settings = replace(Settings.from_toml(limits), on_decision=handlers)
+        self.store = shown_url(str(settings.store))
+        limited = wsgi.RateLimitMiddleware(self.reply, settings=settings)
         self.client, self.probe = WsgiClient(limited), WsgiClient(wsgi.health(limited))
         self.close = limited.close
 
@@ -78,7 +79,7 @@ class Shop:
         return json.loads(answer.body)
 
     def scrape(self) -> Samples:
-        return samples(self.registry)
+        return samples(self.registry, self.store)
 
     def operator(self, *words: str, status: int = 0) -> str:
         found = CliRunner().invoke(sluicegate, words, env={"SLUICEGATE_APP": str(self.limits), "COLUMNS": "80"})

@@ -25,11 +25,13 @@ def alerts() -> dict[str, str]:
     return {name: " ".join(query.split()) for name, query in found}
 
 
-def samples(registry: CollectorRegistry) -> Samples:
-    """The values of a scrape."""
+def samples(registry: CollectorRegistry, store: str) -> Samples:
+    """The values of a scrape. Of the stores only this one: other limiters of the process have theirs."""
     found: Samples = {}
     for metric in registry.collect():
         for name, labels, value, *_ in metric.samples:
+            if labels.get("store", store) != store:
+                continue
             for key in {(name,), (name, labels.get("rule", ""), labels.get("result", ""))}:
                 found[key] = found.get(key, 0.0) + value
     return found
