@@ -20,11 +20,14 @@ from tests.running import PATIENCE, ROOT
 
 LINE = '203.0.113.{} - - [23/Nov/2026:14:{:02}:{:02} +0000] "GET / HTTP/1.1" 200 12 "-" "-"\n'
 SCRIPT = """
-import os
+import os, signal
 from sluicegate.cli import main
 from sluicegate.replay import partitions, run
 from tests.replay.test_ending import Endless
 partitions.PIECE, run.Work, os.cpu_count = 100, Endless, lambda: 2
+# Tests under nohup, or behind "&" in a script, hand on that these are ignored.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 main()
 """
 
