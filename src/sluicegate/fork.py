@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import os
 import threading
+from itertools import takewhile
+from operator import methodcaller
 from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -61,14 +63,15 @@ class _Registry:
         self.lock = threading.RLock()  # a finalizer may register an object in a thread that holds it
 
     def before(self) -> None:
-        """Take the locks, in the forking thread. Two forks at a time wait for each other."""
+        """Take the locks, in the forking thread. Two forks at a time wait for each other.
+
+        A signal handler may raise between any two calls, so functions of C take a lock and note it. The fork waits
+        once, however many locks are held: after the first that is held too long, it takes those that are free.
+        """
         taken = self.taken.locks = []
-        patience = PATIENCE
-        for lock in self._locks(taken):
-            if lock.acquire(timeout=patience) if patience else lock.acquire(blocking=False):
-                taken.append(lock)
-            else:
-                patience = 0.0  # the fork waits once, however many locks are held
+        locks = self._locks(taken)
+        taken.extend(takewhile(methodcaller("acquire", timeout=PATIENCE), locks))
+        taken.extend(filter(methodcaller("acquire", blocking=False), locks))
 
     def _locks(self, taken: list[Any]) -> Any:
         yield self.lock
@@ -77,8 +80,7 @@ class _Registry:
 
     def in_parent(self) -> None:
         """Release the locks that this thread has taken."""
-        for lock in reversed(self.taken.locks):
-            lock.release()
+        list(map(methodcaller("release"), reversed(self.taken.locks)))
         self.taken.locks = []
 
     def in_child(self) -> None:
