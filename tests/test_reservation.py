@@ -365,7 +365,7 @@ def test_a_reset_frees_every_slot(limiter: EitherLimiter) -> None:
 
 
 def test_hold_refuses_a_quota_and_hit_refuses_a_concurrency(limiter: EitherLimiter) -> None:
-    with pytest.raises(RuleError, match="a quota per time, where a Concurrency is expected"):
+    with pytest.raises(RuleError, match="a quota per time, no Concurrency"):
         limiter.enter(limiter.inner.hold("5/minute", "a"))
     for name, options in (("hit", {}), ("reserve", {"cost": 1})):
         for given in (Concurrency(5), "5 at once"):

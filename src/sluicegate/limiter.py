@@ -28,7 +28,7 @@ from sluicegate.errors import (
 )
 from sluicegate.hidden import hide_options, hide_secret, hide_store
 from sluicegate.identity import Seal, digest, identity_text
-from sluicegate.plan import Check, Decision, Handlers, Outcome, Plan, Terms, new
+from sluicegate.plan import Check, Decision, Handlers, Outcome, Plan, Terms, new, uncharged
 from sluicegate.quota import MAX_LIMIT, Quota
 from sluicegate.reservation import AsyncReservation, AsyncSlot, Reservation, Slot
 from sluicegate.rules.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
@@ -687,12 +687,8 @@ class _Limit(Generic[_AnyLimiter]):
         if cost == 0 and isinstance(cost, int):
             raise RuleError("cost", cost, problem="it holds no slot", expected="give 1 or more")
         if not self._held:
-            given, problem = (
-                [str(each.quota) for each in self._terms],
-                "a quota per time, where a Concurrency is expected",
-            )
-            expected = 'give a Concurrency or "10 at once"'
-            raise RuleError("concurrency", "; ".join(given), problem=problem, expected=expected)
+            given, problem = "; ".join([str(each.quota) for each in self._terms]), "a quota per time, no Concurrency"
+            raise RuleError("concurrency", given, problem=problem, expected='give a Concurrency or "10 at once"')
         return self._given(identity, cost)
 
     def _no_hit(self) -> QuotaError:
@@ -725,7 +721,7 @@ class Limit(_Limit[Limiter]):
 
     def peek(self, identity: object, cost: int = 1) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""
-        return _uncharged(self._limiter.run(self._given(identity, cost, charge=False)))
+        return uncharged(self._limiter.run(self._given(identity, cost, charge=False)))
 
     def reset(self, identity: object) -> None:
         """Give an identity its whole budget back: forget all its charges."""
@@ -776,7 +772,7 @@ class AsyncLimit(_Limit[AsyncLimiter]):
 
     async def peek(self, identity: object, cost: int = 1) -> Decision:
         """Say whether a hit would pass now, and what is left. Charges nothing."""
-        return _uncharged(await self._limiter.run(self._given(identity, cost, charge=False)))
+        return uncharged(await self._limiter.run(self._given(identity, cost, charge=False)))
 
     async def reset(self, identity: object) -> None:
         """Give an identity its whole budget back: forget all its charges."""
@@ -854,11 +850,6 @@ def _charges(decision: Decision) -> tuple[Plan, tuple[Outcome, ...]]:
         expected = "give the decision that hit returned; a Reservation and a Slot give back themselves"
         raise RuleError("refund", decision, problem="not a decision", expected=expected)
     return Plan(decision.checks), decision.outcomes
-
-
-def _uncharged(decision: Decision) -> Decision:
-    """Return a decision that charged nothing: the cost of each check is 0."""
-    return decision._replace(checks=tuple([check._replace(cost=0) for check in decision.checks]))
 
 
 def _terms_of(ban: Ban) -> Terms:

@@ -262,6 +262,11 @@ def charged(plan: Plan, outcomes: tuple[Outcome, ...]) -> list[tuple[Check, Outc
     ]
 
 
+def uncharged(decision: Decision) -> Decision:
+    """Return a decision that charged nothing: the cost of each check is 0."""
+    return decision._replace(checks=tuple([check._replace(cost=0) for check in decision.checks]))
+
+
 def in_shadow(outcome: Outcome, *, passed: bool) -> Outcome:
     """Make the outcome of a shadow check from the outcome of a normal check. `passed` says whether the normal check
     passed. The result is never a refusal.

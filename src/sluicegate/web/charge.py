@@ -16,13 +16,13 @@ from typing import Any, Final, NamedTuple, Self, Unpack, cast
 from sluicegate.awaiting import label_of
 from sluicegate.errors import NotEnforcedError, RuleError
 from sluicegate.identity import digest
-from sluicegate.plan import BAN, Check, Decision, Outcome, Plan, RateLimitExceeded
+from sluicegate.plan import BAN, Check, Decision, Outcome, Plan, RateLimitExceeded, uncharged
 from sluicegate.rules.key import Caller
 from sluicegate.rules.rule import QuotaFunction
 from sluicegate.rules.terms import QuotaSpec
 from sluicegate.rules.tiers import Tiers
 from sluicegate.web.bound import Bound
-from sluicegate.web.charges import Charges, held, kept, made, owed, uncharged
+from sluicegate.web.charges import Charges, held, kept, made, owed
 from sluicegate.web.endpoint import Endpoint, scope_of, short_name
 from sluicegate.web.gate import AsyncGate, Gate, Undecided
 from sluicegate.web.marks import Mark, RuleOptions, make_mark
@@ -343,7 +343,9 @@ class Charge:
             earlier = [pair for pair in self._earlier() if all([pair[1] is not each for each in inside])]
             back = [pair for pair in made(earlier) if not pair[0].terms.count_denied] if self._gives_back else []
             state.regain(back)  # first: after a cancellation nothing is given back twice
-            return back, _named(decision, state.note(uncharged(decision)) if decision.outcomes else decision.checks)
+            if not decision.outcomes:
+                return back, decision
+            return back, _named(decision, state.note(uncharged(decision)._replace(allowed=True)))
 
     def _conclude(self, shown: Decision) -> Charged:
         """Return the decision about this charge alone. Raises RateLimitExceeded if it refuses."""

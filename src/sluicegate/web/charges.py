@@ -92,11 +92,6 @@ def made(charges: Charges) -> Charges:
     return [(check, outcome) for check, outcome in charges if _is_charged(check, outcome)]
 
 
-def uncharged(decision: Decision) -> Decision:
-    """Return a refused decision as a part of a request that goes on: it cost nothing."""
-    return decision._replace(allowed=True, checks=tuple([check._replace(cost=0) for check in decision.checks]))
-
-
 def _depends_on_response(check: Check) -> bool:
     return check.terms.refund_when is not None or check.terms.held
 
