@@ -98,8 +98,9 @@ class RateLimit(Depends):
 
     The dependency needs the middleware, and uses the middleware's gate and settings. It returns the Decision, or None
     if no rule applies. It raises a refusal as `Refused`, an HTTPException with the status 429 that is also a
-    RateLimitExceeded. A handler for either exception can make the response. What the request was charged before is
-    given back then, unless `refund_earlier=False`. Two equal instances are one dependency: they are charged once, and
+    RateLimitExceeded. A handler for either exception can make the response. If there is an `on_denied`, it raises a
+    plain RateLimitExceeded, and the middleware calls `on_denied`. What the request was charged before is given back
+    then, unless `refund_earlier=False`. Two equal instances are one dependency: they are charged once, and
     `app.dependency_overrides[RateLimit("10/minute")]` finds both. The options are the same as for `@limit`. Without
     `scope` each route has a separate budget.
 
@@ -151,6 +152,8 @@ class RateLimit(Depends):
         try:
             charged = await run_async(charge_of(self.rule, scope, endpoint_at(scope)), caller)
         except RateLimitExceeded as error:
+            if state.gate.settings.answer_to(error.decision) is not None:
+                raise  # the middleware calls `on_denied`
             raise error_for(scope, state.refuse(error.decision)) from None
         return charged if charged.checks else None
 

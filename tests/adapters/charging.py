@@ -136,7 +136,12 @@ def plain() -> Generator[Ask, Decision, str]:
 
 
 def limited(limit: Any, limits: Limits, where: str, view: Any) -> Any:
-    return limit(limits[where], name="view")(view) if where in limits else view
+    return limit(**_options_of(limits[where]))(view) if where in limits else view
+
+
+def _options_of(limit: Any) -> dict[str, Any]:
+    """The options of a view's limit, which a test gives as they are or as a quota."""
+    return {"name": "view", **(limit if isinstance(limit, dict) else {"quota": limit})}
 
 
 def django_site(
@@ -205,7 +210,7 @@ def by_path(charge: Any, where: str) -> Any:
 
 
 def rules_of(limits: Limits, options: dict[str, Any]) -> list[Rule]:
-    own = [Rule(name="view", quota=quota, path=where) for where, quota in limits.items()]
+    own = [Rule(**_options_of(limit), path=where) for where, limit in limits.items()]
     return [*options.pop("rules", ()), *own]
 
 

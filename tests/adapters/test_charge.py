@@ -42,6 +42,21 @@ def test_a_charge_counts_refuses_and_joins_the_fields(make: Sites) -> None:
     assert site.left() == '"default";r=2;t=60'  # the refusal gave the default limit back
 
 
+@pytest.mark.parametrize("where", ["settings", "view", "charge"])
+def test_on_denied_is_called_wherever_it_is_given(make: Sites, where: str) -> None:
+    asked: list[Any] = []
+    note = {"on_denied": lambda request, decision: asked.append(decision.rule)}  # None: the usual response
+    given = {place: note if place == where else {} for place in ("settings", "view", "charge")}
+
+    def charges() -> Steps:
+        yield ask("9/minute" if where == "view" else "1/minute", name="own", **given["charge"])
+        return "done"
+
+    view = {"quota": "1/minute" if where == "view" else "9/minute", **given["view"]}
+    site = make(charges, {"/a": view}, clock=ManualClock(), **given["settings"])
+    assert (site.statuses("/a", "/a"), asked) == ([200, 429], ["view" if where == "view" else "own"])
+
+
 def test_a_refusal_gives_back_exactly_what_the_request_was_charged(make: Sites) -> None:
     rules = [Rule(name="shadow", quota="1/minute", mode="shadow"), Rule(name="all", quota="7/minute", cost=2)]
     site = make(once, {"/a": "9/hour"}, default_limits=["9/day"], rules=rules, clock=ManualClock())

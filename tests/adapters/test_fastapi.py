@@ -402,6 +402,30 @@ def test_fa08_a_handler_of_the_application_wins(kind: Any) -> None:
     assert refused.one("ratelimit") == '"one";r=0;t=60'
 
 
+@pytest.mark.parametrize("where", ["settings", "dependency"])
+@pytest.mark.parametrize("kind", [RateLimitExceeded, 429, None])
+@pytest.mark.parametrize("answers", [True, False])
+def test_on_denied_answers_what_a_dependency_refuses(where: str, kind: Any, answers: bool) -> None:
+    asked = []
+
+    async def on_denied(request: Request, decision: Decision) -> Response | None:
+        asked.append(decision.rule)
+        return PlainTextResponse("sorry", 418) if answers else None
+
+    given: dict[str, Any] = {"on_denied": on_denied}
+    app = FastAPI(dependencies=[RateLimit("1/minute", name="one", **given if where == "dependency" else {})])
+    app.get("/")(lambda: "x")
+    if kind is not None:
+        app.add_exception_handler(kind, lambda request, error: PlainTextResponse("wait", 429))
+    client = limited(app, **given if where == "settings" else {})
+    client.get("/")
+    refused = client.get("/")
+    handled = kind is RateLimitExceeded or (kind is not None and not answers)  # as for any refusal raised in a view
+    assert asked == ([] if kind is RateLimitExceeded else ["one"])
+    assert (refused.status, refused.body) == (429, b"wait") if handled else refused.status == (418 if answers else 429)
+    assert refused.one("ratelimit") == '"one";r=0;t=60'
+
+
 # ---- other kinds of endpoints ------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from django.urls import path
 from sluicegate import ManualClock, Quota, Rule, Tiers
 from sluicegate.django import acharge, charge, limit, rate_limited
 from sluicegate.django.throttles import RateThrottle, read_rate
-from sluicegate.errors import AsyncMismatchError, NotEnforcedError, QuotaError
+from sluicegate.errors import AsyncMismatchError, NotEnforcedError, QuotaError, RuleError
 from sluicegate.plan import Outcome, Plan
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.adapters.django_app import OURS, Site, User, serving
@@ -475,6 +475,8 @@ def test_options_of_a_rule(asgi: bool) -> None:
     with serving(asgi=asgi, urls=[path("x", view(costly, shadow)), path("k", view(keyed))]) as site:
         assert [alice(site).status for _ in range(3)] == [200, 200, 429]
         assert site.statuses("/k", "/k", headers=TEAM) == [200, 429]
+    with pytest.raises(RuleError, match="the framework answers what a throttle refuses"):
+        throttle(options={"on_denied": print})
 
 
 def test_wait_is_the_time_until_the_next_request_passes() -> None:

@@ -24,7 +24,7 @@ from sluicegate.django import conf
 from sluicegate.django.lifecycle import release_at_close
 from sluicegate.django.request import AsyncDjangoRequestState, DjangoRequestState, state_of
 from sluicegate.django.signals import rate_limited
-from sluicegate.errors import QuotaError, within
+from sluicegate.errors import QuotaError, RuleError, within
 from sluicegate.identity import identity_text
 from sluicegate.plan import Check, Decision, Outcome, Plan, RateLimitExceeded
 from sluicegate.quota import Quota
@@ -66,6 +66,12 @@ class RateThrottle:
     cache_format: Any
     get_cache_key: Any
     _parsed: tuple[Quota, ...] = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if (given := cls.options.get("on_denied")) is not None:
+            problem, expected = "the framework answers what a throttle refuses", "use its own exception handlers"
+            raise RuleError(f"{cls.__name__}: on_denied", given, problem=problem, expected=expected)
 
     def parse_rate(self, rate: Any) -> tuple[Any, Any]:
         """Return the number of requests and the seconds of a rate; of its first quota if it has several."""
