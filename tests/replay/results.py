@@ -20,6 +20,8 @@ from sluicegate.replay.result import (
     Candidate,
     ClosedLoop,
     Curve,
+    Example,
+    File,
     HeatMap,
     Innocent,
     Load,
@@ -262,9 +264,9 @@ def generated() -> Result:
     requests = traffic()
     return Result(
         Traffic(
-            files=(("access.log.1.gz", "nginx combined"), ("access.log", "nginx combined")),
+            files=(File("access.log.1.gz", "nginx combined"), File("access.log", "nginx combined")),
             lines=len(requests) + 3,
-            unreadable=Unreadable(3, (("access.log", 812, "\x16\x03\x01\x02 - - <script>alert(1)</script>"),)),
+            unreadable=Unreadable(3, (Example("access.log", 812, "\x16\x03\x01\x02 - - <script>alert(1)</script>"),)),
             late=17,
             first=requests[0].time,
             last=requests[-1].time,
@@ -286,7 +288,7 @@ def generated() -> Result:
 
 def empty() -> Result:
     """Return the result of a log without a request, and no candidate."""
-    traffic = Traffic((("empty.log", "nginx combined"),), 0, Unreadable(0, ()), 0, None, None, 1.0, 0, 0, 0, ())
+    traffic = Traffic((File("empty.log", "nginx combined"),), 0, Unreadable(0, ()), 0, None, None, 1.0, 0, 0, 0, ())
     return Result(traffic, (), (), 0.0)
 
 
@@ -317,8 +319,8 @@ def hostile() -> Result:
     found = result.candidates[0]
     return result._replace(
         traffic=result.traffic._replace(
-            files=((f"/var/log/\udcff{first}", signs),),
-            unreadable=Unreadable(2, ((image, 1, signs), (signs, 2, long))),
+            files=(File(f"/var/log/\udcff{first}", signs),),
+            unreadable=Unreadable(2, (Example(image, 1, signs), Example(signs, 2, long))),
             missing=(image,),
         ),
         candidates=(

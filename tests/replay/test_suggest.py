@@ -59,7 +59,7 @@ def test_it_says_that_no_limit_stops_a_distributed_attack(seed: int) -> None:
     found = only(traffic(replace(DISTRIBUTED, seed=seed)))
     assert found.quota is None
     assert found.verdict.startswith(
-        "No limit does: it comes from 300 identities, none of which sent more than 9 requests"
+        "No limit tells programs from people here: it comes from 300 identities, none of which sent more than 9"
     )
     assert (found.programs, found.program_requests) == (300, 2700)
     assert all(limit.stopped < 0.1 and limit.people == 0 for limit in found.limits)
@@ -140,7 +140,10 @@ def test_times_of_whole_seconds_are_counted_over_two() -> None:
         ((), "No requests."),
         (("attack",), "Only programs"),
         (("human",), "No programs"),
-        (("office",), "No programs here: a guard that nobody has needed so far. An address with many people"),
+        (
+            ("office",),
+            "No programs here: the limit is a guard that nobody has needed so far. An address with many",
+        ),
     ],
 )
 def test_logs_of_one_kind(kinds: tuple[str, ...], verdict: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from sluicegate.cli.commands import Command
 from sluicegate.extras import needs
+from sluicegate.replay import words
 
 with needs("cli"):
     import click
@@ -58,7 +59,6 @@ def option_every(text: str) -> Callable[[Command], Command]:
     )
 
 
-_UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
 _WORDS: Final = ("Algorithm", "If down", "Identity")  # columns of single words, which are not folded
 _BAR: Final = 10  # characters
 _FOLDED: Final = 10  # characters to which a column may shrink; below that a table cannot be read
@@ -202,13 +202,7 @@ def span(seconds: float) -> str:
     >>> span(0.2), span(61), span(3600), span(90_000)
     ('1 s', '1 min 1 s', '1 h', '1 d 1 h')
     """
-    left = math.ceil(seconds)
-    for i, (unit, length) in enumerate(_UNITS):
-        if left >= length:
-            rest_unit, rest_length = _UNITS[i + 1] if i + 1 < len(_UNITS) else ("s", 1)
-            rest = left % length // rest_length
-            return f"{left // length} {unit} {rest} {rest_unit}" if rest else f"{left // length} {unit}"
-    return f"{left} s"
+    return words.span(math.ceil(seconds))
 
 
 def bar(used: int, limit: int) -> Text:

@@ -118,11 +118,12 @@ def suggest(
 def _show(found: Suggestions, out: Console) -> None:
     """Print the suggestions as tables."""
     kinds = dict(found.kinds)
-    people = count(sum(kinds.values()) - kinds.get("automated", 0), "identity", "identities")
-    out.print(plain(f"{found.requests:,} requests in {count(found.days, 'day')}, by {found.key}", "bold"))
-    shared = f", {kinds['shared']} of them many people" if kinds.get("shared") else ""
-    few = f", {kinds['unclear']} perhaps of people" if kinds.get("unclear") else ""
-    out.print(plain(f"{people} of people{shared}{few}; {count(kinds.get('automated', 0), 'program')}"))
+    programs = kinds.pop("automated", 0)
+    people = count(sum(kinds.values()), "other identity", "other identities")
+    words = (("shared", "shared by many people"), ("unclear", "unclear"))
+    known = ", ".join([f"{kinds[kind]:,} {text}" for kind, text in words if kind in kinds])
+    out.print(plain(f"{found.requests:,} requests in {count(found.days, 'day')}, counted by {found.key}", "bold"))
+    out.print(plain(f"{count(programs, 'program')}; {people}, counted as people{known and f' ({known})'}"))
     for note in found.notes:
         out.print(plain(f"Note: {note}.", "dim"))
     if found.programs:
@@ -139,8 +140,10 @@ def _show(found: Suggestions, out: Console) -> None:
 def _show_one(each: Suggestion, out: Console) -> None:
     out.print(plain(each.requests_to, "bold"))
     by = f"{count(each.identities, 'identity', 'identities')} of people"
-    programs = f", {each.program_requests:,} by {count(each.programs, 'program')}" if each.programs else ""
-    out.print(plain(f"{each.requests:,} requests by {by}{programs}"))
+    if each.programs:
+        programs = f"{each.program_requests:,} by {count(each.programs, 'program')}"
+        by = f"{each.requests - each.program_requests:,} by {by}, {programs}"
+    out.print(plain(f"{count(each.requests, 'request')}{':' if each.programs else ' by'} {by}"))
     rows = table("Limit", "Exact", "Other days", *_NUMBERS[1:], right=_NUMBERS)
     chosen = (each.quota or "").split("; ")
     for limit in each.limits:

@@ -96,42 +96,29 @@ class LoggedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class FieldKey:
-    """The key `field:NAME`: a field of the log. The rule does not apply to a request without it."""
+class LogKey:
+    """A key that only a log has: `field:NAME`, or `path:2`, the second part of the path. The rule does not apply to a
+    request without it.
+    """
 
+    kind: str  # "field" or "path"
     name: str
 
     def __str__(self) -> str:
-        return f"{FIELD}{self.name}"
+        return f"{self.kind}:{self.name}"
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that it reads."""
-        return (f"{FIELD}{self.name}",)
+        return ("path",) if self.kind == "path" else (f"{FIELD}{self.name}",)
 
     def __call__(self, request: LoggedRequest) -> Hashable | None:
-        value = request.field(self.name)
-        return None if value is None else (f"{FIELD}{self.name}", value)
+        value = request.field(self.name) if self.kind == "field" else self._part(request.path)
+        return None if value is None else (str(self), value)
 
-
-@dataclass(frozen=True, slots=True)
-class PathKey:
-    """The key `path:2`: the second part of the path. The rule does not apply to a shorter path."""
-
-    number: int
-
-    def __str__(self) -> str:
-        return f"path:{self.number}"
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that it reads."""
-        return ("path",)
-
-    def __call__(self, request: LoggedRequest) -> Hashable | None:
-        parts = request.path.strip("/").split("/")
-        part = parts[self.number - 1] if self.number <= len(parts) else ""
-        return (f"path:{self.number}", part) if part else None
+    def _part(self, path: str) -> str | None:
+        parts = path.strip("/").split("/")
+        return parts[int(self.name) - 1] or None if int(self.name) <= len(parts) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from sluicegate.errors import RuleError, SettingsError
-from sluicegate.replay.caller import FieldCost, FieldKey, PathKey, StatusIn
+from sluicegate.replay.caller import FieldCost, LogKey, StatusIn
 from sluicegate.replay.traffic import COLUMNS, FIELD
 from sluicegate.rules.rule import METHODS, Rule
 from sluicegate.web.settings import Settings, read_table
@@ -48,8 +48,8 @@ def log_key(given: Any) -> Any:
     """Return the key that only a log has for its text, as "path:2" and "field:tenant"; any other value unchanged."""
     kind, _, name = given.partition(":") if isinstance(given, str) else ("", "", "")
     if kind == "path" and name.isascii() and name.isdecimal() and 0 < int(name[:4]) <= 100:
-        return PathKey(int(name))
-    return FieldKey(name) if kind == "field" and name else given
+        return LogKey(kind, str(int(name)))
+    return LogKey(kind, name) if kind == "field" and name else given
 
 
 def _with_log_keys(options: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from sluicegate.extras import needs
-from sluicegate.replay.caller import FieldKey
+from sluicegate.replay.caller import LogKey
 from sluicegate.replay.decide import Ready
 from sluicegate.replay.traffic import HEADER
 from sluicegate.replay.words import share
@@ -90,5 +90,5 @@ def _read_by(key: Any) -> Iterator[tuple[str, str, str]]:
             yield part, "user", "requests without a user are counted by address"
         elif isinstance(part, str) and part.startswith("header:"):
             yield part, f"{HEADER}{part.partition(':')[2].lower()}", "requests without it are counted by address"
-        elif isinstance(part, FieldKey):
+        elif isinstance(part, LogKey) and part.kind == "field":
             yield str(part), part.columns[0], "the rule applies to no request"

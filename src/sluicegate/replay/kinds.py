@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from sluicegate.extras import needs
 from sluicegate.replay.peaks import peaks
+from sluicegate.replay.words import share, span
 
 with needs("replay"):
     import polars as pl
@@ -54,7 +55,7 @@ class Sign(NamedTuple):
 SIGNS: Final[Mapping[str, Sign]] = {
     "regular": Sign(
         2,
-        "half of its pauses last {low:g} to {high:g} s",
+        "half of its pauses last {pauses}",
         "people pause for a second here and a minute there; the middle half of 20 pauses within 10 % is a timer",
     ),
     "sleepless": Sign(
@@ -70,7 +71,7 @@ SIGNS: Final[Mapping[str, Sign]] = {
     ),
     "failing": Sign(
         2,
-        "{failed:.0%} of its {requests:,} requests failed with 401, 403 or 404",
+        "{failures} of its {requests:,} requests failed with 401, 403 or 404",
         "people mistype, but most of what they ask for exists: half of 20 requests is a guess",
     ),
     "refused": Sign(
@@ -111,7 +112,9 @@ class Kinds(NamedTuple):
     def reasons(self, who: Any) -> tuple[str, ...]:
         """Return why an identity has its kind."""
         row = self.table.row(by_predicate=pl.col("who") == who, named=True)
-        found = [sign.reason.format(**row) for name, sign in SIGNS.items() if row[name]]
+        texts = {"failures": share(row["failed"], 1), "pauses": _pauses(row["low"] or 0, row["high"] or 0)}
+        signs = [name for name in SIGNS if row[name] and not (name == "failing" and row["refused"])]  # says more
+        found = [SIGNS[name].reason.format(**row, **texts) for name in signs]
         if row["kind"] == SHARED:
             return (f"{row['people']} browsers or users in one day", *found)
         if row["kind"] == UNCLEAR and row["people"] >= MANY:
@@ -119,6 +122,15 @@ class Kinds(NamedTuple):
         if row["kind"] == UNCLEAR:
             return (f"only {row['requests']} requests", *found)
         return tuple(found) or ("no sign of a program",)
+
+
+def _pauses(low: float, high: float) -> str:
+    """Return how long the middle half of pauses lasts.
+
+    >>> _pauses(9.98, 10.01), _pauses(57, 62)
+    ('10 s', '57 s to 1 min 2 s')
+    """
+    return " to ".join(dict.fromkeys([span(low), span(high)]))
 
 
 def is_asset() -> pl.Expr:

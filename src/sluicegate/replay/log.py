@@ -17,7 +17,7 @@ from sluicegate.replay.known import given
 from sluicegate.replay.lines import SECOND, has, read
 from sluicegate.replay.order import Merged, Stream, sorted_within
 from sluicegate.replay.recognise import recognised
-from sluicegate.replay.result import Unreadable
+from sluicegate.replay.result import Example, File, Unreadable
 from sluicegate.replay.traffic import COLUMNS, FIELD
 from sluicegate.replay.words import shape
 
@@ -38,7 +38,7 @@ class Counts(NamedTuple):
     late: int
     bytes: int  # as they are in the files, perhaps compressed
     total: int | None  # of all files; None if standard input is one
-    formats: tuple[tuple[str, str], ...]  # file, name of its format
+    formats: tuple[File, ...]
     resolution: float  # seconds between two times that the log can tell apart
     missing: tuple[str, ...]  # columns that are wanted and that no line of this log has
 
@@ -76,7 +76,7 @@ class Log:
         self._files = [LogFile(path) for path in self._paths]
         self._formats: list[list[Format]] = [[self._given] if self._given else [] for _ in self._files]
         self._lines = self._unread = 0
-        self._examples: list[tuple[str, int, str]] = []
+        self._examples: list[Example] = []
         self._grain = SECOND
         self._first = ""
         self._wanted: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ class Log:
             late=self._merged.late,
             bytes=sum(file.taken for file in self._files),
             total=None if None in sizes else sum(size for size in sizes if size is not None),
-            formats=tuple((file.path, name) for file, name in zip(self._files, names, strict=True) if name),
+            formats=tuple(File(file.path, name) for file, name in zip(self._files, names, strict=True) if name),
             resolution=self._grain / SECOND,
             missing=tuple(column for column in self._wanted if not any(has(each, column) for each in formats)),
         )
@@ -181,7 +181,7 @@ class Log:
         if self._strict:
             raise LineError(path, number, text)
         if len(self._examples) < EXAMPLES:
-            self._examples.append((path, number, text))
+            self._examples.append(Example(path, number, text))
 
     def _unreadable(self, problem: str, line: str) -> LogError:
         """Return the error for a log of which no line can be read."""

@@ -5,17 +5,32 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+class File(NamedTuple):
+    """A file of the log."""
+
+    name: str
+    format: str  # as it was recognised or given
+
+
+class Example(NamedTuple):
+    """A line that could not be read."""
+
+    file: str
+    line: int
+    text: str  # shortened; its shape unless the reader asked for identities
+
+
 class Unreadable(NamedTuple):
     """Lines that could not be read: how many, and the first of them."""
 
     lines: int
-    examples: tuple[tuple[str, int, str], ...]  # file, number of the line, its text (shortened)
+    examples: tuple[Example, ...]
 
 
 class Traffic(NamedTuple):
     """What was read."""
 
-    files: tuple[tuple[str, str], ...]  # name, format as it was recognised or given
+    files: tuple[File, ...]
     lines: int
     unreadable: Unreadable
     late: int  # lines further out of order than the window: replayed, at the moment of the newest line released

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from sluicegate.errors import RuleError
 from sluicegate.extras import needs
 from sluicegate.identity import digest
-from sluicegate.replay.caller import FieldKey
+from sluicegate.replay.caller import LogKey
 from sluicegate.replay.candidates import Candidate, parse_key, parse_requests
 from sluicegate.replay.decide import Ready, decisions
 from sluicegate.replay.hints import Hints
@@ -57,7 +57,7 @@ MARGIN: Final = 1.25
 _FEW_PEOPLE: Final = 50
 _FEW_DAYS: Final = 3
 _DAY: Final = PERIODS["day"]
-_KEY: Final = FieldKey("who")
+_KEY: Final = LogKey("field", "who")
 _WHO: Final = f"{FIELD}who"  # the identity, as a field that a rule can have as its key
 _SMALL: Final = (1, 2, 3, 4, 5, 6, 8)
 _NICE: Final = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
@@ -126,6 +126,21 @@ class Suggestion(NamedTuple):
         return " ".join([",".join(self.methods), self.path or ""]).strip() or "every request"
 
 
+class Kind(NamedTuple):
+    """How many identities are of one kind."""
+
+    kind: str
+    identities: int
+
+
+class Program(NamedTuple):
+    """An identity that is taken for a program."""
+
+    identity: str  # a digest, or the identity if the reader asked for it
+    requests: int
+    reasons: tuple[str, ...]
+
+
 class Suggestions(NamedTuple):
     """The suggestions for a log."""
 
@@ -134,9 +149,9 @@ class Suggestions(NamedTuple):
     days: int
     requests: int
     resolution: float
-    kinds: tuple[tuple[str, int], ...]  # kind, identities
+    kinds: tuple[Kind, ...]
     notes: tuple[str, ...]
-    programs: tuple[tuple[str, int, tuple[str, ...]], ...]  # identity, requests, reasons: those with most requests
+    programs: tuple[Program, ...]  # those with most requests
     suggestions: tuple[Suggestion, ...]
 
 
@@ -214,7 +229,7 @@ class Suggester:
         table = self.kinds.table
         programs = table.filter(pl.col("kind") == AUTOMATED).sort("requests", descending=True).head(10)
         named = [
-            (_shown(who, show_identities), requests, self.kinds.reasons(who))
+            Program(_shown(who, show_identities), requests, self.kinds.reasons(who))
             for who, requests in programs.select("who", "requests").iter_rows()
         ]
         return Suggestions(
@@ -223,7 +238,7 @@ class Suggester:
             days=self.days,
             requests=self.rows.height,
             resolution=self.resolution / SECOND,
-            kinds=tuple(sorted(table.group_by("kind").len().iter_rows())),
+            kinds=tuple([Kind(*each) for each in sorted(table.group_by("kind").len().iter_rows())]),
             notes=(*self._notes(), *_left_out(left_out)),
             programs=tuple(named),
             suggestions=tuple([self._suggestion(rule, show=show_identities) for rule in _told_apart(rules)]),
@@ -254,7 +269,7 @@ class Suggester:
         notes = [
             *self._read,
             *self.kinds.unseen,
-            f"each limit is at least {MARGIN - 1:.0%} above the exact one, and at least what a person needs: "
+            f"each limit is at least {100 * (MARGIN - 1):.0f} % above the exact one, and at least what a person needs: "
             + ", ".join(floors),
         ]
         if self.days < 2:
@@ -451,23 +466,27 @@ def _verdict(group: _Group, limits: Sequence[Limit], stopped: float) -> tuple[st
     programs = group.rows.filter(group.automated)
     by_shared = max(limits, key=lambda limit: limit.exact / limit.without_shared)
     shared = ""
-    if by_shared.exact >= 2 * by_shared.without_shared:
+    alone = _raised(by_shared.without_shared, group.floor[by_shared.period], 0)
+    if by_shared.exact >= 2 * by_shared.without_shared and alone < by_shared.limit:
         shared = (
-            f" An address with many people behind it sets the limits: without it {by_shared.without_shared} per "
-            f"{by_shared.period} would do instead of {by_shared.exact}. A key by user would tell them apart."
+            f" An address with many people behind it sets the limits: without it {alone}/{by_shared.period} would do "
+            f"instead of {by_shared.quota}. A key by user would tell them apart."
         )
     if not programs.height:
-        return f"No programs here: a guard that nobody has needed so far.{shared}", True
+        return f"No programs here: the limit is a guard that nobody has needed so far.{shared}", True
     if stopped >= _SEPARATES:
         return f"Stops {share_of(stopped, 1)} of what programs sent.{shared}", True
     each = programs.group_by(_WHO).len()["len"].to_list()
     spread = len(each) >= 10 and max(each) * 10 <= programs.height
     what = f"it comes from {len(each)} identities, none of which sent more than {max(each)} requests"
-    what = what if spread else "the rest is as slow as people are"
-    instead = "Count failures by user, ask for a proof (a challenge, a second factor), or deny by a list."
+    slow = "the rest is" if stopped > _NOTHING else "these programs are"
+    what = what if spread else f"{slow} as slow as people are"
+    instead = (
+        "If they do harm, count failures by user, ask for a proof (a challenge, a second factor), or deny by a list."
+    )
     if stopped > _NOTHING:
         return f"Stops {share_of(stopped, 1)} of what programs sent: {what}. {instead}{shared}", True
-    return f"No limit does: {what}. {instead}{shared}", False
+    return f"No limit tells programs from people here: {what}. {instead}{shared}", False
 
 
 def nice(limit: int, steps: int = 0) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sluicegate.quota import Quota
-from sluicegate.replay.result import Candidate, ClosedLoop, Load, Result, Traffic
+
+if TYPE_CHECKING:
+    from sluicegate.replay.result import Candidate, ClosedLoop, Load, Result, Traffic
 
 _LETTERS: Final = re.compile(r"(?:[A-Za-z]|[^\x00-\x7f])+")
 _DIGITS: Final = re.compile("[0-9]+")

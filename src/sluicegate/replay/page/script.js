@@ -480,9 +480,9 @@ function sideBySide() {
 function whatWasRead() {
   const { unreadable } = traffic;
   return section("What was read", `${words.read}.`,
-    table(["File", "Format", ""], traffic.files.map(([name, form]) => [logged(name), logged(form), ""]).map((row) => row.slice(0, 2))),
+    table(["File", "Format"], traffic.files.map(({ name, format }) => [logged(name), logged(format)])),
     words.notes.length ? html("ul", { class: "notes" }, ...words.notes.map((note) => html("li", {}, logged(note, 1000)))) : null,
-    unreadable.examples.length ? table(["File", "Line", "Text that could not be read"], unreadable.examples.map(([file, line, text]) => [logged(file), line, html("code", {}, logged(text))])) : null);
+    unreadable.examples.length ? table(["File", "Line", "Text that could not be read"], unreadable.examples.map(({ file, line, text }) => [logged(file), line, html("code", {}, logged(text))])) : null);
 }
 
 function themeButton() {
