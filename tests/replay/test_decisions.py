@@ -64,7 +64,7 @@ quotas = st.builds("{} per {} seconds".format, st.integers(1, 6), st.sampled_fro
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@given(traffic, quotas, st.sampled_from([1, 1, 2, "cost"]))
+@given(traffic, st.one_of(quotas, st.just("201 per 7 seconds")), st.sampled_from([1, 1, 2, 67, 100, "cost"]))
 def test_a_plain_rule_decides_as_a_limiter(algorithm: Any, traffic: pl.DataFrame, quota: str, cost: Any) -> None:
     limit = int(quota.split(maxsplit=1)[0])
     cost = min(cost, limit) if isinstance(cost, int) else cost

@@ -90,3 +90,14 @@ def test_no_process_outlives_a_replay(send: Any, number: int, status: int, tmp_p
     if number != signal.SIGKILL:
         assert errors == b""
         assert not [*(tmp_path / "temporary").iterdir()]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_an_output_that_is_full_is_one_sentence(tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    log.write_text(LINE.format(1, 1, 1))
+    command = [sys.executable, "-m", "sluicegate", "replay", str(log), "--rule", "1/minute"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "sluicegate: the output cannot be written: No space left on device\n"

@@ -56,6 +56,13 @@ def test_compressed_files_are_read(
     assert log.read.total == (None if is_input else len(data))
 
 
+def test_a_file_that_is_damaged_before_its_first_line_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    path.write_bytes(zstandard.compress(LINES)[:20])
+    with pytest.raises(LogError, match="the compressed data ends too early; give the whole file"):
+        list(Log([path]).frames(()))
+
+
 @pytest.mark.parametrize("packed", [gzip.compress, zstandard.compress])
 @pytest.mark.parametrize(
     ("change", "reason"), [(lambda data: data[:-9], "ends too early"), (lambda data: data + b"?garbage", "is damaged")]

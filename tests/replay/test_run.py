@@ -38,6 +38,7 @@ TEXTS = (
     ["9/minute by path:2", "20/minute"],
     ["2 at once"],
     ["2/minute when 401"],
+    ["150/minute cost 40"],  # above 100 units a sliding window rounds times up
 )
 
 
@@ -61,11 +62,12 @@ def run(frames: list[pl.DataFrame], **options: Any) -> Result:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_partitions_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processes: int) -> None:
     """Not even the files that they leave: there are none. The number of partitions follows the log."""
-    whole = traffic()
+    ties = pl.DataFrame({"time": START, "address": [f"192.0.2.{each % 200}" for each in range(600)]})
+    whole = pl.concat([ties, traffic()], how="diagonal")  # more than are listed are refused as often
     expected = run([whole])
     monkeypatch.setattr(partitions, "PIECE", 700)
     monkeypatch.setattr(partitions, "PARTS", 2)
-    monkeypatch.setattr(partitions, "ROWS", 800)
+    monkeypatch.setattr(partitions, "ROWS", 1000)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     steps: list[tuple[int, int]] = []
     found = run(
@@ -75,7 +77,7 @@ def test_partitions_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     )
     assert found == expected
     assert steps == [(done, len(steps) - 1) for done in range(len(steps))]
-    assert len(steps) == 1 + 4  # two partitions until 1,600 rows are written
+    assert len(steps) == 1 + 4  # two partitions until 2,000 rows are written
     assert not [*tmp_path.iterdir()]
 
 
@@ -144,7 +146,7 @@ def test_the_numbers_are_those_of_the_decisions() -> None:
 
 def test_each_point_of_a_curve_is_a_replay_with_that_limit() -> None:
     whole = traffic(800)
-    for texts in TEXTS[:3]:
+    for texts in (*TEXTS[:3], TEXTS[-1]):
         candidate = from_rules(texts)
         (rule,) = [each for each in candidate.settings.rules if isinstance(each, Rule)]
         own: Any = rule.quota
@@ -159,6 +161,11 @@ def test_each_point_of_a_curve_is_a_replay_with_that_limit() -> None:
                 other = replace(candidate.settings, rules=[replace(rule, quota="; ".join(quotas))])
                 refused = whole.filter(~decisions(whole, Candidate(parts, other))["allowed"])
                 assert (point.refused, point.identities) == (refused.height, refused["address"].n_unique())
+
+
+def test_a_curve_has_the_limits_that_the_algorithm_can_have() -> None:
+    (found,) = replay(Given([traffic(100)]), [from_rules(["5000/minute with sliding-log"])]).candidates
+    assert 5000 < max(point.limit for point in found.curves[0].points) <= 10_000
 
 
 def test_a_client_that_waits_meets_each_limit_once() -> None:

@@ -7,6 +7,7 @@ commands.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -45,6 +46,7 @@ COMMANDS: Final = {
 """The module of each command. It has a click command of the same name, with a hyphen as an underscore."""
 
 VARIABLE: Final = "SLUICEGATE_APP"
+_FULL: Final = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO, errno.EBADF)  # what an output can say
 
 
 class Commands(click.Group):
@@ -97,6 +99,10 @@ def _one_sentence() -> Generator[None]:
         raise Failure(f"{error}; run sluicegate doctor") from error
     except SluicegateError as error:
         raise Failure(str(error)) from error
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        raise Failure(f"the output cannot be written: {error.strerror}") from error
 
 
 def _exit(number: int, _: object) -> NoReturn:

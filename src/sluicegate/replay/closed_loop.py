@@ -11,10 +11,9 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Final
 
-from sluicegate.algorithms import KEPT
 from sluicegate.extras import needs
-from sluicegate.plan import Terms
-from sluicegate.replay.decide import Budget, Budgets, Decider, Ready, Suspected, wait_of
+from sluicegate.replay.decide import Budgets, Decider, Ready, Suspected, wait_of
+from sluicegate.replay.plain import Met, steps_of
 
 with needs("replay"):
     import polars as pl
@@ -42,6 +41,15 @@ class Waits:
             unknown=self.unknown or other.unknown,
         )
 
+    def add(self, met: Met) -> None:
+        """Add what some clients met."""
+        if met.delays:
+            delays = pl.Series("delay", met.delays)
+            self.longest = max([self.longest, *met.delays])
+            self.delays.update(dict(_shortened(delays).value_counts().iter_rows()))
+        self.retries += met.retries
+        self.never += met.never
+
     def passed(self, delay: int) -> None:
         """Count a request that passed this many microseconds later than it was logged."""
         if delay > 0:
@@ -56,6 +64,13 @@ def shortened(delay_us: int) -> int:
     return int(-(-value // scale) * scale)
 
 
+def _shortened(delays: pl.Series) -> pl.Series:
+    """Return `shortened` of each."""
+    value = -(-delays // 1000)
+    scale = pl.lit(10, pl.Int64()).pow((pl.col("delay").cast(pl.String()).str.len_bytes().cast(pl.Int64()) - 3).clip(0))
+    return value.to_frame().select(-(-pl.col("delay") // scale) * scale).to_series()
+
+
 def waits_of(ready: Ready, found: Suspected) -> Waits:
     """Return what those who might be refused would have met. The others would not have waited."""
     waits = Waits()
@@ -67,34 +82,11 @@ def waits_of(ready: Ready, found: Suspected) -> Waits:
     if ready.alone is None:
         of_all(ready.fresh(), found.rest, waits)
         return waits
-    columns = ["time", *(["cost"] if found.cost is None else [])]
+    terms, met, columns = ready.terms[0], Met(), ["time", *(["cost"] if found.cost is None else [])]
     for times, *costs in found.rest.group_by("identity").agg(columns).select(columns).iter_rows():
-        of_one(times, costs[0] if costs else found.cost or 0, ready.terms[0], waits=waits)
+        steps_of(terms, found.cost).wait(times, costs[0] if costs else found.cost or 0, met)
+    waits.add(met)
     return waits
-
-
-def of_one(times: Sequence[int], costs: Sequence[int] | int, terms: Terms, *, waits: Waits) -> None:
-    """Count the waits of one identity under one plain rule."""
-    algorithm, params = KEPT[terms.algorithm], terms.params
-    budget, now = Budget(), 0
-    for at, logged in enumerate(times):
-        cost = costs if isinstance(costs, int) else costs[at]
-        now = max(now, logged)
-        while True:
-            if algorithm.hit(budget, now, cost, params) is not None:
-                waits.passed(now - logged)
-                break
-            outcome = algorithm.check(budget.state, now, cost, params)
-            if outcome.allowed:
-                if cost:
-                    budget.state = algorithm.charge(budget.state, now, cost, params)
-                waits.passed(now - logged)
-                break
-            if outcome.retry_after is None:
-                waits.never += 1
-                break
-            waits.retries += 1
-            now += outcome.retry_after
 
 
 def of_several(times: Sequence[int], masks: Sequence[int], ready: Ready, *, waits: Waits) -> None:

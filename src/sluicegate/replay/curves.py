@@ -8,11 +8,14 @@ from fractions import Fraction
 from typing import Any, Final, cast
 
 from sluicegate.clock import MICROSECOND
+from sluicegate.errors import AlgorithmError
 from sluicegate.extras import needs
 from sluicegate.plan import Terms
 from sluicegate.quota import MAX_LIMIT, Quota
 from sluicegate.replay.candidates import Candidate
-from sluicegate.replay.decide import Ready, Suspected, refusals_of, refusals_of_one, suspected
+from sluicegate.replay.decide import Ready, charged, refusals_of, suspected
+from sluicegate.replay.peaks import PEAK, peaks
+from sluicegate.replay.plain import reach, steps_of, with_limit
 from sluicegate.rules.rule import Rule
 
 with needs("replay"):
@@ -44,7 +47,7 @@ class Scale:
     """The limits of each curve of a candidate. They depend on the number of requests, because each point is decided."""
 
     def __init__(self, candidate: Candidate, requests: int) -> None:
-        ready = Ready(candidate)
+        self._ready = ready = Ready(candidate)
         self.candidate = candidate
         self.rules: list[tuple[int, Terms, list[int]]] = []  # the number of the rule's quota, and its limits
         steps = STEPS if ready.plain or requests <= _SMALL else FEW if requests <= _LARGE else 0
@@ -53,7 +56,7 @@ class Scale:
         for number, terms in enumerate(ready.terms):
             rule = ready.bounds[ready.owner[number]].rule
             least = rule.cost if isinstance(rule.cost, int) else 1
-            chosen = [each for each in limits(terms.quota.limit, steps) if each >= least]
+            chosen = [each for each in limits(terms.quota.limit, steps) if each >= least and _possible(terms, each)]
             self.rules.append((number, terms, chosen))
 
     def ready(self, number: int, limit: int) -> Ready:
@@ -73,36 +76,53 @@ class Scale:
         return Ready(self.candidate._replace(settings=replace(settings, rules=rules)))
 
     def points(self, frame: pl.DataFrame, insane: pl.Series) -> list[Points]:
-        """Return what each limit would have refused of a frame, sorted by identity and time, for each rule.
-
-        The limits rise, so an identity that one of them cannot refuse needs not be looked at again.
-        """
+        """Return what each limit would have refused of a frame, sorted by identity and time, for each rule."""
         found = []
-        for number, _, chosen in self.rules:
-            points, rest = [], frame
+        for number, terms, chosen in self.rules:
+            if self._ready.alone is not None:
+                found.append(self._alone([with_limit(terms, limit) for limit in chosen], frame, insane))
+                continue
+            points = []
             for limit in chosen:
                 ready = self.ready(number, limit)
-                some = suspected(ready, rest)
-                if ready.alone is not None:
-                    points.append(_point_alone(ready, some, insane))
-                    rest = rest.filter(pl.col("identity").is_in(some.rest["identity"].unique().implode()))
-                else:
-                    points.append(_point(rest, refusals_of(ready, some), insane))
+                points.append(_point(frame, refusals_of(ready, suspected(ready, frame)), insane))
             found.append(points)
         return found
 
+    def _alone(self, chosen: Sequence[Terms], frame: pl.DataFrame, insane: pl.Series) -> Points:
+        """Return what one plain rule would have refused with each of these terms, whose limits rise."""
+        mine, cost = charged(self._ready, frame, self._ready.bounds[0])
+        points, fast = [[0, 0, 0] for _ in chosen], set(insane.to_list())
+        if cost == 0 or not mine.height:
+            return points
+        if cost is None:  # as floats: the sum may leave int64
+            most = mine.group_by("identity").agg(pl.col("cost").cast(pl.Float64()).sum().alias("most"))
+        else:
+            span = max([reach(terms, cost) for terms in chosen])
+            most = peaks(mine.select("identity", "time"), ["identity"], [span]).rename({f"{PEAK}{span}": "most"})
+        units = cost or 1
+        most = most.filter(pl.col("most") > chosen[0].limit // units)
+        columns = ["time", *(["cost"] if cost is None else [])]
+        groups = mine.join(most, on="identity", how="semi").group_by("identity").agg(columns).join(most, on="identity")
+        for identity, highest, times, *costs in groups.select("identity", "most", *columns).iter_rows():
+            for point, terms in zip(points, chosen, strict=True):
+                if highest <= terms.limit // units:
+                    break
+                runs = steps_of(terms, cost).refused(times, costs[0] if costs else units)
+                if runs:
+                    point[0] += sum([after - at for at, after, _ in runs])
+                    point[1] += 1
+                    point[2] += identity not in fast
+        return points
 
-def _point_alone(ready: Ready, found: Suspected, insane: pl.Series) -> list[int]:
-    """Return what one plain rule would have refused."""
-    terms, columns = ready.terms[0], ["time", *(["cost"] if found.cost is None else [])]
-    refused, who = 0, []
-    groups = found.rest.group_by("identity", maintain_order=True).agg(columns)
-    for identity, times, *costs in groups.select("identity", *columns).iter_rows():
-        places, _ = refusals_of_one(times, costs[0] if costs else found.cost or 0, terms)
-        if places:
-            refused += len(places)
-            who.append(identity)
-    return [refused, len(who), len(who) - _among(who, insane)]
+
+def _possible(terms: Terms, limit: int) -> bool:
+    """True if the algorithm can have this limit."""
+    try:
+        with_limit(terms, limit)
+    except AlgorithmError:
+        return False
+    return True
 
 
 def _point(frame: pl.DataFrame, refusals: pl.DataFrame, insane: pl.Series) -> list[int]:

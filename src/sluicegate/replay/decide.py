@@ -2,13 +2,12 @@
 
 `Decider` is the gate, request after request in order of time, over a store that never evicts. Most identities never
 come near a limit: `spared` finds those that no algorithm can refuse, without a loop. A candidate with one plain rule is
-decided identity by identity, with the algorithm's own `hit`, `check` and `charge`. Tests prove that all three agree
+decided identity by identity, by the loops of `plain`. Tests prove that all three agree
 event by event with a Limiter.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -21,6 +20,7 @@ from sluicegate.extras import needs
 from sluicegate.plan import Decision, Terms
 from sluicegate.replay.caller import LoggedRequest
 from sluicegate.replay.candidates import Candidate
+from sluicegate.replay.plain import reach, steps_of
 from sluicegate.replay.traffic import COLUMNS, HEADER
 from sluicegate.rules.key import Caller, KeySpec, ReadyKey, identity_of
 from sluicegate.rules.response import Response
@@ -283,57 +283,11 @@ def wait_of(decision: Decision) -> int | None:
     return max(known) if waits and len(known) == len(waits) else None
 
 
-class Budget:
-    """The state of one identity under one rule."""
-
-    __slots__ = ("state",)
-
-    def __init__(self) -> None:
-        self.state: Any = None
-
-
-def refusals_of_one(
-    times: Sequence[int], costs: Sequence[int] | int, terms: Terms
-) -> tuple[list[int], list[int | None]]:
-    """Decide about all requests of one identity under one plain rule. Return the places of the refused ones, and the
-    time until which each is refused.
-    """
-    algorithm, params = KEPT[terms.algorithm], terms.params
-    hit, check, charge = algorithm.hit, algorithm.check, algorithm.charge
-    budget = Budget()
-    places: list[int] = []
-    untils: list[int | None] = []
-    at, end, same = 0, len(times), isinstance(costs, int)
-    cost: int = costs if isinstance(costs, int) else 0
-    while at < end:
-        now = times[at]
-        if not same:
-            cost = costs[at]  # type: ignore[index]
-        if hit(budget, now, cost, params) is not None:
-            at += 1
-            continue
-        outcome = check(budget.state, now, cost, params)
-        if outcome.allowed:
-            if cost:
-                budget.state = charge(budget.state, now, cost, params)
-            at += 1
-            continue
-        wait = outcome.retry_after
-        until = None if wait is None else now + wait
-        # A refusal changes nothing, and its retry_after is exact: all requests of this cost before it are refused too.
-        after = at + 1 if not same else end if until is None else bisect_left(times, until, at + 1)
-        places += range(at, after)
-        untils += [until] * (after - at)
-        at = after
-    return places, untils
-
-
 def suspects(frame: pl.DataFrame, terms: Terms, cost: int | None) -> pl.Series:
     """Return the identities that a rule might refuse, from the rows that it applies to, sorted by identity and time.
 
-    No algorithm refuses a request of cost 1 unless `limit` earlier ones came within two of its windows: two because of
-    the counter of two windows. A refusal changes nothing, so this holds of logged requests too. For other costs (None:
-    they differ, and are in the column `cost`) the sum over the whole log must pass the limit.
+    Too many requests must have come within the reach of its algorithm. For costs that differ (None: they are in the
+    column `cost`) the sum over the whole log must pass the limit.
     """
     limit = terms.limit
     if cost is None:
@@ -342,8 +296,8 @@ def suspects(frame: pl.DataFrame, terms: Terms, cost: int | None) -> pl.Series:
         return heavy["identity"]
     if cost == 0:
         return frame["identity"].head(0)
-    back = max(1, limit // cost)
-    close = (pl.col("time") - pl.col("time").shift(back) <= 2 * terms.window_us) & (
+    back = limit // cost
+    close = (pl.col("time") - pl.col("time").shift(back) < reach(terms, cost)) & (
         pl.col("identity") == pl.col("identity").shift(back)
     )
     found: pl.Series = frame.lazy().filter(close).select("identity").unique().collect()["identity"]
@@ -420,15 +374,21 @@ class Suspected(NamedTuple):
     decided: pl.Series
 
 
+def charged(ready: Ready, frame: pl.DataFrame, bound: Bound) -> tuple[pl.DataFrame, int | None]:
+    """Return the rows that a rule applies to, and the cost of each; None: it is in the column `cost`."""
+    mine = frame.filter(ready.applies(frame, bound) & frame["identity"].is_not_null())
+    if isinstance(bound.rule.cost, int):
+        return mine, bound.rule.cost
+    return mine.with_columns(ready.cost(mine, bound).alias("cost")), None
+
+
 def suspected(ready: Ready, frame: pl.DataFrame) -> Suspected:
     """Find who might be refused in a frame that has all requests of its identities, sorted by identity, then by time.
     Its columns are those of traffic, and `identity`, `row`. The candidate must count each identity alone.
     """
     rules = []
     for bound in ready.bounds:
-        mine = frame.filter(ready.applies(frame, bound) & frame["identity"].is_not_null())
-        cost = bound.rule.cost if isinstance(bound.rule.cost, int) else None
-        mine = mine.with_columns(ready.cost(mine, bound).alias("cost")) if cost is None else mine
+        mine, cost = charged(ready, frame, bound)
         found = [suspects(mine, terms, cost) for terms in bound.terms or ()]
         rules.append((mine, cost, pl.concat(found).unique()))
     decided = rules[0][0]["row"] if len(rules) == 1 else pl.concat([mine["row"] for mine, _, _ in rules]).unique()
@@ -467,11 +427,10 @@ def _alone(frame: pl.DataFrame, cost: int | None, terms: Terms) -> pl.DataFrame:
     untils: list[int | None] = []
     columns = ["time", "row", *(["cost"] if cost is None else [])]
     for group in frame.group_by("identity", maintain_order=True).agg(columns).select(columns).iter_rows():
-        places, until = refusals_of_one(group[0], group[2] if cost is None else cost, terms)
-        if places:
-            mine = group[1]
-            rows += [mine[place] for place in places]
-            untils += until
+        mine = group[1]
+        for at, after, until in steps_of(terms, cost).refused(group[0], group[2] if cost is None else cost):
+            rows += mine[at:after]
+            untils += [until] * (after - at)
     found = pl.DataFrame({"row": rows, "until": untils}, schema={"row": pl.Int64(), "until": pl.Int64()})
     return found.with_columns(pl.lit(0, pl.UInt16()).alias("rule"))
 

@@ -107,7 +107,8 @@ class LogFile:
             self.damage = "the compressed data is damaged from here on"
         else:
             self.damage = "" if stream.eof else "the compressed data ends too early"
-        yield bytes(found)
+        if found:
+            yield bytes(found)
 
     def _next(self, file: BinaryIO, size: int) -> bytes:
         block = file.read(size)

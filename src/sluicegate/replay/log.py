@@ -114,6 +114,9 @@ class Log:
 
     def _all_rows(self) -> Iterator[pl.DataFrame]:
         yield from self._merged
+        if damaged := [file for file in self._files if file.damage and not self._lines]:
+            expected = "give the whole file, or the lines before the damage without compression"
+            raise LogError("log", damaged[0].path, problem=damaged[0].damage, expected=expected)
         if self._unread and self._unread == self._lines:
             name = self._formats[0][0].name if self._formats[0] else "any format"
             problem = f"none of {self._lines:,} lines can be read as {name}"

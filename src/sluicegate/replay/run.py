@@ -260,7 +260,7 @@ class Answer:
             innocent=results.Innocent(rate, tally.innocent, of=shared.sane, requests=tally.innocent_requests),
             closed_loop=self._closed_loop(),
             load=self._load(),
-            most_refused=tuple(tally.most),
+            most_refused=tuple([each for _, each in tally.most]),
             heat=self._heat(),
             curves=self._curves(),
             exact=True,

@@ -66,14 +66,14 @@ def add(one: Any, other: Any) -> Any:
     return one + other
 
 
-class Top(tuple[Refused, ...]):
-    """The most refused identities."""
+class Top(tuple[tuple[int, Refused], ...]):
+    """The most refused identities, with their numbers: these order equal ones in the same way in each run."""
 
     __slots__ = ()
 
-    def with_others(self, others: Iterable[Refused]) -> Top:
+    def with_others(self, others: Iterable[tuple[int, Refused]]) -> Top:
         """Return the most refused of these and others."""
-        return Top(sorted([*self, *others], key=lambda each: (-each.refused, each.identity))[:MOST_REFUSED])
+        return Top(sorted([*self, *others], key=lambda each: (-each[1].refused, each[0]))[:MOST_REFUSED])
 
 
 @dataclass
@@ -241,19 +241,18 @@ def _most(frame: pl.DataFrame, hits: pl.DataFrame, who: pl.DataFrame, *, grid: G
     for row in who.iter_rows(named=True):
         identity = row["identity"]
         requests = asked[identity]
-        rows.append(
-            Refused(
-                name(identity),
-                requests=sum(requests),
-                refused=row["refused"],
-                seconds=row["blocked"] / MICROSECOND,
-                first=row["first"] / MICROSECOND,
-                last=row["last"] / MICROSECOND,
-                innocent=row["innocent"],
-                counts=tuple(requests),
-                refusals=tuple(refused[identity]),
-            )
+        found = Refused(
+            name(identity),
+            requests=sum(requests),
+            refused=row["refused"],
+            seconds=row["blocked"] / MICROSECOND,
+            first=row["first"] / MICROSECOND,
+            last=row["last"] / MICROSECOND,
+            innocent=row["innocent"],
+            counts=tuple(requests),
+            refusals=tuple(refused[identity]),
         )
+        rows.append((identity, found))
     return Top(rows)
 
 

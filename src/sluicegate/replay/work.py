@@ -116,8 +116,10 @@ class Work:
         refusals = refusals_of(ready, some)
         found = tally(ordered, refusals, decided=some.decided, insane=insane, grid=self.grid, name=name)
         fast = pl.col("identity").is_in(insane.implode())
-        found.innocent_waits = waits_of(ready, some._replace(rest=some.rest.filter(~fast)))
-        found.waits = found.innocent_waits + waits_of(ready, some._replace(rest=some.rest.filter(fast)))
+        who = some.rest.join(refusals, on="row", how="semi").select("identity").unique()
+        wait = some.rest.join(who, on="identity", how="semi", maintain_order="left")  # who is never refused never waits
+        found.innocent_waits = waits_of(ready, some._replace(rest=wait.filter(~fast)))
+        found.waits = found.innocent_waits + waits_of(ready, some._replace(rest=wait.filter(fast)))
         if self.curves:
             found.curves = Scale(ready.candidate, self.requests).points(ordered, insane)
         return found
