@@ -50,7 +50,7 @@ def limiter(request: pytest.FixtureRequest, clock: ManualClock) -> Iterator[Limi
         server = request.getfixturevalue(request.param)
         server.flush()
         where = server.url
-    with Limiter(where, clock=clock) as made:
+    with Limiter(where, clock=clock, deadline=10) as made:
         yield made
 
 

@@ -20,7 +20,7 @@ from sluicegate import StoreError
 from sluicegate.plan import Check, Plan
 from sluicegate.stores import open_store
 from sluicegate.stores.redis.commands import Command, pack
-from sluicegate.stores.redis.connections import Connections
+from sluicegate.stores.redis.connections import Connection, Connections, _Pool
 from sluicegate.stores.redis.steps import Address, NoReplyError, Send
 from sluicegate.stores.redis.url import OPENING, servers
 from sluicegate.testing.store import terms
@@ -105,16 +105,24 @@ def scripted() -> Iterator[Callable[..., Scripted]]:
 
 
 def test_a_distant_server_is_used_though_its_opening_takes_longer_than_the_deadline(
-    scripted: Callable[..., Scripted],
+    scripted: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = scripted(late=0.3)
-    with closing(server.connections(deadline=0.5)) as connections:
-        replies = [server.ask(connections) for _ in range(6)]
-        assert isinstance(replies[0], NoReplyError)
-        assert (replies[0].sent, replies[0].concerns) == (False, "server")
-        assert replies[3:] == [b"OK"] * 3
+    monkeypatch.setattr("sluicegate.stores.redis.connections._STUCK", PATIENCE)
+    arrived = threading.Event()
+
+    def answer(number: int, name: str) -> bytes:
+        arrived.wait(PATIENCE)
+        return OK
+
+    server = scripted(answer)
+    with closing(server.connections(deadline=PATIENCE)) as connections:
+        early = server.ask(connections, deadline=0.1)
+        assert isinstance(early, NoReplyError)
+        assert (early.sent, early.concerns) == (False, "server")
+        arrived.set()
+        assert [server.ask(connections) for _ in range(3)] == [b"OK"] * 3
         assert server.accepted == 1
-        assert server.heard == ["AUTH", "SELECT", *["GET"] * replies.count(b"OK")]
+        assert server.heard == ["AUTH", "SELECT", *["GET"] * 3]
 
 
 @pytest.mark.parametrize("reply", [b"+" + b"x" * 200 + b"\r\n", b"*60\r\n" + b":1\r\n" * 60])
@@ -159,6 +167,24 @@ def test_a_thread_takes_a_connection_that_comes_free_before_its_opening(scripted
         assert server.ask(connections) == b"OK"
         assert time.monotonic() - began < min(OPENING, PATIENCE)
         assert slow.result() == b"OK"
+        assert server.accepted == 2
+
+
+def test_a_thread_whose_connection_another_takes_opens_one_more(
+    scripted: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Connection | None] = []
+    wake = _Pool._wake
+
+    def take(pool: _Pool) -> None:
+        if not taken:
+            taken.append(pool.idle())
+        wake(pool)
+
+    monkeypatch.setattr(_Pool, "_wake", take)
+    server = scripted()
+    with closing(server.connections(deadline=PATIENCE)) as connections:
+        assert server.ask(connections) == b"OK"
         assert server.accepted == 2
 
 

@@ -261,6 +261,7 @@ class _Opening:
 
     def __init__(self) -> None:
         self.began = monotonic()
+        self.is_done = False  # the connection is open. Another thread may have taken it
 
 
 class _Pool:
@@ -311,7 +312,8 @@ class _Pool:
         if self._lock._is_owned():  # the thread that opens a connection needs the lock
             cause = TimeoutError("a signal handler or finalizer cannot wait for the connection that its thread opens")
             raise NoReplyError(step.address, cause, sent=False, concerns="plan")
-        failed, started, now = self._failed, False, monotonic()
+        failed, now = self._failed, monotonic()
+        own: _Opening | None = None
         # A node that does not let us connect must leave time to ask where its keys are now.
         others = self._servers.kind in {"sentinel", "cluster"} and step.part == 1
         soon = until - (until - now) / 2 if others else until
@@ -325,13 +327,14 @@ class _Pool:
                 with self._lock:  # no greenlet switches here, so none is killed while it waits for the lock
                     if self._idle:
                         continue
-                    opening = None if started else self._reserve()
+                    again = own is None or (own.is_done and not self._fresh())
+                    opening = self._reserve() if again else None
                     left = (until if self._open else soon) - monotonic()
                     refused = failed != self._failed and not self._open and not self._fresh()
                     if opening is None and (left <= 0 or refused):
                         raise self._no_connection(step.address, failed=failed != self._failed)
                 if opening is not None:
-                    started = True
+                    own = opening
                     self._start(opening, step, until)
                 elif woken.acquire(timeout=left):
                     self._waiting.append(woken)  # before the next look at `_idle`
@@ -443,6 +446,7 @@ class _Pool:
                 if connection is None:
                     self._failed, self._failure = self._failed + 1, failure
                 else:
+                    opening.is_done = True
                     self._open.add(connection)
                     self._idle.append(connection)
             unwanted = self._closed and not self._waiting
