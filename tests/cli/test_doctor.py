@@ -53,7 +53,7 @@ def bad(server: Any) -> dict[str, str]:
 
 def test_a_healthy_server() -> None:
     with valkey_server(*MEMORY) as server:
-        with Limiter(server.url) as limiter:
+        with Limiter(server.url, deadline=10) as limiter:
             for number in range(250):
                 limiter.hit("5/minute; 100/day", number, action="reply")
         keys = ask(server, "DBSIZE")

@@ -410,7 +410,7 @@ def test_a_hung_node_does_not_delay_the_others(moving_cluster: Cluster, ours: st
     theirs = people.pop(hung)
     others = {who for group in people.values() for who in group}
     hung.pause()
-    watched = Watched(moving_cluster.url, ours, runner, deadline=1.0)
+    watched = Watched(moving_cluster.url, ours, runner, deadline=2.0)
     assert watched.degraded(*sorted(others)[:1]) == set()
     longest = 0.0
     for number, who in enumerate(sorted(others) * 5):
@@ -419,7 +419,7 @@ def test_a_hung_node_does_not_delay_the_others(moving_cluster: Cluster, ours: st
         begun = monotonic()
         assert not watched.hit("1000/day", who).degraded
         longest = max(longest, monotonic() - begun)
-    assert longest < 0.4, "no other request has asked the hung node"
+    assert longest < 0.9, "no other request has asked the hung node"
     assert watched.changes == [(f"127.0.0.1:{hung.port}", False)]
     hung.resume()
     wait_until("the node to be used", lambda: watched.degraded(*theirs) == set())

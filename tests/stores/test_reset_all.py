@@ -101,7 +101,10 @@ def test_everything_of_one_identity(where: str, kind: str, secret: str | None) -
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_what_only_this_process_remembers_is_forgotten_too(kind: str, valkey: Server) -> None:
     options: dict[str, Any] = {"prefix": f"here-{uuid4()}", "deny_cache": 60}
-    with opened(kind, valkey.url, **options) as (limiter, wait), Limiter(valkey.url, **options) as elsewhere:
+    with (
+        opened(kind, valkey.url, **options) as (limiter, wait),
+        opened("sync", valkey.url, **options) as (elsewhere, _),
+    ):
         assert [wait(limiter.hit("1/hour", "alice")).allowed for _ in range(2)] == [True, False]
         assert elsewhere.reset_all("alice") == 1
         assert not wait(limiter.hit("1/hour", "alice")).allowed  # from the deny cache of this process

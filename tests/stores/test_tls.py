@@ -86,13 +86,13 @@ def test_a_lost_reply_is_not_taken_for_the_next_one(url: str, proxy: Proxy, mode
 
 
 def test_a_missing_reply_costs_the_deadline(url: str, proxy: Proxy, mode: Any) -> None:
-    with mode(url, deadline=0.5) as limiter:
+    with mode(url, deadline=1.5) as limiter:  # long enough for the handshake on a busy machine
         assert hit(limiter) == (True, 2)
         proxy.black_hole()
         began = time.monotonic()
         with pytest.raises(StoreError):
             hit(limiter)
-        assert 0.4 < time.monotonic() - began < 5
+        assert 1.4 < time.monotonic() - began < PATIENCE
         proxy.heal()
         assert hit(limiter) == (True, 1)
 

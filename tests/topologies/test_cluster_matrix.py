@@ -19,7 +19,7 @@ from sluicegate.identity import identity_text
 from sluicegate.stores.redis.topology import slot_of
 from tests.cluster import Cluster
 from tests.servers import MAKERS, Server, ask, is_master, wait_until
-from tests.topologies.load import DEADLINE, QUOTA, RUNS, Load, check_counts, check_lines, run_on
+from tests.topologies.load import DEADLINE, QUOTA, RUNS, Load, check_counts, check_lines, retried, run_on
 
 USER = "limiter"
 
@@ -293,6 +293,7 @@ def seven(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     ],
     indirect=["whole"],
 )
+@retried
 def test_a_disturbance_affects_only_its_own_and_ends(
     whole: Cluster, disturb: Callable[[Site], set[str]], how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -325,6 +326,7 @@ def test_a_disturbance_affects_only_its_own_and_ends(
     [pytest.param(kind, how, marks=pytest.mark.matrix) for kind, how in RUNS],
     indirect=["seven"],
 )
+@retried
 def test_three_hung_nodes_of_seven_do_not_affect_the_others(
     seven: Cluster, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:

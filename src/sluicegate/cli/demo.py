@@ -31,6 +31,7 @@ with needs("cli"):
     from sluicegate.starlette import RateLimitMiddleware, limit
 
 HOST: Final = "127.0.0.1"
+PATIENCE: Final = 5.0  # seconds for the store: a laptop may be busy
 SHOWN: Final = ("RateLimit", "Retry-After")
 VISITS: Final = (*["alice"] * 7, *["bob"] * 2, "alice")
 EXPECTED: Final = [200] * 5 + [429] * 2 + [200] * 2 + [429]
@@ -55,7 +56,14 @@ def make_app(store: str) -> Starlette:
     """Make the application. A random prefix gives each run separate budgets, even on a Redis server that is in use."""
     app = Starlette(routes=[Route("/reply", reply, methods=["POST"])])
     prefix = f"sluicegate-demo-{secrets.token_hex(4)}"
-    app.add_middleware(RateLimitMiddleware, store=store, key="header:X-User", prefix=prefix, on_store_failure="deny")
+    app.add_middleware(
+        RateLimitMiddleware,
+        store=store,
+        key="header:X-User",
+        prefix=prefix,
+        on_store_failure="deny",
+        deadline=PATIENCE,
+    )
     return app
 
 
@@ -64,7 +72,9 @@ def run_demo(store: str, *, port: int, once: bool) -> None:
     is wrong.
     """
     console = Console(highlight=False, soft_wrap=True)
-    with closing(open_store(store, prefix="sluicegate-demo")) as tried:  # a store that does not work raises here
+    with closing(
+        open_store(store, prefix="sluicegate-demo", deadline=PATIENCE)
+    ) as tried:  # a store that does not work raises here
         tried.forget("demo", "nobody")
     with serving(make_app(store), port) as bound:
         console.print("A user may reply 5 times a minute. Two users try:\n")
