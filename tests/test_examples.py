@@ -139,6 +139,9 @@ def test_fastapi_counts_malformed_bodies_and_documents_the_429(start) -> None:
     assert [ask(port, "GET", "/board/replies").status for _ in range(4)] == [200, 200, 200, 429]
     document = json.loads(ask(port, "GET", "/openapi.json").body)
     assert "Retry-After" in document["paths"]["/board/replies"]["post"]["responses"]["429"]["headers"]
+    guesses = [{"Authorization": f"Bearer guess {number}", **JSON} for number in range(12)]
+    tried = [ask(port, "POST", "/board/replies", guess, '{"text": "x"}').status for guess in guesses]
+    assert tried == [401] * 10 + [429] * 2
 
 
 def test_of_60_concurrent_wrong_passwords_5_are_tried_and_right_ones_cost_nothing(start) -> None:

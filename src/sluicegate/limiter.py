@@ -312,7 +312,8 @@ class Limiter(_Engine[Store]):
     ) -> Decision:
         """Charge `cost` units to an identity if every quota allows them, or else charge nothing. Return the decision.
 
-        `identity` is text, bytes, an int, a UUID or a tuple of these. Each `action` has separate budgets.
+        `identity` is text, bytes, an int, a UUID or a tuple of these. Each `action` has separate budgets. The first hit
+        of an action is slow, and the last 4,096 actions are kept ready: put what a client chooses into the identity.
         """
         return self.limit(quota, action=action, algorithm=algorithm).hit(identity, cost)
 

@@ -202,6 +202,8 @@ def _refusal(
     if own is None:
         dialect = state.gate.settings.headers if decision is state.decision else None
         answer = denial(decision, dialect, epoch=epoch_seconds(), accept=request.META.get("HTTP_ACCEPT", ""))
+        # Empty for HEAD, because gunicorn would send the body. Then GZipMiddleware leaves out the fields that it makes
+        # from the body, which RFC 9110 §9.3.2 allows.
         own = _response(answer, empty=request.method == "HEAD")
         if dialect is not None:
             setattr(own, _DECISION, decision)
