@@ -207,7 +207,8 @@ def test_every_key_expires_and_not_before_its_state(server: Server, name: str, s
         for cost in (0, 4, 1, 1, 0, 1, 1, 3):
             (outcome,) = store.run(Plan((Check(rule, identity, cost),)))
             left = connection.pttl(key) * 1000 if connection.exists(key) else 0
-            assert outcome.reset_after - 5_000_000 <= left <= outcome.reset_after + 5_000
+            longest = outcome.reset_after + rule.window_us // 8  # not every hit sets the expiry again
+            assert outcome.reset_after - 5_000_000 <= left <= longest + 5_000
 
 
 @pytest.mark.parametrize("name", ["fixed-window", "sliding-window", "sliding-counter"])

@@ -84,7 +84,8 @@ def test_every_key_expires_and_not_before_its_state(
             for key in keys_of(connection, identity):
                 left = connection.pttl(key)
                 assert outcome.reset_after - 5_000_000 <= left * 1000  # minus the time of the test itself
-                assert left <= outcome.reset_after / 1000 + 3_600_000 + 3  # with a ManualClock keys live an hour longer
+                longest = outcome.reset_after + rule.window_us // 8  # not every hit sets the expiry again
+                assert left <= longest / 1000 + 3_600_000 + 3  # with a ManualClock keys live an hour longer
         for cost in (1, 3):
             store.run(
                 Plan((Check(terms(algorithm, "3/second", scope="short", counted=True), identity_text(identity), cost),))

@@ -18,14 +18,14 @@ if start and used and used > 0 and now - start < window and start - now <= windo
     end
     --@END
   end
-  return HEAD .. value --@ALSO , passed or cost == 0
+  return HEAD .. value --@ALSO passed or cost == 0
 end
 if cost <= limit and cost > 0 then
   --@WRITE
   call('SET', key, string.format('%.0f%016.0f', cost, now), 'PX', (window - window % 2000) / 1000 + slack)
   --@END
 end
-return HEAD --@ALSO , cost <= limit
+return HEAD --@ALSO cost <= limit
 
 --@PLAN
 

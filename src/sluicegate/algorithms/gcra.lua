@@ -44,7 +44,7 @@ if passed and cost > 0 then
   keep(key, now, level, lag, leak)
   --@END
 end
-return HEAD .. (value or '') --@ALSO , passed or cost == 0
+return HEAD .. (value or '') --@ALSO passed or cost == 0
 
 --@PLAN
 

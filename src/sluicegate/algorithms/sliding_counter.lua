@@ -28,7 +28,7 @@ if free >= 0 and cost > 0 then
   end
   --@END
 end
-return HEAD .. (age and value or '') --@ALSO , free >= 0 or cost == 0
+return HEAD .. (age and value or '') --@ALSO free >= 0 or cost == 0
 
 --@PLAN
 

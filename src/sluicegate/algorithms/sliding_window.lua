@@ -2,12 +2,15 @@
 -- out. A state holds the part of the list that was read, from its beginning; the index of the first stamp in the period;
 -- and the newest stamp.
 
+-- The key lives until a window after the end of the newest stamp's part, an eighth of a window. So a hit in the same part
+-- sets no expiry.
+
 local BLOCK = 12 -- items read at once: all of 10 stamps, and of most budgets
 
 --@HIT
 -- The reply has the used units, and the oldest and the newest stamp: all that an outcome needs, unless more than the limit
 -- is used, or more than one unit is missing. If the hit passed and its stamp is the newest, the reply ends before that.
-local limit, window, grain = a, b, c + 0
+local limit, window, grain, part = a, b, c + 0, (b + -b % 8) / 8
 local stamp, block = now + -now % grain, limit > 10 and 6 or BLOCK
 local items = call('LRANGE', key, '0', limit > 10 and '5' or '11')
 local used, oldest, first, newest, last, count = items[1], items[2], 2, nil, nil, nil
@@ -25,11 +28,11 @@ if not oldest or last + window <= now or (last - now > window and last - now > w
     --@WRITE
     if oldest then call('DEL', key) end
     if cost > 1 then call('RPUSH', key, cost, stamp, -cost) else call('RPUSH', key, '1', stamp) end
-    local wait = stamp + window - now
+    local wait = stamp - stamp % part + part + window - now
     call('PEXPIRE', key, (wait - wait % 2000) / 1000 + slack)
     --@END
   end
-  return HEAD --@ALSO , cost <= limit
+  return HEAD --@ALSO cost <= limit
 end
 while oldest ~= newest and oldest + window <= now and first <= block - 3 do
   local gone = (items[first + 1] or 0) + 0
@@ -48,13 +51,18 @@ if (oldest == newest or oldest + window > now)
       if count then call('LSET', key, '-1', count - cost) else call('RPUSH', key, -1 - cost) end
     else
       if cost > 1 then call('RPUSH', key, stamp, -cost) else call('RPUSH', key, stamp) end
-      local wait = stamp + window - now
-      call('PEXPIRE', key, (wait - wait % 2000) / 1000 + slack)
+      local begin = stamp - stamp % part
+      if last < begin then
+        local wait = begin + part + window - now
+        call('PEXPIRE', key, (wait - wait % 2000) / 1000 + slack)
+      end
+    end
+    if last <= stamp then
+      return HEAD .. used .. ' ' .. oldest
     end
     --@END
   end
-  --@ALONE if total <= limit and cost > 0 and last <= stamp then return HEAD .. used .. ' ' .. oldest end
-  return HEAD .. used .. ' ' .. oldest .. ' ' .. newest --@ALSO , total <= limit
+  return HEAD .. used .. ' ' .. oldest .. ' ' .. newest --@ALSO total <= limit
 end
 --@GENERAL
 
@@ -156,7 +164,8 @@ local function charge(state, now, cost, limit, window, grain)
     redis.call('RPUSH', key, stamp)
     if cost > 1 then redis.call('RPUSH', key, -cost) end
   end
-  redis.call('PEXPIRE', key, expiry(stamp + window - now))
+  local part = (window + -window % 8) / 8
+  redis.call('PEXPIRE', key, expiry(stamp - stamp % part + part + window - now))
 end
 
 --@REFUND

@@ -11,10 +11,11 @@
 -- three functions, and refund.lua the last three. Lines --@HIT, --@PLAN and --@REFUND begin these parts. a, b, c are its
 -- parameters.
 --   the block: charges a check if it is allowed; has key, now, cost, a, b, c, of which c may be text
---                                             -> text that begins with HEAD, of which `decode` makes the outcome. Also, in a
---                                                     script for several hits: allowed. Writes from --@WRITE to --@END,
---                                                     in several.lua only if all checks pass. Lines --@ALONE are
---                                                     not for several.lua, where another check may refuse
+--                                             -> text that begins with HEAD, of which `decode` makes the outcome. --@ALSO
+--                                                     says whether it is allowed. In several.lua, what is between
+--                                                     --@WRITE and --@END runs only if all checks pass, and lines
+--                                                     --@SHARED know it by `all`. A block has no name `i`, `final`,
+--                                                     `all` or `others`, and no other algorithm's names before --@HIT
 --   open(key, now, a, b, c)                   -> state   the stored state as of now
 --   check(state, now, cost, a, b, c)          -> allowed, remaining, retry_after, reset_after, next_after
 --   charge(state, now, cost, a, b, c)                    writes; the state must not be used again

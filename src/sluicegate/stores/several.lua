@@ -1,39 +1,32 @@
 -- Several ordinary checks, which are all charged or none. Other plans are for run.lua. A check that passes asks the next
--- ones before it writes, so that nothing is written if one of them refuses.
+-- one before it writes, so that nothing is written if one of them refuses.
 --
 -- KEYS  one for each check
--- ARGV  a tag; for each check: three parameters, the cost, and the algorithm if there are several; then the time in
---       microseconds, unless it is that of the server's clock
+-- ARGV  a tag; for each check: three parameters, and the algorithm if there are several; then, unless they are the usual
+--       ones, the cost of each check (1) and the time in microseconds (the server's clock)
 -- reply HEAD as of hit.lua; then for each check one byte, the length of its end, and its end. If a check has refused, the
 --       numbers of those that passed are as of cost 0.
 
-local words, count, asked, allowed, ends, rest = 4, #KEYS, 0, true, {}, nil
---@SEVERAL words = 5
-local clock = ARGV[words * count + 2]
+local count, asked, costs = #KEYS, 0, 3 * #KEYS + 1
+--@SEVERAL costs = 4 * count + 1
+local clock = ARGV[costs + count + 1]
 --@PROLOGUE
---@ALGORITHMS
+--@HEADS
 
-local function ask(i, cost)
-  local at = words * i - words + 1
-  --@SEVERAL local hit = algorithms[ARGV[at + 5]]()
-  return hit(KEYS[i], now, cost or ARGV[at + 4] + 0, ARGV[at + 1] + 0, ARGV[at + 2] + 0, ARGV[at + 3])
+-- Asks a check and those that follow it up to the final one. They are charged if all of them pass. Returns whether they do,
+-- and their ends. If one refuses, those after it are not asked yet. With 0 for the final one, nothing is charged.
+local function hit(i, final)
+  local at, all, others = 3 * i - 1, i <= final, ''
+  --@SEVERAL at = 4 * i - 2
+  local key, cost, a, b, c = KEYS[i], (ARGV[costs + i] or 1) + 0, ARGV[at] + 0, ARGV[at + 1] + 0, ARGV[at + 2]
+  asked = i
+  if cost == 0 and i < final then all, others = hit(i + 1, final) end
+  --@ALGORITHMS
 end
 
--- Asks the checks that were not asked yet. Returns whether all checks pass.
-function rest()
-  while asked < count do
-    asked = asked + 1
-    local i, passed = asked, nil
-    ends[i], passed = ask(i)
-    allowed = allowed and passed
-  end
-  return allowed
+local _, ends = hit(1, count)
+while asked < count do
+  local _, text = hit(asked + 1, 0)
+  ends = ends .. text
 end
-
-rest()
-local reply = HEAD
-for i = 1, count do
-  if not allowed and string.sub(ends[i], 1, 2) == '=1' then ends[i] = ask(i, 0) end -- integers of an outcome
-  reply = reply .. string.char(#ends[i]) .. ends[i]
-end
-return reply
+return HEAD .. ends

@@ -48,7 +48,6 @@ _COUNTED: Final = {(False, False): "0", (False, True): "1", (True, False): "s", 
 _FUNCTIONS: Final = {  # the functions of an algorithm that a script calls, if it has several algorithms
     "run": "open, check, charge",
     "refund": "open, charge, refund",
-    "several": "hit",
 }
 _MAX_SHAPES: Final = (
     4096  # combinations of rules before the cache is cleared: rules made per request would grow without bound
@@ -162,10 +161,7 @@ class Encoder:
             frame = shape.usual % (*[packed_digest(check[1]) for check in checks], tag)
             return new(Command, (frame, tag, shape.script, 1))
         parts = _start_of_frame(shape, checks)
-        parts.append(bulk(tag))
-        for check, rule in zip(checks, shape.rules, strict=True):
-            cost = check.cost
-            parts.append(rule.once if cost == 1 else rule.params + bulk(cost) + rule.algorithm)
+        parts += (bulk(tag), *[rule.once for rule in shape.rules], *[bulk(check.cost) for check in checks])
         if self.clock is not None:
             parts.append(bulk(read_us(self.clock)))
         return Command(b"".join(parts), tag, shape.script)
@@ -224,14 +220,15 @@ class Encoder:
         ordinary = different and all([rule.counted == _PLAIN for rule in rules])
         if name != "run" or count == 1 or not ordinary:
             return Shape(head, packed, rules, hits=None)
-        # For hits: a tag and perhaps a time; for each check a key, four words, and the algorithm if there are several.
-        words = 4 + (self.clock is not None) + (5 + (len(names) > 1)) * count
-        packed_hits = _script("several", names)
-        named = rules if len(names) > 1 else [rule._replace(algorithm=b"") for rule in rules]
-        hit_rules = tuple([rule._replace(once=rule.params + _ONE + rule.algorithm) for rule in named])
-        start = b"*%d\r\n%s%s" % (words, packed_hits.start, number)
-        usual = _usual(start, hit_rules, b"".join([rule.once for rule in hit_rules]))
-        hits = Shape(start, packed_hits, hit_rules, hits=None, usual=usual)
+        packed_hits, several = _script("several", names), len(names) > 1
+        hit_rules = tuple([rule._replace(once=rule.params + (rule.algorithm if several else b"")) for rule in rules])
+        start, arguments = packed_hits.start + number, b"".join([rule.once for rule in hit_rules])
+        # Three words of the command and a tag; for each check a key, its parameters, and perhaps the algorithm.
+        words = 4 + count + (PARAMS + several) * count
+        usual = _usual(b"*%d\r\n%s" % (words, start), hit_rules, arguments)
+        # Any others have a cost for each check, too, and perhaps a time.
+        head_of_hits = b"*%d\r\n%s" % (words + count + (self.clock is not None), start)
+        hits = Shape(head_of_hits, packed_hits, hit_rules, hits=None, usual=usual)
         return Shape(head, packed, rules, hits=hits)
 
     def _pack_hit(self, terms: Terms) -> HitShape:
@@ -534,37 +531,63 @@ def script(name: str, algorithms: frozenset[str]) -> str:
     if BAN in algorithms:
         bans = f"local strike_bans\ndo\n{_lua('sluicegate.algorithms', BAN)}\n{_lua('sluicegate.stores', 'bans')}\nend"
         text = text.replace("--@BANS", bans).replace("--@BANNED ", "")
-    chunks = {algorithm: _chunk(name, algorithm, plans) for algorithm in sorted(algorithms - {BAN})}
-    if len(chunks) == 1:
-        (chunk,) = chunks.values()
+    parts = [(each, *_parts(name, each, plans)) for each in sorted(algorithms - {BAN})]
+    alone, heads = len(parts) == 1, "".join([head for _, head, _ in parts])
+    if not alone:
+        text = text.replace("--@SEVERAL ", "")
+    if name == "several":
+        text = text.replace("--@HEADS", heads)
+        branches = [f"if ARGV[at + 3] == '{each}' then\n{body}" for each, _, body in parts]
+        code = parts[0][2] if alone else "else".join(branches) + "end"
+    elif alone:
+        code = heads + parts[0][2]
     else:
         picked = f"function() return {_FUNCTIONS[name]} end"
-        blocks = [f"do\n{chunk}\nalgorithms['{each}'] = {picked}\nend\n" for each, chunk in chunks.items()]
-        chunk, text = "local algorithms = {}\n" + "".join(blocks), text.replace("--@SEVERAL ", "")
-    return text.replace("--@ALGORITHMS", chunk).replace("HEAD", _HEAD)
+        blocks = [f"do\n{head}{body}\nalgorithms['{each}'] = {picked}\nend\n" for each, head, body in parts]
+        code = "local algorithms = {}\n" + "".join(blocks)
+    return text.replace("--@ALGORITHMS", code).replace("HEAD", _HEAD)
 
 
 _HEAD: Final = "ARGV[1] .. ' ' .. time[1] .. ' ' .. time[2] .. ' '"
 
 
-def _chunk(name: str, algorithm: str, plans: str) -> str:
-    """Return the code of an algorithm that a script runs: the functions for plans, or the block for a hit. In a script
-    for several hits, the block is the body of a function that returns no HEAD.
+def _parts(name: str, algorithm: str, plans: str) -> tuple[str, str]:
+    """Return the code of an algorithm that a script runs: what comes first, and the functions for plans or the block.
+
+    In a script for several hits, the block is the body of a function that returns no HEAD.
     """
     head, _, rest = _lua("sluicegate.algorithms", algorithm).partition("--@HIT\n")
     hit, _, rest = rest.partition("--@PLAN\n")
     plan, _, refund = rest.partition("--@REFUND\n")
     if name in {"run", "refund"}:
-        return head + plan + (refund if name == "refund" else "")
+        return head, plan + (refund if name == "refund" else "")
     hit = hit.replace("--@GENERAL", _lua("sluicegate.stores", "general").replace("--@PLAN", plans + plan))
-    if name == "several":
-        hit = hit.replace("--@WRITE", "if rest() then").replace("--@END", "end")
-    else:
-        hit = hit.replace("--@ALONE ", "")
     if name == "hit":
-        return head + hit
-    hit = hit.replace("HEAD .. ", "").replace("HEAD", "''").replace("--@ALSO ", "")
-    return f"{head}local function hit(key, now, cost, a, b, c)\n{hit}\nend"
+        return head, hit
+    several = name == "several"
+    if several:
+        hit = hit.replace("--@WRITE", "if i < final then all, others = hit(i + 1, final) end if all then")
+        hit = hit.replace("--@END", "end").replace("--@SHARED ", "")
+    body = "\n".join([_end(line, several=several) for line in hit.split("\n")])
+    return head, body if several else f"local function hit(key, now, cost, a, b, c)\n{body}\nend"
+
+
+def _end(line: str, *, several: bool) -> str:
+    """Return a line of a block for a script of several hits.
+
+    A line that returns does so without HEAD: the text alone, or whether all checks pass and the ends of several.
+    """
+    before, found, after = line.partition("return HEAD")
+    if not found:
+        return line
+    text, _, allowed = after.removeprefix(" .. ").partition(" --@ALSO ")
+    if not several:
+        return f"{before}return {text or _EMPTY}"
+    passed = f"all and ({allowed})" if allowed else "all"
+    return f"{before}local text = {text or _EMPTY} return {passed}, string.char(#text) .. text .. others"
+
+
+_EMPTY: Final = "''"  # the text of no state
 
 
 # Found now, because `files` imports modules: a fork in the middle of an import would leave it locked in the child.
