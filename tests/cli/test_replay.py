@@ -35,7 +35,7 @@ def test_it_says_whom_a_rule_refuses(log: str) -> None:
     assert done.exit_code == 0, done.output
     assert "login refuses 5 of 10 requests" in done.output
     assert "Busiest 1 s without" in done.output
-    assert "Requests, any method" in done.output
+    assert "POST /login" in done.output.split("Route ")[1]
     assert "203.0.113.7" not in done.output
     assert "203.0.113.7" in run(log, "--rule", "2/minute", "--show-identities").output
 
@@ -47,6 +47,9 @@ def test_candidates_are_compared(log: str, tmp_path: Path) -> None:
     found = json.loads(run(log, *words).stdout)["candidates"]
     assert [each["refused"] for each in found] == [5, 0, 7]
     assert [each["name"] for each in found] == ["5/minute", "10/hour", "limits"]
+    assert "different keys" not in run(log, *words[:-1]).output
+    rules.write_text('[sluicegate]\ndefault_limits = ["3/minute"]\n')
+    assert "The candidates count by different keys (ip, user)" in run(log, *words[:-1]).output
     together = json.loads(run(log, *words, "--together").stdout)["candidates"]
     assert [each["refused"] for each in together] == [5, 7]
 

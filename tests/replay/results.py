@@ -195,7 +195,11 @@ def candidate(name: str, *rules: Asked) -> Candidate:
             for slot, count in worst
         ),
         innocent=Innocent(
-            f"{SANE}/minute", len(sane & blocked.keys()), len(sane), sum(request.who in sane for request in out)
+            f"{SANE}/minute",
+            "as given",
+            len(sane & blocked.keys()),
+            len(sane),
+            sum(request.who in sane for request in out),
         ),
         closed_loop=ClosedLoop(
             delayed=len(out),
@@ -228,6 +232,7 @@ def candidate(name: str, *rules: Asked) -> Candidate:
             ROUTES, *[tuple(tuple(each[route, hour] for hour in range(24)) for route in ROUTES) for each in hours]
         ),
         curves=tuple(curve(rule, rules, sane) for rule in rules),
+        curves_note="",
         exact=True,
         error="",
     )
@@ -292,11 +297,16 @@ def empty() -> Result:
     return Result(traffic, (), (), 0.0)
 
 
+NO_CURVES = "No other limits were replayed: its rules count by different keys."
+
+
 def crowded() -> Result:
     """Return the result with ten candidates, of long names and with large numbers."""
-    found = generated().candidates[0]._replace(refused=123_456_789, decided=987_654_321)
+    found = (
+        generated().candidates[0]._replace(refused=123_456_789, decided=987_654_321, curves=(), curves_note=NO_CURVES)
+    )
     names = [f"a_candidate_with_a_name_that_is_long_{number}.toml" for number in range(10)]
-    return generated()._replace(candidates=tuple(found._replace(name=name, curves=()) for name in names))
+    return generated()._replace(candidates=tuple(found._replace(name=name) for name in names))
 
 
 def nothing_refused() -> Result:

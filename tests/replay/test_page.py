@@ -101,6 +101,7 @@ def test_every_result_has_a_page(opens: Opens, made: Callable[[], Result]) -> No
     for place, each in enumerate(result.candidates[:3]):
         page.locator(".card").nth(place).click()
         assert page.locator(".limit").count() == len(each.curves)
+        assert page.get_by_text(each.curves_note or "Rules", exact=True).first.is_visible()
         assert f"{each.refused:,}" in page.locator(".card").nth(place).inner_text()
         page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
         page.wait_for_function("[...document.querySelectorAll('details')].every((each) => each.querySelector('table'))")
@@ -194,6 +195,7 @@ def test_the_numbers_are_what_a_replay_with_that_limit_says(opens: Opens) -> Non
 
 def with_rule(found: Candidate, curve: Curve, **changed: Any) -> Result:
     rule = found.rules[0]._replace(**changed)
+    curve = curve._replace(rule=rule.name)
     return generated()._replace(candidates=(found._replace(rules=(rule,), curves=(curve,)),))
 
 
@@ -202,6 +204,7 @@ def with_rule(found: Candidate, curve: Curve, **changed: Any) -> Result:
     [
         ({"quota": "5/minute"}, 60, {"key": "ip", "path": "/login", "methods": {"POST"}}),
         ({"quota": "5/minute", "applies_to": "/"}, 60, {"path": "/", "methods": None}),
+        ({"quota": "5/minute", "name": "5/minute"}, 60, {"name": "login"}),
         (
             {"quota": "5 per 5 minutes burst 7", "algorithm": "gcra", "applies_to": 'GET,POST /a "b\\é🦀/*'},
             300,

@@ -17,13 +17,13 @@ import pytest
 
 from sluicegate import ManualClock
 from sluicegate.errors import ReplayError
-from sluicegate.replay import closed_loop, partitions, words
+from sluicegate.replay import closed_loop, curves, partitions, words
 from sluicegate.replay import run as run_module
 from sluicegate.replay.candidates import Candidate, from_rules
 from sluicegate.replay.closed_loop import Loop, waits_of
 from sluicegate.replay.decide import Ready, decisions, suspected
 from sluicegate.replay.result import Result
-from sluicegate.replay.routes import route_of
+from sluicegate.replay.routes import Routes, route_of
 from sluicegate.replay.run import Given, replay
 from sluicegate.replay.traffic import COLUMNS
 from sluicegate.replay.work import Work
@@ -168,6 +168,30 @@ def test_a_curve_has_the_limits_that_the_algorithm_can_have() -> None:
     assert 5000 < max(point.limit for point in found.curves[0].points) <= 10_000
 
 
+@pytest.mark.parametrize(
+    ("texts", "small", "large", "steps", "why"),
+    [
+        (["4/minute"], 0, 0, curves.STEPS, ""),
+        (["4/minute when 401"], 800, 800, curves.STEPS, ""),
+        (["4/minute when 401"], 799, 800, curves.FEW, "Only few other limits were replayed: the log has more than 799"),
+        (["4/minute when 401"], 798, 799, 0, "No other limits were replayed: the log has more than 799"),
+        (["9/minute by path:2", "20/minute"], 999, 999, 0, "its rules count by different keys"),
+        (["2 at once"], 999, 999, 0, "it limits the requests at the same time"),
+    ],
+)
+def test_a_candidate_without_curves_says_why(
+    monkeypatch: pytest.MonkeyPatch, texts: list[str], small: int, large: int, steps: int, why: str
+) -> None:
+    monkeypatch.setattr(curves, "_SMALL", small)
+    monkeypatch.setattr(curves, "_LARGE", large)
+    log = Given([traffic(800)])
+    (found,) = replay(log, [from_rules(texts)]).candidates
+    assert [len(each.points) for each in found.curves] == ([len(curves.limits(4, steps))] if steps else [])
+    assert why in found.curves_note
+    assert bool(found.curves_note) is bool(why)
+    assert not replay(log, [from_rules(texts)], curves=False).candidates[0].curves_note
+
+
 def test_a_client_that_waits_meets_each_limit_once() -> None:
     """Eleven requests at once, five a minute: the sixth waits for a minute and four go with it, the last for two."""
     rows = [(START, "203.0.113.7", "POST", "/login")] * 11
@@ -251,6 +275,22 @@ def test_who_is_innocent() -> None:
     ]
 
 
+@pytest.mark.parametrize(("people", "rate"), [(90, "60/minute"), (395, "15/minute")])
+@pytest.mark.parametrize("piece", [10_000, 700])
+def test_the_sane_rate_is_found(monkeypatch: pytest.MonkeyPatch, people: int, rate: str, piece: int) -> None:
+    """People ask up to 14 times in a minute, and three attackers 200 times."""
+    monkeypatch.setattr(partitions, "PIECE", piece)
+    asked = [(f"198.51.{who // 250}.{who % 250}", 1 + who % 14) for who in range(people)]
+    asked += [(f"203.0.113.{who}", 200) for who in range(3)]
+    rows = sorted((START + number * SECOND // 4, who) for who, many in asked for number in range(many))
+    whole = pl.DataFrame(rows, schema={"time": pl.Int64(), "address": pl.String()}, orient="row")
+    (found,) = replay(Given([whole[:900], whole[900:]]), [from_rules(["10/minute"])]).candidates
+    assert (found.innocent.rate, found.innocent.of) == (rate, people)
+    assert found.innocent.identities == sum(10 < many < 100 for _, many in asked)
+    assert f"{rate} ({found.innocent.source})" in words.innocent(found)
+    assert ("99 % of 398 identities" if people > 100 else "fewer than 100 identities") in found.innocent.source
+
+
 @pytest.mark.parametrize(
     ("path", "route"),
     [
@@ -265,3 +305,8 @@ def test_who_is_innocent() -> None:
 )
 def test_routes(path: str, route: str) -> None:
     assert route_of(path) == route
+    routes, at = Routes(), {"method": 0, "path": 1}
+    written = {"GET": f"GET {route}", "HEAD": f"GET {route}", "POST": f"POST {route}", "x y": f"* {route}", None: route}
+    for method, name in written.items():
+        assert routes.names[routes.number((method, path), at)] == name
+    assert routes.names[routes.number((path,), {"path": 0})] == route

@@ -14,7 +14,8 @@ from sluicegate.replay.decide import decisions
 from sluicegate.replay.kinds import is_asset
 from sluicegate.replay.model import DAY, LOGIN, PEOPLE, Model, frames
 from sluicegate.replay.run import Given
-from sluicegate.replay.suggest import FLOORS, MARGIN, SECOND, SIGN_INS, Suggester, Suggestion, Suggestions, gather, nice
+from sluicegate.replay.sane import nice
+from sluicegate.replay.suggest import FLOORS, MARGIN, SECOND, SIGN_INS, Suggester, Suggestion, Suggestions, gather
 
 ATTACK = Model(visitors=150, office=40, clients=2, crawlers=1)
 DISTRIBUTED = Model(visitors=150, office=40, clients=2, crawlers=1, attack=0, distributed=300)

@@ -51,6 +51,7 @@ class Scale:
         self.candidate = candidate
         self.rules: list[tuple[int, Terms, list[int]]] = []  # the number of the rule's quota, and its limits
         steps = STEPS if ready.plain or requests <= _SMALL else FEW if requests <= _LARGE else 0
+        self.note = _note(ready, steps)  # why there is no curve, or only few points
         if not ready.by_identity or not steps:
             return
         for number, terms in enumerate(ready.terms):
@@ -123,6 +124,22 @@ def _possible(terms: Terms, limit: int) -> bool:
     except AlgorithmError:
         return False
     return True
+
+
+def _note(ready: Ready, steps: int) -> str:
+    """Return why a candidate has no curve, or one of few points; empty if it has all."""
+    if ready.by_identity:
+        number, most = ("Only few", _SMALL) if steps else ("No", _LARGE)
+        why = f"the log has more than {most:,} requests, and a ban, a charge by status or a cost by field takes long"
+        how = " Give fewer requests with --since and --until."
+        return "" if steps == STEPS else f"{number} other limits were replayed: {why}.{how}"
+    if not ready.one_key:
+        why = "its rules count by different keys"
+    elif any([terms.held for terms in ready.terms]):
+        why = "it limits the requests at the same time"
+    else:
+        why = "a list, a condition, a prefetch or a function makes it depend on more than the requests of one identity"
+    return f"No other limits were replayed: {why}. Try them as candidates of their own."
 
 
 def _point(frame: pl.DataFrame, refusals: pl.DataFrame, insane: pl.Series) -> list[int]:

@@ -34,6 +34,10 @@ class Partition(NamedTuple):
     frame: pl.DataFrame
     texts: pl.DataFrame
 
+    def load(self) -> Partition:
+        """Return the partition, which is in memory."""
+        return self
+
 
 class Block(NamedTuple):
     """Rows and texts in the file."""

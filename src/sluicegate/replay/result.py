@@ -72,7 +72,7 @@ class Refused(NamedTuple):
 
 
 class Route(NamedTuple):
-    """One route: a path with its variable parts as `*`."""
+    """One route: a method, and a path with its variable parts as `*`."""
 
     route: str
     requests: int
@@ -106,6 +106,7 @@ class Innocent(NamedTuple):
     """Identities that were refused though they never passed the stated sane rate."""
 
     rate: str  # the sane rate, as a quota
+    source: str  # where it comes from
     identities: int
     of: int  # identities that never passed it
     requests: int
@@ -186,6 +187,7 @@ class Candidate(NamedTuple):
     most_refused: tuple[Refused, ...]
     heat: HeatMap
     curves: tuple[Curve, ...]
+    curves_note: str  # why there is no curve, or only few points; "" if there are all
     exact: bool  # False if a sketch was used; then `error` states its bound
     error: str
 

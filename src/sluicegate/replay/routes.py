@@ -1,15 +1,18 @@
-"""Routes of logged paths: the variable parts of a path become `*`, and their number is bounded."""
+"""Routes of logged requests: a method, and a path whose variable parts become `*`. Their number is bounded."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-MOST: Final = 400  # different routes; the others are one
+from sluicegate.rules.rule import METHODS
+
+MOST: Final = 2_000  # different routes; the others are one
 OTHER: Final = "(other)"
 _PATHS: Final = 20_000  # paths whose route is remembered
 _DEEPEST: Final = 6  # parts; the rest of a path is one `*`
+_WORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _VARIABLE: Final = re.compile(
     r"(?=[.+:-]*[0-9])[0-9.+:-]+"  # a number, a date, an address
     r"|(?=[^0-9]*[0-9])[0-9A-Fa-f-]{8,}|(?=(?:[^0-9]*[0-9]){3})[\w.~-]{16,}|[A-Za-z0-9]{20,}|.{48,}"
@@ -31,22 +34,35 @@ def route_of(path: str) -> str:
     return "/" + "/".join([*shown, *(["*"] if len(parts) > _DEEPEST else [])])
 
 
+def name_of(path: str | None) -> str:
+    """Return a name for a rule about this path; None for all.
+
+    >>> name_of("/users/*/orders"), name_of("/"), name_of(None)
+    ('users-orders', 'home', 'everything')
+    """
+    words = _WORD.findall(path or "") or (["home"] if path else ["everything"])
+    return "-".join(words)[:50]
+
+
 class Routes:
-    """The routes of a log, numbered as they come. Number 0 is all the others."""
+    """The routes of a log with their methods, numbered as they come. Number 0 is all the others."""
 
     def __init__(self) -> None:
         self.names = [OTHER]
         self._numbers: dict[str, int] = {}
-        self._paths: dict[str, int] = {}  # the latest
+        self._known: dict[tuple[str | None, str], int] = {}  # of the latest methods and paths
 
-    def number(self, values: Sequence[Any]) -> int:
-        """Return the number of a path's route."""
-        path = (values[0] if values else None) or "/"
-        found = self._paths.get(path)
+    def number(self, values: Sequence[Any], at: Mapping[str, int]) -> int:
+        """Return the number of the route of a request, from its columns `method` and `path`, as far as it has them. A
+        HEAD counts as GET, as in rules.
+        """
+        method = values[at["method"]] if "method" in at else None
+        path = (values[at["path"]] if "path" in at else None) or "/"
+        found = self._known.get((method, path))
         if found is None:
-            if len(self._paths) >= _PATHS:
-                self._paths.clear()
-            found = self._paths[path] = self._number(route_of(path))
+            if len(self._known) >= _PATHS:
+                self._known.clear()
+            found = self._known[method, path] = self._number(" ".join([*_method(method), route_of(path)]))
         return found
 
     def _number(self, route: str) -> int:
@@ -57,3 +73,9 @@ class Routes:
             found = self._numbers[route] = len(self.names)
             self.names.append(route)
         return found
+
+
+def _method(method: str | None) -> Iterator[str]:
+    """Yield the method that a rule for a request would have, if the log has one. Clients may send any word as one."""
+    if method is not None:
+        yield "GET" if method == "HEAD" else method if method in METHODS else "*"

@@ -13,10 +13,9 @@ from typing import Any, Final, Protocol
 
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
 from sluicegate.concurrency import Concurrency
-from sluicegate.errors import LogError, QuotaError, SettingsError
+from sluicegate.errors import LogError, SettingsError
 from sluicegate.extras import needs
 from sluicegate.plan import Terms
-from sluicegate.quota import Quota
 from sluicegate.replay import result as results
 from sluicegate.replay.candidates import Candidate, as_if_enforced, enforced, told_apart
 from sluicegate.replay.closed_loop import Loop, Waits
@@ -26,13 +25,13 @@ from sluicegate.replay.hints import Hints
 from sluicegate.replay.partitions import Partitions, temporary
 from sluicegate.replay.result import Result, Traffic, Unreadable
 from sluicegate.replay.routes import Routes
+from sluicegate.replay.sane import Sane
 from sluicegate.replay.tally import Common, Grid, Tally, line, quantile
 from sluicegate.replay.work import Work, applies_to, rule_column, total, until_column
 
 with needs("replay"):
     import polars as pl
 
-SANE: Final = "60/minute"
 _IN_ORDER: Final = "the waits of the innocent, because the rules do not count each identity alone"
 _WORST: Final = 5
 _SHOWN: Final = 30  # routes
@@ -58,14 +57,6 @@ class Given:
     def frames(self, wanted: Collection[str]) -> Iterator[pl.DataFrame]:
         """Yield the frames."""
         return iter(self.given)
-
-
-def sane_rate(text: str) -> Quota:
-    """Read the rate that no innocent identity passes."""
-    quota = Quota.parse(text)
-    if quota.burst is not None:
-        raise QuotaError("sane", text, problem="it has a burst", expected='write it like "60/minute"')
-    return quota
 
 
 @dataclass
@@ -112,7 +103,7 @@ def replay(
     log: Frames,
     candidates: Sequence[Candidate],
     *,
-    sane: str = SANE,
+    sane: str | None = None,
     show_identities: bool = False,
     since: int | None = None,
     until: int | None = None,
@@ -124,19 +115,20 @@ def replay(
 ) -> Result:
     """Run the traffic of a log through each candidate, and say what each would have done.
 
-    `sane` is the rate that no innocent identity passes. Requests before `since`, and from `until` on, are left out;
-    both are microseconds since 1970. `curves` are what takes the longest. A long log is decided in several `processes`,
-    which import the main module of the program. `progress` is called with the log after each of its frames; `deciding`
-    before the first partition and after each, with the number of those that are done and of all.
+    `sane` is the rate that no innocent identity passes; None: it is found in the log. Requests before `since`, and from
+    `until` on, are left out; both are microseconds since 1970. `curves` are what takes the longest. A long log is
+    decided in several `processes`, which import the main module of the program. `progress` is called with the log after
+    each of its frames; `deciding` before the first partition and after each, with the number of those that are done and
+    of all.
     """
     clock = SystemClock() if clock is None else clock
     began = clock.now_us()
-    rate = sane_rate(sane)
+    stated = None if sane is None else Sane.given(sane)
     if not candidates:
         raise SettingsError("candidates", candidates, problem="there is none", expected="give --rule or --rules")
     given = told_apart(candidates)
     ready = [Ready(as_if_enforced(candidate)) for candidate in given]
-    wanted = {"time", "path", "status", "duration", *[name for each in ready for name in each.wanted]}
+    wanted = {"time", "method", "path", "status", "duration", *[name for each in ready for name in each.wanted]}
     seen, routes, columns, hints = Seen(), Routes(), set[str](), Hints(ready)
     with temporary():
         made = TemporaryDirectory(prefix="sluicegate-")
@@ -154,13 +146,14 @@ def replay(
                 progress(log)
         _check_durations(log, ready, wanted - columns)
         grid = Grid.over(seen.first, seen.last)
-        counted: dict[str, tuple[Ready, Tally, Common]] = {}
+        counted: dict[str, tuple[Ready, Tally, Common, Sane]] = {}
         parts = [group.partitions.all() for group in groups]
         step = _steps(sum(map(len, parts)), deciding)
         for group, mine in zip(groups, parts, strict=True):
+            rate = stated or Sane.of(mine)
             work = Work(
                 candidates=tuple([each.candidate for each in group.members]),
-                sane=rate,
+                sane=rate.rate,
                 grid=grid,
                 requests=seen.requests,
                 curves=curves,
@@ -169,12 +162,27 @@ def replay(
             shared, tallies = total(work, mine, processes, step=step)
             for number, waits in group.waits().items():
                 tallies[number].waits = waits
-            counted |= {each.name: (each, tally, shared) for each, tally in zip(group.members, tallies, strict=True)}
+            members = zip(group.members, tallies, strict=True)
+            counted |= {each.name: (each, tally, shared, rate) for each, tally in members}
     names, first = routes.names, counted[ready[0].name][2]
-    found = tuple([Answer(*counted[each.name], grid=grid, names=names).candidate(each, rate=sane) for each in given])
+    found = tuple(
+        [Answer(*counted[each.name], grid=grid, names=names, curves=curves).candidate(each) for each in given]
+    )
     traffic = _traffic(log, seen, identities=first.identities, wanted=wanted, columns=columns)
-    traffic = traffic._replace(warnings=hints.found(getattr(log, "fields", ())))
+    traffic = traffic._replace(warnings=(*_keys(ready), *hints.found(getattr(log, "fields", ()))))
     return Result(traffic, found, rates=_rates(groups, counted), seconds=(clock.now_us() - began) / MICROSECOND)
+
+
+def _keys(ready: Sequence[Ready]) -> tuple[str, ...]:
+    """Return what to say if not all candidates count by the same key."""
+    keys = dict.fromkeys([key_text(each.gate.key_of(bound)) for each in ready for bound in each.bounds])
+    if len(keys) < 2 or len({each.key for each in ready}) < 2:
+        return ()
+    warning = (
+        f"The candidates count by different keys ({', '.join(keys)}): their numbers of identities are not comparable. "
+        "Without a key, --rule counts by ip, and a file by user, as an application does."
+    )
+    return (warning,)
 
 
 def _steps(of: int, deciding: Callable[[int, int], object] | None) -> Callable[[], None]:
@@ -189,11 +197,11 @@ def _steps(of: int, deciding: Callable[[int, int], object] | None) -> Callable[[
     return step
 
 
-def _rates(groups: Sequence[Group], counted: dict[str, tuple[Ready, Tally, Common]]) -> tuple[results.Rates, ...]:
+def _rates(groups: Sequence[Group], counted: dict[str, tuple[Ready, Tally, Common, Sane]]) -> tuple[results.Rates, ...]:
     """Return the identities of each key by the most requests in each period."""
     found = []
     for group in groups:
-        _, _, shared = counted[group.members[0].name]
+        shared = counted[group.members[0].name][2]
         key = key_text(group.members[0].key)
         bins: dict[tuple[int, str], list[tuple[int, int]]] = {}
         for (period, to, peak), number in sorted(shared.rates.items()):
@@ -230,23 +238,28 @@ def _numbered(frame: pl.DataFrame, routes: Routes, seen: Seen) -> pl.DataFrame:
         seen.refused += int((frame["status"] == _TOO_MANY).sum())
     return frame.with_columns(
         pl.int_range(start, start + frame.height, dtype=pl.Int64, eager=True).alias("row"),
-        mapped(frame, ["path"], lambda values, _: routes.number(values), kind=pl.UInt16()).alias("route"),
+        mapped(frame, ["method", "path"], routes.number, kind=pl.UInt16()).alias("route"),
     )
 
 
 class Answer:
     """What one candidate would have done, from what was counted."""
 
-    def __init__(self, ready: Ready, tally: Tally, shared: Common, *, grid: Grid, names: Sequence[str]) -> None:
+    def __init__(
+        self, ready: Ready, tally: Tally, shared: Common, sane: Sane, *, grid: Grid, names: Sequence[str], curves: bool
+    ) -> None:
         self._ready = ready
         self._tally = tally
         self._shared = shared
+        self._sane = sane
+        self._curved = curves
         self._grid = grid
         self._names = names
 
-    def candidate(self, given: Candidate, *, rate: str) -> results.Candidate:
+    def candidate(self, given: Candidate) -> results.Candidate:
         """Return the whole answer about a candidate as it was given."""
-        tally, shared = self._tally, self._shared
+        tally, shared, sane = self._tally, self._shared, self._sane
+        scale = Scale(self._ready.candidate, shared.routes.total()) if self._curved else None
         return results.Candidate(
             name=self._ready.name,
             rules=_rules(self._ready, tally, given),
@@ -257,12 +270,15 @@ class Answer:
             blocked=tally.blocked / _SECOND,
             routes=tuple([self._route(number) for number in self._most_refused_routes(_SHOWN)]),
             worst=self._worst(),
-            innocent=results.Innocent(rate, tally.innocent, of=shared.sane, requests=tally.innocent_requests),
+            innocent=results.Innocent(
+                sane.text, sane.source, tally.innocent, of=shared.sane, requests=tally.innocent_requests
+            ),
             closed_loop=self._closed_loop(),
             load=self._load(),
             most_refused=tuple([each for _, each in tally.most]),
             heat=self._heat(),
-            curves=self._curves(),
+            curves=self._curves(scale) if scale else (),
+            curves_note=scale.note if scale else "",
             exact=True,
             error="",
         )
@@ -285,12 +301,9 @@ class Answer:
             not_computed="" if alone else _IN_ORDER,
         )
 
-    def _curves(self) -> tuple[results.Curve, ...]:
-        if not self._tally.curves:
-            return ()
-        scale = Scale(self._ready.candidate, sum(self._shared.routes.values()))
+    def _curves(self, scale: Scale) -> tuple[results.Curve, ...]:
         found = []
-        for (_, terms, limits), counted in zip(scale.rules, self._tally.curves, strict=True):
+        for (_, terms, limits), counted in zip(scale.rules, self._tally.curves, strict=bool(self._tally.curves)):
             points = [results.Point(limit, *each) for limit, each in zip(limits, counted, strict=True)]
             found.append(results.Curve(terms.name, terms.quota.period, terms.quota.limit, points=tuple(points)))
         return tuple(found)

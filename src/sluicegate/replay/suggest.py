@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, count, islice
+from itertools import islice
 from math import ceil, floor
 from typing import Any, Final, NamedTuple
 
@@ -26,8 +26,9 @@ from sluicegate.replay.hints import Hints
 from sluicegate.replay.kinds import AUTOMATED, MANY, Kinds, is_asset, is_program, kinds_of
 from sluicegate.replay.log import Counts
 from sluicegate.replay.peaks import PEAK, peaks
-from sluicegate.replay.routes import route_of
+from sluicegate.replay.routes import name_of, route_of
 from sluicegate.replay.run import Frames
+from sluicegate.replay.sane import nice
 from sluicegate.replay.tally import readable
 from sluicegate.replay.traffic import FIELD
 from sluicegate.replay.words import count as count_of
@@ -59,13 +60,10 @@ _FEW_DAYS: Final = 3
 _DAY: Final = PERIODS["day"]
 _KEY: Final = LogKey("field", "who")
 _WHO: Final = f"{FIELD}who"  # the identity, as a field that a rule can have as its key
-_SMALL: Final = (1, 2, 3, 4, 5, 6, 8)
-_NICE: Final = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
 _STEPS: Final = 5
 _ROUTES: Final = 10  # routes, or identities, that are named where nothing is suggested
 _LOGIN: Final = re.compile(r"(?i)log-?in|sign-?(?:in|up)|auth|token|session|passw|register|otp|verify|reset")
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_WORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _SHOWN: Final = 60  # characters of a route that no rule can have
 _GROUPS: Final = 8  # that are found, beside those for logins
 _SEPARATES: Final = 0.9  # of the requests of programs: so much must a limit stop to be called one that separates
@@ -489,17 +487,6 @@ def _verdict(group: _Group, limits: Sequence[Limit], stopped: float) -> tuple[st
     return f"No limit tells programs from people here: {what}. {instead}{shared}", False
 
 
-def nice(limit: int, steps: int = 0) -> int:
-    """Return the next limit that a person would write, and so many steps more.
-
-    >>> [nice(limit) for limit in (1, 7, 9, 11, 13, 61, 101, 1999)], nice(5, 1), nice(80, 2)
-    ([1, 8, 10, 12, 15, 80, 120, 2000], 6, 120)
-    """
-    written = chain(_SMALL, (number * 10**power for power in count() for number in _NICE))
-    higher: Iterator[int] = islice((each for each in written if each >= limit), steps, None)
-    return next(higher)
-
-
 def what_was_read(read: Counts) -> tuple[str, ...]:
     """Return what a reader must know about the lines of a log."""
     found = []
@@ -536,8 +523,7 @@ def _candidate(rule: Rule) -> Candidate:
 
 def _rule(method: str | None, path: str | None) -> Rule:
     """Return a rule for these requests; None for all. Its quota is replaced by those that are tried."""
-    words = _WORD.findall(path or "") or (["home"] if path else ["everything"])
-    return Rule(name="-".join(words)[:50], quota="1/second", key=_KEY, methods=method and [method], path=path)
+    return Rule(name=name_of(path), quota="1/second", key=_KEY, methods=method and [method], path=path)
 
 
 def _read(pattern: str) -> Rule:

@@ -60,7 +60,7 @@ class Report:
 
     def _traffic(self, traffic: Traffic) -> Iterator[RenderableType]:
         yield self._title("Read")
-        yield self._indented(f"{words.what_was_read(traffic)}, in {words.span(self._result.seconds)}")
+        yield self._indented(f"{words.what_was_read(traffic)}; read and decided in {words.span(self._result.seconds)}")
         for name, form in traffic.files:
             yield self._indented(f"{name}: {form}", "dim")
         for note in words.notes(traffic._replace(warnings=())):  # these came first
@@ -97,9 +97,13 @@ class Report:
                 for rule in found.rules
             ],
         )
+        if not found.decided:
+            return
         if note := words.rollout(found):
             yield self._indented(note, "yellow")
         yield self._indented(f"{words.closed_loop(found.closed_loop)} Innocent: {words.innocent(found)}.")
+        if found.curves_note:
+            yield self._indented(found.curves_note, "yellow")
         yield from self._load(found)
         if found.refused:
             yield from self._refusals(found)
@@ -120,7 +124,7 @@ class Report:
     def _refusals(self, found: Candidate) -> Iterator[RenderableType]:
         routes = sorted(found.routes, key=lambda route: -route.refused)
         yield from self._table(
-            ["Route", "Requests, any method", "Refused", "", "Identities"],
+            ["Route", "Requests", "Refused", "", "Identities"],
             [
                 [
                     route.route,
@@ -147,7 +151,7 @@ class Report:
             ],
         )
         yield from self._table(
-            ["Most refused", "Requests", "Refused", "Blocked", "", "Refusals over time"],
+            ["Most refused", "Requests", "Refused", "Blocked", "", "When refused"],
             [
                 [
                     each.identity,
@@ -155,7 +159,7 @@ class Report:
                     f"{each.refused:,}",
                     words.span(each.seconds),
                     "innocent" if each.innocent else "",
-                    self._sparkline(each.refusals, size=max(10, min(40, self._width - 76)), top=0),
+                    self._sparkline(each.refusals, size=max(12, min(40, self._width - 69)), top=0),
                 ]
                 for each in found.most_refused[:_MOST]
             ],

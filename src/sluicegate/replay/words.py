@@ -74,7 +74,7 @@ def answer(candidate: Candidate) -> str:
     return (
         f"refuses {candidate.refused:,} of {count(candidate.decided, 'request')} "
         f"({share(candidate.refused, candidate.decided)}), {candidate.refused_identities:,} of "
-        f"{count(candidate.identities, 'identity', 'identities')}, {candidate.innocent.identities:,} innocent"
+        f"{count(candidate.identities, 'identity', 'identities')}, {candidate.innocent.identities:,} of them innocent"
     )
 
 
@@ -146,8 +146,8 @@ def innocent(candidate: Candidate) -> str:
     """Return who the innocent are."""
     found = candidate.innocent
     return (
-        f"{found.identities:,} of {count(found.of, 'identity', 'identities')} that never passed {found.rate}; "
-        f"{count(found.requests, 'request')} of theirs refused"
+        f"{found.identities:,} of {count(found.of, 'identity', 'identities')} that never passed {found.rate} "
+        f"({found.source}); {count(found.requests, 'request')} of theirs refused"
     )
 
 
@@ -223,10 +223,12 @@ def notes(traffic: Traffic) -> list[str]:
         *traffic.warnings,
         lines if traffic.unreadable.lines else "",
         late if traffic.late else "",
-        f"the log has whole steps of {span(traffic.resolution)}: shorter periods cannot be judged"
+        f"the times of the log are exact to {span(traffic.resolution)}: limits for shorter periods cannot be judged"
         if traffic.resolution >= 1 and traffic.requests
         else "",
-        f"the log lacks {', '.join(traffic.missing)}" if traffic.missing and traffic.requests else "",
+        f"the log lacks {', '.join(traffic.missing)}: figures that need this are left out"
+        if traffic.missing and traffic.requests
+        else "",
         f"{count(traffic.refused, 'request has', 'requests have')} status 429: some limit was active already"
         if traffic.refused
         else "",

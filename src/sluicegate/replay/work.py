@@ -71,7 +71,7 @@ class Work:
 
     def count(self, part: Written | Partition) -> Counted:
         """Decide about the requests of one partition under each candidate, and count."""
-        found = part.load() if isinstance(part, Written) else part
+        found = part.load()
         ordered = found.frame.sort("identity", maintain_order=True, nulls_last=True)
         insane = passing(ordered.filter(pl.col("identity").is_not_null()), self.sane)
         shared = common(ordered, insane, grid=self.grid)

@@ -16,6 +16,7 @@ from sluicegate.extras import needs
 from sluicegate.replay import words
 from sluicegate.replay.document import plain_values
 from sluicegate.replay.result import Candidate, Curve, Result, RuleText
+from sluicegate.replay.routes import name_of
 
 with needs("replay"):
     import orjson
@@ -75,7 +76,8 @@ def _limit(curve: Curve, rule: RuleText | None) -> dict[str, Any]:
     keys = [_quoted(each) for each in rule.key.split(" + ")]
     several = ", ".join(keys)
     methods, slash, path = rule.applies_to.partition("/")
-    name = _quoted(rule.name)
+    unnamed = rule.name == rule.quota  # the limit of a name like "5/minute" would be another
+    name = _quoted(name_of(slash + path or None) if unnamed else rule.name)
     options = {
         "methods": f"[{', '.join(map(_quoted, methods.replace(',', ' ').split()))}]" if methods else "",
         "algorithm": "" if rule.algorithm in _LEFT_OUT else _quoted(rule.algorithm),

@@ -364,9 +364,16 @@ function section(title, lead, ...children) {
 
 function limits(candidate, texts) {
   const found = candidate.curves.map((curve, at) => ({ curve, text: texts.limits[at] })).filter(({ curve }) => curve.points.length);
-  if (!found.length) return null;
+  const note = candidate.curves_note || null;
+  if (!found.length) return note && section("Another limit", sentence(note));
   return section("Another limit", "Drag the line, or move it with the arrow keys. It stops at limits that were replayed, so each number is exact. All other rules stay as they are.",
+    note && html("p", { class: "lead" }, sentence(note)),
     ...found.map(({ curve, text }) => limit(candidate, curve, text)));
+}
+
+function rules({ rules: found }) {
+  return section("Rules", null, table(["Rule", "Quota", "Key", "On", "Refused", "Identities refused"],
+    found.map((each) => [logged(each.name), logged(each.quota), logged(each.key), each.applies_to ? logged(each.applies_to) : "all", each.refused, each.identities]), { right: [4, 5] }));
 }
 
 function times(load, counts) {
@@ -498,7 +505,7 @@ function page() {
   const chosen = html("div", { id: "chosen" });
   const choose = (at) => {
     const candidate = candidates[at], texts = words.candidates[at];
-    chosen.replaceChildren(...[texts.rollout ? html("p", { class: "lead" }, sentence(texts.rollout)) : null, limits(candidate, texts), refusals(candidate), loads(candidate), heatMap(candidate), mostRefused(candidate), routes(candidate), clients(candidate, texts)].filter(Boolean));
+    chosen.replaceChildren(...[texts.rollout ? html("p", { class: "lead" }, sentence(texts.rollout)) : null, rules(candidate), limits(candidate, texts), refusals(candidate), loads(candidate), heatMap(candidate), mostRefused(candidate), routes(candidate), clients(candidate, texts)].filter(Boolean));
   };
   if (candidates.length && traffic.requests) choose(0);
   const read = `${number(traffic.requests)} requests · ${number(traffic.identities)} identities` + (traffic.first === null ? "" : ` · ${moment(traffic.first)} to ${moment(traffic.last)} UTC`);
