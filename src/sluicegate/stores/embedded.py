@@ -14,7 +14,7 @@ from functools import partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, unquote
 
 from sluicegate.clock import Clock
@@ -165,32 +165,30 @@ class AsyncEmbeddedStore(AsyncRedisStore):
 
 def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> EmbeddedStore:
     """Return a store for `embedded://`. Starts the server, or joins the server that another worker has started."""
-    server = _server(url)
-    options = _options(server, prefix=prefix, clock=clock, deadline=deadline)
-    store = EmbeddedStore.from_url(**options)
-    store.server = server
-    return store
+    return _opened(EmbeddedStore, url, prefix=prefix, clock=clock, deadline=deadline)
 
 
 def open_async(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> AsyncEmbeddedStore:
     """Do the same as `open_sync`, for an AsyncLimiter."""
+    return _opened(AsyncEmbeddedStore, url, prefix=prefix, clock=clock, deadline=deadline)
+
+
+def _opened(kind: type[_AnyStore], url: str, *, prefix: str, clock: Clock | None, deadline: float) -> _AnyStore:
+    """Return a Redis store. Before it connects it starts the server if there is none (about 40 ms)."""
     server = _server(url)
-    options = _options(server, prefix=prefix, clock=clock, deadline=deadline)
-    store = AsyncEmbeddedStore.from_url(**options)
+    store = kind.from_url(
+        f"unix://{quote(server.socket)}",
+        prefix=prefix,
+        clock=clock,
+        deadline=deadline,
+        prepare=partial(server.ensure, deadline),
+        connection_classes=(OwnConnection, OwnConnectionAsync),
+    )
     store.server = server
     return store
 
 
-def _options(server: ServerProcess, *, prefix: str, clock: Clock | None, deadline: float) -> dict[str, Any]:
-    """Return the options of the Redis store. Before it connects it starts the server if there is none (about 40 ms)."""
-    return {
-        "url": f"unix://{quote(server.socket)}",
-        "prefix": prefix,
-        "clock": clock,
-        "deadline": deadline,
-        "prepare": partial(server.ensure, deadline),
-        "connection_classes": (OwnConnection, OwnConnectionAsync),
-    }
+_AnyStore = TypeVar("_AnyStore", EmbeddedStore, AsyncEmbeddedStore)
 
 
 def _error(url: str, problem: str) -> StoreURLError:

@@ -82,6 +82,15 @@ class _Fallback(ABC, Generic[_AnyStore]):
         failed = partial(self._failed, asked=breaker, closed=breaker.closed, plan=plan)
         return _Asking(failed, available=breaker.closed != 0)
 
+    def _forgetting(self, rule_id: str, identity: str) -> _Asking:
+        """Drop a budget in the local fallback. Return a `with` block to drop it in the store. It raises a failure."""
+        self._local_fallback.forget(rule_id, identity)
+        breaker = self._breakers.of(identity)
+        closed = breaker.closed
+        if not closed:
+            raise self._circuit_open(breaker)
+        return _Asking(partial(self._failed, asked=breaker, closed=closed), available=True, raises=True)
+
     def _breaker_of(self, plan: Plan) -> Breaker:
         return self._breakers.of(*_identities(plan))
 
@@ -160,12 +169,12 @@ class _Fallback(ABC, Generic[_AnyStore]):
 
 
 class _Asking:
-    """A call of the store that is no decision: a refund or a renewal. The block gets True if the store is available."""
+    """A call of the store that is no decision. The block gets True if the store is available."""
 
-    __slots__ = ("_available", "_failed")
+    __slots__ = ("_available", "_failed", "_raises")
 
-    def __init__(self, failed: Callable[[StoreError], None], *, available: bool) -> None:
-        self._failed, self._available = failed, available
+    def __init__(self, failed: Callable[[StoreError], None], *, available: bool, raises: bool = False) -> None:
+        self._failed, self._available, self._raises = failed, available, raises
 
     def __enter__(self) -> bool:
         return self._available
@@ -173,10 +182,10 @@ class _Asking:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        if isinstance(error, StoreError):
-            self._failed(error)
-            return True
-        return False
+        if not isinstance(error, StoreError):
+            return False
+        self._failed(error)
+        return not self._raises
 
 
 _Begun = tuple[Checks, Any, int, object, int]
@@ -322,16 +331,8 @@ class Fallback(_Fallback[Store]):
         """Drop a budget in the store and in the local fallback. Raises StoreError if it was not dropped in the
         store.
         """
-        self._local_fallback.forget(rule_id, identity)
-        breaker = self._breakers.of(identity)
-        closed = breaker.closed
-        if not closed:
-            raise self._circuit_open(breaker)
-        try:
+        with self._forgetting(rule_id, identity):
             self._store.forget(rule_id, identity)
-        except StoreError as error:
-            self._failed(error, breaker, closed=closed)
-            raise
 
     def close(self) -> None:
         """Forget what was counted here and end the probes. Close the store if it is owned."""
@@ -485,16 +486,8 @@ class AsyncFallback(_Fallback[AsyncStore]):
         """Drop a budget in the store and in the local fallback. Raises StoreError if it was not dropped in the
         store.
         """
-        self._local_fallback.forget(rule_id, identity)
-        breaker = self._breakers.of(identity)
-        closed = breaker.closed
-        if not closed:
-            raise self._circuit_open(breaker)
-        try:
+        with self._forgetting(rule_id, identity):
             await self._store.forget(rule_id, identity)
-        except StoreError as error:
-            self._failed(error, breaker, closed=closed)
-            raise
 
     async def close(self) -> None:
         """Forget what was counted here and end the probes of this loop. Close the store if it is owned."""

@@ -87,39 +87,30 @@ class StoreOptions:
 
     def wrap(self, store: Store, *, owned: bool) -> Store:
         """Return the store inside its wrappers. `close` of the result closes the store too if it is `owned`."""
-        in_memory, clock = isinstance(store, MemoryStore), self._clock_of(store)
-        if self.watched:
-            from sluicegate.stores.watched import Watched
-
-            store = cast("Store", Watched(store, owned=owned or not in_memory))
-        if in_memory:
-            return store
-        from sluicegate.stores.deny_cache import DenyCache, Refusals
-        from sluicegate.stores.fallback import Fallback
-
-        breakers, local_fallback = self._failure_parts(store, clock)
-        fallback = Fallback(store, breakers=breakers, local_fallback=local_fallback, owned=owned)
-        return DenyCache(fallback, Refusals(staleness=self.deny_cache, clock=clock)) if self.deny_cache else fallback
+        return cast("Store", self._wrapped(store, owned=owned, asynchronous=False))
 
     def wrap_async(self, store: AsyncStore, *, owned: bool) -> AsyncStore:
         """Put an async store inside its wrappers."""
-        in_memory, clock = isinstance(store, AsyncMemoryStore), self._clock_of(store)
-        if self.watched:
-            from sluicegate.stores.watched import AsyncWatched
+        return cast("AsyncStore", self._wrapped(store, owned=owned, asynchronous=True))
 
-            store = cast("AsyncStore", AsyncWatched(store, owned=owned or not in_memory))
+    def _wrapped(self, store: Any, *, owned: bool, asynchronous: bool) -> object:
+        in_memory, clock = isinstance(store, (MemoryStore, AsyncMemoryStore)), self._clock_of(store)
+        if self.watched:
+            from sluicegate.stores.watched import AsyncWatched, Watched
+
+            store = (AsyncWatched if asynchronous else Watched)(store, owned=owned or not in_memory)
         if in_memory:
             return store
-        from sluicegate.stores.deny_cache import AsyncDenyCache, Refusals
-        from sluicegate.stores.fallback import AsyncFallback
+        from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
+        from sluicegate.stores.fallback import AsyncFallback, Fallback
 
+        kind: Any = partial(AsyncFallback, deadline=self.deadline) if asynchronous else Fallback
         breakers, local_fallback = self._failure_parts(store, clock)
-        fallback = AsyncFallback(
-            store, breakers=breakers, local_fallback=local_fallback, deadline=self.deadline, owned=owned
-        )
+        fallback = kind(store, breakers=breakers, local_fallback=local_fallback, owned=owned)
         if not self.deny_cache:
             return fallback
-        return AsyncDenyCache(fallback, Refusals(staleness=self.deny_cache, clock=clock))
+        refusals = Refusals(staleness=self.deny_cache, clock=clock)
+        return (AsyncDenyCache if asynchronous else DenyCache)(fallback, refusals)
 
     def _failure_parts(self, store: object, clock: Clock | None) -> tuple[Breakers, LocalFallback]:
         from sluicegate.stores.breaker import Breaker, Breakers

@@ -121,7 +121,11 @@ class _Rules:
         apply.
         """
         with self.settings.blamed():
-            self._check_routes(names)
+            for rule in [bound.rule for bound in self._rules]:
+                for route in rule.route or ():
+                    if route not in names:
+                        expected = nearest(route, names, "give the name or the template of a route")
+                        raise RuleError(f"rule {rule.name!r}: route", route, problem="no such route", expected=expected)
 
     def asks_for_users(self, endpoints: Iterable[Endpoint]) -> bool:
         """True if a rule of these endpoints has the key "user"."""
@@ -130,13 +134,6 @@ class _Rules:
     def key_of(self, bound: Bound) -> KeySpec:
         """Return the key of a rule: its own, or the one of the settings."""
         return self.settings.key if bound.rule.key is None else bound.rule.key
-
-    def _check_routes(self, names: Collection[str]) -> None:
-        for rule in [bound.rule for bound in self._rules]:
-            for route in rule.route or ():
-                if route not in names:
-                    expected = nearest(route, names, "give the name or the template of a route")
-                    raise RuleError(f"rule {rule.name!r}: route", route, problem="no such route", expected=expected)
 
     def _own(self, endpoint: Endpoint, marks: Iterable[Mark]) -> list[Bound]:
         name, bounds = short_name(endpoint), []
