@@ -115,6 +115,15 @@ SAMPLES: Final = [
         {"address": "10.0.1.2", "path": "/index.html", "query": "a", "status": 200, "bytes": 2750, "duration": 109_000},
     ),
     Sample(
+        "haproxy",
+        "192.0.2.1:33317 [06/Feb/2009:12:14:14.655] http-in static/srv1 10/0/30/69/109 200 2750 - - ----"
+        ' 1/1/1/1/0 0/0 {1wt.eu|198.51.100.1, 10.0.0.9|} {nginx#7C1} "GET / HTTP/1.1"',
+        "2009-02-06T12:14:14.655",
+        {"address": "192.0.2.1", "path": "/", "forwarded": "198.51.100.1, 10.0.0.9", "field:server": "nginx|1",
+         "field:header:x-api-key": "1wt.eu", "field:hr.2": None, "field:hr.3": None},
+        fields={"forwarded": "hr.1", "server": "hs.0", "header:X-Api-Key": "hr.0"},
+    ),
+    Sample(
         "haproxy-https",
         "haproxy[1]: ::1:33317 [06/Feb/2009:12:14:14.655] https-in~ static/srv1 10/0/30/69/109 200 2750 - - ----"
         ' 1/1/1/1/0 0/0 "GET / HTTP/1.1" 0/0000000000000000/0/0/0 1wt.eu/TLSv1.3/TLS_AES_256_GCM_SHA384',
@@ -145,9 +154,10 @@ SAMPLES: Final = [
         "cloudflare",
         '{"ClientIP":"192.0.2.1","ClientRequestHost":"example.com","ClientRequestMethod":"GET","ClientRequestURI":'
         '"/var/www?x=1","EdgeEndTimestamp":1545155129703000000,"EdgeResponseBytes":1935,"EdgeResponseStatus":403,'
-        '"EdgeStartTimestamp":1545155129696000000,"RayID":"48b371889c489b2c"}',
+        '"EdgeStartTimestamp":1545155129696000000,"RayID":"48b371889c489b2c",'
+        '"RequestHeaders":{"x-forwarded-for":"198.51.100.1"}}',
         "2018-12-18T17:45:29.696",
-        {"address": "192.0.2.1", "host": "example.com", "path": "/var/www", "query": "x=1", "status": 403},
+        {"address": "192.0.2.1", "forwarded": "198.51.100.1", "path": "/var/www", "query": "x=1", "status": 403},
     ),
     Sample(
         "gcp",

@@ -133,6 +133,8 @@ defaults
 frontend web
     bind 127.0.0.1:{port}
     bind [::1]:{port}
+    capture request header Host len 40
+    capture request header X-Forwarded-For len 40
     http-request return status 200
 """)
     return ["haproxy", "-db", "-f", str(folder / "haproxy.cfg")]

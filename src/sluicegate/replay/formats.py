@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final, NamedTuple, Protocol
 
 from sluicegate.extras import needs
-from sluicegate.replay.traffic import FIELD, HEADER
+from sluicegate.replay.traffic import COLUMNS, FIELD, HEADER
 
 with needs("replay"):
     import orjson
@@ -75,10 +75,13 @@ PATTERNS: Final = {
     "prefix": r"(?:[^\"]*?[\])a-z]: )?",
     "words": r"[^\"]*?",
     "opening": r"\[?",
-    "captured": r"(?:\{.*?\} ){0,2}",
+    "captured": r"(?:\{[^}]*\} ?)?",
     "rest": r".*",
 }
 """The patterns of kinds whose texts are bounded. They may contain no group that captures."""
+
+CAPTURED: Final = (f"{FIELD}hr", f"{FIELD}hs")
+"""The headers of the request and of the response that HAProxy captures."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,33 @@ class Layout:
     parts: tuple[str | Part, ...]
     escape: str = "backslash"
     ignored: str = ""
+    aliases: tuple[tuple[str, str], ...] = ()
+    """For a column that the user named, the one that has its text."""
 
     def kind(self, column: str) -> str | None:
-        return next((part.kind for part in self.parts if isinstance(part, Part) and part.column == column), None)
+        source, _ = self._source(column)
+        return next((part.kind for part in self.parts if isinstance(part, Part) and part.column == source), None)
+
+    def named(self, fields: Mapping[str, str]) -> Layout:
+        """Return the format with columns as the user names them, of those fields that it has."""
+        names = {name if name in COLUMNS else FIELD + name: FIELD + field for name, field in fields.items()}
+        known = [(name, field) for name, field in names.items() if self.kind(field) is not None]
+        return replace(self, aliases=tuple(known)) if known else self
+
+    def _source(self, column: str) -> tuple[str, int | None]:
+        """Return the column that has the text of a column, and which of the captured headers it is."""
+        source = dict(self.aliases).get(column, column)
+        name, _, number = source.rpartition(".")
+        return (name, int(number)) if name in CAPTURED and number.isdecimal() else (source, None)
 
     def texts(self, lines: pl.Series, columns: Collection[str]) -> pl.DataFrame:
+        sources = {column: self._source(column) for column in columns}
+        if all([source == (column, None) for column, source in sources.items()]):
+            return self._texts(lines, columns)
+        found = self._texts(lines, {name for name, _ in sources.values()})
+        return found.select([_header(*source).alias(column) for column, source in sources.items()])
+
+    def _texts(self, lines: pl.Series, columns: Collection[str]) -> pl.DataFrame:
         found = self._matched(lines, columns, is_lax=False)
         missed = found[:, 0].is_null() if len(found.columns) else None
         if missed is None or not missed.any():
@@ -111,6 +136,13 @@ class Layout:
         found = lines.to_frame("line").select(pl.col("line").str.extract_groups(pattern)).unnest("line")
         found.columns = list(captured)
         return found
+
+
+def _header(column: str, number: int | None) -> pl.Expr:
+    """Return a column, or one of the headers that HAProxy wrote as `{first|second} `."""
+    if number is None:
+        return pl.col(column)
+    return pl.col(column).str.strip_chars("{} ").str.split("|").list.get(number, null_on_oob=True)
 
 
 @cache

@@ -168,6 +168,7 @@ CLOUDFLARE: Final = Json(
         "status": [("EdgeResponseStatus",)],
         "bytes": [("EdgeResponseBytes",)],
         "agent": [("ClientRequestUserAgent",)],
+        "forwarded": [("RequestHeaders", "x-forwarded-for")],
     },
     header=lambda name: [("RequestHeaders", name)],
     marker=("EdgeStartTimestamp",),
@@ -277,7 +278,7 @@ def given(text: str, fields: Mapping[str, str]) -> Format | None:
     if text == "json":
         return json_lines(fields)
     if text in NAMES:
-        return NAMES[text]
+        return named(NAMES[text], fields)
     found = _compiled(text)
     if found is None:
         problem, expected = "no such format", f"give auto, json, csv, {', '.join(NAMES)}, or the server's format string"
@@ -288,7 +289,12 @@ def given(text: str, fields: Mapping[str, str]) -> Format | None:
             "add the time to the log format of the server",
         )
         raise LogError("format", text, problem=problem, expected=expected)
-    return found
+    return found.named(fields)
+
+
+def named(form: Format, fields: Mapping[str, str]) -> Format:
+    """Return a known format with columns as the user names them."""
+    return form.named(fields) if isinstance(form, Layout) else form
 
 
 def _compiled(text: str) -> Layout | None:

@@ -64,7 +64,8 @@ class Log:
         if self._paths.count(STANDARD_INPUT) > 1:
             expected = "give it once: it can be read once only"
             raise LogError("log", STANDARD_INPUT, problem="standard input is given twice", expected=expected)
-        self._fields = dict(fields or {})
+        headers = {name: name.lower() for name in fields or () if name.lower().startswith("header:")}
+        self._fields = {headers.get(name, name): field for name, field in (fields or {}).items()}
         self._given = given(format, self._fields)
         self._zone = _zone(zone)
         self._window = round(window * SECOND)

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 from sluicegate.errors import LogError
 from sluicegate.extras import needs
 from sluicegate.replay.formats import Format
-from sluicegate.replay.known import KNOWN, UVICORN_WITHOUT_TIME, csv_lines, json_lines, w3c
+from sluicegate.replay.known import KNOWN, UVICORN_WITHOUT_TIME, csv_lines, json_lines, named, w3c
 from sluicegate.replay.lines import read
 from sluicegate.replay.words import shape
 
@@ -50,4 +50,4 @@ def _candidates(lines: pl.Series, fields: Mapping[str, str]) -> Iterator[Format]
     if (found := csv_lines(lines[0], fields)) is not None:
         yield found
     if fields:
-        yield from KNOWN
+        yield from [named(each, fields) for each in KNOWN]

@@ -163,8 +163,8 @@ _HAPROXY: Final = {
     "B": Part("bytes", "number"),
     "Ta": Part("duration", "milliseconds"),
     "Tt": Part("duration", "milliseconds"),
-    "hr": Part("", "captured"),
-    "hs": Part("", "captured"),
+    "hr": Part(f"{FIELD}hr", "captured"),
+    "hs": Part(f"{FIELD}hs", "captured"),
 }
 _HAPROXY_VARIABLE: Final = re.compile(r"%(?:\{([^{}]*)\})?([A-Za-z]+|\[[^\[\]]*\])")
 
@@ -176,7 +176,7 @@ def haproxy(given: str, *, name: str = "haproxy") -> Layout:
         part = _HAPROXY.get(variable, Part(FIELD + variable.strip("[]")))
         yield from ('"', part, '"') if "+Q" in flags else (part,)
 
-    found = _parts(_HAPROXY_VARIABLE.split(given.replace("%hr %hs ", "%hr")), 2, part_of)
+    found = _parts(_HAPROXY_VARIABLE.split(given.replace("%hr ", "%hr").replace("%hs ", "%hs")), 2, part_of)
     return Layout(name, (Part("", "prefix"), *_joined(found)), "hash")
 
 
