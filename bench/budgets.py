@@ -108,6 +108,13 @@ BUDGETS: Final = (
     _added("Django", 0.2, of=REDIS_STORE, against="django-ratelimit Redis"),
     _added("Flask", 0.2, against="Flask-Limiter memory"),
     _added("Flask", 0.25, of=REDIS_STORE, against="Flask-Limiter Redis"),
+    Budget(
+        "CPU added by events and metrics, Starlette, Redis",
+        ("request, Starlette",),
+        "events",
+        5,
+        of=(f"{REDIS_STORE}, Prometheus",),
+    ),
     *[_refusal(framework) for framework in ("Starlette", "Flask", "Django")],
     *[_flood(framework) for framework in ("Starlette", "Flask", "Django")],
     Budget("worst single check, 100,000 live keys", (WORST,), "worst", 0.2),

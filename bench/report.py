@@ -113,6 +113,12 @@ GRIDS: Final = (
         chief=None,
     ),
     Grid(
+        "events",
+        "CPU that events and metrics add to one request without a server, µs",
+        tuple(Column(framework, f"request, {framework}", "events") for framework in ("pure ASGI", "Starlette")),
+        chief=None,
+    ),
+    Grid(
         "flood",
         "a flood of refusals over Redis against a view of 1 ms, × the capacity without a limiter",
         tuple(Column(framework, f"flood, {framework}", "capacity") for framework in FRAMEWORKS),

@@ -2,7 +2,9 @@
 
 Each application is called with a prepared scope or environ, as a server would call it. So the figures contain the
 framework and the limiter, and no kernel, no parser and no server. "allowed" is a thousand identities that all pass;
-"refused" is one identity far above its limit. "events" has an `on_decision` that does nothing; the others have none.
+"refused" is one identity far above its limit. "events" has an `on_decision` that does nothing, "Prometheus" and
+"OpenTelemetry" have their metrics as `on_decision`; the others have none. "events" is also the measure of what these
+add to the same application without them.
 "constant 429" is a middleware of five lines that always sends the same refusal with the same fields: the least that a
 refusal can cost in that framework.
 """
@@ -26,18 +28,24 @@ import limits.storage
 import limits.strategies
 from django.conf import settings
 from flask import Flask, Response, request
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from bench.budgets import NONE
+from bench.budgets import NONE, REDIS_STORE
 from bench.figures import Figure, Role, added
 from bench.race import Contender, Course, Turn
 from sluicegate import asgi, flask, starlette
+from sluicegate.opentelemetry import OpenTelemetryMetrics
 from sluicegate.plan import Check, Decision, Outcome, Plan, Terms, new
+from sluicegate.prometheus import PrometheusMetrics
 from sluicegate.stores import Hit, Origin
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
+from tests.servers import valkey_server
 
 IDENTITIES = 1_000
 PLENTY, FEW = 1_000_000, 10
@@ -46,6 +54,7 @@ AT_ONCE = 8  # requests that an event loop serves at the same time
 COUNTED = 200  # requests whose function calls are counted
 KEY = "header:X-User"
 CONSTANT = "constant 429"
+HOOKS = ("events", "Prometheus", "OpenTelemetry")
 OURS = "sluicegate"
 
 BODY = (
@@ -109,6 +118,13 @@ def _options(limit: int, store: object = "memory://") -> dict[str, Any]:
 
 def _listen(event: object) -> None:
     """Do nothing: the figure is that of the events themselves."""
+
+
+def _hooks() -> dict[str, Any]:
+    """What `on_decision` may be, by name."""
+    provider = MeterProvider(metric_readers=[InMemoryMetricReader()])
+    metrics = PrometheusMetrics(registry=CollectorRegistry()), OpenTelemetryMetrics(meter_provider=provider)
+    return dict(zip(HOOKS, (_listen, *metrics), strict=True))
 
 
 class Constant:
@@ -440,11 +456,18 @@ def measure(course: Course) -> list[Figure]:
     figures = []
     loop = asyncio.new_event_loop()
     try:
-        for framework, apps in _frameworks(loop):
-            topic = f"request, {framework}"
-            found = course.race([Contender(topic, app.name, app.role, _turn(course, app)) for app in apps])
-            base = next(each for each in found if each.measure == "cpu" and each.contender == NONE)
-            figures += [*found, *[added(each, base) for each in found if each.measure == "cpu" and each is not base]]
+        with valkey_server() as server:
+            for framework, apps in _frameworks(loop, server.url):
+                topic = f"request, {framework}"
+                found = course.race([Contender(topic, app.name, app.role, _turn(course, app)) for app in apps])
+                cpu = {each.contender: each for each in found if each.measure == "cpu"}
+                figures += found
+                for name, figure in cpu.items():
+                    without = cpu.get(name.partition(", ")[0])
+                    if name != NONE:
+                        figures.append(added(figure, cpu[NONE]))
+                    if name.rpartition(", ")[2] in HOOKS and without is not None:
+                        figures.append(added(figure, without)._replace(measure="events"))
     finally:
         loop.close()
     return figures
@@ -482,22 +505,23 @@ def _calls(serve: Callable[[], object]) -> int:
     return calls
 
 
-def _frameworks(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[str, list[App]]]:
-    """All frameworks with their applications."""
+def _frameworks(loop: asyncio.AbstractEventLoop, url: str) -> Iterator[tuple[str, list[App]]]:
+    """All frameworks with their applications. The `url` is that of a server."""
     for name, make, ours in (
         ("pure ASGI", _pure, asgi.RateLimitMiddleware),
         ("Starlette", _starlette, starlette.RateLimitMiddleware),
     ):
 
         def limited(limit: int, store: object, make: Any = make, ours: Any = ours, **more: Any) -> Prepare:
-            return on_loop(make(ours, **_options(limit, store), **more), loop)
+            return on_loop(make(ours, **{**_options(limit, store), **more}), loop)
 
         yield (
             name,
             [
                 App(NONE, "floor", on_loop(make(), loop)),
                 *_ours(limited, _instant_async),
-                App(f"{OURS}, events", "sluicegate", limited(PLENTY, "memory://", on_decision=_listen)),
+                *_watched(OURS, partial(limited, PLENTY, "memory://")),
+                *([] if name == "pure ASGI" else _over_redis(partial(limited, PLENTY, url, deny_cache=1, deadline=10))),
                 App("limits by hand, fields", "peer", on_loop(make(ByHand), loop)),
                 App("limits by hand, fields, sync", "peer", on_loop(make(ByHandSync), loop)),
                 App(CONSTANT, "floor", on_loop(make(Constant), loop), 429),
@@ -538,6 +562,14 @@ def _frameworks(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[str, list[App
                 django(CONSTANT, "floor", f"{__name__}.constant", status=429),
             ],
         )
+
+
+def _over_redis(limited: Callable[..., Prepare]) -> list[App]:
+    return [App(REDIS_STORE, "sluicegate", limited()), *_watched(REDIS_STORE, limited)]
+
+
+def _watched(name: str, limited: Callable[..., Prepare]) -> list[App]:
+    return [App(f"{name}, {what}", "sluicegate", limited(on_decision=hook)) for what, hook in _hooks().items()]
 
 
 def _ours(limited: Callable[[int, object], Prepare], instant: Callable[..., object]) -> list[App]:

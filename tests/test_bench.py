@@ -135,7 +135,7 @@ def test_at_least() -> None:
 
 
 def test_every_budget_has_a_text() -> None:
-    assert all(re.fullmatch(r"[≤≥] [\d.]+ (×|B|ms|/s).*", budget.words) for budget in BUDGETS)
+    assert all(re.fullmatch(r"[≤≥] [\d.]+ (×|B|ms|µs|/s).*", budget.words) for budget in BUDGETS)
     assert len({(budget.what, budget.words) for budget in BUDGETS}) == len(BUDGETS)
 
 

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -376,9 +377,9 @@ def test_what_is_no_exception_is_raised_after_all_was_delivered(kind: type[BaseE
 
     delivery = Delivery([stop, lambda event: seen.append(event.endpoint)], application="", show_identities=False)
     pending = Pending(("/orders", "GET"))
-    for event in [delivery.begin() for _ in range(2)]:
-        event.made(FORBIDDEN)
-        pending.add(event)
+    caller: Any = SimpleNamespace(pending=lambda: pending)
+    for _ in range(2):
+        delivery.note(FORBIDDEN, None, caller)
     with pytest.raises(kind):
         pending.end()
     assert seen == ["/orders", "/orders"]
@@ -387,7 +388,9 @@ def test_what_is_no_exception_is_raised_after_all_was_delivered(kind: type[BaseE
         limiter.hit("5/minute", "alice")
     assert seen[2:] == ["plain"]
     assert limiter.peek("5/minute", "alice").outcomes[0].remaining == 4
-    assert not delivery.is_delivering()
+    with pytest.raises(kind):
+        limiter.hit("5/minute", "alice")
+    assert seen[2:] == ["plain", "plain"], "the limiter takes it for a decision of its handler"
 
 
 UNUSED = """

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Awaitable, Callable, Hashable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from inspect import isawaitable
-from typing import Any, Final, NoReturn, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack, cast
 
 from sluicegate.clock import epoch_seconds
 from sluicegate.errors import ConfigurationError, NotEnforcedError, SettingsError
@@ -45,6 +46,9 @@ from sluicegate.web.request_state import NO_MARKS, RequestState, warn_of_twice
 from sluicegate.web.settings import Settings, SettingsOptions, hide
 from sluicegate.web.settlement import AsyncSettlement
 
+if TYPE_CHECKING:
+    from sluicegate.events import Pending
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -56,7 +60,6 @@ SERVED: Final[ContextVar[Scope | None]] = ContextVar("sluicegate_served", defaul
 REASON: Final = "rate limit exceeded"  # why a WebSocket is closed
 DENIAL_EXTENSION: Final = "websocket.http.response"
 _STATE: Final = "sluicegate"
-_PENDING: Final = "sluicegate.pending"
 _ENDED: Final = "ended"
 _FRAMEWORKS: Final = frozenset({"starlette", "fastapi", "sluicegate"})
 _ANSWERS: Final = (WEBSOCKET[1], ACCEPT, "websocket.close")  # the ends of the answer to a handshake
@@ -125,13 +128,15 @@ class AsgiCaller:
 
     def pending(self) -> Any:
         """Return what keeps the decisions about the request until its answer was sent; None if nothing does."""
-        return self.scope.get(_PENDING)
+        states = self.scope.get("state")
+        state = states.get(_STATE) if type(states) is dict else state_of(self.scope)  # nearly always it is a dict
+        return getattr(state, "pending", None)
 
 
 class Exchange(RequestState):
     """The state of one request and of its response."""
 
-    __slots__ = ("begun", "covered", "refused")
+    __slots__ = ("begun", "covered", "pending", "refused")
 
     def __init__(self, gate: AsyncGate) -> None:
         # Not by super(): this runs for every request.
@@ -140,6 +145,7 @@ class Exchange(RequestState):
         self.begun = ""
         self.covered = False  # True: an inner limiter sends the response to a raised refusal
         self.refused: Decision | None = None  # a refusal that the application raised; its response is still to be sent
+        self.pending: Pending | None = None  # the events of the request, if the application has `on_decision`
 
     @property
     def can_hold(self) -> bool:
@@ -225,8 +231,7 @@ class RateLimitMiddleware:
         self._everywhere = NO_BOUNDS
         self.settings = Settings.given(settings, options, source="RateLimitMiddleware")
         self.gate = AsyncGate(self.settings)
-        if self.gate.limiter.events is not None:
-            self.gate.limiter.events.take_part(self, _Watched)
+        self._watched = self.gate.limiter.events is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
@@ -243,45 +248,51 @@ class RateLimitMiddleware:
         if outer is not None and not isinstance(outer, Exchange):
             raise _name_taken()
         scope_state[_STATE] = state
-        if self.settings.enabled:
-            caller, arrival = self.arrive(scope)
-            is_plain = arrival is NOWHERE and outer is None
-            bounds = self._everywhere if is_plain else self._bounds(state, outer, arrival)
-            if scope.get("method") == "OPTIONS" and self._is_free(scope, caller):
-                bounds = NO_BOUNDS
-            if bounds or gate.denies:
-                decision: Any = bounds.begin(caller)  # without a coroutine, for most requests
-                if type(decision) is not Decision:
-                    decision = await gate.finish(decision, caller, bounds)
-                if gate.may_owe:
-                    state.note(decision)
-                else:
-                    state.decision = decision  # the first of this request
-                if outer is not None:
-                    warn_of_twice(outer, gate, decision)
-                if decision is not None and not decision.allowed:
-                    if kind == "websocket":
-                        await receive()  # ASGI: receive the handshake before the response to it
-                    await self._deny(decision, caller, (scope, receive, send), state=state)
-                    return
-        if outer is not None:
-            outer.covered = True
-        before = SERVED.get()
-        SERVED.set(scope)
+        if self._watched:
+            send = self._keeping_events(state, scope, send)
         try:
-            try:  # every other error of the application passes
-                await self.app(scope, receive, self._adding_fields(state, send))
-            except (RateLimitExceeded, RuntimeError) as error:
-                if not state.takes(error):
-                    raise
-            if state.refused is not None:
-                refused, state.refused = state.refused, None
-                await self._deny(refused, self.caller(scope), (scope, receive, send), state=state)
+            if self.settings.enabled:
+                caller, arrival = self.arrive(scope)
+                is_plain = arrival is NOWHERE and outer is None
+                bounds = self._everywhere if is_plain else self._bounds(state, outer, arrival)
+                if scope.get("method") == "OPTIONS" and self._is_free(scope, caller):
+                    bounds = NO_BOUNDS
+                if bounds or gate.denies:
+                    decision: Any = bounds.begin(caller)  # without a coroutine, for most requests
+                    if type(decision) is not Decision:
+                        decision = await gate.finish(decision, caller, bounds)
+                    if gate.may_owe:
+                        state.note(decision)
+                    else:
+                        state.decision = decision  # the first of this request
+                    if outer is not None:
+                        warn_of_twice(outer, gate, decision)
+                    if decision is not None and not decision.allowed:
+                        if kind == "websocket":
+                            await receive()  # ASGI: receive the handshake before the response to it
+                        await self._deny(decision, caller, (scope, receive, send), state=state)
+                        return
+            if outer is not None:
+                outer.covered = True
+            before = SERVED.get()
+            SERVED.set(scope)
+            try:
+                try:  # every other error of the application passes
+                    await self.app(scope, receive, self._adding_fields(state, send))
+                except (RateLimitExceeded, RuntimeError) as error:
+                    if not state.takes(error):
+                        raise
+                if state.refused is not None:
+                    refused, state.refused = state.refused, None
+                    await self._deny(refused, self.caller(scope), (scope, receive, send), state=state)
+            finally:
+                state.begun = _ENDED
+                if state.settlement is not None:
+                    await cast("AsyncSettlement", state.settlement).over(sys.exception())
+            SERVED.set(before)  # not in the `finally`: after an error nothing reads it
         finally:
-            state.begun = _ENDED
-            if state.settlement is not None:
-                await cast("AsyncSettlement", state.settlement).over(sys.exception())
-        SERVED.set(before)  # not in the `finally`: after an error nothing reads it
+            if state.pending is not None:
+                self._deliver(state.pending, scope)
 
     async def reset_all(self, identity: object) -> int:
         """Forget every budget, slot and ban of an identity, such as `("ip", "203.0.113.7")`. Return how many budgets
@@ -375,6 +386,20 @@ class RateLimitMiddleware:
 
         return close
 
+    def _keeping_events(self, state: Exchange, scope: Scope, send: Send) -> Send:
+        """Keep the events of a request until the application has returned, those of a WebSocket until its handshake was
+        answered. The application may change the root path and the method.
+        """
+        pending = state.pending = self.gate.events.pending((scope.get("root_path", ""), scope.get("method", "GET")))
+        return send if scope["type"] == "http" else _until_answered(send, partial(self._deliver, pending, scope))
+
+    def _deliver(self, pending: Pending, scope: Scope) -> None:
+        """Deliver the events of a request, unless this was done."""
+        if not pending.is_over:
+            root_path, method = pending.at
+            pending.at = self.template(scope, root_path) if pending.made else "", method.upper()
+            pending.end()
+
     def _adding_fields(self, state: Exchange, send: Send) -> Send:
         """Make a `send` that adds the fields of the decision to the start of the response."""
         dialect = self.settings.headers
@@ -464,33 +489,6 @@ def health(middleware: RateLimitMiddleware, /, *, unavailable: int = OK) -> ASGI
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
     return application
-
-
-class _Watched(RateLimitMiddleware):
-    """The middleware of an application with `on_decision`: it delivers the events when the application has returned,
-    and those of a WebSocket when its handshake was answered.
-    """
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind = scope["type"]
-        if kind not in ("http", "websocket"):
-            await super().__call__(scope, receive, send)
-            return
-        outer, root_path, method = scope.get(_PENDING), scope.get("root_path", ""), scope.get("method", "GET")
-        pending = scope[_PENDING] = self.gate.events.pending(("", method))
-
-        def end() -> None:
-            if not pending.is_over:
-                if pending.made:
-                    pending.at = self.template(scope, root_path), method.upper()
-                pending.end()
-
-        try:
-            await super().__call__(scope, receive, _until_answered(send, end) if kind == "websocket" else send)
-        finally:
-            end()
-            if outer is not None:
-                scope[_PENDING] = outer
 
 
 def _until_answered(send: Send, end: Callable[[], None]) -> Send:

@@ -8,9 +8,10 @@ template and the method. An identity is shown as the digest that is also in the 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, Final, Literal, NoReturn, final
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, final
 
 from sluicegate.awaiting import async_mismatch, close_unawaited, is_async, label_of, waits
 from sluicegate.clock import MICROSECOND
@@ -18,7 +19,10 @@ from sluicegate.errors import SettingsError
 from sluicegate.identity import digest
 from sluicegate.plan import BAN, Check, Decision, Handler, Handlers, Outcome, Terms
 from sluicegate.rules.rule import METHODS
-from sluicegate.stores.watched import MEASURED, StoreTime
+from sluicegate.stores.watched import LAST, StoreTime
+
+if TYPE_CHECKING:
+    from sluicegate.rules.key import Caller
 
 Result = Literal["allowed", "refused", "shadow", "banned"]
 """What a rule said: "shadow" if it only would have refused, "banned" if the refusal comes from a ban."""
@@ -149,7 +153,7 @@ class DecisionEvent(_Value):
     without a route. `store_seconds` is the time of the calls of the store; None if it was not called.
     """
 
-    __slots__ = ("_decision", "_rules", "at", "delivery", "elapsed", "time")
+    __slots__ = ("_rules", "about", "at", "delivery", "elapsed")
     _fields = _FIELDS
 
     at: tuple[str, str]
@@ -157,8 +161,9 @@ class DecisionEvent(_Value):
     delivery: Delivery
     """What has made the event, and will deliver it: to nobody, if a program has made the event itself."""
     elapsed: float | None
-    time: StoreTime  # measures the store until the decision is made
-    _decision: Decision
+    """The same as `store_seconds`, without a call."""
+    about: Decision
+    """The decision, with the identities."""
     _rules: tuple[RuleEvent, ...]
 
     def __init__(
@@ -171,18 +176,10 @@ class DecisionEvent(_Value):
         store_seconds: float | None = None,
         show_identities: bool = False,
     ) -> None:
-        self._decision = decision
+        self.about = decision
         self.delivery = Delivery((), application=application, show_identities=show_identities)
         self.at = endpoint, method
         self.elapsed = store_seconds
-
-    def made(self, decision: Decision) -> None:
-        """Note the decision that this event is about. Only its limiter calls this, once, before it delivers. A later
-        call of the store in this context is not measured by it.
-        """
-        self._decision = decision
-        self.elapsed = self.time.elapsed
-        MEASURED.set(None)
 
     @property
     def application(self) -> str:
@@ -208,17 +205,17 @@ class DecisionEvent(_Value):
     @property
     def allowed(self) -> bool:
         """True if the request may pass."""
-        return self._decision.allowed
+        return self.about.allowed
 
     @property
     def forbidden(self) -> bool:
         """True if the `deny` list refused."""
-        return self._decision.forbidden
+        return self.about.forbidden
 
     @property
     def degraded(self) -> bool:
         """True if the store was unavailable for at least one rule."""
-        return self._decision.degraded
+        return self.about.degraded
 
     @property
     def rules(self) -> tuple[RuleEvent, ...]:
@@ -226,7 +223,7 @@ class DecisionEvent(_Value):
         try:
             return self._rules
         except AttributeError:  # it is read for the first time
-            _, checks, outcomes = self._decision
+            _, checks, outcomes = self.about
             hint, shows, pairs = self._hint, self.delivery.shows, zip(checks, outcomes, strict=True)
             self._rules = tuple([RuleEvent(check, outcome, hint, shows=shows) for check, outcome in pairs])
             return self._rules
@@ -236,7 +233,8 @@ class DecisionEvent(_Value):
         """All that has few values, as one key: the application, the endpoint, the method, "allowed", "refused" or
         "forbidden", and a line for each rule. Metrics count events by it.
         """
-        (endpoint, method), (allowed, checks, outcomes), hint = self.at, self._decision, self._hint
+        (endpoint, method), (allowed, checks, outcomes) = self.at, self.about
+        hint: EventSource = "store" if self.elapsed is not None else "prefetch" if allowed else "cache"
         if len(checks) == 1:
             lines: tuple[Line, ...] = (_line(checks[0][0], outcomes[0], hint),)
         else:
@@ -249,7 +247,7 @@ class DecisionEvent(_Value):
         """The source of an outcome of the store."""
         if self.elapsed is not None:
             return "store"
-        return "prefetch" if self._decision.allowed else "cache"
+        return "prefetch" if self.about.allowed else "cache"
 
     def asdict(self) -> dict[str, Any]:
         """Return all fields by their names, the rules as dictionaries too: for JSON, or for another process."""
@@ -287,12 +285,6 @@ class Pending:
         self.at = at  # the template of the route, and the method
         self.is_over = False
 
-    def add(self, event: DecisionEvent) -> None:
-        """Add an event."""
-        self.made.append(event)
-        if self.is_over:
-            self.end()
-
     def end(self) -> None:
         """Deliver the events: the answer was sent, or there will be none. All of them, before an error is raised."""
         self.is_over = True
@@ -322,30 +314,36 @@ class Delivery:
         self.application = application
         self.shows = show_identities
         self._alone = (self,)
-        self._failed: set[int] = set()  # the places of the handlers that were logged
+        self._failed: set[int] = set()  # the ids of the handlers that were logged
+        self.last: deque[float] = deque(maxlen=LAST)
+        """The seconds that the store took for the last decisions."""
 
-    def begin(self) -> DecisionEvent:
-        """Return the event of a decision that is made next in this context. It measures the store."""
-        event = _new(DecisionEvent)  # `made` and the end of the request set the other fields
-        event.delivery = self
-        event.time = time = _new(StoreTime)
-        time.elapsed = None
-        MEASURED.set(time)
-        return event
+    def measure(self) -> StoreTime:
+        """Return what measures the store, in this context, for the decision that is made next."""
+        return StoreTime()
 
-    def end(self, event: DecisionEvent, decision: Decision) -> Decision:
-        """Deliver the event of a plain limiter's decision at once, and return the decision."""
-        if not self.is_delivering():
-            event.made(decision)
-            event.at = _NOWHERE
-            self.deliver(event)
-        return decision
+    def note(self, decision: Decision, seconds: float | None, caller: Caller | None = None) -> Decision:
+        """Add the event of a decision to those of the caller's request. If nothing tells when that ends, or for the
+        decision of a plain limiter, deliver it at once. Return the decision.
 
-    def is_delivering(self) -> bool:
-        """Return True inside a handler of this object, and in a task that one has started. A decision made there has no
-        event: its event would call the handler again, and so on without an end.
+        Inside a handler of this object, and in a task that one has started, a decision has no event: its event would
+        call the handler again, and so on without an end.
         """
-        return self in _DELIVERING.get()
+        if seconds is not None:
+            self.last.append(seconds)
+        if self not in _DELIVERING.get():
+            event = _new(DecisionEvent)
+            event.delivery, event.elapsed, event.about = self, seconds, decision
+            found = getattr(caller, "pending", None)  # other adapters than ours have no such method
+            pending = None if found is None else found()
+            if pending is None:
+                event.at = _NOWHERE if caller is None else ("", caller.method)
+                self.deliver(event)
+            else:
+                pending.made.append(event)
+                if pending.is_over:
+                    pending.end()
+        return decision
 
     def deliver(self, event: DecisionEvent) -> None:
         """Call the handlers. A handler that fails is logged once, and changes nothing. What is no Exception, such as
@@ -354,15 +352,15 @@ class Delivery:
         raised: BaseException | None = None
         outside = _DELIVERING.get()
         _DELIVERING.set((*outside, self) if outside else self._alone)
-        for place, handler in enumerate(self._handlers):
+        for handler in self._handlers:
             try:
                 answer = handler(event)
                 if answer is not None and waits(answer):
                     close_unawaited(answer)
                     raise async_mismatch("on_decision", handler)
             except Exception:
-                if place not in self._failed:
-                    self._failed.add(place)
+                if id(handler) not in self._failed:
+                    self._failed.add(id(handler))
                     log.exception("sluicegate: %s of on_decision failed; it is logged once", label_of(handler))
             except BaseException as error:  # noqa: BLE001  # it is raised below
                 raised = error

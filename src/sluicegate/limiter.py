@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, NoReturn
 
 from sluicegate import fork
 from sluicegate.algorithms import DEFAULT, AlgorithmName, find
-from sluicegate.clock import MICROSECOND, Clock
+from sluicegate.clock import MICROSECOND, Clock, stopwatch
 from sluicegate.errors import (
     AsyncMismatchError,
     ConfigurationError,
@@ -128,7 +128,7 @@ class _Engine(Generic[_AnyStore]):
             from sluicegate.events import Delivery
 
             self.events = Delivery(on_decision, application=application, show_identities=show_identities)
-            self._options.watched = True
+            self._options.watched = self.events.last
         opened: Any = store
         if isinstance(store, str):
             opened = self._open(store, prefix=prefix, clock=clock, deadline=deadline)
@@ -683,6 +683,13 @@ class _Limit(Generic[_AnyLimiter]):
             raise self._no_hit()
         return self._given(identity, cost)
 
+    def _asked(self, identity: object, cost: int) -> tuple[str, int, Delivery]:
+        """Return the text of an identity and the cost of a hit, and what delivers its event."""
+        if self._held and cost:
+            raise self._no_hit()
+        limiter = self._limiter
+        return limiter.text(identity), whole_cost("cost", cost), cast("Delivery", limiter.events)
+
     def _slots(self, identity: object, cost: int) -> Plan:
         """Return the plan that takes slots."""
         if cost == 0 and isinstance(cost, int):
@@ -802,9 +809,13 @@ class _WatchedLimit(Limit):
     __slots__ = ()
 
     def hit(self, identity: object, cost: int = 1) -> Decision:
-        events = cast("Delivery", self._limiter.events)
-        event = events.begin()
-        return events.end(event, super().hit(identity, cost))
+        text, cost, events = self._asked(identity, cost)
+        began = stopwatch()
+        decision = self.begin(text, cost)
+        if type(decision) is Decision:
+            return events.note(decision, stopwatch() - began)
+        time = events.measure()
+        return events.note(self._limiter.run(decision), time.stop())
 
 
 class _WatchedLimiter(Limiter):
@@ -815,8 +826,8 @@ class _WatchedLimiter(Limiter):
 
     def take(self, plan: Plan) -> Decision:
         events = cast("Delivery", self.events)
-        event = events.begin()
-        return events.end(event, super().take(plan))
+        time = events.measure()
+        return events.note(super().take(plan), time.stop())
 
 
 class _WatchedAsyncLimit(AsyncLimit):
@@ -825,9 +836,15 @@ class _WatchedAsyncLimit(AsyncLimit):
     __slots__ = ()
 
     async def hit(self, identity: object, cost: int = 1) -> Decision:
-        events = cast("Delivery", self._limiter.events)
-        event = events.begin()
-        return events.end(event, await super().hit(identity, cost))
+        text, cost, events = self._asked(identity, cost)
+        began = stopwatch()
+        decision = self.begin(text, cost)
+        if type(decision) is Plan:
+            time = events.measure()
+            return events.note(await self._limiter.run(decision), time.stop())
+        if type(decision) is not Decision:
+            decision = await decision
+        return events.note(decision, stopwatch() - began)
 
 
 class _WatchedAsyncLimiter(AsyncLimiter):
@@ -838,8 +855,8 @@ class _WatchedAsyncLimiter(AsyncLimiter):
 
     async def take(self, plan: Plan) -> Decision:
         events = cast("Delivery", self.events)
-        event = events.begin()
-        return events.end(event, await super().take(plan))
+        time = events.measure()
+        return events.note(await super().take(plan), time.stop())
 
 
 Limiter.watched, AsyncLimiter.watched = _WatchedLimiter, _WatchedAsyncLimiter

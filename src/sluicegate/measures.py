@@ -7,7 +7,7 @@ server keeps every combination of labels for months, so those beyond a bound are
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 from typing import Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -50,6 +50,8 @@ HELP: Final = {
 
 Names = tuple[str, ...]
 Add = Callable[[int], object]
+Adders = Mapping[Names, Add]
+Observe = Callable[[float], object]
 _Counter = TypeVar("_Counter")
 
 
@@ -77,11 +79,12 @@ class Series(dict[Names, _Counter]):
 class Kind:
     """The events with the same labels: how many, and what they add to."""
 
-    __slots__ = ("_adders", "count", "is_degraded", "is_usual")
+    __slots__ = ("_adders", "count", "is_degraded", "is_usual", "observe")
 
-    def __init__(self, labels: Labels, adders: Iterable[Add]) -> None:
+    def __init__(self, labels: Labels, adders: Iterable[Add], observe: Observe) -> None:
         _, _, _, said, lines = labels
         self._adders = tuple(adders)
+        self.observe = observe  # adds the seconds of the store to their histogram
         self.count = 0  # those that are not added yet
         self.is_degraded = any([source in DEGRADED for _, _, source, _ in lines])
         self.is_usual = not self.is_degraded and said == "allowed" and all([line[1] == "allowed" for line in lines])
@@ -96,26 +99,48 @@ class Kind:
 class Kinds(dict[Labels, Kind]):
     """Counts events by their labels: one look-up for each event. `flush` adds the counts to those of each metric.
 
-    `adders` returns what the events with some labels add to: functions of a number.
+    The metrics are given as what adds to them: `decisions` by application, endpoint, method and result, `outcomes` by
+    application, rule, result and source, `near` by application and rule, `degraded` by application. `observe` returns
+    what adds to the histogram of an application.
     """
 
-    __slots__ = ("_adders",)
+    __slots__ = ("_decisions", "_degraded", "_near", "_observe", "_outcomes")
 
-    def __init__(self, adders: Callable[[Labels], Iterable[Add]]) -> None:
+    def __init__(
+        self,
+        *,
+        decisions: Adders,
+        outcomes: Adders,
+        near: Adders,
+        degraded: Adders,
+        observe: Callable[[Names], Observe],
+    ) -> None:
         super().__init__()
-        self._adders = adders
+        self._decisions, self._outcomes, self._near, self._degraded = decisions, outcomes, near, degraded
+        self._observe = observe
 
     def __missing__(self, labels: Labels) -> Kind:
         if len(self) >= MOST:
             self.flush()  # each metric bounds its own labels
             self.clear()
-        made = self[labels] = Kind(labels, self._adders(labels))
+        made = self[labels] = Kind(labels, self._adders(labels), self._observe(labels[:1]))
         return made
 
     def flush(self) -> None:
         """Add what was counted."""
         for kind in self.values():
             kind.flush()
+
+    def _adders(self, labels: Labels) -> Iterator[Add]:
+        """Yield what events with these labels add to."""
+        application, endpoint, method, said, lines = labels
+        yield self._decisions[application, endpoint, method, said]
+        for rule, its, source, near in lines:
+            yield self._outcomes[application, rule, its, source]
+            if near:
+                yield self._near[application, rule]
+        if any([source in DEGRADED for _, _, source, _ in lines]):
+            yield self._degraded[application,]
 
 
 class StoreNumbers(NamedTuple):
@@ -187,12 +212,12 @@ class Bans:
     """The bans that this process has met, and that still last. A client whose next request a ban lets pass is free."""
 
     def __init__(self) -> None:
-        self._until: dict[tuple[Names, str], float] = {}
+        self.until: dict[tuple[Names, str], float] = {}  # those that may still last
         self._rules: set[Names] = set()
 
     def clear(self) -> None:
         """Forget all bans."""
-        self._until.clear()
+        self.until.clear()
         self._rules.clear()
 
     def note(self, event: DecisionEvent, lines: Iterable[Line]) -> None:
@@ -201,24 +226,19 @@ class Bans:
             name = event.application, rule
             if said == "banned":
                 wait = event.rules[at].retry_after
-                if len(self._until) >= MOST_BANS:
+                if len(self.until) >= MOST_BANS:
                     self.read()  # it drops those that are over
-                if len(self._until) < MOST_BANS:
+                if len(self.until) < MOST_BANS:
                     self._rules.add(name)
-                    self._until[name, event.rules[at].identity] = inf if wait is None else monotonic() + wait
+                    self.until[name, event.rules[at].identity] = inf if wait is None else monotonic() + wait
             elif name in self._rules:
-                self._until.pop((name, event.rules[at].identity), None)
-
-    @property
-    def any(self) -> bool:
-        """True if a ban was met that may still last."""
-        return bool(self._until)
+                self.until.pop((name, event.rules[at].identity), None)
 
     def read(self) -> dict[Names, int]:
         """Return how many identities are banned now, by application and ban."""
         now = monotonic()
-        self._until = {key: until for key, until in self._until.items() if until > now}
+        self.until = {key: until for key, until in self.until.items() if until > now}
         found = dict.fromkeys(self._rules, 0)
-        for name, _ in self._until:
+        for name, _ in self.until:
             found[name] += 1
         return found

@@ -10,14 +10,14 @@ exports.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from typing import Final
 
 from sluicegate import fork
 from sluicegate.events import DecisionEvent, Labels
 from sluicegate.extras import needs
-from sluicegate.measures import DEGRADED, HELP, SECONDS, Add, Bans, Kinds, Names, Series, Slots, StoreNumbers, Stores
+from sluicegate.measures import HELP, SECONDS, Bans, Kinds, Names, Series, Slots, StoreNumbers, Stores
 
 with needs("opentelemetry"):
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
@@ -61,6 +61,7 @@ class OpenTelemetryMetrics:
 
         def counter(name: str, unit: str, *attributes: str) -> Series[_Count]:
             made: Series[_Count] = Series(lambda values: _Count(_attributes((_APPLICATION, *attributes), values)))
+            self._series.append(made)
             observe(name, self._reader(made), unit=unit)
             return made
 
@@ -69,13 +70,16 @@ class OpenTelemetryMetrics:
             make(f"{PREFIX}.{name}", [read], unit=unit, description=HELP[name.removeprefix("store.")])
 
         self._lock = threading.RLock()  # a finalizer may deliver an event in a thread that holds it
-        self._kinds = Kinds(self._adders)
-        self._decisions = counter("decisions", "{decision}", *_BY_ROUTE)
-        self._outcomes = counter("outcomes", "{outcome}", *_BY_POLICY)
-        self._near = counter("near_limit", "{outcome}", _POLICY)
-        self._degraded = counter("degraded_decisions", "{decision}")
-        self._seconds = meter.create_histogram(
+        self._series: list[Series[_Count]] = []
+        seconds = meter.create_histogram(
             f"{_STORE}.duration", "s", HELP["store_seconds"], explicit_bucket_boundaries_advisory=SECONDS
+        )
+        self._kinds = Kinds(
+            decisions=counter("decisions", "{decision}", *_BY_ROUTE),
+            outcomes=counter("outcomes", "{outcome}", *_BY_POLICY),
+            near=counter("near_limit", "{outcome}", _POLICY),
+            degraded=counter("degraded_decisions", "{decision}"),
+            observe=lambda _: seconds.record,  # without attributes, which would double the time of a call
         )
         self._stores = Stores()
         self._totals: dict[str, StoreNumbers] = {}
@@ -96,7 +100,7 @@ class OpenTelemetryMetrics:
         self._lock = threading.RLock()
         self._kinds.clear()
         self._banned.clear()
-        for series in (self._decisions, self._outcomes, self._near, self._degraded):
+        for series in self._series:
             series.clear()
         self._totals.clear()
 
@@ -106,23 +110,12 @@ class OpenTelemetryMetrics:
         with self._lock:
             kind = self._kinds[labels]
             kind.count += 1
-            if self._banned.any or not kind.is_usual:
+            if self._banned.until or not kind.is_usual:
                 self._banned.note(event, labels[4])
-        if event.store_seconds is not None:  # without attributes, which would double the time of this call
-            self._seconds.record(event.store_seconds)
+        if event.elapsed is not None:
+            kind.observe(event.elapsed)
         if not kind.is_usual:
             _mark_span(labels, degraded=kind.is_degraded)
-
-    def _adders(self, labels: Labels) -> Iterator[Add]:
-        """Yield what events with these labels add to."""
-        application, endpoint, method, said, lines = labels
-        yield self._decisions[application, endpoint, method, said].add
-        for rule, its, source, near in lines:
-            yield self._outcomes[application, rule, its, source].add
-            if near:
-                yield self._near[application, rule].add
-        if any([source in DEGRADED for _, _, source, _ in lines]):
-            yield self._degraded[application,].add
 
     def _reader(self, series: Series[_Count]) -> _Reader:
         def read(options: CallbackOptions) -> Iterable[Observation]:
@@ -163,7 +156,7 @@ class _Count:
         self.attributes = attributes
         self.value = 0
 
-    def add(self, count: int) -> None:
+    def __call__(self, count: int) -> None:
         """Add to the number."""
         self.value += count
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import accumulate
 from typing import Any, Final, Literal
@@ -16,9 +16,9 @@ from typing import Any, Final, Literal
 from sluicegate import fork
 from sluicegate.clock import monotonic
 from sluicegate.errors import ConfigurationError
-from sluicegate.events import DecisionEvent, Labels
+from sluicegate.events import DecisionEvent
 from sluicegate.extras import needs
-from sluicegate.measures import DEGRADED, HELP, SECONDS, Add, Bans, Kinds, Series, Slots, Stores
+from sluicegate.measures import HELP, SECONDS, Add, Bans, Kinds, Series, Slots, Stores
 
 with needs("prometheus"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
@@ -62,9 +62,9 @@ class PrometheusMetrics:
     """
 
     def __init__(self, *, registry: CollectorRegistry = REGISTRY) -> None:
-        def counter(name: str, *labels: str) -> Series[Counter]:
+        def counter(name: str, *labels: str) -> Series[Add]:
             made = Counter(f"sluicegate_{name}", HELP[name], labels, registry=registry)
-            return Series(lambda values: made.labels(*values))
+            return Series(lambda values: made.labels(*values).inc)
 
         def gauge(name: str, *labels: str, mode: Literal["livesum", "livemax"] = "livesum") -> Series[Gauge]:
             made = Gauge(f"sluicegate_{name}", HELP[name], labels, registry=registry, multiprocess_mode=mode)
@@ -74,7 +74,7 @@ class PrometheusMetrics:
         self._at_once = getattr(ValueClass, "_multiprocess", True)  # another process may be scraped
         try:
             registry.register(self)  # first, because a registry collects in the order of registration
-            self._decisions = counter("decisions", *BY_ENDPOINT)
+            decisions = counter("decisions", *BY_ENDPOINT)
         except ValueError as error:  # the registry has metrics of this name
             with suppress(KeyError):
                 registry.unregister(self)
@@ -83,10 +83,14 @@ class PrometheusMetrics:
             raise ConfigurationError(
                 "PrometheusMetrics: registry", registry, problem=problem, expected=expected
             ) from error
-        self._outcomes = counter("outcomes", *BY_RULE)
-        self._near = counter("near_limit", "application", "rule")
-        self._degraded = counter("degraded_decisions", "application")
-        self._kinds, self._seconds = Kinds(self._adders), self._histogram(registry)
+        self._seconds = self._histogram(registry)
+        self._kinds = Kinds(
+            decisions=decisions,
+            outcomes=counter("outcomes", *BY_RULE),
+            near=counter("near_limit", "application", "rule"),
+            degraded=counter("degraded_decisions", "application"),
+            observe=lambda application: self._seconds[application].observe,
+        )
         self._open, self._entries = gauge("open_circuits", "store"), gauge("entries", "store")
         self._permits, self._returned = gauge("permits", "store"), counter("permits_returned", "store")
         self._slots, self._held = gauge("slots", "store", "rule"), Slots()
@@ -103,15 +107,15 @@ class PrometheusMetrics:
 
     def __call__(self, event: DecisionEvent) -> None:
         """Count one decision."""
-        labels, seconds = event.labels, event.store_seconds
+        labels, seconds = event.labels, event.elapsed
         with self._lock:
             kind = self._kinds[labels]
             kind.count += 1
             if seconds is not None:
-                self._seconds[labels[:1]].observe(seconds)
+                kind.observe(seconds)
             if self._at_once:
                 kind.flush()
-            if self._banned.any or not kind.is_usual:
+            if self._banned.until or not kind.is_usual:
                 self._banned.note(event, labels[4])
         if self._at_once and monotonic() >= self._read_at:
             self.collect()
@@ -130,9 +134,9 @@ class PrometheusMetrics:
             self._open[store,].set(numbers.open_circuits)
             self._entries[store,].set(numbers.entries)
             self._permits[store,].set(numbers.permits)
-            self._returned[store,].inc(numbers.permits_returned)
-            self._evictions[store,].inc(numbers.evictions)
-            self._allowed[store,].inc(numbers.degraded_allowed)
+            self._returned[store,](numbers.permits_returned)
+            self._evictions[store,](numbers.evictions)
+            self._allowed[store,](numbers.degraded_allowed)
         families = self.describe()
         for family in families:
             with self._lock:
@@ -154,17 +158,6 @@ class PrometheusMetrics:
             return Series(lambda _: _Buckets())
         made = Histogram(f"sluicegate_{_SECONDS}", HELP[_SECONDS], ("application",), registry=registry, buckets=SECONDS)
         return Series(lambda labels: made.labels(*labels))
-
-    def _adders(self, labels: Labels) -> Iterator[Add]:
-        """Yield what events with these labels add to."""
-        application, endpoint, method, said, lines = labels
-        yield self._decisions[application, endpoint, method, said].inc
-        for rule, its, source, near in lines:
-            yield self._outcomes[application, rule, its, source].inc
-            if near:
-                yield self._near[application, rule].inc
-        if any([source in DEGRADED for _, _, source, _ in lines]):
-            yield self._degraded[application,].inc
 
 
 class _Buckets:

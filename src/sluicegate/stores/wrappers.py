@@ -21,6 +21,8 @@ from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 
 if TYPE_CHECKING:  # a memory store needs neither these modules nor asyncio, which they import
+    from collections import deque
+
     from sluicegate.stores.breaker import Breakers
     from sluicegate.stores.local_fallback import LocalFallback
 
@@ -37,7 +39,7 @@ class StoreOptions:
     cannot work.
     """
 
-    watched = False  # whether a wrapper measures the calls of the store
+    watched: deque[float] | None = None  # with it, a wrapper measures the calls of the store, and adds the seconds
 
     def __init__(
         self,
@@ -95,10 +97,10 @@ class StoreOptions:
 
     def _wrapped(self, store: Any, *, owned: bool, asynchronous: bool) -> object:
         in_memory, clock = isinstance(store, (MemoryStore, AsyncMemoryStore)), self._clock_of(store)
-        if self.watched:
+        if self.watched is not None:
             from sluicegate.stores.watched import AsyncWatched, Watched
 
-            store = (AsyncWatched if asynchronous else Watched)(store, owned=owned or not in_memory)
+            store = (AsyncWatched if asynchronous else Watched)(store, self.watched, owned=owned or not in_memory)
         if in_memory:
             return store
         from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals

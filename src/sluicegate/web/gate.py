@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sluicegate import fork
 from sluicegate.awaiting import Later, Waiting, async_mismatch, is_async, waits
-from sluicegate.clock import SystemClock
+from sluicegate.clock import SystemClock, stopwatch
 from sluicegate.errors import RuleError, nearest
 from sluicegate.identity import Seal
 from sluicegate.limiter import OPTIONS, AsyncLimit, AsyncLimiter, Limit, Limiter
@@ -29,14 +29,14 @@ from sluicegate.rules.terms import whole_cost
 from sluicegate.rules.tiers import Tiers
 from sluicegate.stores.completion import complete
 from sluicegate.web.access import unasked
-from sluicegate.web.bound import NO_BOUNDS, Begin, BeginOf, Bound, Bounds, names_of, of_method, unique, warn_of_names
+from sluicegate.web.bound import NO_BOUNDS, Begin, Bound, Bounds, names_of, of_method, unique, warn_of_names
 from sluicegate.web.endpoint import Endpoint, scope_of, short_name
 from sluicegate.web.marks import EXEMPT, Mark
 from sluicegate.web.settings import Settings
 from sluicegate.web.settlement import AsyncSettlement, Settlement
 
 if TYPE_CHECKING:
-    from sluicegate.events import DecisionEvent, Delivery
+    from sluicegate.events import Delivery
 
 PlanSteps = Generator[Waiting | Plan, Any, None]
 
@@ -190,7 +190,7 @@ class _Rules:
             begin_of=self._begin_of(ready, rule.cost) if plain else None,
         )
 
-    def _begin_of(self, key: ReadyKey, cost: Any) -> BeginOf:
+    def _begin_of(self, key: ReadyKey, cost: Any) -> partial[Begin]:
         """Return the function that makes the `begin` of plain rules with this key and cost. It refers to the limiter
         and not to this gate, which has the rules.
         """
@@ -371,19 +371,28 @@ class AsyncGate(_Rules):
 class _WatchedRules(_Rules):
     """The common part of both gates of applications with `on_decision`: each decision becomes one event."""
 
-    def _begin_of(self, key: ReadyKey, cost: Any) -> BeginOf:
-        return partial(_begin_watched, begin_of=super()._begin_of(key, cost), limiter=self.limiter, events=self.events)
+    def _begin_of(self, key: ReadyKey, cost: Any) -> partial[Begin]:
+        return partial(_begin_watched, events=self.events, **super()._begin_of(key, cost).keywords)
+
+    def _note(
+        self, decision: Decision | None, seconds: float | None, caller: Caller, *, peeking: _Peeking | None = None
+    ) -> Decision | None:
+        """Note a decision, unless no rule applied or the plan has charged nothing."""
+        if decision is None or (peeking is not None and not peeking.charges):
+            return decision
+        return self.events.note(decision, seconds, caller)
 
 
 class _Peeking:
-    """Runs the `trim` of a charge, and notes whether its plan charges: a plan that does not is no decision."""
+    """The `trim` of a charge, which notes whether its plan charges: a plan that does not is no decision."""
+
+    __slots__ = ("_trim", "charges")
 
     def __init__(self, trim: Callable[[Plan], Plan]) -> None:
         self._trim = trim
         self.charges = True
 
-    def trim(self, plan: Plan) -> Plan:
-        """Return the part of a plan to run."""
+    def __call__(self, plan: Plan) -> Plan:
         plan = self._trim(plan)
         self.charges = plan.charge or not plan.checks
         return plan
@@ -395,20 +404,17 @@ class _WatchedGate(_WatchedRules, Gate):
     def finish(
         self, plan: Any, caller: Caller, bounds: Sequence[Bound], trim: Callable[[Plan], Plan] | None = None
     ) -> Decision | None:
-        event = self.events.begin()
+        time, peeking = self.events.measure(), None if trim is None else _Peeking(trim)
         try:
-            if trim is None:
-                return _note_event(event, super().finish(plan, caller, bounds), caller)
-            peeking = _Peeking(trim)
-            decision = super().finish(plan, caller, bounds, trim=peeking.trim)
-            return _note_event(event, decision, caller) if peeking.charges else decision
+            decision = super().finish(plan, caller, bounds, trim=peeking)
         except Undecided as error:
-            _note_event(event, error.decision, caller)
+            self.events.note(error.decision, time.stop(), caller)
             raise
+        return self._note(decision, time.stop(), caller, peeking=peeking)
 
     def run(self, plan: Plan, caller: Caller) -> Decision:
-        event = self.events.begin()
-        return cast("Decision", _note_event(event, super().run(plan, caller), caller))
+        time = self.events.measure()
+        return self.events.note(super().run(plan, caller), time.stop(), caller)
 
 
 class _WatchedAsyncGate(_WatchedRules, AsyncGate):
@@ -417,20 +423,21 @@ class _WatchedAsyncGate(_WatchedRules, AsyncGate):
     async def finish(
         self, plan: Any, caller: Caller, bounds: Sequence[Bound], trim: Callable[[Plan], Plan] | None = None
     ) -> Decision | None:
-        event = self.events.begin()
+        if plan is not None and type(plan) is not Plan:  # a charge that leaves at the end of this turn of the loop
+            began = stopwatch()
+            decision: Decision | None = await plan
+            return self._note(decision, stopwatch() - began, caller)
+        time, peeking = self.events.measure(), None if trim is None else _Peeking(trim)
         try:
-            if trim is None:
-                return _note_event(event, await super().finish(plan, caller, bounds), caller)
-            peeking = _Peeking(trim)
-            decision = await super().finish(plan, caller, bounds, trim=peeking.trim)
-            return _note_event(event, decision, caller) if peeking.charges else decision
+            decision = await super().finish(plan, caller, bounds, trim=peeking)
         except Undecided as error:
-            _note_event(event, error.decision, caller)
+            self.events.note(error.decision, time.stop(), caller)
             raise
+        return self._note(decision, time.stop(), caller, peeking=peeking)
 
     async def run(self, plan: Plan, caller: Caller) -> Decision:
-        event = self.events.begin()
-        return cast("Decision", _note_event(event, await super().run(plan, caller), caller))
+        time = self.events.measure()
+        return self.events.note(await super().run(plan, caller), time.stop(), caller)
 
 
 Gate.watched, AsyncGate.watched = _WatchedGate, _WatchedAsyncGate
@@ -447,34 +454,22 @@ def _begin_plain(terms: Any, *, limit: Any, key: Any, cost: int, seal: Any, netw
     return begin
 
 
-def _begin_watched(terms: Any, *, begin_of: BeginOf, limiter: Limiter | AsyncLimiter, events: Delivery) -> Begin:
-    """Return the `begin` of plain rules in an application with `on_decision`."""
-    begin = begin_of(terms)
+def _begin_watched(terms: Any, *, limit: Any, key: Any, cost: int, seal: Any, network: Any, events: Delivery) -> Begin:
+    """Return the `begin` of plain rules in an application with `on_decision`. It measures the store and not the key,
+    which may ask a database for the user.
+    """
+    hit = limit(terms).begin
 
-    def watched(caller: Caller) -> Any:
-        if limiter.hit_of is None:  # then `finish` decides
-            return begin(caller)
-        event = events.begin()
-        begun = begin(caller)
-        if type(begun) is Decision:
-            _note_event(event, begun, caller)
-        return begun
+    def begin(caller: Caller) -> Any:
+        text = key(caller)
+        text = text if seal is None else seal(text)
+        began = stopwatch()
+        decision = hit(text, cost, (network, caller))
+        if type(decision) is Decision:
+            events.note(decision, stopwatch() - began, caller)
+        return decision
 
-    return watched
-
-
-def _note_event(event: DecisionEvent, decision: Decision | None, caller: Caller) -> Decision | None:
-    """Add the event of a decision to those of its request. If nothing tells when that ends, deliver it."""
-    if decision is not None and not event.delivery.is_delivering():
-        event.made(decision)
-        found = getattr(caller, "pending", None)  # other adapters than ours have no such method
-        pending = None if found is None else found()
-        if pending is None:
-            event.at = "", caller.method
-            event.delivery.deliver(event)
-        else:
-            pending.add(event)
-    return decision
+    return begin
 
 
 def _options(settings: Settings) -> dict[str, Any]:
