@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast, final
 
 PARAMS: Final = 3  # the integers that the scripts expect for every algorithm
 FIELDS: Final = 5  # the integers that they return for every check
@@ -35,6 +35,7 @@ class Command(NamedTuple):
         return self._replace(frame=_ASKING + self.frame, replies=2)
 
 
+@final
 class SingleCheck(NamedTuple):
     """The command of a plan of one check at cost 1. Packed when it leaves: alone, or together with others."""
 

@@ -89,7 +89,7 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
             if left <= 0:
                 raise TooLateError("the deadline passed before the command was written")
             self.limit(left)
-        frame, tag, _, replies = command.whole if isinstance(command, SingleCheck) else command
+        frame, tag, _, replies = command.whole if type(command) is SingleCheck else command
         self.send(frame)
         if self._receive is None:
             reply = self.read_response()
@@ -102,9 +102,10 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
                 reply = self._nothing
             if reply is self._nothing:
                 reply = self.read_response()
-        for _ in range(1, replies):
-            reply = self.read_response()
-        if type(reply) is not bytes or tag is None or not reply.startswith(b"%d" % tag):
+        if replies > 1:
+            for _ in range(1, replies):
+                reply = self.read_response()
+        if type(reply) is not bytes or tag is None or reply[:6] != b"%d" % tag:
             check_tag(command, reply)
         return reply
 

@@ -54,6 +54,7 @@ _MAX_SHAPES: Final = (
 )
 _TAGS: Final = range(100_000, 1_000_000)  # all have six digits
 _LITERAL: Final = str.maketrans({sign: f"\\{sign}" for sign in "*?[]^-\\"})
+_NONE: Final[Outcomes] = ()
 _SHORT: Final = 99  # bytes: the numbers of a reply that is longer may be too long for Python's own arithmetic
 _ONE: Final = bulk(1)
 _PLAIN: Final = bulk(0)  # neither a shadow rule nor one that counts refusals, nor a ban
@@ -340,7 +341,7 @@ def passed(terms: tuple[Terms, ...]) -> Callable[[Checks, Any], Outcomes | None]
     It does the same as `decode`, in fewer calls.
     """
     most = _SHORT * min(len(terms), 3)  # three times as many digits are still a float
-    readers = [_HITS[each.algorithm][2] if each.algorithm in _HITS else _unknown for each in terms]
+    readers = [_HITS[each.algorithm][2](each.params) if each.algorithm in _HITS else _unknown for each in terms]
     first = readers[0]
 
     def one(checks: Checks, reply: Any) -> Outcomes | None:
@@ -349,7 +350,7 @@ def passed(terms: tuple[Terms, ...]) -> Callable[[Checks, Any], Outcomes | None]
         try:
             _, seconds, microseconds, kept = reply.split(b" ", 3)
             now = int(seconds) * MICROSECOND + int(microseconds)
-            outcome = first(kept, now, checks[0]) if kept else None
+            outcome = first(kept, now, checks[0][2])
             if outcome is None:
                 outcome = _decode_hit(checks[0], now, kept)
         except MALFORMED:  # `decode` raises it for the whole reply
@@ -361,19 +362,19 @@ def passed(terms: tuple[Terms, ...]) -> Callable[[Checks, Any], Outcomes | None]
             return None
         try:
             _, seconds, microseconds, kept = reply.split(b" ", 3)
-            now, at, outcomes = int(seconds) * MICROSECOND + int(microseconds), 0, []
-            for check, read in zip(checks, readers):  # noqa: B905  # one for each
-                start, at = at + 1, at + 1 + kept[at]
-                end = kept[start:at]
-                outcome = read(end, now, check) if end else None
+            now, at, cost, outcomes = int(seconds) * MICROSECOND + int(microseconds), 1, checks[0][2], _NONE
+            for read in readers:
+                end = at + kept[at - 1]
+                outcome = read(kept[at:end], now, cost)
                 if outcome is None:
-                    outcome = _decode_hit(check, now, end)
+                    outcome = _decode_hit(checks[len(outcomes)], now, kept[at:end])
                     if not outcome[0]:
                         return None
-                outcomes.append(outcome)
+                outcomes += (outcome,)
+                at = end + 1
         except MALFORMED:
             return None
-        return tuple(outcomes)
+        return outcomes
 
     return one if len(terms) == 1 else several
 
@@ -400,7 +401,7 @@ def _decode_hit(checked: Check, now: int, kept: bytes) -> Outcome:
     terms, _, cost = checked
     known, params = _HITS.get(terms[2]), terms[3]  # the algorithm and its parameters
     if known is not None and kept and cost:
-        passed = known[2](kept, now, checked)
+        passed = known[2](params)(kept, now, cost)
         if passed is not None:
             return passed
     if known is None or (kept[:1] == b"=" and known is not _GCRA):
@@ -460,45 +461,70 @@ def _integer(word: bytes) -> int:
     return int(word) if len(word) < 17 and word.isdigit() else int(min(float(word), MAX))
 
 
-# The outcome of a hit that passed, which is nearly every one, in a third of the time of `check`. None for any other.
+# A reader makes the outcome of a hit that passed, which is nearly every one, in a third of the time of `check`. It
+# returns None for any other. Each function returns the reader for an algorithm with these parameters.
+
+_Passed = Callable[[bytes, int, int], Outcome | None]
 
 
-def _passed_window(kept: bytes, now: int, checked: Check) -> Outcome | None:
-    (limit, window, grain), cost = checked[0][3], checked[2]
-    words = kept.split()
-    try:
-        left, oldest = limit - int(words[0]) - cost, int(words[1])
-        stamp = now if grain == 1 else -(-now // grain) * grain
-        newest = stamp if len(words) == 2 else max(stamp, int(words[2]))
-    except (ValueError, IndexError):
-        return None
-    ends = window - now
-    return new(Outcome, (True, limit, left, 0, newest + ends, oldest + ends, now, "store")) if left >= 0 else None
+def _passed_window(params: tuple[int, ...]) -> _Passed:
+    limit, window, grain = params
+
+    def passed(kept: bytes, now: int, cost: int) -> Outcome | None:
+        wait = window + -now % grain
+        if not kept:
+            left, reset, following = limit - cost, wait, wait
+        else:
+            try:
+                used, oldest, *newest = kept.split()
+                left, following, reset = limit - cost - int(used), int(oldest) + window - now, wait
+                if newest:
+                    reset = max(wait, int(newest[0]) + window - now)
+            except ValueError:
+                return None
+        return new(Outcome, (True, limit, left, 0, reset, following, now, "store")) if left >= 0 else None
+
+    return passed
 
 
-def _passed_fixed(kept: bytes, now: int, checked: Check) -> Outcome | None:
-    (limit, window), cost = checked[0][3], checked[2]
-    try:
-        left, wait = limit - int(kept[:-16]) - cost, int(kept[-16:]) + window - now
-    except ValueError:
-        return None
-    return new(Outcome, (True, limit, left, 0, wait, wait, now, "store")) if left >= 0 else None
+def _passed_fixed(params: tuple[int, ...]) -> _Passed:
+    limit, window = params
+
+    def passed(kept: bytes, now: int, cost: int) -> Outcome | None:
+        if not kept:
+            left, wait = limit - cost, window
+        else:
+            try:
+                left, wait = limit - cost - int(kept[:-16]), int(kept[-16:]) + window - now
+            except ValueError:
+                return None
+        return new(Outcome, (True, limit, left, 0, wait, wait, now, "store")) if left >= 0 else None
+
+    return passed
 
 
-def _passed_gcra(kept: bytes, now: int, checked: Check) -> Outcome | None:
-    (burst, unit, leak), cost = checked[0][3], checked[2]
-    ahead = _from_bytes(kept[:7], "little") - now
-    level = _from_bytes(kept[7:], "little") + ahead * leak
-    level = (level if level > 0 else 0) + cost * unit
+def _passed_gcra(params: tuple[int, ...]) -> _Passed:
+    burst, unit, leak = params
     full = burst * unit
-    if ahead > 0 or len(kept) != _LEVEL or level > full:
-        return None
-    free = (full - level) // unit
-    following = -((full - level - (free + 1) * unit) // leak)
-    return new(Outcome, (True, burst, free, 0, -(-level // leak), following, now, "store"))
+
+    def passed(kept: bytes, now: int, cost: int) -> Outcome | None:
+        ahead = _from_bytes(kept[:7], "little") - now
+        level = _from_bytes(kept[7:], "little") + ahead * leak
+        level = (level if level > 0 else 0) + cost * unit
+        if ahead > 0 or len(kept) != _LEVEL or level > full:
+            return None
+        free = (full - level) // unit
+        following = -((full - level - (free + 1) * unit) // leak)
+        return new(Outcome, (True, burst, free, 0, -(-level // leak), following, now, "store"))
+
+    return passed
 
 
-def _unknown(kept: bytes, now: int, checked: Check) -> Outcome | None:
+def _passed_counter(params: tuple[int, ...]) -> _Passed:
+    return _unknown
+
+
+def _unknown(kept: bytes, now: int, cost: int) -> Outcome | None:
     """Return None: `check` makes the outcome."""
     return None
 
@@ -508,12 +534,12 @@ _LEVEL: Final = 11  # the bytes of a GCRA's state, unless its level is 2^32 or m
 _Reader = tuple[
     Callable[..., Outcome],
     Callable[[bytes], Any],
-    Callable[[bytes, int, Check], Outcome | None],
+    Callable[[tuple[int, ...]], _Passed],
 ]
 _GCRA: Final[_Reader] = (gcra.check, _level, _passed_gcra)
 _HITS: Final[dict[str, _Reader]] = {  # other algorithms have `general` as their hit
     "sliding-window": (sliding_window.check, _log, _passed_window),
-    "sliding-counter": (sliding_counter.check, _counts, _unknown),
+    "sliding-counter": (sliding_counter.check, _counts, _passed_counter),
     "fixed-window": (fixed_window.check, _window, _passed_fixed),
     "gcra": _GCRA,
 }
