@@ -255,7 +255,7 @@ def test_whose_waits_these_are_is_said() -> None:
         assert loop.innocent_median is not None
         assert loop.innocent_longest is not None
         assert loop.median > 3600 > loop.innocent_longest >= loop.innocent_median > 0
-        assert f"Of the innocent waited {loop.innocent_delayed} requests" in words.closed_loop(loop)
+        assert f" {loop.innocent_delayed} of these are of innocent identities" in words.closed_loop(loop)
     people = whole.filter(pl.col("address") == "192.0.2.2")
     (found,) = replay(Given([people]), [from_rules(["5/minute"])], sane="30/minute").candidates
     assert "None of these is of an innocent identity." in words.closed_loop(found.closed_loop)

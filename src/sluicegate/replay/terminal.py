@@ -66,7 +66,7 @@ class Report:
         for note in words.notes(traffic._replace(warnings=())):  # these came first
             yield self._indented(note, "yellow")
         for file, line, example in traffic.unreadable.examples:
-            yield self._indented(f"{file}:{line}: {example}", "dim")
+            yield self._indented(f"Not read: {file}:{line}: {example}", "dim")
 
     def _side_by_side(self, candidates: Sequence[Candidate]) -> Iterator[RenderableType]:
         """Yield tables with a column for each candidate, as many in one table as fit."""
@@ -82,6 +82,7 @@ class Report:
             rows = [[title, *[column[i + 1] for column in left[:fit]]] for i, title in enumerate(titles)]
             yield from self._table(["", *[column[0] for column in left[:fit]]], rows)
             left = left[fit:]
+        yield self._indented(words.FACTS, "dim")
 
     def _wide(self, column: Sequence[str]) -> int:
         return _GAP + max([cell_len(each) for each in column])
@@ -182,7 +183,7 @@ class Report:
             return
         made = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
         for i, column in enumerate(columns):
-            figures = all([row[i][:1].isdigit() or not row[i] for row in rows])
+            figures = all([row[i][:1].isdigit() or row[i] in ("", words.wait(None)) for row in rows])
             right = i > 0 and figures
             made.add_column(self._text(column), overflow="fold", justify="right" if right else "left", no_wrap=i > 0)
         for row in rows:

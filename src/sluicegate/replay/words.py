@@ -100,7 +100,7 @@ def _verdict(found: Sequence[Candidate]) -> str:
     if len(fair) in (0, len(found)):
         return "None refuses an innocent identity." if fair else "Each refuses innocent identities."
     names = _enumeration(fair) if len(fair) <= _NAMED else f"{len(fair)} of them"
-    return f"Nobody innocent is refused by {names}."
+    return f"{names} {'refuses' if len(fair) == 1 else 'refuse'} nobody innocent."
 
 
 def _enumeration(names: list[str]) -> str:
@@ -142,6 +142,20 @@ def shape(text: str) -> str:
     return _DIGITS.sub("9", _LETTERS.sub("a", text))
 
 
+FACTS: Final = (
+    "Blocked is the time for which identities were refused, added up. A wait is that of a client that honours "
+    "Retry-After and then goes on. The busiest time is without the candidate and with it."
+)
+"""What the figures of `facts` mean."""
+
+
+def sane(candidates: Sequence[Candidate]) -> str:
+    """Return who is innocent; empty if that differs between candidates, each of which says it too."""
+    rates = dict.fromkeys([(each.innocent.rate, each.innocent.source) for each in candidates])
+    several = [f"Innocent is an identity that never passed {rate} ({source})." for rate, source in rates]
+    return several[0] if len(several) == 1 else ""
+
+
 def innocent(candidate: Candidate) -> str:
     """Return who the innocent are."""
     found = candidate.innocent
@@ -162,13 +176,13 @@ def closed_loop(found: ClosedLoop) -> str:
         whose = f" Not computed: {found.not_computed}."
     elif found.innocent_delayed:
         whose = (
-            f" Of the innocent waited {count(found.innocent_delayed, 'request')}: half of them at most "
+            f" {found.innocent_delayed:,} of these are of innocent identities: half of them wait at most "
             f"{wait(found.innocent_median)}, the last {wait(found.innocent_longest)}."
         )
     else:
         whose = " None of these is of an innocent identity." if found.delayed else ""
     return (
-        f"Clients that honour Retry-After would have passed {count(found.delayed, 'request')} later, after "
+        f"Clients that honour Retry-After would have got {count(found.delayed, 'request')} through later, after "
         f"{count(found.retries or 0, 'retry', 'retries')}: half of them within {wait(found.median)}, 95 % within "
         f"{wait(found.p95)}, the last after {wait(found.longest)}.{never}{whose}"
     )
@@ -193,8 +207,8 @@ def facts(candidate: Candidate) -> list[tuple[str, str]]:
         ("Median wait", wait(candidate.closed_loop.median)),
         ("Longest wait", wait(candidate.closed_loop.longest)),
         ("Median wait, innocent", wait(candidate.closed_loop.innocent_median)),
-        (f"Busiest {span(load.bucket)} without", f"{peak(load.logged, load):.3g}/s"),
-        (f"Busiest {span(load.bucket)} with", f"{peak(load.passed, load):.3g}/s"),
+        (f"Busiest {span(load.bucket)} without it", f"{peak(load.logged, load):.3g}/s"),
+        (f"Busiest {span(load.bucket)} with it", f"{peak(load.passed, load):.3g}/s"),
     ]
     if any(load.busy_logged):
         before, after = sum(load.busy_logged), sum(load.busy_passed)

@@ -48,6 +48,8 @@ def _words(result: Result) -> dict[str, Any]:
     """Return the sentences of the page, and what is ready to paste."""
     return {
         "headline": words.headline(result),
+        "sane": words.sane(result.candidates),
+        "facts": words.FACTS,
         "read": words.what_was_read(result.traffic),
         "notes": [words.printable(note) for note in words.notes(result.traffic)],
         "seconds": words.span(result.seconds),

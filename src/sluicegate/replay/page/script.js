@@ -36,6 +36,12 @@ function shorten(text, longest = LONGEST) {
   return signs.length > longest ? `${signs.slice(0, longest - 1).join("")}…` : signs.join("");
 }
 
+/** The beginning and the end: routes of one application begin alike. */
+function shortenMiddle(text, longest) {
+  const signs = [...shown(text)], end = Math.ceil(0.6 * (longest - 1));
+  return signs.length > longest ? `${signs.slice(0, longest - 1 - end).join("")}…${signs.slice(-end).join("")}` : signs.join("");
+}
+
 const logged = (text, longest = LONGEST) =>
   html("bdi", { title: [...text].length > longest ? shown(text) : null }, shorten(text, longest));
 
@@ -421,7 +427,7 @@ function heatMap({ heat }) {
     for (const hour of HOURS) if (hour % (narrow ? 6 : 3) === 0) frame.append(svg("text", { x: left + hour * cell, y: 12 }, `${String(hour).padStart(2, "0")}:00`));
     heat.routes.forEach((route, at) => {
       const y = head + at * row, down = narrow ? 18 : 0;
-      const label = svg("text", { x: narrow ? 0 : left - 12, y: y + (narrow ? 13 : 17), "text-anchor": narrow ? "start" : "end" }, shorten(route, narrow ? Math.floor(width / 8) : Math.floor(left / 8.2)));
+      const label = svg("text", { x: narrow ? 0 : left - 12, y: y + (narrow ? 13 : 17), "text-anchor": narrow ? "start" : "end" }, shortenMiddle(route, narrow ? Math.floor(width / 8) : Math.floor(left / 8.2)));
       label.append(svg("title", {}, shorten(route, 400)));
       frame.append(label);
       for (const hour of HOURS) {
@@ -481,7 +487,7 @@ function sideBySide() {
     const rows = titles.map((title) => [title, ...facts.map((each) => sentence(each.get(title) ?? "–"))]);
     tables.push(table(["", ...columns.map((each) => shorten(each.name, 40))], rows, { right: columns.map((_, at) => at + 1), even: true }));
   }
-  return section("Side by side", null, ...tables);
+  return section("Side by side", words.facts, ...tables);
 }
 
 function whatWasRead() {
@@ -513,6 +519,8 @@ function page() {
     html("header", {},
       html("div", { class: "top" }, html("p", { class: "eyebrow" }, html("b", {}, "sluicegate replay"), html("br"), read), themeButton()),
       html("h1", {}, sentence(words.headline)),
+      ...traffic.warnings.map((each) => html("p", { class: "lead" }, html("b", {}, "Warning: "), logged(each, 1000))),
+      words.sane ? html("p", { class: "lead" }, sentence(words.sane)) : null,
       candidates.length ? html("fieldset", { class: "cards" }, html("legend", {}, candidates.length > 1 ? "Candidates: choose one to see it below" : "The candidate"),
         ...candidates.map((each, at) => card(each, words.candidates[at], at, choose))) : null),
     ...[sideBySide(), chosen, whatWasRead()].filter(Boolean),
