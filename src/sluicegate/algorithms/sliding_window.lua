@@ -10,7 +10,7 @@ local BLOCK = 12 -- items read at once: all of 10 stamps, and of most budgets
 --@HIT
 -- The reply has the used units, and the oldest and the newest stamp: all that an outcome needs, unless more than the limit
 -- is used, or more than one unit is missing. If the hit passed and its stamp is the newest, the reply ends before that.
-local limit, window, grain, part = a, b, c + 0, (b + -b % 8) / 8
+local limit, window, grain = a, b, c + 0
 local stamp, block = now + -now % grain, limit > 10 and 6 or BLOCK
 local items = call('LRANGE', key, '0', limit > 10 and '5' or '11')
 local used, oldest, first, newest, last, count = items[1], items[2], 2, nil, nil, nil
@@ -28,6 +28,7 @@ if not oldest or last + window <= now or (last - now > window and last - now > w
     --@WRITE
     if oldest then call('DEL', key) end
     if cost > 1 then call('RPUSH', key, cost, stamp, -cost) else call('RPUSH', key, '1', stamp) end
+    local part = (window + -window % 8) / 8
     local wait = stamp - stamp % part + part + window - now
     call('PEXPIRE', key, (wait - wait % 2000) / 1000 + slack)
     --@END
@@ -51,9 +52,10 @@ if (oldest == newest or oldest + window > now)
       if count then call('LSET', key, '-1', count - cost) else call('RPUSH', key, -1 - cost) end
     else
       if cost > 1 then call('RPUSH', key, stamp, -cost) else call('RPUSH', key, stamp) end
-      local begin = stamp - stamp % part
-      if last < begin then
-        local wait = begin + part + window - now
+      local part = (window + -window % 8) / 8
+      local from = stamp - stamp % part
+      if last < from then
+        local wait = from + part + window - now
         call('PEXPIRE', key, (wait - wait % 2000) / 1000 + slack)
       end
     end
