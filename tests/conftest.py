@@ -48,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--fast"):
         os.environ.setdefault("SLUICEGATE_EXAMPLES", "5")  # Hypothesis draws few examples, and new ones in each run
+    elif not config.getoption("--matrix"):
+        os.environ.setdefault("SLUICEGATE_EXAMPLES", "30%")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -28,7 +28,7 @@ from fnmatch import fnmatchcase
 from functools import cache, partial
 from importlib import import_module
 from io import BytesIO
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -585,17 +585,17 @@ def test_no_long_text_is_cached(row: str) -> None:
     assert kept < 200_000
 
 
+BEGIN: Final = str(PACKAGE)
+
+
 def lines_run(first: Callable[[], object], again: Callable[[], object]) -> Counter[str]:
     """How many lines of each function of sluicegate run during a call, when the store has seen such a call."""
-    counted: Counter[str] = Counter()
+    counted: Counter[CodeType] = Counter()
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
-        code = frame.f_code
-        if not code.co_filename.startswith(str(PACKAGE)):
+        if not frame.f_code.co_filename.startswith(BEGIN):
             return None
-        inside = code.co_filename.removeprefix(f"{PACKAGE}/").removesuffix(".py").removesuffix("/__init__")
-        name = re.sub(r"\.<locals>|\.<\w+>", "", code.co_qualname)
-        counted[f"{inside.replace('/', '.')}:{name}"] += event == "line"
+        counted[frame.f_code] += event == "line"
         return trace
 
     first()
@@ -606,7 +606,12 @@ def lines_run(first: Callable[[], object], again: Callable[[], object]) -> Count
         again()
     finally:
         sys.settrace(before)
-    return counted
+    named: Counter[str] = Counter()
+    for code, lines in counted.items():
+        inside = code.co_filename.removeprefix(f"{PACKAGE}/").removesuffix(".py").removesuffix("/__init__")
+        name = re.sub(r"\.<locals>|\.<\w+>", "", code.co_qualname)
+        named[f"{inside.replace('/', '.')}:{name}"] += lines
+    return named
 
 
 LENGTHS: Final = (256, 1_024, 4_096)

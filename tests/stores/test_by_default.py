@@ -1,6 +1,7 @@
 """A Redis store with the default wrappers, deny cache included, returns the same numbers as memory.
 
-2,000 sequences, always the same ones: `SLUICEGATE_SEED` draws others, `SLUICEGATE_EXAMPLES` that many for each test.
+2,000 sequences, always the same ones, or a part of them. `SLUICEGATE_SEED` draws others, and `SLUICEGATE_EXAMPLES` that
+many for each test.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from sluicegate.stores import AsyncStore, Store, open_async_store, open_store
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.wrappers import StoreOptions
 from sluicegate.testing.driver import Driver
+from sluicegate.testing.scenarios import examples
 from sluicegate.testing.store import NAMES
 from tests.servers import MAKERS, Server
 from tests.stores.modes import PATIENCE
 
 SEQUENCES = 2_000
-EACH = int(os.environ.get("SLUICEGATE_EXAMPLES", SEQUENCES // (2 * len(NAMES) * len(MAKERS))))
+EACH = examples(SEQUENCES // (2 * len(NAMES) * len(MAKERS))).max_examples
 SEED = os.environ.get("SLUICEGATE_SEED", "1")
 ACTS = 24
 KINDS = ["hit"] * 8 + ["again"] * 5 + ["peek", "force", "reset", "refund", "renew"]

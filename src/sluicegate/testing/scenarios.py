@@ -2,13 +2,14 @@
 
 Waits and costs are drawn relative to the last outcome ("until retry_after, less 1 µs"; "all that is left") and become
 numbers when that outcome is known, so a failing example is readable. SLUICEGATE_EXAMPLES sets the number of examples,
-drawn at random. Without it the number is small and the examples are always the same.
+drawn at random. Without it the number is small and the examples are always the same; 30% draws 30 % of that number.
 """
 
 from __future__ import annotations
 
 import os
 from fractions import Fraction
+from math import ceil
 from typing import Final, NamedTuple
 
 from hypothesis import HealthCheck, settings
@@ -27,11 +28,11 @@ _HARMLESS: Final = (HealthCheck.differing_executors, HealthCheck.too_slow, Healt
 
 
 def examples(count: int) -> settings:
-    """Hypothesis settings: `count` examples, always the same; or SLUICEGATE_EXAMPLES examples at random."""
-    asked = os.environ.get("SLUICEGATE_EXAMPLES")
+    """Hypothesis settings: `count` examples or a part of them, always the same; or SLUICEGATE_EXAMPLES at random."""
+    number, percent, _ = os.environ.get("SLUICEGATE_EXAMPLES", "100%").partition("%")
     return settings(
-        max_examples=count if asked is None else int(asked),
-        derandomize=asked is None,
+        max_examples=ceil(count * int(number) / 100) if percent else int(number),
+        derandomize=bool(percent),
         database=None,
         deadline=None,
         suppress_health_check=[*_HARMLESS],
