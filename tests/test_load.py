@@ -34,9 +34,15 @@ class Page(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
+class Server(ThreadingHTTPServer):
+    """It accepts all connections of a load at once. The standard library has room for five; others wait for seconds."""
+
+    request_queue_size = 100
+
+
 @contextmanager
 def page() -> Iterator[int]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+    with Server(("127.0.0.1", 0), Page) as server:
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

@@ -648,10 +648,6 @@ class _Limit(Generic[_AnyLimiter]):
         name, terms = type(self).__name__, self._terms
         return f"{name}({'; '.join([f'{each.limit} at once' if each.held else str(each.quota) for each in terms])})"
 
-    def of(self, terms: tuple[Terms, ...]) -> Self:
-        """Return the same with other terms."""
-        return type(self)(self._limiter, terms)
-
     def begin(self, text: str, cost: int, origin: Origin | None = None) -> Any:
         """Return the decision about a hit if the store makes it without a plan, or else the plan to run. The decision
         of an async store may be awaitable.

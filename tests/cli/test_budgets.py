@@ -28,6 +28,7 @@ from sluicegate.cli.application import load
 from sluicegate.cli.budgets import Budgets
 from sluicegate.cli.commands import sluicegate
 from sluicegate.identity import digest, identity_text
+from sluicegate.limiter import Limit
 from sluicegate.refusal_log import RefusalLog
 from sluicegate.stores.redis import RedisStore
 from tests.cluster import Cluster
@@ -325,7 +326,7 @@ def test_top_shows_who_uses_most(make_shop: MakeShop, monkeypatch: pytest.Monkey
     default = limiting.gate.bind(limiting.endpoints[0].endpoint)[0].terms[0]  # type: ignore[index]
     with Limiter(valkey.url, prefix=shop.module) as limiter:
         for number in range(400):
-            limiter.limit("1000/day").of((default,)).hit(f"client {number}", cost=1 + number * 7 % 400)
+            Limit(limiter, (default,)).hit(f"client {number}", cost=1 + number * 7 % 400)
     shop.log_in(5)
     found = json.loads(shop.run("top", "--json", "--limit", "5", "--match", "default"))
     assert (found["scanned"], found["used_up"]) == (401, 0)
@@ -361,7 +362,7 @@ del OPTIONS["prefix"]
     shop.path.write_text(text[:at] + made + text[at:], "utf-8")
     with Limiter(RedisStore.from_url(valkey.url, prefix=shop.module), secret="s" * 16) as limiter:
         terms: Any = load(shop.module).limiters[0].endpoints[0].bounds[0].terms
-        limiter.limit("1/day").of(terms).hit(("header:x-key", "abc"))
+        Limit(limiter, terms).hit(("header:x-key", "abc"))
     (row,) = json.loads(shop.run("show", WHO, "--json"))["limiters"][0]["budgets"]
     assert (row["rule"], row["used"]) == ("default", 1)
 

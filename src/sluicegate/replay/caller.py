@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from sluicegate.quota import MAX_LIMIT
 from sluicegate.replay.traffic import FIELD, HEADER
 from sluicegate.rules.response import Response
-
-_FORWARDING: Final = ("x-forwarded-for", "forwarded")
 
 
 class LoggedRequest:

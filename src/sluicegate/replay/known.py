@@ -84,7 +84,6 @@ _W3C: Final = {
     "cs(User-Agent)": Part("agent"),
     "x-forwarded-for": Part("forwarded"),
 }
-_W3C_NAMES: Final = "#Fields:"
 _CLOUDFRONT: Final = (
     "date time x-edge-location sc-bytes c-ip cs-method cs(Host) cs-uri-stem sc-status cs(Referer) cs(User-Agent)"
     " cs-uri-query cs(Cookie) x-edge-result-type x-edge-request-id x-host-header cs-protocol cs-bytes time-taken"
