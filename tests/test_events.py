@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from werkzeug.local import LocalProxy
 
 from sluicegate import AsyncLimiter, Ban, Limiter, ManualClock, Rule, asgi
 from sluicegate.events import DecisionEvent, Delivery, Pending, RuleEvent
@@ -391,6 +392,25 @@ def test_what_is_no_exception_is_raised_after_all_was_delivered(kind: type[BaseE
     with pytest.raises(kind):
         limiter.hit("5/minute", "alice")
     assert seen[2:] == ["plain", "plain"], "the limiter takes it for a decision of its handler"
+
+
+def test_neither_an_unbound_handler_nor_an_interrupt_stops_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(function: object) -> str:
+        raise KeyboardInterrupt  # as a signal handler does, at any line
+
+    seen: list[DecisionEvent] = []
+    variable = contextvars.ContextVar[Any]("handler")
+    bound = variable.set(print)
+    limiters = [Limiter(on_decision=[seen.append, LocalProxy(variable)]) for _ in range(2)]
+    variable.reset(bound)
+    assert limiters[0].hit("5/minute", "alice")
+    with monkeypatch.context() as patch:
+        patch.setattr("sluicegate.events.label_of", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            limiters[1].hit("5/minute", "alice")
+    for limiter in limiters:
+        limiter.hit("5/minute", "alice")
+    assert len(seen) == 4
 
 
 UNUSED = """

@@ -90,9 +90,12 @@ def label_of(function: Any) -> str:
     """
     if isinstance(function, str):
         return function
-    while hasattr(function, "func"):
-        function = function.func
-    named = function if hasattr(function, "__qualname__") else type(function)
+    try:
+        while hasattr(function, "func"):
+            function = function.func
+        named = function if hasattr(function, "__qualname__") else type(function)
+    except Exception:  # noqa: BLE001  # a proxy without an object, as werkzeug's LocalProxy outside its context
+        named = type(function)
     return f"{named.__module__}.{named.__qualname__}"
 
 

@@ -351,20 +351,22 @@ class Delivery:
         """
         raised: BaseException | None = None
         outside = _DELIVERING.get()
-        _DELIVERING.set((*outside, self) if outside else self._alone)
-        for handler in self._handlers:
-            try:
-                answer = handler(event)
-                if answer is not None and waits(answer):
-                    close_unawaited(answer)
-                    raise async_mismatch("on_decision", handler)
-            except Exception:
-                if id(handler) not in self._failed:
-                    self._failed.add(id(handler))
-                    log.exception("sluicegate: %s of on_decision failed; it is logged once", label_of(handler))
-            except BaseException as error:  # noqa: BLE001  # it is raised below
-                raised = error
-        _DELIVERING.set(outside)
+        try:  # a signal handler may raise between any two lines
+            _DELIVERING.set((*outside, self) if outside else self._alone)
+            for handler in self._handlers:
+                try:
+                    answer = handler(event)
+                    if answer is not None and waits(answer):
+                        close_unawaited(answer)
+                        raise async_mismatch("on_decision", handler)
+                except Exception:
+                    if id(handler) not in self._failed:
+                        self._failed.add(id(handler))
+                        log.exception("sluicegate: %s of on_decision failed; it is logged once", label_of(handler))
+                except BaseException as error:  # noqa: BLE001  # it is raised below
+                    raised = error
+        finally:
+            _DELIVERING.set(outside)
         if raised is not None:
             raise raised
 

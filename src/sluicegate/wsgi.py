@@ -371,7 +371,8 @@ class _Unstarted:
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            yield from self._chunks
+            for chunk in self._chunks:  # noqa: UP028  # `yield from` would close what the server then closes again
+                yield chunk
             return
         except RateLimitExceeded as error:
             if self._state.started:

@@ -12,6 +12,7 @@ from flask.views import MethodView
 from werkzeug.exceptions import HTTPException
 
 from sluicegate import ManualClock, Rule
+from sluicegate.events import DecisionEvent
 from sluicegate.flask import RateLimiter, decision, exempt, limit, rate_limited
 from sluicegate.testing.charges import Watched
 from sluicegate.testing.client import Answer
@@ -100,6 +101,17 @@ def test_every_early_response_is_charged_and_refused(early: Any, status: int, pa
 def test_nothing_is_charged_if_no_rule_applies_or_the_limiter_is_off(early: Any, status: int) -> None:
     assert WsgiClient(board(early, **FIVE, enabled=False)).statuses(*["/open"] * 7) == [status] * 7
     assert WsgiClient(board(early, **FIVE)).statuses(*["/free"] * 7) == [status] * 7
+
+
+def test_an_error_that_the_server_gets_is_charged_and_has_its_event() -> None:
+    events: list[DecisionEvent] = []
+    app = board(raises, **FIVE, on_decision=events.append)
+    app.config["PROPAGATE_EXCEPTIONS"] = True
+    for number in range(1, 8):
+        with pytest.raises(RuntimeError, match="broken"):
+            app.test_client().get("/open")
+        assert len(events) == number
+    assert [event.allowed for event in events] == [True] * 5 + [False] * 2
 
 
 def test_static_files_stay_free_and_a_rule_may_name_them(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 import http_sf
 import pytest
+from werkzeug.wsgi import ClosingIterator
 
 from sluicegate import Limiter, ManualClock, Rule
 from sluicegate.errors import (
@@ -246,6 +247,24 @@ def test_c25_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyP
     for moment in (0.0, 4e9):
         monkeypatch.setattr("sluicegate.wsgi.epoch_seconds", lambda moment=moment: moment)
         assert ask(app).one("retry-after") == "60"
+
+
+def test_a_generator_that_the_client_leaves_is_closed_once() -> None:
+    closed: list[str] = []
+
+    def lazy(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        start_response("200 OK", [])
+        yield from [b"first", b"second"]
+
+    def cleaned(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return ClosingIterator(lazy(environ, start_response), [lambda: closed.append("closed")])
+
+    body = RateLimitMiddleware(cleaned, default_limits=["9/minute"])(make_environ(), lambda *_: print)
+    chunks = iter(body)
+    assert next(chunks) == b"first"
+    cast("Any", body).close()
+    del chunks
+    assert closed == ["closed"]
 
 
 def test_a_refusal_does_not_read_the_body() -> None:

@@ -427,6 +427,10 @@ class _Watched(Installation):
             response.call_on_close(pending.end)
         return response
 
+    def end_request(self, app: Flask, exc: BaseException | None) -> None:
+        super().end_request(app, exc)
+        _end_pending(app, exc)  # a decision made just now; the one connected by `_caller` was called before, or is not
+
     def _caller(self, native: Request) -> FlaskCaller:
         if PENDING not in vars(native):
             route = "" if native.url_rule is None else native.url_rule.rule
