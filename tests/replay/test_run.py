@@ -59,9 +59,12 @@ def run(frames: list[pl.DataFrame], **options: Any) -> Result:
     return replay(Given(frames), candidates, clock=ManualClock(), sane="30/minute", **options)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_partitions_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processes: int) -> None:
-    """Not even the files that they leave: there are none. The number of partitions follows the log."""
+@pytest.mark.parametrize(("processes", "large"), [(1, 10**6), (2, 300)])
+def test_partitions_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processes: int, large: int) -> None:
+    """Not even the files that they leave: there are none. The number of partitions follows the log. Identities with
+    more rows than `large` are decided piece by piece.
+    """
+    monkeypatch.setattr(partitions, "LARGE", large)
     ties = pl.DataFrame({"time": START, "address": [f"192.0.2.{each % 200}" for each in range(600)]})
     whole = pl.concat([ties, traffic()], how="diagonal")  # more than are listed are refused as often
     expected = run([whole])
@@ -77,7 +80,8 @@ def test_partitions_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     )
     assert found == expected
     assert steps == [(done, len(steps) - 1) for done in range(len(steps))]
-    assert len(steps) == 1 + 4  # two partitions until 2,000 rows are written
+    if large > whole.height:
+        assert len(steps) == 1 + 4  # two partitions until 2,000 rows are written
     assert not [*tmp_path.iterdir()]
 
 

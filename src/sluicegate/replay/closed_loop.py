@@ -77,10 +77,12 @@ def waits_of(ready: Ready, found: Suspected) -> Waits:
     if ready.alone is None and ready.plain:
         columns = ["time", "mask"]
         for times, masks in found.rest.group_by("identity").agg(columns).select(columns).iter_rows():
-            of_several(times, masks, ready, waits=waits)
+            Client(ready).several(times, masks, waits)
         return waits
     if ready.alone is None:
-        of_all(ready.fresh(), found.rest, waits)
+        fresh = ready.fresh()
+        for _, mine in found.rest.group_by("identity", maintain_order=True):
+            Client(fresh).all(mine, waits)
         return waits
     terms, met, columns = ready.terms[0], Met(), ["time", *(["cost"] if found.cost is None else [])]
     for times, *costs in found.rest.group_by("identity").agg(columns).select(columns).iter_rows():
@@ -89,45 +91,66 @@ def waits_of(ready: Ready, found: Suspected) -> Waits:
     return waits
 
 
-def of_several(times: Sequence[int], masks: Sequence[int], ready: Ready, *, waits: Waits) -> None:
-    """Count the waits of one identity under several plain rules."""
-    ask, now = Budgets(ready).ask, 0
-    for logged, mask in zip(times, masks, strict=True):
-        now = max(now, logged)
-        while (refusal := ask(now, mask)) is not None and refusal[0] is not None:
-            waits.retries += 1
-            now += refusal[0]
-        if refusal is None:
-            waits.passed(now - logged)
+class Client:
+    """A client that waits. Its requests may come in pieces. The candidate must count each identity alone."""
+
+    def __init__(self, ready: Ready) -> None:
+        cost = ready.alone.rule.cost if ready.alone is not None else None
+        self._ready = ready
+        self._steps = steps_of(ready.terms[0], cost if isinstance(cost, int) else None)
+        self._budgets = Budgets(ready)
+        self._decider = Decider(ready)
+        self._now = 0
+
+    def feed(self, found: Suspected) -> Waits:
+        """Return the waits of the next requests that some rule applies to."""
+        waits = Waits()
+        if self._ready.alone is not None:
+            met, rest = Met(), found.rest
+            costs = rest["cost"].to_list() if found.cost is None else found.cost
+            self._steps.wait(rest["time"].to_list(), costs, met)
+            waits.add(met)
+        elif self._ready.plain:
+            self.several(found.rest["time"].to_list(), found.rest["mask"].to_list(), waits)
         else:
-            waits.never += 1
+            self.all(found.rest, waits)
+        return waits
 
-
-def of_all(ready: Ready, frame: pl.DataFrame, waits: Waits) -> None:
-    """Count the waits of all identities of a frame, which is sorted by identity and time. The candidate must count each
-    identity alone.
-    """
-    at = {name: place for place, name in enumerate(frame.columns)}
-    who: object = None
-    decider, now = Decider(ready), 0
-    for values in frame.iter_rows():
-        if values[at["identity"]] != who:
-            who, decider, now = values[at["identity"]], Decider(ready), 0
-        logged = values[at["time"]]
-        now = max(now, logged)
-        for _ in range(_PATIENCE):
-            decision = decider.decide(now, ready.request(values, at))
-            if decision is None or decision.allowed:
+    def several(self, times: Sequence[int], masks: Sequence[int], waits: Waits) -> None:
+        """Count the waits under several plain rules."""
+        ask, now = self._budgets.ask, self._now
+        for logged, mask in zip(times, masks, strict=True):
+            now = max(now, logged)
+            while (refusal := ask(now, mask)) is not None and refusal[0] is not None:
+                waits.retries += 1
+                now += refusal[0]
+            if refusal is None:
                 waits.passed(now - logged)
-                break
-            wait = wait_of(decision)
-            if wait is None:
+            else:
                 waits.never += 1
-                break
-            waits.retries += 1
-            now += wait
-        else:
-            waits.never += 1
+        self._now = now
+
+    def all(self, frame: pl.DataFrame, waits: Waits) -> None:
+        """Count the waits under any rules."""
+        at = {name: place for place, name in enumerate(frame.columns)}
+        decider, now = self._decider, self._now
+        for values in frame.iter_rows():
+            logged = values[at["time"]]
+            now = max(now, logged)
+            for _ in range(_PATIENCE):
+                decision = decider.decide(now, self._ready.request(values, at))
+                if decision is None or decision.allowed:
+                    waits.passed(now - logged)
+                    break
+                wait = wait_of(decision)
+                if wait is None:
+                    waits.never += 1
+                    break
+                waits.retries += 1
+                now += wait
+            else:
+                waits.never += 1
+        self._now = now
 
 
 class Loop:

@@ -20,7 +20,7 @@ from sluicegate.extras import needs
 from sluicegate.plan import Decision, Terms
 from sluicegate.replay.caller import LoggedRequest
 from sluicegate.replay.candidates import Candidate
-from sluicegate.replay.plain import reach, steps_of
+from sluicegate.replay.plain import Steps, Strict, reach, steps_of
 from sluicegate.replay.traffic import COLUMNS, HEADER
 from sluicegate.rules.key import Caller, KeySpec, ReadyKey, identity_of
 from sluicegate.rules.response import Response
@@ -339,13 +339,15 @@ class Budgets:
         return refusal
 
 
+Ask = Callable[[int, int], tuple[int | None, int] | None]  # Budgets.ask
+
+
 def refusals_of_several(
-    times: Sequence[int], masks: Sequence[int], ready: Ready
+    times: Sequence[int], masks: Sequence[int], ask: Ask
 ) -> tuple[list[int], list[int | None], list[int]]:
     """Decide about all requests of one identity under several plain rules. Return the places of the refused ones, until
     when each is refused, and by which rule.
     """
-    ask = Budgets(ready).ask
     places: list[int] = []
     untils: list[int | None] = []
     rules: list[int] = []
@@ -395,40 +397,66 @@ def suspected(ready: Ready, frame: pl.DataFrame) -> Suspected:
     who = pl.concat([found for _, _, found in rules]).unique().implode()
     rest, cost = (rules[0][0], rules[0][1]) if ready.alone is not None else (frame, None)
     if ready.plain and ready.alone is None:
-        rest = rest.filter(pl.col("identity").is_in(who))
-        applied = [ready.applies(rest, bound).cast(pl.Int64()) * 2**at for at, bound in enumerate(ready.bounds)]
-        rest = rest.with_columns(pl.sum_horizontal(applied).alias("mask")).filter(pl.col("mask") > 0)
+        rest = masked(ready, rest.filter(pl.col("identity").is_in(who)))
     return Suspected(rest.filter(pl.col("identity").is_in(who)), cost, decided)
+
+
+def masked(ready: Ready, frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows that some rule applies to, with the rules as bits in the column `mask`."""
+    applied = [ready.applies(frame, bound).cast(pl.Int64()) * 2**at for at, bound in enumerate(ready.bounds)]
+    return frame.with_columns(pl.sum_horizontal(applied).alias("mask")).filter(pl.col("mask") > 0)
 
 
 def refusals_of(ready: Ready, found: Suspected) -> pl.DataFrame:
     """Decide about the requests of those who might be refused."""
     if ready.alone is not None:
-        return _alone(found.rest, found.cost, ready.terms[0])
+        return _alone(found.rest, found.cost, lambda: steps_of(ready.terms[0], found.cost))
     if ready.plain:
-        return _several(found.rest, ready)
+        return _several(found.rest, lambda: Budgets(ready).ask)
     in_order = found.rest.sort("row")
     return Decider(ready).feed(in_order, in_order["row"].to_list())[0]
 
 
-def _several(frame: pl.DataFrame, ready: Ready) -> pl.DataFrame:
+class Pieces:
+    """The decisions about one identity whose requests come in pieces. The candidate must count each identity alone."""
+
+    def __init__(self, ready: Ready) -> None:
+        self.ready = ready
+        cost = ready.alone.rule.cost if ready.alone is not None else None
+        self._steps = steps_of(ready.terms[0], cost if isinstance(cost, int) else None)
+        self._ask = Budgets(ready).ask
+        self._decider = Decider(ready)
+
+    def decide(self, frame: pl.DataFrame) -> tuple[Suspected, pl.DataFrame]:
+        """Return the rows that a rule applies to, and the refusals."""
+        ready, known = self.ready, frame.filter(pl.col("identity").is_not_null())
+        if ready.alone is not None:
+            mine, cost = charged(ready, known, ready.alone)
+            return Suspected(mine, cost, mine["row"]), _alone(mine, cost, lambda: self._steps)
+        mine = masked(ready, known)
+        if ready.plain:
+            return Suspected(mine, None, mine["row"]), _several(mine, lambda: self._ask)
+        return Suspected(known, None, mine["row"]), self._decider.feed(known, known["row"].to_list())[0]
+
+
+def _several(frame: pl.DataFrame, made: Callable[[], Ask]) -> pl.DataFrame:
     """Decide about the requests under several plain rules, identity by identity."""
     rows: list[tuple[int, int | None, int]] = []
     columns = ["time", "mask", "row"]
     for times, masks, mine in frame.group_by("identity", maintain_order=True).agg(columns).select(columns).iter_rows():
-        places, untils, rules = refusals_of_several(times, masks, ready)
+        places, untils, rules = refusals_of_several(times, masks, made())
         rows += zip([mine[place] for place in places], untils, rules, strict=True)
     return pl.DataFrame(rows, schema=REFUSALS, orient="row")
 
 
-def _alone(frame: pl.DataFrame, cost: int | None, terms: Terms) -> pl.DataFrame:
+def _alone(frame: pl.DataFrame, cost: int | None, made: Callable[[], Steps | Strict]) -> pl.DataFrame:
     """Decide about the requests under one plain rule, identity by identity."""
     rows: list[int] = []
     untils: list[int | None] = []
     columns = ["time", "row", *(["cost"] if cost is None else [])]
     for group in frame.group_by("identity", maintain_order=True).agg(columns).select(columns).iter_rows():
         mine = group[1]
-        for at, after, until in steps_of(terms, cost).refused(group[0], group[2] if cost is None else cost):
+        for at, after, until in made().refused(group[0], group[2] if cost is None else cost):
             rows += mine[at:after]
             untils += [until] * (after - at)
     found = pl.DataFrame({"row": rows, "until": untils}, schema={"row": pl.Int64(), "until": pl.Int64()})

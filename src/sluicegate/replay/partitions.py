@@ -7,6 +7,7 @@ partition the order of the log is kept.
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -23,8 +24,10 @@ PIECE: Final = 500_000  # rows in memory; then they are written
 PARTS: Final = 16  # of a short log
 ROWS: Final = 200_000
 """Rows of a partition on average, above which there are twice as many partitions. So the memory that a partition needs
-does not depend on the length of the log, unless a single identity has a large share of it.
+does not depend on the length of the log.
 """
+LARGE: Final = 200_000  # rows of one identity above which it is no part of a partition: it is read piece by piece
+_OFTEN: Final = 250  # an identity with less than such a part of a piece is not counted as large in it
 _SEED: Final = 1
 
 
@@ -47,6 +50,13 @@ class Block(NamedTuple):
     end: int
     of: int  # partitions when it was written
 
+    def read(self, path: Path) -> tuple[pl.DataFrame, pl.DataFrame | None]:
+        """Return the rows and the texts."""
+        with temporary(), path.open("rb") as file:
+            file.seek(self.start)
+            rows, texts = file.read(self.middle - self.start), file.read(self.end - self.middle)
+        return pl.read_ipc_stream(BytesIO(rows)), pl.read_ipc_stream(BytesIO(texts)) if texts else None
+
 
 class Written(NamedTuple):
     """A partition in the file. Its blocks may contain rows of other partitions, from when there were fewer."""
@@ -55,21 +65,44 @@ class Written(NamedTuple):
     number: int
     of: int
     blocks: tuple[Block, ...]
+    large: tuple[int | None, ...] = ()  # identities that are not in it
 
     def load(self) -> Partition:
         """Return the rows in the order of the log, and their texts."""
+        of, is_large = self.of, pl.any_horizontal(False, *[pl.col("identity").eq_missing(each) for each in self.large])
+        is_mine = (_number(of) == self.number) & ~is_large
         frames, texts = [], []
-        with temporary(), self.path.open("rb") as file:
-            for block in self.blocks:
-                file.seek(block.start)
-                frames.append(self._mine(file.read(block.middle - block.start), block.of))
-                if block.end > block.middle:
-                    texts.append(self._mine(file.read(block.end - block.middle), block.of))
+        for block in self.blocks:
+            kept = is_mine if self.large or block.of != of else None
+            rows, named = block.read(self.path)
+            frames.append(rows if kept is None else rows.filter(kept))
+            texts += [] if named is None else [named if kept is None else named.filter(kept)]
         return _partition(frames, texts)
 
-    def _mine(self, data: bytes, of: int) -> pl.DataFrame:
-        rows = pl.read_ipc_stream(BytesIO(data))
-        return rows if of == self.of else rows.filter(_number(self.of) == self.number)
+
+class Single(NamedTuple):
+    """The requests of one identity with a large share of the log, in the file. None: those without an identity."""
+
+    path: Path
+    identity: int | None
+    blocks: tuple[Block, ...]  # they contain rows of others too
+
+    def pieces(self) -> Iterator[Partition]:
+        """Return the rows in the order of the log, a part of them at a time."""
+        is_mine = pl.col("identity").eq_missing(self.identity)
+        frames, texts = list[pl.DataFrame](), list[pl.DataFrame]()
+        for block in self.blocks:
+            rows, named = block.read(self.path)
+            frames.append(rows.filter(is_mine))
+            texts += [] if named is None else [named.filter(is_mine)]
+            if sum(map(len, frames)) >= LARGE // 2:
+                yield _partition(frames, texts)
+                frames, texts = [], []
+        if frames:
+            yield _partition(frames, texts)
+
+
+Part = Partition | Written | Single
 
 
 class Partitions:
@@ -84,6 +117,7 @@ class Partitions:
         self._written = 0
         self._parts = PARTS
         self._pieces: list[list[Block]] = []
+        self._often: Counter[int | None] = Counter()  # the rows of identities that have many in a piece
         self.most = 0  # rows in memory
 
     def add(self, frame: pl.DataFrame, identities: pl.Series) -> None:
@@ -96,25 +130,36 @@ class Partitions:
         if self._rows >= self._piece:
             self._write()
 
-    def all(self) -> list[Written | Partition]:
-        """Return all partitions: in the file, or the only one as it is in memory."""
+    def all(self) -> list[Part]:
+        """Return all partitions: in the file, or the only one as it is in memory. Large identities come first, because
+        they take longest.
+        """
         if not self._pieces:
             return [_partition(self._frames, self._texts)] if self._frames else []
         if self._frames:
             self._write()
-        return [*self._found()]
+        large = {each: (each or 0) % self._parts for each, rows in self._often.most_common() if rows > LARGE}
+        singles = [Single(self._path, each, self._blocks(number)) for each, number in large.items()]
+        return [*singles, *self._found(large)]
 
-    def _found(self) -> Iterator[Written]:
+    def _found(self, large: dict[int | None, int]) -> Iterator[Written]:
         for number in range(self._parts):
-            blocks = [piece[number % len(piece)] for piece in self._pieces]
-            if some := tuple([block for block in blocks if block.end > block.start]):
-                yield Written(self._path, number, of=self._parts, blocks=some)
+            others = tuple([each for each, at in large.items() if at == number])
+            if blocks := self._blocks(number):
+                yield Written(self._path, number, of=self._parts, blocks=blocks, large=others)
+
+    def _blocks(self, number: int) -> tuple[Block, ...]:
+        blocks = [piece[number % len(piece)] for piece in self._pieces]
+        return tuple([block for block in blocks if block.end > block.start])
 
     def _write(self) -> None:
         self._written += self._rows
         while self._written > ROWS * self._parts:
             self._parts *= 2
-        rows = self._split(pl.concat(self._frames))
+        whole = pl.concat(self._frames)
+        many = whole.group_by("identity").len().filter(pl.col("len") > self._piece // _OFTEN)
+        self._often.update(dict(many.iter_rows()))
+        rows = self._split(whole)
         texts = self._split(pl.concat(self._texts).unique("identity"))
         self._frames, self._texts, self._rows = [], [], 0
         blocks = []

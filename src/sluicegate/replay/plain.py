@@ -116,6 +116,11 @@ class Strict:
         self._ends = ends[-most:]
         return runs
 
+    def admitted(self, times: Sequence[int]) -> None:
+        """Ask requests that are known to be admitted."""
+        window, grain = self._window, self._grain
+        self._ends = [*self._ends, *[window - -now // grain * grain for now in times[-self._most :]]][-self._most :]
+
     def wait(self, times: Sequence[int], _: object, met: Met) -> None:
         """Ask the requests one after the other, and wait as long as each refusal says."""
         most, window, grain = self._most, self._window, self._grain

@@ -26,8 +26,8 @@ from sluicegate.replay.partitions import Partitions, temporary
 from sluicegate.replay.result import Result, Traffic, Unreadable
 from sluicegate.replay.routes import Routes
 from sluicegate.replay.sane import Sane
-from sluicegate.replay.tally import Common, Grid, Tally, line, quantile
-from sluicegate.replay.work import Work, applies_to, rule_column, total, until_column
+from sluicegate.replay.tally import Common, Grid, Tally, line, quantile, rule_column, until_column
+from sluicegate.replay.work import Work, applies_to, total
 
 with needs("replay"):
     import polars as pl

@@ -11,7 +11,7 @@ from sluicegate.clock import MICROSECOND
 from sluicegate.errors import QuotaError
 from sluicegate.extras import needs
 from sluicegate.quota import Quota
-from sluicegate.replay.partitions import Partition, Written
+from sluicegate.replay.partitions import Part, Single
 from sluicegate.replay.peaks import PEAK, peaks
 from sluicegate.replay.tally import quantile
 
@@ -45,14 +45,17 @@ class Sane(NamedTuple):
         return cls(quota, text, "as given")
 
     @classmethod
-    def of(cls, parts: Iterable[Written | Partition]) -> Sane:
+    def of(cls, parts: Iterable[Part]) -> Sane:
         """Return the smallest rate that a person would write and nearly all identities never pass.
 
-        A part has all requests of its identities, and a hash chose them: the first parts are a fair sample.
+        A part has all requests of its identities, and a hash chose them: the first parts are a fair sample. The few
+        identities with a large share of the log are left out.
         """
         highest: Counter[int] = Counter()
         rows = 0
         for part in parts:
+            if isinstance(part, Single):
+                continue
             known = part.load().frame.select("identity", "time").filter(pl.col("identity").is_not_null())
             most = peaks(known, ["identity"], [_MINUTE])[f"{PEAK}{_MINUTE}"]
             highest.update(dict(most.value_counts().iter_rows()))

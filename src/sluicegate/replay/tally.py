@@ -14,6 +14,7 @@ from sluicegate.clock import MICROSECOND
 from sluicegate.extras import needs
 from sluicegate.quota import Quota
 from sluicegate.replay.closed_loop import Waits
+from sluicegate.replay.decide import REFUSALS
 from sluicegate.replay.result import Refused
 
 with needs("replay"):
@@ -149,6 +150,27 @@ def different(frame: pl.DataFrame, column: str) -> Counter[Any]:
     return counts(frame.select("identity", column).unique(), column)
 
 
+def until_column(number: int) -> str:
+    """Return the name of the column that says until when a request was refused, by a candidate that was decided in
+    order of time.
+    """
+    return f"until {number}"
+
+
+def rule_column(number: int) -> str:
+    """Return the name of the column with the number of the rule that refused; -1 if no rule applied, null if all
+    allowed.
+    """
+    return f"rule {number}"
+
+
+def in_order(frame: pl.DataFrame, number: int) -> tuple[pl.DataFrame, pl.Series]:
+    """Return what was decided while the log was read: the refusals, and the rows that a rule applied to."""
+    until, rule = pl.col(until_column(number)), pl.col(rule_column(number))
+    refusals = frame.filter(rule >= 0).select("row", until.alias("until"), rule.alias("rule")).cast(REFUSALS)  # type: ignore[arg-type]
+    return refusals, frame.filter(rule.is_null() | (rule >= 0))["row"]
+
+
 def passing(frame: pl.DataFrame, rate: Quota) -> pl.Series:
     """Return the identities that ever made more requests in a period than a rate allows, from a sorted frame."""
     passes = (pl.col("time") - pl.col("time").shift(rate.limit) < rate.period_us) & (
@@ -177,6 +199,47 @@ def common(frame: pl.DataFrame, insane: pl.Series, *, grid: Grid) -> Common:
     return found
 
 
+def of_one(shared: Common, tally: Tally, *, grid: Grid, insane: bool) -> None:
+    """Correct what was added up from pieces of the requests of one identity, as if each piece were another one."""
+    shared.identities = min(1, shared.identities)
+    shared.sane = 0 if insane else shared.identities
+    shared.route_identities = _once(shared.route_identities)
+    tally.identities, tally.refused_identities = min(1, tally.identities), min(1, tally.refused_identities)
+    tally.rule_identities, tally.route_identities = _once(tally.rule_identities), _once(tally.route_identities)
+    tally.bucket_identities = _once(tally.bucket_identities)
+    tally.innocent = 0 if insane else tally.refused_identities
+    tally.innocent_requests = 0 if insane else tally.refused
+    tally.innocent_waits = Waits() if insane else tally.waits
+    tally.curves = [
+        [[refused, min(1, refused), 0 if insane else min(1, refused)] for refused, *_ in points]
+        for points in tally.curves
+    ]
+    if tally.most:
+        whole = tally.most[0][1]._replace(
+            requests=sum(shared.buckets.values()),
+            refused=tally.refused,
+            seconds=tally.blocked / MICROSECOND,
+            innocent=not insane,
+            counts=tuple(line(shared.buckets, grid.buckets)),
+            refusals=tuple(line(tally.buckets, grid.buckets)),
+        )
+        tally.most = Top([(tally.most[0][0], whole)])
+
+
+def following(one: Tally, other: Tally) -> Tally:
+    """Add the tallies of two pieces of the requests of one identity. Of those that are listed it is the only one."""
+    listed = [*one.most, *other.most]
+    found: Tally = add(one, other)
+    if listed:
+        first, last = min([each.first for _, each in listed]), max([each.last for _, each in listed])
+        found.most = Top([(listed[0][0], listed[0][1]._replace(first=first, last=last))])
+    return found
+
+
+def _once(counted: Counter[int]) -> Counter[int]:
+    return Counter(dict.fromkeys(counted, 1))
+
+
 def rounded(number: int) -> int:
     """Return a number with two digits, rounded down, so that there are few different ones."""
     scale: int = 10 ** max(0, len(str(number)) - 2)
@@ -184,9 +247,18 @@ def rounded(number: int) -> int:
 
 
 def tally(
-    frame: pl.DataFrame, refusals: pl.DataFrame, *, decided: pl.Series, insane: pl.Series, grid: Grid, name: Name
+    frame: pl.DataFrame,
+    refusals: pl.DataFrame,
+    *,
+    decided: pl.Series,
+    insane: pl.Series,
+    grid: Grid,
+    name: Name,
+    until: int = 0,
 ) -> Tally:
-    """Count what was decided about the requests of some identities. The frame is sorted by identity and time."""
+    """Count what was decided about the requests of some identities. The frame is sorted by identity and time. They were
+    refused until this time before.
+    """
     found = Tally(decided=len(decided))
     if len(decided):
         places = decided if len(decided) < frame.height else None
@@ -208,7 +280,7 @@ def tally(
         found.busy = Counter(dict(work))
     # Blocked from a refusal until its wait is over; the parts of one identity that overlap count once.
     known = pl.col("until").fill_null(pl.col("time"))
-    before = known.cum_max().shift(1).over("identity").fill_null(0)
+    before = known.cum_max().shift(1).over("identity").fill_null(until)
     hits = hits.with_columns((known - pl.max_horizontal("time", before)).clip(lower_bound=0).alias("blocked"))
     who = hits.group_by("identity").agg(
         [

@@ -24,10 +24,25 @@ from sluicegate.quota import Quota
 from sluicegate.replay.candidates import Candidate
 from sluicegate.replay.closed_loop import waits_of
 from sluicegate.replay.curves import Scale
-from sluicegate.replay.decide import REFUSALS, Ready, refusals_of, suspected
-from sluicegate.replay.partitions import Partition, Written
+from sluicegate.replay.decide import Ready, refusals_of, suspected
+from sluicegate.replay.one import NOBODY, Fastest, One
+from sluicegate.replay.partitions import Part, Single
 from sluicegate.replay.peaks import PEAK, peaks
-from sluicegate.replay.tally import Common, Grid, Name, Tally, add, common, passing, readable, rounded, tally
+from sluicegate.replay.tally import (
+    Common,
+    Grid,
+    Name,
+    Tally,
+    add,
+    common,
+    following,
+    in_order,
+    of_one,
+    passing,
+    readable,
+    rounded,
+    tally,
+)
 from sluicegate.web.bound import Bound
 
 with needs("replay"):
@@ -35,20 +50,6 @@ with needs("replay"):
 
 Counted = tuple[Common, list[Tally]]
 _THREADS: Final = "POLARS_MAX_THREADS"
-
-
-def until_column(number: int) -> str:
-    """Return the name of the column that says until when a request was refused, by a candidate that was decided in
-    order of time.
-    """
-    return f"until {number}"
-
-
-def rule_column(number: int) -> str:
-    """Return the name of the column with the number of the rule that refused; -1 if no rule applied, null if all
-    allowed.
-    """
-    return f"rule {number}"
 
 
 def applies_to(bound: Bound) -> str:
@@ -69,8 +70,10 @@ class Work:
     curves: bool
     show: bool
 
-    def count(self, part: Written | Partition) -> Counted:
+    def count(self, part: Part) -> Counted:
         """Decide about the requests of one partition under each candidate, and count."""
+        if isinstance(part, Single):
+            return self._count_single(part)
         found = part.load()
         ordered = found.frame.sort("identity", maintain_order=True, nulls_last=True)
         insane = passing(ordered.filter(pl.col("identity").is_not_null()), self.sane)
@@ -93,15 +96,44 @@ class Work:
 
         return name
 
-    def _rates(self, ordered: pl.DataFrame) -> Counter[tuple[int, str, int]]:
-        """Count the identities by their peak in each period of a rule, of the requests that the rule applies to."""
+    def _count_single(self, part: Single) -> Counted:
+        """Decide about the requests of one identity, piece by piece."""
+        ones = [
+            One(Ready(candidate), number, curves=Scale(candidate, self.requests) if self.curves else None)
+            for number, candidate in enumerate(self.candidates)
+        ]
+        shared, tallies = Common(), [Tally() for _ in ones]
+        periods = self._periods() if self.curves else {}
+        sane, fastest = Fastest([self.sane.period_us]), {text: Fastest(each[2]) for text, each in periods.items()}
+        for piece in part.pieces():
+            rows, name = piece.frame, self._namer(piece.texts)
+            known = rows.filter(pl.col("identity").is_not_null())
+            shared = add(shared, common(rows, NOBODY, grid=self.grid))
+            sane.feed(known["time"])
+            for text, (ready, bound, _) in periods.items():
+                fastest[text].feed(known.filter(ready.applies(known, bound))["time"])
+            found = [one.tally(rows, self.grid, name) for one in ones]
+            tallies = [*map(following, tallies, found)]
+        insane = sane.most[self.sane.period_us] > self.sane.limit
+        for each in tallies:
+            of_one(shared, each, grid=self.grid, insane=insane)
+        for text, fast in fastest.items():
+            shared.rates.update([(period, text, rounded(peak)) for period, peak in fast.most.items() if peak])
+        return shared, tallies
+
+    def _periods(self) -> dict[str, tuple[Ready, Bound, set[int]]]:
+        """Return the periods of the rules, by what the rules apply to."""
         periods: dict[str, tuple[Ready, Bound, set[int]]] = {}
         for ready in [each for each in map(Ready, self.candidates) if each.by_identity]:
             for bound in ready.bounds:
                 of_rule = periods.setdefault(applies_to(bound), (ready, bound, set()))[2]
                 of_rule |= {each.quota.period_us for each in bound.terms or ()}
+        return periods
+
+    def _rates(self, ordered: pl.DataFrame) -> Counter[tuple[int, str, int]]:
+        """Count the identities by their peak in each period of a rule, of the requests that the rule applies to."""
         found: Counter[tuple[int, str, int]] = Counter()
-        for text, (ready, bound, chosen) in periods.items():
+        for text, (ready, bound, chosen) in self._periods().items():
             mine = ordered.filter(ready.applies(ordered, bound) & ordered["identity"].is_not_null())
             most = peaks(mine.select("identity", "time"), ["identity"], sorted(chosen))
             for period in chosen:
@@ -111,7 +143,8 @@ class Work:
 
     def _tally(self, ready: Ready, number: int, ordered: pl.DataFrame, *, insane: pl.Series, name: Name) -> Tally:
         if not ready.by_identity:
-            return self._tally_in_order(number, ordered, insane=insane, name=name)
+            refusals, decided = in_order(ordered, number)
+            return tally(ordered, refusals, decided=decided, insane=insane, grid=self.grid, name=name)
         some = suspected(ready, ordered)
         refusals = refusals_of(ready, some)
         found = tally(ordered, refusals, decided=some.decided, insane=insane, grid=self.grid, name=name)
@@ -124,16 +157,8 @@ class Work:
             found.curves = Scale(ready.candidate, self.requests).points(ordered, insane)
         return found
 
-    def _tally_in_order(self, number: int, ordered: pl.DataFrame, *, insane: pl.Series, name: Name) -> Tally:
-        """Count what was decided while the log was read."""
-        until, rule = until_column(number), rule_column(number)
-        hits = ordered.filter(pl.col(rule) >= 0)
-        refusals = hits.select(pl.col("row"), pl.col(until).alias("until"), pl.col(rule).alias("rule")).cast(REFUSALS)  # type: ignore[arg-type]
-        decided = ordered.filter(pl.col(rule).is_null() | (pl.col(rule) >= 0))["row"]
-        return tally(ordered, refusals, decided=decided, insane=insane, grid=self.grid, name=name)
 
-
-def total(work: Work, parts: Sequence[Written | Partition], processes: int, *, step: Callable[[], object]) -> Counted:
+def total(work: Work, parts: Sequence[Part], processes: int, *, step: Callable[[], object]) -> Counted:
     """Count all partitions, in several processes if there are several partitions, and add up. `step` is called after
     each.
     """
@@ -145,7 +170,7 @@ def total(work: Work, parts: Sequence[Written | Partition], processes: int, *, s
     return found
 
 
-def _each(work: Work, parts: Sequence[Written | Partition], processes: int) -> Generator[Counted]:
+def _each(work: Work, parts: Sequence[Part], processes: int) -> Generator[Counted]:
     if processes < 2 or len(parts) < 2 or not _can_travel(work):
         yield from map(work.count, parts)
         return
@@ -174,9 +199,7 @@ def _each(work: Work, parts: Sequence[Written | Partition], processes: int) -> G
             os.environ[_THREADS] = before
 
 
-def _in_turn(
-    pool: ProcessPoolExecutor, work: Work, parts: Sequence[Written | Partition], *, ahead: int
-) -> Iterator[Counted]:
+def _in_turn(pool: ProcessPoolExecutor, work: Work, parts: Sequence[Part], *, ahead: int) -> Iterator[Counted]:
     """Yield what was counted, in the order of the partitions. So many are given to the pool ahead."""
     waiting: deque[Future[Counted]] = deque()
     for part in parts:
