@@ -69,7 +69,8 @@ class Written(NamedTuple):
 
     def load(self) -> Partition:
         """Return the rows in the order of the log, and their texts."""
-        of, is_large = self.of, pl.any_horizontal(False, *[pl.col("identity").eq_missing(each) for each in self.large])
+        of = self.of
+        is_large = pl.any_horizontal(pl.lit(value=False), *[pl.col("identity").eq_missing(each) for each in self.large])
         is_mine = (_number(of) == self.number) & ~is_large
         frames, texts = [], []
         for block in self.blocks:
