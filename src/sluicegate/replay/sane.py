@@ -60,7 +60,7 @@ class Sane(NamedTuple):
             most = peaks(known, ["identity"], [_MINUTE])[f"{PEAK}{_MINUTE}"]
             highest.update(dict(most.value_counts().iter_rows()))
             rows += known.height
-            if highest.total() >= _IDENTITIES or rows >= _ROWS:
+            if highest.total() >= _IDENTITIES or (rows >= _ROWS and highest.total() >= _FEWEST):
                 break
         identities = highest.total()
         if identities < _FEWEST:
