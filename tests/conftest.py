@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -50,6 +50,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("SLUICEGATE_EXAMPLES", "5")  # Hypothesis draws few examples, and new ones in each run
     elif not config.getoption("--matrix"):
         os.environ.setdefault("SLUICEGATE_EXAMPLES", "30%")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector. It would visit a growing number of objects, all of them in use."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
