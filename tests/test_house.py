@@ -105,6 +105,7 @@ CATCHES_ALL: dict[str, str] = {
     "stores.redis.connections:Connections.send": "any error, also an interrupt, closes the connection; raised again",
     "stores.redis.connections:_Pool.send_at_once": "any error closes the connection; raised again",
     "stores.redis.connections:_Pool.idle": "any error, also an interrupt, closes the connection; raised again",
+    "stores.redis.connections:_Pool._start": "an opening that did not begin gives its place back, whatever happens",
     "stores.redis.connections:_Pool._connect": "any error of `prepare`; raised again in the request that waits",
     "stores.redis.async_connections:AsyncConnection._connect": "any error: every asker gets it or raises it",
     "cli.application:load_django": "a project may raise anything at import; the error names its settings",

@@ -361,7 +361,7 @@ def test_two_event_loops_one_after_the_other() -> None:
     assert asyncio.run(run()) == "store"
 
 
-def test_if_no_thread_can_start_the_request_is_decided(clock: ManualClock) -> None:
+def test_if_no_thread_can_start_requests_are_decided_and_find_the_store_again(clock: ManualClock) -> None:
     def none_left(work: Callable[[], None]) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -371,6 +371,12 @@ def test_if_no_thread_can_start_the_request_is_decided(clock: ManualClock) -> No
     for _ in range(3):
         assert store.run(Plan((check(),)))[0].source == "local"
         clock.advance(1)
+    inside.down = False
+    sources = []
+    for _ in range(10):
+        sources.append(store.run(Plan((check("1000/minute"),)))[0].source)
+        clock.advance(1)
+    assert sources[-1] == "store"
 
 
 # The policies

@@ -24,7 +24,8 @@ from sluicegate.stores.redis.connections import Connection, Connections, _Pool
 from sluicegate.stores.redis.steps import Address, NoReplyError, Send
 from sluicegate.stores.redis.url import OPENING, servers
 from sluicegate.testing.store import terms
-from tests.servers import HOST, valkey_server, wait_until
+from tests.proxies import Proxy
+from tests.servers import HOST, Server, valkey_server, wait_until
 from tests.stores.modes import PATIENCE
 
 PLAN = Plan((Check(terms("fixed-window", "1000000/day", scope="openings"), "alice", 1),))
@@ -324,21 +325,38 @@ def test_a_connection_that_its_thread_lost_does_not_count(scripted: Callable[...
 def test_without_threads_the_request_opens_the_connection(
     scripted: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Refused:
-        def __init__(self, **options: Any) -> None:
-            assert options["daemon"]
-
-        def start(self) -> None:
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "sluicegate-opening":
             raise RuntimeError("can't start new thread")
+        start(thread)
 
-    server = scripted()
-    monkeypatch.setattr("sluicegate.stores.redis.connections.Thread", Refused)
+    server, start = scripted(), threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", refused)
     with closing(server.connections(deadline=PATIENCE)) as connections:
         assert [server.ask(connections) for _ in range(2)] == [b"OK"] * 2
         assert server.accepted == 1
         server.close()
         wait(0.05)
         assert server.ask(connections).sent is False
+
+
+def test_an_opening_whose_start_is_interrupted_does_not_count(
+    scripted: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`threading` keeps the thread, and all that it knows, if a signal handler raises before the thread runs."""
+    kept: list[threading.Thread] = []
+
+    def interrupted(thread: threading.Thread) -> None:
+        kept.append(thread)
+        raise KeyboardInterrupt
+
+    server = scripted()
+    with closing(server.connections("redis://{}?max_connections=1", deadline=PATIENCE)) as connections:
+        with monkeypatch.context() as patched:
+            patched.setattr("sluicegate.stores.threads.Thread.start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                server.ask(connections)
+        assert server.ask(connections) == b"OK"
 
 
 EXIT = """
@@ -362,6 +380,40 @@ def test_an_opening_does_not_delay_the_end_of_the_process(scripted: Callable[...
     sent, left = done.stdout.split()
     assert (sent, done.stderr) == ("False", "")
     assert time.monotonic() - float(left) < OPENING - 1
+
+
+RELEASED_AT_THE_END = """
+import sys
+from sluicegate import Limiter
+limiter = Limiter(sys.argv[1], deadline=20)
+def body():
+    with limiter.hold("5 at once", "alice"):
+        yield
+left = body()
+next(left)
+limiter.store.inside._store._connections._deadline = 0.2
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("fault", ["cut", "black_hole"])
+def test_a_slot_that_is_released_without_its_connection_does_not_hold_up_the_end_of_the_process(
+    valkey: Server, fault: str
+) -> None:
+    """The finalizer needs an opening, or a watch of the store, and Python 3.11 waits for ever for a new thread."""
+    pipe = subprocess.PIPE
+    with Proxy(valkey.port) as proxy:
+        script = [sys.executable, "-c", RELEASED_AT_THE_END, proxy.url]
+        with subprocess.Popen(script, stdin=pipe, stdout=pipe, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "held\n"
+                getattr(proxy, fault)()
+                process.communicate("\n", timeout=PATIENCE)
+            finally:
+                process.kill()
+        assert process.returncode == 0
 
 
 @pytest.mark.parametrize(

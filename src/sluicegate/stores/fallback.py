@@ -33,6 +33,7 @@ from sluicegate.stores import AsyncStore, Hit, Origin, Store, network_of
 from sluicegate.stores.breaker import LONGEST_US, Attempt, Breaker, Breakers
 from sluicegate.stores.deny_cache import MASK, Refusals
 from sluicegate.stores.local_fallback import LocalFallback
+from sluicegate.stores.threads import start_thread
 
 _QUIET: Final = 60.0  # seconds without another line about failures of single plans under the same rule
 _MAX_REPORTED: Final = 4096  # rules: those made for each request would grow without bound
@@ -250,11 +251,11 @@ class Fallback(_Fallback[Store]):
         breakers: Breakers,
         local_fallback: LocalFallback,
         owned: bool = True,
-        launch: Callable[[Callable[[], None]], None] | None = None,
+        launch: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         super().__init__(breakers=breakers, local_fallback=local_fallback, owned=owned)
         self._store = store
-        self._launch = _in_a_thread if launch is None else launch
+        self._launch = partial(start_thread, "probe") if launch is None else launch
         self._closing = threading.Event()
         self._start()
         fork.renew(self)
@@ -349,8 +350,11 @@ class Fallback(_Fallback[Store]):
                 return self._store.run(plan)
         probe = breaker.probe()
         if probe is not None:
-            with suppress(RuntimeError):  # no thread could start: another request may start the probe later
-                self._launch(partial(self._probe, _peek(plan), breaker, probe=probe))
+            ask = partial(self._probe, _peek(plan), breaker, probe=probe)
+            try:
+                self._launch(ask)
+            except RuntimeError:  # no thread can start: this request waits for the reply, at most its deadline
+                ask()
         raise self._circuit_open(breaker)
 
     def _probe(self, plan: Plan, breaker: Breaker, *, probe: Attempt) -> None:
@@ -367,17 +371,14 @@ class Fallback(_Fallback[Store]):
             with self._beginning:
                 watch = self._watches.get(breaker)
                 if watch is None or not watch.is_alive():
-                    arguments = (WeakMethod(self._probe), _peek(plan), breaker, self._closing)
-                    watch = threading.Thread(
-                        target=_probe_until_answered, args=arguments, name="sluicegate-watch", daemon=True
-                    )
-                    with suppress(RuntimeError):  # no thread could start: a later request begins the watch
-                        watch.start()
-                        self._watches[breaker] = watch
+                    ask = WeakMethod(self._probe)
+                    work = partial(_probe_until_answered, ask, _peek(plan), breaker=breaker, closing=self._closing)
+                    with suppress(RuntimeError):  # no thread can start: a later request begins the watch
+                        self._watches[breaker] = start_thread("watch", work)
 
 
 def _probe_until_answered(
-    ask: WeakMethod[Callable[..., None]], plan: Plan, breaker: Breaker, closing: threading.Event
+    ask: WeakMethod[Callable[..., None]], plan: Plan, *, breaker: Breaker, closing: threading.Event
 ) -> None:
     """Probe at the times that the breaker allows, until it needs no probe or the fallback is closed or deleted."""
     while breaker.needs_probe and not closing.wait(breaker.wait_us / MICROSECOND + _LATE):
@@ -388,10 +389,6 @@ def _probe_until_answered(
         if probe is not None:
             found(plan, breaker, probe=probe)
         del found  # the fallback may be deleted while this thread waits
-
-
-def _in_a_thread(work: Callable[[], None]) -> None:
-    threading.Thread(target=work, name="sluicegate-probe", daemon=True).start()
 
 
 class AsyncFallback(_Fallback[AsyncStore]):

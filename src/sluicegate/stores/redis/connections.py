@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from threading import Lock, RLock, Thread
+from threading import Lock, RLock
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
@@ -32,6 +32,7 @@ from sluicegate.stores.redis.commands import AnyCommand, Batch, Command, SingleC
 from sluicegate.stores.redis.drivers import Driver
 from sluicegate.stores.redis.steps import Address, NoReplyError, Send
 from sluicegate.stores.redis.url import OPENING, Servers
+from sluicegate.stores.threads import start_thread
 
 _CHUNK: Final = 16384  # bytes that are read from a socket at once
 BUSY: Final = 0.001  # seconds: a connection that was used more recently is not checked before it is used again
@@ -422,14 +423,15 @@ class _Pool:
 
     def _start(self, opening: _Opening, step: Send, until: float) -> None:
         left = until - monotonic()
-        arguments = (opening, step, max(OPENING, left))
-        thread = Thread(target=self._connect, args=arguments, name="sluicegate-opening", daemon=True)
         try:
-            thread.start()
-        except RuntimeError:  # there are too many threads, or the interpreter ends
-            self._connect(opening, step, max(_LATE, left))
+            start_thread("opening", partial(self._connect, opening, step, seconds=max(OPENING, left)))
+        except RuntimeError:
+            self._connect(opening, step, seconds=max(_LATE, left))
+        except BaseException:  # of a signal handler: `threading` keeps a thread for ever that it has not quite started
+            self._openings.discard(opening)
+            raise
 
-    def _connect(self, opening: _Opening, step: Send, seconds: float) -> None:
+    def _connect(self, opening: _Opening, step: Send, *, seconds: float) -> None:
         """Open a connection and give it to a thread that waits, or to the next request."""
         connection: Connection | None = None
         failure: Exception = ConnectionError("the opening was interrupted")
