@@ -248,8 +248,10 @@ class RateLimitMiddleware:
         if outer is not None and not isinstance(outer, Exchange):
             raise _name_taken()
         scope_state[_STATE] = state
-        if self._watched:
-            send = self._keeping_events(state, scope, send)
+        if self._watched:  # the application may change the root path and the method
+            state.pending = gate.events.pending((scope.get("root_path", ""), scope.get("method", "GET")))
+            if kind == "websocket":
+                send = _until_answered(send, partial(self._deliver, state.pending, scope))
         try:
             if self.settings.enabled:
                 caller, arrival = self.arrive(scope)
@@ -386,15 +388,10 @@ class RateLimitMiddleware:
 
         return close
 
-    def _keeping_events(self, state: Exchange, scope: Scope, send: Send) -> Send:
-        """Keep the events of a request until the application has returned, those of a WebSocket until its handshake was
-        answered. The application may change the root path and the method.
-        """
-        pending = state.pending = self.gate.events.pending((scope.get("root_path", ""), scope.get("method", "GET")))
-        return send if scope["type"] == "http" else _until_answered(send, partial(self._deliver, pending, scope))
-
     def _deliver(self, pending: Pending, scope: Scope) -> None:
-        """Deliver the events of a request, unless this was done."""
+        """Deliver the events of a request when the application has returned, or those of a WebSocket when its handshake
+        was answered.
+        """
         if not pending.is_over:
             root_path, method = pending.at
             pending.at = self.template(scope, root_path) if pending.made else "", method.upper()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import accumulate
@@ -29,6 +30,10 @@ BY_ENDPOINT: Final = ("application", "endpoint", "method", "result")
 BY_RULE: Final = ("application", "rule", "result", "source")
 _SECONDS: Final = "store_seconds"
 _NAMES: Final = (*map(str, SECONDS), "+Inf")  # of the buckets
+TOGETHER: Final = 32
+"""Decisions that are counted together: that takes half the time, because in between the caches of the processor stay
+warm. A scrape counts those that wait.
+"""
 READ_EVERY: Final = 1.0
 """Seconds after which an event reads the numbers of the stores again."""
 
@@ -83,6 +88,7 @@ class PrometheusMetrics:
             raise ConfigurationError(
                 "PrometheusMetrics: registry", registry, problem=problem, expected=expected
             ) from error
+        self._waiting: deque[DecisionEvent] = deque()
         self._seconds = self._histogram(registry)
         self._kinds = Kinds(
             decisions=decisions,
@@ -106,19 +112,31 @@ class PrometheusMetrics:
         self._lock = threading.RLock()
 
     def __call__(self, event: DecisionEvent) -> None:
-        """Count one decision."""
-        labels, seconds = event.labels, event.elapsed
-        with self._lock:
-            kind = self._kinds[labels]
-            kind.count += 1
-            if seconds is not None:
-                kind.observe(seconds)
-            if self._at_once:
-                kind.flush()
-            if self._banned.until or not kind.is_usual:
-                self._banned.note(event, labels[4])
+        """Count one decision, or keep it until there are many. A refusal may begin a ban, which is timed from now."""
+        waiting = self._waiting
+        waiting.append(event)
+        if len(waiting) >= TOGETHER or self._at_once or not event.about[0] or self._banned.until:
+            self._count()
         if self._at_once and monotonic() >= self._read_at:
             self.collect()
+
+    def _count(self) -> None:
+        """Count the decisions that wait."""
+        with self._lock:
+            while self._waiting:
+                try:
+                    event = self._waiting.popleft()
+                except IndexError:  # a finalizer was quicker
+                    break
+                labels = event.labels
+                kind = self._kinds[labels]
+                kind.count += 1
+                if event.elapsed is not None:
+                    kind.observe(event.elapsed)
+                if self._at_once:
+                    kind.flush()
+                if self._banned.until or not kind.is_usual:
+                    self._banned.note(event, labels[4])
 
     def collect(self) -> Iterable[Metric]:
         """Add what was counted, and read the numbers of the stores. A registry calls this at each scrape, before it
@@ -126,6 +144,7 @@ class PrometheusMetrics:
         """
         self._read_at = monotonic() + READ_EVERY
         with self._lock:
+            self._count()
             self._kinds.flush()
             for series, sums in ((self._slots, self._held.read()), (self._bans, self._banned.read())):
                 for labels, count in sums.items():
