@@ -407,6 +407,28 @@ def test_wrong_variables() -> None:
         Settings.from_environ({"SLUICEGATE_TRUSTED_PROXIES": "10.0.0.0/8,"})
 
 
+REDIS = {  # what Kubernetes sets for a service called sluicegate-redis
+    "SLUICEGATE_REDIS_SERVICE_HOST": "10.0.0.11",
+    "SLUICEGATE_REDIS_SERVICE_PORT": "6379",
+    "SLUICEGATE_REDIS_SERVICE_PORT_CLIENTS": "6379",
+    "SLUICEGATE_REDIS_PORT": "tcp://10.0.0.11:6379",
+    "SLUICEGATE_REDIS_PORT_6379_TCP": "tcp://10.0.0.11:6379",
+    "SLUICEGATE_REDIS_PORT_6379_TCP_PROTO": "tcp",
+    "SLUICEGATE_REDIS_PORT_6379_TCP_PORT": "6379",
+    "SLUICEGATE_REDIS_PORT_6379_TCP_ADDR": "10.0.0.11",
+}
+
+
+def test_variables_that_are_no_settings() -> None:
+    """Only those that certainly are none: any other name with the prefix may be a typo."""
+    others = {"SLUICEGATE_APP": "shop:app", "SLUICEGATE_EXAMPLES": "5000", **REDIS}
+    assert Settings.from_environ({**others, "SLUICEGATE_PREFIX": "shop"}) == Settings(prefix="shop")
+    alone = {variable: text for variable, text in REDIS.items() if not variable.endswith("_HOST")}
+    for variable in ("SLUICEGATE_APPS", "SLUICEGATE_REDIS_URL", *alone):
+        with pytest.raises(SettingsError, match="no such setting"):
+            Settings.from_environ({"SLUICEGATE_APP": "shop:app", variable: "x"})
+
+
 def test_settings_are_frozen() -> None:
     with pytest.raises(AttributeError):
         Settings().enabled = False  # type: ignore[misc]

@@ -97,7 +97,7 @@ Write = Callable[[str, str], str]
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Writes a module with a name that no other test has, and works in its directory. Returns the module's name."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.syspath_prepend(tmp_path)
 
     def write(name: str, text: str) -> str:
         module = f"{name}_{tmp_path.name.replace('-', '_')}"
@@ -143,6 +143,17 @@ def test_a_file_with_settings(tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
     path.write_text('[sluicegate]\nrules = [{name = "login", quota = "5/minute", route = "login"}]\n', "utf-8")
     assert summary(load(str(path))) == {("", "", ("login",))}
+
+
+def test_settings_may_name_functions_of_modules_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(tmp_path))])
+    Path("shop_limits_here.py").write_text("def by_team(request): ...\n", "utf-8")
+    Path("limits.toml").write_text('[sluicegate]\nkey = "shop_limits_here.by_team"\n', "utf-8")
+    done = CliRunner().invoke(sluicegate, ["check", "limits.toml"])
+    assert done.exit_code == 0, done.output
 
 
 def test_mounted_applications_have_their_own_limiters(write: Write) -> None:

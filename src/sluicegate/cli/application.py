@@ -64,7 +64,6 @@ def load(name: str) -> Application:
 
 def load_django() -> Application:
     """Return the Django project that the variable DJANGO_SETTINGS_MODULE names."""
-    _search_here()
     name = os.environ.get(DJANGO, "")
     try:
         from sluicegate.django import overview
@@ -151,7 +150,6 @@ def _imported(name: str) -> Any:
         if not path.exists():
             raise LoadError(name, "no such file")
         module = _searched(path.resolve())
-    _search_here()
     try:
         found = import_module(module)
         return _attribute(found, attribute, name)
@@ -190,13 +188,6 @@ def _attribute(module: Any, attribute: str, name: str) -> Any:
         found = getattr(found, part)
     is_factory = hasattr(found, "__code__") and not signature(found).parameters
     return found() if attribute.endswith("()") or is_factory else found
-
-
-def _search_here() -> None:
-    """Import modules from the working directory too, as servers do."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
 
 
 def _cause(error: Exception) -> str:

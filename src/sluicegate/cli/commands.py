@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -71,7 +72,8 @@ class Commands(click.Group):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
+        """Run a command. The words of the command line and of settings may name modules in the working directory."""
+        _search_here()
         with _one_sentence(), _ended_by_signals():
             return super().invoke(ctx)
 
@@ -103,6 +105,13 @@ def _one_sentence() -> Generator[None]:
         if error.errno not in _FULL or error.filename is not None:
             raise
         raise Failure(f"the output cannot be written: {error.strerror}") from error
+
+
+def _search_here() -> None:
+    """Import modules from the working directory too, as servers do."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def _exit(number: int, _: object) -> NoReturn:

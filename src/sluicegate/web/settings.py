@@ -7,6 +7,7 @@ nearest known name.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -49,6 +50,9 @@ _RULE_OPTIONS: Final = tuple(option.name for option in fields(Rule))
 # Options that may also be dotted names.
 _FUNCTIONS: Final = ("quota", "cost", "when", "charge_when", "refund_when", "on_denied")
 _VARIABLES: Final = "environment "  # the start of `source` for settings that were read from environment variables
+_NOT_SETTINGS: Final = ("SLUICEGATE_APP", "SLUICEGATE_EXAMPLES")  # the variables of the commands and of the exams
+# What Kubernetes sets in each container for a service. The group is the name of the service.
+_OF_SERVICE: Final = re.compile(r"(\w+?)_(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT(?:_\d+_[A-Z]+(?:_[A-Z]+)?)?)")
 Options = TypeVar("Options", bound=Mapping[Any, Any])
 
 # Settings that may be None.
@@ -250,7 +254,8 @@ class Settings:
     @classmethod
     def from_environ(cls, environ: Mapping[str, str], *, prefix: str = "SLUICEGATE_") -> Settings:
         """Read settings from environment variables such as SLUICEGATE_STORE and SLUICEGATE_DEFAULT_LIMITS. A variable
-        cannot hold rules.
+        cannot hold rules. Any other variable with the prefix is an error, except SLUICEGATE_APP, SLUICEGATE_EXAMPLES
+        and those that Kubernetes sets for a service.
         """
         found = _read_variables(environ, prefix)
         del environ  # so that no traceback shows the variables
@@ -354,13 +359,19 @@ def _read_variables(environ: Mapping[str, str], prefix: str) -> dict[str, Any] |
     """
     found: dict[str, Any] = {}
     for variable, text in environ.items():
-        if not variable.startswith(prefix):
+        if not variable.startswith(prefix) or variable in _NOT_SETTINGS or _is_of_service(variable, environ):
             continue
         option = variable.removeprefix(prefix).lower()
         if option in ("rules", "clock"):
             return _error(variable, "…", "cannot be given in a variable", "use from_toml or code for it")
         found[option] = None if _is_none(option, text) else _READERS.get(option, str)(text)
     return hide(found)
+
+
+def _is_of_service(variable: str, environ: Mapping[str, str]) -> bool:
+    """True for a variable that Kubernetes has set for one of its services, such as SLUICEGATE_REDIS_SERVICE_HOST."""
+    match = _OF_SERVICE.fullmatch(variable)
+    return match is not None and f"{match[1]}_SERVICE_HOST" in environ
 
 
 def _remade(options: dict[str, Any]) -> Settings:
