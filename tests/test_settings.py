@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import re
 import sys
@@ -15,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from sluicegate import Ban, ManualClock, Quota, Rule
+from sluicegate import Ban, ManualClock, Quota, Rule, Tiers
 from sluicegate.address import Trust
 from sluicegate.errors import (
     AlgorithmError,
@@ -79,8 +80,18 @@ OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
         (Rule(name="login", quota="5/minute", key="ip"),),
     ),
     "key": ("header:X-Key", '"header:X-Key"', "header:X-Key", "header:X-Key"),
-    "allow": (["10.0.0.0/8", slow], '["10.0.0.0/8", "shop.slow"]', "10.0.0.0/8, shop.slow", ("10.0.0.0/8", slow)),
-    "deny": (["192.0.2.7", slow], '["192.0.2.7", "shop.slow"]', "192.0.2.7, shop.slow", ("192.0.2.7", slow)),
+    "allow": (
+        ["10.0.0.0/8", by_team],
+        '["10.0.0.0/8", "shop.by_team"]',
+        "10.0.0.0/8, shop.by_team",
+        ("10.0.0.0/8", by_team),
+    ),
+    "deny": (
+        ["192.0.2.7", by_team],
+        '["192.0.2.7", "shop.by_team"]',
+        "192.0.2.7, shop.by_team",
+        ("192.0.2.7", by_team),
+    ),
     "algorithm": ("gcra", '"gcra"', "gcra", "gcra"),
     "headers": ("draft-7", '"draft-7"', "draft-7", "draft-7"),
     "trusted_proxies": (["10.0.0.0/8", "unix"], '["10.0.0.0/8", "unix"]', "10.0.0.0/8, unix", ["10.0.0.0/8", "unix"]),
@@ -100,10 +111,10 @@ OPTIONS: dict[str, tuple[Any, str | None, str | None, Any]] = {
     "on_denied": (slow, '"shop.slow"', "shop.slow", slow),
     "strict": (True, "true", "true", True),
     "on_decision": (
-        [note_change, slow],
-        '["shop.note_change", "shop.slow"]',
-        "shop.note_change, shop.slow",
-        (note_change, slow),
+        [note_change, by_team],
+        '["shop.note_change", "shop.by_team"]',
+        "shop.note_change, shop.by_team",
+        (note_change, by_team),
     ),
     "show_identities": (True, "true", "true", True),
     "application": ("shop", '"shop"', "shop", "shop"),
@@ -405,6 +416,50 @@ def test_wrong_variables() -> None:
         Settings.from_environ({"SLUICEGATE_REPLICAS": "four"})
     with pytest.raises(SettingsError, match="does not appear to be an IPv4 or IPv6 network"):
         Settings.from_environ({"SLUICEGATE_TRUSTED_PROXIES": "10.0.0.0/8,"})
+
+
+def nothing() -> str:
+    return "as the functions of Flask-Limiter: they get nothing"
+
+
+def group(group: str, request: object) -> str:
+    return "as the functions of django-ratelimit"
+
+
+@functools.wraps(nothing)
+def wrapped(request: object) -> str:
+    return nothing()
+
+
+TAKES = {  # the option that takes a function → how it is called, where it is given
+    **dict.fromkeys(("key", "quota", "when", "cost", "charge_when", "refund_when", "on_denied"), "decorator"),
+    **dict.fromkeys(("on_denied ", "key ", "allow", "deny", "on_store_change", "on_decision"), "setting"),
+}
+
+
+@pytest.mark.parametrize("wrong", [nothing, group, functools.partial(group, "login", "x"), lambda *, request: "x"])
+@pytest.mark.parametrize("option", TAKES)
+def test_a_function_that_cannot_be_called_with_what_it_gets(option: str, wrong: Any) -> None:
+    """It is an error at the start. Before, it was a TypeError for each request."""
+    name, many = option.strip(), option in ("allow", "deny")
+    fits = (lambda request, decision: "") if name == "on_denied" else wrapped
+
+    def give(function: Any) -> None:
+        options: dict[str, Any] = {name: [function] if many else function}
+        if TAKES[option] == "setting":
+            Settings(**options)
+        else:
+            make_mark(options.pop("quota", "5/minute"), **options)
+
+    if (name, wrong) != ("on_denied", group):
+        with pytest.raises(ConfigurationError, match=rf"{name}.*it is called with \((request|response|change|event)"):
+            give(wrong)
+    give(fits)
+
+
+def test_the_function_of_tiers_gets_the_request() -> None:
+    with pytest.raises(RuleError, match=r"by.*test_settings.nothing'.*called with \(request\).*lambda request: …"):
+        Tiers({"free": "5/minute"}, by=nothing)  # type: ignore[arg-type]
 
 
 REDIS = {  # what Kubernetes sets for a service called sluicegate-redis

@@ -1,4 +1,4 @@
-"""Asynchronous functions of users, and the error when a synchronous application calls one.
+"""Functions of users: the error for one that cannot be called with what it gets, and asynchronous functions.
 
 Start-up finds functions that are certainly asynchronous. A plain function that returns a coroutine is found at its
 first call. Then the error has the same text, and the coroutine is closed.
@@ -16,7 +16,7 @@ from functools import partial
 from types import CoroutineType, FunctionType
 from typing import Any, Final, NamedTuple, TypeGuard, get_origin
 
-from sluicegate.errors import AsyncMismatchError
+from sluicegate.errors import AsyncMismatchError, ConfigurationError
 
 _READY: Final = frozenset({str, tuple, int, bytes, bool, type(None)})  # the types of nearly all results
 _LATER: Final = ("Awaitable", "Coroutine", "CoroutineType")
@@ -110,6 +110,34 @@ def close_unawaited(answer: object) -> None:
         if callable(end := getattr(answer, name, None)):
             end()
             return
+
+
+def check_call(what: str, function: Any, *, takes: tuple[str, ...], error: type[ConfigurationError]) -> None:
+    """Raise an error for a function that certainly cannot be called with these arguments. A signature that a decorator
+    has copied from another function proves nothing.
+    """
+    if hasattr(function, "__signature__"):
+        return
+    try:
+        signature = _signature(function)
+    except (TypeError, ValueError):  # of a built-in function, for example
+        return
+    try:
+        signature.bind(*takes)
+    except TypeError as wrong:
+        names = ", ".join(takes)
+        problem = f"it is called with ({names}), and cannot be: {wrong}"
+        expected = f"give a function of {' and '.join(takes)}, such as lambda {names}: …"
+        raise error(what, label_of(function), problem=problem, expected=expected) from None
+
+
+def _signature(function: Any) -> inspect.Signature:
+    """Return the signature of exactly this function. From Python 3.14 on the annotations are not evaluated."""
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(function, follow_wrapped=False, annotation_format=Format.FORWARDREF)
+    return inspect.signature(function, follow_wrapped=False)
 
 
 class Waiting(NamedTuple):

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, final
 
-from sluicegate.awaiting import async_mismatch, close_unawaited, is_async, label_of, waits
+from sluicegate.awaiting import async_mismatch, check_call, close_unawaited, is_async, label_of, waits
 from sluicegate.clock import MICROSECOND
 from sluicegate.errors import SettingsError
 from sluicegate.identity import digest
@@ -393,6 +393,7 @@ def handlers_of(given: object) -> tuple[Handler, ...]:
         if problem:
             expected = "give a function of a DecisionEvent, or a list of such functions"
             raise SettingsError("on_decision", handler, problem=problem, expected=expected)
+        check_call("on_decision", handler, takes=("event",), error=SettingsError)
     return handlers
 
 

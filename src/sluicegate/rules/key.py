@@ -25,7 +25,7 @@ from sluicegate.address import (
     is_rewritten,
     parse_address,
 )
-from sluicegate.awaiting import Later, Waiting, label_of, waits
+from sluicegate.awaiting import Later, Waiting, check_call, label_of, waits
 from sluicegate.errors import IdentityError, nearest, warn
 from sluicegate.identity import encoder, identity_text, joined
 
@@ -116,6 +116,7 @@ class Keys:
 
     def _made(self, spec: object) -> KeyPart:
         if callable(spec):
+            check_call("key", spec, takes=("request",), error=IdentityError)
             return _own(spec)
         if not isinstance(spec, str):
             raise IdentityError("key", spec, problem="not a key", expected=_EXPECTED)

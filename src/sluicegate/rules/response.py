@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sluicegate.awaiting import close_unawaited, is_async, label_of, waits
+from sluicegate.awaiting import check_call, close_unawaited, is_async, label_of, waits
 from sluicegate.errors import AsyncMismatchError, RuleError
 
 
@@ -94,6 +94,7 @@ def when_to_refund(rule: str, charge_when: Any, refund_when: Any) -> Refund | No
         raise RuleError(what, given, problem="not a function", expected=expected)
     if is_async(given):
         raise _is_async(what, given)
+    check_call(what, given, takes=("response",), error=RuleError)
     return Refund(given, wanted=charge_when is None)
 
 

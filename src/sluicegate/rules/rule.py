@@ -9,6 +9,7 @@ from functools import wraps
 from typing import Any, Final, cast
 
 from sluicegate.algorithms import AlgorithmName, find
+from sluicegate.awaiting import check_call
 from sluicegate.concurrency import Concurrency
 from sluicegate.errors import ConfigurationError, RuleError, nearest, unknown_option, within
 from sluicegate.plan import FAILURE_POLICIES, FailurePolicy, Terms
@@ -145,6 +146,9 @@ class Rule:
             raise _error(self, "ban", self.ban, "not a Ban", "give Ban(after=10, within=…, duration=…)")
         if not callable(self.quota) or isinstance(self.quota, type):  # the class Quota is not a function of a request
             object.__setattr__(self, "quota", read(self.quota))
+        for option in ("quota", "cost", "when"):
+            if callable(given := getattr(self, option)):
+                check_call(f"{self._label}: {option}", given, takes=("request",), error=RuleError)
         for quotas in self.known:
             self._check_options_of(quotas)
         _check_cost(self)
@@ -234,6 +238,8 @@ def check_answer(what: str, message: object, on_denied: object, *, error: type[C
     if on_denied is not None and not callable(on_denied):
         expected = "give a function of (request, decision), or its dotted name"
         raise error(f"{what}on_denied", on_denied, problem="not a function", expected=expected)
+    if on_denied is not None:
+        check_call(f"{what}on_denied", on_denied, takes=("request", "decision"), error=error)
 
 
 def check_name(option: str, name: object) -> None:

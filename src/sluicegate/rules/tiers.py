@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
-from sluicegate.awaiting import Later, waits
+from sluicegate.awaiting import Later, check_call, waits
 from sluicegate.errors import RuleError
 from sluicegate.rules.terms import Quotas, QuotaSpec, read
 
@@ -60,6 +60,7 @@ class Tiers:
                 problem="not a function",
                 expected="give a function that takes the request and returns the name of its tier",
             )
+        check_call("tiers: by", by, takes=("request",), error=RuleError)
         found = {tier: None if quota is None else read(quota) for tier, quota in table.items()}
         if len(found) < len(table):
             expected = "give each tier a name of its own, as text"

@@ -82,10 +82,12 @@ class StoreOptions:
         hook = self.on_store_change
         if hook is None:
             return
-        from sluicegate.awaiting import is_async  # it imports inspect, a quarter of the time to import sluicegate
+        # Here: it imports inspect, a quarter of the time to import sluicegate.
+        from sluicegate.awaiting import check_call, is_async
 
         if not callable(hook) or is_async(hook):
             raise _error("on_store_change", hook, "not a plain function", "give a function of a StoreChange")
+        check_call("on_store_change", hook, takes=("change",), error=SettingsError)
 
     def wrap(self, store: Store, *, owned: bool) -> Store:
         """Return the store inside its wrappers. `close` of the result closes the store too if it is `owned`."""

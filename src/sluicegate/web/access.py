@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, NamedTuple
 
 from sluicegate.address import Network, Trust, exact_address, network_of
-from sluicegate.awaiting import Waiting, waits
+from sluicegate.awaiting import Waiting, check_call, waits
 from sluicegate.errors import SettingsError, within
 from sluicegate.identity import identity_text
 from sluicegate.plan import FORBIDDEN, Decision, Plan
@@ -41,6 +41,7 @@ class AccessList(NamedTuple):
         networks, identities, functions = [], [], []
         for entry in given:
             if callable(entry):
+                check_call(option, entry, takes=("request",), error=SettingsError)
                 functions.append(entry)
             elif isinstance(entry, str) and _ADDRESS.fullmatch(entry):
                 networks.append(network_of(entry, option, _EXPECTED))

@@ -7,7 +7,6 @@ nearest known name.
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -51,8 +50,6 @@ _RULE_OPTIONS: Final = tuple(option.name for option in fields(Rule))
 _FUNCTIONS: Final = ("quota", "cost", "when", "charge_when", "refund_when", "on_denied")
 _VARIABLES: Final = "environment "  # the start of `source` for settings that were read from environment variables
 _NOT_SETTINGS: Final = ("SLUICEGATE_APP", "SLUICEGATE_EXAMPLES")  # the variables of the commands and of the exams
-# What Kubernetes sets in each container for a service. The group is the name of the service.
-_OF_SERVICE: Final = re.compile(r"(\w+?)_(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT(?:_\d+_[A-Z]+(?:_[A-Z]+)?)?)")
 Options = TypeVar("Options", bound=Mapping[Any, Any])
 
 # Settings that may be None.
@@ -358,8 +355,9 @@ def _read_variables(environ: Mapping[str, str], prefix: str) -> dict[str, Any] |
     raises it has no variable with the values.
     """
     found: dict[str, Any] = {}
+    others = _of_services(environ)
     for variable, text in environ.items():
-        if not variable.startswith(prefix) or variable in _NOT_SETTINGS or _is_of_service(variable, environ):
+        if not variable.startswith(prefix) or variable in _NOT_SETTINGS or variable.startswith(others):
             continue
         option = variable.removeprefix(prefix).lower()
         if option in ("rules", "clock"):
@@ -368,10 +366,13 @@ def _read_variables(environ: Mapping[str, str], prefix: str) -> dict[str, Any] |
     return hide(found)
 
 
-def _is_of_service(variable: str, environ: Mapping[str, str]) -> bool:
-    """True for a variable that Kubernetes has set for one of its services, such as SLUICEGATE_REDIS_SERVICE_HOST."""
-    match = _OF_SERVICE.fullmatch(variable)
-    return match is not None and f"{match[1]}_SERVICE_HOST" in environ
+def _of_services(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the beginnings of the variables that Kubernetes has set for services: SLUICEGATE_REDIS_SERVICE_HOST comes
+    with others, such as SLUICEGATE_REDIS_PORT_6379_TCP.
+    """
+    ends = ("SERVICE_HOST", "SERVICE_PORT", "PORT")
+    services = [name.removesuffix(ends[0]) for name in environ if name.endswith(f"_{ends[0]}")]
+    return tuple([service + end for service in services for end in ends])
 
 
 def _remade(options: dict[str, Any]) -> Settings:
