@@ -13,11 +13,18 @@ from typing import Any
 
 import hiredis
 import pytest
+import redis
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
-from sluicegate import AsyncLimiter, Limiter
+from sluicegate import AsyncLimiter, Limiter, StoreError
+from sluicegate.stores.redis import RedisStore
 from sluicegate.stores.redis.commands import bulk
+from sluicegate.stores.redis.steps import Address
+from sluicegate.stores.redis.topology import topology
+from sluicegate.stores.redis.url import servers
 from sluicegate.testing.scenarios import examples
 from tests.stores.modes import PATIENCE, Blocking
 
@@ -33,6 +40,7 @@ class Forger(socketserver.ThreadingTCPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.asked = 0  # scripts
+        self.greeting = b"+PONG\r\n"  # the reply to any other command
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     @property
@@ -50,7 +58,7 @@ class _Handler(socketserver.BaseRequestHandler):
                 name, tag = words[0], next((word for word in words if len(word) == 6 and word.isdigit()), b"")
                 if name in {b"EVALSHA", b"EVAL"}:
                     forger.asked += 1
-                self.request.sendall(forger.reply(tag) if tag else bulk("") if name == b"INFO" else b"+PONG\r\n")
+                self.request.sendall(forger.reply(tag) if tag else bulk("") if name == b"INFO" else forger.greeting)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +74,10 @@ def limiter(how: str, url: str) -> Iterator[Any]:
     if how == "sync":
         with Limiter(url, on_store_failure="allow", deadline=PATIENCE) as made:
             yield made
+        return
+    if how == "client":
+        with redis.Redis.from_url(url, socket_timeout=PATIENCE, retry=Retry(NoBackoff(), 0)) as client:
+            yield Limiter(RedisStore(client), on_store_failure="allow")
         return
     with asyncio.Runner() as runner:
         limited = AsyncLimiter(url, on_store_failure="allow", deadline=PATIENCE)
@@ -85,6 +97,7 @@ def text(end: bytes) -> Reply:
     return lambda tag: bulk(tag + end)
 
 
+UNREADABLE = b"%1\r\n*0\r\n+x\r\n"  # a list cannot be a key: hiredis raises TypeError
 HUGE = b"9" * 5000  # more digits than Python turns into an integer
 LONG = b"9" * 400  # more than a float has
 MALFORMED: dict[str, Reply] = {
@@ -116,7 +129,17 @@ MALFORMED: dict[str, Reply] = {
     "a batch that is too long": lambda tag: array(bulk(tag + b" 5 5 "), *[bulk("1 5")] * 9),
     "a batch of integers": lambda tag: array(number(tag), *[bulk("1 5")] * 3),
 }
-ALWAYS = ("only the tag", "a time in one word", "a time that is none", "a time of 5,000 digits", "a list of words")
+MALFORMED |= {
+    "a redirection without a target": lambda _: b"-MOVED\r\n",
+    "a redirection to no port": lambda _: b"-MOVED 1 host:port\r\n",
+    "a redirection to a port that does not exist": lambda _: b"-ASK 1 127.0.0.1:65536\r\n",
+    "a redirection to nothing": lambda _: b"-ASK 3 \r\n",
+    "a map with a list as key": lambda _: UNREADABLE,
+}
+ALWAYS = (
+    *("a redirection to no port", "a redirection to nothing", "only the tag", "a time in one word"),
+    *("a time that is none", "a time of 5,000 digits", "a list of words"),
+)
 RULES: list[dict[str, Any]] = [
     {"quota": "5/minute"},
     {"quota": "5000/minute"},
@@ -155,6 +178,53 @@ def test_a_malformed_reply_to_a_batch_is_a_failure_of_each_caller(forger: Forger
                 assert all([type(hit.allowed) is bool for hit in hits])
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("greeting", [UNREADABLE, b":5\r\n", b"*1\r\n*0\r\n"], ids=repr)
+@pytest.mark.parametrize("how", ["sync", "async", "client"])
+def test_a_malformed_reply_to_the_opening_is_a_failure_of_the_store(how: str, greeting: bytes) -> None:
+    with Forger() as forger:
+        forger.greeting, forger.reply = greeting, lambda _: UNREADABLE
+        for suffix in ("", "/3", "?protocol=3"):
+            with limiter(how, f"{forger.url}{suffix}") as limited:
+                hit = limited.hit("5/minute", "alice")
+                assert (hit.allowed, hit.degraded) == (True, True), suffix
+        forger.shutdown()
+
+
+ADDRESSES: list[Any] = [  # no addresses, in the words of a Sentinel
+    [5, 6], [b"h", b"p"], [None, None], [b"\xff", b"5"], [b"h", b"-5"], [b"h", b"0"], [b"h", b"65536"], [b"h"], [],
+]  # fmt: skip
+HERE = [b"127.0.0.1", 7001]
+MASTERS: list[Any] = [[], [[]], [[b"h", b"x"]], [[b"h", None]], [[b"\xff", 1]]]
+MAPS: list[Any] = [
+    [hiredis.ReplyError("ERR x")], [0, 16383, HERE], [[0, 16384, HERE]], [[-5, 3, HERE]], [[9, 5, HERE]],
+    [[b"0", b"9", HERE]],
+    *[[[0, 16383, *master]] for master in MASTERS],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("url", "reply", "good"),
+    [
+        *[("redis+sentinel://one:1,two:2/main", reply, [b"127.0.0.1", b"7001"]) for reply in ADDRESSES],
+        *[("redis+cluster://one:1,two:2", reply, [[0, 16383, HERE]]) for reply in MAPS],
+    ],
+    ids=repr,
+)
+def test_a_sentinel_or_node_that_answers_nonsense_is_passed_over(url: str, reply: Any, good: Any) -> None:
+    look_up = topology(servers(url)).find(0)
+    assert next(look_up).address.host == "one"  # type: ignore[union-attr]
+    assert look_up.send(reply).address.host == "two"  # type: ignore[union-attr]
+    with pytest.raises(StopIteration) as found:
+        look_up.send(good)
+    assert found.value.value == Address("127.0.0.1", 7001)
+
+    none = topology(servers(url)).find(0)
+    next(none)
+    none.send(reply)
+    with pytest.raises(StoreError, match=r"one:1: .*; two:2: "):
+        none.send(reply)
 
 
 FRAMES = st.recursive(

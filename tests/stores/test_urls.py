@@ -78,6 +78,8 @@ def test_what_an_error_shows_of_a_url(url: str, shown: str) -> None:
         ("memory://?max_key=5&ttl=9", "unknown option max_key, ttl"),
         ("memory://host", "not understood after memory://"),
         ("redis://host:port", "a part of it cannot be read"),
+        ("redis://my..host", "'idna' codec"),
+        ("redis+sentinel://one," + "x" * 64 + "/main", "'idna' codec"),
         ("redis://host:99999", "Port out of range 0-65535"),
         ("redis://host?sokcet_timeout=1", "unexpected keyword argument 'sokcet_timeout'"),
     ],

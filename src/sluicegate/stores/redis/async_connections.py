@@ -26,14 +26,14 @@ from math import inf
 from typing import Any, Final, NamedTuple, cast
 
 import hiredis
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import NoPermissionError
 
 from sluicegate import fork
 from sluicegate.plan import new
 from sluicegate.stores.redis.commands import AnyCommand, Batch, SingleCheck, batch, split_reply
-from sluicegate.stores.redis.connections import BUSY, check_tag, watcher
+from sluicegate.stores.redis.connections import BUSY, check_tag, failure_of, watcher
 from sluicegate.stores.redis.drivers import AsyncDriver
-from sluicegate.stores.redis.steps import Address, Concerns, NoReplyError, Send
+from sluicegate.stores.redis.steps import MALFORMED, Address, Concerns, NoReplyError, Send
 from sluicegate.stores.redis.url import OPENING, Servers
 
 _FEW: Final = 8  # commands that are sent at once to an idle server: it begins while the next ones are made
@@ -193,7 +193,7 @@ class AsyncConnection(asyncio.Protocol):
                 for answer, each in zip(answers, replies, strict=True):
                     if not answer.done():
                         answer.set_result(each)
-        except (hiredis.HiredisError, ConnectionError, IndexError) as error:
+        except (hiredis.HiredisError, ConnectionError, *MALFORMED) as error:
             self.fail(error)
         if self._retired:
             self._close_if_done()
@@ -238,8 +238,9 @@ class AsyncConnection(asyncio.Protocol):
                 writer.transport.abort()
             if self._transport is not None:
                 return  # another opening was quicker
-            if isinstance(error, (RedisError, OSError)):
-                self.fail(self._servers.shown(error))
+            failure = failure_of(error)
+            if failure is not None:
+                self.fail(self._servers.shown(failure))
             elif isinstance(error, Exception):
                 self._raise(error)
             else:

@@ -28,9 +28,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from sluicegate import fork
 from sluicegate.clock import monotonic
+from sluicegate.errors import SluicegateError
 from sluicegate.stores.redis.commands import AnyCommand, Batch, Command, SingleCheck, pack
 from sluicegate.stores.redis.drivers import Driver
-from sluicegate.stores.redis.steps import Address, NoReplyError, Send
+from sluicegate.stores.redis.steps import MALFORMED, Address, NoReplyError, Send
 from sluicegate.stores.redis.url import OPENING, Servers
 from sluicegate.stores.threads import start_thread
 
@@ -234,6 +235,17 @@ def check_tag(command: AnyCommand | Batch, reply: Any) -> None:
         raise ConnectionError("the reply is to another command")
 
 
+def failure_of(error: BaseException) -> Exception | None:
+    """Return the failure of a connection: an error of the network, or a reply that cannot be read. None for another
+    error: one of ours, or an interrupt.
+    """
+    if isinstance(error, (OSError, RedisError)):
+        return error
+    if isinstance(error, MALFORMED) and not isinstance(error, SluicegateError):
+        return ConnectionError(f"{type(error).__name__}: {error}")  # the parser of redis-py or hiredis, and socket
+    return None
+
+
 def watcher(sock: Any) -> Any:
     """Return a function that says, without waiting, whether there is data to read."""
     if hasattr(select, "poll"):
@@ -377,9 +389,10 @@ class _Pool:
             self.put(connection)
             return NoReplyError(step.address, error, sent=False, concerns="plan")
         self.discard(connection)
-        if isinstance(error, (OSError, RedisError)):
-            return NoReplyError(step.address, error, sent=True)
-        raise error  # an interrupt, or the timeout of a greenlet
+        failure = failure_of(error)
+        if failure is None:
+            raise error  # an interrupt, or the timeout of a greenlet
+        return NoReplyError(step.address, failure, sent=True)
 
     def put(self, connection: Connection) -> None:
         """Put a connection back."""
@@ -439,10 +452,9 @@ class _Pool:
             if self._servers.prepare is not None:
                 self._servers.prepare()
             connection = Connection(self._servers, step, seconds=seconds)
-        except (RedisError, OSError) as error:
-            failure = self._servers.shown(error)
-        except Exception as error:  # noqa: BLE001  # the request that waits raises it
-            failure = error
+        except Exception as error:  # noqa: BLE001  # the request that waits raises an error of `prepare`
+            found = failure_of(error)
+            failure = error if found is None else self._servers.shown(found)
         finally:
             with self._lock:
                 self._openings.discard(opening)

@@ -33,9 +33,7 @@ from sluicegate.stores.redis.commands import (
     bulk,
     pack,
 )
-
-MALFORMED: Final = (ValueError, TypeError, LookupError, ArithmeticError)
-"""What decoding raises for a reply that no script makes: a proxy, or another program's server, has answered."""
+from sluicegate.stores.redis.steps import MALFORMED
 
 PEEK: Final = b"0"  # the ways to run a plan: charge nothing,
 CHARGE: Final = b"1"  # charge everything or nothing,

@@ -16,11 +16,22 @@ from typing import Any, Final
 from sluicegate.errors import StoreError
 from sluicegate.plan import BAN, Check, Checks, Outcome, Plan, Terms, charged, in_shadow, new
 from sluicegate.stores.redis.commands import AnyCommand, Command, pack
-from sluicegate.stores.redis.encoding import MALFORMED, PEEK, REFUND, REFUSED, RENEW, Encoder, decode, decode_time
+from sluicegate.stores.redis.encoding import PEEK, REFUND, REFUSED, RENEW, Encoder, decode, decode_time
 from sluicegate.stores.redis.failures import kind_of, may_succeed_elsewhere, store_error
 from sluicegate.stores.redis.scan import KeyPage, Position, Scan, scan_bans, scan_budgets, scan_page
 from sluicegate.stores.redis.server_info import identify
-from sluicegate.stores.redis.steps import Address, Attempt, NoReplyError, Pause, Reconnect, Send, Steps
+from sluicegate.stores.redis.steps import (
+    MALFORMED,
+    NO_SENSE,
+    Address,
+    Attempt,
+    NoReplyError,
+    Pause,
+    Reconnect,
+    Send,
+    Steps,
+    address_from,
+)
 from sluicegate.stores.redis.topology import Topology, slot_of
 
 _TRIES: Final = 6  # enough for an unknown script and a slot that moves at the same time
@@ -77,7 +88,7 @@ class Operations:
 
     def _malformed(self, checks: tuple[Check, ...]) -> StoreError:
         server = self._topology.known(slot_of(checks[0].identity) if self._topology.split else 0)
-        return StoreError("" if server is None else str(server), "the reply makes no sense", concerns="plan")
+        return StoreError("" if server is None else str(server), NO_SENSE, concerns="plan")
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> Steps[None]:
         """Refund what was charged."""
@@ -279,4 +290,7 @@ def _by_rate(checks: Sequence[Check], groups: Iterable[list[int]]) -> list[tuple
 def _target(rest: str, asked: Address) -> Address:
     """Return the address in a redirection: "3999 127.0.0.1:6381", or ":6381" for the same host."""
     host, _, port = rest.rpartition(" ")[2].rpartition(":")
-    return Address(host if host else asked.host, int(port))
+    try:
+        return address_from(host or asked.host, port)
+    except MALFORMED as error:
+        raise StoreError(str(asked), NO_SENSE, concerns="plan") from error

@@ -6,11 +6,15 @@ The operations yield steps; a sync or an async driver takes them. Values only.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from sluicegate.stores.redis.commands import AnyCommand
 
 T = TypeVar("T")
+
+MALFORMED: Final = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError)
+"""What reading or decoding raises for a wrong reply: a proxy, or another program's server, has answered."""
+NO_SENSE: Final = "the reply makes no sense"
 
 
 class Address(NamedTuple):
@@ -22,6 +26,14 @@ class Address(NamedTuple):
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}" if self.port else self.host
+
+
+def address_from(host: str, port: Any) -> Address:
+    """Return an address that a server has named. Raises one of MALFORMED if it is none."""
+    number = int(port)
+    if not 0 < number < 65536:
+        raise ValueError(f"the port {number} does not exist")
+    return Address(host, number)
 
 
 class Send(NamedTuple):

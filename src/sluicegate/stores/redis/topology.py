@@ -19,7 +19,7 @@ from sluicegate.status import TopologyName
 from sluicegate.stores.redis.commands import Command, pack
 from sluicegate.stores.redis.encoding import packed_digest
 from sluicegate.stores.redis.failures import said
-from sluicegate.stores.redis.steps import Address, NoReplyError, Send, Steps
+from sluicegate.stores.redis.steps import MALFORMED, NO_SENSE, Address, NoReplyError, Send, Steps, address_from
 from sluicegate.stores.redis.url import Servers
 
 SLOTS: Final = 16384
@@ -132,9 +132,14 @@ class Sentinel:
             except NoReplyError as error:
                 answers.append(f"{seed}: {said(error)}")
                 continue
-            if isinstance(reply, list) and len(reply) == 2:
+            if isinstance(reply, list):
+                try:
+                    host, port = reply
+                    self._master = address_from(host.decode(), port)
+                except MALFORMED:
+                    answers.append(f"{seed}: {NO_SENSE}")
+                    continue
                 self._seeds.sort(key=seed.__ne__)
-                self._master = Address(reply[0].decode(), int(reply[1]))
                 return self._master
             answers.append(f"{seed}: {said(reply)}")
             unknown |= reply is None
@@ -245,7 +250,11 @@ class Cluster:
                     self._suspects.add(address)
                 continue
             if isinstance(reply, list) and reply:
-                self._slots = _slots_of(reply, address)
+                try:
+                    self._slots = _slots_of(reply, address)
+                except MALFORMED:
+                    answers.append(f"{address}: {NO_SENSE}")
+                    continue
                 self._nodes = tuple(dict.fromkeys(filter(None, self._slots)))
                 self._suspects &= {*self._nodes, *self._seeds}
                 self._stale = False
@@ -263,11 +272,15 @@ _CHECK: Final = "check the cluster with `redis-cli --cluster check`"
 
 
 def _slots_of(reply: list[Any], asked: Address) -> list[Address | None]:
-    """Return the master of every slot. A node without a host in the reply is the node that replied."""
+    """Return the master of every slot. A node without a host in the reply is the node that replied. Raises one of
+    MALFORMED for a reply that is no map.
+    """
     slots: list[Address | None] = [None] * SLOTS
-    for first, last, master, *_ in reply:
-        host = master[0].decode() if master[0] else asked.host
-        slots[first : last + 1] = [Address(host, master[1])] * (last + 1 - first)
+    for first, last, (name, port, *_), *_ in reply:
+        if not 0 <= first <= last < SLOTS:
+            raise ValueError(f"{first} to {last} are no slots")
+        host = name.decode() if name else asked.host
+        slots[first : last + 1] = [address_from(host, port)] * (last + 1 - first)
     return slots
 
 

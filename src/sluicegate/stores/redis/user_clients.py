@@ -32,7 +32,7 @@ from redis.exceptions import (
 from sluicegate.errors import AsyncMismatchError, ConfigurationError, StoreURLError, warn
 from sluicegate.status import TopologyName
 from sluicegate.stores.redis.drivers import AsyncDriver, Driver
-from sluicegate.stores.redis.steps import Address, NoReplyError, Send, Steps
+from sluicegate.stores.redis.steps import MALFORMED, Address, NoReplyError, Send, Steps
 from sluicegate.stores.redis.topology import Single
 
 _CODES: Final[tuple[tuple[type[Exception], str], ...]] = (  # redis-py removes the code from a reply
@@ -81,7 +81,7 @@ class UserClient(Driver):
         """Send the command. Return the reply, or a NoReplyError."""
         try:
             return self.client.execute_command(*_words(step))
-        except (RedisError, RedisClusterException, OSError) as error:
+        except (RedisError, RedisClusterException, OSError, *MALFORMED) as error:
             return _failed(step, error)
 
     def retire(self, address: Address) -> None:
@@ -107,7 +107,7 @@ class AsyncUserClient(AsyncDriver):
         try:
             async with asyncio.timeout_at(until):
                 return await self.client.execute_command(*_words(step))
-        except (RedisError, RedisClusterException, OSError) as error:
+        except (RedisError, RedisClusterException, OSError, *MALFORMED) as error:
             return _failed(step, error)
 
     def retire(self, address: Address) -> None:
