@@ -31,7 +31,7 @@ from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyRequests
 from werkzeug.middleware.proxy_fix import ProxyFix
 
-from sluicegate import ManualClock
+from sluicegate import ManualClock, Settings
 from sluicegate.errors import AsyncMismatchError, RuleError, SettingsError, StoreURLError
 from sluicegate.flask import (
     Denied,
@@ -61,6 +61,7 @@ from tests.adapters.wsgi_client import (
 )
 
 ONE: Any = {"default_limits": ["1/minute"]}
+WHOLE = Settings(**ONE, on_decision=[].append)
 PREFLIGHT = [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]
 
 
@@ -216,6 +217,23 @@ def test_fl01_every_setting_can_come_from_the_config() -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        ({}, {"settings": WHOLE}),
+        ({"SLUICEGATE": WHOLE}, {}),
+        ({}, {"settings": WHOLE, "config_prefix": None}),
+        ({"ADMIN": WHOLE}, {"config_prefix": "ADMIN_"}),
+    ],
+)
+def test_fl01_settings_as_one_value(config: dict[str, Any], options: dict[str, Any]) -> None:
+    app = make_app([])
+    app.config.update(config)
+    RateLimiter(app, **options)
+    assert WsgiClient(app).statuses("/open", "/open") == [200, 429]
+    assert app.extensions["sluicegate"][0].settings.application == app.name  # in the events
+
+
+@pytest.mark.parametrize(
     ("config", "options", "words"),
     [
         ({"SLUICEGATE_STOR": "memory://"}, {}, 'did you mean "store"?'),
@@ -227,6 +245,11 @@ def test_fl01_every_setting_can_come_from_the_config() -> None:
         ({"SLUICEGATE_ENABLED": "yes"}, {}, "neither True nor False"),
         ({}, {"default_limit": ["1/s"]}, 'did you mean "default_limits"?'),
         ({"SLUICEGATE": {"SECRET": "secret"}}, {}, 'write app.config["SLUICEGATE_STORE"] and so on'),
+        ({"SLUICEGATE": "secret.toml"}, {}, "a str is not read; give Settings(…)"),
+        ({"SLUICEGATE": WHOLE}, {"settings": WHOLE}, "given as settings= and as app.config['SLUICEGATE']"),
+        ({"SLUICEGATE": WHOLE}, {"store": "redis://:secret@r"}, "['store']: given beside settings="),
+        ({"SLUICEGATE_STORE": "redis://:secret@r"}, {"settings": WHOLE}, "['store']: given beside settings="),
+        ({}, {"settings": {"secret": "secret"}}, "not Settings; give Settings(…)"),
         ({}, {"config_prefix": "sluicegate_"}, 'use capitals, as "SLUICEGATE_"'),
         ({}, {"config_prefix": ""}, 'use capitals, as "SLUICEGATE_"'),
         ({}, {"config_prefix": 5}, 'use capitals, as "SLUICEGATE_"'),

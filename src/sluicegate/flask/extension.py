@@ -11,7 +11,8 @@ application context. The extension has only weak references to the application: 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
@@ -66,7 +67,8 @@ class RateLimiter:
     """The extension: `RateLimiter(app, …)`, or `RateLimiter(…)` and then `init_app(app)` for each application.
 
     Options are those of `sluicegate.Settings`, as keywords or as `app.config["SLUICEGATE_STORE"]` and so on. Give each
-    option in one of the two. `init_app` reads them and does no I/O; a wrong option raises there.
+    option in one of the two. Or give all of them as `settings=Settings(…)` or `app.config["SLUICEGATE"] = Settings(…)`.
+    `init_app` reads them and does no I/O; a wrong option raises there.
     `on_denied(request, decision)` returns what a view may return, or None for the usual response.
 
     One application may have several limiters. Each enforces its own default limits and rules; the first one enforces
@@ -74,9 +76,15 @@ class RateLimiter:
     """
 
     def __init__(
-        self, app: Flask | None = None, *, config_prefix: str | None = _PREFIX, **options: Unpack[SettingsOptions]
+        self,
+        app: Flask | None = None,
+        *,
+        config_prefix: str | None = _PREFIX,
+        settings: Settings | None = None,
+        **options: Unpack[SettingsOptions],
     ) -> None:
         self._prefix = config_prefix
+        self._settings = settings
         options = self._options = hide(options)
         if app is not None:
             self.init_app(app)
@@ -94,10 +102,7 @@ class RateLimiter:
         if any(other.extension is self for other in installed):
             problem = "this RateLimiter limits it already"
             raise SettingsError("application", app.name, problem=problem, expected="call init_app once")
-        options = self._all_options(app)
-        if options.get("on_decision") is not None:
-            options.setdefault("application", app.name)
-        settings = Settings.from_mapping(options, source="RateLimiter")
+        settings = self._read(app)
         if "limiter" not in app.extensions and self._prefix not in (None, _FLASK_LIMITER):
             _warn_of_leftovers(app, strict=settings.strict)
         for other in installed:
@@ -138,6 +143,34 @@ class RateLimiter:
         problem = "called outside an application context, or in an application that this RateLimiter does not limit"
         raise NotEnforcedError(asked, type(self), problem=problem, expected="write with app.app_context():")
 
+    def _read(self, app: Flask) -> Settings:
+        """Return the settings for an application: those that were given, or those of all options."""
+        options, given = self._all_options(app), self._given(app)
+        if given is None:
+            if options.get("on_decision") is not None:
+                options.setdefault("application", app.name)
+            return Settings.from_mapping(options, source="RateLimiter")
+        settings = Settings.given(given, options, source="RateLimiter")
+        unnamed = settings.on_decision is not None and not settings.application
+        return replace(settings, application=app.name) if unnamed else settings
+
+    def _given(self, app: Flask) -> object:
+        """Return the `settings=` of the constructor or the Settings in `app.config`, None if there are none."""
+        if self._prefix is None:
+            return self._settings
+        name = self._prefix.removesuffix("_")
+        found = app.config.get(name)
+        if found is None or (name != _PREFIX[:-1] and not isinstance(found, Settings)):
+            return self._settings  # another name may be an option of the application's own
+        if not isinstance(found, Settings):  # the value may hold a password
+            problem = f"a {type(found).__name__} is not read"
+            expected = f'give Settings(…), or write app.config["{_PREFIX}STORE"] and so on'
+            raise SettingsError("app.config", name, problem=problem, expected=expected)
+        if self._settings is not None:
+            problem = f"given as settings= and as app.config[{name!r}]"
+            raise SettingsError("RateLimiter", "settings", problem=problem, expected="keep one of the two")
+        return found
+
     def _all_options(self, app: Flask) -> dict[str, Any]:
         """Return the options of the constructor and of `app.config`."""
         options = dict(self._options)
@@ -146,9 +179,6 @@ class RateLimiter:
         if not isinstance(cast("object", self._prefix), str) or not self._prefix.isupper():
             problem, expected = "Flask's configuration has names in capitals", f'use capitals, as "{_PREFIX}"'
             raise SettingsError("config_prefix", self._prefix, problem=problem, expected=expected)
-        if self._prefix == _PREFIX and isinstance(app.config.get(_PREFIX[:-1]), Mapping):
-            problem, expected = "a dictionary is not read", f'write app.config["{_PREFIX}STORE"] and so on'
-            raise SettingsError("app.config", _PREFIX[:-1], problem=problem, expected=expected)
         for name in [name for name in app.config if name.startswith(self._prefix)]:
             option = name.removeprefix(self._prefix).lower()
             if option in options:
