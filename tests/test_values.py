@@ -36,6 +36,10 @@ def plan_of(request: Any) -> str:
     return "free"
 
 
+def refusal(request: Any, decision: Any) -> Any:
+    return "later", 429
+
+
 def is_wanted(response: Any) -> bool:
     return True
 
@@ -72,7 +76,7 @@ VALUES: dict[str, Any] = {
         deny=["192.0.2.1"],
         trusted_proxies=(each for each in ["10.0.0.0/8"]),  # read once
         secret="correct horse battery staple",
-        on_denied=plan_of,
+        on_denied=refusal,
     ),
     "outcome": Outcome(True, 5, 4, 0, 60, 60),
 }

@@ -56,6 +56,14 @@ def test_gaps_of_years_do_not_overflow(period: int) -> None:
     assert peaks(frame, ["who"], [period]).rows() == [("a", 1)]
 
 
+def test_many_identities_and_long_periods_do_not_overflow() -> None:
+    year = 31_536_000_000_000
+    events = [(str(who), number * year, 1) for who in range(3000) for number in range(40 if who == 7 else 2)]
+    found = peaks(framed(events), ["who"], [3 * year, 100 * year], cost="cost")
+    assert set(found.filter(pl.col("who") != "7").select(pl.exclude("who")).rows()) == {(2, 2)}
+    assert found.filter(pl.col("who") == "7").rows() == [("7", 3, 40)]
+
+
 @given(EVENTS.filter(bool), st.integers(1, 70))
 def test_the_engine_refuses_those_whose_peak_is_above_the_limit(
     events: list[tuple[str, int, int]], period: int

@@ -7,7 +7,7 @@ limit would refuse.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 from sluicegate.extras import needs
 
@@ -15,6 +15,7 @@ with needs("replay"):
     import polars as pl
 
 PEAK: Final = "peak:"
+_END: Final = 2**63  # a sum that leaves it is a wrong number, and no error
 
 
 def peaks(frame: pl.DataFrame, by: Sequence[str], periods: Sequence[int], *, cost: str | None = None) -> pl.DataFrame:
@@ -34,12 +35,23 @@ def peaks(frame: pl.DataFrame, by: Sequence[str], periods: Sequence[int], *, cos
     before = pl.concat([pl.Series("before", [0], pl.Int64), rows["cost"].cum_sum()])
     first = rows.select(pl.struct(by).rle_id().diff().fill_null(1) != 0).to_series()
     gap = rows["time"].diff().fill_null(0)
+    count, span = first.sum(), _span(rows["time"])
+    if count > 1 and len(rows) * min(span, max(periods)) >= _END:  # the line below would be too long
+        half = first.cum_sum() <= count // 2
+        return pl.concat([peaks(each, by, periods, cost="cost") for each in (rows.filter(half), rows.filter(~half))])
     found = {}
     for period in periods:
-        # All identities on one line, a period apart. A gap of a period is as good as any longer one, so the sum of the
-        # gaps stays below 2^63 for a hundred million requests and a day.
-        at = pl.select(pl.when(first).then(period).otherwise(gap.clip(upper_bound=period))).to_series().cum_sum()
-        since = at.search_sorted(at - period, side="right")
+        # All identities on one line, a period apart. A gap of a period is as good as any longer one, and the period of
+        # the whole frame as good as any longer one.
+        step = min(period, span)
+        at = pl.select(pl.when(first).then(step).otherwise(gap.clip(upper_bound=step))).to_series().cum_sum()
+        since = at.search_sorted(at - step, side="right")
         found[f"{PEAK}{period}"] = before.slice(1) - before.gather(since)
     sums = rows.select(*by).with_columns(**found)
     return sums.group_by(by, maintain_order=True).agg(pl.col(*found).max())
+
+
+def _span(times: pl.Series) -> int:
+    """Return the period of a window that has all these times."""
+    first, last = cast("tuple[int | None, int | None]", (times.min(), times.max()))
+    return 1 if first is None or last is None else last - first + 1
