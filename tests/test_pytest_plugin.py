@@ -264,7 +264,12 @@ def test_a_store_that_cannot_be_separated_is_an_error_when_it_is_used(clock: Man
     assert not Limiter(ShutStore()).hit("1/day", "alice").allowed  # it has no budgets
 
 
-FIELDS = {"Retry-After": "30", "RateLimit-Policy": '"default";q=2;w=60', "RateLimit": '"default";r=0;t=30'}
+FIELDS = {
+    "Cache-Control": "no-store",
+    "Retry-After": "30",
+    "RateLimit-Policy": '"default";q=2;w=60',
+    "RateLimit": '"default";r=0;t=30',
+}
 MEDIA = "application/problem+json"
 PROBLEM = json.dumps({"title": "Quota Exceeded", "violated-policies": ["default"]}).encode()
 
@@ -320,6 +325,30 @@ def test_what_is_left_in_every_dialect(dialect: Any) -> None:
     with pytest.raises(AssertionError, match=r"^expected 1 left\n(.|\n)*  left: 0"):
         assert_allowed(client.get("/"), remaining=1)
     assert_limited(client.get("/"), rule="default")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    ("options", "own", "status"),
+    [
+        ({"default_limits": ["1/minute"], "on_denied": lambda request, decision: ("no", 418)}, 200, 418),
+        ({"default_limits": ["1/minute"], "on_denied": lambda request, decision: ("no", 503)}, 200, 503),
+        ({"deny": ["127.0.0.1"]}, 200, 403),
+        ({"default_limits": ["9/minute"]}, 429, 429),  # the application's own
+    ],
+)
+def test_the_limiter_answered_or_the_application(dialect: Any, options: Any, own: int, status: int) -> None:
+    app = flask.Flask("app")
+    RateLimiter(app, headers=dialect, **options)
+    app.get("/")(lambda: ("hello", own))
+    response = [app.test_client().get("/") for _ in range(2)][1]
+    if own == status:
+        assert_allowed(response)
+    else:
+        assert_limited(response, status=status)
+    wrong = assert_limited if own == status else assert_allowed
+    with pytest.raises(AssertionError, match=r"expected (that the limiter allows|a refusal by the limiter)"):
+        wrong(response)
 
 
 def test_a_failure_says_how_the_response_stands() -> None:

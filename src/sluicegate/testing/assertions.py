@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, cast
 
 from sluicegate.web.http import NAMES
-from sluicegate.web.problem import PROBLEM
+from sluicegate.web.problem import FORBIDDEN, PROBLEM
 
 _REFUSED: Final = 429
+_DENIED: Final = 403
 _ITEM: Final = re.compile(r'"((?:[^"\\]|\\.)*)";r=([0-9]+)')  # of draft 11
 _COMBINED: Final = re.compile("limit=[0-9]+, remaining=([0-9]+), reset=[0-9]+")
 _CODES: Final = ("status_code", "status")  # where responses have their status,
@@ -34,6 +35,8 @@ def assert_limited(
     found = _read(response)
     if found.status != status:
         raise _failure(f"expected a refusal with the status {status}", found)
+    if found.passed:
+        raise _failure("expected a refusal by the limiter, but it allowed this request: other code answered", found)
     if retry_after is not None and found.retry_after != str(retry_after):
         raise _failure(f"expected Retry-After: {retry_after}", found)
     if rule is not None and rule not in found.refused:
@@ -47,7 +50,7 @@ def assert_allowed(response: Any, *, rule: str | None = None, remaining: int | N
     >>> assert_allowed(("200 OK", [("RateLimit", '"default";r=4;t=60')]), rule="default", remaining=4)
     """
     found = _read(response)
-    if found.status == _REFUSED or found.problem:
+    if found.problem or (not found.passed and (found.status == _REFUSED or found.waits)):
         raise _failure("expected that the limiter allows this request", found)
     if rule is not None and rule not in found.left:
         raise _failure(f"expected that the rule {rule!r} applies", found)
@@ -63,7 +66,18 @@ class _Standing(NamedTuple):
     fields: list[tuple[str, str]]  # of a limiter
     left: dict[str, int]  # by the name of the rule; the name is empty in a dialect without names
     refused: tuple[str, ...]  # the names of the rules that refused
-    problem: bool  # whether the body is a limiter's problem details
+    problem: bool  # whether the body is a limiter's
+    no_store: bool  # every refusal of the limiter has this directive of Cache-Control
+
+    @property
+    def passed(self) -> bool:
+        """True if the limiter has allowed the request: there are its fields, and they are not those of a refusal."""
+        return not self.no_store and any(["ratelimit" in name.lower() for name, _ in self.fields])
+
+    @property
+    def waits(self) -> bool:
+        """True if it has the two fields of a refusal, whose status `on_denied` may choose."""
+        return self.no_store and self.retry_after is not None
 
     @property
     def retry_after(self) -> str | None:
@@ -92,7 +106,9 @@ def _read(response: Any) -> _Standing:
         left = {} if count is None else {"": int(count)}
     names = details.get("violated-policies")
     refused = [name for name in left if name and status == _REFUSED] if names is None else names
-    return _Standing(status=status, fields=fields, left=left, refused=tuple(refused), problem=names is not None)
+    ours = names is not None or (status == _DENIED and FORBIDDEN.encode() in body)
+    no_store = "no-store" in known.get("cache-control", "")
+    return _Standing(status, fields=fields, left=left, refused=tuple(refused), problem=ours, no_store=no_store)
 
 
 def _problem(headers: Iterable[tuple[str, str]], body: bytes) -> dict[str, Any]:

@@ -13,6 +13,7 @@ TYPES: Final = "https://iana.org/assignments/http-problem-types#"  # requested b
 PROBLEM: Final = "application/problem+json"
 _FORBIDDEN: Final = 403
 _TITLES: Final = {429: "Quota Exceeded", 503: "Temporary Reduced Capacity", _FORBIDDEN: "Forbidden"}
+FORBIDDEN: Final = "This client is not allowed here."
 _BANNED: Final = "Abnormal Usage Detected"
 
 
@@ -37,7 +38,7 @@ def problem(decision: Decision, *, status: int, wait: int | None) -> dict[str, A
 def detail(decision: Decision, wait: int | None) -> str:
     """Return a sentence that says what the client can do. It contains no identity."""
     if decision.forbidden:
-        return "This client is not allowed here."
+        return FORBIDDEN
     if wait is None:
         return "This request costs more than its limit, so it can never pass."
     if not decision.unavailable and (binding := decision.binding) is not None and binding[0].terms.message is not None:
