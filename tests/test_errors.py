@@ -16,6 +16,7 @@ import sluicegate.asgi
 import sluicegate.errors
 from sluicegate import (
     AsyncLimiter,
+    Ban,
     Limiter,
     RateLimitExceeded,
     Rule,
@@ -174,7 +175,7 @@ def test_names_of_other_libraries_lead_to_ours(call: Any, arguments: Any, option
 
 
 def test_the_table_of_other_names_leads_to_options() -> None:
-    known = {each.name for kind in (Settings, Rule) for each in fields(kind)}
+    known = {each.name for kind in (Settings, Rule, Ban) for each in fields(kind)}
     assert {name for name, _ in OPTIONS.values()} <= known
     assert not OPTIONS.keys() & {each.name for each in fields(Settings)}
     words = {"key": {"user", "ip"}, "algorithm": set(ALGORITHMS), "scheme": {f"{scheme}://" for scheme in SCHEMES}}

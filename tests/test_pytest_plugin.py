@@ -22,6 +22,7 @@ from django.http import HttpResponse
 from starlette.responses import PlainTextResponse
 
 from sluicegate import AsyncLimiter, ConfigurationError, Limiter, ManualClock, Rule
+from sluicegate.errors import SettingsError
 from sluicegate.flask import RateLimiter
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.redis import RedisStore
@@ -366,3 +367,13 @@ def test_a_failure_says_how_the_response_stands() -> None:
         assert_allowed((200, {}), rule="login")
     with pytest.raises(TypeError, match="a str is not a response"):
         assert_limited("429")
+    with pytest.raises(TypeError, match=r"write assert decision\.allowed"):
+        assert_allowed(Limiter().hit("5/minute", "alice"))
+    with pytest.raises(AssertionError, match="the dialect of `headers` has none; leave out rule"):
+        assert_allowed((200, {"RateLimit-Remaining": "3"}), rule="default")
+    assert_limited((418, {"RateLimit": '"default";r=0;t=5'}), status=418, rule="default")
+
+
+def test_a_clock_beside_off_is_an_error(clock: ManualClock) -> None:
+    with pytest.raises(SettingsError, match="give one of the two"), separate_budgets(clock=clock, off=True):
+        pass

@@ -15,8 +15,9 @@ from types import ModuleType
 from typing import Any, cast
 
 import pytest
+import redis
 
-from sluicegate import Ban, ManualClock, Quota, Rule, Tiers
+from sluicegate import AsyncLimiter, Ban, Limiter, ManualClock, Quota, Rule, Tiers
 from sluicegate.address import Trust
 from sluicegate.errors import (
     AlgorithmError,
@@ -455,6 +456,35 @@ def test_a_function_that_cannot_be_called_with_what_it_gets(option: str, wrong: 
         with pytest.raises(ConfigurationError, match=rf"{name}.*it is called with \((request|response|change|event)"):
             give(wrong)
     give(fits)
+
+
+WRONG_CALLS: list[tuple[Callable[..., object], list[object], dict[str, object], str]] = [
+    (Rule, ["login", "5/minute"], {}, r"Rule 'login': .*write Rule\(name=…, quota=…\)"),
+    (Rule, [], {"name": "a"}, "Rule 'quota': this argument is missing"),
+    (Ban, [], {"after": 3, "within": 60, "length": 60}, "called duration"),
+    (Ban, [], {"after": 3, "within": 60}, "Ban 'duration': this argument is missing"),
+    (Tiers, [{"free": "5/minute"}], {}, "Tiers 'by': this argument is missing"),
+    (Ban, [], {"after": 3, "within": "6 00", "duration": 1}, "within '6 00': it cannot be read; give seconds"),
+    (Rule, [], {"name": "a", "quota": {"free": "5/minute"}}, r"not a quota; give Tiers\(…\)"),
+    (Rule, [], {"name": "a", "quota": "5/minute", "key": "headers:X-A"}, 'did you mean "header:"'),
+    (AsyncLimiter, [redis.Redis()], {}, r"give AsyncRedisStore\(redis.asyncio.Redis\(…\)\)"),
+    (Limiter, [redis.Redis()], {}, r"give RedisStore\(client\)"),
+    (Settings, [], {"enabled": "false"}, "in TOML true or false, without quotes"),
+    (Settings, [], {"rules": [{"name": "a", "quota": "1/minute", "ban": {"for": "1 hour"}}]}, "called duration"),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "options", "says"), WRONG_CALLS)
+def test_what_a_newcomer_writes_has_an_error_that_says_what_to_do(
+    kind: Callable[..., object], given: list[object], options: dict[str, object], says: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        kind(*given, **options)
+
+
+def test_seconds_may_be_text_and_none_may_have_a_capital() -> None:
+    assert Ban(after=3, within="600", duration="2") == Ban(after=3, within=600, duration=2)
+    assert Settings.from_environ({"SLUICEGATE_HEADERS": "None"}).headers is None
 
 
 def test_the_function_of_tiers_gets_the_request() -> None:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
 
@@ -242,6 +242,21 @@ def unknown_option(
     return error(what, given, problem=f"no such {kind}", expected=expected)
 
 
+def check_names(
+    what: str, given: Sequence[object], options: Iterable[str], *, known: Iterable[str], needed: Iterable[str]
+) -> None:
+    """Raise RuleError for the arguments of a class if one is not given by name, is unknown, or is missing."""
+    example = f"{what}({', '.join([f'{name}=…' for name in needed])})"
+    if given:
+        raise RuleError(what, given[0], problem="its arguments are given by name", expected=f"write {example}")
+    for name in options:
+        if name not in known:
+            raise unknown_option(what, name, known, error=RuleError)
+    for name in needed:
+        if name not in options:
+            raise RuleError(what, name, problem="this argument is missing", expected=f"write {example}")
+
+
 def name_here(option: str) -> tuple[str, str] | None:
     """Return what another library's option is called here, and how it is used; None if none has this name."""
     from sluicegate.other_names import OPTIONS  # here: only errors need it
@@ -377,15 +392,14 @@ def check_labels(application: object, *, show_identities: object) -> None:
         problem = "control characters, or half of a surrogate pair"
     if problem:
         raise SettingsError("application", application, problem=problem, expected='give a name like "shop"')
-    if not isinstance(show_identities, bool):
-        problem, expected = "neither True nor False", "give True or False"
-        raise SettingsError("show_identities", show_identities, problem=problem, expected=expected)
+    check_flag("show_identities", show_identities)
 
 
-def check_strict(strict: object) -> None:
-    """Raise SettingsError for a value that is neither True nor False."""
-    if not isinstance(strict, bool):
-        raise SettingsError("strict", strict, problem="neither True nor False", expected="give True or False")
+def check_flag(option: str, given: object, *, error: type[ConfigurationError] = SettingsError) -> None:
+    """Raise an error for a value that is neither True nor False."""
+    if not isinstance(given, bool):
+        expected = "give True or False" + (", in TOML true or false, without quotes" if isinstance(given, str) else "")
+        raise error(option, given, problem="neither True nor False", expected=expected)
 
 
 def forget_warnings() -> None:

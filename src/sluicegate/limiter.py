@@ -22,8 +22,8 @@ from sluicegate.errors import (
     RuleError,
     SettingsError,
     StoreError,
+    check_flag,
     check_labels,
-    check_strict,
     unknown_option,
 )
 from sluicegate.hidden import hide_options, hide_secret, hide_store
@@ -112,7 +112,7 @@ class _Engine(Generic[_AnyStore]):
         for name in others:
             raise unknown_option(type(self).__name__, name, ("store", *OPTIONS), error=SettingsError)
         find(algorithm)
-        check_strict(strict)
+        check_flag("strict", strict)
         check_labels(application, show_identities=show_identities)
         self._algorithm = algorithm
         self.text = _text(None if secret is None else Seal(secret))

@@ -69,6 +69,8 @@ OPTIONS: Final = {  # the name elsewhere → (the name here, how it is used here
     "weight": ("cost", "units for each request"),
     "timeout": ("deadline", "the seconds that a request may wait for the store"),
     "namespace": ("scope", "rules and views of one scope share a budget"),
+    "for": ("duration", "the length of the first ban"),
+    "length": ("duration", "the length of the first ban"),
     # django-ratelimit, django-smart-ratelimit and Django REST framework
     "rate": _QUOTA,
     "group": ("scope", "rules and views of one scope share a budget"),

@@ -238,7 +238,11 @@ class RateLimitExceeded(SluicegateError):
             raise ConfigurationError("RateLimitExceeded", given, problem="not a decision", expected=expected)
         self.decision = decision
         wait = decision.retry_after
-        when = "it can never pass: its cost is above the limit" if wait is None else f"retry after {wait:.16g} seconds"
+        when = (
+            "it can never pass: its cost is above the limit"
+            if wait is None
+            else f"retry after {str(wait).removesuffix('.0')} seconds"
+        )
         super().__init__(f"rate limit {decision.rule!r} exceeded; {when} [{self.code}]")
 
 

@@ -424,7 +424,7 @@ def test_a_decorated_view_without_a_limiter_is_an_error() -> None:
     app.add_url_rule("/b", view_func=limit("1/minute")(subclass(Page)).as_view("b"))
     app.get("/c", endpoint="c")(limit("1/minute")(async_view))
     for path, name in (("/a", "hello"), ("/b", "Fresh"), ("/c", "async_view")):
-        with pytest.raises(NotEnforcedError, match=rf"{name}'.*call RateLimiter\(app\).*SG008"):
+        with pytest.raises(NotEnforcedError, match=rf"{name}'.*call RateLimiter\(app\).*another framework.*SG008"):
             app.test_client().get(path)
 
 
@@ -546,3 +546,10 @@ def test_decorated_views_keep_their_types() -> None:
         assert_type(item(5), str)
         with pytest.raises(TypeError):
             item("5", 6)  # type: ignore[arg-type,call-arg]
+
+
+def test_the_decorators_of_flask_limiter_are_functions_here() -> None:
+    for name, called in (("limit", "limit"), ("shared_limit", "limit"), ("exempt", "exempt")):
+        with pytest.raises(AttributeError, match=f"write from sluicegate.flask import {called}"):
+            getattr(RateLimiter(), name)
+    assert not hasattr(RateLimiter(), "anything")

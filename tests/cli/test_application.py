@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 from click.testing import CliRunner
 
-from sluicegate.cli.application import Application, LoadError, load
+from sluicegate.cli.application import DJANGO, Application, LoadError, load
 from sluicegate.cli.commands import sluicegate
 from sluicegate.errors import ConfigurationError
 
@@ -172,6 +172,7 @@ def test_mounted_applications_have_their_own_limiters(write: Write) -> None:
         ("json:nothing", "no 'nothing' in it"),
         ("json:dumps", "this function has no limiter"),
         ("no/such.py", "no such file"),
+        ("no_such_module.inner:app", "give module:app"),
     ],
 )
 def test_what_cannot_be_found(name: str, problem: str) -> None:
@@ -179,11 +180,34 @@ def test_what_cannot_be_found(name: str, problem: str) -> None:
         load(name)
 
 
+def test_what_is_wrong_in_the_application_itself(write: Write) -> None:
+    broken = write("broken", "x = 1\nimport not_installed\n")
+    with pytest.raises(LoadError, match=rf"No module named 'not_installed' \(.*{broken}.py, line 2\); repair the appl"):
+        load(f"{broken}:app")
+    factory = write("factory", "def create_app(config): ...\n")
+    with pytest.raises(LoadError, match=r"create_app needs arguments \(config\)"):
+        load(factory)
+
+
 def test_an_application_that_cannot_start_is_the_same_error_as_at_its_start(write: Write) -> None:
     for framework, text in APPLICATIONS.items():
         module = write(f"wrong_{framework}", text.replace("1000/day", "1000/dya"))
         with pytest.raises(ConfigurationError, match="unknown unit"):
             load(module)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["limits.toml"], "write --app limits.toml"),
+        (["127.0.0.1:6379"], 'write "redis://" before it'),
+        ([], "or give doctor the URL of a store"),
+    ],
+)
+def test_a_wrong_store_for_doctor_says_what_to_write(words: list[str], says: str) -> None:
+    done = CliRunner().invoke(sluicegate, ["doctor", *words], env={"SLUICEGATE_APP": None, DJANGO: None})
+    assert done.exit_code == 2
+    assert says in done.output
 
 
 def test_every_command_has_its_help() -> None:

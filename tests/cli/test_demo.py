@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -43,6 +44,13 @@ def test_once_on_a_server(server: Server) -> None:
     done = run("demo", "--once", "--store", server.url)
     assert done.returncode == 0, done.stderr
     check_transcript(done.stdout)
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run("demo", "--once", "--port", str(taken.getsockname()[1]))
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "(Address already in use); give another one" in done.stderr
 
 
 def test_without_once_it_runs_until_interrupted() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Final, NamedTuple
 
 from sluicegate.asgi import RateLimitMiddleware as AsgiMiddleware
@@ -29,7 +30,8 @@ with needs("cli"):
     import click
 
 DJANGO: Final = "DJANGO_SETTINGS_MODULE"
-_NAMES: Final = ("app", "application", "create_app", "make_app")  # what servers look for in a module
+_FACTORIES: Final = ("create_app", "make_app")
+_NAMES: Final = ("app", "application", *_FACTORIES)  # what servers look for in a module
 _HINT: Final = "give module:app, module:factory(), a Python file or a TOML file with settings"
 
 
@@ -156,7 +158,8 @@ def _imported(name: str) -> Any:
     except (SluicegateError, click.ClickException):
         raise
     except Exception as error:  # its row in tests/test_house.py says why
-        raise LoadError(name, _cause(error)) from error
+        is_unknown = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        raise LoadError(name, _cause(error), _HINT if is_unknown else "repair the application") from error
 
 
 def _searched(path: Path) -> str:
@@ -186,9 +189,16 @@ def _attribute(module: Any, attribute: str, name: str) -> Any:
         if not hasattr(found, part):
             raise LoadError(name, f"there is no {part!r} in it")
         found = getattr(found, part)
-    is_factory = hasattr(found, "__code__") and not signature(found).parameters
+    parameters = signature(found).parameters if hasattr(found, "__code__") else None
+    if attribute in _FACTORIES and parameters and any(each.default is each.empty for each in parameters.values()):
+        problem = f"{attribute} needs arguments ({', '.join(parameters)})"
+        raise LoadError(name, problem, "give module:app of a module that calls it, or a factory without arguments")
+    is_factory = parameters is not None and not parameters
     return found() if attribute.endswith("()") or is_factory else found
 
 
 def _cause(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    """Return the text of an error, and the last line of code that it came through."""
+    frame = extract_tb(error.__traceback__)[-1]
+    line = "" if frame.filename.startswith("<") else f" ({frame.filename}, line {frame.lineno})"
+    return f"{type(error).__name__}: {error}{line}"

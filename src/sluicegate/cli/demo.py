@@ -6,6 +6,7 @@ The rule is the usual example: "a user may reply 5 times a minute". The server, 
 from __future__ import annotations
 
 import http.client
+import os
 import secrets
 import socket
 import sys
@@ -27,6 +28,7 @@ with needs("cli"):
     from starlette.responses import PlainTextResponse
     from starlette.routing import Route
 
+    from sluicegate.cli.commands import Failure
     from sluicegate.cli.output import Between
     from sluicegate.starlette import RateLimitMiddleware, limit
 
@@ -92,7 +94,11 @@ def serving(app: Starlette, port: int) -> Generator[int]:
     config = uvicorn.Config(app, log_level="warning")
     with needs("cli"):
         config.load()  # imports uvicorn's HTTP parsers here, because an error in the thread would be lost
-    listener = socket.create_server((HOST, port))
+    try:
+        listener = socket.create_server((HOST, port))
+    except OSError as error:
+        problem = f"{HOST}:{port} cannot be listened on ({os.strerror(error.errno or 0)})"
+        raise Failure(f"--port {port}: {problem}; give another one, or leave it out for a free one") from error
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

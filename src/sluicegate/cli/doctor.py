@@ -134,11 +134,17 @@ def doctor(url: str | None, app: str | None, prefix: str, *, as_json: bool) -> N
 def _stores(url: str | None, app: str | None, prefix: str) -> Iterator[Examined]:
     """Yield the store at the URL, or each store of the application once."""
     if url is not None:
+        if "://" not in url and not url.rpartition(":")[2].isdecimal():
+            raise click.UsageError(f"{shown_url(url)!r} is no URL of a store; for an application write --app {url}")
         opened = open_store(url, prefix=prefix, deadline=PATIENCE)
         yield Examined(store=opened, shown=shown_url(url), prefix=prefix, deadline=DEADLINE)
         return
     stores: dict[tuple[str, str], list[Limiting]] = {}
-    for limiting in load_app(app).limiters:
+    try:
+        application = load_app(app)
+    except click.UsageError as error:
+        raise click.UsageError(f"{error.format_message()}; or give doctor the URL of a store") from error
+    for limiting in application.limiters:
         store = limiting.settings.store
         if not isinstance(store, str):
             expected = "give doctor the URL of its server"

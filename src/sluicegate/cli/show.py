@@ -183,7 +183,11 @@ def print_budgets(
         out.print(rows)
     for rule_id in unknown:
         view = view_of(rule_id)
-        why = "No rule of the application has this id" if view is None else f"Only the view {view} knows its quota"
+        why = (
+            "No rule of the application has this id, perhaps a throttle class"
+            if view is None
+            else f"Only the view {view} knows its quota"
+        )
         out.print(plain(f"{rule_id}: used. {why}."))
     for rule_id in foreign:
         out.print(plain(f"{rule_id}: another program wrote this key", "red"))

@@ -15,7 +15,7 @@ from flask import Blueprint, Flask
 from flask.views import MethodView, View
 
 from sluicegate.errors import NotEnforcedError
-from sluicegate.flask.extension import first_limiter
+from sluicegate.flask.extension import NOT_LIMITED, first_limiter
 from sluicegate.flask.routes import limited_and_exempt
 from sluicegate.rules.rule import QuotaFunction
 from sluicegate.rules.terms import QuotaSpec
@@ -116,7 +116,7 @@ class _Guard:
                 "@limit",
                 _label(view, args),
                 problem="called outside a request, or in an application that no RateLimiter limits",
-                expected="call RateLimiter(app), or init_app(app)",
+                expected=NOT_LIMITED,
             )
         return limiter.enforce_mark(mark, _label(view, args))
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack, cast
 
 from flask import Flask, Request, Response, current_app, has_app_context, has_request_context, request
 from flask.globals import request_ctx
@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 
 _NAME: Final = "sluicegate"
 _PREFIX: Final = "SLUICEGATE_"
+NOT_LIMITED: Final = (  # what to do then
+    "call RateLimiter(app), or init_app(app); in another framework import it from there, as from sluicegate.fastapi"
+)
 _FLASK_LIMITER: Final = "RATELIMIT_"
 _ON_REQUEST: Final = "_sluicegate_{}"  # attribute of a request: its state under one limiter
 _CORS: Final = ("access-control-", "vary")
@@ -88,6 +91,16 @@ class RateLimiter:
         options = self._options = hide(options)
         if app is not None:
             self.init_app(app)
+
+    if not TYPE_CHECKING:  # a type checker knows what there is
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say where the decorators are, which are methods in Flask-Limiter."""
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in ("limit", "shared_limit", "exempt"):
+                name = name.removeprefix("shared_")
+                text = f"{text}; write from sluicegate.flask import {name}, and @{name} without the limiter before it"
+            raise AttributeError(text)
 
     def init_app(self, app: Flask) -> None:
         """Limit the requests of a Flask application. This adds an Installation to the list
@@ -502,8 +515,7 @@ def charge(request: Request, /, quota: AnyQuota, **options: Unpack[ChargeOptions
     limiter = first_limiter()
     if limiter is None:
         problem = "called outside a request, or in an application that no RateLimiter limits"
-        expected = "call RateLimiter(app), or init_app(app)"
-        raise NotEnforcedError("charge", rule.mark.rule.quota, problem=problem, expected=expected)
+        raise NotEnforcedError("charge", rule.mark.rule.quota, problem=problem, expected=NOT_LIMITED)
     if not isinstance(cast("object", request), Request):
         raise RuleError("charge", type(request), problem="not a request", expected="give flask.request first")
     return limiter.charge(rule, _native())

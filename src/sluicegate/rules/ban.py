@@ -5,12 +5,12 @@ This module has the value, its terms, and the checks that a plan has for a ban. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, fields
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicegate.algorithms.ban import lasting
-from sluicegate.errors import QuotaError, RuleError
+from sluicegate.errors import QuotaError, RuleError, check_names
 from sluicegate.plan import BAN, Check, Terms, new
 from sluicegate.quota import MAX_LIMIT, Quota
 from sluicegate.rules.terms import scope_text
@@ -101,6 +101,21 @@ def _terms(ban: Ban) -> Terms:
     )
 
 
+def _name_wrong_options() -> None:
+    """Wrap the `__init__` that `dataclasses` made, so that wrong arguments are a RuleError and not a TypeError."""
+    made, known = Ban.__init__, [each.name for each in fields(Ban)]
+
+    @wraps(made)
+    def checked(self: Ban, *given: Any, **options: Any) -> None:
+        check_names("Ban", given, options, known=known, needed=("after", "within", "duration"))
+        made(self, **options)
+
+    Ban.__init__ = checked  # type: ignore[method-assign]
+
+
+_name_wrong_options()
+
+
 def _us(ban: Ban, option: str) -> int:
     return _quota(ban, option, getattr(ban, option)).period_us
 
@@ -108,10 +123,13 @@ def _us(ban: Ban, option: str) -> int:
 def _quota(ban: Ban, option: str, given: Any, *, limit: int = 1) -> Quota:
     """Make a quota over this time, so that quotas and bans share one parser for times."""
     expected = 'give seconds, or words like "10 minutes"'
+    if isinstance(given, str) and given.isascii() and given.isdecimal():  # of a command, or of a file
+        given = int(given[:20])
     try:
         quota = Quota.parse(f"{limit}/{given}") if isinstance(given, str) else Quota(limit, given)
     except QuotaError as wrong:
-        raise _error(ban, option, given, wrong.problem, expected) from None
+        problem = wrong.problem.replace(f'"{limit}/{given}"', "it")
+        raise _error(ban, option, given, problem, expected) from None
     if quota.burst is not None:
         raise _error(ban, option, given, "not a length of time", expected)
     return quota

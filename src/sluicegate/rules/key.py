@@ -131,7 +131,7 @@ class Keys:
             return _path(name, self._address)
         nameless = colon and kind in ("header", "path")
         problem = "the name after the colon is missing or not one" if nameless else "not known"
-        expected = nearest(kind, (), _EXPECTED, kind="key")
+        expected = nearest(kind, ("header:", "path:") if colon and not nameless else (), _EXPECTED, kind="key")
         # The text may be an identity, given where a function is expected: only its kind is shown.
         is_kind = expected != _EXPECTED or (len(kind) <= len("header") and "@" not in kind)
         shown = f"{kind if is_kind else '…'}{colon}{name and '…'}"

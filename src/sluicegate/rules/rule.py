@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 from sluicegate.algorithms import AlgorithmName, find
 from sluicegate.awaiting import check_call
 from sluicegate.concurrency import Concurrency
-from sluicegate.errors import ConfigurationError, RuleError, nearest, unknown_option, within
+from sluicegate.errors import ConfigurationError, RuleError, check_flag, check_names, nearest, within
 from sluicegate.plan import FAILURE_POLICIES, FailurePolicy, Terms
 from sluicegate.quota import Quota
 from sluicegate.rules.ban import Ban
@@ -132,13 +132,11 @@ class Rule:
         _check_path(self)
         if self.when is not None and not callable(self.when):
             raise _error(self, "when", self.when, "not a function", "give a function of the request, or leave it out")
-        if not isinstance(self.count_denied, bool):
-            raise _error(self, "count_denied", self.count_denied, "neither True nor False", "give True or False")
+        for option in ("count_denied", "per_method"):
+            check_flag(f"{self._label}: {option}", getattr(self, option), error=RuleError)
         if self.on_store_failure not in (None, *FAILURE_POLICIES):
             known = ", ".join(FAILURE_POLICIES)
             raise _error(self, "on_store_failure", self.on_store_failure, "not known", f"use one of {known}")
-        if not isinstance(self.per_method, bool):
-            raise _error(self, "per_method", self.per_method, "neither True nor False", "give True or False")
         check_answer(f"rule {self.name!r}: ", self.error_message, self.on_denied)
         when_to_refund(self.name, self.charge_when, self.refund_when)
         enforced = share(f"rule {self.name!r}: ", self.mode, self.enforce_percent)
@@ -205,21 +203,19 @@ class Rule:
                 raise _error(self, option, given, "has no meaning for a Concurrency", "leave it out, or make two rules")
 
 
-def _name_unknown_options() -> None:
-    """Wrap the `__init__` that `dataclasses` made, so that an unknown option is a RuleError and not a TypeError."""
+def _name_wrong_options() -> None:
+    """Wrap the `__init__` that `dataclasses` made, so that wrong arguments are a RuleError and not a TypeError."""
     made, known = Rule.__init__, [each.name for each in fields(Rule)]
 
     @wraps(made)
-    def checked(self: Rule, **options: Any) -> None:
-        for name in options:
-            if name not in known:
-                raise unknown_option("Rule", name, known, error=RuleError)
+    def checked(self: Rule, *given: Any, **options: Any) -> None:
+        check_names("Rule", given, options, known=known, needed=("name", "quota"))
         made(self, **options)
 
     Rule.__init__ = checked  # type: ignore[method-assign]
 
 
-_name_unknown_options()
+_name_wrong_options()
 
 
 def _error(rule: Rule, option: str, given: object, problem: str, expected: str) -> RuleError:

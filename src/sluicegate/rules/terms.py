@@ -5,7 +5,7 @@ call.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -89,7 +89,10 @@ def read(given: Any) -> Quotas:
     if isinstance(given, (tuple, list)) and given and all(isinstance(quota, str) for quota in given):
         expected = f'write one text: "{"; ".join(given)}"'
         raise QuotaError("quota", given, problem="several texts", expected=expected)
-    raise QuotaError("quota", given, problem="not a quota", expected='give a Quota or text like "10/minute"')
+    expected = 'give a Quota or text like "10/minute"'
+    if isinstance(given, Mapping):
+        expected = "give Tiers(…) for a table of quotas; in a file write its dotted name, as shop.limits.tiers"
+    raise QuotaError("quota", given, problem="not a quota", expected=expected)
 
 
 @lru_cache(maxsize=4096)  # cached, because a function of the request returns the same few texts again and again

@@ -167,7 +167,9 @@ def _opener(url: str) -> _Opener:
     known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
     if not isinstance(url, str) or "://" not in url:
         given = shown_url(url) if isinstance(url, str) else url
-        raise StoreURLError("store", given, problem="not a URL and not a store", expected=f"use one of: {known}")
+        is_address = isinstance(url, str) and url.rpartition(":")[2].isdecimal()
+        expected = 'write "redis://" before it' if is_address else f"use one of: {known}"
+        raise StoreURLError("store", given, problem="not a URL and not a store", expected=expected)
     scheme = url.partition("://")[0].lower()
     if scheme not in SCHEMES:
         raise StoreURLError(

@@ -159,14 +159,14 @@ def check_given(store: object, clock: Clock | None, *, prefix: str, asynchronous
     or prefix beside a store object.
     """
     if isinstance(store, type) or not isinstance(store, Store):
-        raise _no_store(store)
+        raise _no_store(store, asynchronous=asynchronous)
     from inspect import iscoroutinefunction  # a quarter of the time to import sluicegate
 
     if iscoroutinefunction(store.run) is not asynchronous:
         problem, expected = "its methods are asynchronous", "use AsyncLimiter"
         if asynchronous:
             problem = "its methods are synchronous"
-            expected = "use Limiter, the async class of the store, or AsyncAdapter"
+            expected = "use Limiter, the async class of the store such as AsyncRedisStore, or AsyncAdapter"
         raise AsyncMismatchError("store", store, problem=problem, expected=expected)
     if clock is not None:
         raise ConfigurationError(
@@ -184,7 +184,7 @@ def check_given(store: object, clock: Clock | None, *, prefix: str, asynchronous
         )
 
 
-def _no_store(given: object) -> StoreURLError:
+def _no_store(given: object, *, asynchronous: bool) -> StoreURLError:
     """Return the error for an object that is no store. It names only the type, because the repr may show a password."""
     given = given.value if isinstance(given, Concealed) else given
     kind = type(given)
@@ -195,8 +195,9 @@ def _no_store(given: object) -> StoreURLError:
     elif isinstance(given, ModuleType):
         shown, problem = given.__name__, "a module, not a store"
     elif hasattr(given, "execute_command"):
-        problem, wrapper = "a client, not a store", "AsyncRedisStore" if "asyncio" in kind.__module__ else "RedisStore"
-        expected = f"give {wrapper}(client), from sluicegate.stores.redis"
+        problem, fits = "a client, not a store", ("asyncio" in kind.__module__) is asynchronous
+        wrapper, wanted = ("AsyncRedisStore", "redis.asyncio") if asynchronous else ("RedisStore", "redis")
+        expected = f"give {wrapper}({'client' if fits else f'{wanted}.Redis(…)'}), from sluicegate.stores.redis"
     return StoreURLError("store", shown, problem=problem, expected=expected)
 
 

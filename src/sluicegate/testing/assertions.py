@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, cast
 
+from sluicegate.plan import Decision
 from sluicegate.web.http import NAMES
 from sluicegate.web.problem import FORBIDDEN, PROBLEM
 
@@ -39,7 +40,8 @@ def assert_limited(
         raise _failure("expected a refusal by the limiter, but it allowed this request: other code answered", found)
     if retry_after is not None and found.retry_after != str(retry_after):
         raise _failure(f"expected Retry-After: {retry_after}", found)
-    if rule is not None and rule not in found.refused:
+    refused = found.refused or found.left  # a refusal with another status has the fields of the rule that refused
+    if rule is not None and rule not in refused:
         raise _failure(f"expected a refusal by the rule {rule!r}", found)
 
 
@@ -89,6 +91,8 @@ def _failure(expected: str, found: _Standing) -> AssertionError:
     lines += [f"  left: {left} under {name!r}" if name else f"  left: {left}" for name, left in found.left.items()]
     if found.refused:
         lines.append(f"  refused by: {', '.join(map(repr, found.refused))}")
+    if "" in found.left:
+        lines.append('  no names of rules: the dialect of `headers` has none; leave out rule, or use "draft-11"')
     if not found.fields:
         lines.append("  no header field of a limiter: no rule applied, or the setting `headers` is None")
     return AssertionError("\n".join(lines))
@@ -119,6 +123,8 @@ def _problem(headers: Iterable[tuple[str, str]], body: bytes) -> dict[str, Any]:
 
 def _parts(response: Any) -> tuple[int, list[tuple[str, str]], bytes]:
     """Return the status, the header fields and the body of any kind of response."""
+    if isinstance(response, Decision):  # a tuple too
+        raise TypeError("a Decision is not a response; write assert decision.allowed, or assert not decision.allowed")
     messages = cast("list[Any]", [response] if isinstance(response, Mapping) else response)
     if isinstance(messages, (list, tuple)) and messages:
         if isinstance(messages[0], Mapping):

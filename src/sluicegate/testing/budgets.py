@@ -12,7 +12,7 @@ from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
 from sluicegate.clock import Clock
-from sluicegate.errors import ConfigurationError
+from sluicegate.errors import ConfigurationError, SettingsError
 from sluicegate.limiter import AsyncLimiter, Limiter
 from sluicegate.plan import Outcome, Plan
 from sluicegate.stores.async_adapter import AsyncAdapter
@@ -39,6 +39,9 @@ def separate_budgets(*, clock: Clock | None = None, off: bool = False) -> Genera
     With `clock` they read the time from it, except a limiter or store that was given a clock of its own. With `off`
     they allow every request and call no store.
     """
+    if off and clock is not None:
+        problem, expected = "given beside off=True, which needs no clock", "give one of the two"
+        raise SettingsError("clock", clock, problem=problem, expected=expected)
     if _LAYERS:
         clock, off = clock or _LAYERS[-1].clock, off or _LAYERS[-1].off
     _LAYERS.append(_Layer(name=f"test-{token_hex(8)}", clock=clock, off=off, stores={}))

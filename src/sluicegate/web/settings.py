@@ -26,8 +26,8 @@ from sluicegate.errors import (
     QuotaError,
     RuleError,
     SettingsError,
+    check_flag,
     check_labels,
-    check_strict,
     unknown_option,
     within,
 )
@@ -169,7 +169,7 @@ class Settings:
         settle("trust", Trust.of(self.trusted_proxies, self.trusted_header))
         if self.secret is not None:
             Seal(self.secret)  # raises for a wrong secret
-        check_strict(self.strict)
+        check_flag("strict", self.strict)
         check_labels(self.application, show_identities=self.show_identities)
         settle("on_decision", _handlers(self.on_decision))
         address = address_key(self.trust, prefix=self.ipv6_prefix, ipv4_prefix=self.ipv4_prefix, strict=self.strict)
@@ -189,8 +189,7 @@ class Settings:
         if cast("str", self.on_store_failure) == "raise":
             raise _error("on_store_failure", "raise", "an adapter has no one to raise to", "use local, allow or deny")
         StoreOptions.of(self)  # raises for wrong options
-        if not isinstance(self.enabled, bool):
-            raise _error("enabled", self.enabled, "neither True nor False", "give True or False")
+        check_flag("enabled", self.enabled)
         share("", self.mode, 100)  # raises for a wrong mode
         settle("on_denied", _function(self.on_denied, option="on_denied"))
         check_answer("", self.error_message, self.on_denied, error=SettingsError)
@@ -495,7 +494,7 @@ def _handlers(given: object) -> Any:
 
 def _is_none(option: str, value: object) -> bool:
     """True if this text means None. It is needed because files and variables have no None."""
-    return option.lower() in _NONE and value == "none"
+    return option.lower() in _NONE and value in ("none", "None")
 
 
 def _flag(text: str) -> object:
