@@ -14,6 +14,8 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+import pytest
+
 from tests.adapters.django_app import AUTH, COMMON, OURS, SESSIONS, serving
 
 PEER: Final = "198.51.100.9"
@@ -232,6 +234,17 @@ SHOPS: Final[dict[str, Shop]] = {
     "django_wsgi": _django_wsgi,
     "django_asgi": _django_asgi,
 }
+
+
+def in_each_shop(options: Sequence[str]) -> pytest.MarkDecorator:
+    """Parametrize a test with each shop and each of these options. Without --matrix, a sample has each at least once."""
+    cases = []
+    for number, shop in enumerate(SHOPS):
+        for place, name in enumerate(options):
+            sampled = (number - place) % min(len(SHOPS), len(options)) == 0
+            cases.append(pytest.param(shop, name, marks=() if sampled else pytest.mark.matrix))
+    return pytest.mark.parametrize(("shop", "options"), cases)
+
 
 _LIMITS: Final[dict[str, Any]] = {
     "default_limits": ["1000000000/day"],

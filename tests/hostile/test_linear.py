@@ -43,7 +43,7 @@ from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.settings import Settings
 from sluicegate.wsgi import WsgiCaller
 from tests.hostile.growth import Act, families, of_pattern, too_steep
-from tests.hostile.inside import OPTIONS, PLACES, SHOPS
+from tests.hostile.inside import OPTIONS, PLACES, SHOPS, in_each_shop
 from tests.hostile.test_fuzz import FuzzCaller
 from tests.test_house import PACKAGE, SOURCE, Module
 
@@ -621,8 +621,7 @@ MIDDLES: Final = (",", 'for="\\";', "/a=b; ")
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*SG10[235]", "ignore:.*SG110")
-@pytest.mark.parametrize("options", ["everything, nobody trusted", "refused, in text", "networks, Forwarded", "hops"])
-@pytest.mark.parametrize("shop", SHOPS)
+@in_each_shop(["everything, nobody trusted", "refused, in text", "networks, Forwarded", "hops"])
 def test_only_functions_with_a_row_run_more_lines_for_a_longer_text(shop: str, options: str) -> None:
     clock = ManualClock()  # otherwise the store's entries would depend on the time
     for place, request in PLACES.items():

@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 
 from tests.hostile.growth import untraced
-from tests.hostile.inside import OPTIONS, PLACES, SHOPS
+from tests.hostile.inside import OPTIONS, PLACES, SHOPS, in_each_shop
 from tests.hostile.test_linear import forget
 
 SIZE: Final = 65_536  # bytes
@@ -72,8 +72,7 @@ def seconds(ready: Callable[[], Callable[[], int]]) -> tuple[float, int]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*SG10[235]", "ignore:.*SG110")
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("shop", SHOPS)
+@in_each_shop(list(OPTIONS))
 def test_the_worst_request_costs_less_than_50_ms(
     shop: str, options: str, record_property: Callable[[str, object], None]
 ) -> None:
