@@ -237,7 +237,7 @@ SHOPS: Final[dict[str, Shop]] = {
 
 
 def in_each_shop(options: Sequence[str]) -> pytest.MarkDecorator:
-    """Parametrize a test with each shop and each of these options. Without --matrix, a sample has each at least once."""
+    """Parametrize a test with each shop and each of these options. Without --matrix a sample has each at least once."""
     cases = []
     for number, shop in enumerate(SHOPS):
         for place, name in enumerate(options):
