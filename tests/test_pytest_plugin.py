@@ -371,7 +371,8 @@ def test_a_failure_says_how_the_response_stands() -> None:
         assert_allowed(Limiter().hit("5/minute", "alice"))
     with pytest.raises(AssertionError, match="the dialect of `headers` has none; leave out rule"):
         assert_allowed((200, {"RateLimit-Remaining": "3"}), rule="default")
-    assert_limited((418, {"RateLimit": '"default";r=0;t=5'}), status=418, rule="default")
+    refusal = {"RateLimit": '"default";r=0;t=5', "Cache-Control": "no-store"}
+    assert_limited((418, refusal), status=418, rule="default")
 
 
 def test_a_clock_beside_off_is_an_error(clock: ManualClock) -> None:
