@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from operator import sub
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol
 
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
@@ -26,6 +26,7 @@ from sluicegate.replay.partitions import Partitions, temporary
 from sluicegate.replay.result import Result, Traffic, Unreadable
 from sluicegate.replay.routes import Routes
 from sluicegate.replay.sane import Sane
+from sluicegate.replay.spool import spool
 from sluicegate.replay.tally import Common, Grid, Tally, line, quantile, rule_column, until_column
 from sluicegate.replay.work import Work, applies_to, total
 
@@ -130,10 +131,10 @@ def replay(
     ready = [Ready(as_if_enforced(candidate)) for candidate in given]
     wanted = {"time", "method", "path", "status", "duration", *[name for each in ready for name in each.wanted]}
     seen, routes, columns, hints = Seen(), Routes(), set[str](), Hints(ready)
-    with temporary():
-        made = TemporaryDirectory(prefix="sluicegate-")
-    with made as folder:
-        groups = _grouped(ready, Path(folder))
+    with ExitStack() as stack:
+        with temporary():
+            folder = stack.enter_context(spool())
+        groups = _grouped(ready, folder)
         for read in log.frames(wanted | hints.wanted):
             columns |= set(read.columns)
             frame = read if since is None else read.filter(pl.col("time") >= since)
