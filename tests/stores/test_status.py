@@ -39,6 +39,17 @@ def status_of(limiter: Any, wait: Any) -> Status:
     return found
 
 
+def test_the_connection_that_it_opens_serves_the_first_charge(kind: str, valkey: Server) -> None:
+    def connections() -> int:
+        return int(valkey.command("INFO stats").partition("total_connections_received:")[2].split()[0])
+
+    with opened(kind, valkey.url) as (limiter, wait):
+        wait_until("available", lambda: status_of(limiter, wait).available)
+        before = connections()
+        assert not wait(limiter.hit("5/minute", "alice")).degraded
+        assert connections() == before + 1, "that of the second INFO"
+
+
 def test_memory(kind: str) -> None:
     with opened(kind, "memory://?max_keys=3") as (limiter, wait):
         for number in range(5):
