@@ -131,3 +131,11 @@ def test_an_output_that_is_full_is_one_sentence(tmp_path: Path) -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "sluicegate: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("words", ["--help", "suggest absent.log"])
+def test_an_output_that_is_closed_is_one_sentence(words: str) -> None:
+    command = ["sh", "-c", f'exec "$0" -m sluicegate {words} >&-', sys.executable]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "sluicegate: the output cannot be written: it is closed\n"

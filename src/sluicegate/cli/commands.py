@@ -69,6 +69,8 @@ class Commands(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the words of the command line. For --help it imports all commands."""
         with _one_sentence():
+            if sys.stdout is None:  # it was closed when the command started, and click would print nothing
+                raise OSError(errno.EBADF, "it is closed")
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
