@@ -37,7 +37,7 @@ PACKED: Final[dict[str, Callable[[bytes], bytes]]] = {
     "plain": bytes,
     "gzip": gzip.compress,
     "zstd": zstandard.compress,
-    "members": lambda data: gzip.compress(data[:999]) + gzip.compress(data[999:]) + bytes(20),
+    "members": lambda data: gzip.compress(data[:999]) + gzip.compress(data[999:]) + bytes(9_999),
     "frames": lambda data: zstandard.compress(data[:999]) + zstandard.compress(data[999:]),
 }
 
@@ -52,7 +52,7 @@ def test_compressed_files_are_read(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
     log = Log(["-" if is_input else path])
     assert seconds_of(log) == list(range(100))
-    assert (log.read.lines, log.read.bytes) == (100, len(data))
+    assert (log.read.lines, log.read.bytes, log.read.unreadable.lines) == (100, len(data), 0)
     assert log.read.total == (None if is_input else len(data))
 
 

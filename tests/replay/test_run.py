@@ -38,6 +38,7 @@ TEXTS = (
     ["9/minute by path:2", "20/minute"],
     ["2 at once"],
     ["2/minute when 401"],
+    ["20/hour on /login", "2/minute on /"],  # a wait of the one ends long after those of the other
     ["150/minute cost 40"],  # above 100 units a sliding window rounds times up
 )
 
@@ -59,15 +60,15 @@ def run(frames: list[pl.DataFrame], **options: Any) -> Result:
     return replay(Given(frames), candidates, clock=ManualClock(), sane="30/minute", **options)
 
 
-@pytest.mark.parametrize(("processes", "large"), [(1, 10**6), (2, 300)])
+@pytest.mark.parametrize(("processes", "large"), [(1, 10**6), (1, 300), (2, 300)])
 def test_partitions_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processes: int, large: int) -> None:
     """Not even the files that they leave: there are none. The number of partitions follows the log. Identities with
-    more rows than `large` are decided piece by piece.
+    more rows than `large` are decided piece by piece; a process of its own has pieces that are as large as ever.
     """
-    monkeypatch.setattr(partitions, "LARGE", large)
     ties = pl.DataFrame({"time": START, "address": [f"192.0.2.{each % 200}" for each in range(600)]})
     whole = pl.concat([ties, traffic()], how="diagonal")  # more than are listed are refused as often
     expected = run([whole])
+    monkeypatch.setattr(partitions, "LARGE", large)
     monkeypatch.setattr(partitions, "PIECE", 700)
     monkeypatch.setattr(partitions, "PARTS", 2)
     monkeypatch.setattr(partitions, "ROWS", 1000)

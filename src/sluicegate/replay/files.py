@@ -94,11 +94,11 @@ class LogFile:
             while block:
                 for at in range(0, len(block), _SLICE):
                     data = block[at : at + _SLICE]
-                    while data:
-                        if stream.eof:  # members may follow each other
+                    while data := data.lstrip(b"\0") if stream.eof else data:
+                        if stream.eof:  # members may follow each other, and zeros that fill a block
                             stream = made()
                         found += stream.decompress(data)
-                        data = stream.unused_data.lstrip(b"\0") if stream.eof else b""
+                        data = stream.unused_data
                     if len(found) >= size:
                         yield bytes(found)
                         found.clear()

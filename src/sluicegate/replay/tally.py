@@ -280,8 +280,8 @@ def tally(
         found.busy = Counter(dict(work))
     # Blocked from a refusal until its wait is over; the parts of one identity that overlap count once.
     known = pl.col("until").fill_null(pl.col("time"))
-    before = known.cum_max().shift(1).over("identity").fill_null(until)
-    hits = hits.with_columns((known - pl.max_horizontal("time", before)).clip(lower_bound=0).alias("blocked"))
+    before = pl.max_horizontal("time", known.cum_max().shift(1).over("identity"), pl.lit(until))
+    hits = hits.with_columns((known - before).clip(lower_bound=0).alias("blocked"))
     who = hits.group_by("identity").agg(
         [
             pl.len().alias("refused"),
