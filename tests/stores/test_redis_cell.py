@@ -198,7 +198,8 @@ def plays(draw: st.DrawFn, *, exact: bool) -> tuple[list[list[Terms]], list[Act]
 
 def agree(results: Outcome, true: Outcome, terms: Terms, *, late_us: int, slack_us: int) -> None:
     """The outcome is exact; a wait is never too short, and too long by less than the precision."""
-    if true.reset_after <= terms.window_us:  # otherwise the limit was lowered
+    # If the limit was lowered, or a shadow rule would have refused, the reply has only the time in seconds.
+    if true.reset_after <= terms.window_us and not (terms.shadow and true.retry_after):
         late_us = min(late_us, terms.params[1] // terms.params[2])
     assert results[:3] == true[:3]
     assert (results.retry_after is NEVER) == (true.retry_after is NEVER)
