@@ -165,5 +165,8 @@ def _address(options: dict[str, Any], port: int) -> Address:
     """Take the address out of the options."""
     path = options.pop("path", None)
     host, port = options.pop("host", "localhost"), options.pop("port", port)
-    host.encode("idna")  # as a socket encodes it: a label that is empty or too long is an error here
+    try:
+        host.encode("idna")  # as a socket does in each request
+    except UnicodeError:
+        raise ValueError("a part of its host is empty, too long, or cannot be encoded") from None
     return Address(host, port) if path is None else Address(path, 0)
