@@ -63,7 +63,7 @@ def run(frames: list[pl.DataFrame], **options: Any) -> Result:
 @pytest.mark.parametrize(("processes", "large"), [(1, 10**6), (1, 300), (2, 300)])
 def test_partitions_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processes: int, large: int) -> None:
     """Not even the files that they leave: there are none. The number of partitions follows the log. Identities with
-    more rows than `large` are decided piece by piece; a process of its own has pieces that are as large as ever.
+    more rows than `large` are decided piece by piece. In a process of their own the pieces keep their usual size.
     """
     ties = pl.DataFrame({"time": START, "address": [f"192.0.2.{each % 200}" for each in range(600)]})
     whole = pl.concat([ties, traffic()], how="diagonal")  # more than are listed are refused as often

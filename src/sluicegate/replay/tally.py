@@ -227,7 +227,7 @@ def of_one(shared: Common, tally: Tally, *, grid: Grid, insane: bool) -> None:
 
 
 def following(one: Tally, other: Tally) -> Tally:
-    """Add the tallies of two pieces of the requests of one identity. Of those that are listed it is the only one."""
+    """Add the tallies of two pieces of the requests of one identity, the only one that they list."""
     listed = [*one.most, *other.most]
     found: Tally = add(one, other)
     if listed:
