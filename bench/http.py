@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.budgets import NONE
+from bench.budgets import NONE, NOTHING
 from bench.clocks import cpu, on_one_cpu
 from bench.figures import Figure, Role, added
 from bench.load import load
@@ -41,8 +41,11 @@ def _both(name: str, role: Role = "peer", limiter: str | None = None) -> tuple[A
     return App(f"{name} memory", inner, redis=False, role=role), App(f"{name} Redis", inner, redis=True, role=role)
 
 
-def _floor(name: str, limiter: str) -> App:
-    return App(name, limiter, redis=False, role="floor")
+def _floor(name: str, limiter: str, *, redis: bool = False) -> App:
+    return App(name, limiter, redis=redis, role="floor")
+
+
+_ROUND_TRIP = _floor(NOTHING, "script", redis=True)
 
 
 class Framework(NamedTuple):
@@ -60,6 +63,7 @@ FRAMEWORKS = (
         (
             _floor(NONE, "none"),
             _floor("an empty middleware", "empty"),
+            _ROUND_TRIP,
             _floor("an empty BaseHTTPMiddleware", "base"),
             *_both("sluicegate", "sluicegate"),
             *_both("slowapi"),
@@ -79,6 +83,7 @@ FRAMEWORKS = (
         (
             _floor(NONE, "none"),
             _floor("empty hooks", "empty"),
+            _ROUND_TRIP,
             *_both("sluicegate", "sluicegate"),
             *_both("Flask-Limiter"),
         ),
@@ -90,6 +95,7 @@ FRAMEWORKS = (
         (
             _floor(NONE, "none"),
             _floor("an empty middleware", "empty"),
+            _ROUND_TRIP,
             *_both("sluicegate", "sluicegate"),
             *_both("django-ratelimit"),
         ),
@@ -122,7 +128,7 @@ def measure_flood(course: Course) -> list[Figure]:
         with valkey_server() as redis, ExitStack() as stack:
             contenders, workers = [], []
             for app in framework.apps:
-                if not app.redis and app.name != NONE:
+                if app.name != NONE and (app.role == "floor" or not app.redis):
                     continue
                 worker = stack.enter_context(_serving(framework, app, redis=redis, limit=FEW, work=WORK))
                 workers.append(worker.pid)

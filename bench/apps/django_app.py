@@ -8,11 +8,12 @@ from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
-from bench.apps import LIMIT, LIMITER, STORE, work
+from bench.apps import LIMIT, LIMITER, STORE, empty_script, work
 
 MIDDLEWARE = {
     "none": [],
     "empty": ["bench.apps.django_app.empty"],
+    "script": ["bench.apps.django_app.script"],
     "sluicegate": ["sluicegate.django.RateLimitMiddleware"],
     "django-ratelimit": [],
 }
@@ -36,6 +37,17 @@ def empty(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[Http
     """A middleware that does nothing: the cost of any middleware."""
 
     def middleware(request: HttpRequest) -> HttpResponse:
+        return get_response(request)
+
+    return middleware
+
+
+def script(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+    """A middleware that asks the server to do nothing: the cost of any round trip."""
+    ask = empty_script()
+
+    def middleware(request: HttpRequest) -> HttpResponse:
+        ask(request.headers["X-User"])
         return get_response(request)
 
     return middleware

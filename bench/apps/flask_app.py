@@ -5,7 +5,7 @@ from collections.abc import Callable
 import flask_limiter
 from flask import Flask, Response, request
 
-from bench.apps import LIMIT, LIMITER, STORE, work
+from bench.apps import LIMIT, LIMITER, STORE, empty_script, work
 from sluicegate.flask import RateLimiter
 
 
@@ -19,6 +19,15 @@ def empty(app: Flask) -> None:
     @app.after_request
     def after(response: Response) -> Response:
         return response
+
+
+def script(app: Flask) -> None:
+    """A hook that asks the server to do nothing: the cost of any round trip."""
+    ask = empty_script()
+
+    @app.before_request
+    def before() -> None:
+        ask(request.headers["X-User"])
 
 
 def sluicegate(app: Flask) -> None:
@@ -38,6 +47,7 @@ def of_flask_limiter(app: Flask) -> None:
 LIMITERS: dict[str, Callable[[Flask], object]] = {
     "none": lambda app: None,
     "empty": empty,
+    "script": script,
     "sluicegate": sluicegate,
     "Flask-Limiter": of_flask_limiter,
 }

@@ -6,6 +6,7 @@ from typing import Any
 import limits
 import limits.aio.storage
 import limits.aio.strategies
+import redis.asyncio
 import slowapi
 import slowapi.middleware
 from starlette.applications import Starlette
@@ -15,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bench.apps import LIMIT, LIMITER, STORE, work
+from bench.apps import LIMIT, LIMITER, STORE, empty_script, work
 from sluicegate.starlette import RateLimitMiddleware
 
 
@@ -34,6 +35,18 @@ class Empty:
             await send(message)
 
         await self.app(scope, receive, passing)
+
+
+class Script:
+    """A middleware that asks the server to do nothing: the cost of any round trip."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.ask = empty_script(redis.asyncio.Redis)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.ask(dict(scope["headers"])[b"x-user"].decode())
+        await self.app(scope, receive, send)
 
 
 class Base(BaseHTTPMiddleware):
@@ -80,6 +93,7 @@ def of_slowapi(app: Starlette) -> None:
 LIMITERS: dict[str, Callable[[Starlette], None]] = {
     "none": lambda app: None,
     "empty": lambda app: app.add_middleware(Empty),
+    "script": lambda app: app.add_middleware(Script),
     "base": lambda app: app.add_middleware(Base),
     "sluicegate": sluicegate,
     "slowapi": of_slowapi,
