@@ -17,12 +17,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from sluicegate.django import conf
-from sluicegate.django.routes import names_of_routes
 from sluicegate.django.throttles import RateThrottle
 from sluicegate.errors import AsyncMismatchError, ConfigurationError, SettingsError
 from sluicegate.rules.key import reads_user
 from sluicegate.rules.rule import Rule
-from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.settings import Settings
 
 
@@ -57,18 +55,6 @@ _AUTH: Final = "django.contrib.auth.middleware.AuthenticationMiddleware"
 _CACHE: Final = "django.middleware.cache.UpdateCacheMiddleware"
 
 
-def _is_unreadable(facts: Facts) -> bool:
-    return facts.unreadable != ""
-
-
-def _is_unusable(facts: Facts) -> bool:
-    return facts.unusable != ""
-
-
-def _is_empty(facts: Facts) -> bool:
-    return facts.installed > 0 and not facts.raw_settings
-
-
 def _has_no_users(facts: Facts) -> bool:
     """True if the settings name the key "user" although AuthenticationMiddleware is missing.
 
@@ -79,10 +65,6 @@ def _has_no_users(facts: Facts) -> bool:
     written = facts.read.key if any(str(option).lower() == "key" for option in facts.raw_settings) else None
     rules = [rule for rule in facts.read.rules if isinstance(rule, Rule)]
     return any(key is not None and reads_user(key) for key in (written, *(rule.key for rule in rules)))
-
-
-def _is_installed_twice(facts: Facts) -> bool:
-    return facts.installed > 1
 
 
 def _trusts_no_proxy(facts: Facts) -> bool:
@@ -102,40 +84,32 @@ def _is_missing(facts: Facts) -> bool:
     return facts.installed == 0 and facts.read is not None and bool(facts.read.default_limits or facts.read.rules)
 
 
-def _has_bad_throttle(facts: Facts) -> bool:
-    return facts.bad_throttle != ""
-
-
-def _has_idle_throttles(facts: Facts) -> bool:
-    return facts.idle_throttles != ""
-
-
 CHECKS: Final = (
     Row(
         id="sluicegate.E001",
         kind=Error,
-        applies=_is_unreadable,
+        applies=lambda facts: bool(facts.unreadable),
         message="settings.SLUICEGATE is wrong: {unreadable}",
         hint="Use the options of sluicegate.Settings; upper and lower case are both accepted.",
     ),
     Row(
         id=conf.UNUSABLE,
         kind=Error,
-        applies=_is_unusable,
+        applies=lambda facts: bool(facts.unusable),
         message="settings.SLUICEGATE cannot be used: {unusable}",
         hint="A rule does not suit its algorithm or names an unknown route, or STORE cannot be opened.",
     ),
     Row(
         id="sluicegate.E003",
         kind=Error,
-        applies=_has_bad_throttle,
+        applies=lambda facts: bool(facts.bad_throttle),
         message="A class in DEFAULT_THROTTLE_CLASSES of REST framework cannot be used: {bad_throttle}",
         hint="Each request would be an error. Correct DEFAULT_THROTTLE_RATES, or the rate or scope of the class.",
     ),
     Row(
         id="sluicegate.W001",
         kind=CheckWarning,
-        applies=_is_empty,
+        applies=lambda facts: facts.installed > 0 and not facts.raw_settings,
         message="RateLimitMiddleware is installed, but settings.SLUICEGATE is empty: only decorators limit.",
         hint='Set SLUICEGATE = {"DEFAULT_LIMITS": ["1000/day"]}, or silence this check.',
     ),
@@ -149,7 +123,7 @@ CHECKS: Final = (
     Row(
         id="sluicegate.W003",
         kind=CheckWarning,
-        applies=_is_installed_twice,
+        applies=lambda facts: facts.installed > 1,
         message="RateLimitMiddleware is {installed} times in MIDDLEWARE; only the first one limits.",
         hint="Keep one.",
     ),
@@ -179,7 +153,7 @@ CHECKS: Final = (
     Row(
         id="sluicegate.W007",
         kind=CheckWarning,
-        applies=_has_idle_throttles,
+        applies=lambda facts: bool(facts.idle_throttles),
         message="Classes in DEFAULT_THROTTLE_CLASSES of REST framework have no rate, so they limit nothing: "
         "{idle_throttles}.",
         hint="Give each a rate in DEFAULT_THROTTLE_RATES, or silence this check.",
@@ -255,22 +229,11 @@ def _gate_error(settings: Settings) -> str:
 
     Whether WSGI or ASGI will serve is not known here: settings that need ASGI are tried with an async gate.
     """
-    routed = any(isinstance(rule, Rule) and rule.route is not None for rule in settings.rules)
     try:
-        gate = Gate(settings)
-        gate.close()
-        if routed:
-            gate.check_routes(names_of_routes())
-    except AsyncMismatchError:
-        pass
-    except ConfigurationError as error:
-        return str(error)
-    else:
-        return ""
-    try:
-        async_gate = AsyncGate(settings)
-        if routed:
-            async_gate.check_routes(names_of_routes())
+        try:
+            conf.make_sync(settings).close()
+        except AsyncMismatchError:
+            conf.make_async(settings)
     except ConfigurationError as error:
         return str(error)
     return ""
