@@ -6,25 +6,14 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from asgiref.sync import async_to_sync, sync_to_async
-from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest
 
 from sluicegate.django import conf
 from sluicegate.django.lifecycle import release_at_close
 from sluicegate.django.request import DjangoRequestState, native_of, state_of
 from sluicegate.django.routes import arrival_of
-from sluicegate.errors import AsyncMismatchError, NotEnforcedError, RuleError
-from sluicegate.stores.completion import running_loop
-from sluicegate.web.charge import (
-    AnyQuota,
-    AsyncCharge,
-    Charge,
-    Charged,
-    ChargedRule,
-    ChargeOptions,
-    text_of,
-    unlimited,
-)
+from sluicegate.errors import NotEnforcedError, RuleError
+from sluicegate.web.charge import AnyQuota, AsyncCharge, Charge, Charged, ChargedRule, ChargeOptions, text_of, unlimited
 from sluicegate.web.gate import AsyncGate
 
 
@@ -56,9 +45,7 @@ def _charge(rule: ChargedRule, request: Any) -> Charged:
         charged = one.run(state.charging(native, one.bounds))
         release_at_close(state)
         return charged
-    if running_loop() is not None:
-        problem, expected = "called on the event loop, where it cannot wait", "write await acharge(…)"
-        raise AsyncMismatchError("charge", text_of(rule.mark), problem=problem, expected=expected)
+    conf.check_can_wait("charge", text_of(rule.mark), instead="acharge(…)")
     return async_to_sync(_acharge)(rule, request).called_by(_from_thread)
 
 
@@ -88,8 +75,7 @@ def _state_for(request: Any) -> DjangoRequestState | None:
     state = state_of(native)
     if state is not None:
         return state
-    gate = conf.async_gate() if isinstance(native, ASGIRequest) else conf.sync_gate()
-    if not gate.settings.enabled:
+    if not conf.gate_for(native).settings.enabled:
         return None
     problem, expected = "the request has not passed RateLimitMiddleware", f'add "{conf.ADVISED}" to MIDDLEWARE'
     raise NotEnforcedError("charge in", arrival_of(native).endpoint.label, problem=problem, expected=expected)

@@ -7,20 +7,23 @@ the gates are closed, and the next request makes new ones.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from threading import RLock
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from asgiref.sync import async_to_sync
 from django.conf import settings as django_settings
+from django.core.handlers.asgi import ASGIRequest
 from django.core.signals import setting_changed
+from django.http import HttpRequest
 from django.utils.module_loading import import_string
 
 from sluicegate import fork
 from sluicegate.django.routes import names_of_routes
-from sluicegate.errors import SettingsError
+from sluicegate.errors import AsyncMismatchError, SettingsError
+from sluicegate.stores.completion import running_loop
 from sluicegate.stores.memory import AsyncMemoryStore
 from sluicegate.stores.wrappers import PREFIX
 from sluicegate.web.gate import AsyncGate, Gate
@@ -33,6 +36,8 @@ UNUSABLE: Final = "sluicegate.E002"
 OURS: Final = "sluicegate.django.middleware.RateLimitMiddleware"
 ADVISED: Final = "sluicegate.django.RateLimitMiddleware"
 """The name of OURS in the documentation and in errors."""
+
+AnyGate = TypeVar("AnyGate", Gate, AsyncGate)
 
 _closing: Final[set[asyncio.Task[None]]] = set()  # an event loop keeps only weak references to its tasks
 
@@ -73,20 +78,17 @@ def read_settings() -> Settings:
 
 def sync_gate() -> Gate:
     """Return the gate for requests under WSGI."""
-    gate = _Gates.sync
-    if gate is None:
-        with _Gates.lock:
-            gate = _Gates.sync = _Gates.sync or make_sync(read_settings())
-    return gate
+    return _Gates.sync or _made("sync", lambda: make_sync(read_settings()))
 
 
 def async_gate() -> AsyncGate:
     """Return the gate for requests under ASGI."""
-    gate = _Gates.async_
-    if gate is None:
-        with _Gates.lock:
-            gate = _Gates.async_ = _Gates.async_ or make_async(read_settings())
-    return gate
+    return _Gates.async_ or _made("async_", lambda: make_async(read_settings()))
+
+
+def gate_for(request: HttpRequest) -> Gate | AsyncGate:
+    """Return the gate for a request."""
+    return async_gate() if isinstance(request, ASGIRequest) else sync_gate()
 
 
 def loop_gate() -> Gate:
@@ -95,11 +97,22 @@ def loop_gate() -> Gate:
 
     It is only for rules of its own: those of the settings may have async functions.
     """
-    gate = _Gates.loop
-    if gate is None:
-        with _Gates.lock:
-            gate = _Gates.loop = _Gates.loop or _make_loop(async_gate())
+    return _Gates.loop or _made("loop", lambda: _make_loop(async_gate()))
+
+
+def _made(name: str, make: Callable[[], Any]) -> Any:
+    """Make a gate, unless another thread has made it by now."""
+    with _Gates.lock:
+        gate = getattr(_Gates, name) or make()
+        setattr(_Gates, name, gate)
     return gate
+
+
+def check_can_wait(name: str, given: object, *, instead: str) -> None:
+    """Raise AsyncMismatchError on an event loop, where synchronous code cannot wait."""
+    if running_loop() is not None:
+        problem, expected = "called on the event loop, where it cannot wait", f"write await {instead}"
+        raise AsyncMismatchError(name, given, problem=problem, expected=expected)
 
 
 def opened_async_gate() -> AsyncGate | None:
@@ -124,25 +137,22 @@ def _make_loop(gate: AsyncGate) -> Gate:
 
 def make_sync(settings: Settings) -> Gate:
     """Return a gate for WSGI. An async `on_denied` raises an error, because WSGI cannot await it."""
-    gate = Gate(settings)
-    _check_routes(gate)
-    return gate
+    return _with_known_routes(Gate(settings))
 
 
 def make_async(settings: Settings) -> AsyncGate:
     """Return a gate for ASGI."""
-    gate = AsyncGate(settings)
-    _check_routes(gate)
-    return gate
+    return _with_known_routes(AsyncGate(settings))
 
 
-def _check_routes(gate: Gate | AsyncGate) -> None:
-    """Raise an error for a rule whose route is not in the URLconf.
+def _with_known_routes(gate: AnyGate) -> AnyGate:
+    """Return the gate. Raise an error for a rule whose route is not in the URLconf.
 
     A project that has the route in another URLconf silences the system check, and then this one is skipped too.
     """
     if gate.knows_routes and UNUSABLE not in django_settings.SILENCED_SYSTEM_CHECKS:
         gate.check_routes(names_of_routes())
+    return gate
 
 
 @lru_cache(maxsize=16)
@@ -179,9 +189,8 @@ def reload(*, setting: str, **_: Any) -> None:
 
 def _close(gate: AsyncGate) -> None:
     """Close an async gate, from a thread with or without a running event loop."""
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
+    loop = running_loop()
+    if loop is None:
         async_to_sync(gate.close)()
         return
     task = loop.create_task(gate.close())

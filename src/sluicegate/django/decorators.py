@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar, Unpack, cast
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings as django_settings
-from django.core.handlers.asgi import ASGIRequest
 from django.db import connections
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
@@ -229,7 +228,7 @@ def _unenforced_call(mark: Mark, view: Any, args: tuple[Any, ...]) -> _ViewCall 
     state = state_of(request)
     adds_fields = state is None or not state.open
     if state is None or not state.open:
-        gate = conf.async_gate() if isinstance(request, ASGIRequest) else conf.sync_gate()
+        gate = conf.gate_for(request)
         if not gate.settings.enabled:
             return None
         if state is None and not conf.has_middleware(tuple(django_settings.MIDDLEWARE)):

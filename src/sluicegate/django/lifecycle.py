@@ -23,6 +23,7 @@ from django.http.response import HttpResponseBase
 from sluicegate import fork
 from sluicegate.django.request import DjangoRequestState, end_with
 from sluicegate.rules.response import Headers, Response
+from sluicegate.stores.completion import running_loop
 from sluicegate.web.settlement import AsyncSettlement, Settlement
 
 _STATUSES: tuple[tuple[type[Exception], int], ...] = (  # the statuses that Django gives to uncaught exceptions
@@ -137,18 +138,10 @@ async def _renewing_async(
 def _release(settlement: Settlement | AsyncSettlement) -> None:
     if isinstance(settlement, Settlement):
         settlement.ended()
-    elif _is_on_loop():  # the response was closed on an event loop, where this function cannot await
+    elif running_loop() is not None:  # the response was closed on an event loop, where this function cannot await
         settlement.end_soon()
     elif settlement.holds:
         async_to_sync(settlement.ended)()
-
-
-def _is_on_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _release_lost(loop: asyncio.AbstractEventLoop, settlement: AsyncSettlement) -> None:

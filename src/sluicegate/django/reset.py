@@ -5,8 +5,6 @@ from __future__ import annotations
 from asgiref.sync import async_to_sync, sync_to_async
 
 from sluicegate.django import conf
-from sluicegate.errors import AsyncMismatchError
-from sluicegate.stores.completion import running_loop
 
 
 def reset_all(identity: object) -> int:
@@ -17,9 +15,7 @@ def reset_all(identity: object) -> int:
         reset_all(("user", "42"))
         reset_all(("ip", "203.0.113.7"))
     """
-    if running_loop() is not None:
-        problem, expected = "called on the event loop, where it cannot wait", "write await areset_all(…)"
-        raise AsyncMismatchError("reset_all", type(identity), problem=problem, expected=expected)
+    conf.check_can_wait("reset_all", type(identity), instead="areset_all(…)")
     under_asgi = conf.opened_async_gate()
     found = 0 if under_asgi is None else async_to_sync(under_asgi.reset_all)(identity)
     return found + sum([gate.reset_all(identity) for gate in conf.sync_gates()])

@@ -10,9 +10,7 @@ from django.http import HttpRequest, HttpResponse
 
 from sluicegate.django import conf
 from sluicegate.django.decorators import exempt
-from sluicegate.errors import AsyncMismatchError
 from sluicegate.status import Status
-from sluicegate.stores.completion import running_loop
 from sluicegate.web.health import FIELDS, OK, answer, check_code
 
 
@@ -20,9 +18,7 @@ def status() -> Status:
     """Return the status of this process: of its limiter for ASGI if there is one, else of the one for WSGI. Charges
     nothing.
     """
-    if running_loop() is not None:
-        problem, expected = "called on the event loop, where it cannot wait", "write await astatus()"
-        raise AsyncMismatchError("status", "()", problem=problem, expected=expected)
+    conf.check_can_wait("status", "()", instead="astatus()")
     under_asgi = conf.opened_async_gate()
     return conf.sync_gate().limiter.status() if under_asgi is None else async_to_sync(under_asgi.limiter.status)()
 

@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 from asgiref.sync import async_to_sync
-from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest
 
 from sluicegate.address import NO_PEER, Trust, client_address
@@ -249,10 +248,7 @@ def native_request(request: Any) -> HttpRequest:
 def gate_for(native: HttpRequest) -> Gate | AsyncGate:
     """Return the gate that can charge this request from here."""
     state = state_of(native)
-    if state is not None:
-        gate = state.gate
-    else:
-        gate = conf.async_gate() if isinstance(native, ASGIRequest) else conf.sync_gate()
+    gate = conf.gate_for(native) if state is None else state.gate
     return conf.loop_gate() if isinstance(gate, AsyncGate) and running_loop() is not None else gate
 
 
