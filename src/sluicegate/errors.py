@@ -28,9 +28,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
+from functools import wraps
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeVar
+
+T = TypeVar("T")
 
 
 class SluicegateError(Exception):
@@ -255,6 +258,23 @@ def check_names(
     for name in needed:
         if name not in options:
             raise RuleError(what, name, problem="this argument is missing", expected=f"write {example}")
+
+
+def takes_names(*needed: str) -> Callable[[type[T]], type[T]]:
+    """Wrap the `__init__` that `dataclasses` made, so that wrong arguments are a RuleError and not a TypeError."""
+
+    def wrapped(kind: Any) -> Any:
+        made = kind.__init__
+
+        @wraps(made)
+        def checked(self: T, *given: Any, **options: Any) -> None:
+            check_names(kind.__name__, given, options, known=kind.__dataclass_fields__, needed=needed)
+            made(self, **options)
+
+        kind.__init__ = checked
+        return kind
+
+    return wrapped
 
 
 def name_here(option: str) -> tuple[str, str] | None:

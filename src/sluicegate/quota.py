@@ -103,12 +103,8 @@ class Quota:
         """
         quotas = cls.parse_all(text)
         if len(quotas) != 1:
-            raise QuotaError(
-                "quota",
-                text,
-                problem=f"{len(quotas)} quotas, but only one is allowed here",
-                expected="give a single quota",
-            )
+            problem = f"{len(quotas)} quotas, but only one is allowed here"
+            raise QuotaError("quota", text, problem=problem, expected="give a single quota")
         return quotas[0]
 
     @classmethod
@@ -139,16 +135,11 @@ class Quota:
         except (ValueError, TypeError, ArithmeticError):
             rate = Fraction(0)
         if rate <= 0:
-            raise QuotaError(
-                "leaking_rate",
-                leaking_rate,
-                problem="not a positive number",
-                expected="give units per second, for example 0.5",
-            )
+            expected = "give units per second, for example 0.5"
+            raise QuotaError("leaking_rate", leaking_rate, problem="not a positive number", expected=expected)
         if rate.numerator > MAX_LIMIT:
-            raise QuotaError(
-                "leaking_rate", leaking_rate, problem="too many digits", expected="round it, or give a Fraction(1, 3)"
-            )
+            expected = "round it, or give a Fraction(1, 3)"
+            raise QuotaError("leaking_rate", leaking_rate, problem="too many digits", expected=expected)
         return cls(rate.numerator, rate.denominator, burst=capacity)
 
     @property
@@ -200,10 +191,8 @@ def _parse_part(part: str, text: str) -> Quota:
         raise error(f'"{part.strip()}" cannot be read', expected)
     unit = match["unit"].lower()
     if unit not in _UNITS:
-        raise error(
-            f'unknown unit "{match["unit"]}"',
-            nearest(unit, [each for each in _UNITS if len(each) > len("min")], _KNOWN),
-        )
+        known = [each for each in _UNITS if len(each) > len("min")]
+        raise error(f'unknown unit "{match["unit"]}"', nearest(unit, known, _KNOWN))
     limit, times, burst = (number(field, match[field]) for field in ("limit", "times", "burst"))
     period_us = _UNITS[unit] * (1 if times is None else times)
     try:

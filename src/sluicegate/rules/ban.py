@@ -5,12 +5,12 @@ This module has the value, its terms, and the checks that a plan has for a ban. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from functools import lru_cache, wraps
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicegate.algorithms.ban import lasting
-from sluicegate.errors import QuotaError, RuleError, check_names
+from sluicegate.errors import QuotaError, RuleError, takes_names
 from sluicegate.plan import BAN, Check, Terms, new
 from sluicegate.quota import MAX_LIMIT, Quota
 from sluicegate.rules.terms import scope_text
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _LONGEST_NAME: Final = 128
 
 
+@takes_names("after", "within", "duration")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ban:
     """Blocks identities that are refused too often. Raises RuleError for wrong arguments.
@@ -55,18 +56,10 @@ class Ban:
             if not isinstance(number, int) or isinstance(number, bool) or not 0 < number <= MAX_LIMIT:
                 raise _error(self, option, number, "not a whole number above 0", "give 1 or more")
         if (self.factor > 1) is (self.longest is None):
-            problem = (
-                "missing, but factor is above 1"
-                if self.longest is None
-                else "without a factor above 1 no ban is longer"
-            )
-            raise _error(
-                self,
-                "longest",
-                self.longest,
-                problem,
-                "give longest together with a factor above 1, or neither of the two",
-            )
+            missing = self.longest is None
+            problem = "missing, but factor is above 1" if missing else "without a factor above 1 no ban is longer"
+            expected = "give longest together with a factor above 1, or neither of the two"
+            raise _error(self, "longest", self.longest, problem, expected)
         for option in ("within", "duration", "longest"):
             given = getattr(self, option)
             if option != "longest" or given is not None:
@@ -101,21 +94,6 @@ def _terms(ban: Ban) -> Terms:
     )
 
 
-def _name_wrong_options() -> None:
-    """Wrap the `__init__` that `dataclasses` made, so that wrong arguments are a RuleError and not a TypeError."""
-    made, known = Ban.__init__, [each.name for each in fields(Ban)]
-
-    @wraps(made)
-    def checked(self: Ban, *given: Any, **options: Any) -> None:
-        check_names("Ban", given, options, known=known, needed=("after", "within", "duration"))
-        made(self, **options)
-
-    Ban.__init__ = checked  # type: ignore[method-assign]
-
-
-_name_wrong_options()
-
-
 def _us(ban: Ban, option: str) -> int:
     return _quota(ban, option, getattr(ban, option)).period_us
 
@@ -140,10 +118,8 @@ def agree(bans: dict[str, Ban], rule: str, ban: Ban | None) -> None:
     same name.
     """
     if ban is not None and bans.setdefault(ban.name, ban) != ban:
-        problem = "another rule has a different ban of this name"
-        raise RuleError(
-            f"rule {rule!r}: ban", ban.name, problem=problem, expected="give one of the two bans another name"
-        )
+        problem, expected = "another rule has a different ban of this name", "give one of the two bans another name"
+        raise RuleError(f"rule {rule!r}: ban", ban.name, problem=problem, expected=expected)
 
 
 def with_bans(checks: list[Check]) -> tuple[Check, ...]:

@@ -186,11 +186,8 @@ def can_be(spec: object, identity: object) -> bool:
         parts: Sequence[object] = identity if isinstance(identity, (tuple, list)) else ()
         return len(parts) == len(spec) and all(map(can_be, spec, parts))
     kind, _, name = str(spec).partition(":")
-    kinds = (
-        "ip",
-        f"{kind}:{name.lower()}" if kind == "header" else spec,
-    )  # each of these keys falls back to the address
-    return isinstance(identity, (tuple, list)) and len(identity) == 2 and identity[0] in kinds
+    own = f"{kind}:{name.lower()}" if kind == "header" else spec  # each of these keys falls back to the address
+    return isinstance(identity, (tuple, list)) and len(identity) == 2 and identity[0] in ("ip", own)
 
 
 def as_keys_give(identity: object, *, prefix: int, ipv4_prefix: int) -> object:

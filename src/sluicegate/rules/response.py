@@ -83,12 +83,8 @@ def when_to_refund(rule: str, charge_when: Any, refund_when: Any) -> Refund | No
     option, given = ("refund_when", refund_when) if charge_when is None else ("charge_when", charge_when)
     what = f"rule {rule!r}: {option}"
     if charge_when is not None and refund_when is not None:
-        raise RuleError(
-            what,
-            given,
-            problem="given beside refund_when",
-            expected="keep one of the two, each is the opposite of the other",
-        )
+        expected = "keep one of the two, each is the opposite of the other"
+        raise RuleError(what, given, problem="given beside refund_when", expected=expected)
     if not callable(given) or type(given).__hash__ is None:  # the cache of terms has these values as keys
         expected = "give a plain function of the response, as lambda response: response.status_code == 401"
         raise RuleError(what, given, problem="not a function", expected=expected)

@@ -10,7 +10,7 @@ budget.
 from __future__ import annotations
 
 from binascii import a2b_base64
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, Literal, get_args
 
 from sluicegate.errors import RuleError
@@ -33,25 +33,14 @@ def share(what: str, mode: object, percent: object) -> int:
     """
     if mode not in MODES:
         raise RuleError(f"{what}mode", mode, problem="not known", expected=f"use one of {', '.join(MODES)}")
+    wrong = partial(RuleError, f"{what}enforce_percent", percent)
     if not isinstance(percent, (int, float)) or isinstance(percent, bool) or not 0 <= percent <= 100:
-        raise RuleError(
-            f"{what}enforce_percent", percent, problem="not a percentage", expected="give a number from 0 to 100"
-        )
+        raise wrong(problem="not a percentage", expected="give a number from 0 to 100")
     if mode == "shadow" and percent not in (0, 100):
-        raise RuleError(
-            f"{what}enforce_percent",
-            percent,
-            problem='given beside mode="shadow", which enforces for nobody',
-            expected="leave out the mode",
-        )
+        raise wrong(problem='given beside mode="shadow", which enforces for nobody', expected="leave out the mode")
     enforced = 0 if mode == "shadow" else round(percent * EVERYBODY / 100)
     if percent > 0 and mode != "shadow" and enforced == 0:
-        raise RuleError(
-            f"{what}enforce_percent",
-            percent,
-            problem="so small that it enforces for nobody",
-            expected="give more, or 0",
-        )
+        raise wrong(problem="so small that it enforces for nobody", expected="give more, or 0")
     return enforced
 
 

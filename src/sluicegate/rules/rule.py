@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, fields
-from functools import wraps
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from sluicegate.algorithms import AlgorithmName, find
 from sluicegate.awaiting import check_call
 from sluicegate.concurrency import Concurrency
-from sluicegate.errors import ConfigurationError, RuleError, check_flag, check_names, nearest, within
+from sluicegate.errors import ConfigurationError, RuleError, check_flag, nearest, takes_names, within
 from sluicegate.plan import FAILURE_POLICIES, FailurePolicy, Terms
 from sluicegate.quota import Quota
 from sluicegate.rules.ban import Ban
@@ -50,15 +49,12 @@ _NOT_IN_A_PATH: Final = (  # (pattern of a mistake, problem, what to write inste
     ),
     (r".*\s", "has blanks around it", "leave them out"),
 )
-_NOT_AT_ONCE: Final = (
-    "algorithm",
-    "count_denied",
-    "prefetch",
-    "charge_when",
-    "refund_when",
-)  # options that have no meaning for a Concurrency
+_NOT_AT_ONCE: Final = ("algorithm", "count_denied", "prefetch", "charge_when", "refund_when")
+"""Options that have no meaning for a Concurrency."""
+_NOT_AT_NO_COST: Final = ("ban", "count_denied", "prefetch", "charge_when", "refund_when")
 
 
+@takes_names("name", "quota")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """A limit for each identity. Raises RuleError, QuotaError, AlgorithmError or IdentityError for wrong arguments.
@@ -198,24 +194,16 @@ class Rule:
 
     def _check_options_of(self, quotas: Quotas) -> None:
         """Raise RuleError for options that have no meaning together with a Concurrency."""
-        for option in _NOT_AT_ONCE if isinstance(quotas, Concurrency) else ():
-            if (given := getattr(self, option)) != Rule.__dataclass_fields__[option].default:
+        if isinstance(quotas, Concurrency):
+            for option, given in _given(self, _NOT_AT_ONCE):
                 raise _error(self, option, given, "has no meaning for a Concurrency", "leave it out, or make two rules")
 
 
-def _name_wrong_options() -> None:
-    """Wrap the `__init__` that `dataclasses` made, so that wrong arguments are a RuleError and not a TypeError."""
-    made, known = Rule.__init__, [each.name for each in fields(Rule)]
-
-    @wraps(made)
-    def checked(self: Rule, *given: Any, **options: Any) -> None:
-        check_names("Rule", given, options, known=known, needed=("name", "quota"))
-        made(self, **options)
-
-    Rule.__init__ = checked  # type: ignore[method-assign]
-
-
-_name_wrong_options()
+def _given(rule: Rule, options: Iterable[str]) -> Iterator[tuple[str, object]]:
+    """Yield those of some options that are not the default, each with its value."""
+    for option in options:
+        if (given := getattr(rule, option)) != Rule.__dataclass_fields__[option].default:
+            yield option, given
 
 
 def _error(rule: Rule, option: str, given: object, problem: str, expected: str) -> RuleError:
@@ -308,23 +296,16 @@ def _check_prefetch(rule: Rule, enforced: int) -> None:
     prefetch = rule.prefetch
     if not isinstance(prefetch, int) or isinstance(prefetch, bool) or prefetch < 1:
         raise _error(rule, "prefetch", prefetch, "not a whole number above 0", "give 1 (no prefetch) or more")
-    if prefetch > 1 and rule.count_denied:
-        raise _error(
-            rule, "prefetch", prefetch, "refusals cannot be counted in a process alone", "leave out count_denied"
-        )
-    if prefetch > 1 and rule.ban is not None:
-        raise _error(rule, "prefetch", prefetch, "refusals cannot be counted in a process alone", "leave out ban")
+    if prefetch > 1:
+        for option, _ in _given(rule, ("count_denied", "ban")):
+            problem = "refusals cannot be counted in a process alone"
+            raise _error(rule, "prefetch", prefetch, problem, f"leave out {option}")
     if prefetch > 1 and enforced < EVERYBODY:
         raise _error(rule, "prefetch", prefetch, "a rule in shadow is counted one by one", "leave out prefetch for now")
     for quota in _fixed(rule):
         if prefetch > _capacity(quota):
-            raise _error(
-                rule,
-                "prefetch",
-                prefetch,
-                f"more than {_capacity(quota)}, the whole budget",
-                "give a small part of the budget",
-            )
+            problem = f"more than {_capacity(quota)}, the whole budget"
+            raise _error(rule, "prefetch", prefetch, problem, "give a small part of the budget")
 
 
 def _capacity(quota: Quota) -> int:
@@ -338,10 +319,9 @@ def _check_cost(rule: Rule) -> None:
         return
     whole_cost(f"rule {rule.name!r}: cost", cost)
     if cost == 0:
-        for option in ("ban", "count_denied", "prefetch", "charge_when", "refund_when"):
-            if (given := getattr(rule, option)) != Rule.__dataclass_fields__[option].default:
-                problem = "a cost of 0 charges nothing and never refuses"
-                raise _error(rule, option, given, problem, "leave it out, or give a cost")
+        for option, given in _given(rule, _NOT_AT_NO_COST):
+            problem = "a cost of 0 charges nothing and never refuses"
+            raise _error(rule, option, given, problem, "leave it out, or give a cost")
     for quota in _fixed(rule):
         if cost > _capacity(quota):
             problem = f"more than {_capacity(quota)}, so it could never pass"

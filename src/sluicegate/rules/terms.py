@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from sluicegate.algorithms import DEFAULT, find
@@ -101,16 +101,11 @@ def _parsed(text: str) -> Quotas:
 
 
 def _check_apart(quotas: tuple[Quota, ...]) -> None:
+    wrong = partial(QuotaError, "quota", "; ".join(map(str, quotas)))
     if len(set(quotas)) < len(quotas):
-        given = "; ".join(map(str, quotas))
-        raise QuotaError("quota", given, problem="the same quota twice", expected="leave out one of the two")
+        raise wrong(problem="the same quota twice", expected="leave out one of the two")
     if len({quota.span for quota in quotas}) < len(quotas):
-        raise QuotaError(
-            "quota",
-            "; ".join(map(str, quotas)),
-            problem="two quotas over the same period",
-            expected="keep the smaller quota",
-        )
+        raise wrong(problem="two quotas over the same period", expected="keep the smaller quota")
 
 
 def whole_cost(what: str, cost: object) -> int:

@@ -48,19 +48,10 @@ class Tiers:
         if not isinstance(table, Mapping) or not table:
             raise RuleError("tiers", table, problem="not a table of quotas", expected=_EXPECTED)
         if None in table:
-            raise RuleError(
-                "tiers",
-                None,
-                problem="not the name of a tier",
-                expected="give that tier as default=",
-            )
+            raise RuleError("tiers", None, problem="not the name of a tier", expected="give that tier as default=")
         if not callable(by):
-            raise RuleError(
-                "tiers: by",
-                by,
-                problem="not a function",
-                expected="give a function that takes the request and returns the name of its tier",
-            )
+            expected = "give a function that takes the request and returns the name of its tier"
+            raise RuleError("tiers: by", by, problem="not a function", expected=expected)
         check_call("tiers: by", by, takes=("request",), error=RuleError)
         found = {tier: None if quota is None else read(quota) for tier, quota in table.items()}
         if len(found) < len(table):
