@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, NamedTuple
 
@@ -52,26 +52,22 @@ class Trust(NamedTuple):
         True
         """
         if not isinstance(header, str) or not TOKEN.fullmatch(header):
-            raise SettingsError(
-                "trusted_header",
-                header,
-                problem="not the name of a header",
-                expected='use "X-Forwarded-For" or "Forwarded"',
-            )
+            expected = 'use "X-Forwarded-For" or "Forwarded"'
+            raise SettingsError("trusted_header", header, problem="not the name of a header", expected=expected)
         if proxies is None:
             return cls(header=header)
+        wrong = partial(SettingsError, "trusted_proxies", proxies)
         expected = 'give a number of hops, or networks like ["10.0.0.0/8", "unix"]'
         if isinstance(proxies, int) and not isinstance(proxies, bool):
             if not 1 <= proxies <= _MOST_HOPS:
-                problem = f"not between 1 and {_MOST_HOPS} hops"
-                raise SettingsError("trusted_proxies", proxies, problem=problem, expected=expected)
+                raise wrong(problem=f"not between 1 and {_MOST_HOPS} hops", expected=expected)
             return cls(hops=proxies, header=header)
         given = [proxies] if isinstance(proxies, str) else proxies
         if not isinstance(given, Iterable):
-            raise SettingsError("trusted_proxies", proxies, problem="neither a number nor networks", expected=expected)
+            raise wrong(problem="neither a number nor networks", expected=expected)
         names = list(given)
         if not names:
-            raise SettingsError("trusted_proxies", proxies, problem="empty", expected=f"leave it out, or {expected}")
+            raise wrong(problem="empty", expected=f"leave it out, or {expected}")
         return cls(
             networks=tuple(network_of(name, "trusted_proxies", expected) for name in names if name != "unix"),
             unix="unix" in names,

@@ -83,12 +83,8 @@ class ManualClock:
     def _advance(self, given: object, microseconds: int | None) -> None:
         if microseconds is not None and microseconds < 0:
             problem = "a ManualClock cannot go back"
-            raise ConfigurationError(
-                "ManualClock: advance",
-                given,
-                problem=problem,
-                expected="give 0 or more (seconds to advance, microseconds to advance_us)",
-            )
+            expected = "give 0 or more (seconds to advance, microseconds to advance_us)"
+            raise ConfigurationError("ManualClock: advance", given, problem=problem, expected=expected)
         with self._lock:
             moved = None if microseconds is None else self._now_us + microseconds
             self._now_us = _checked("ManualClock: advance", given, moved)

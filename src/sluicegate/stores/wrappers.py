@@ -69,9 +69,8 @@ class StoreOptions:
         if self.on_store_failure not in policies:
             raise _error("on_store_failure", self.on_store_failure, "not known", f"use one of {', '.join(policies)}")
         if not _seconds(self.deadline) or self.deadline <= 0:
-            raise _error(
-                "deadline", self.deadline, "not a number of seconds above 0", f"give seconds, for example {DEADLINE}"
-            )
+            expected = f"give seconds, for example {DEADLINE}"
+            raise _error("deadline", self.deadline, "not a number of seconds above 0", expected)
         if not isinstance(self.replicas, int) or isinstance(self.replicas, bool) or self.replicas < 1:
             raise _error("replicas", self.replicas, "not a whole number above 0", "give the number of processes")
         if not _seconds(self.deny_cache) or self.deny_cache < 0:
@@ -168,20 +167,10 @@ def check_given(store: object, clock: Clock | None, *, prefix: str, asynchronous
             problem = "its methods are synchronous"
             expected = "use Limiter, the async class of the store such as AsyncRedisStore, or AsyncAdapter"
         raise AsyncMismatchError("store", store, problem=problem, expected=expected)
-    if clock is not None:
-        raise ConfigurationError(
-            "clock",
-            clock,
-            problem="a store object has its own clock",
-            expected="give the clock to the store",
-        )
-    if prefix != PREFIX:
-        raise ConfigurationError(
-            "prefix",
-            prefix,
-            problem="a store object has its own prefix",
-            expected="give the prefix to the store",
-        )
+    for option, given, usual in (("clock", clock, None), ("prefix", prefix, PREFIX)):
+        if given != usual:
+            problem, expected = f"a store object has its own {option}", f"give the {option} to the store"
+            raise ConfigurationError(option, given, problem=problem, expected=expected)
 
 
 def _no_store(given: object, *, asynchronous: bool) -> StoreURLError:

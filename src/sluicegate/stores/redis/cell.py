@@ -84,20 +84,14 @@ def _bucket(terms: Terms) -> _Bucket:
     if terms.algorithm != gcra.NAMES[0]:
         expected = f'use "gcra", "token-bucket" or "leaky-bucket", {_ELSEWHERE}'
         raise AlgorithmError(f"{what}algorithm", terms.algorithm, problem="not that of CL.THROTTLE", expected=expected)
-    if terms.count_denied:
-        problem = "CL.THROTTLE does not charge what it refuses"
-        raise RuleError(
-            f"{what}count_denied", terms.count_denied, problem=problem, expected=f"leave it out, {_ELSEWHERE}"
-        )
-    if terms.ban is not None:
-        problem = "CL.THROTTLE does not count refusals"
-        raise RuleError(f"{what}ban", terms.ban.name, problem=problem, expected=f"leave it out, {_ELSEWHERE}")
-    if terms.refund_when is not None:
-        problem, expected = (
-            "CL.THROTTLE cannot refund a charge, and both options need refunds",
-            f"leave it out, {_ELSEWHERE}",
-        )
-        raise RuleError(f"{what}charge_when or refund_when", terms.refund_when, problem=problem, expected=expected)
+    for option, given, problem in (
+        ("count_denied", terms.count_denied, "does not charge what it refuses"),
+        ("ban", terms.ban and terms.ban.name, "does not count refusals"),
+        ("charge_when or refund_when", terms.refund_when, "cannot refund a charge, and both options need refunds"),
+    ):
+        if given:
+            expected = f"leave it out, {_ELSEWHERE}"
+            raise RuleError(f"{what}{option}", given, problem=f"CL.THROTTLE {problem}", expected=expected)
     burst, unit, leak = terms.params
     interval = -(-unit // leak)
     if interval > _HOUR:
@@ -107,10 +101,8 @@ def _bucket(terms: Terms) -> _Bucket:
         expected = f"give a limit that divides the period, or at most 10,000 per second, {_ELSEWHERE}"
         raise AlgorithmError(f"{what}quota", str(terms.quota), problem=problem, expected=expected)
     if burst * interval > MAX_PERIOD_US:
-        problem = "its burst takes more than 100 years to come back"
-        raise AlgorithmError(
-            f"{what}quota", str(terms.quota), problem=problem, expected=f"give a smaller burst, {_ELSEWHERE}"
-        )
+        problem, expected = "its burst takes more than 100 years to come back", f"give a smaller burst, {_ELSEWHERE}"
+        raise AlgorithmError(f"{what}quota", str(terms.quota), problem=problem, expected=expected)
     shared = gcd(interval, MICROSECOND)
     return _Bucket(burst, interval, (burst - 1, MICROSECOND // shared, interval // shared))
 
