@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from django.conf import settings as django_settings
@@ -46,13 +47,21 @@ class Row(NamedTuple):
 
     id: str
     kind: type[Error] | type[CheckWarning]
-    applies: Callable[[Facts], bool]
+    applies: Callable[[Facts], object]
     message: str
     hint: str
 
 
 _AUTH: Final = "django.contrib.auth.middleware.AuthenticationMiddleware"
 _CACHE: Final = "django.middleware.cache.UpdateCacheMiddleware"
+
+
+def _is_empty(facts: Facts) -> bool:
+    return facts.installed > 0 and not facts.raw_settings
+
+
+def _is_installed_twice(facts: Facts) -> bool:
+    return facts.installed > 1
 
 
 def _has_no_users(facts: Facts) -> bool:
@@ -88,28 +97,28 @@ CHECKS: Final = (
     Row(
         id="sluicegate.E001",
         kind=Error,
-        applies=lambda facts: bool(facts.unreadable),
+        applies=attrgetter("unreadable"),
         message="settings.SLUICEGATE is wrong: {unreadable}",
         hint="Use the options of sluicegate.Settings; upper and lower case are both accepted.",
     ),
     Row(
         id=conf.UNUSABLE,
         kind=Error,
-        applies=lambda facts: bool(facts.unusable),
+        applies=attrgetter("unusable"),
         message="settings.SLUICEGATE cannot be used: {unusable}",
         hint="A rule does not suit its algorithm or names an unknown route, or STORE cannot be opened.",
     ),
     Row(
         id="sluicegate.E003",
         kind=Error,
-        applies=lambda facts: bool(facts.bad_throttle),
+        applies=attrgetter("bad_throttle"),
         message="A class in DEFAULT_THROTTLE_CLASSES of REST framework cannot be used: {bad_throttle}",
         hint="Each request would be an error. Correct DEFAULT_THROTTLE_RATES, or the rate or scope of the class.",
     ),
     Row(
         id="sluicegate.W001",
         kind=CheckWarning,
-        applies=lambda facts: facts.installed > 0 and not facts.raw_settings,
+        applies=_is_empty,
         message="RateLimitMiddleware is installed, but settings.SLUICEGATE is empty: only decorators limit.",
         hint='Set SLUICEGATE = {"DEFAULT_LIMITS": ["1000/day"]}, or silence this check.',
     ),
@@ -123,7 +132,7 @@ CHECKS: Final = (
     Row(
         id="sluicegate.W003",
         kind=CheckWarning,
-        applies=lambda facts: facts.installed > 1,
+        applies=_is_installed_twice,
         message="RateLimitMiddleware is {installed} times in MIDDLEWARE; only the first one limits.",
         hint="Keep one.",
     ),
@@ -153,7 +162,7 @@ CHECKS: Final = (
     Row(
         id="sluicegate.W007",
         kind=CheckWarning,
-        applies=lambda facts: bool(facts.idle_throttles),
+        applies=attrgetter("idle_throttles"),
         message="Classes in DEFAULT_THROTTLE_CLASSES of REST framework have no rate, so they limit nothing: "
         "{idle_throttles}.",
         hint="Give each a rate in DEFAULT_THROTTLE_RATES, or silence this check.",
