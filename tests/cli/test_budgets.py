@@ -269,7 +269,7 @@ def test_budgets_that_no_rule_has_are_shown_by_their_ids(make_shop: MakeShop, va
     assert "\x1b" not in shown
     (limiter_row,) = json.loads(shop.run("show", WHO, "--json"))["limiters"]
     assert [rule_id.rpartition(":")[2] for rule_id in limiter_row["unknown"]] == ["sw60"]
-    assert "1 budget of no rule" in shop.run("top")
+    assert "1 budget of unknown quota" in shop.run("top")
 
 
 CHARGES = """
@@ -282,6 +282,36 @@ def order():
     charge(request, "9/hour", scope="orders")
     return "done"
 """
+
+
+COMPUTED = """
+from sluicegate.flask import limit
+
+@app.get("/search")
+@limit(lambda request: "7/minute", key="header:X-Key", scope="search")
+def search():
+    return "found"
+
+@app.get("/find")
+@limit(lambda request: "9/hour", key="header:X-Key")
+def find():
+    return "found"
+"""
+
+
+def test_a_quota_that_is_a_function_is_named_by_its_rule(make_shop: MakeShop) -> None:
+    shop = make_shop("flask")
+    shop.path.write_text(f"{shop.path.read_text('utf-8')}{COMPUTED}", "utf-8")
+    client: Any = FlaskClient(__import__(shop.module).app)
+    ids = {"search": "sw60", "find": "sw3600"}
+    for name in ids:
+        assert client.get(f"/{name}", headers={"X-Key": "abc"}).status_code == 200
+    shown = " ".join(shop.run("show", WHO).split())
+    for name, shape in ids.items():
+        assert f"The quota of the rule {name} is a function of the request" in shown
+        found = json.loads(shop.run("reset", WHO, "--rule", name, "--yes", "--json"))["forgotten"]
+        assert [rule_id.rpartition(":")[2] for rule_id in found] == [shape]
+    assert json.loads(shop.run("show", WHO, "--json"))["limiters"][0]["unknown"] == []
 
 
 def test_a_charge_inside_a_view_is_named_by_its_view(make_shop: MakeShop) -> None:

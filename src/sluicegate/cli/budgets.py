@@ -26,12 +26,13 @@ from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeySpec, as_keys_give, can_be
 from sluicegate.rules.rollout import EVERYBODY, shadows
 from sluicegate.rules.rule import METHODS, Rule
+from sluicegate.rules.terms import scope_text
 from sluicegate.rules.tiers import Tiers
 from sluicegate.stores import open_store
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 from sluicegate.web.access import AccessLists
 from sluicegate.web.bound import Bound, names_of, of_method
-from sluicegate.web.charge import short_label
+from sluicegate.web.charge import short_label, view_of
 from sluicegate.web.gate import AsyncGate, Gate
 
 with needs("cli"):
@@ -119,6 +120,20 @@ class Budgets:
         for known in self._all_known():
             found.setdefault(known.terms.rule_id, {}).setdefault((known.rule, known.terms.limit), known)
         return {rule_id: tuple(each.values()) for rule_id, each in found.items()}
+
+    @cached_property
+    def computed(self) -> dict[str, str]:
+        """The rules whose quota is a function of the request, by the first part of the ids of their budgets."""
+        rules = [bound.rule for _, bound in self._bounds() if bound.terms is None]
+        return {
+            scope_text(rule.name if rule.scope is None else rule.scope): rule.name
+            for rule in rules
+            if not isinstance(rule.quota, Tiers)
+        }
+
+    def owner(self, rule_id: str) -> str | None:
+        """Return the rule or the view that alone knows the quota of a budget; None for other budgets."""
+        return self.computed.get(rule_id.partition(":")[0]) or view_of(rule_id)
 
     @cached_property
     def bans(self) -> dict[str, Ban]:
@@ -278,6 +293,7 @@ def _opened(limiters: Sequence[Limiting], runner: asyncio.Runner) -> Generator[B
 def check_rule(limiters: Iterable[Budgets], rule: str) -> None:
     """Raise UsageError if no rule of these limiters has this name."""
     names = {name for budgets in limiters for known in budgets.known.values() for each in known for name in each.names}
+    names.update(*[budgets.computed.values() for budgets in limiters])
     if rule not in names:
         raise click.UsageError(f"no rule {rule!r}; the rules are {', '.join(sorted(names))}")
 

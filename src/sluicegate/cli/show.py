@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sluicegate.address import parse_address
@@ -56,7 +56,7 @@ def show(identity: tuple[str, ...], name: str | None, app: str | None, *, quick:
             if as_json:
                 rows = [describe(known, outcome) for known, outcome in kept]
                 store = store_name(budgets.settings.store)
-                facts = {"budgets": rows, "unknown": unknown, "foreign": foreign}
+                facts = {"budgets": rows, "unknown": [*unknown], "foreign": foreign}
                 found.append({"store": store, **facts, "lists": [each.option for each in lists]})
             else:
                 out.print(plain(f"{' '.join(identity) or 'digest'} {digest(text)}", "bold"))
@@ -108,7 +108,7 @@ def _meant(budgets: Budgets, text: str, rule: str | None) -> list[str]:
     terms = [each.terms for known in budgets.known.values() for each in known if rule in each.names]
     if terms:
         return _used(budgets, text, terms)
-    return [rule_id for rule_id in _stored(budgets, text) if rule in (None, rule_id, view_of(rule_id))]
+    return [rule_id for rule_id in _stored(budgets, text) if rule in (None, rule_id, budgets.owner(rule_id))]
 
 
 def _used(budgets: Budgets, text: str, terms: list[Terms]) -> list[str]:
@@ -152,22 +152,32 @@ def _stored(budgets: Budgets, text: str) -> list[str]:
         return sorted({rule_id for page in budgets.pages(text, seen) for _, rule_id in page.budgets})
 
 
-def _kept(budgets: Budgets, text: str, *, quick: bool) -> tuple[list[tuple[Known, Outcome]], list[str], list[str]]:
-    """Return what an identity has used under each known rule, the ids of stored budgets that no rule has, and those of
-    keys that another program wrote.
+def _kept(budgets: Budgets, text: str, *, quick: bool) -> tuple[list[tuple[Known, Outcome]], dict[str, str], list[str]]:
+    """Return what an identity has used under each known rule, the ids of stored budgets whose quota is not known, each
+    with a reason, and the ids of keys that another program wrote.
     """
     stored = list(budgets.known) if quick else _stored(budgets, text)
     known = [each for rule_id in stored for each in budgets.known.get(rule_id, ())]
     read = [(each, outcome) for each in known for outcome in budgets.read([(each.terms, text)])]
     used = [(each, outcome) for each, outcome in read if outcome is not None and outcome.reset_after > 0]
     foreign = sorted({each.terms.rule_id for each, outcome in read if outcome is None})
-    return used, [rule_id for rule_id in stored if rule_id not in budgets.known], foreign
+    return used, {rule_id: _reason(budgets, rule_id) for rule_id in stored if rule_id not in budgets.known}, foreign
+
+
+def _reason(budgets: Budgets, rule_id: str) -> str:
+    """Return why no command knows the quota of this budget."""
+    rule, view = budgets.computed.get(rule_id.partition(":")[0]), view_of(rule_id)
+    if rule is not None:
+        return f"The quota of the rule {rule} is a function of the request"
+    if view is not None:
+        return f"Only the view {view} knows its quota"
+    return "No rule of the application has this id: it is of an old quota, or in Django of a throttle class"
 
 
 def print_budgets(
-    kept: Iterable[tuple[Known, Outcome]], unknown: Sequence[str], foreign: Sequence[str], *, out: Console
+    kept: Iterable[tuple[Known, Outcome]], unknown: Mapping[str, str], foreign: Sequence[str], *, out: Console
 ) -> None:
-    """Print a table of budgets, and the ids of those that no rule has."""
+    """Print a table of budgets, and the ids of those whose quota is not known, with the reasons."""
     rows = table("Rule", "Used", "", "Left", "Full again in", "Now", right=("Left",))
     for known, outcome in kept:
         facts = describe(known, outcome)
@@ -181,14 +191,8 @@ def print_budgets(
         )
     if rows.row_count:
         out.print(rows)
-    for rule_id in unknown:
-        view = view_of(rule_id)
-        why = (
-            "No rule of the application has this id, perhaps a throttle class"
-            if view is None
-            else f"Only the view {view} knows its quota"
-        )
-        out.print(plain(f"{rule_id}: used. {why}."))
+    for rule_id, reason in unknown.items():
+        out.print(plain(f"{rule_id}: used. {reason}."))
     for rule_id in foreign:
         out.print(plain(f"{rule_id}: another program wrote this key", "red"))
     if not (rows.row_count or unknown or foreign):

@@ -79,7 +79,7 @@ class Top:
         self._best: dict[tuple[int, str, int, str], Use] = {}
         self.scanned = 0  # budgets of known rules
         self.foreign = 0  # keys that another program wrote
-        self.unknown = 0  # budgets that no rule of the application has
+        self.unknown = 0  # budgets whose quota is not known
         self.refused = 0
 
     @property
@@ -222,7 +222,7 @@ def _table(found: Top, share: float) -> Group:
             plain(f"{facts['used']} of {facts['limit']}"),
             now_of(facts),
         )
-    unknown = f", {count(found.unknown, 'budget')} of no rule" if found.unknown else ""
+    unknown = f", {count(found.unknown, 'budget')} of unknown quota" if found.unknown else ""
     progress = "" if share == 1 else f" ({share:.0%} scanned)"
     title = f"{count(found.scanned, 'budget')}, {found.refused} used up{unknown}{progress}"
     return Group(plain(title, "bold"), rows, *([plain(foreign_keys(found.foreign), "dim")] if found.foreign else []))
