@@ -37,13 +37,13 @@ def separate_budgets(*, clock: Clock | None = None, off: bool = False) -> Genera
     budgets too.
 
     With `clock` they read the time from it, except a limiter or store that was given a clock of its own. With `off`
-    they allow every request and call no store.
+    they allow every request and call no store, until an inner block begins.
     """
     if off and clock is not None:
         problem, expected = "given beside off=True, which needs no clock", "give one of the two"
         raise SettingsError("clock", clock, problem=problem, expected=expected)
-    if _LAYERS:
-        clock, off = clock or _LAYERS[-1].clock, off or _LAYERS[-1].off
+    if _LAYERS and clock is None:
+        clock = _LAYERS[-1].clock
     _LAYERS.append(_Layer(name=f"test-{token_hex(8)}", clock=clock, off=off, stores={}))
     try:
         _place_all()
