@@ -553,3 +553,5 @@ def test_the_decorators_of_flask_limiter_are_functions_here() -> None:
         with pytest.raises(AttributeError, match=f"write from sluicegate.flask import {called}"):
             getattr(RateLimiter(), name)
     assert not hasattr(RateLimiter(), "anything")
+    with pytest.raises(AttributeError, match="no attribute 'enabled'"):
+        setattr(RateLimiter(), "enabled", False)  # noqa: B010  # a type checker refuses the statement

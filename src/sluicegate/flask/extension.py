@@ -78,6 +78,8 @@ class RateLimiter:
     `@limit` as well. Give each its own `config_prefix`; with None nothing is read from `app.config`.
     """
 
+    __slots__ = ("__weakref__", "_options", "_prefix", "_settings")  # so `limiter.enabled = False` is an error
+
     def __init__(
         self,
         app: Flask | None = None,
@@ -108,9 +110,8 @@ class RateLimiter:
         """
         if not isinstance(cast("object", app), Flask):
             problem = "not an application of Flask"
-            raise SettingsError(
-                "RateLimiter", app, problem=problem, expected="give a Flask application, and options by name"
-            )
+            expected = 'give a Flask application, and options by name, such as key="ip"'
+            raise SettingsError("RateLimiter", app, problem=problem, expected=expected)
         installed: list[Installation] = app.extensions.setdefault(_NAME, [])
         if any(other.extension is self for other in installed):
             problem = "this RateLimiter limits it already"
