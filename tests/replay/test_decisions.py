@@ -63,6 +63,39 @@ traffic = st.lists(rows, min_size=1, max_size=60).map(frame)
 quotas = st.builds("{} per {} seconds".format, st.integers(1, 6), st.sampled_from([1, 10, 60]))
 
 
+octets = st.one_of(st.integers(0, 300), st.sampled_from(["", "01", "1a", "٣"])).map(str)
+address_texts = st.one_of(
+    st.ip_addresses(v=4).map(str),
+    st.ip_addresses(v=6).map(str),
+    st.ip_addresses(v=6).map(lambda address: address.exploded.upper()),
+    st.lists(octets, min_size=3, max_size=5).map(".".join),
+    st.ip_addresses(v=4).map("::ffff:{}".format),
+    st.ip_addresses(v=4).map("{}:443".format),
+    st.ip_addresses(v=6).map("[{}]:80".format),
+    st.sampled_from(
+        [None, "", "unix:", "1.2.3.4\n", " 1.2.3.4", "127.0.0.1", "::1", "64:ff9b::1.2.3.4", "fe80::1%eth0"]
+    ),
+    st.text(max_size=80),
+)
+ways = st.fixed_dictionaries(
+    {"ipv4_prefix": st.sampled_from([32, 32, 24]), "ipv6_prefix": st.sampled_from([64, 128, 48])},
+    optional={"trusted_proxies": st.sampled_from([1, 2, ["10.0.0.0/8", "203.0.113.0/24", "unix"]])},
+)
+hops = st.one_of(st.none(), address_texts, st.tuples(address_texts, address_texts).map("{0[0]}, {0[1]}".format))
+
+
+@given(st.lists(st.tuples(address_texts, hops), min_size=1, max_size=30), ways, st.sampled_from(["ip", "user ip"]))
+def test_an_identity_is_that_of_the_gate(pairs: list[Any], options: dict[str, Any], keys: str) -> None:
+    """Whether its text is made of a column or by the key's own function."""
+    ready = Ready(from_rules([f"{at + 1}/minute by {key}" for at, key in enumerate(keys.split())], **options))
+    names = ("address", "forwarded")
+    at = {name: place for place, name in enumerate(names) if name in (ready.reads or ())}
+    whole = pl.DataFrame(pairs, schema=dict.fromkeys(names, pl.String()), orient="row")
+    for frame in (whole, whole[:0], whole.drop("forwarded")):
+        seen = {name: place for name, place in at.items() if name in frame.columns}
+        assert ready.identify(frame).to_list() == [ready.text_of(ready.request(row, seen)) for row in frame.rows()]
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @given(traffic, st.one_of(quotas, st.just("201 per 7 seconds")), st.sampled_from([1, 1, 2, 67, 100, "cost"]))
 def test_a_plain_rule_decides_as_a_limiter(algorithm: Any, traffic: pl.DataFrame, quota: str, cost: Any) -> None:

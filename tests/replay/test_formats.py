@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -242,6 +243,19 @@ def test_a_line_of_the_format_is_read(sample: Sample, tmp_path: Path) -> None:
     assert log.read.formats == ((str(path), sample.name),)
     assert log.read.unreadable.lines == 0
     assert (row["time"], {name: row[name] for name in sample.values}) == (micro(sample.time), sample.values)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_format_is_recognised_whatever_the_files_before_have(seed: int, tmp_path: Path) -> None:
+    """Each file begins with the format of the one before, which must not win from a more special one."""
+    samples = [each for each in SAMPLES if each.given == "auto" and not each.fields]
+    samples = random.Random(seed).choices(samples, k=3 * len(samples))
+    paths = [tmp_path / str(number) for number in range(len(samples))]
+    for path, sample in zip(paths, samples, strict=True):
+        path.write_text(sample.text + "\n")
+    log = Log(paths, window=86_400.0)
+    assert sum(map(len, log.frames(WANTED))) == len(samples)
+    assert [found.format for found in log.read.formats] == [each.name for each in samples]
 
 
 REQUESTS: Final = [

@@ -14,9 +14,11 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Final, NamedTuple
 
+from sluicegate.address import IPV4_PREFIX
 from sluicegate.algorithms import KEPT
 from sluicegate.errors import RuleError
 from sluicegate.extras import needs
+from sluicegate.identity import identity_text, joined
 from sluicegate.plan import Decision, Terms
 from sluicegate.replay.caller import LoggedRequest
 from sluicegate.replay.candidates import Candidate
@@ -40,6 +42,9 @@ ENDLESS: Final = 2**60  # keys: a store of this size never evicts
 FORBIDDEN_RULE: Final = "deny"  # the rule of a request that the list of denied clients refuses
 _TEXTS: Final = 50_000  # identities whose text is remembered while a log is read
 _EVERYWHERE: Final = Endpoint()
+_OCTET: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_IPV4: Final = rf"^(?:{_OCTET}\.){{3}}{_OCTET}$"
+_OF_IP: Final = joined([identity_text("ip")])  # what the identity of an address begins with
 
 REFUSALS: Final = {"row": pl.Int64(), "until": pl.Int64(), "rule": pl.UInt16()}
 """The columns of refusals: the number of the row, the time at which the same request would pass (null: never), and the
@@ -160,12 +165,25 @@ class Ready:
         return mapped(frame, [*cost.columns], lambda values, at: cost(self.request(values, at)), kind=pl.Int64())
 
     def identify(self, frame: pl.DataFrame) -> pl.Series:
-        """Return the identity of each row as text; null if the key does not apply to it."""
+        """Return the identity of each row as text; null if the key does not apply to it.
+
+        By `ip`, an IPv4 address in its usual form that no proxy reported needs no function: it is the identity.
+        """
         if self.reads is None:
             return mapped(frame, frame.columns, self._text, kind=pl.String())
         if len(self._texts) > _TEXTS:
             self._texts.clear()
-        return mapped(frame, [*self.reads], self._known_text, kind=pl.String())
+        if self.key != "ip" or self.settings.ipv4_prefix != IPV4_PREFIX or "address" not in frame.columns:
+            return mapped(frame, [*self.reads], self._known_text, kind=pl.String())
+        address, length = pl.col("address"), (pl.col("address").str.len_bytes() + 1).cast(pl.String())
+        direct = [pl.col(name).is_null() for name in self.reads if name != "address" and name in frame.columns]
+        text = pl.concat_str([pl.lit(_OF_IP), length, pl.lit(":s"), address])
+        found = frame.select(pl.when(address.str.contains(_IPV4), *direct).then(text).alias("found"))["found"]
+        others = found.is_null()
+        if not others.any():
+            return found
+        texts = mapped(frame.filter(others), [*self.reads], self._known_text, kind=pl.String())
+        return found.zip_with(~others, texts.gather((others.cum_sum().cast(pl.Int64) - 1).clip(0)))
 
     def _text(self, values: Sequence[Any], at: dict[str, int]) -> str | None:
         return self.text_of(self.request(values, at))

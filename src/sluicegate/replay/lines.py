@@ -57,6 +57,11 @@ def has(format: Format, column: str) -> bool:  # noqa: A002
     return column in {"time", *needed(format, ())} or len(needed(format, [column])) > len(needed(format, ()))
 
 
+def time_of(format: Format) -> str:  # noqa: A002
+    """Return the column that the time of a line comes from."""
+    return "time" if format.kind("time") else "end"
+
+
 class Read(NamedTuple):
     """Traffic, and the rows of the lines that could not be read."""
 
@@ -69,7 +74,7 @@ class Read(NamedTuple):
 def read(format: Format, rows: pl.DataFrame, wanted: Collection[str], *, zone: ZoneInfo) -> Read:  # noqa: A002
     """Read the rows (`row`, `line`) into the columns that are wanted, and `row`."""
     texts = format.texts(rows["line"], needed(format, wanted)).with_columns(row=rows["row"])
-    name = "time" if format.kind("time") else "end"
+    name = time_of(format)
     texts = texts.with_columns(_within(_times(texts[name], format.kind(name) or "", zone), _LAST))
     is_read = texts[name].is_not_null()
     unread = rows.filter(~is_read)

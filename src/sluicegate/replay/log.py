@@ -76,6 +76,7 @@ class Log:
     def _start(self) -> None:
         self._files = [LogFile(path) for path in self._paths]
         self._formats: list[list[Format]] = [[self._given] if self._given else [] for _ in self._files]
+        self._newest: Format | None = None  # of those that were recognised
         self._lines = self._unread = 0
         self._examples: list[Example] = []
         self._grain = SECOND
@@ -129,7 +130,7 @@ class Log:
         start = -inf
         if len(self._files) > 1 and file.size is not None:
             for chunk in file.chunks(_BEGINNING):
-                found, _ = self._chunk(_rows(chunk), self._formats[at])
+                found, _ = self._chunk(_rows(chunk), self._formats[at], ("time",))
                 start = min(found["time"].to_list(), default=inf) - self._window
                 break
             else:
@@ -140,7 +141,7 @@ class Log:
         file, lines = self._files[at], 0
         for chunk in file.chunks():
             rows = _rows(chunk)
-            found, unread = self._chunk(rows, self._formats[at])
+            found, unread = self._chunk(rows, self._formats[at], self._wanted)
             for row, line in unread.rows():
                 self._note(file.path, lines + row + 1, self._shown(line))
             lines += chunk.count(b"\n")
@@ -149,9 +150,11 @@ class Log:
         if file.damage:
             self._note(file.path, lines + 1, file.damage)
 
-    def _chunk(self, rows: pl.DataFrame, formats: list[Format]) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Read the rows of a chunk. Return the traffic, and the rows that no format fits. Such rows may bring another
-        format.
+    def _chunk(
+        self, rows: pl.DataFrame, formats: list[Format], wanted: tuple[str, ...]
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Read these columns of a chunk. Return the traffic, and the rows that no format fits. Such rows may bring
+        another format.
         """
         too_long = rows["line"].str.len_bytes() > LONGEST
         rest, unread = rows.filter(~too_long), rows.filter(too_long)
@@ -161,22 +164,22 @@ class Log:
         tried = 0
         while len(rest):
             if tried == len(formats):
-                new = None if self._given else recognised(rest, self._fields, zone=self._zone)
+                before = None if formats else self._newest
+                new = None if self._given else recognised(rest, self._fields, zone=self._zone, before=before)
                 if new is None or new in formats:
                     break
                 formats.append(new)
+                self._newest = new
             if ignored := formats[tried].ignored:
                 rest = rest.filter(~pl.col("line").str.starts_with(ignored))
-            part = read(formats[tried], rest, self._wanted, zone=self._zone)
+            part = read(formats[tried], rest, wanted, zone=self._zone)
             rest = part.unread
             parts.append(part.frame)
             self._grain = min(self._grain, part.grain)
             tried += 1
         if not formats and len(rows):
             raise self._unreadable("no known format fits its lines", rows["line"][0])
-        empty = pl.DataFrame(
-            schema={"row": pl.UInt32(), **{name: COLUMNS.get(name, pl.String()) for name in self._wanted}}
-        )
+        empty = pl.DataFrame(schema={"row": pl.UInt32(), **{name: COLUMNS.get(name, pl.String()) for name in wanted}})
         found = pl.concat(parts).sort("row") if len(parts) > 1 else parts[0] if parts else empty
         return found, pl.concat([rest, unread]).sort("row") if len(unread) else rest
 

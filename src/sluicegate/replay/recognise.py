@@ -10,7 +10,7 @@ from sluicegate.errors import LogError
 from sluicegate.extras import needs
 from sluicegate.replay.formats import Format
 from sluicegate.replay.known import KNOWN, UVICORN_WITHOUT_TIME, csv_lines, json_lines, named, w3c
-from sluicegate.replay.lines import read
+from sluicegate.replay.lines import read, time_of
 from sluicegate.replay.words import shape
 
 with needs("replay"):
@@ -21,16 +21,30 @@ SAMPLE: Final = 1000
 _NAMES: Final = "#Fields:"
 
 
-def recognised(rows: pl.DataFrame, fields: Mapping[str, str], *, zone: ZoneInfo) -> Format | None:
+def recognised(
+    rows: pl.DataFrame, fields: Mapping[str, str], *, zone: ZoneInfo, before: Format | None = None
+) -> Format | None:
     """Return the format that reads most of the lines; None if none reads any. Of formats that read equally many, the
     first is the most special. Raises LogError for lines that have no time.
+
+    `before` is the format of another file. If it reads all lines, so must a more special one that is preferred: one
+    that does not fit the first line is not tried.
     """
     sample = rows.head(SAMPLE)
-    found, most = None, 0
+
+    def count(form: Format) -> int:
+        return len(read(form, sample, (), zone=zone).frame)
+
+    found, most, fits_all = None, 0, before is not None and count(before) == len(sample)
     for each in _candidates(sample["line"], fields):
-        count = len(read(each, sample, (), zone=zone).frame)
-        if count > most:
-            found, most = each, count
+        if fits_all and each == before:
+            return before
+        if fits_all and each.texts(sample["line"].head(1), [time_of(each)])[time_of(each)].has_nulls():
+            continue
+        if (number := count(each)) > most:
+            found, most = each, number
+        if most == len(sample):
+            break
     if found is None and UVICORN_WITHOUT_TIME.texts(sample["line"], ["status"])["status"].is_not_null().any():
         problem = "the lines of uvicorn have no time"
         expected = 'log with a time: set the formatter of uvicorn.access to "%(asctime)s %(levelprefix)s …"'
