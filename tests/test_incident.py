@@ -125,7 +125,7 @@ def test_an_incident(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
         assert [shop.request(CUSTOMER) for _ in range(4)] == [200, 200, 200, 429]
         assert re.search(r"^reply +█+ +3 of 3 +0 .* refused for ", shop.operator("show", f"ip:{CUSTOMER}"), re.M)
         assert "1 budget" in shop.operator("reset", f"ip:{CUSTOMER}", "--yes")
-        assert "Nothing is used." in shop.operator("show", f"ip:{CUSTOMER}")
+        assert "Nothing is used under this identity" in shop.operator("show", f"ip:{CUSTOMER}")
         wait_until("the process has forgotten the refusal", lambda: shop.request(CUSTOMER) == 200)
 
         # The server hangs: the log, the metrics, the alerts, the status and doctor say so.

@@ -184,6 +184,9 @@ def test_what_is_wrong_in_the_application_itself(write: Write) -> None:
     broken = write("broken", "x = 1\nimport not_installed\n")
     with pytest.raises(LoadError, match=rf"No module named 'not_installed' \(.*{broken}.py, line 2\); repair the appl"):
         load(f"{broken}:app")
+    poor = write("poor", "import os\nurl = os.environ['NOT_SET']\n")
+    with pytest.raises(LoadError, match=rf"KeyError: 'NOT_SET' \(.*{poor}.py, line 2\); repair the appl"):
+        load(f"{poor}:app")
     factory = write("factory", "def create_app(config): ...\n")
     with pytest.raises(LoadError, match=r"create_app needs arguments \(config\)"):
         load(factory)

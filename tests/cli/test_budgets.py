@@ -161,7 +161,7 @@ def test_a_customer_is_blocked_shown_and_let_in_again(framework: str, make_shop:
     for typed in ("n\n", ""):
         assert "With --yes the command does not ask" in shop.run("reset", WHO, status=1, typed=typed)
     assert json.loads(shop.run("reset", "--digest", who, "--yes", "--json"))["identity"] == who
-    assert "Nothing is used." in shop.run("show", WHO)
+    assert "Nothing is used under this identity" in shop.run("show", WHO)
     assert shop.log_in(1) == [200]
 
 
@@ -234,6 +234,8 @@ def test_identities_of_every_kind(make_shop: MakeShop) -> None:
         ("user:alice",): ("user", "alice"),
         ("ip:2001:db8::7",): ("ip", "2001:db8::/64"),
         ("ip:203.0.113.7",): ("ip", "203.0.113.7"),
+        ("ip:203.0.113.7/32",): ("ip", "203.0.113.7"),
+        ("ip:2001:db8::/64",): ("ip", "2001:db8::/64"),
         ("path:room=a:b=c",): ("path:room", "a:b=c"),
         ("user:alice", "ip:2001:db8::7"): (("user", "alice"), ("ip", "2001:db8::/64")),
         ("text:user:alice",): "user:alice",
@@ -250,6 +252,8 @@ def test_identities_of_every_kind(make_shop: MakeShop) -> None:
         ("alice",),
         ("int:x",),
         ("ip:999.1.1.1",),
+        ("ip:203.0.113.0/24",),
+        ("user:alice", "ip:2001:db8::/48"),
         ("user:alice", "ip:shop.example"),
         ("header:X-Key",),
         ("user:alice", "--digest", "7Gb0o9Qe_P1kzJrX2YvWmA"),

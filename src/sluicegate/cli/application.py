@@ -5,10 +5,10 @@ An application is found by its name, as servers find it: `module:app`, `module:f
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from traceback import extract_tb
@@ -153,7 +153,7 @@ def _imported(name: str) -> Any:
             raise LoadError(name, "no such file")
         module = _searched(path.resolve())
     try:
-        found = import_module(module)
+        found = importlib.import_module(module)
         return _attribute(found, attribute, name)
     except (SluicegateError, click.ClickException):
         raise
@@ -198,7 +198,8 @@ def _attribute(module: Any, attribute: str, name: str) -> Any:
 
 
 def _cause(error: Exception) -> str:
-    """Return the text of an error, and the last line of code that it came through."""
-    frame = extract_tb(error.__traceback__)[-1]
-    line = "" if frame.filename.startswith("<") else f" ({frame.filename}, line {frame.lineno})"
+    """Return the text of an error, and the last line of code in a file that it came through."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    frames = [frame for frame in frames if frame.filename not in (__file__, importlib.__file__)]
+    line = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{line}"

@@ -13,7 +13,7 @@ from functools import cached_property
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sluicegate.address import is_counted
+from sluicegate.address import group, is_counted, parse_address
 from sluicegate.cli.application import Application, Limiting
 from sluicegate.cli.check import key_name
 from sluicegate.cli.commands import Command
@@ -88,9 +88,8 @@ class Budgets:
 
     def text(self, words: Iterable[str]) -> str:
         """Return the text of an identity that a person typed, as the application's keys make it."""
-        identity = as_keys_give(
-            _identity(words), prefix=self.settings.ipv6_prefix, ipv4_prefix=self.settings.ipv4_prefix
-        )
+        prefixes = {"prefix": self.settings.ipv6_prefix, "ipv4_prefix": self.settings.ipv4_prefix}
+        identity = as_keys_give(_identity([_of_network(word, **prefixes) for word in words]), **prefixes)
         return self._limiters[0].gate.limiter.text(identity)
 
     @property
@@ -218,6 +217,21 @@ def _terms(rule: Rule, bound: Bound, algorithm: str) -> Iterator[tuple[tuple[str
             yield label, terms
         if bound.share < EVERYBODY:
             yield label, shadows(terms)
+
+
+def _of_network(word: str, *, prefix: int, ipv4_prefix: int) -> str:
+    """Return a typed word with an address in place of its network. Raises UsageError for a network that no client counts
+    as.
+    """
+    text, slash, bits = word.partition("/")
+    address = parse_address(text.removeprefix("ip:")) if slash and text.startswith("ip:") else None
+    if address is None:
+        return word
+    whole = str(address.max_prefixlen)
+    counted = group(address, prefix, ipv4_prefix).partition("/")[2] or whole
+    if bits not in (counted, whole):
+        raise click.UsageError(f"identity {word!r}: clients count by their /{counted}; give the address of one client")
+    return text
 
 
 def _identity(words: Iterable[str]) -> Any:

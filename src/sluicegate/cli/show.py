@@ -196,7 +196,7 @@ def print_budgets(
     for rule_id in foreign:
         out.print(plain(f"{rule_id}: another program wrote this key", "red"))
     if not (rows.row_count or unknown or foreign):
-        out.print("Nothing is used.")
+        out.print("Nothing is used under this identity, with the secret, prefix and store of this shell.")
 
 
 def now_of(facts: dict[str, Any]) -> Text:
