@@ -220,9 +220,7 @@ def _terms(rule: Rule, bound: Bound, algorithm: str) -> Iterator[tuple[tuple[str
 
 
 def _of_network(word: str, *, prefix: int, ipv4_prefix: int) -> str:
-    """Return a typed word with an address in place of its network. Raises UsageError for a network that no client counts
-    as.
-    """
+    """Return a typed word with an address in place of its network. Raises UsageError if no client counts as it."""
     text, slash, bits = word.partition("/")
     address = parse_address(text.removeprefix("ip:")) if slash and text.startswith("ip:") else None
     if address is None:
