@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from sluicegate.errors import AsyncMismatchError, StoreURLError
 from sluicegate.plan import Check, Plan
 from sluicegate.stores import open_async_store, open_store
 from sluicegate.stores.memory import MAX_KEYS, MemoryStore
-from sluicegate.stores.memory_table import BUCKETS, KINDS, SHARED, SHARING, USERS
+from sluicegate.stores.memory_table import BUCKETS, KINDS, SHARED, SHARING, USERS, Entry
 from sluicegate.testing.store import NAMES, terms
 
 ALGORITHMS = pytest.mark.parametrize("algorithm", NAMES)
@@ -206,31 +207,13 @@ def test_a_peek_evicts_no_entry(clock: ManualClock, algorithm: str) -> None:
     hit = hitter(store, algorithm)
     for number in range(10):
         hit(number)
-    before = dict(store._known)
+    before = list(store._table._queue)
     for number in range(1000):
         look = Plan((Check(rule, f"other {number}", 1),), charge=False)
         assert store.run(look)[0].remaining == 2
         hit(f"other {number}", 0)
         hit(f"other {number}", 3)
-    assert store._known == before
-
-
-class Counted(dict[Any, Any]):
-    """The entries of a store, and the number of look-ups."""
-
-    looks = 0
-
-    def __getitem__(self, key: Any) -> Any:
-        self.looks += 1
-        return super().__getitem__(key)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        self.looks += 1
-        return super().get(key, default)
-
-    def pop(self, key: Any, *default: Any) -> Any:
-        self.looks += 1
-        return super().pop(key, *default)
+    assert list(store._table._queue) == before
 
 
 @pytest.fixture
@@ -243,7 +226,9 @@ def _no_collector() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_no_collector")
-def test_three_times_as_many_identities_as_keys(clock: ManualClock, capsys: Any) -> None:
+def test_three_times_as_many_identities_as_keys(
+    clock: ManualClock, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Keys that an attacker invents, under three rules in turn: bounded, fast, and refused identities stay refused."""
     count, step = 3 * MAX_KEYS, MAX_KEYS // 2
     store = MemoryStore(clock=clock)
@@ -251,16 +236,15 @@ def test_three_times_as_many_identities_as_keys(clock: ManualClock, capsys: Any)
     refused = [hitter(store, quota=quota) for quota in ("2/hour", "1/day")]
     assert [[hit("refused") for _ in range(3)] for hit in refused] == [[True, True, False], [True, False, False]]
     looks: list[int] = []
+    inspected, expired = itertools.count(), Entry.expired
+    monkeypatch.setattr(Entry, "expired", lambda entry, now: (next(inspected), expired(entry, now))[1])
     begun = perf_counter()
     for start in range(0, count, step):
-        counted = start in (3 * step, count - step)  # when the table has just become full, and at the end
-        if counted:
-            store._known = store._table.by_key = Counted(store._known)
+        before = next(inspected)
         for number in range(start, start + step):
             store.run(Plan((Check(rules[number % 3], f"s{number}", 1),)))
-        if counted:
-            looks.append(store._known.looks)  # type: ignore[attr-defined]
-            store._known = store._table.by_key = dict(store._known)
+        if start in (3 * step, count - step):  # when the table has just become full, and at the end
+            looks.append(next(inspected) - before)
         clock.advance(0.5)
         assert len(store) == min(start + step + 2, MAX_KEYS)
         assert not any(hit("refused") for hit in refused)
@@ -309,6 +293,25 @@ def test_a_budget_named_twice_is_charged_twice(clock: ManualClock) -> None:
     assert len(store) <= 3
 
 
+def test_rules_without_identities_are_forgotten_and_a_prepared_hit_finds_the_next_entry(clock: ManualClock) -> None:
+    """Rules that are made for each request must not fill the memory."""
+    store = MemoryStore(clock=clock)
+    rule, other = terms("gcra", "3/second"), hitter(store)
+    prepared, charge = store.prepare(rule), hitter(store, "gcra", "3/second")
+    assert prepared is not None
+    for number in range(1000):
+        clock.advance(7200)
+        assert prepared("alice", 1, None) is None, "it is expired, or gone"
+        assert charge("alice")
+        assert prepared("alice", 1, None).remaining == 1
+        assert hitter(store, quota=f"1/{number + 1} seconds")("alice")
+        clock.advance(7200)
+        assert [other(each) for each in range(4)] == [True] * 4
+        assert len(store._table.by_rule) == 1, "only the last rule has identities"
+    store.close()
+    assert [prepared(f"{each}", 1, None) for each in range(4)] == [None] * 4
+
+
 def test_forget_and_a_new_hit_leave_one_key_in_the_queue(clock: ManualClock) -> None:
     store = MemoryStore(clock=clock)
     hit, rule = hitter(store), terms("sliding-window", "2/hour")
@@ -325,7 +328,7 @@ def test_a_full_refund_leaves_an_expired_entry(clock: ManualClock, algorithm: st
     plan = Plan((Check(terms(algorithm, "1/hour"), "a", 1),))
     results = store.run(plan)
     store.refund(plan, results)
-    assert next(iter(store._known.values())).state is None
+    assert store._table._queue[0].state is None
     store.refund(plan, results)
     for number in range(2):
         assert store.run(Plan((Check(plan.checks[0].terms, f"{number}", 1),)))[0].allowed

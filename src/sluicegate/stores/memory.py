@@ -20,7 +20,7 @@ from sluicegate.identity import digest
 from sluicegate.plan import BAN, NEVER, Check, Decision, Outcome, Plan, Terms, charged, in_shadow, new, strikers
 from sluicegate.stores import DEADLINE, Hit, Origin
 from sluicegate.stores.async_adapter import AsyncAdapter
-from sluicegate.stores.memory_table import WHOLE, Entry, MemoryTable, Network, SharedBudget
+from sluicegate.stores.memory_table import Entry, MemoryTable, Network, SharedBudget
 
 if TYPE_CHECKING:
     from sluicegate.status import Status
@@ -51,12 +51,11 @@ class MemoryStore:
         self._lock: Any = threading.RLock()  # the stubs lack `_is_owned`, which threading.Condition uses too
         self._refunds: deque[tuple[Plan, tuple[Outcome, ...]]] = deque()  # refunds that could not be made at once
         self._table = MemoryTable(max_keys)
-        self._known = self._table.by_key
         fork.hold(self)
 
     def __len__(self) -> int:
         """Return the number of keys."""
-        return len(self._known)
+        return len(self._table)
 
     def __repr__(self) -> str:
         return f"MemoryStore(max_keys={self._max_keys})"
@@ -95,23 +94,24 @@ class MemoryStore:
         rule_id, params, shadow = terms.rule_id, terms.params, terms.shadow
         charge, check = KEPT[terms.algorithm].hit, KEPT[terms.algorithm].check
         refuses = not (shadow or terms.count_denied)
-        known, refunds, (read, unit) = self._known, self._refunds, self._reading
+        rules, refunds, (read, unit) = self._table.by_rule, self._refunds, self._reading
+        known = rules.get(rule_id, {})
 
         def hit(identity: str, cost: int, origin: Origin | None = None) -> Decision | None:
+            nonlocal known
             with self._lock:
-                entry = known.get((rule_id, identity))
+                entry = known.get(identity)
+                if entry is None:
+                    known = rules.get(rule_id, known)  # another one, if the table dropped the one that was empty
+                    entry = known.get(identity)
                 if entry is None or refunds:
                     return None
                 now = read() // unit
                 if entry.refused_until <= now:
                     outcome = charge(entry, now, cost, params)
-                    if outcome is not None:  # the same as entry.mark
-                        entry.expires = now + outcome.reset_after
-                        if not shadow:
-                            left = outcome.remaining
-                            entry.left = left * WHOLE // outcome.limit
-                            if left == 0:
-                                entry.refused_until = now + outcome.next_after
+                    if outcome is not None:
+                        if not (shadow or outcome.remaining):  # the same as entry.mark
+                            entry.refused_until = now + outcome.next_after
                         return new(Decision, (True, (new(Check, (terms, identity, cost)),), (outcome,)))
                 if refuses:
                     refusal = check(entry.state, now, cost, params)
@@ -175,7 +175,7 @@ class MemoryStore:
         """Drop one budget."""
         with self._lock:
             self._give_back_due(self._now_us())
-            entry = self._known.get((rule_id, identity))
+            entry = self._table.get(rule_id, identity)
             if entry is not None:
                 entry.forget()
 
@@ -188,17 +188,17 @@ class MemoryStore:
     def bans(self, terms: Terms) -> dict[str, int]:
         """Return the digests of the identities that this ban blocks, each with the microseconds left."""
         with self._lock:
-            now = self._now_us()
-            states = [(key[1], entry.state) for key, entry in self._known.items() if key[0] == terms.rule_id]
+            now, known = self._now_us(), self._table.by_rule.get(terms.rule_id, {})
+            states = [(identity, entry.state) for identity, entry in known.items()]
         outcomes = {identity: KEPT[BAN].check(state, now, 0, terms.params) for identity, state in states}
         return {digest(identity): outcome.next_after for identity, outcome in outcomes.items() if not outcome.allowed}
 
     def rule_ids(self, identity: str) -> set[str]:
         """Return the ids of the rules under which this identity has a budget of its own."""
         with self._lock:
-            now, keys = self._now_us(), list(self._known)  # a million of them take 10 ms; compared outside the lock
-        found = [(key[0], self._known.get(key)) for key in keys if key[1] == identity]
-        return {rule_id for rule_id, entry in found if entry is not None and entry.expires > now}
+            now, rules = self._now_us(), list(self._table.by_rule.items())  # a copy: a finalizer may add a rule
+            found = [(rule_id, known.get(identity)) for rule_id, known in rules]
+            return {rule_id for rule_id, entry in found if entry is not None and not entry.expired(now)}
 
     def _give_back_due(self, now: int) -> None:
         """Make the refunds that are due. The caller holds the lock."""
@@ -217,7 +217,7 @@ class MemoryStore:
             if ban.terms.algorithm == BAN and found[at].allowed:
                 pairs = zip(found, strikers(checks, ban), strict=True)
                 waits = [outcome.retry_after or 0 for outcome, strikes in pairs if strikes and not outcome.allowed]
-            entry = self._known.get((ban.terms.rule_id, ban.identity))
+            entry = self._table.get(ban.terms.rule_id, ban.identity)
             if waits and (entry is not None or self._table.has_room(now)):
                 entry = self._charge(ban._replace(cost=1), entry, now)
                 outcomes[at] = _check(ban, 0, entry, now)

@@ -16,6 +16,7 @@ from itertools import islice
 from os import urandom
 from typing import Any, Final
 
+from sluicegate.algorithms import KEPT
 from sluicegate.identity import Seal
 from sluicegate.plan import BAN, Check, Outcome, Terms
 
@@ -27,7 +28,6 @@ SHARING: Final = 20_000  # identities that all shared budgets remember
 _LOOKS: Final = 8  # keys that are inspected, at most, to evict one
 _CHOICES: Final = 4  # candidates, of which one is evicted
 _SWEEP: Final = 2  # keys inspected for a new one while the table has room: expired keys leave faster than new ones come
-WHOLE: Final = 256  # a whole limit; Python caches the integers up to this one
 _EVICTED: Final = -1  # the expiry of an evicted entry
 
 Key = tuple[str, str]  # the rule's id, and the identity
@@ -38,13 +38,12 @@ _Kind = tuple[str, tuple[int, ...], bool, bool]  # rules of one kind have shared
 class Entry:
     """The state of one identity under one rule."""
 
-    __slots__ = ("expires", "left", "refused_until", "state")
+    __slots__ = ("expires", "identity", "refused_until", "state", "terms")
 
-    def __init__(self, state: Any = None) -> None:
-        self.expires = 0
-        self.left = WHOLE  # how much of the limit is left, in parts of WHOLE
+    def __init__(self, terms: Terms, identity: str = "", state: Any = None) -> None:
+        self.terms, self.identity, self.state = terms, identity, state
+        self.expires = 0  # at the earliest: a prepared hit does not note when its charge expires
         self.refused_until = 0
-        self.state = state
 
     @property
     def evicted(self) -> bool:
@@ -53,17 +52,25 @@ class Entry:
 
     def mark(self, terms: Terms, outcome: Outcome, now: int) -> None:
         """Note after a charge when the entry expires, and until when it must not be evicted."""
-        self.expires = now + outcome.reset_after
-        if not terms.shadow:  # the entry of a shadow rule is evicted first
-            remaining = outcome.remaining
-            self.left = remaining * WHOLE // outcome.limit
-            if remaining == 0:
-                self.refused_until = now + outcome.next_after
+        self.terms, self.expires = terms, now + outcome.reset_after
+        if outcome.remaining == 0 and not terms.shadow:
+            self.refused_until = now + outcome.next_after
+
+    def peek(self, now: int) -> Outcome:
+        """Return the outcome of a check of no cost."""
+        terms = self.terms
+        return KEPT[terms.algorithm].check(self.state, now, 0, terms.params)
+
+    def expired(self, now: int) -> bool:
+        """True if nothing of the limit is used: nobody can tell if the entry is removed."""
+        if self.expires > now:
+            return False
+        self.expires = now + self.peek(now).reset_after
+        return self.expires == now
 
     def forget(self) -> None:
         """Reset the entry. The next inspection removes it."""
         self.expires = self.refused_until = 0
-        self.left = WHOLE
         self.state = None
 
 
@@ -76,31 +83,40 @@ class SharedBudget(Entry):
 
     __slots__ = ("users",)
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, terms: Terms) -> None:
+        super().__init__(terms)
         self.users: dict[Key, None] = {}
 
 
 class MemoryTable:
-    """The entries of one store, by key, and the shared budgets of identities without an entry."""
+    """The entries of one store, and the shared budgets of identities without an entry."""
 
     def __init__(self, most: int) -> None:
-        self.by_key: dict[Key, Entry] = {}
+        self.by_rule: dict[str, dict[str, Entry]] = {}  # by the rule's id and the identity; no rule without an entry
         self._most = most
         self.evictions = 0
-        self._queue: deque[Key] = deque()  # every key once, in the order of inspection
+        self._queue: deque[Entry] = deque()  # every entry once, in the order of inspection
         self._shared: OrderedDict[tuple[_Kind, int], SharedBudget] = OrderedDict()
         self._common: dict[_Kind, SharedBudget] = {}  # one for each kind, when there are too many of the others
         self._budget_of: dict[Key, SharedBudget] = {}  # the shared budget of each of its users
         self._seal: Callable[[str], str] | None = None
 
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return len(self._queue)
+
+    def get(self, rule_id: str, identity: str) -> Entry | None:
+        """Return the identity's own entry."""
+        known = self.by_rule.get(rule_id)
+        return None if known is None else known.get(identity)
+
     def find(self, check: Check, now: int, network: Network) -> Entry | None:
         """Return the entry that a check reads; None if there is no entry and a key may be added. Evicts nothing."""
-        entry = self.by_key.get((check.terms.rule_id, check.identity))
+        entry = self.get(check.terms.rule_id, check.identity)
         if entry is not None or check.terms.algorithm == BAN:
             return entry
         budget = self._budget_of.get((check.terms.rule_id, check.identity)) if self._budget_of else None
-        if budget is not None and budget.expires > now:
+        if budget is not None and not budget.expired(now):
             return budget
         return None if self.has_room(now) else self._shared_budget(check, now, network)
 
@@ -109,44 +125,47 @@ class MemoryTable:
         no such entry.
         """
         key = (check.terms.rule_id, check.identity)
-        entry = self.by_key.get(key)
+        entry = self.get(*key)
         return self._budget_of.get(key) if entry is None else entry
 
     def admit(self, check: Check, now: int, *, state: Any = None, network: Network = None) -> Entry:
         """Return the entry to charge for a new identity: a new entry, or a shared budget."""
-        if len(self.by_key) >= self._most and not self._make_room(now) and check.terms.algorithm != BAN:
+        terms, identity, _ = check
+        entry = self.get(terms.rule_id, identity)
+        if entry is not None:  # a plan names one budget twice, which it should not
+            return entry
+        if len(self._queue) >= self._most and not self._make_room(now) and terms.algorithm != BAN:
             return self._shared_budget(check, now, network)
         self._sweep(now)
         if self._shared:
             self._tidy(now)
-        key = (check.terms.rule_id, check.identity)
-        entry = self.by_key.get(key)  # already there if a plan names one budget twice, which it should not
-        if entry is None:
-            entry = self.by_key[key] = Entry(state)
-            self._queue.append(key)
+        entry = self.by_rule.setdefault(terms.rule_id, {})[identity] = Entry(terms, identity, state)
+        self._queue.append(entry)
         return entry
 
     def has_room(self, now: int) -> bool:
         """True if a key may be added. If all of the next few are refused, the next call inspects others."""
-        if len(self.by_key) < self._most:
+        if len(self._queue) < self._most:
             return True
-        for key in islice(self._queue, _LOOKS):
-            if self.by_key[key].refused_until <= now:
+        for entry in islice(self._queue, _LOOKS):
+            if entry.refused_until <= now:
                 return True
         self._queue.rotate(-_LOOKS)
         return False
 
     def clear(self) -> None:
         """Drop all entries and shared budgets."""
-        self.by_key.clear()
         self._queue.clear()
+        for known in self.by_rule.values():
+            known.clear()  # a prepared hit may still have it
+        self.by_rule.clear()
         self._shared.clear()
         self._common.clear()
         self._budget_of.clear()
 
     def add_user(self, check: Check, budget: SharedBudget, now: int) -> None:
         """Remember that an identity uses a shared budget. Only the latest users are remembered."""
-        if budget.expires <= now:
+        if budget.expired(now):
             self._remove_users(budget)
         key = (check.terms.rule_id, check.identity)
         budget.users[key] = None
@@ -163,11 +182,11 @@ class MemoryTable:
         found = self._shared.get(bucket)
         if found is None:
             if not self._tidy(now) and len(self._shared) >= SHARED:
-                return self._common_budget(kind)
-            found = self._shared[bucket] = SharedBudget()
+                return self._common_budget(kind, check.terms)
+            found = self._shared[bucket] = SharedBudget(check.terms)
         return found
 
-    def _common_budget(self, kind: _Kind) -> SharedBudget:
+    def _common_budget(self, kind: _Kind, terms: Terms) -> SharedBudget:
         """Return the one shared budget for all new identities under a kind of rule, when there are too many shared
         budgets.
         """
@@ -177,7 +196,7 @@ class MemoryTable:
                 oldest = self._common.pop(next(iter(self._common)))
                 self._remove_users(oldest)
                 oldest.expires = _EVICTED
-            found = self._common[kind] = SharedBudget()
+            found = self._common[kind] = SharedBudget(terms)
         return found
 
     def _bucket_of(self, network: str) -> int:
@@ -193,7 +212,7 @@ class MemoryTable:
         before = len(self._shared)
         for _ in range(min(_SWEEP, before)):
             bucket, shared = self._shared.popitem(last=False)
-            if shared.expires <= now:
+            if shared.expired(now):
                 self._remove_users(shared)
                 shared.expires = _EVICTED
             else:
@@ -211,43 +230,53 @@ class MemoryTable:
             del self._budget_of[key]
 
     def _sweep(self, now: int) -> None:
-        """Remove the expired ones among the next few keys."""
+        """Remove the expired ones among the next few entries."""
         for _ in range(min(_SWEEP, len(self._queue))):
-            key = self._queue.popleft()
-            if self.by_key[key].expires <= now:
-                self.by_key.pop(key).expires = _EVICTED
+            if self._queue[0].expired(now):
+                self._remove(self._queue.popleft())
             else:
-                self._queue.append(key)
+                self._queue.rotate(-1)
 
     def _make_room(self, now: int) -> bool:
-        """Evict one of the next few keys; False if all of them are currently refused.
+        """Evict one of the next few entries; False if all of them are currently refused.
 
-        The first expired key is evicted. If none has expired: of four, the one with the most of its limit left, because
+        The first expired one is evicted. If none has expired: of four, the one with the most of its limit left, because
         eviction changes least for it.
         """
-        queue, by_key = self._queue, self.by_key
-        most, at, seen, choices = -1, -1, 0, _CHOICES
-        for seen, key in enumerate(islice(queue, _LOOKS)):
-            entry = by_key[key]
-            if entry.expires <= now:
+        queue = self._queue
+        most, at, seen, choices = -1.0, -1, 0, _CHOICES
+        for seen, entry in enumerate(islice(queue, _LOOKS)):
+            if entry.expired(now):
                 at = seen
                 break
             if entry.refused_until <= now:
-                if entry.left > most:
-                    most, at = entry.left, seen
+                outcome = entry.peek(now)
+                left = 1.0 if entry.terms.shadow else outcome.remaining / outcome.limit
+                if left > most:
+                    most, at = left, seen
                 choices -= 1
                 if not choices:
                     break
         if at < 0:
             queue.rotate(-_LOOKS)
             return False
-        key = queue[at]
-        del queue[at]  # first: a signal handler may raise after any step, and each key in the queue must be in `by_key`
+        entry = queue[at]
+        del queue[at]
         queue.rotate(-seen)
-        entry = by_key.pop(key)
         self.evictions += entry.expires > now
-        entry.expires = _EVICTED
+        self._remove(entry)
         return True
+
+    def _remove(self, entry: Entry) -> None:
+        """Remove an entry that has left the queue: a signal handler may raise after any step, and each entry in the
+        queue must be in `by_rule`.
+        """
+        rule_id = entry.terms.rule_id
+        known = self.by_rule[rule_id]
+        del known[entry.identity]
+        if not known:
+            del self.by_rule[rule_id]
+        entry.expires = _EVICTED
 
 
 def _kind(terms: Terms) -> _Kind:
