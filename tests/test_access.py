@@ -13,6 +13,7 @@ from sluicegate import Ban, Decision, ManualClock, Rule
 from sluicegate.errors import AsyncMismatchError, ConfigurationError, RuleError
 from sluicegate.plan import FORBIDDEN
 from sluicegate.testing import AsyncAdapter, BrokenStore
+from sluicegate.web.bound import NO_BOUNDS
 from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.settings import Settings
@@ -165,7 +166,7 @@ def test_asynchronous_functions() -> None:
     with pytest.raises(AsyncMismatchError, match="deny"):
         Gate(settings(deny=[is_denied]))
     with pytest.raises(AsyncMismatchError):  # one that cannot be seen to be asynchronous
-        Gate(settings(deny=[partial(is_denied)])).decide(Visitor(), ())
+        Gate(settings(deny=[partial(is_denied)])).decide(Visitor(), NO_BOUNDS)
 
 
 @pytest.mark.parametrize(

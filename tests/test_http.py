@@ -15,7 +15,7 @@ from sluicegate import Decision, Limiter, ManualClock, Outcome, Rule
 from sluicegate.errors import QuotaError, RuleError, SettingsError
 from sluicegate.plan import Check, Terms
 from sluicegate.quota import Quota
-from sluicegate.web import asgi_messages, http
+from sluicegate.web import http
 from sluicegate.web.asgi_messages import denied, merged, with_fields
 from sluicegate.web.http import (
     DIALECTS,
@@ -422,7 +422,7 @@ def test_the_fields_of_a_message_are_those_of_the_text(
         decision = Decision(True, decision.checks, tuple(passed))
     before = list(headers)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asgi_messages, "epoch_seconds", lambda: 7.5)
+        patch.setattr(http, "epoch_seconds", lambda: 7.5)
         made = with_fields({"status": status, "headers": headers, "more": 1}, decision, dialect)
         lazy = with_fields({"status": status, "headers": iter(headers), "more": 1}, decision, dialect)
     fields = fields_for(decision, dialect, epoch=7.5, status=status)

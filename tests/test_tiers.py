@@ -17,6 +17,7 @@ from sluicegate.quota import MAX_LIMIT
 from sluicegate.rules.terms import _parsed, make_terms
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.memory_table import KINDS, SHARED
+from sluicegate.web.bound import Bounds
 from sluicegate.web.endpoint import NOWHERE
 from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.http import denial
@@ -225,7 +226,7 @@ def test_texts_that_are_made_for_each_request_fill_no_memory() -> None:
     mark = make_mark(lambda visitor: visitor.path)
     [bound] = gate.bind_own(test_gate.place(), [mark])
     for _ in range(5_000):
-        gate.decide(Visitor(path=f"{next(numbers)}/day"), [bound])
+        gate.decide(Visitor(path=f"{next(numbers)}/day"), Bounds([bound]))
     for cache in (_parsed, make_terms):
         info = cache.cache_info()
         assert info.maxsize is not None

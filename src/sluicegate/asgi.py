@@ -17,7 +17,6 @@ from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack, cast
 
-from sluicegate.clock import epoch_seconds
 from sluicegate.errors import ConfigurationError, NotEnforcedError, SettingsError
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.status import Status
@@ -462,7 +461,7 @@ class RateLimitMiddleware:
         if state.decision is not decision:  # the fields cover all decisions about the request
             send, dialect = self._adding_fields(state, send), None
         accept = ",".join(caller.header("accept"))
-        answer = denial(decision, dialect, epoch=epoch_seconds(), accept=accept)
+        answer = denial(decision, dialect, accept=accept)
         body = b"" if caller.method == "HEAD" else answer.body
         await send({"type": start, "status": answer.status, "headers": [*denied(answer)]})
         await send({"type": rest, "body": body, "more_body": False})

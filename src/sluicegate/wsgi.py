@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
 from sluicegate.awaiting import async_mismatch, close_unawaited, waits
-from sluicegate.clock import epoch_seconds
 from sluicegate.errors import NotEnforcedError, RuleError
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.response import Headers, Response
@@ -216,7 +215,7 @@ class RateLimitMiddleware:
                 return own(environ, respond)
         caller = WsgiCaller(environ)
         accept = ",".join(caller.header("accept"))
-        answer = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
+        answer = denial(decision, self.settings.headers, accept=accept)
         status = _line(answer.status)
         if raw is None:
             respond(status, [*answer.body_fields])  # `respond` adds the others
@@ -271,7 +270,7 @@ class RateLimitMiddleware:
                 state.regain(cast("Settlement", state.settlement).answered(answer))
             decision = state.decision
             if decision is not None:
-                fields = fields_for(decision, self.settings.headers, epoch=epoch_seconds(), status=int(status[:3]))
+                fields = fields_for(decision, self.settings.headers, status=int(status[:3]))
                 headers = merge(headers, fields) if fields else headers
             return start_response(status, headers, exc_info)
 

@@ -189,7 +189,7 @@ def test_fl01_one_instance_on_two_apps_with_their_own_configuration() -> None:
         limiter.init_app(app)
         apps.append(app)
     assert [WsgiClient(app).statuses("/open", "/open", "/open") for app in apps] == [[200, 429, 429], [200, 200, 429]]
-    assert "app" not in vars(limiter)
+    assert not hasattr(limiter, "app")
 
 
 def test_fl01_every_setting_can_come_from_the_config() -> None:

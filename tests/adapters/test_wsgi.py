@@ -245,7 +245,7 @@ def test_c25_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyP
     app = RateLimitMiddleware(page(), default_limits=["1/minute"], clock=ManualClock())
     ask(app)
     for moment in (0.0, 4e9):
-        monkeypatch.setattr("sluicegate.wsgi.epoch_seconds", lambda moment=moment: moment)
+        monkeypatch.setattr("sluicegate.web.http.epoch_seconds", lambda moment=moment: moment)
         assert ask(app).one("retry-after") == "60"
 
 

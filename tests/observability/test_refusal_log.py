@@ -10,6 +10,7 @@ import pytest
 from sluicegate import ConfigurationError, ManualClock
 from sluicegate.identity import digest
 from sluicegate.refusal_log import RefusalLog
+from sluicegate.web.bound import NO_BOUNDS
 from sluicegate.web.gate import Gate
 from sluicegate.web.settings import Settings
 from tests.observability.test_metrics import BAN, DAY, PASSED, REFUSED, TEN, TRIAL, WOULD, event
@@ -96,7 +97,7 @@ def test_refusals_by_the_list_are_counted_together(caplog: pytest.LogCaptureFixt
     handle = RefusalLog(clock=clock, identities=1)
     gate = Gate(Settings(deny=["192.0.2.0/24"], application="shop", on_decision=handle))
     for number in range(4):
-        decision = gate.decide(Visitor(f"192.0.2.{number}"), ())
+        decision = gate.decide(Visitor(f"192.0.2.{number}"), NO_BOUNDS)
         assert decision is not None
         assert decision.forbidden
     assert caplog.messages == ["list 'deny' refused a request"]

@@ -33,7 +33,7 @@ from sluicegate.errors import NotEnforcedError, warn
 from sluicegate.plan import RateLimitExceeded
 from sluicegate.rules.rule import QuotaFunction
 from sluicegate.rules.terms import QuotaSpec
-from sluicegate.web.bound import Bound
+from sluicegate.web.bound import NO_BOUNDS, Bounds
 from sluicegate.web.endpoint import Endpoint, label_of
 from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.marks import (
@@ -143,7 +143,7 @@ class _ViewCall(NamedTuple):
 
     request: HttpRequest
     state: DjangoRequestState
-    bounds: tuple[Bound, ...]
+    bounds: Bounds
     marks: tuple[Mark, ...]
     adds_fields: bool  # this call adds the fields: no middleware or outer decorator will
     owner: Any  # the instance, if the view is a method
@@ -257,9 +257,9 @@ def _owner(view: Any, args: tuple[Any, ...]) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def _bounds(gate: Gate | AsyncGate, endpoint: Endpoint) -> tuple[Bound, ...]:
+def _bounds(gate: Gate | AsyncGate, endpoint: Endpoint) -> Bounds:
     """Return the rules of the marks only, with the names and scopes that the middleware gives them."""
-    return () if EXEMPT in endpoint.marks else gate.bind_own(endpoint, endpoint.marks)
+    return NO_BOUNDS if EXEMPT in endpoint.marks else gate.bind_own(endpoint, endpoint.marks)
 
 
 def _finish(call: _ViewCall, response: HttpResponseBase) -> HttpResponseBase:

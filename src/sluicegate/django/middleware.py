@@ -27,7 +27,7 @@ from sluicegate.django.request import STATE, AsyncDjangoRequestState, DjangoRequ
 from sluicegate.django.responses import add_fields, enforce, enforce_async, refuse, replace_response
 from sluicegate.django.routes import arrival_of
 from sluicegate.plan import RateLimitExceeded
-from sluicegate.web.bound import Bound
+from sluicegate.web.bound import NO_BOUNDS, Bounds
 from sluicegate.web.gate import AsyncGate, Gate
 
 
@@ -119,14 +119,14 @@ class RateLimitMiddleware:
 
     def _begin(self, request: HttpRequest) -> DjangoRequestState | None:
         """Return the state of a new request; None if limits are off, or an outer RateLimitMiddleware has made one."""
-        gate = self._gate()
-        if not gate.settings.enabled or state_of(request) is not None:
+        gate, facts = self._gate(), vars(request)
+        if not gate.settings.enabled or isinstance(facts.get(STATE), DjangoRequestState):
             return None
-        state = vars(request)[STATE] = self._state(request, gate)  # as `begin` does, without its question
+        state = facts[STATE] = self._state(request, gate)  # as `begin` does, without its question
         return state
 
 
-def _arrive(request: HttpRequest, state: DjangoRequestState) -> tuple[Bound, ...]:
+def _arrive(request: HttpRequest, state: DjangoRequestState) -> Bounds:
     """Mark the request as charged, and return the rules of its endpoint."""
     endpoint, marks = arrival_of(request)
     state.charged = True
@@ -135,7 +135,7 @@ def _arrive(request: HttpRequest, state: DjangoRequestState) -> tuple[Bound, ...
     return state.gate.bind(endpoint)
 
 
-def _arrive_without_view(request: HttpRequest, state: DjangoRequestState, status: int) -> tuple[Bound, ...]:
+def _arrive_without_view(request: HttpRequest, state: DjangoRequestState, status: int) -> Bounds:
     """Do the same as `_arrive` for a request that reached no view. A CORS preflight with this `status` is free, but the
     deny list applies to it.
 
@@ -144,4 +144,4 @@ def _arrive_without_view(request: HttpRequest, state: DjangoRequestState, status
     """
     bounds = _arrive(request, state)
     is_free = state.charging(request, bounds).is_cors_preflight() and (200 <= status < 300 or status in (301, 404))
-    return () if is_free else bounds
+    return NO_BOUNDS if is_free else bounds

@@ -6,7 +6,7 @@ continue.
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from inspect import isawaitable
@@ -18,13 +18,12 @@ from django.http.cookie import SimpleCookie
 from django.http.response import HttpResponseBase, ResponseHeaders
 
 from sluicegate.awaiting import async_mismatch, close_unawaited, waits
-from sluicegate.clock import epoch_seconds
 from sluicegate.django.lifecycle import release_at_close
 from sluicegate.django.request import DjangoRequestState, outer_of
 from sluicegate.django.signals import rate_limited
 from sluicegate.errors import SettingsError
 from sluicegate.plan import Decision
-from sluicegate.web.bound import Bound
+from sluicegate.web.bound import Bounds
 from sluicegate.web.gate import AsyncGate, Gate, Undecided
 from sluicegate.web.http import Denial, Field, Fields, denial, fields_for, merge
 from sluicegate.web.request_state import warn_of_twice
@@ -34,7 +33,7 @@ _DECISION: Final = "_sluicegate"  # attribute of a refusal made here: the decisi
 Response = TypeVar("Response", bound=HttpResponseBase)
 
 
-def enforce(request: HttpRequest, state: DjangoRequestState, bounds: Sequence[Bound]) -> HttpResponseBase | None:
+def enforce(request: HttpRequest, state: DjangoRequestState, bounds: Bounds) -> HttpResponseBase | None:
     """Charge these rules, and return the refusal if one of them refuses."""
     gate = state.gate
     if isinstance(gate, AsyncGate):  # a sync view under ASGI: the gate's connections belong to the server's loop
@@ -47,9 +46,7 @@ def enforce(request: HttpRequest, state: DjangoRequestState, bounds: Sequence[Bo
     return None if refusal is None else refuse(request, state, refusal)
 
 
-async def enforce_async(
-    request: HttpRequest, state: DjangoRequestState, bounds: Sequence[Bound]
-) -> HttpResponseBase | None:
+async def enforce_async(request: HttpRequest, state: DjangoRequestState, bounds: Bounds) -> HttpResponseBase | None:
     """Charge these rules, and return the refusal if one of them refuses."""
     gate = state.gate
     if isinstance(gate, Gate):  # an async view under WSGI: its loop ends with this call, and reading the user blocks
@@ -104,7 +101,7 @@ def add_fields(response: Response, state: DjangoRequestState) -> Response:
     decision, known = state.decision, vars(response).get(_DECISION)
     if decision is not None and decision is not known:
         dialect = state.gate.settings.headers
-        fields = fields_for(decision, dialect, epoch=epoch_seconds(), status=response.status_code)
+        fields = fields_for(decision, dialect, status=response.status_code)
         if fields:
             # If it is known, a view was given the refusal of a decorator inside it, and returned it.
             response.headers = _ClientHeaders(response.headers, fields, merges=known is None)
@@ -157,18 +154,18 @@ class _ClientHeaders(_Headers):
     """Headers with the fields of one client. A cache pickles responses; the pickle leaves these fields out."""
 
     def __init__(self, headers: ResponseHeaders, fields: Fields, *, merges: bool) -> None:
-        if _KEEPS_A_STORE:
-            self._store: dict[str, Field] = headers._store.copy()
-        else:
-            super().__init__(headers)
         added = _by_name(fields)
         self.before: ResponseHeaders = headers
         self.added: AbstractSet[str] = added.keys()
         if type(headers) is _ClientHeaders:
             self.before, self.added = headers.before, headers.added | self.added
-        if merges and not (_KEEPS_A_STORE and self.added.isdisjoint(self._store)):
+        if merges and not (_KEEPS_A_STORE and self.added.isdisjoint(headers._store)):
             added = _by_name(merge([(name, headers[name]) for name, _ in fields if name in headers], fields))
-        _write(self, added)
+        if _KEEPS_A_STORE:
+            self._store: dict[str, Field] = headers._store | added
+        else:
+            super().__init__(headers)
+            _write(self, added)
 
     def __reduce__(self) -> tuple[Any, ...]:
         others = {name: value for name, value in self.items() if name.lower() not in self.added}
@@ -201,7 +198,7 @@ def _refusal(
     """
     if own is None:
         dialect = state.gate.settings.headers if decision is state.decision else None
-        answer = denial(decision, dialect, epoch=epoch_seconds(), accept=request.META.get("HTTP_ACCEPT", ""))
+        answer = denial(decision, dialect, accept=request.META.get("HTTP_ACCEPT", ""))
         # Empty for HEAD, because gunicorn would send the body. Then GZipMiddleware leaves out the fields that it makes
         # from the body, which RFC 9110 §9.3.2 allows.
         own = _response(answer, empty=request.method == "HEAD")
@@ -214,7 +211,7 @@ def _refusal(
         expected = "return one of Django's responses, or None for the usual answer"
         raise SettingsError("on_denied", type(own), problem="what it returned is no response", expected=expected)
     else:
-        _add_own(own, fields_for(decision, None, epoch=0, status=own.status_code))
+        _add_own(own, fields_for(decision, None, status=own.status_code))
     own._has_been_logged = True  # type: ignore[attr-defined]  # Django then logs nothing: refusals must not fill the log
     return own
 

@@ -20,7 +20,6 @@ from flask import Flask, Request, Response, current_app, has_app_context, has_re
 from flask.globals import request_ctx
 from flask.signals import got_request_exception, request_tearing_down
 
-from sluicegate.clock import epoch_seconds
 from sluicegate.errors import NotEnforcedError, RuleError, SettingsError, SluicegateError, name_here, warn
 from sluicegate.flask.request import PENDING, FlaskCaller
 from sluicegate.flask.responses import (
@@ -36,7 +35,7 @@ from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.response import Headers
 from sluicegate.rules.response import Response as Answer
 from sluicegate.status import Status
-from sluicegate.web.bound import Bound, EndpointRules
+from sluicegate.web.bound import NO_BOUNDS, Bounds, EndpointRules
 from sluicegate.web.charge import AnyQuota, Charge, Charged, ChargedRule, ChargeOptions, unlimited
 from sluicegate.web.gate import Gate
 from sluicegate.web.http import Denial, Field, denial, fields_for
@@ -124,7 +123,8 @@ class RateLimiter:
         added = Installation(self, app, settings)
         if added.gate.limiter.events is not None:
             added.gate.limiter.events.take_part(added, _Watched)
-        app.before_request(added.before)
+        if settings.enabled:
+            app.before_request(added.before)
         # Flask calls the first one last: it sees the response that is sent.
         app.after_request_funcs.setdefault(None, []).insert(len(installed), added.after)
         app.error_handler_spec[None][None].setdefault(RateLimitExceeded, added.answer_raised)
@@ -271,8 +271,6 @@ class Installation:
 
     def before(self) -> Response | None:
         """Decide about a request, before its view or its error page."""
-        if not self.settings.enabled:
-            return None
         context = _context()
         native = context.request
         facts = vars(native)
@@ -280,7 +278,8 @@ class Installation:
         if state is None or state.route_decided:
             state = facts[self._on_request] = _FlaskState(self.gate, context)
         if native.method == "OPTIONS" and not _reaches_a_view(native) and _is_preflight(native):
-            return self._enforce(native, state, (), before_view=True)  # its response decides whether it is charged
+            # Its response decides whether it is charged.
+            return self._enforce(native, state, NO_BOUNDS, before_view=True)
         return self._enforce_route(native, state)
 
     def after(self, response: Response) -> Response:
@@ -303,7 +302,7 @@ class Installation:
         if decision is state.denied and status == state.denial.status:
             fields = state.denial.fields
         else:
-            fields = fields_for(decision, self.settings.headers, epoch=epoch_seconds(), status=status)
+            fields = fields_for(decision, self.settings.headers, status=status)
         add_fields(response.headers, fields)
         return response
 
@@ -319,7 +318,7 @@ class Installation:
             if not _is_free(native, response.status_code):
                 return self._enforce_route(native, state)
             state.route_decided = True
-            return self._enforce(native, state, (), before_view=True)
+            return self._enforce(native, state, NO_BOUNDS, before_view=True)
 
         refused = with_error_handlers(self._app(), refusal)
         return response if refused is None else _replacing(refused, response)
@@ -405,9 +404,7 @@ class Installation:
             self._await_end()
         return charged
 
-    def _enforce(
-        self, native: Request, state: _FlaskState, bounds: tuple[Bound, ...], *, before_view: bool
-    ) -> Response | None:
+    def _enforce(self, native: Request, state: _FlaskState, bounds: Bounds, *, before_view: bool) -> Response | None:
         """Return None to continue, or the response. Raises if a handler may handle the refusal and `on_denied` does
         not.
 
@@ -420,7 +417,7 @@ class Installation:
             native, state, decision, on_denied=self.settings.answer_to(decision), before_view=before_view
         )
 
-    def _decide(self, native: Request, state: _FlaskState, bounds: tuple[Bound, ...]) -> Decision | None:
+    def _decide(self, native: Request, state: _FlaskState, bounds: Bounds) -> Decision | None:
         """Charge these rules."""
         decision = self.gate.decide(self._caller(native), bounds)
         if (outer := native.environ.get(KEY)) is not None:
@@ -450,7 +447,7 @@ class Installation:
             decision = state.decision  # with the names that the fields have
         state.denied = decision
         accept = native.environ.get("HTTP_ACCEPT", "")
-        state.denial = denial(decision, self.settings.headers, epoch=epoch_seconds(), accept=accept)
+        state.denial = denial(decision, self.settings.headers, accept=accept)
         raises = not before_view or state.denial.status in self._handled
         own = None if raises else self._refusal_class
         return refuse(self._app(), native, decision, answer=state.denial, on_denied=on_denied, own=own)

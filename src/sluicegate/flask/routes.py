@@ -17,7 +17,7 @@ from flask import Flask
 
 from sluicegate import fork
 from sluicegate.errors import RuleError
-from sluicegate.web.bound import Bound, Bounds, EndpointRules
+from sluicegate.web.bound import Bounds, EndpointRules
 from sluicegate.web.endpoint import Endpoint, label_of, scope_of, short_name
 from sluicegate.web.gate import Gate
 from sluicegate.web.marks import EXEMPT, Mark, marks_of
@@ -31,7 +31,7 @@ Marks = tuple[Mark, ...]
 class RouteRules(NamedTuple):
     """The rules of one route for one method, and the marks that these rules come from."""
 
-    bounds: tuple[Bound, ...]
+    bounds: Bounds
     marks: Marks = ()
 
 
@@ -49,7 +49,7 @@ class AppRoutes:
         self._owns_marks = owns_marks
         self._routes: dict[tuple[str, str, str], RouteRules] = {}
         # By mark and label, for views that are called without their route.
-        self._own: dict[tuple[Mark, str], tuple[Bound, ...]] = {}
+        self._own: dict[tuple[Mark, str], Bounds] = {}
         self._labels: dict[str, Any] = {}  # the first view of each label
         self._first_routes: dict[Hashable, str] = {}  # by view
         self._lock = threading.Lock()
@@ -91,7 +91,7 @@ class AppRoutes:
         for rule in app.url_map.iter_rules():
             automatic = {"HEAD"} if "GET" in (rule.methods or ()) else set[str]()
             automatic |= {"OPTIONS"} if getattr(rule, "provide_automatic_options", False) else set()
-            methods_of: dict[tuple[Bound, ...], list[str]] = {}
+            methods_of: dict[Bounds, list[str]] = {}
             for method in sorted((rule.methods or {""}) - automatic):
                 methods_of.setdefault(self.find(rule, method).bounds, []).append(method)
             view = app.view_functions.get(rule.endpoint)
@@ -100,7 +100,7 @@ class AppRoutes:
                 found.append(EndpointRules(shown._replace(methods=tuple(filter(None, methods))), bounds))
         return found
 
-    def own(self, mark: Mark, *, label: str) -> tuple[Bound, ...]:
+    def own(self, mark: Mark, *, label: str) -> Bounds:
         """Return the rule of one mark, for a view that is called without its route. If the view has a route, one
         budget.
         """

@@ -26,7 +26,7 @@ from sluicegate.starlette.middleware import decide, state_at
 from sluicegate.starlette.request import StarletteCaller
 from sluicegate.starlette.responses import close_refused, error_for, response_of
 from sluicegate.starlette.routes import known_arrivals, serves, template_of
-from sluicegate.web.bound import Bound
+from sluicegate.web.bound import Bounds
 from sluicegate.web.endpoint import Arrival, Endpoint, label_of
 from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.marks import (
@@ -201,6 +201,6 @@ async def _enforce(pending: _Pending) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def bounds_of(gate: Gate | AsyncGate, endpoint: Endpoint, marks: tuple[Mark, ...]) -> tuple[Bound, ...]:
+def bounds_of(gate: Gate | AsyncGate, endpoint: Endpoint, marks: tuple[Mark, ...]) -> Bounds:
     """Return the rules of these marks only."""
     return gate.bind_own(endpoint, marks)

@@ -15,7 +15,7 @@ from sluicegate.plan import Decision
 from sluicegate.starlette.request import StarletteCaller
 from sluicegate.starlette.responses import has_handlers, own_answer
 from sluicegate.starlette.routes import RouteFinder, is_built_late
-from sluicegate.web.bound import Bound
+from sluicegate.web.bound import Bounds
 from sluicegate.web.endpoint import Arrival, Endpoint, label_of
 from sluicegate.web.gate import AsyncGate
 from sluicegate.web.request_state import RequestState
@@ -112,7 +112,7 @@ def state_at(scope: Scope, what: str, limited: Any) -> RequestState:
     return state
 
 
-async def decide(state: RequestState, scope: Scope, bounds: tuple[Bound, ...]) -> Decision | None:
+async def decide(state: RequestState, scope: Scope, bounds: Bounds) -> Decision | None:
     """Charge rules that the middleware has not charged; None if none applies."""
     decided = await cast("AsyncGate", state.gate).decide(StarletteCaller(scope), bounds)
     state.note(decided)

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketState
 
 from sluicegate.asgi import REASON, ASGIApp, AsgiCaller, Scope, answer_of, can_deny
-from sluicegate.clock import epoch_seconds
 from sluicegate.errors import SluicegateError
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.web.http import denial
@@ -27,7 +26,7 @@ class Refused(RateLimitExceeded, HTTPException):
     """
 
     def __init__(self, decision: Decision) -> None:
-        answer = denial(decision, None, epoch=epoch_seconds(), accept="text/plain")
+        answer = denial(decision, None, accept="text/plain")
         # Not super(): each parent would pass its arguments to the other.
         HTTPException.__init__(self, answer.status, answer.body.decode().strip(), dict(answer.fields))
         self.decision = decision
@@ -84,7 +83,7 @@ async def response_of(settings: Settings, caller: AsgiCaller, decision: Decision
     own = await own_answer(settings, caller, decision)
     if own is not None:
         return own
-    answer = denial(decision, None, epoch=epoch_seconds(), accept=",".join(caller.header("accept")))
+    answer = denial(decision, None, accept=",".join(caller.header("accept")))
     return Response(answer.body, answer.status, dict(answer.all_fields))
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, MutableMapping
 from functools import lru_cache
 from typing import Any, Final
 
-from sluicegate.clock import epoch_seconds
 from sluicegate.plan import Decision, Terms
 from sluicegate.rules.response import Headers, Response
 from sluicegate.web.http import NAMES, Denial, Field, Fields, fields_for, merge, one_item, policy_text
@@ -80,7 +79,7 @@ def with_fields(message: Message, decision: Decision, dialect: str | None) -> Me
             policy, item, left, wait = one
             own += policy, (b"ratelimit", item % (left, wait))
             return {**message, "headers": own}
-    fields = fields_for(decision, dialect, epoch=epoch_seconds(), status=status)
+    fields = fields_for(decision, dialect, status=status)
     if fields or "headers" in message:  # an iterator has been read
         message = {**message, "headers": merged(own, fields) if fields else own}
     return message

@@ -276,9 +276,9 @@ class Gate(_Rules):
             self.limiter = Limiter(settings.store, **_options(settings))  # type: ignore[arg-type]
             super().__init__(settings, accept=self.limiter.accept)
 
-    def decide(self, caller: Caller, bounds: Sequence[Bound]) -> Decision | None:
+    def decide(self, caller: Caller, bounds: Bounds) -> Decision | None:
         """Charge all rules that apply, or none of them, and return the decision. Return None if no rule applies."""
-        begun = bounds.begin(caller) if type(bounds) is Bounds else None
+        begun = bounds.begin(caller)
         if type(begun) is Decision:
             return begun
         return self.finish(begun, caller, bounds) if bounds or self.denies else None
@@ -325,9 +325,9 @@ class AsyncGate(_Rules):
             self.limiter = AsyncLimiter(settings.store, **_options(settings))  # type: ignore[arg-type]
             super().__init__(settings, accept=self.limiter.accept)
 
-    async def decide(self, caller: Caller, bounds: Sequence[Bound]) -> Decision | None:
+    async def decide(self, caller: Caller, bounds: Bounds) -> Decision | None:
         """Charge all rules that apply, or none of them, and return the decision. Return None if no rule applies."""
-        begun = bounds.begin(caller) if type(bounds) is Bounds else None
+        begun = bounds.begin(caller)
         return begun if type(begun) is Decision else await self.finish(begun, caller, bounds)
 
     async def finish(

@@ -88,12 +88,12 @@ def retry_after(decision: Decision) -> int | None:
     return seconds(longest)
 
 
-def fields_for(decision: Decision, dialect: str | None, *, epoch: float, status: int) -> Fields:
+def fields_for(decision: Decision, dialect: str | None, *, status: int, epoch: float | None = None) -> Fields:
     """Return the fields that a decision adds to a response with this status, whatever code made the response.
 
     A refusal adds `Cache-Control: no-store` and, to an error, `Retry-After`. The dialect adds its fields, except to a
-    response with the status 1xx or 3xx, and except if no rule applied. `epoch` is the current time in seconds since
-    1970. Only the dialect "x-ratelimit" reads `epoch`.
+    response with the status 1xx or 3xx, and except if no rule applied. `epoch` is the time in seconds since
+    1970, by default now. Only the dialect "x-ratelimit" has it.
     """
     one = one_item(decision, dialect, status, texts=policy_text)
     if one is not None:
@@ -101,7 +101,7 @@ def fields_for(decision: Decision, dialect: str | None, *, epoch: float, status:
         return [policy, ("RateLimit", f"{item}{left};t={wait}")]
     fields: Fields = []
     if dialect is not None and status >= 200 and not 300 <= status < 400:
-        fields = DIALECTS[dialect](decision, epoch)
+        fields = DIALECTS[dialect](decision, epoch_seconds() if epoch is None else epoch)
     if decision.allowed:
         # Other code made this 429: the remaining units of this limiter do not explain it.
         return [field for field in fields if field[0] != "RateLimit"] if status == 429 else fields
@@ -110,7 +110,7 @@ def fields_for(decision: Decision, dialect: str | None, *, epoch: float, status:
     return [("Cache-Control", "no-store"), *fields]
 
 
-def denial(decision: Decision, dialect: str | None, *, epoch: float, accept: str = "") -> Denial:
+def denial(decision: Decision, dialect: str | None, *, accept: str = "", epoch: float | None = None) -> Denial:
     """Return the response to a refused request: 429; 503 if the store failed; 403 for a denied client. `accept` chooses
     the type of the body.
 
@@ -125,7 +125,7 @@ def denial(decision: Decision, dialect: str | None, *, epoch: float, accept: str
         return _denial(((row,), dialect, 0.0, text))
     second, since = 0.0, 0
     if dialect == "x-ratelimit":  # only this dialect has a time of day
-        second, rest = divmod(epoch, 1)
+        second, rest = divmod(epoch_seconds() if epoch is None else epoch, 1)
         since = round(rest * MICROSECOND)
     return _denial((tuple(_rows(decision, since=since)), dialect, second, text))
 
