@@ -102,8 +102,7 @@ POSITIONAL = 3
 # module:function → the reason why it catches every exception.
 CATCHES_ALL: dict[str, str] = {
     "awaiting:label_of": "the application's object may raise anything; it has a name all the same",
-    "stores.redis.connections:Connections.send": "any error, also an interrupt, closes the connection; raised again",
-    "stores.redis.connections:_Pool.send_at_once": "any error closes the connection; raised again",
+    "stores.redis.connections:_Pool.ask": "any error closes the connection; raised again",
     "stores.redis.connections:_Pool.idle": "any error, also an interrupt, closes the connection; raised again",
     "stores.redis.connections:_Pool._start": "an opening that did not begin gives its place back, whatever happens",
     "stores.redis.connections:_Pool._connect": "any error of `prepare`; raised again in the request that waits",

@@ -168,8 +168,7 @@ class Ask:
         self.asked = loop.now
 
         async def main() -> Any:
-            answer, _ = driver.ask(Send(ADDRESS, command))
-            return await answer
+            return await driver.send(Send(ADDRESS, command), driver.until())
 
         self.task = loop.create_task(main())
 

@@ -198,7 +198,13 @@ def test_the_frame_of_a_batch_and_its_reply() -> None:
     assert name == b"EVAL"
     assert [sha1(text, usedforsecurity=False).hexdigest().encode(), *rest] == unpacked(whole)[0][1:]
     error = hiredis.ReplyError("WRONGTYPE")
-    assert split_reply([b"7 8 9 ", b"1 2", error, b""], 3) == [b"7 8 9 1 2", error, b"7 8 9 "]
+    assert split_reply([b"7 8 9 ", b"=0", error, b"x" * 60], 3, whole.read) == [
+        b"7 8 9 =0",
+        error,
+        b"7 8 9 " + b"x" * 60,
+    ]
+    (passed,) = split_reply([b"7 8 9 ", b""], 1, whole.read)
+    assert (passed.allowed, passed.remaining, passed.at) == (True, 9, 8_000_009)
 
 
 def unpacked(command: Batch) -> list[list[bytes]]:

@@ -271,12 +271,12 @@ def test_a_frame_for_a_closed_socket_goes_into_no_other_file(tmp_path: Path) -> 
     """The number of the closed socket's file is taken by the next file that is opened."""
     here, there = socket.socketpair()
     here.settimeout(1)
-    number, send = here.fileno(), _socket(SimpleNamespace(_sock=here)).send
+    number, opened = here.fileno(), _socket(SimpleNamespace(_sock=here))
     here.close()
     with closing(there), (tmp_path / "other").open("wb") as other:
         os.dup2(other.fileno(), number)
         with pytest.raises(OSError, match="Bad file descriptor"):
-            send(b"PING")
+            opened.write(opened.file(), b"PING")
         if other.fileno() != number:
             os.close(number)
     assert (tmp_path / "other").read_bytes() == b""

@@ -401,14 +401,14 @@ def test_it_is_bounded_and_the_oldest_is_evicted_first(mode: Mode, clock: Manual
     calls = inside.calls
     refusals = store.store.refusals
     assert len(refusals.kept) == 3
-    assert {identity for _, identity in refusals._of} == {*"bcd", "z"}
+    assert {identity for _, identity in refusals.index} == {*"bcd", "z"}
     for identity in "dcb":
         store.run(check(identity=identity, cost=6), check(identity="z", scope="other"))
     assert inside.calls == calls
     clock.advance(1)
     for identity in "dcb":
         refusals.look(Plan((check(identity=identity, cost=6), check(identity="z", scope="other"))))
-    assert (dict(refusals.kept), refusals._of) == ({}, {})
+    assert (dict(refusals.kept), refusals.index) == ({}, {})
 
 
 def test_threads(clock: ManualClock) -> None:
@@ -430,7 +430,7 @@ def test_threads(clock: ManualClock) -> None:
         assert sum(pool.map(flood, range(8))) == 50
     kept = store.refusals.kept
     assert len(kept) <= 5
-    assert set(store.refusals._of) == {(checks[0].terms.rule_id, checks[0].identity) for checks in kept}
+    assert set(store.refusals.index) == {(checks[0].terms.rule_id, checks[0].identity) for checks in kept}
 
 
 def test_it_closes_the_store_inside(mode: Mode, clock: ManualClock) -> None:

@@ -23,7 +23,7 @@ from sluicegate.plan import Check, Outcome, Plan, Terms
 from sluicegate.quota import Quota
 from sluicegate.stores import open_store
 from sluicegate.stores.redis.commands import PARAMS, pack, split_reply
-from sluicegate.stores.redis.encoding import CHARGE, Encoder, decode, script
+from sluicegate.stores.redis.encoding import CHARGE, Encoder, decode, reader_of, script
 from sluicegate.testing.scenarios import COSTS, LATEST, LONGEST, MOMENTS, WAITS, examples, quotas, takes
 from sluicegate.testing.store import NAMES, terms
 from tests.servers import Server
@@ -61,9 +61,11 @@ class Budgets:
         try:
             reply = self.connection.execute_command(*unpacked(frame))
             if frame is not command.frame:
-                (reply,) = split_reply(reply, 1)
+                (reply,) = split_reply(reply, 1, reader_of(check.terms))
                 if isinstance(reply, Exception):
                     raise reply
+                if isinstance(reply, Outcome):
+                    return reply
         except redis.ResponseError as error:
             return str(error).split(" ")[0]
         assert isinstance(reply, list if by_run else bytes)

@@ -312,7 +312,7 @@ def test_a_connection_that_its_thread_lost_does_not_count(scripted: Callable[...
     server = scripted()
     with closing(server.connections("redis://{}?max_connections=1", deadline=PATIENCE)) as connections:
         assert server.ask(connections) == b"OK"
-        (pool,) = connections._pools.values()
+        (pool,) = connections.pools.values()
         gc.disable()  # the count does not wait for the collector
         try:
             threading.Thread(target=pool.idle).start()  # takes it, and ends
@@ -391,7 +391,7 @@ def body():
         yield
 left = body()
 next(left)
-limiter.store.inside._store._connections._deadline = 0.2
+limiter.store.inside._store._connections.deadline = 0.2
 print("held", flush=True)
 sys.stdin.readline()
 """

@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from operator import is_
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from sluicegate import fork
@@ -56,7 +57,7 @@ class Refusals:
     def __init__(self, *, staleness: float, clock: Clock | None = None, size: int = SIZE) -> None:
         self.read, self._unit = reading(clock)
         self.kept: OrderedDict[Checks, CachedRefusal] = OrderedDict()
-        self._of: dict[tuple[str, str], set[Checks]] = {}  # the index by budget: the rule's id, and the identity
+        self.index: dict[tuple[str, str], set[Checks]] = {}  # the index by budget: the rule's id, and the identity
         self.marks: list[object] = [None] * (MASK + 1)
         self._staleness_us = round(staleness * MICROSECOND)
         self._size = size
@@ -66,7 +67,7 @@ class Refusals:
 
     def after_fork(self) -> None:
         """Begin empty: another thread of the parent may have been changing the index."""
-        self.kept, self._of, self._lock = OrderedDict(), {}, threading.RLock()
+        self.kept, self.index, self._lock = OrderedDict(), {}, threading.RLock()
 
     def look(self, plan: Plan) -> tuple[Outcomes | None, _Before]:
         """Return a remembered refusal as the store would return it now, or None; and what `learn` needs if the store is
@@ -113,7 +114,7 @@ class Refusals:
 
     def changed(self, plan: Plan) -> None:
         """Drop the refusals on all budgets that the plan charges or refunds."""
-        marks, known = self.marks, self._of
+        marks, known = self.marks, self.index
         for terms, identity, cost in plan[0]:
             if cost or terms.algorithm == BAN:
                 marks[hash(identity) & MASK] = object()
@@ -122,7 +123,7 @@ class Refusals:
 
     def charged(self, checks: Checks) -> None:
         """Do the same as `changed` for checks of one identity, none of which has cost 0 or is of a ban."""
-        identity, known = checks[0][1], self._of
+        identity, known = checks[0][1], self.index
         self.marks[hash(identity) & MASK] = object()
         if known:
             for terms, _, _ in checks:
@@ -133,13 +134,13 @@ class Refusals:
         """Drop the refusals on one budget."""
         self.marks[hash(identity) & MASK] = object()
         with self._lock:
-            for checks in list(self._of.get((rule_id, identity), ())):
+            for checks in list(self.index.get((rule_id, identity), ())):
                 self._drop(checks)
 
     def rule_ids(self, identity: str) -> set[str]:
         """Return the ids of the rules whose budgets of an identity a refusal is about."""
         with self._lock:
-            return {rule_id for rule_id, refused in self._of if refused == identity}
+            return {rule_id for rule_id, refused in self.index if refused == identity}
 
     def _remember(self, checks: Checks, outcomes: Outcomes, before: _Before) -> None:
         """Drop the refusals that a refused plan has changed all the same, and remember its own if that holds."""
@@ -153,7 +154,7 @@ class Refusals:
         until = read // self._unit + min([self._staleness_us, *waits])
         refusal = CachedRefusal(outcomes, self.read() // self._unit, until)
         if counted:  # `drop` sets new marks: they must not be taken for a change by another request
-            holds = holds and self._marks_of(checks) == marks
+            holds = holds and self._has(marks, checks)
             for check, _ in counted:
                 self.drop(check.terms.rule_id, check.identity)
             marks = self._marks_of(checks)
@@ -162,8 +163,8 @@ class Refusals:
         with self._lock:
             self._drop(checks)
             for check in checks:
-                self._of.setdefault((check.terms.rule_id, check.identity), set()).add(checks)
-            if self._marks_of(checks) == marks:
+                self.index.setdefault((check.terms.rule_id, check.identity), set()).add(checks)
+            if self._has(marks, checks):
                 self.kept[checks] = refusal
                 if len(self.kept) > self._size:
                     self._drop(next(iter(self.kept)))
@@ -173,14 +174,17 @@ class Refusals:
     def _marks_of(self, checks: Checks) -> list[object]:
         return [self.marks[hash(identity) & MASK] for _, identity, _ in checks]
 
+    def _has(self, marks: list[object], checks: Checks) -> bool:
+        return all(map(is_, self._marks_of(checks), marks))
+
     def _drop(self, checks: Checks) -> None:
         self.kept.pop(checks, None)
         for check in checks:
-            of = self._of.get((check.terms.rule_id, check.identity))
+            of = self.index.get((check.terms.rule_id, check.identity))
             if of is not None:
                 of.discard(checks)
                 if not of:
-                    self._of.pop((check.terms.rule_id, check.identity), None)
+                    self.index.pop((check.terms.rule_id, check.identity), None)
 
 
 def _counted(checks: Checks, outcomes: Outcomes) -> list[tuple[Check, Outcome]]:

@@ -120,7 +120,7 @@ class _Fallback(ABC, Generic[_AnyStore]):
             return None
         store: Any = self._store
         note, outcomes_of, (first, *others) = self._local_fallback.note, store.passed(terms), terms
-        read, marks, charged = refusals.read, refusals.marks, refusals.charged
+        read, marks = refusals.read, refusals.marks
 
         def begin(identity: str, cost: int) -> _Begun | None:
             checks: Checks = (new(Check, (first, identity, cost)),)
@@ -129,20 +129,24 @@ class _Fallback(ABC, Generic[_AnyStore]):
             closed = breaker.closed
             if not closed or not cost or (refusals.kept and checks in refusals.kept):
                 return None
-            now, mark = read(), marks[hash(identity) & MASK]
-            sent = send(checks)
-            return None if sent is None else (checks, sent, now, mark, closed)
+            now, at = read(), hash(identity) & MASK
+            mark = marks[at]
+            sent = send(identity, cost)
+            return None if sent is None else (checks, sent, at, now, mark, closed)
 
-        def passed(checks: Checks, reply: Any) -> Decision | None:
+        def passed(begun: _Begun, reply: Any) -> Decision | None:
+            checks, _, at, *_ = begun
             outcomes = outcomes_of(checks, reply)
             if outcomes is None:
                 return None
             note(checks, outcomes)
-            charged(checks)
+            marks[at] = outcomes  # a new object
+            if refusals.index:
+                refusals.charged(checks)
             return new(Decision, (True, checks, outcomes))
 
         def rest(begun: _Begun, origin: Origin | None) -> _Rest:
-            checks, _, now, mark, closed = begun
+            checks, _, _, now, mark, closed = begun
             plan = Plan(checks, network=network_of(origin))
             learn = partial(refusals.learn, plan, before=(now, [mark] * len(checks)))
             failed = partial(self._failed_over, plan, asked=breaker, closed=closed)
@@ -189,9 +193,9 @@ class _Asking:
         return not self._raises
 
 
-_Begun = tuple[Checks, Any, int, object, int]
-"""A charge that was sent to a healthy store: its checks; what `prepare_send` of the store is about; the reading of the
-clock and the mark of the identity, for the deny cache; and `closed` of the breaker.
+_Begun = tuple[Checks, Any, int, int, object, int]
+"""A charge that was sent to a healthy store: its checks; what `prepare_send` of the store is about; for the deny cache
+the place of the identity's mark, the reading of the clock and the mark; and `closed` of the breaker.
 """
 
 
@@ -199,7 +203,7 @@ class _Charge(NamedTuple):
     """The parts of a prepared charge. The sync and the async fallback share them."""
 
     begin: Callable[[str, int], _Begun | None]  # sends it; None if it cannot be decided in this way
-    passed: Callable[[Checks, Any], Decision | None]  # the decision if the reply says that all checks were charged
+    passed: Callable[[_Begun, Any], Decision | None]  # the decision if the reply says that all checks were charged
     rest: Callable[[_Begun, Origin | None], _Rest]  # for any other reply
 
 
@@ -289,15 +293,14 @@ class Fallback(_Fallback[Store]):
                 begun = begin(identity, cost)
                 if begun is None:
                     return None
-                checks, (step, reply, until) = begun[0], begun[1]
-                decision = passed(checks, reply)
+                decision = passed(begun, begun[1][0])
             except BaseException:
                 refusals.charged(tuple([Check(each, identity, cost) for each in terms]))
                 raise
             if decision is not None:
                 return decision
             with charge.rest(begun, origin) as rest:
-                rest.outcomes = store.resume(rest.plan, step, reply, until=until)
+                rest.outcomes = store.resume(rest.plan, begun[1], begun[1][0])
             return rest.decision
 
         return hit
@@ -438,17 +441,17 @@ class AsyncFallback(_Fallback[AsyncStore]):
             return None if begun is None else decide(begun, origin)
 
         async def decide(begun: _Begun, origin: Origin | None) -> Decision:
-            checks, (step, answer, until) = begun[0], begun[1]
+            sent = begun[1]
             try:
-                reply = await answer
-                decision = passed(checks, reply)
+                reply = await sent[0]
+                decision = passed(begun, reply)
             except BaseException:
-                refusals.charged(checks)
+                refusals.charged(begun[0])
                 raise
             if decision is not None:
                 return decision
             with charge.rest(begun, origin) as rest:
-                rest.outcomes = await store.resume(rest.plan, step, reply, until=until)
+                rest.outcomes = await store.resume(rest.plan, sent, reply)
             return rest.decision
 
         return hit

@@ -11,16 +11,16 @@ A key is `prefix:{digest}:rule_id`. The digest of the identity is the hash tag. 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
 from typing import Any, Final, Self
 
-from sluicegate.clock import Clock
+from sluicegate.clock import Clock, monotonic
 from sluicegate.errors import SluicegateWarning, StoreError, StrictError
 from sluicegate.extras import needs
 from sluicegate.hidden import hide_store, shown_url
-from sluicegate.plan import Checks, Outcome, Plan, Terms, new
+from sluicegate.plan import Outcome, Plan, Terms
 from sluicegate.status import Status, TopologyName, percentiles
 from sluicegate.stores import DEADLINE
 
@@ -29,7 +29,8 @@ with needs("redis"):
     import redis.asyncio
 
     from sluicegate.stores.redis.async_connections import AsyncConnections
-    from sluicegate.stores.redis.connections import Connections
+    from sluicegate.stores.redis.commands import AnyCommand
+    from sluicegate.stores.redis.connections import NONE_IDLE, Connections
     from sluicegate.stores.redis.encoding import Encoder, passed
     from sluicegate.stores.redis.maxmemory import warn_of_eviction
     from sluicegate.stores.redis.operations import Operations
@@ -46,6 +47,9 @@ with needs("redis"):
         decodes,
         warn_about,
     )
+
+Sent = tuple[Any, Address, AnyCommand, float]
+"""A prepared charge that was sent: its reply, the server, the command and the deadline."""
 
 _ROUND_TRIPS: Final = 100  # the last ones, for the status
 
@@ -106,8 +110,8 @@ class _RedisStore:
 
     def _keep_under(self, prefix: str, clock: Clock | None) -> None:
         decoded = isinstance(self._connections, (UserClient, AsyncUserClient)) and decodes(self._connections.client)
-        encoder = Encoder(prefix=prefix, clock=clock, split=self._where.split, decoded=decoded)
-        self._operations = Operations(self._where, encoder)
+        self._encoder = Encoder(prefix=prefix, clock=clock, split=self._where.split, decoded=decoded)
+        self._operations = Operations(self._where, self._encoder)
         self._prefix, self.clock = prefix, clock
 
     def separate(self, name: str, *, clock: Clock | None = None) -> Self:
@@ -166,7 +170,7 @@ class RedisStore(_RedisStore):
         connections, quick = self._connections, self._operations.quick(plan)
         until = connections.until()
         reply = None if quick is None else connections.send(quick, until)
-        if type(reply) is bytes or type(reply) is list:
+        if quick is not None and not isinstance(reply, Exception):
             result = self._operations.decode(plan, reply)
         else:
             result = connections.drive(self._operations.run(plan, quick, reply), until)
@@ -174,25 +178,29 @@ class RedisStore(_RedisStore):
             self._read_memory(until)
         return result
 
-    def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[Checks], Any] | None:
-        """Return a function that sends checks of these terms over an idle connection. It returns the step, the reply
-        and the deadline, or None if nothing was sent. `passed` or `resume` makes the outcomes of the reply.
+    def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[str, int], Sent | None] | None:
+        """Return a function that charges these terms to an identity over an idle connection, or returns None if nothing
+        was sent. `passed` or `resume` makes the outcomes of the reply.
         """
-        connections, prepared = self._connections, self._operations.prepare(terms, batches=False)
-        if prepared is None or not isinstance(connections, Connections):
+        connections, where, pack = self._connections, self._where, self._encoder.prepare(terms, batches=False)
+        if pack is None or not isinstance(connections, Connections):
             return None
-        command, known = prepared
-        send_at_once = connections.send_at_once
+        deadline = connections.deadline
 
-        def send(checks: Checks) -> tuple[Send, Any, float] | None:
-            address = None if self._memory_unknown else known(0)
-            return None if address is None else send_at_once(new(Send, (address, command(checks), 1.0, False)))
+        def send(identity: str, cost: int) -> Sent | None:
+            pool = connections.pools.get(where.address)
+            if pool is None or self._memory_unknown:
+                return None
+            command, now = pack(identity, cost), monotonic()
+            reply = pool.ask(command, now, deadline)
+            return None if reply is NONE_IDLE else (reply, pool.address, command, now + deadline)
 
         return send
 
-    def resume(self, plan: Plan, step: Send, reply: Any, *, until: float) -> tuple[Outcome, ...]:
+    def resume(self, plan: Plan, sent: Sent, reply: Any) -> tuple[Outcome, ...]:
         """Do the rest of `run`, after the first step was sent."""
-        return self._connections.drive(self._operations.run(plan, step, reply), until)
+        _, address, command, until = sent
+        return self._connections.drive(self._operations.run(plan, Send(address, command), reply), until)
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Refund each charge to its window."""
@@ -272,12 +280,9 @@ class AsyncRedisStore(_RedisStore):
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none. Raises StoreError if a server does not reply in time."""
         connections, quick = self._connections, self._operations.quick(plan)
-        if quick is None:
-            reply, until = None, connections.until()
-        else:
-            answer, until = connections.ask(quick)
-            reply = await answer
-        if type(reply) is bytes or type(reply) is list:
+        until = connections.until()
+        reply = None if quick is None else await connections.send(quick, until)
+        if quick is not None and not isinstance(reply, Exception):
             result = self._operations.decode(plan, reply)
         else:
             result = await connections.drive(self._operations.run(plan, quick, reply), until)
@@ -285,31 +290,29 @@ class AsyncRedisStore(_RedisStore):
             await self._read_memory(until)
         return result
 
-    def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[Checks], Any] | None:
-        """Return a function that sends checks of these terms. It returns the step, the awaitable reply and the
-        deadline, or None if nothing was sent. `passed` or `resume` makes the outcomes of the reply.
-        """
-        connections, prepared = self._connections, self._operations.prepare(terms, batches=True)
-        if prepared is None or not isinstance(connections, AsyncConnections):
+    def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[str, int], Sent | None] | None:
+        """Do the same as that of RedisStore. The reply is awaitable."""
+        connections, where, pack = self._connections, self._where, self._encoder.prepare(terms, batches=True)
+        if pack is None or not isinstance(connections, AsyncConnections):
             return None
-        (command, known), ask = prepared, connections.ask
+        ready, deadline = connections.ready, connections.deadline
 
-        def send(checks: Checks) -> tuple[Send, Awaitable[Any], float] | None:
-            address = None if self._memory_unknown else known(0)
-            if address is None:
+        def send(identity: str, cost: int) -> Sent | None:
+            connection = None if self._memory_unknown else ready(where.address)
+            if connection is None:
                 return None
-            step = new(Send, (address, command(checks), 1.0, False))
-            try:
-                answer, until = ask(step)
-            except RuntimeError:  # another event loop than asyncio's runs: `run` raises the same
-                return None
-            return step, answer, until
+            command = pack(identity, cost)
+            answer = connection.join(command)
+            if answer is None:
+                answer = connection.send(command, connections.until())
+            return answer, connection.address, command, connection.turn + deadline
 
         return send
 
-    async def resume(self, plan: Plan, step: Send, reply: Any, *, until: float) -> tuple[Outcome, ...]:
+    async def resume(self, plan: Plan, sent: Sent, reply: Any) -> tuple[Outcome, ...]:
         """Do the rest of `run`, after the first step was sent."""
-        return await self._connections.drive(self._operations.run(plan, step, reply), until)
+        _, address, command, until = sent
+        return await self._connections.drive(self._operations.run(plan, Send(address, command), reply), until)
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Refund each charge to its window."""

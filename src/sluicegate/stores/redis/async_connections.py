@@ -68,7 +68,7 @@ class AsyncConnection(asyncio.Protocol):
 
     def __init__(self, servers: Servers, step: Send, *, at_end: Callable[[AsyncConnection], object]) -> None:
         self._servers = servers
-        self._address, self._sentinel = step.address, step.sentinel
+        self.address, self._sentinel = step.address, step.sentinel
         self._at_end = at_end
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader()
@@ -102,8 +102,8 @@ class AsyncConnection(asyncio.Protocol):
         return not self._closed and not self._retired
 
     def join(self, command: AnyCommand, answer: _Answer | None = None) -> _Answer | None:
-        """Add a command to the group of its rule that leaves in this turn. Return None if there is no such group."""
-        group = self.unsent.get(id(command.shape)) if type(command) is SingleCheck else None
+        """Add a command to the group of its rule that leaves in this turn, if there is one. Else return None."""
+        group = self.unsent.get(id(command[0]))  # a SingleCheck begins with its shape
         if group is None:
             return None
         if answer is None:
@@ -119,6 +119,9 @@ class AsyncConnection(asyncio.Protocol):
         """Return a future of the reply, or of a NoReplyError. The time before the write does not count, unless the
         connection opens.
         """
+        group = self.unsent.get(id(command[0]))
+        if group is not None and group.until <= until:
+            return cast(_Answer, self.join(command, answer))
         if answer is None:
             answer = self._loop.create_future()
         unsent, is_open = self.unsent, self._transport is not None
@@ -181,7 +184,7 @@ class AsyncConnection(asyncio.Protocol):
                 if type(sent) is not Batch:
                     replies = [reply]
                 elif type(reply) is list:
-                    replies = split_reply(reply, len(answers))
+                    replies = split_reply(reply, len(answers), sent.read)
                 elif str(reply).startswith("NOSCRIPT"):  # it did not run: again, for the callers that still wait
                     waiting.popleft()
                     self.unsent[id(oldest)] = oldest._replace(asked=self._heard)
@@ -223,7 +226,7 @@ class AsyncConnection(asyncio.Protocol):
                 if self._servers.prepare is not None:
                     await asyncio.to_thread(self._servers.prepare)
                 redis_connection = self._servers.connection(
-                    self._address, timeout=OPENING, asynchronous=True, sentinel=self._sentinel
+                    self.address, timeout=OPENING, asynchronous=True, sentinel=self._sentinel
                 )
                 await redis_connection.connect()
                 if not (redis_connection.username or redis_connection.password or redis_connection.db):
@@ -274,7 +277,7 @@ class AsyncConnection(asyncio.Protocol):
         for each in unsent.values():
             if each.until - now < min(took, each.until - each.asked) / 2:
                 late.append(each)
-            elif self.join(each.commands[0], each.answers[0]) is None:
+            else:
                 self.send(each.commands[0], each.until, each.answers[0])
         self._answer(late, TimeoutError("the connection opened too late"), sent=False, concerns="plan")
         self._flush()
@@ -345,7 +348,7 @@ class AsyncConnection(asyncio.Protocol):
 
     def _answer(self, group: Iterable[_Waiting], error: BaseException, *, sent: bool, concerns: Concerns) -> None:
         for answer in [answer for each in group for answer in each.answers if not answer.done()]:
-            answer.set_result(NoReplyError(self._address, error, sent=sent, concerns=concerns))
+            answer.set_result(NoReplyError(self.address, error, sent=sent, concerns=concerns))
 
     def _close_if_done(self) -> None:
         if not self.unsent and all([each.is_over for each in self._waiting]):
@@ -385,7 +388,7 @@ class _LoopConnections:
     """The connections of one event loop: to each address the one in use, and those that are being left."""
 
     def __init__(self) -> None:
-        self.used: dict[Address, AsyncConnection] = {}
+        self.used: dict[Address | None, AsyncConnection] = {}
         self.open: set[AsyncConnection] = set()
         self.closed = False  # whether `close` was called on this loop
         self._end: AsyncGenerator[None] | None = None
@@ -441,7 +444,7 @@ class AsyncConnections(AsyncDriver):
 
     def __init__(self, servers: Servers, *, deadline: float) -> None:
         self._servers = servers
-        self._deadline = deadline
+        self.deadline = deadline
         self._loops: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
         fork.renew(self)
 
@@ -452,33 +455,33 @@ class AsyncConnections(AsyncDriver):
 
     def until(self) -> float:
         """Return the deadline of a call that begins now."""
-        return asyncio.get_running_loop().time() + self._deadline
+        return asyncio.get_running_loop().time() + self.deadline
 
     def send(self, step: Send, until: float) -> Awaitable[Any]:
         """Send a command. Return the reply, or a NoReplyError."""
-        return self.ask(step, until)[0]
-
-    def ask(self, step: Send, until: float | None = None) -> tuple[Awaitable[Any], float]:
-        """Send a command. Return what `send` returns, and the deadline. Without `until`, it is the first of a call."""
-        here = self._loops.get(asyncio.get_running_loop())
-        if here is None:
-            here = self._of_this_loop()
+        here = self._of_this_loop()
         connection = here.used.get(step.address)
-        if connection is None or not (connection.unsent or connection.is_usable()):
+        if connection is None or not connection.is_usable():
             connection = here.connect(self._servers, step)
-        answer = connection.join(step.command) if until is None else None
-        if answer is None:
-            until = self.until() if until is None else until
-            answer = connection.send(step.command, until)
-        elif until is None:
-            until = connection.turn + self._deadline
+        answer = connection.send(step.command, until)
         if here.closed:  # a slot is released after `close`, which is not called again
             self.retire(step.address)
-            return _and_a_turn(answer), until
-        return answer, until
+            return _and_a_turn(answer)
+        return answer
+
+    def ready(self, address: Address | None) -> AsyncConnection | None:
+        """Return the open connection of the running loop to an address, if there is one."""
+        try:
+            here = self._loops.get(asyncio.get_running_loop())
+        except RuntimeError:  # another event loop than asyncio's runs
+            return None
+        connection = None if here is None else here.used.get(address)
+        return connection if connection is not None and (connection.unsent or connection.is_usable()) else None
 
     def _of_this_loop(self) -> _LoopConnections:
         loop = asyncio.get_running_loop()
+        if loop in self._loops:
+            return self._loops[loop]
         for other in [each for each in list(self._loops) if each.is_closed()]:
             self._loops.pop(other).forget()
         return self._loops.setdefault(loop, _LoopConnections())

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, cast, final
 
+from sluicegate.clock import MICROSECOND
+from sluicegate.plan import Outcome
+
 PARAMS: Final = 3  # the integers that the scripts expect for every algorithm
+LONG: Final = 60  # bytes: the numbers of a check whose text is longer may be too long for Python's own arithmetic
 FIELDS: Final = 5  # the integers that they return for every check
+
+
+Reader = Callable[[bytes, int, int], Outcome | None]
+"""Makes the outcome of a check that passed, from what a script says of it, the time and the cost. None for another."""
 
 
 class Script(NamedTuple):
@@ -69,6 +77,7 @@ class Batch(NamedTuple):
     frame: bytes
     tag: int
     script: Script
+    read: Reader
     replies: int = 1
 
     def with_text(self) -> Batch:
@@ -120,6 +129,7 @@ class HitShape(NamedTuple):
     many: Script | None  # None if such plans cannot be in a batch
     rule: PackedRule
     params: bytes
+    read: Reader
 
 
 AnyCommand = Command | SingleCheck
@@ -132,14 +142,19 @@ def batch(single: Sequence[SingleCheck]) -> Batch:
     keys = (rule.after + rule.before).join([each.digest for each in single])
     head = b"*%d\r\n%s%s" % (3 + len(single) + 1 + shape.params.count(b"$"), many.start, bulk(len(single)))
     tail = b"$6\r\n%d\r\n%s" % (tag, shape.params)
-    return Batch(b"".join((head, rule.before, keys, rule.after, tail)), tag, many)
+    return Batch(b"".join((head, rule.before, keys, rule.after, tail)), tag, script=many, read=shape.read)
 
 
-def split_reply(reply: list[Any], count: int) -> list[Any]:
-    """Return the reply to a batch, as the reply to each of its `count` commands: text, or an error reply. Raises
-    ConnectionError if it makes no sense.
+def split_reply(reply: list[Any], count: int, read: Reader) -> list[Any]:
+    """Return the reply to a batch, as the reply to each of its `count` commands: the outcome if the check passed, or
+    text, or an error reply. Raises ConnectionError if it makes no sense.
     """
     start, *ends = reply
     if type(start) is not bytes or len(ends) != count:
         raise ConnectionError("the reply makes no sense")
-    return [start + end if type(end) is bytes else end for end in ends]
+    try:
+        _, seconds, microseconds, _ = start.split(b" ")
+        now = int(seconds) * MICROSECOND + int(microseconds)
+    except ValueError:
+        raise ConnectionError("the reply makes no sense") from None
+    return [((len(end) < LONG and read(end, now, 1)) or start + end) if type(end) is bytes else end for end in ends]

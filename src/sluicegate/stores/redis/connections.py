@@ -36,11 +36,14 @@ from sluicegate.stores.redis.url import OPENING, Servers
 from sluicegate.stores.threads import start_thread
 
 _CHUNK: Final = 16384  # bytes that are read from a socket at once
+_USUAL: Final = 400  # and at first: Python allocates so few without `malloc`, and nearly every reply is shorter
 BUSY: Final = 0.001  # seconds: a connection that was used more recently is not checked before it is used again
 _STUCK: Final = 1.0  # seconds: after this time another opening may begin, because the packets of this one may be lost
 _LATE: Final = 0.001  # seconds to read a reply that came in time, if this thread was stalled until the deadline
 _PING: Final = Command(pack("PING"))
+_NEARLY: Final = 0.9  # of the deadline: a call that has more left takes all of it, so that its socket keeps its timeout
 _TURNED_AWAY: Final = {"NOAUTH", "DENIED", "ERR"}  # no password, protected mode, too many clients
+NONE_IDLE: Final = object()
 _SOCKET: Final = "_sock"
 _READER: Final = "_reader"
 _DefaultParser: Any = redis.connection.DefaultParser
@@ -60,16 +63,17 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
         self.used = began  # when it was last used
         self.until = began + seconds
         self.limited = 0.0  # the seconds that a system call may take at present
-        self.pieces = 0  # how many were read of the reply
         self._nothing: object = None  # what redis-py's reader returns before a reply is whole
 
     def on_connect(self, connection: Any, **options: Any) -> None:
         """Start to read from the socket of this connection."""
         super().on_connect(connection, **options)
-        self.send, self._receive, self._set_timeout, self.is_readable = _socket(connection)
+        opened = _socket(connection)
+        self._file, self._write, self._send_all, self._receive, self._set_timeout, self.is_readable = opened
+        self._feed, self._gets = len, _no_reply
         reader = getattr(self, _READER, None)
         if reader is None:
-            self._receive = None
+            self._receive = _no_bytes
         else:
             self._feed, self._gets, self._nothing = reader.feed, reader.gets, reader.gets()
 
@@ -81,29 +85,27 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
         error.args = (response,)
         return error
 
-    def call(self, command: AnyCommand, until: float) -> Any:
+    def call(self, command: Command, until: float) -> Any:
         """Send a command and return its reply, which may be an error reply. Raises OSError or RedisError if no reply
         comes.
         """
-        self.until, self.pieces = until, 0
-        left = until - self.used
-        if not 0.9 * left <= self.limited <= 1.1 * left:
-            if left <= 0:
-                raise TooLateError("the deadline passed before the command was written")
-            self.limit(left)
-        frame, tag, _, replies = command.whole if type(command) is SingleCheck else command
-        self.send(frame)
-        if self._receive is None:
+        frame, tag, _, replies = command
+        self.until = until
+        # A socket with a timeout does not block, so the first attempt needs no wait for its buffer, with which
+        # `sendall` begins. The number of the file is asked each time: a closed socket's may be another file's.
+        try:
+            sent = self._write(self._file(), frame)
+        except BlockingIOError:
+            sent = 0
+        if sent != len(frame):
+            self._send_all(frame[sent:])
+        try:  # nearly always one piece has the reply
+            self._feed(self._receive(_USUAL))
+            reply = self._gets()
+        except TimeoutError:  # `read_from_socket` looks once more
+            reply = self._nothing
+        if reply is self._nothing:
             reply = self.read_response()
-        else:  # nearly always one piece has the reply
-            self.pieces = 1
-            try:
-                self._feed(self._receive(_CHUNK))
-                reply = self._gets()
-            except TimeoutError:  # `read_from_socket` looks once more
-                reply = self._nothing
-            if reply is self._nothing:
-                reply = self.read_response()
         if replies > 1:
             for _ in range(1, replies):
                 reply = self.read_response()
@@ -114,9 +116,7 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
     def read_from_socket(self, **options: Any) -> Any:
         """Read a piece of a reply. At the deadline, look once more: the server was in time if the reply is here."""
         try:
-            if self.pieces:
-                self._continue()
-            self.pieces += 1
+            self.limit(self.until - monotonic())
             return _read_from_socket(self, **options)
         except (TimeoutError, RedisTimeoutError):
             if self.limited == _LATE or not self.is_readable():
@@ -124,13 +124,10 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
             self.limit(_LATE)
             return _read_from_socket(self, **options)
 
-    def _continue(self) -> None:
-        left = self.until - monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self.limit(left)
-
     def limit(self, seconds: float) -> None:
+        """Let each system call take so many seconds. Raises TooLateError if none are left."""
+        if seconds <= 0:
+            raise TooLateError("the deadline passed before the command was written")
         self.limited = seconds
         self._set_timeout(seconds)
 
@@ -138,8 +135,10 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
 class _Socket(NamedTuple):
     """What this module does with a socket of redis-py."""
 
-    send: Callable[[bytes], object]
-    receive: Callable[[int], bytes] | None  # at most so many bytes; None: redis-py reads
+    file: Callable[[], int]
+    write: Callable[[int, bytes], int]  # to the file, without waiting: how many bytes were written
+    send_all: Callable[[bytes], object]
+    receive: Callable[[int], bytes]  # at most so many bytes
     set_timeout: Callable[[float], object]
     is_readable: Callable[[], object]  # without waiting: true if there is data to read
 
@@ -156,27 +155,38 @@ def _socket(redis_connection: Any) -> _Socket:
             redis_connection.send_packed_command((frame,), check_health=False)
 
         limit = redis_connection.update_current_socket_timeout
-        return _Socket(send, None, set_timeout=limit, is_readable=partial(_can_read, redis_connection))
+        return _Socket(
+            int,
+            _nothing_yet,
+            send,
+            receive=_no_bytes,
+            set_timeout=limit,
+            is_readable=partial(_can_read, redis_connection),
+        )
     watch, tls = watcher(sock), isinstance(sock, ssl.SSLSocket)
     direct = os.name == "posix" and not tls  # elsewhere a socket is no file
     return _Socket(
-        partial(_send, sock) if direct else sock.sendall,
-        sock.recv,
+        sock.fileno,
+        os.write if direct else _nothing_yet,
+        sock.sendall,
+        receive=sock.recv,
         set_timeout=sock.settimeout,
         is_readable=(lambda: watch() and not _only_tls(sock)) if tls else watch,
     )
 
 
-def _send(sock: Any, frame: bytes) -> None:
-    """Send a frame. A socket with a timeout does not block, so the first attempt needs no wait for its buffer, which
-    `sendall` begins with. The number of the file is asked each time: a closed socket's number may be another file's.
-    """
-    try:
-        sent = os.write(sock.fileno(), frame)
-    except BlockingIOError:
-        sent = 0
-    if sent < len(frame):
-        sock.sendall(frame[sent:])
+def _nothing_yet(file: int, frame: bytes) -> int:
+    """Write nothing: `send_all` writes the frame."""
+    return 0
+
+
+def _no_bytes(size: int) -> bytes:
+    """Read nothing: `read_response` of redis-py reads the reply."""
+    return b""
+
+
+def _no_reply() -> None:
+    """Return what `_Parser` starts with as the sign that there is no reply yet."""
 
 
 def _can_read(redis_connection: Any) -> bool:
@@ -189,7 +199,7 @@ def _can_read(redis_connection: Any) -> bool:
 class Connection:
     """One open connection. Raises OSError or RedisError if it cannot be opened in so many seconds."""
 
-    __slots__ = ("__weakref__", "_redis", "call", "parser", "took")
+    __slots__ = ("__weakref__", "_redis", "parser", "took")
 
     def __init__(self, servers: Servers, step: Send, *, seconds: float) -> None:
         began = monotonic()
@@ -207,7 +217,6 @@ class Connection:
         )
         self._redis.connect()
         parser.opened = True
-        self.call = parser.call
         if not (self._redis.username or self._redis.password or self._redis.db):
             self._greet(parser.until)
         self.took = monotonic() - began  # the seconds of the opening: two round trips or more
@@ -218,7 +227,7 @@ class Connection:
 
     def _greet(self, until: float) -> None:
         """Ask for one reply, because redis-py has asked for none: does the server answer, and does it serve us?"""
-        reply = self.call(_PING, until)
+        reply = self.parser.call(_PING, until)
         if str(reply).partition(" ")[0] in _TURNED_AWAY:
             self.close()
             raise ConnectionError(str(reply))
@@ -288,8 +297,9 @@ class _Pool:
     Condition takes its lock in Python code, and an exception there leaves the lock taken for ever.
     """
 
-    def __init__(self, servers: Servers, *, closed: bool) -> None:
+    def __init__(self, servers: Servers, address: Address, *, closed: bool) -> None:
         self._servers = servers
+        self.address = address
         self._idle: deque[Connection] = deque()  # the last used one at the end
         self._open: WeakSet[Connection] = WeakSet()
         self._openings: WeakSet[_Opening] = WeakSet()
@@ -358,41 +368,43 @@ class _Pool:
             if self._idle:  # this thread may have been woken for it, and then interrupted
                 self._wake()
 
-    def send_at_once(self, step: Send, seconds: float) -> tuple[Send, Any, float] | None:
-        """Send a command over an idle connection. Return the step, its reply or a NoReplyError, and the deadline, so
-        many seconds from now; None if no connection is idle. This is `idle` and `put` without their calls.
+    def ask(self, command: Command, now: float, seconds: float, connection: Connection | None = None) -> Any:
+        """Send a command over this connection, or an idle one, and put the connection back. Return the reply or a
+        NoReplyError; NONE_IDLE if no connection is idle. The call takes at most so many seconds from `now`.
         """
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            return None
-        parser, now = connection.parser, monotonic()
-        until = now + seconds
+        if connection is None:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return NONE_IDLE
+        parser = connection.parser
         try:
             if now - parser.used >= BUSY and parser.is_readable():  # the server has closed it
                 self.discard(connection)
-                return None
+                return NONE_IDLE
             parser.used = now
-            reply = connection.call(step[1], until)
-        except BaseException as error:  # noqa: BLE001  # `lost` raises it again
-            return step, self.lost(connection, step, error=error), until
-        self._idle.append(connection)
+            if parser.limited != seconds:
+                parser.limit(seconds)
+            reply = parser.call(command, now + seconds)
+        except BaseException as error:  # noqa: BLE001  # `_lost` raises it again
+            return self._lost(connection, error)
+        self._idle.append(connection)  # the same as `put`, without a call
         if self._waiting:
             self._wake()
         elif self._closed:
             self.close()
-        return step, reply, until
+        return reply
 
-    def lost(self, connection: Connection, step: Send, *, error: BaseException) -> NoReplyError:
+    def _lost(self, connection: Connection, error: BaseException) -> NoReplyError:
         """Close a connection without a reply, unless nothing was sent. Return the failure. Raises another error."""
         if isinstance(error, TooLateError):
             self.put(connection)
-            return NoReplyError(step.address, error, sent=False, concerns="plan")
+            return NoReplyError(self.address, error, sent=False, concerns="plan")
         self.discard(connection)
         failure = failure_of(error)
         if failure is None:
             raise error  # an interrupt, or the timeout of a greenlet
-        return NoReplyError(step.address, failure, sent=True)
+        return NoReplyError(self.address, failure, sent=True)
 
     def put(self, connection: Connection) -> None:
         """Put a connection back."""
@@ -491,57 +503,49 @@ class Connections(Driver):
 
     def __init__(self, servers: Servers, *, deadline: float) -> None:
         self._servers = servers
-        self._deadline = deadline
-        self._pools: dict[Address, _Pool] = {}
+        self.deadline = deadline
+        self.pools: dict[Address | None, _Pool] = {}
         self._closed = False
         fork.renew(self)
 
     def until(self) -> float:
         """Return the deadline of a call that begins now."""
-        return monotonic() + self._deadline
+        return monotonic() + self.deadline
 
     def send(self, step: Send, until: float) -> Any:
         """Send a command. Return the reply, or a NoReplyError."""
-        pool = self._pools.get(step.address)
+        pool = self.pools.get(step.address)
         if pool is None:
-            pool = self._pools.setdefault(step.address, _Pool(self._servers, closed=self._closed))
+            pool = self.pools.setdefault(step.address, _Pool(self._servers, step.address, closed=self._closed))
+        now, command = monotonic(), step.command
+        whole, left = command.whole if isinstance(command, SingleCheck) else command, until - now
+        reply = pool.ask(whole, now, left if left < _NEARLY * self.deadline else self.deadline)
+        if reply is not NONE_IDLE:
+            return reply
         try:
-            connection = pool.idle()
-            if connection is None:
-                connection = pool.wait(step, until)
-                if until - monotonic() < min(connection.took, self._deadline) / 2:
-                    # A reply would come too late, and then the next request would have to open a connection again.
-                    pool.put(connection)
-                    late = TimeoutError("the connection opened too late")
-                    return NoReplyError(step.address, late, sent=False, concerns="plan")
+            connection = pool.wait(step, until)
         except NoReplyError as error:
             return error
-        try:
-            reply = connection.call(step.command, until)
-        except BaseException as error:  # noqa: BLE001  # `lost` raises it again
-            return pool.lost(connection, step, error=error)
-        pool.put(connection)
-        return reply
-
-    def send_at_once(self, step: Send) -> tuple[Send, Any, float] | None:
-        """Send a command over an idle connection. Return the step, what `send` returns, and the deadline; None if no
-        connection is idle.
-        """
-        pool = self._pools.get(step[0])
-        return None if pool is None else pool.send_at_once(step, self._deadline)
+        now = monotonic()
+        if until - now < min(connection.took, self.deadline) / 2:
+            # A reply would come too late, and then the next request would have to open a connection again.
+            pool.put(connection)
+            late = TimeoutError("the connection opened too late")
+            return NoReplyError(step.address, late, sent=False, concerns="plan")
+        return pool.ask(whole, now, until - now, connection=connection)
 
     def retire(self, address: Address) -> None:
         """Close the connections to an address: the idle ones now, the others after their reply."""
-        pool = self._pools.pop(address, None)
+        pool = self.pools.pop(address, None)
         if pool is not None:
             pool.close()
 
     def close(self) -> None:
         """Close the connections: the idle ones now, the others after their reply. A later call opens one for itself."""
         self._closed = True
-        for pool in list(self._pools.values()):
+        for pool in list(self.pools.values()):
             pool.close()
 
     def after_fork(self) -> None:
         """Drop all connections without closing them: after fork() the sockets belong to the parent."""
-        self._pools = {}
+        self.pools = {}

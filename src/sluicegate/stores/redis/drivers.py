@@ -75,11 +75,6 @@ class AsyncDriver(ABC):
     def send(self, step: Send, until: float) -> Awaitable[Any]:
         """Send a command. Return the reply, or a NoReplyError."""
 
-    def ask(self, step: Send) -> tuple[Awaitable[Any], float]:
-        """Send the first command of a call. Return what `send` returns, and the deadline of the call."""
-        until = self.until()
-        return self.send(step, until), until
-
     @abstractmethod
     def retire(self, address: Address) -> None:
         """Stop using the open connections to an address."""

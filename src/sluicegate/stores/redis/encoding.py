@@ -27,6 +27,7 @@ from sluicegate.stores.redis.commands import (
     Command,
     HitShape,
     PackedRule,
+    Reader,
     Script,
     Shape,
     SingleCheck,
@@ -108,7 +109,7 @@ class Encoder:
                 parts += (rule.algorithm, counted, bulk(cost), rule.params)
         return Command(b"".join(parts), tag, shape.script)
 
-    def prepare(self, terms: tuple[Terms, ...], *, batches: bool) -> Callable[[Checks], AnyCommand] | None:
+    def prepare(self, terms: tuple[Terms, ...], *, batches: bool) -> Callable[[str, int], Any] | None:
         """Return a function that makes the command of a charge of these terms for one identity at one cost, if the
         script is for such charges alone, else None. `batches`: the command may become a part of a batch.
         """
@@ -121,9 +122,9 @@ class Encoder:
             return None
         usual, script, batches = shape.usual, shape.script, batches and single is not None
 
-        def command(checks: Checks) -> AnyCommand:
-            _, identity, cost = checks[0]
+        def command(identity: str, cost: int) -> AnyCommand:
             if cost != 1 or clock is not None:
+                checks = tuple([new(Check, (each, identity, cost)) for each in terms])
                 return self._hit(checks[0]) if several is None else self._several(several, checks)
             tag = next(tags)
             if batches:
@@ -239,6 +240,7 @@ class Encoder:
             many=None if self._split else _script("many", names),
             rule=rule,
             params=params,
+            read=reader_of(terms),
         )
 
     def _rule(self, terms: Terms) -> PackedRule:
@@ -339,10 +341,12 @@ def passed(terms: tuple[Terms, ...]) -> Callable[[Checks, Any], Outcomes | None]
     It does the same as `decode`, in fewer calls.
     """
     most = _SHORT * min(len(terms), 3)  # three times as many digits are still a float
-    readers = [_HITS[each.algorithm][2](each.params) if each.algorithm in _HITS else _unknown for each in terms]
+    readers = [reader_of(each) for each in terms]
     first = readers[0]
 
     def one(checks: Checks, reply: Any) -> Outcomes | None:
+        if type(reply) is Outcome:  # read already, as a part of a batch
+            return (reply,)
         if type(reply) is not bytes or len(reply) > most:
             return None
         try:
@@ -375,6 +379,12 @@ def passed(terms: tuple[Terms, ...]) -> Callable[[Checks, Any], Outcomes | None]
         return outcomes
 
     return one if len(terms) == 1 else several
+
+
+def reader_of(terms: Terms) -> Reader:
+    """Return what makes the outcome of a check of these terms that passed."""
+    known = _HITS.get(terms.algorithm)
+    return _unknown if known is None else known[2](terms.params)
 
 
 def _require_integers(numbers: Sequence[object]) -> None:
@@ -462,10 +472,8 @@ def _integer(word: bytes) -> int:
 # A reader makes the outcome of a hit that passed, which is nearly every one, in a third of the time of `check`. It
 # returns None for any other. Each function returns the reader for an algorithm with these parameters.
 
-_Passed = Callable[[bytes, int, int], Outcome | None]
 
-
-def _passed_window(params: tuple[int, ...]) -> _Passed:
+def _passed_window(params: tuple[int, ...]) -> Reader:
     limit, window, grain = params
 
     def passed(kept: bytes, now: int, cost: int) -> Outcome | None:
@@ -485,7 +493,7 @@ def _passed_window(params: tuple[int, ...]) -> _Passed:
     return passed
 
 
-def _passed_fixed(params: tuple[int, ...]) -> _Passed:
+def _passed_fixed(params: tuple[int, ...]) -> Reader:
     limit, window = params
 
     def passed(kept: bytes, now: int, cost: int) -> Outcome | None:
@@ -501,7 +509,7 @@ def _passed_fixed(params: tuple[int, ...]) -> _Passed:
     return passed
 
 
-def _passed_gcra(params: tuple[int, ...]) -> _Passed:
+def _passed_gcra(params: tuple[int, ...]) -> Reader:
     burst, unit, leak = params
     full = burst * unit
 
@@ -518,7 +526,7 @@ def _passed_gcra(params: tuple[int, ...]) -> _Passed:
     return passed
 
 
-def _passed_counter(params: tuple[int, ...]) -> _Passed:
+def _passed_counter(params: tuple[int, ...]) -> Reader:
     return _unknown
 
 
@@ -532,7 +540,7 @@ _LEVEL: Final = 11  # the bytes of a GCRA's state, unless its level is 2^32 or m
 _Reader = tuple[
     Callable[..., Outcome],
     Callable[[bytes], Any],
-    Callable[[tuple[int, ...]], _Passed],
+    Callable[[tuple[int, ...]], Reader],
 ]
 _GCRA: Final[_Reader] = (gcra.check, _level, _passed_gcra)
 _HITS: Final[dict[str, _Reader]] = {  # other algorithms have `general` as their hit

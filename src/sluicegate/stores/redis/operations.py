@@ -7,14 +7,14 @@ could not write, or was never reached. A command without a reply may have run, s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any, Final
 
 from sluicegate.errors import StoreError
-from sluicegate.plan import BAN, Check, Checks, Outcome, Plan, Terms, charged, in_shadow, new
+from sluicegate.plan import BAN, Check, Outcome, Plan, Terms, charged, in_shadow, new
 from sluicegate.stores.redis.commands import AnyCommand, Command, pack
 from sluicegate.stores.redis.encoding import PEEK, REFUND, REFUSED, RENEW, Encoder, decode, decode_time
 from sluicegate.stores.redis.failures import kind_of, may_succeed_elsewhere, store_error
@@ -55,15 +55,6 @@ class Operations:
         address = topology.known(slot)
         return None if address is None or not checks else new(Send, (address, self._encoder.run(plan), 1.0, False))
 
-    def prepare(
-        self, terms: tuple[Terms, ...], *, batches: bool
-    ) -> tuple[Callable[[Checks], AnyCommand], Callable[[int], Address | None]] | None:
-        """Return a function that makes the command of a charge of these terms, and one that returns the server of slot
-        0, if it is known. None if such a charge is for `run`.
-        """
-        command = self._encoder.prepare(terms, batches=batches)
-        return None if command is None else (command, self._topology.known)
-
     def run(self, plan: Plan, quick: Send | None = None, reply: Any = None) -> Steps[tuple[Outcome, ...]]:
         """Charge every check of the plan, or none. `quick` was sent already and got `reply`."""
         checks, attempt = plan.checks, None if quick is None else Attempt(quick, reply)
@@ -81,6 +72,8 @@ class Operations:
 
     def decode(self, plan: Plan, reply: Any) -> tuple[Outcome, ...]:
         """Return one outcome for each check, from a script's reply. Raises StoreError if it makes no sense."""
+        if type(reply) is Outcome:  # read already, as a part of a batch
+            return (reply,)
         try:
             return decode(plan, reply)
         except MALFORMED as error:

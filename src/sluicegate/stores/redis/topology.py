@@ -42,6 +42,11 @@ class Topology(Protocol):
     name: TopologyName
     split: bool  # whether keys of different slots may be on different servers
 
+    @property
+    def address(self) -> Address | None:
+        """The server of all slots, if there is one and no look-up is needed."""
+        ...
+
     def known(self, slot: int) -> Address | None:
         """Return the address of a slot, if no look-up is needed."""
         ...
@@ -72,15 +77,15 @@ class Single:
     split = False
 
     def __init__(self, servers: Servers) -> None:
-        self._address = servers.seeds[0]
+        self.address = servers.seeds[0]
 
     def known(self, slot: int) -> Address | None:
         """Return the address, which is always known."""
-        return self._address
+        return self.address
 
     def find(self, slot: int) -> Steps[Address]:
         """Return the address in the URL."""
-        return self._address
+        return self.address
         yield
 
     def lost(self, address: Address) -> bool:
@@ -92,11 +97,11 @@ class Single:
 
     def moved(self, slot: int, address: Address) -> None:
         """Raise StoreError: only a node of a cluster redirects, and the URL is not the URL of a cluster."""
-        raise StoreError(str(self._address), "it is a node of a cluster; use redis+cluster://")
+        raise StoreError(str(self.address), "it is a node of a cluster; use redis+cluster://")
 
     def masters(self) -> Steps[tuple[Address, ...]]:
         """Return the one server."""
-        return (self._address,)
+        return (self.address,)
         yield
 
 
@@ -110,20 +115,20 @@ class Sentinel:
         self._seeds = list(servers.seeds)
         self._service = servers.service
         self._command = Command(pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", servers.service))
-        self._master: Address | None = None
+        self.address: Address | None = None  # of the master, once a Sentinel has named it
 
     def serving(self) -> str:
         """Return the master as errors show it; "" while no Sentinel has named it."""
-        return "" if self._master is None else str(self._master)
+        return "" if self.address is None else str(self.address)
 
     def known(self, slot: int) -> Address | None:
         """Return the master, once a Sentinel has named it."""
-        return self._master
+        return self.address
 
     def find(self, slot: int) -> Steps[Address]:
         """Return the master. If it is unknown, query the Sentinels, first the one that replied last time."""
-        if self._master is not None:
-            return self._master
+        if self.address is not None:
+            return self.address
         answers: list[str] = []
         unknown = False  # whether a Sentinel has replied that it does not know the service
         for seed in tuple(self._seeds):
@@ -135,12 +140,12 @@ class Sentinel:
             if isinstance(reply, list):
                 try:
                     host, port = reply
-                    self._master = address_from(host.decode(), port)
+                    self.address = address_from(host.decode(), port)
                 except MALFORMED:
                     answers.append(f"{seed}: {NO_SENSE}")
                     continue
                 self._seeds.sort(key=seed.__ne__)
-                return self._master
+                return self.address
             answers.append(f"{seed}: {said(reply)}")
             unknown |= reply is None
         problem = f"no Sentinel names a master of {self._service!r} ({'; '.join(answers)})"
@@ -148,8 +153,8 @@ class Sentinel:
 
     def lost(self, address: Address) -> bool:
         """Forget the lost master, and return True: another server may be the master by now."""
-        if self._master == address:  # else another request has found a new one already
-            self._master = None
+        if self.address == address:  # else another request has found a new one already
+            self.address = None
         return True
 
     def answered(self, address: Address) -> None:
@@ -169,6 +174,7 @@ class Cluster:
 
     name: TopologyName = "cluster"
     split = True
+    address = None
 
     def __init__(self, servers: Servers) -> None:
         self._seeds = servers.seeds

@@ -53,7 +53,7 @@ class UserTopology(Single):
     """The client finds its servers itself. The client of a cluster accepts the keys of one slot at a time."""
 
     def __init__(self, client: Any) -> None:
-        self._address = address_of(client)
+        self.address = address_of(client)
         self.split = hasattr(client, "get_node_from_key")
         self.name: TopologyName = "cluster" if self.split else "single"
 
