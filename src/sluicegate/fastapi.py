@@ -195,8 +195,10 @@ class _LateCaller(StarletteCaller):
         user: Any = self._user
         if user is None or user is False:
             return None
-        if isinstance(user, (str, bytes, int, UUID)):
+        if isinstance(user, (str, bytes)):
             return user
+        if isinstance(user, (int, UUID)):  # as text, as each adapter has a user
+            return str(user)
         if getattr(user, "is_authenticated", True) is False:
             return None
         facts = user if isinstance(user, Mapping) else _Attributes(user)

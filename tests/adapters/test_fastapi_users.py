@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
+from uuid import UUID
 
 import pytest
 from fastapi import Depends, FastAPI, Security
@@ -78,6 +79,24 @@ USERS: list[Any] = [
     name_in, member, yielded, as_mapping, or_false, Session, Depends(member), Security(member),
     Security(member, scopes=["items"]), Annotated[Member | None, Depends(member)], Annotated[Session, Depends()],
 ]  # fmt: skip
+
+
+class Numbered:
+    """A user whose primary key is a UUID."""
+
+    id = UUID(int=7)
+
+
+@pytest.mark.parametrize(
+    ("user", "text"),
+    [(7, "7"), ("7", "7"), (UUID(int=7), str(UUID(int=7))), (Numbered(), str(Numbered.id))],
+)
+def test_a_user_is_text_however_it_was_found(user: Any, text: str) -> None:
+    """So commands and `reset_all` find the budget by the text."""
+    app = of(RateLimit("1/minute", user=lambda: user, scope="mine"))
+    app.get("/text", dependencies=[Depends(RateLimit("1/minute", user=lambda: text, scope="mine"))])(lambda: "x")
+    client = limited(app)
+    assert [client.get(path).status for path in ("/text", "/")] == [200, 429]
 
 
 @pytest.mark.parametrize("user", USERS)

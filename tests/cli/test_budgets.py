@@ -240,6 +240,9 @@ def test_identities_of_every_kind(make_shop: MakeShop) -> None:
         ("user:alice", "ip:2001:db8::7"): (("user", "alice"), ("ip", "2001:db8::/64")),
         ("text:user:alice",): "user:alice",
         ("int:42",): 42,
+        ("text:org int:5", "ip:2001:db8::7"): (("org", 5), ("ip", "2001:db8::/64")),
+        ("text:org int:5",): ("org", 5),
+        ("text:two words",): "two words",
         ("bytes:ff00",): b"\xff\x00",
     }.items():
         assert json.loads(shop.run("show", *words, "--json"))["identity"] == digest(limiter.text(identity)), words

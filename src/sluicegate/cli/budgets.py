@@ -23,7 +23,7 @@ from sluicegate.identity import Digested, Seal, digest
 from sluicegate.limiter import Limiter
 from sluicegate.plan import Check, Outcome, Plan, Terms
 from sluicegate.rules.ban import Ban
-from sluicegate.rules.key import KeySpec, as_keys_give, can_be
+from sluicegate.rules.key import KeySpec, can_be
 from sluicegate.rules.rollout import EVERYBODY, shadows
 from sluicegate.rules.rule import METHODS, Rule
 from sluicegate.rules.terms import scope_text
@@ -34,6 +34,7 @@ from sluicegate.web.access import AccessLists
 from sluicegate.web.bound import Bound, names_of, of_method
 from sluicegate.web.charge import short_label, view_of
 from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.web.settings import Settings
 
 with needs("cli"):
     import click
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from sluicegate.stores.redis.scan import KeyPage
 
 DEADLINE: Final = 2.0  # seconds: a person waits longer than a request, and a server may be busy
-_KINDS: Final = "user:, ip:, header:Name=, path:name=, text:, int:, bytes: or uuid:"
+_KINDS: Final = ("user:", "ip:", "header:", "path:", "text:", "int:", "bytes:", "uuid:")
 
 
 class Known(NamedTuple):
@@ -86,11 +87,13 @@ class Budgets:
         self.settings = limiters[0].settings
         self.store = store
 
+    def identity(self, words: Iterable[str]) -> Any:
+        """Return the identity that a person typed, as the application's keys make it."""
+        return _joined([_typed(word, self.settings) for word in words])
+
     def text(self, words: Iterable[str]) -> str:
-        """Return the text of an identity that a person typed, as the application's keys make it."""
-        prefixes = {"prefix": self.settings.ipv6_prefix, "ipv4_prefix": self.settings.ipv4_prefix}
-        identity = as_keys_give(_identity([_of_network(word, **prefixes) for word in words]), **prefixes)
-        return self._limiters[0].gate.limiter.text(identity)
+        """Return its text."""
+        return self._limiters[0].gate.limiter.text(self.identity(words))
 
     @property
     def lists(self) -> list[AccessLists]:
@@ -219,36 +222,24 @@ def _terms(rule: Rule, bound: Bound, algorithm: str) -> Iterator[tuple[tuple[str
             yield label, shadows(terms)
 
 
-def _of_network(word: str, *, prefix: int, ipv4_prefix: int) -> str:
-    """Return a typed word with an address in place of its network. Raises UsageError if no client counts as it."""
-    text, slash, bits = word.partition("/")
-    address = parse_address(text.removeprefix("ip:")) if slash and text.startswith("ip:") else None
-    if address is None:
-        return word
-    whole = str(address.max_prefixlen)
-    counted = group(address, prefix, ipv4_prefix).partition("/")[2] or whole
-    if bits not in (counted, whole):
-        raise click.UsageError(f"identity {word!r}: clients count by their /{counted}; give the address of one client")
-    return text
+def _joined(parts: Sequence[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else tuple(parts)
 
 
-def _identity(words: Iterable[str]) -> Any:
-    """Return the identity that a person typed."""
-    parts = tuple(map(_typed, words))
-    return parts[0] if len(parts) == 1 else parts
+def _typed(word: str, settings: Settings) -> Any:
+    """Return one part of an identity that a person typed. A word of several parts is a tuple inside of a tuple.
 
-
-def _typed(word: str) -> Any:
-    """Return one part of an identity that a person typed: `user:alice` is ("user", "alice").
-
-    >>> _typed("header:X-API-Key=abc"), _typed("int:42")
-    (('header:x-api-key', 'abc'), 42)
+    >>> _typed("header:X-API-Key=abc", Settings()), _typed("text:team int:42", Settings())
+    (('header:x-api-key', 'abc'), ('team', 42))
     """
+    pieces = word.split(" ")
+    if len(pieces) > 1 and all([piece.startswith(_KINDS) for piece in pieces]):
+        return _joined([_typed(piece, settings) for piece in pieces])
     kind, colon, value = word.partition(":")
-    if colon and kind == "ip" and not is_counted(value):
-        raise click.UsageError(f"identity {word!r}: not an address; give one such as ip:203.0.113.7")
-    if colon and kind in ("user", "ip"):
-        return kind, value
+    if colon and kind == "ip":
+        return "ip", _counted(value, settings)
+    if colon and kind == "user":
+        return "user", value
     name, equals, part = value.partition("=")
     if kind in ("header", "path") and name and equals:
         return f"{kind}:{name.lower() if kind == 'header' else name}", part
@@ -257,7 +248,26 @@ def _typed(word: str) -> Any:
             return _OWN[kind](value)
     except ValueError as error:
         raise click.UsageError(f"identity {word!r}: {error}") from error
-    raise click.UsageError(f"identity {word!r}: write it as its key gives it, with {_KINDS}")
+    expected = "user:, ip:, header:Name=, path:name=, text:, int:, bytes: or uuid:"
+    raise click.UsageError(f"identity {word!r}: write it as its key gives it, with {expected}")
+
+
+def _counted(text: str, settings: Settings) -> str:
+    """Return the text under which a client with this address is counted. Raises UsageError for a network of another
+    length.
+    """
+    before, slash, bits = text.partition("/")
+    address = parse_address(before)
+    if address is None and not is_counted(text):
+        raise click.UsageError(f"identity 'ip:{text}': not an address; give one such as ip:203.0.113.7")
+    if address is None:
+        return text
+    counted, whole = group(address, settings.ipv6_prefix, settings.ipv4_prefix), str(address.max_prefixlen)
+    length = counted.partition("/")[2] or whole
+    if slash and bits not in (length, whole):
+        problem = f"clients count by their /{length}; give the address of one client"
+        raise click.UsageError(f"identity 'ip:{text}': {problem}")
+    return counted
 
 
 def _uuid(text: str) -> Any:
@@ -312,11 +322,11 @@ def check_rule(limiters: Iterable[Budgets], rule: str) -> None:
 
 def mismatch(limiters: Iterable[Budgets], words: tuple[str, ...], rule: str | None = None) -> str | None:
     """Return a sentence if no rule, or no rule of this name, has a key that gives the typed identity."""
-    keys = [key for budgets in limiters for key in budgets.keys(rule)]
-    if not words or not keys or any([can_be(key, _identity(words)) for key in keys]):
+    keys = [(budgets, key) for budgets in limiters for key in budgets.keys(rule)]
+    if not words or not keys or any([can_be(key, budgets.identity(words)) for budgets, key in keys]):
         return None
     which = "no rule of this application" if rule is None else f"no rule with the name or the ban {rule!r}"
-    listed = ", ".join(sorted(set(map(key_name, keys))))
+    listed = ", ".join(sorted({key_name(key) for _, key in keys}))
     return f"{which} counts by such an identity as {' '.join(words)}; the keys are {listed}"
 
 
