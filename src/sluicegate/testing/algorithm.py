@@ -115,7 +115,7 @@ class AlgorithmExam(ABC):
         moments = [after, after + 1, after + window // 3, after + window - 1, after + window, after + 2 * window]
         seen = [self.ask(scene, cost, after=moment) for moment in moments for cost in sorted(costs)]
         if self.ask(scene, 1, after=after).allowed:
-            charged = scene._replace(state=self._charged(scene._replace(now=scene.now + after), 1))
+            charged = self._charged(scene._replace(now=scene.now + after), 1)._replace(now=scene.now)
             seen += [self.ask(charged, cost, after=moment) for moment in moments for cost in (0, 1, scene.limit)]
         return seen
 
@@ -183,7 +183,7 @@ class AlgorithmExam(ABC):
         outcome = self.ask(scene, cost)
         assert 0 <= outcome.remaining <= outcome.limit == scene.limit
         if outcome.allowed and cost:
-            scene = scene._replace(state=self._charged(scene, cost))
+            scene = self._charged(scene, cost)
         seen = self.ask(scene, 0)
         expected = (outcome.remaining, outcome.reset_after, outcome.next_after)
         assert (seen.remaining, seen.reset_after, seen.next_after) == expected
@@ -195,8 +195,8 @@ class AlgorithmExam(ABC):
     @given(st.data())
     def test_law_7_a_forced_charge_fills_up_to_the_limit_and_no_further(self, data: st.DataObject) -> None:
         scene = self._drawn(data)
-        full = scene._replace(state=self._forced(scene))
-        fuller = full._replace(state=self._forced(full))
+        full = self._charged(scene, scene.limit)
+        fuller = self._charged(full, scene.limit)
         assert self.ask(full, 0).remaining == 0
         assert self.answers(fuller) == self.answers(full)
 
@@ -227,8 +227,7 @@ class AlgorithmExam(ABC):
         outcome, before = self.ask(scene, cost), self.answers(scene)
         assert outcome.at == scene.now
         if outcome.allowed and cost:
-            charged = scene._replace(state=self._charged(scene, cost))
-            refunded = self._refunded(charged, cost, at=outcome.at)
+            refunded = self._refunded(self._charged(scene, cost), cost, at=outcome.at)
             assert self.answers(refunded) == before
 
     @examples(4 * _EXAMPLES)
@@ -242,7 +241,7 @@ class AlgorithmExam(ABC):
         if not (outcome.allowed and cost):
             return
         window = self.algorithm.window_us(scene.params)
-        charged, without = scene._replace(state=self._charged(scene, cost), last=outcome), scene
+        charged, without = self._charged(scene, cost)._replace(last=outcome), scene
         alike = True  # whether both states have the same windows
         for step in [*steps, Step(wait, Cost("none"))]:
             now = charged.now + step.wait.us_after(window, charged.last)
@@ -251,8 +250,7 @@ class AlgorithmExam(ABC):
             last = self.ask(charged, more)
             alike = alike and (not self.first_hit_opens or self.ask(without, 0).reset_after > 0)
             if last.allowed and more:
-                charged = charged._replace(state=self._charged(charged, more))
-                without = without._replace(state=self._charged(without, more))
+                charged, without = self._charged(charged, more), self._charged(without, more)
             charged = charged._replace(last=last)
         refunded = self._refunded(charged, cost, at=outcome.at)
         if charged.now - outcome.at >= outcome.reset_after:
@@ -275,7 +273,7 @@ class AlgorithmExam(ABC):
             assert cost
             assert outcome == self.ask(scene, cost)
             assert outcome.allowed
-            assert budget.state == self._charged(scene, cost)
+            assert budget.state == self._charged(scene, cost).state
 
     @examples(_EXAMPLES)
     @given(data=st.data())
@@ -283,10 +281,8 @@ class AlgorithmExam(ABC):
         quota, now = data.draw(quotas(self.algorithm)), data.draw(MOMENTS)
         params = self.algorithm.params(quota)
         budget = _Budget(self.algorithm.charge(None, now, 1, params))
-        outcome = self.algorithm.hit(budget, now, 1, params)
-        assert (outcome is not None) is self.algorithm.check(
-            self.algorithm.charge(None, now, 1, params), now, 1, params
-        ).allowed
+        outcome, charged = self.algorithm.hit(budget, now, 1, params), self.algorithm.charge(None, now, 1, params)
+        assert (outcome is not None) is self.algorithm.check(charged, now, 1, params).allowed
 
     @examples(2 * _EXAMPLES)
     @given(st.data())
@@ -305,17 +301,14 @@ class AlgorithmExam(ABC):
         for number in (*outcome[1:7], *scene.params):
             assert number is None or (type(number) is int and 0 <= number < EXACT)
 
-    def _charged(self, scene: Scene, cost: int) -> Any:
+    def _charged(self, scene: Scene, cost: int) -> Scene:
         state = deepcopy(scene.state)
         self.algorithm.check(state, scene.now, cost, scene.params)
-        return self.algorithm.charge(state, scene.now, cost, scene.params)
+        return scene._replace(state=self.algorithm.charge(state, scene.now, cost, scene.params))
 
     def _refunded(self, scene: Scene, cost: int, *, at: int) -> Scene:
         state = self.algorithm.refund(deepcopy(scene.state), scene.now, cost, scene.params, at)
         return scene._replace(state=state)
-
-    def _forced(self, scene: Scene) -> Any:
-        return self._charged(scene, scene.limit)
 
     def _story(self, data: st.DataObject, *, forced: bool = True) -> Story:
         steps = st.builds(Step, WAITS, COSTS, st.booleans() if forced else st.just(value=False), st.booleans())

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from secrets import token_hex
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from sluicegate.clock import Clock
 from sluicegate.errors import ConfigurationError, SettingsError
 from sluicegate.limiter import AsyncLimiter, Limiter
-from sluicegate.plan import Outcome, Plan
 from sluicegate.stores.async_adapter import AsyncAdapter
 from sluicegate.testing.stores import BrokenStore, OpenStore
 
@@ -93,5 +92,5 @@ class _Unseparable(BrokenStore):
     def __init__(self, error: ConfigurationError) -> None:
         self._error = error
 
-    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+    def run(self, *_: Any, **__: Any) -> NoReturn:
         raise self._error

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from inspect import iscoroutinefunction
+from itertools import cycle
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from sluicegate.plan import Outcome, Plan, Terms
+from sluicegate.clock import ManualClock
+from sluicegate.plan import Check, Outcome, Plan, Terms
 from sluicegate.stores import AsyncStore, Store
-from sluicegate.testing.scenarios import Cost, Wait
+from sluicegate.testing.scenarios import LATEST, Cost, Wait
 
 
 class Act(NamedTuple):
@@ -31,6 +33,31 @@ class Play(NamedTuple):
     rules: Sequence[tuple[Terms, Terms]]
     start_us: int
     acts: Sequence[Act]
+
+
+def acts_of(
+    play: Play, stores: Iterable[Driver], *, clock: ManualClock
+) -> Iterator[tuple[Act, Plan, list[Outcome | None]]]:
+    """Yield each act with its plan, when its time has come, its budget was dropped or its limit was changed. Put the
+    outcomes of the plan into the list, which has the last outcome of each rule: the next act depends on them.
+    """
+    clock.advance_us(play.start_us)
+    rules = list(play.rules)
+    last: list[Outcome | None] = [None] * len(rules)
+    for number, act in enumerate(play.acts):
+        chosen = number % len(rules)
+        wait = act.wait.us_after(rules[chosen][0].window_us, last[chosen])
+        clock.advance_us(max(0, min(wait, LATEST - clock.now_us())))
+        if act.kind == "forget":
+            for store in stores:
+                store.forget(rules[chosen][0].rule_id, "somebody")
+        if act.kind == "change":
+            rules[chosen] = (rules[chosen][1], rules[chosen][0])
+        checks = tuple(
+            Check(terms, "somebody", cost.number(terms.limit, seen))
+            for (terms, _), cost, seen in zip(rules, cycle(act.costs), last, strict=False)
+        )
+        yield act, Plan(checks, charge=act.kind != "peek", forced=act.kind == "force"), last
 
 
 class Driver:

@@ -23,13 +23,7 @@ class FunctionLaws:
         raise NotImplementedError
 
     def test_functions_of_the_request(self) -> None:
-        rule = {
-            "name": "tier",
-            "key": "ip",
-            "quota": _quota,
-            "cost": _cost,
-            "when": plan_of,
-        }
+        rule = {"name": "tier", "key": "ip", "quota": _quota, "cost": _cost, "when": plan_of}
         client = self.client(rules=[rule], clock=ManualClock())
 
         def ask(plan: str) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import closing
 from fractions import Fraction
 from typing import Final, NamedTuple
 
@@ -101,11 +102,8 @@ class HeldLaws(ABC):
         def examine(story: Story) -> None:
             clock = ManualClock(0)
             clock.advance_us(story.start_us)
-            driver = self.drive(clock)
-            try:
+            with closing(self.drive(clock)) as driver:
                 _perform(story, driver, clock)
-            finally:
-                driver.close()
 
         examine()
 

@@ -6,15 +6,13 @@ the outcome that its rule would have if it were the only rule and enforced.
 
 from __future__ import annotations
 
-from itertools import cycle
 from typing import Final, NamedTuple
 
 from sluicegate.clock import ManualClock
 from sluicegate.plan import Check, Outcome, Plan, in_shadow
 from sluicegate.quota import Quota
 from sluicegate.rules.terms import make_terms
-from sluicegate.testing.driver import Driver, Play
-from sluicegate.testing.scenarios import LATEST
+from sluicegate.testing.driver import Driver, Play, acts_of
 
 NEVER_PASSES: Final = Check(make_terms("never", (Quota(1, 1),), algorithm="fixed-window")[0], "", 2)
 """A check that is always refused: replaces the enforced rules after they have refused."""
@@ -30,42 +28,23 @@ class Stores(NamedTuple):
 
 def examine_rollout(play: Play, stores: Stores, *, clock: ManualClock) -> None:
     """Run the story, compare the outcomes, and close the stores."""
-    clock.advance_us(play.start_us)
+    paid: _Paid = []
     try:
-        _perform(play, stores, clock)
+        for act, plan, last in acts_of(play, stores, clock=clock):
+            if act.kind == "refund":
+                for store, charged, outcomes in paid:
+                    store.refund(charged, outcomes)
+                paid = []
+            last[:], paid = _compare(plan._replace(forced=False), stores, before=paid)
     finally:
         for store in stores:
             store.close()
 
 
-def _perform(play: Play, stores: Stores, clock: ManualClock) -> None:
-    rules = list(play.rules)
-    last: list[Outcome | None] = [None] * len(rules)
-    paid: list[tuple[Driver, Plan, tuple[Outcome, ...]]] = []
-    for number, act in enumerate(play.acts):
-        chosen = number % len(rules)
-        wait = act.wait.us_after(rules[chosen][0].window_us, last[chosen])
-        clock.advance_us(max(0, min(wait, LATEST - clock.now_us())))
-        if act.kind == "forget":
-            for store in stores:
-                store.forget(rules[chosen][0].rule_id, "somebody")
-        if act.kind == "change":
-            rules[chosen] = (rules[chosen][1], rules[chosen][0])
-        if act.kind == "refund":
-            for store, plan, outcomes in paid:
-                store.refund(plan, outcomes)
-            paid = []
-        checks = tuple(
-            Check(terms, "somebody", cost.number(terms.limit, seen))
-            for (terms, _), cost, seen in zip(rules, cycle(act.costs), last, strict=False)
-        )
-        last, paid = _compare(Plan(checks, charge=act.kind != "peek"), stores, before=paid)
-
-
 _Paid = list[tuple["Driver", Plan, tuple[Outcome, ...]]]
 
 
-def _compare(plan: Plan, stores: Stores, *, before: _Paid) -> tuple[list[Outcome | None], _Paid]:
+def _compare(plan: Plan, stores: Stores, *, before: _Paid) -> tuple[tuple[Outcome, ...], _Paid]:
     """Run a plan on the three stores; return the outcomes, and what can be refunded now."""
     outcomes = stores.whole.run(plan)
     pairs = list(zip(plan.checks, outcomes, strict=True))
@@ -83,4 +62,4 @@ def _compare(plan: Plan, stores: Stores, *, before: _Paid) -> tuple[list[Outcome
             expected = in_shadow(by_itself[0], passed=by_itself[0].allowed)
             assert outcome == expected, "a shadow rule did not count as if it were enforced"
             paid.append((stores.alone, one, by_itself))
-    return list(outcomes), paid if plan.charge and passed else before
+    return outcomes, paid if plan.charge and passed else before

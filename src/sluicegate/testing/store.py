@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import closing
 from fractions import Fraction
 from functools import partial
-from itertools import count, cycle
+from itertools import count
 from typing import Final
 
 import pytest
@@ -26,10 +27,10 @@ from sluicegate.rules.rollout import shadows
 from sluicegate.rules.terms import make_terms
 from sluicegate.stores import AsyncStore, Store
 from sluicegate.stores.memory import MemoryStore
-from sluicegate.testing.driver import Act, Driver, Play
+from sluicegate.testing.driver import Act, Driver, Play, acts_of
 from sluicegate.testing.held import HeldLaws
 from sluicegate.testing.rollout import Stores, examine_rollout
-from sluicegate.testing.scenarios import COSTS, LATEST, LONGEST, MOMENTS, WAITS, examples, quotas, takes
+from sluicegate.testing.scenarios import COSTS, LONGEST, MOMENTS, WAITS, examples, quotas, takes
 
 NAMES: Final = tuple(dict.fromkeys(module.NAMES[0] for module in ALGORITHMS.values()))
 HOSTILE: Final = ("", "\0", "\n", "a:b", "a", "{a}", "}{", "ü", "\ud800", "\udfff", "a\0b", "x" * 1_000_000, "*", "a b")
@@ -75,9 +76,8 @@ class StoreExam(HeldLaws):
     @pytest.fixture
     def store(self, clock: ManualClock) -> Iterator[Driver]:
         """Yield the store under test."""
-        driver = self.drive(clock)
-        yield driver
-        driver.close()
+        with closing(self.drive(clock)) as driver:
+            yield driver
 
     @pytest.fixture
     def clock(self) -> ManualClock:
@@ -94,12 +94,8 @@ class StoreExam(HeldLaws):
         @given(plays(algorithm))
         def examine(play: Play) -> None:
             clock = ManualClock(0)
-            clock.advance_us(play.start_us)
-            driver = self.drive(clock)
-            try:
+            with closing(self.drive(clock)) as driver:
                 _perform(play, driver, Driver(self.make_reference(clock), self.runner), clock=clock)
-            finally:
-                driver.close()
 
         examine()
 
@@ -165,13 +161,9 @@ class StoreExam(HeldLaws):
 
     @pytest.mark.parametrize("algorithm", NAMES)
     def test_its_own_clock_moves(self, algorithm: str) -> None:
-        store = self.drive(None)
         plan = Plan((Check(terms(algorithm, Quota(3, 0.02)), "a", 1),))  # 20 ms, so the window ends soon
-        try:
-            admitted = next(number for number in count() if not store.run(plan)[0].allowed and number >= 6)
-        finally:
-            store.close()
-        assert admitted >= 6
+        with closing(self.drive(None)) as store:
+            assert next(number for number in count() if not store.run(plan)[0].allowed and number >= 6)
 
     def test_close_may_be_called_twice(self) -> None:
         store = self.drive(ManualClock())
@@ -202,30 +194,15 @@ def plays(draw: st.DrawFn, algorithm: str, shadow: st.SearchStrategy[bool] = SEL
 
 def _perform(play: Play, store: Driver, reference: Driver, *, clock: ManualClock) -> None:
     """Run the story on both stores, and compare every outcome."""
-    rules = list(play.rules)
-    last: list[Outcome | None] = [None] * len(rules)
     charged: tuple[Plan, tuple[Outcome, ...]] = (Plan(()), ())
-    for number, act in enumerate(play.acts):
-        chosen = number % len(rules)
-        wait = act.wait.us_after(rules[chosen][0].window_us, last[chosen])
-        clock.advance_us(max(0, min(wait, LATEST - clock.now_us())))
-        if act.kind == "forget":
-            for driver in (store, reference):
-                driver.forget(rules[chosen][0].rule_id, "somebody")
+    for number, (act, plan, last) in enumerate(acts_of(play, (store, reference), clock=clock)):
         if act.kind == "refund":
             for driver in (store, reference):
                 driver.refund(*charged)
             charged = (Plan(()), ())
-        if act.kind == "change":
-            rules[chosen] = (rules[chosen][1], rules[chosen][0])
-        checks = tuple(
-            Check(rule, "somebody", cost.number(rule.limit, seen))
-            for (rule, _), cost, seen in zip(rules, cycle(act.costs), last, strict=False)
-        )
-        plan = Plan(checks, charge=act.kind != "peek", forced=act.kind == "force")
         outcomes = store.run(plan)
         assert outcomes == reference.run(plan)
-        last = list(outcomes)
+        last[:] = outcomes
         if plan.charge and all(outcome.allowed for outcome in outcomes):
             charged = (plan, outcomes)
         if number % 3 == 0:

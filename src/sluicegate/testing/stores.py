@@ -5,7 +5,7 @@ They keep no budgets and need no test framework. Each is sync; wrap it in `Async
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, NoReturn, Self
 
 from sluicegate.clock import MICROSECOND, Clock
 from sluicegate.errors import StoreError
@@ -73,18 +73,8 @@ class BrokenStore(_Fixed):
     (False, True)
     """
 
-    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+    def run(self, *_: Any, **__: Any) -> NoReturn:
         """Raise StoreError."""
         raise StoreError("broken", "this store of sluicegate.testing always fails")
 
-    def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Raise StoreError."""
-        raise StoreError("broken", "this store of sluicegate.testing always fails")
-
-    def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Raise StoreError."""
-        raise StoreError("broken", "this store of sluicegate.testing always fails")
-
-    def forget(self, rule_id: str, identity: str) -> None:
-        """Raise StoreError."""
-        raise StoreError("broken", "this store of sluicegate.testing always fails")
+    refund = renew = forget = run
