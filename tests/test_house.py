@@ -138,7 +138,7 @@ MANY_ARGUMENTS = {
     "TypeVar": "typing takes the name and the types",
     "pack": "struct.pack takes what it packs",
     "join": "os.path.join takes the parts",
-    "table": "a table takes the names of its columns",
+    "Listing": "a table takes the names of its columns",
     "add_row": "rich takes the cells of a row",
     "select": "select.select takes three lists and a timeout",
 }

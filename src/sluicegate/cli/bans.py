@@ -14,6 +14,7 @@ with needs("cli"):
     import click
 
     from sluicegate.cli.output import (
+        Listing,
         as_json,
         confirm,
         console,
@@ -23,7 +24,6 @@ with needs("cli"):
         print_json,
         scanning,
         span,
-        table,
     )
 
 
@@ -117,9 +117,9 @@ def bans(app: str | None, *, as_json: bool) -> None:
         rows = [dict(zip(("ban", "identity", "seconds"), each, strict=True)) for each in found]
         print_json({"bans": rows, "foreign": foreign})
         return
-    shown = table("Ban", "Identity", "Ends in")
+    shown = Listing("Ban", "Identity", "Ends in")
     for which, who, left in found:
-        shown.add_row(plain(which), plain(who), plain(span(left)))
+        shown.add_row(which, who, span(left))
     console().print(shown if found else "Nobody is banned.")
     if foreign:
         console().print(plain(foreign_keys(foreign), "dim"))

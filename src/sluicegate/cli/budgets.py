@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
 
 from sluicegate.address import group, is_counted, parse_address
 from sluicegate.cli.application import Application, Limiting
@@ -270,13 +271,7 @@ def _counted(text: str, settings: Settings) -> str:
     return counted
 
 
-def _uuid(text: str) -> Any:
-    from uuid import UUID
-
-    return UUID(text)
-
-
-_OWN: Final[dict[str, Callable[[str], Any]]] = {"text": str, "int": int, "bytes": bytes.fromhex, "uuid": _uuid}
+_OWN: Final[dict[str, Callable[[str], Any]]] = {"text": str, "int": int, "bytes": bytes.fromhex, "uuid": UUID}
 
 
 @contextmanager

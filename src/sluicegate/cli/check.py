@@ -22,7 +22,7 @@ with needs("cli"):
     import click
     from rich.console import Console
 
-    from sluicegate.cli.output import as_json, console, plain, print_json, table
+    from sluicegate.cli.output import Listing, as_json, console, plain, print_json
 
 # The options of a rule that are printed if they are not the default: the others have a column, or are in the endpoint.
 _OPTIONS: Final = (
@@ -81,7 +81,7 @@ def show_limiter(application: Application, limiting: Limiting, *, out: Console) 
         if facts[option]:
             out.print(plain(f"{option}: {', '.join(facts[option])}"))
     several = any(rule["options"] for endpoint in facts["endpoints"] for rule in endpoint["rules"])
-    rows = table("Endpoint", "Rule", "Quota", "Key", "Algorithm", "If down", *(["Options"] if several else []))
+    rows = Listing("Endpoint", "Rule", "Quota", "Key", "Algorithm", "If down", *(["Options"] if several else []))
     for endpoint in facts["endpoints"]:
         nowhere = "(no route)" if len(facts["endpoints"]) > 1 else "any request"
         place = plain(" ".join([*endpoint["methods"], endpoint["route"] or nowhere]))

@@ -31,6 +31,7 @@ with needs("cli"):
     from sluicegate.cli.commands import Failure
     from sluicegate.cli.output import Between
     from sluicegate.starlette import RateLimitMiddleware, limit
+    from sluicegate.web.settings import Settings
 
 HOST: Final = "127.0.0.1"
 PATIENCE: Final = 5.0  # seconds for the store: a laptop may be busy
@@ -51,33 +52,9 @@ async def reply(request: Request) -> PlainTextResponse:
 @click.option("--port", default=0, type=Between(0, 65535), help="The port to listen on; a free one by default.")
 def demo(store: str, port: int, *, once: bool) -> None:
     """Start a real application, limited to 5 replies a minute for each user, and watch it refuse."""
-    run_demo(store, port=port, once=once)
-
-
-def make_app(store: str) -> Starlette:
-    """Make the application. A random prefix gives each run separate budgets, even on a Redis server that is in use."""
-    app = Starlette(routes=[Route("/reply", reply, methods=["POST"])])
-    prefix = f"sluicegate-demo-{secrets.token_hex(4)}"
-    app.add_middleware(
-        RateLimitMiddleware,
-        store=store,
-        key="header:X-User",
-        prefix=prefix,
-        on_store_failure="deny",
-        deadline=PATIENCE,
-    )
-    return app
-
-
-def run_demo(store: str, *, port: int, once: bool) -> None:
-    """Serve, and print requests and responses. Keep serving unless `once` is True. Raises SluicegateError if a status
-    is wrong.
-    """
     console = Console(highlight=False, soft_wrap=True)
-    with closing(
-        open_store(store, prefix="sluicegate-demo", deadline=PATIENCE)
-    ) as tried:  # a store that does not work raises here
-        tried.forget("demo", "nobody")
+    with closing(open_store(store, prefix="sluicegate-demo", deadline=PATIENCE)) as tried:
+        tried.forget("demo", "nobody")  # a store that does not work raises here
     with serving(make_app(store), port) as bound:
         console.print("A user may reply 5 times a minute. Two users try:\n")
         statuses = [_visit(console, bound, user) for user in VISITS]
@@ -86,6 +63,15 @@ def run_demo(store: str, *, port: int, once: bool) -> None:
         console.print("\nA refused request costs nothing. A request after Retry-After passes.")
         if not once:
             _stay_up(console, bound)
+
+
+def make_app(store: str) -> Starlette:
+    """Make the application. A random prefix gives each run separate budgets, even on a Redis server that is in use."""
+    app = Starlette(routes=[Route("/reply", reply, methods=["POST"])])
+    prefix = f"sluicegate-demo-{secrets.token_hex(4)}"
+    settings = Settings(store=store, key="header:X-User", prefix=prefix, on_store_failure="deny", deadline=PATIENCE)
+    app.add_middleware(RateLimitMiddleware, settings=settings)
+    return app
 
 
 @contextmanager

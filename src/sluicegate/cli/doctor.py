@@ -6,7 +6,7 @@ else. A check that the user of the URL may not do is "unknown", which is not wro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from secrets import token_hex
@@ -17,12 +17,13 @@ from sluicegate.cli.application import Limiting
 from sluicegate.cli.budgets import Budgets
 from sluicegate.cli.commands import load_app, option_app
 from sluicegate.cli.greeting import advice_on
-from sluicegate.cli.output import Listing, as_json, console, plain, print_json, scanning, table
+from sluicegate.cli.output import Listing, as_json, console, plain, print_json, scanning
 from sluicegate.clock import epoch_seconds, monotonic
 from sluicegate.errors import AlgorithmError, ConfigurationError, StoreError, cause_text
 from sluicegate.extras import needs
 from sluicegate.hidden import shown_url
 from sluicegate.limiter import Limiter
+from sluicegate.replay.words import count
 from sluicegate.status import describe, percentiles
 from sluicegate.stores import DEADLINE, Store, open_store
 from sluicegate.stores.wrappers import PREFIX
@@ -66,10 +67,9 @@ def _bad(about: str, says: str, advice: str = "") -> Finding:
     return Finding(about=about, state="bad", says=says, advice=advice)
 
 
-def _unknown(about: str, says: str, advice: str) -> Finding:
-    return Finding(about=about, state="unknown", says=says, advice=advice)
-
-
+_FORBIDDEN: Final = Finding(
+    about="", state="unknown", says="the user may not ask for it (+info)", advice="run doctor as another user"
+)
 _FORGETS: Final = Finding(
     about="persistence",
     state="warning",
@@ -189,8 +189,12 @@ class _Server:
         name, findings = str(self._address), list[Finding]()
         try:
             self._ask(["PING"])
-            for check in (self._version, self._latency, self._scripts, self._role, self._memory, self._persistence):
-                findings += check()
+            findings += self._of_info("server", "server", self._version)
+            findings += self._latency()
+            findings += self._scripts()
+            findings += self._of_info("topology", "replication", self._role)
+            findings += self._of_info("memory", "memory", self._memory)
+            findings += self._of_info("persistence", "persistence", self._persistence)
             findings += self._clock()
             findings += self._permissions(findings)
             with scanning(name) as advance:
@@ -219,13 +223,19 @@ class _Server:
                 return None
             raise
 
-    def _version(self) -> Iterator[Finding]:
+    def _of_info(
+        self, about: str, section: str, check: Callable[[Mapping[str, Any]], Iterable[Finding]]
+    ) -> Iterable[Finding]:
+        """Check a section of INFO, if the user may call it."""
+        facts = self._facts(section)
+        return [_FORBIDDEN._replace(about=about)] if facts is None else check(facts)
+
+    def _version(self, facts: Mapping[str, Any]) -> Iterator[Finding]:
         from sluicegate.stores.redis.server_info import version_of  # here: it needs redis-py
 
-        facts = self._facts("server")
-        version = None if facts is None else version_of(facts)
+        version = version_of(facts)
         if version is None:
-            yield _forbidden("server", "+info")
+            yield _FORBIDDEN._replace(about="server")
             return
         name, _, number = version.partition(" ")
         parts = tuple([int(part) for part in number.split(".")[:2] if part.isdecimal()])
@@ -244,12 +254,8 @@ class _Server:
         parts = getattr(self._store, "parts", None)
         return _scripts(self._examined, lambda identity: parts is None or parts(identity) == (str(self._address),))
 
-    def _role(self) -> Iterator[Finding]:
-        facts, topology = self._facts("replication"), describe(self._store).topology
-        if facts is None:
-            yield _forbidden("topology", "+info")
-            return
-        replicas = int(facts.get("connected_slaves", 0))
+    def _role(self, facts: Mapping[str, Any]) -> Iterator[Finding]:
+        replicas, topology = int(facts.get("connected_slaves", 0)), describe(self._store).topology
         enabled = (self._facts("cluster") or {}).get("cluster_enabled", "0")
         if facts.get("role") == "slave":
             advice = "give the URL of the master, of the Sentinels (redis+sentinel://) or of the cluster"
@@ -260,13 +266,9 @@ class _Server:
             advice = "add a replica: if this server stops, no other one can take its place"
             yield _bad("topology", "a master without a replica", advice)
         else:
-            yield _good("topology", f"a master with {_count(replicas, 'replica')}")
+            yield _good("topology", f"a master with {count(replicas, 'replica')}")
 
-    def _memory(self) -> Iterator[Finding]:
-        facts = self._facts("memory")
-        if facts is None:
-            yield _forbidden("memory", "+info")
-            return
+    def _memory(self, facts: Mapping[str, Any]) -> Iterator[Finding]:
         used, most = int(facts.get("used_memory", 0)), int(facts.get("maxmemory", 0))
         policy = str(facts.get("maxmemory_policy", "noeviction"))
         if not most:
@@ -282,11 +284,7 @@ class _Server:
             advice = "CONFIG SET maxmemory-policy noeviction; on a server that is also a cache, volatile-ttl (SG109)"
             yield _bad("memory", f"{says}: a full server forgets clients that are refused", advice)
 
-    def _persistence(self) -> Iterator[Finding]:
-        facts = self._facts("persistence")
-        if facts is None:
-            yield _forbidden("persistence", "+info")
-            return
+    def _persistence(self, facts: Mapping[str, Any]) -> Iterator[Finding]:
         failed = [name for name in ("rdb_last_bgsave_status", "aof_last_write_status") if facts.get(name, "ok") != "ok"]
         aof = str(facts.get("aof_enabled", "0")) == "1"
         if str(facts.get("loading", "0")) == "1":
@@ -323,7 +321,7 @@ class _Server:
             if error.concerns != "rule":
                 raise
             says = "the user may not call SCAN: bans, reset_all and the commands show and top cannot work"
-            yield _unknown("permissions", says, "add +scan to the user if you need them")
+            yield Finding("permissions", "unknown", says, advice="add +scan to the user if you need them")
         else:
             yield _good("permissions", "the user may call what sluicegate needs, and SCAN")
 
@@ -354,14 +352,11 @@ class _Server:
             if not cursor:
                 break
         part = min(1, looked / total) if cursor else 1
-        for rule, count in sorted(counts.items(), key=lambda pair: -pair[1]):
+        for rule, number in sorted(counts.items(), key=lambda pair: -pair[1]):
             found = sizes.get(rule) or [0]
             name = self._examined.names.get(rule, "") if rule.startswith("~") else ""  # its id is a digest
-            yield RuleMemory(
-                f"{name}:{rule.partition(':')[2]}" if name else rule,
-                round(count / part),
-                round(sum(found) / len(found)),
-            )
+            shown = f"{name}:{rule.partition(':')[2]}" if name else rule
+            yield RuleMemory(shown, round(number / part), round(sum(found) / len(found)))
 
 
 def _scripts(examined: Examined, fits: Callable[[str], bool] = bool) -> Iterator[Finding]:
@@ -385,7 +380,7 @@ def _scripts(examined: Examined, fits: Callable[[str], bool] = bool) -> Iterator
             return
         ran += 1
     state, says, advice = _compared(times, examined.deadline)
-    says = f"{_count(ran, 'algorithm')} ran, {says}"
+    says = f"{count(ran, 'algorithm')} ran, {says}"
     yield Finding(about="scripts", state=state, says=says, advice=advice)
 
 
@@ -423,14 +418,6 @@ def _unreached(examined: Examined, error: StoreError | ConfigurationError, addre
     if not port or has_replied or not isinstance(error, StoreError):
         return found
     return found._replace(advice=advice_on(host, port, tls=examined.shown.startswith(_TLS)) or found.advice)
-
-
-def _forbidden(about: str, permission: str) -> Finding:
-    return _unknown(about, f"the user may not ask for it ({permission})", "run doctor as another user")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _escaped(text: str) -> str:
@@ -473,7 +460,7 @@ def _print(out: Console, examined: Examined, patients: Sequence[Patient]) -> Non
 
 def _memory_of(rules: Sequence[RuleMemory]) -> Listing:
     """Return a table of the memory of each rule."""
-    found = table("Keys of rule", "Keys", "Bytes each", "MB", right=("Keys", "Bytes each", "MB"))
+    found = Listing("Keys of rule", "Keys", "Bytes each", "MB", right=("Keys", "Bytes each", "MB"))
     for rule, keys, size in rules:
         figures = (f"{keys:,}", f"{size:,}", f"{keys * size / MB:.1f}")
         found.add_row(plain(rule), *figures)

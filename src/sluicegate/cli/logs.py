@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from sluicegate.cli.commands import Failure
+from sluicegate.cli.commands import Command, Failure
 from sluicegate.clock import MICROSECOND
+from sluicegate.errors import LineError
 from sluicegate.extras import needs
 
 with needs("cli"):
@@ -20,8 +21,6 @@ with needs("cli"):
 
 if TYPE_CHECKING:
     from sluicegate.replay.log import Log
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 _DAY: Final = 86_400
 
@@ -117,9 +116,9 @@ def chosen(options: dict[str, Any]) -> tuple[int | None, int | None]:
 class Bar:
     """A progress bar on a terminal: first for the bytes of a log, then for its partitions."""
 
-    def __init__(self, what: str, progress: Progress) -> None:
+    def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._task = progress.add_task(what, total=None, done="")
+        self._task = progress.add_task("reading", total=None, done="")
         self._decided: TaskID | None = None
 
     def read(self, log: Log) -> None:
@@ -141,9 +140,12 @@ class Bar:
 
 
 @contextmanager
-def progress(what: str) -> Generator[Bar]:
-    """Show a progress bar on a terminal while a log is read, and after that."""
+def progress() -> Generator[Bar]:
+    """Show a progress bar on a terminal while a log is read, and after that. A LineError becomes an Unreadable."""
     out = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeRemainingColumn())
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
-        yield Bar(what, bar)
+    try:
+        with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
+            yield Bar(bar)
+    except LineError as error:
+        raise Unreadable(str(error)) from error

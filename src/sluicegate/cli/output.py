@@ -88,7 +88,7 @@ def console(*, stderr: bool = False) -> Console:
 
 def plain(text: object, style: str = "") -> Text:
     """Return text of an application as it is printed: without markup, and with control characters shown."""
-    return Text("".join([sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(text)]), style)
+    return Text(words.printable(str(text)), style)
 
 
 class Listing:
@@ -101,8 +101,8 @@ class Listing:
         self._columns, self._right = columns, right
         self._rows: list[tuple[Text, ...]] = []
 
-    def add_row(self, *cells: Text | str) -> None:
-        """Add a row. Cells that are left out are empty."""
+    def add_row(self, *cells: object) -> None:
+        """Add a row. Cells that are left out are empty, and what is no Text is shown plain."""
         self._rows.append(tuple([cell if isinstance(cell, Text) else plain(cell) for cell in cells]))
 
     @property
@@ -151,11 +151,6 @@ class Listing:
                 if cell.plain.strip():
                     block.add_row(Text(f"  {name}"), cell)
             yield block
-
-
-def table(*columns: str, right: tuple[str, ...] = ()) -> Listing:
-    """Return an empty table."""
-    return Listing(*columns, right=right)
 
 
 @contextmanager

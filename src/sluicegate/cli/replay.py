@@ -6,14 +6,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sluicegate.errors import LineError
 from sluicegate.extras import needs
 
 with needs("cli"):
     import click
 
     from sluicegate.cli.commands import Failure
-    from sluicegate.cli.logs import Unreadable, chosen, open_log, progress, takes_logs, trusted
+    from sluicegate.cli.logs import chosen, open_log, progress, takes_logs, trusted
     from sluicegate.cli.output import as_json, console
 
 if TYPE_CHECKING:
@@ -70,22 +69,19 @@ def replay(
     show = options["show_identities"]
     log = open_log(options)
     since, until = chosen(options)
-    try:
-        with progress("reading") as bar:
-            result = run.replay(
-                log,
-                candidates,
-                sane=sane,
-                show_identities=show,
-                since=since,
-                until=until,
-                curves=as_json or page is not None,
-                processes=os.cpu_count() or 1,
-                progress=bar.read,
-                deciding=bar.decided,
-            )
-    except LineError as error:
-        raise Unreadable(str(error)) from error
+    with progress() as bar:
+        result = run.replay(
+            log,
+            candidates,
+            sane=sane,
+            show_identities=show,
+            since=since,
+            until=until,
+            curves=as_json or page is not None,
+            processes=os.cpu_count() or 1,
+            progress=bar.read,
+            deciding=bar.decided,
+        )
     if page is not None:
         try:
             page.write_text(html(result), "utf-8")

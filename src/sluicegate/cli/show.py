@@ -21,6 +21,7 @@ with needs("cli"):
     from rich.text import Text
 
     from sluicegate.cli.output import (
+        Listing,
         as_json,
         bar,
         confirm,
@@ -31,7 +32,6 @@ with needs("cli"):
         print_json,
         scanning,
         span,
-        table,
     )
 
 
@@ -178,17 +178,10 @@ def print_budgets(
     kept: Iterable[tuple[Known, Outcome]], unknown: Mapping[str, str], foreign: Sequence[str], *, out: Console
 ) -> None:
     """Print a table of budgets, and the ids of those whose quota is not known, with the reasons."""
-    rows = table("Rule", "Used", "", "Left", "Full again in", "Now", right=("Left",))
+    rows = Listing("Rule", "Used", "", "Left", "Full again in", "Now", right=("Left",))
     for known, outcome in kept:
         facts = describe(known, outcome)
-        rows.add_row(
-            plain(known.rule),
-            bar(facts["used"], facts["limit"]),
-            plain(f"{facts['used']} of {facts['limit']}"),
-            plain(facts["remaining"]),
-            plain(span(facts["reset_after"])),
-            now_of(facts),
-        )
+        rows.add_row(known.rule, *used_of(facts), facts["remaining"], span(facts["reset_after"]), now_of(facts))
     if rows.row_count:
         out.print(rows)
     for rule_id, reason in unknown.items():
@@ -197,6 +190,11 @@ def print_budgets(
         out.print(plain(f"{rule_id}: another program wrote this key", "red"))
     if not (rows.row_count or unknown or foreign):
         out.print("Nothing is used under this identity, with the secret, prefix and store of this shell.")
+
+
+def used_of(facts: dict[str, Any]) -> tuple[Text, str]:
+    """Return how much of a budget is used, as a bar and in numbers."""
+    return bar(facts["used"], facts["limit"]), f"{facts['used']} of {facts['limit']}"
 
 
 def now_of(facts: dict[str, Any]) -> Text:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sluicegate.errors import LineError
 from sluicegate.extras import needs
 from sluicegate.replay.words import count, share
 
@@ -12,8 +11,8 @@ with needs("cli"):
     import click
 
     from sluicegate.cli.commands import Failure
-    from sluicegate.cli.logs import Unreadable, chosen, open_log, progress, takes_logs, trusted
-    from sluicegate.cli.output import as_json, console, plain, table
+    from sluicegate.cli.logs import chosen, open_log, progress, takes_logs, trusted
+    from sluicegate.cli.output import Listing, as_json, console, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,11 +88,8 @@ def suggest(
     settings = trusted(options)
     log = open_log(options)
     since, until = chosen(options)
-    try:
-        with progress("reading") as bar:
-            traffic = gather(log, key=key, options=settings, since=since, until=until, progress=lambda: bar.read(log))
-    except LineError as error:
-        raise Unreadable(str(error)) from error
+    with progress() as bar:
+        traffic = gather(log, key=key, options=settings, since=since, until=until, progress=lambda: bar.read(log))
     read = log.read
     suggester = Suggester(traffic, share=allowed, resolution=round(read.resolution * 1e6), read=what_was_read(read))
     found = suggester.all(groups, show_identities=show)
@@ -127,9 +123,9 @@ def _show(found: Suggestions, out: Console) -> None:
     for note in found.notes:
         out.print(plain(f"Note: {note}.", "dim"))
     if found.programs:
-        rows = table("Program", "Requests", "Why", right=("Requests",))
+        rows = Listing("Program", "Requests", "Why", right=("Requests",))
         for identity, requests, reasons in found.programs[:_PROGRAMS]:
-            rows.add_row(plain(identity), plain(f"{requests:,}"), plain("; ".join(reasons[:_REASONS])))
+            rows.add_row(identity, f"{requests:,}", "; ".join(reasons[:_REASONS]))
         out.print()
         out.print(rows)
     for each in found.suggestions:
@@ -144,28 +140,22 @@ def _show_one(each: Suggestion, out: Console) -> None:
         programs = f"{each.program_requests:,} by {count(each.programs, 'program')}"
         by = f"{each.requests - each.program_requests:,} by {by}, {programs}"
     out.print(plain(f"{count(each.requests, 'request')}{':' if each.programs else ' by'} {by}"))
-    rows = table("Limit", "Exact", "Other days", *_NUMBERS[1:], right=_NUMBERS)
+    rows = Listing("Limit", "Exact", "Other days", *_NUMBERS[1:], right=_NUMBERS)
     chosen = (each.quota or "").split("; ")
     for limit in each.limits:
         days = "" if limit.low is None else f"{limit.low:,} to {limit.high:,}"
         held_out = "" if limit.held_out is None else share(limit.held_out, 1)
-        cells = (
-            limit.quota,
-            limit.exact,
-            days,
-            held_out,
-            limit.people,
-            share(limit.stopped, 1) if each.programs else "",
-        )
+        stopped = share(limit.stopped, 1) if each.programs else ""
+        cells = (limit.quota, limit.exact, days, held_out, limit.people, stopped)
         rows.add_row(*[plain(cell, "bold" if limit.quota in chosen else "") for cell in cells])
     if each.limits:
         out.print(rows)
     out.print(plain(each.verdict))
     if each.busiest:
         columns = ("Requests", "Busiest minute", "Busiest hour")
-        rows = table("Program", *columns, right=columns)
+        rows = Listing("Program", *columns, right=columns)
         for identity, *numbers in each.busiest:
-            rows.add_row(plain(identity), *[plain(f"{number:,}") for number in numbers])
+            rows.add_row(identity, *[f"{number:,}" for number in numbers])
         out.print(rows)
     if each.warning:
         out.print(plain(each.warning, "yellow"))

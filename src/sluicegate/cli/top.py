@@ -16,7 +16,7 @@ from typing import IO, Any, Final, NamedTuple
 
 from sluicegate.cli.budgets import Budgets, Known, check_rule, opened
 from sluicegate.cli.commands import load_app, option_app
-from sluicegate.cli.show import describe, now_of
+from sluicegate.cli.show import describe, now_of, used_of
 from sluicegate.clock import monotonic
 from sluicegate.extras import needs
 from sluicegate.identity import Digested
@@ -31,7 +31,6 @@ with needs("cli"):
         Between,
         Listing,
         as_json,
-        bar,
         console,
         count,
         foreign_keys,
@@ -39,7 +38,6 @@ with needs("cli"):
         plain,
         print_json,
         scanning,
-        table,
     )
 
 BATCH: Final = 16  # budgets in one step: the server needs about a fifth of a millisecond for them
@@ -196,9 +194,9 @@ def refusals(log: Iterable[str], rule: str | None) -> Counter[tuple[str, str, bo
 
 
 def _refused(found: Iterable[tuple[tuple[str, str, bool], int]]) -> Listing:
-    rows = table("Rule", "Identity", "Refusals", right=("Refusals",))
+    rows = Listing("Rule", "Identity", "Refusals", right=("Refusals",))
     for (name, who, shadow), number in found:
-        rows.add_row(plain(f"{name} (shadow)" if shadow else name), plain(who), plain(f"{number:,}"))
+        rows.add_row(f"{name} (shadow)" if shadow else name, who, f"{number:,}")
     return rows
 
 
@@ -212,16 +210,10 @@ def _draw(live: Live, found: Top, share: float) -> None:
 
 
 def _table(found: Top, share: float) -> Group:
-    rows = table("Rule", "Identity", "Used", "", "Now")
+    rows = Listing("Rule", "Identity", "Used", "", "Now")
     for known, who, outcome, _ in found.best:
         facts = describe(known, outcome)
-        rows.add_row(
-            plain(known.rule),
-            plain(who),
-            bar(facts["used"], facts["limit"]),
-            plain(f"{facts['used']} of {facts['limit']}"),
-            now_of(facts),
-        )
+        rows.add_row(known.rule, who, *used_of(facts), now_of(facts))
     unknown = f", {count(found.unknown, 'budget')} of unknown quota" if found.unknown else ""
     progress = "" if share == 1 else f" ({share:.0%} scanned)"
     title = f"{count(found.scanned, 'budget')}, {found.refused} used up{unknown}{progress}"

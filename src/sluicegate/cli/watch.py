@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
 from sluicegate.cli.commands import Failure
-from sluicegate.cli.output import console, option_every, plain, table
+from sluicegate.cli.output import Listing, console, option_every, plain
 from sluicegate.clock import monotonic
 from sluicegate.extras import needs
 from sluicegate.hidden import shown_url
@@ -229,7 +229,7 @@ def frame(found: Rates, *, rows: int | None) -> Group:
     if found.open_circuits:
         store += f"; {found.open_circuits:.0f} circuit{'' if found.open_circuits == 1 else 's'} open"
     columns = tuple([result.capitalize() for result in (*RESULTS, "cached", "no store")])
-    rows_of = table("Per second", *columns, right=columns)
+    rows_of = Listing("Per second", *columns, right=columns)
     for rule in found.rules[:rows]:
         figures = [rule.by_result[result] for result in RESULTS]
         rows_of.add_row(plain(rule.rule), *[_figure(each) for each in (*figures, rule.cached, rule.degraded)])
