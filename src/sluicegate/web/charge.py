@@ -14,7 +14,7 @@ from types import FunctionType, TracebackType
 from typing import Any, Final, NamedTuple, Self, Unpack, cast
 
 from sluicegate.awaiting import label_of
-from sluicegate.errors import NotEnforcedError, RuleError
+from sluicegate.errors import NotEnforcedError, RuleError, check_flag
 from sluicegate.identity import digest
 from sluicegate.plan import BAN, Check, Decision, Outcome, Plan, RateLimitExceeded, uncharged
 from sluicegate.rules.key import Caller
@@ -179,14 +179,12 @@ def _lasts(value: object) -> bool:
     return not callable(value) or isinstance(value, (type, Tiers))
 
 
-def _make(what: str, quota: Any, *, lasts: bool, refund_earlier: object = True, **options: Any) -> ChargedRule:
+def _make(what: str, quota: Any, *, lasts: bool, refund_earlier: Any = True, **options: Any) -> ChargedRule:
     if "override_defaults" in options:
         problem = "the default limits are charged already"
         expected = "leave it out, or write @limit(…, override_defaults=True) on the view"
         raise RuleError(what, "override_defaults", problem=problem, expected=expected)
-    if not isinstance(refund_earlier, bool):
-        problem, expected = "neither True nor False", "give True or False"
-        raise RuleError("refund_earlier", refund_earlier, problem=problem, expected=expected)
+    check_flag("refund_earlier", refund_earlier, error=RuleError)
     return ChargedRule(make_mark(quota, what, ("refund_earlier",), **options), refund_earlier, lasts)
 
 

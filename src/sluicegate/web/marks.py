@@ -18,7 +18,7 @@ from inspect import isbuiltin, iscoroutinefunction
 from typing import Any, Final, NoReturn, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 from sluicegate.algorithms import AlgorithmName
-from sluicegate.errors import RuleError, unknown_option
+from sluicegate.errors import RuleError, check_flag, unknown_option
 from sluicegate.plan import FailurePolicy
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeySpec
@@ -146,19 +146,13 @@ def takes_view(exempt: Callable[[Any, Mark], Any]) -> Exempt:
     @functools.wraps(exempt)
     def checked(*views: Any, **options: Any) -> Any:
         defaults_only = options.pop("defaults_only", None)
-        if not isinstance(defaults_only, bool | None):
-            problem = "neither True nor False"
-            raise RuleError("@exempt: defaults_only", defaults_only, problem=problem, expected="give True or False")
-        if defaults_only is not None and not views and not options:
-            return functools.partial(checked, defaults_only=defaults_only)
+        if defaults_only is not None:
+            check_flag("@exempt: defaults_only", defaults_only, error=RuleError)
+            if not views and not options:
+                return functools.partial(checked, defaults_only=defaults_only)
         if len(views) + len(options) != 1 or not options.keys() <= {"view"}:
-            given = (*views, *options)
-            raise RuleError(
-                "@exempt",
-                given,
-                problem="not one view",
-                expected="write @exempt, without parentheses, or @exempt(defaults_only=True)",
-            )
+            expected = "write @exempt, without parentheses, or @exempt(defaults_only=True)"
+            raise RuleError("@exempt", (*views, *options), problem="not one view", expected=expected)
         view = views[0] if views else options["view"]
         try:
             return exempt(view, EXEMPT_FROM_DEFAULTS if defaults_only else EXEMPT)
@@ -261,10 +255,7 @@ def make_mark(
     _check_options(what, options, own)
     if _is_bare(quota):
         raise RuleError(what, quota, problem="a view, where a quota should be", expected=_NO_PARENTHESES)
-    if not isinstance(override_defaults, bool):
-        raise RuleError(
-            "override_defaults", override_defaults, problem="neither True nor False", expected="give True or False"
-        )
+    check_flag("override_defaults", override_defaults, error=RuleError)
     if scope is not None:  # here: Rule would call it the name
         check_name("scope", scope)
     label = name if name is not None else scope
