@@ -8,7 +8,7 @@ lease has passed.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from sluicegate import fork
@@ -19,12 +19,15 @@ from sluicegate.stores import AsyncStore, Store
 if TYPE_CHECKING:
     from sluicegate.stores.completion import Steps
 
+_AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
 
-class _Estimate:
+
+class _Estimate(Generic[_AnyStore]):
     """The common part of the sync and the async reservation. A reservation is settled once."""
 
-    def __init__(self, decision: Decision) -> None:
+    def __init__(self, store: _AnyStore, decision: Decision) -> None:
         self.decision = decision
+        self._store: _AnyStore = store
         self._process = fork.generation()
         self._open = threading.Lock()  # acquired by the first thread that settles, and never released
 
@@ -46,15 +49,11 @@ class _Estimate:
         return Plan(tuple(checks), forced=owed > 0)
 
 
-class Reservation(_Estimate):
+class Reservation(_Estimate[Store]):
     """An estimated cost that was charged, until it is settled. A reservation is true if the charge was allowed.
 
     `decision` is the decision about the charge. A refused reservation charged nothing, and settling it does nothing.
     """
-
-    def __init__(self, store: Store, decision: Decision) -> None:
-        super().__init__(decision)
-        self._store = store
 
     def settle(self, actual: int) -> None:
         """Correct the charge to the actual cost in units. Only the first call has an effect, in any thread.
@@ -74,12 +73,8 @@ class Reservation(_Estimate):
         self.settle(0)
 
 
-class AsyncReservation(_Estimate):
+class AsyncReservation(_Estimate[AsyncStore]):
     """A Reservation for asynchronous code: `settle` and `cancel` are awaited."""
-
-    def __init__(self, store: AsyncStore, decision: Decision) -> None:
-        super().__init__(decision)
-        self._store = store
 
     async def settle(self, actual: int) -> None:
         """Do the same as `Reservation.settle`. Once started, it completes even if its task is cancelled."""
@@ -127,13 +122,14 @@ class InFlight:
 IN_FLIGHT: Final = InFlight()
 
 
-class _HeldSlot:
+class _HeldSlot(Generic[_AnyStore]):
     """The common part of the sync and the async slot: the charges that a slot holds."""
 
-    def __init__(self, store: Any, decision: Decision) -> None:
+    def __init__(self, store: _AnyStore, decision: Decision) -> None:
         if decision.allowed:
             IN_FLIGHT.add(self, store, decision.checks)
         self.decision = decision
+        self._store: _AnyStore = store
         self._process = fork.generation()
         self._plan = Plan(decision.checks)
         self._outcomes = decision.outcomes
@@ -153,15 +149,11 @@ class _HeldSlot:
         return (self._plan, self._outcomes) if self._process == fork.generation() else (Plan(()), ())
 
 
-class Slot(_HeldSlot):
+class Slot(_HeldSlot[Store]):
     """A concurrency slot, held until its block ends. A Slot is true if a slot was free.
 
     `decision` is the decision about the charge.
     """
-
-    def __init__(self, store: Store, decision: Decision) -> None:
-        super().__init__(store, decision)
-        self._store = store
 
     def renew(self) -> bool:
         """Start the lease again from now. Call this regularly in a block that may take longer than the lease.
@@ -178,14 +170,13 @@ class Slot(_HeldSlot):
         self._store.refund(*self._end())
 
 
-class AsyncSlot(_HeldSlot):
+class AsyncSlot(_HeldSlot[AsyncStore]):
     """A Slot for asynchronous code: `renew` and `release` are awaited."""
 
     def __init__(self, store: AsyncStore, decision: Decision) -> None:
         from sluicegate.stores.completion import Steps  # it imports asyncio, which a Limiter does not need
 
         super().__init__(store, decision)
-        self._store = store
         self._steps: Steps[bool] = Steps()
 
     async def renew(self) -> bool:
