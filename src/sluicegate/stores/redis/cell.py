@@ -16,10 +16,11 @@ key that never expires.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from functools import lru_cache
 from math import gcd
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from sluicegate.algorithms import gcra
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
@@ -188,10 +189,22 @@ def _quantity(check: Check) -> int:
     return check.cost if check.cost <= _bucket(check.terms).burst else 0
 
 
-class _Separable:
-    """What the sync and the async store share."""
+class _CellStore:
+    """What the sync and the async store share: everything but the calls of the server."""
 
-    _commands: _Commands
+    _connect: ClassVar[Callable[..., Any]]
+
+    def __init__(self, url: str, *, prefix: str = "sg", deadline: float = DEADLINE) -> None:
+        url = hide_store(url)
+        self._commands = _Commands(url, prefix=prefix)
+        self._connections = self._connect(self._commands.servers, deadline=deadline)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._commands.url})"
+
+    def accept(self, terms: Terms) -> None:
+        """Raise AlgorithmError or RuleError for terms that this store cannot keep."""
+        _bucket(terms)
 
     def describe(self) -> Status:
         """Return the status: the store's URL."""
@@ -208,24 +221,14 @@ class _Separable:
         return other
 
 
-class RedisCellStore(_Separable):
+class RedisCellStore(_CellStore):
     """A store for rules of `gcra`, `token-bucket` and `leaky-bucket` on a server that has CL.THROTTLE.
 
     `url` is `redis+cell://…` or `rediss+cell://…`; connects when first used. `prefix` begins every key; `deadline` is
     in seconds. Raises StoreURLError, from `run` also when the server does not have the command.
     """
 
-    def __init__(self, url: str, *, prefix: str = "sg", deadline: float = DEADLINE) -> None:
-        url = hide_store(url)
-        self._commands = _Commands(url, prefix=prefix)
-        self._connections = Connections(self._commands.servers, deadline=deadline)
-
-    def __repr__(self) -> str:
-        return f"RedisCellStore({self._commands.url})"
-
-    def accept(self, terms: Terms) -> None:
-        """Raise AlgorithmError or RuleError for terms that this store cannot keep."""
-        _bucket(terms)
+    _connect = Connections
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none. Raises StoreError if the server does not reply."""
@@ -250,22 +253,12 @@ class RedisCellStore(_Separable):
         return self._commands.answer(self._connections.send(step, self._connections.until()))
 
 
-class AsyncRedisCellStore(_Separable):
+class AsyncRedisCellStore(_CellStore):
     """RedisCellStore for asynchronous code, one connection for each event loop. `close` closes the running loop's."""
 
     needs_asyncio = True
 
-    def __init__(self, url: str, *, prefix: str = "sg", deadline: float = DEADLINE) -> None:
-        url = hide_store(url)
-        self._commands = _Commands(url, prefix=prefix)
-        self._connections = AsyncConnections(self._commands.servers, deadline=deadline)
-
-    def __repr__(self) -> str:
-        return f"AsyncRedisCellStore({self._commands.url})"
-
-    def accept(self, terms: Terms) -> None:
-        """Raise AlgorithmError or RuleError for terms that this store cannot keep."""
-        _bucket(terms)
+    _connect = AsyncConnections
 
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none. Raises StoreError if the server does not reply."""
