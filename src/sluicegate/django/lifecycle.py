@@ -21,7 +21,7 @@ from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 
 from sluicegate import fork
-from sluicegate.django.request import DjangoRequestState, end_with
+from sluicegate.django.request import DjangoRequestState, end_here, end_with
 from sluicegate.rules.response import Headers, Response
 from sluicegate.stores.completion import running_loop
 from sluicegate.web.settlement import AsyncSettlement, Settlement
@@ -47,7 +47,7 @@ def release_at_close(state: DjangoRequestState) -> None:
     if isinstance(settlement, AsyncSettlement):
         weakref.finalize(request, partial(_release_lost, asyncio.get_running_loop(), settlement)).atexit = False
     elif isinstance(request, ASGIRequest):
-        weakref.finalize(request, partial(_release_dropped, settlement, fork.generation())).atexit = False
+        weakref.finalize(request, partial(end_here, settlement.ended, fork.generation())).atexit = False
 
 
 def settle_response(response: HttpResponseBase, state: DjangoRequestState) -> None:
@@ -148,9 +148,3 @@ def _release_lost(loop: asyncio.AbstractEventLoop, settlement: AsyncSettlement) 
     """Release the slots of a request that was freed without being closed. Called from any thread."""
     with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(settlement.end_soon)
-
-
-def _release_dropped(settlement: Settlement, process: int) -> None:
-    """Do the same for the slots that synchronous middleware took, which are the parent's after a fork."""
-    if process == fork.generation():
-        settlement.ended()

@@ -184,7 +184,7 @@ def pending_of(request: HttpRequest) -> Any:
         if isinstance(request, ASGIRequest):
             loop = running_loop()
             end = pending.end if loop is None else partial(_end_on, loop, pending)
-            finalize(request, partial(_end_here, end, fork.generation())).atexit = False
+            finalize(request, partial(end_here, end, fork.generation())).atexit = False
     match = request.resolver_match
     if match is not None:
         pending.at = match.route or "", pending.at[1]
@@ -214,8 +214,8 @@ def _end_on(loop: Any, pending: Any) -> None:
         pending.end()
 
 
-def _end_here(end: Callable[[], None], process: int) -> None:
-    """Deliver, unless this is a child of the process that serves the request."""
+def end_here(end: Callable[[], None], process: int) -> None:
+    """Deliver, or release slots, unless this is a child of the process that serves the request."""
     if process == fork.generation():
         end()
 
@@ -251,6 +251,10 @@ def decision(request: Any) -> Decision | None:
 
 def begin(request: HttpRequest, gate: Gate | AsyncGate) -> DjangoRequestState:
     """Make the state of a request, and store it on the request."""
-    make = AsyncDjangoRequestState if isinstance(gate, AsyncGate) else DjangoRequestState
-    state = vars(request)[STATE] = make(request, gate)
+    state = vars(request)[STATE] = new_state(request, gate)
     return state
+
+
+def new_state(request: HttpRequest, gate: Gate | AsyncGate) -> DjangoRequestState:
+    """Make the state of a request."""
+    return (AsyncDjangoRequestState if isinstance(gate, AsyncGate) else DjangoRequestState)(request, gate)

@@ -21,7 +21,7 @@ from sluicegate.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.clock import MICROSECOND
 from sluicegate.django import conf
 from sluicegate.django.lifecycle import release_at_close
-from sluicegate.django.request import AsyncDjangoRequestState, DjangoRequestState, state_of
+from sluicegate.django.request import DjangoRequestState, new_state, state_of
 from sluicegate.django.signals import rate_limited
 from sluicegate.errors import QuotaError, RuleError, within
 from sluicegate.identity import identity_text
@@ -85,7 +85,7 @@ class RateThrottle:
         """
         native = native_request(request)
         gate = gate_for(native)
-        caller = _new_state(native, gate)
+        caller = new_state(native, gate)
         settings = gate.settings
         proxies = None if settings.trusted_proxies is not None else self.proxies()
         trust = Trust.of(proxies) if proxies else settings.trust
@@ -268,15 +268,11 @@ def state_for(request: Any) -> DjangoRequestState | None:
         return None
     found: DjangoRequestState | None = None if request is native else vars(request).get(_STATE)
     if found is None:
-        found = _new_state(native, gate)
+        found = new_state(native, gate)
         found.open = False  # nothing will add the fields
         if request is not native:
             setattr(request, _STATE, found)
     return found
-
-
-def _new_state(native: HttpRequest, gate: Gate | AsyncGate) -> DjangoRequestState:
-    return (AsyncDjangoRequestState if isinstance(gate, AsyncGate) else DjangoRequestState)(native, gate)
 
 
 def decide(native: HttpRequest, state: DjangoRequestState, wanted: Sequence[tuple[Bound, ...]]) -> list[Decision]:
