@@ -89,7 +89,8 @@ class Ready:
         self.names = (*[each.name for each in (*self.terms, *self.bans)], FORBIDDEN_RULE)
         self.by_identity = self._counts_each_identity_alone()
         self.plain = self._has_only_plain_rules()
-        self.alone = self._one_plain_rule()
+        # The rule, if there is one with one quota, and its charges depend on nothing else.
+        self.alone = self.bounds[0] if self.plain and len(self.terms) == 1 else None
 
     def fresh(self) -> Ready:
         """Return the same candidate with empty budgets."""
@@ -138,10 +139,6 @@ class Ready:
             and all([isinstance(bound.rule.cost, int) or hasattr(bound.rule.cost, "columns") for bound in bounds])
             and not any([each.held for each in self.terms])
         )
-
-    def _one_plain_rule(self) -> Bound | None:
-        """Return the rule, if there is one with one quota, and its charges depend on nothing else."""
-        return self.bounds[0] if self.plain and len(self.terms) == 1 else None
 
     def _has_only_plain_rules(self) -> bool:
         """True if a decision depends only on the times of an identity's requests, and on which rules apply to them."""
