@@ -237,7 +237,6 @@ def _microseconds(period: object) -> int:
 
 
 def _exact_seconds(period: object) -> Fraction:
-    """Return a period as exact seconds."""
     from datetime import timedelta
     from fractions import Fraction
 

@@ -103,11 +103,9 @@ class InFlight:
         self._held: WeakKeyDictionary[object, tuple[Any, tuple[Check, ...]]] = WeakKeyDictionary()
 
     def add(self, owner: object, store: Any, checks: tuple[Check, ...]) -> None:
-        """Add the slots that an object holds in a store."""
         self._held[owner] = store, checks
 
     def remove(self, owner: object) -> None:
-        """Remove what an object holds."""
         self._held.pop(owner, None)
 
     def read(self) -> list[tuple[Any, tuple[Check, ...]]]:

@@ -56,11 +56,9 @@ class Commands(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands."""
         return [*COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command."""
         if cmd_name not in COMMANDS:
             return None
         found: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name.replace("-", "_"))
@@ -86,7 +84,6 @@ class Failure(click.ClickException):
     exit_code = 2
 
     def show(self, file: Any = None) -> None:
-        """Print the sentence."""
         click.echo(f"sluicegate: {self.format_message()}", file=file, err=file is None)
 
 

@@ -426,7 +426,6 @@ def _escaped(text: str) -> str:
 
 
 def _as_json(examined: Examined, patients: Sequence[Patient]) -> dict[str, Any]:
-    """Return the report of one store, for JSON."""
     servers = [
         {
             "address": patient.address,
@@ -439,7 +438,6 @@ def _as_json(examined: Examined, patients: Sequence[Patient]) -> dict[str, Any]:
 
 
 def _print(out: Console, examined: Examined, patients: Sequence[Patient]) -> None:
-    """Print the report of one store."""
     out.print(plain(examined.title, style="bold"))
     for patient in patients:
         if patient.address not in examined.shown:
@@ -459,7 +457,6 @@ def _print(out: Console, examined: Examined, patients: Sequence[Patient]) -> Non
 
 
 def _memory_of(rules: Sequence[RuleMemory]) -> Listing:
-    """Return a table of the memory of each rule."""
     found = Listing("Keys of rule", "Keys", "Bytes each", "MB", right=("Keys", "Bytes each", "MB"))
     for rule, keys, size in rules:
         figures = (f"{keys:,}", f"{size:,}", f"{keys * size / MB:.1f}")

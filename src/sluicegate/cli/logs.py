@@ -122,7 +122,6 @@ class Bar:
         self._decided: TaskID | None = None
 
     def read(self, log: Log) -> None:
-        """Move to what was read."""
         read = log.read
         elapsed = self._progress.tasks[0].elapsed or 0.0
         rate = read.lines / elapsed if elapsed else 0.0

@@ -107,11 +107,9 @@ class Listing:
 
     @property
     def row_count(self) -> int:
-        """The number of rows."""
         return len(self._rows)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Yield what is printed."""
         widths = [self._narrowest(place) for place in range(len(self._columns))]
         fits = sum(widths) + 2 * (len(widths) - 1) <= options.max_width
         yield self._table(widths) if fits else Group(*self._blocks())

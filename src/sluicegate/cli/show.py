@@ -126,7 +126,6 @@ class Listed(NamedTuple):
 
     @property
     def says(self) -> str:
-        """What this means for a client."""
         does = "every request is refused with a 403" if self.option == "deny" else "no rule is applied"
         return f"{self.who}, on the list {self.option!r}: {does}."
 

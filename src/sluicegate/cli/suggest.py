@@ -112,7 +112,6 @@ def suggest(
 
 
 def _show(found: Suggestions, out: Console) -> None:
-    """Print the suggestions as tables."""
     kinds = dict(found.kinds)
     programs = kinds.pop("automated", 0)
     people = count(sum(kinds.values()), "other identity", "other identities")

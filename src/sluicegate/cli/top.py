@@ -221,7 +221,6 @@ def _table(found: Top, share: float) -> Group:
 
 
 def _values(found: Top) -> dict[str, Any]:
-    """Return the same for JSON."""
     rows = [{"identity": who, **describe(known, outcome)} for known, who, outcome, _ in found.best]
     facts = {"scanned": found.scanned, "unknown": found.unknown, "foreign": found.foreign, "used_up": found.refused}
     return {**facts, "top": rows}

@@ -111,7 +111,6 @@ def watch(urls: tuple[str, ...], every: float, *, once: bool) -> None:
 
 
 def _read(urls: Sequence[str]) -> Reading:
-    """Read the metrics at all URLs, and add them up."""
     found: dict[tuple[str, Labels], float] = {}
     for url in urls:
         try:

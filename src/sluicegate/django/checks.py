@@ -172,7 +172,6 @@ CHECKS: Final = (
 
 @register("sluicegate")
 def check(app_configs: Sequence[Any] | None = None, **options: Any) -> list[CheckMessage]:
-    """Run all checks on the project's settings."""
     facts = _facts()
     fields = {**facts._asdict(), "installed": facts.installed}
     return [row.kind(row.message.format_map(fields), hint=row.hint, id=row.id) for row in CHECKS if row.applies(facts)]

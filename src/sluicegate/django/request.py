@@ -111,7 +111,6 @@ class DjangoRequestState(RequestState):
         return None if value is None else str(value)
 
     def user(self) -> Hashable | Awaitable[Hashable | None] | None:
-        """Return the primary key of the signed-in user."""
         name: Any = known_user(self.native, is_async=False)
         if name is UNKNOWN:
             name = self.found_user

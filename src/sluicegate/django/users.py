@@ -98,7 +98,6 @@ class LookupHistory:
         return self._store.run(Plan((Check(self._misses, address, 1),), charge=False))[0].allowed
 
     def count_miss(self, address: str) -> None:
-        """Count a lookup that found no session."""
         self._store.run(Plan((Check(self._misses, address, 1),)))
 
     def note_success(self) -> None:
@@ -128,7 +127,6 @@ _histories: Final[WeakKeyDictionary[Gate | AsyncGate, LookupHistory]] = WeakKeyD
 
 
 def history_of(gate: Gate | AsyncGate) -> LookupHistory:
-    """Return the history of one gate."""
     found = _histories.get(gate)
     return _histories.setdefault(gate, LookupHistory(gate.settings)) if found is None else found
 
@@ -148,7 +146,6 @@ class UserLookup:
         self._address = self._settings.address(caller)
 
     def run(self) -> Hashable | None:
-        """Find the user, and return the name."""
         if self._is_over_limit():
             return None
         request = self._request

@@ -23,7 +23,6 @@ class LoggedRequest:
 
     @property
     def native(self) -> LoggedRequest:
-        """The request itself."""
         return self
 
     def column(self, name: str) -> Any:
@@ -53,13 +52,11 @@ class LoggedRequest:
 
     @property
     def host(self) -> str | None:
-        """The host that the client asked for."""
         found: str | None = self.column("host")
         return found
 
     @property
     def status(self) -> int | None:
-        """The status of the response that was logged."""
         found: int | None = self.column("status")
         return found
 
@@ -84,7 +81,6 @@ class LoggedRequest:
         return None
 
     def user(self) -> Hashable | None:
-        """Return the user that was logged."""
         found: str | None = self.column("user")
         return found
 
@@ -133,7 +129,6 @@ class FieldCost:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it reads."""
         return (self.column,)
 
     def __call__(self, request: LoggedRequest) -> int:

@@ -137,7 +137,6 @@ class _Reader:
         return RuleError(self._what, self.text, problem=f"at character {at + 1}, {problem}", expected=expected)
 
     def key(self) -> Any:
-        """Return the key that the whole text is."""
         return self._by(self.text, 0)["key"]
 
     def requests(self) -> dict[str, Any]:
@@ -145,7 +144,6 @@ class _Reader:
         return self._on(self.text, 0)
 
     def options(self) -> dict[str, Any]:
-        """Return the options of the rule."""
         text = self.text
         if len(text) > _LONGEST:
             raise RuleError("--rule", text, problem=f"{len(text)} characters", expected=f"give at most {_LONGEST}")
@@ -184,7 +182,6 @@ class _Reader:
         return found
 
     def _marks(self, at: int) -> Iterator[tuple[str, int]]:
-        """Yield our words with their places."""
         for word in self.text[at:].split():
             at = self.text.index(word, at)
             if word in _WORDS:

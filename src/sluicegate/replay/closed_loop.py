@@ -42,7 +42,6 @@ class Waits:
         )
 
     def add(self, met: Met) -> None:
-        """Add what some clients met."""
         if met.delays:
             delays = pl.Series("delay", met.delays)
             self.longest = max([self.longest, *met.delays])

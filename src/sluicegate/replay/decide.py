@@ -112,7 +112,6 @@ class Ready:
         return narrow.union({"time"}, *[getattr(rule.cost, "columns", ()) for rule in rules])
 
     def request(self, values: Sequence[Any], at: dict[str, int]) -> LoggedRequest:
-        """Return a request of this row."""
         return LoggedRequest(values, at, self.forwarding)
 
     def text_of(self, caller: Caller) -> str | None:
@@ -540,7 +539,6 @@ def _wanted(settings: Settings, bounds: Sequence[Bound]) -> set[str]:
 
 
 def _check(settings: Settings) -> None:
-    """Raise an error for rules that no log can decide."""
     for rule in settings.rules:
         if rule.route is not None:  # type: ignore[union-attr]
             problem, expected = "a log has no names of routes", 'give a path such as "/api/*"'

@@ -40,7 +40,6 @@ class Hints:
         return set() if self._trusts_all else {"address", "forwarded"}
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Note what a frame has."""
         for column in [name for name in self._absent if name in frame.columns]:
             if frame[column].null_count() < frame.height:
                 del self._absent[column]

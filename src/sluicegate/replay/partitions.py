@@ -51,7 +51,6 @@ class Block(NamedTuple):
     of: int  # partitions when it was written
 
     def read(self, path: Path) -> tuple[pl.DataFrame, pl.DataFrame | None]:
-        """Return the rows and the texts."""
         with temporary(), path.open("rb") as file:
             file.seek(self.start)
             rows, texts = file.read(self.middle - self.start), file.read(self.end - self.middle)

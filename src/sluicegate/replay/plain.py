@@ -99,7 +99,6 @@ class Strict:
         self._now = 0
 
     def refused(self, times: Sequence[int], _: object = None) -> list[Run]:
-        """Ask the requests at their times. Return those that are refused."""
         most, window, grain = self._most, self._window, self._grain
         ends, runs, at, end = self._ends[-most:], list[Run](), 0, len(times)
         oldest = len(ends) - most  # the place in `ends` of the request that must have ended
@@ -122,7 +121,6 @@ class Strict:
         self._ends = [*self._ends, *[window - -now // grain * grain for now in times[-self._most :]]][-self._most :]
 
     def wait(self, times: Sequence[int], _: object, met: Met) -> None:
-        """Ask the requests one after the other, and wait as long as each refusal says."""
         most, window, grain = self._most, self._window, self._grain
         ends, now, delays, retries = self._ends[-most:], self._now, met.delays, 0
         oldest = len(ends) - most

@@ -56,7 +56,6 @@ class Given:
     given: Sequence[pl.DataFrame]
 
     def frames(self, wanted: Collection[str]) -> Iterator[pl.DataFrame]:
-        """Yield the frames."""
         return iter(self.given)
 
 
@@ -323,7 +322,6 @@ class Answer:
         )
 
     def _worst(self) -> tuple[results.Moment, ...]:
-        """Return the buckets with the most refusals."""
         grid, tally = self._grid, self._tally
         worst = sorted(tally.buckets.items(), key=lambda each: (-each[1], each[0]))[:_WORST]
         return tuple(

@@ -73,7 +73,6 @@ class Top(tuple[tuple[int, Refused], ...]):
     __slots__ = ()
 
     def with_others(self, others: Iterable[tuple[int, Refused]]) -> Top:
-        """Return the most refused of these and others."""
         return Top(sorted([*self, *others], key=lambda each: (-each[1].refused, each[0]))[:MOST_REFUSED])
 
 

@@ -30,7 +30,6 @@ _SIGNS: Final = " .:-=+*#@"  # the same in ASCII
 
 
 def show(result: Result, console: Console) -> None:
-    """Print the report of a replay."""
     for part in Report(result, console).parts():
         console.print(part)
 
@@ -44,7 +43,6 @@ class Report:
         self._ascii = console.options.ascii_only
 
     def parts(self) -> Iterator[RenderableType]:
-        """Yield the parts from top to bottom."""
         traffic, candidates = self._result.traffic, self._result.candidates
         for warning in traffic.warnings:
             yield self._text(f"Warning: {warning}", "bold yellow")

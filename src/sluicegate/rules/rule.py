@@ -189,7 +189,6 @@ class Rule:
 
     @property
     def _label(self) -> str:
-        """The rule's name in errors."""
         return f"rule {self.name!r}"
 
     def _check_options_of(self, quotas: Quotas) -> None:

@@ -26,27 +26,21 @@ class AsyncAdapter:
         self._store = store
 
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Run the plan in the store."""
         return self._store.run(plan)
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Refund in the store."""
         self._store.refund(plan, outcomes)
 
     async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Renew in the store."""
         return self._store.renew(plan, outcomes)
 
     async def forget(self, rule_id: str, identity: str) -> None:
-        """Drop the budget in the store."""
         self._store.forget(rule_id, identity)
 
     async def close(self) -> None:
-        """Close the store."""
         self._store.close()
 
     def describe(self) -> Status:
-        """Return the store's status."""
         from sluicegate.status import describe
 
         return describe(self._store)

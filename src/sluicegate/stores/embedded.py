@@ -165,7 +165,6 @@ def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) ->
 
 
 def open_async(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> AsyncEmbeddedStore:
-    """Do the same as `open_sync`, for an AsyncLimiter."""
     return _opened(AsyncEmbeddedStore, url, prefix=prefix, clock=clock, deadline=deadline)
 
 

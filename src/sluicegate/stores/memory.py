@@ -172,7 +172,6 @@ class MemoryStore:
         return tuple([outcome._replace(at=now) for outcome in outcomes]) if pairs else outcomes
 
     def forget(self, rule_id: str, identity: str) -> None:
-        """Drop one budget."""
         with self._lock:
             self._give_back_due(self._now_us())
             entry = self._table.get(rule_id, identity)
@@ -180,7 +179,6 @@ class MemoryStore:
                 entry.forget()
 
     def close(self) -> None:
-        """Drop all budgets."""
         with self._lock:
             self._refunds.clear()
             self._table.clear()
@@ -276,15 +274,12 @@ class AsyncMemoryStore(AsyncAdapter):
         self.warn = store.warn
 
     def separate(self, name: str, *, clock: Clock | None = None) -> AsyncMemoryStore:
-        """Return an empty store, on this clock unless the store has one."""
         return AsyncMemoryStore(self.memory.separate(name, clock=clock))
 
     async def bans(self, terms: Terms) -> dict[str, int]:
-        """Return the same as `MemoryStore.bans`."""
         return self.memory.bans(terms)
 
     async def rule_ids(self, identity: str) -> set[str]:
-        """Return the same as `MemoryStore.rule_ids`."""
         return self.memory.rule_ids(identity)
 
     def __repr__(self) -> str:
@@ -321,5 +316,4 @@ def _max_keys(url: str) -> int | str:
 
 
 def open_async(url: str, *, prefix: str, clock: Clock | None, deadline: float = DEADLINE) -> AsyncMemoryStore:
-    """Open the store for an AsyncLimiter."""
     return AsyncMemoryStore(open_sync(url, prefix=prefix, clock=clock, deadline=deadline))

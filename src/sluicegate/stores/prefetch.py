@@ -76,11 +76,9 @@ class Prefetch(_Prefetch[Store]):
         return self._make(self._permits.fetch(plan)) if served is None else served
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Refund in the store inside."""
         self._store.refund(plan, outcomes)
 
     def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Renew in the store inside."""
         return self._store.renew(plan, outcomes)
 
     def forget(self, rule_id: str, identity: str) -> None:
@@ -94,7 +92,6 @@ class Prefetch(_Prefetch[Store]):
         self._store.close()
 
     def _make(self, calls: StoreCalls) -> tuple[Outcome, ...]:
-        """Make the calls one after the other."""
         with closing(calls):
             try:
                 call = next(calls)
@@ -113,7 +110,6 @@ class AsyncPrefetch(_Prefetch[AsyncStore]):
     """A Prefetch for asynchronous code."""
 
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Serve a permit, or ask the store inside."""
         if not prefetches(plan):
             return await self._store.run(plan)
         served = self._permits.serve(plan)
@@ -126,20 +122,16 @@ class AsyncPrefetch(_Prefetch[AsyncStore]):
         return await complete(self._make(calls, first))  # a batch of permits is not this request's alone
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Refund in the store inside."""
         await self._store.refund(plan, outcomes)
 
     async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Renew in the store inside."""
         return await self._store.renew(plan, outcomes)
 
     async def forget(self, rule_id: str, identity: str) -> None:
-        """Refund the permits of a budget, then drop it in the store inside."""
         await complete(self._make(self._permits.give_back(rule_id, identity)))
         await self._store.forget(rule_id, identity)
 
     async def close(self) -> None:
-        """Refund all permits, then close the store inside."""
         await complete(self._make(self._permits.give_back()))
         await self._store.close()
 

@@ -79,7 +79,6 @@ class Watched(_Watched[Store]):
     """A store whose calls for decisions are measured."""
 
     def run(self, plan: Plan) -> Outcomes:
-        """Run the plan in the store inside."""
         began = stopwatch()
         try:
             return self.inside.run(plan)
@@ -87,7 +86,6 @@ class Watched(_Watched[Store]):
             self._add(began)
 
     def close(self) -> None:
-        """Close the store inside if it is owned."""
         if self._owned:
             self.inside.close()
 
@@ -96,7 +94,6 @@ class AsyncWatched(_Watched[AsyncStore]):
     """The same for asynchronous code."""
 
     async def run(self, plan: Plan) -> Outcomes:
-        """Run the plan in the store inside."""
         began = stopwatch()
         try:
             return await self.inside.run(plan)
@@ -104,6 +101,5 @@ class AsyncWatched(_Watched[AsyncStore]):
             self._add(began)
 
     async def close(self) -> None:
-        """Close the store inside if it is owned."""
         if self._owned:
             await self.inside.close()

@@ -127,18 +127,15 @@ class Watched(MemoryStore):
         return lambda _identity, _cost, _origin: None
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Run the plan and log it."""
         self.log.append(("run", len(self.calls)))
         return super().run(plan)
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Refund the plan. Log it if a check held a slot."""
         if any([check.terms.held for check in plan.checks]):
             self.log.append(("release", len(self.calls)))
         super().refund(plan, outcomes)
 
     def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Renew the plan and log it."""
         self.log.append(("renew", len(self.calls)))
         return super().renew(plan, outcomes)
 

@@ -16,7 +16,6 @@ class Answer(NamedTuple):
     body: bytes
 
     def all(self, name: str) -> list[str]:
-        """Return the values of all lines of one header."""
         return [value for key, value in self.headers if key == name]
 
     def one(self, name: str) -> str | None:

@@ -68,12 +68,10 @@ class Driver:
         self._tag = uuid4().hex  # a server keeps the budgets of earlier examples
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Run the plan."""
         outcomes: tuple[Outcome, ...] = self._call(self._store.run, self._own(plan))
         return outcomes
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Refund what the plan was charged."""
         self._call(self._store.refund, self._own(plan), outcomes)
 
     def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
@@ -82,11 +80,9 @@ class Driver:
         return renewed
 
     def forget(self, rule_id: str, identity: str) -> None:
-        """Drop a budget."""
         self._call(self._store.forget, rule_id, self._tag + identity)
 
     def close(self) -> None:
-        """Close the store."""
         self._call(self._store.close)
 
     def _own(self, plan: Plan) -> Plan:

@@ -75,13 +75,11 @@ class StoreExam(HeldLaws):
 
     @pytest.fixture
     def store(self, clock: ManualClock) -> Iterator[Driver]:
-        """Yield the store under test."""
         with closing(self.drive(clock)) as driver:
             yield driver
 
     @pytest.fixture
     def clock(self) -> ManualClock:
-        """Return the clock that the store follows."""
         return ManualClock()
 
     def drive(self, clock: Clock | None) -> Driver:

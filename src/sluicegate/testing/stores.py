@@ -43,7 +43,6 @@ class OpenStore(_Fixed):
     """
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Allow every check."""
         return tuple([Outcome(True, terms.limit, terms.limit, 0, 0, 0) for terms, _, _ in plan.checks])
 
 
@@ -74,7 +73,6 @@ class BrokenStore(_Fixed):
     """
 
     def run(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise StoreError."""
         raise StoreError("broken", "this store of sluicegate.testing always fails")
 
     refund = renew = forget = run

@@ -207,7 +207,6 @@ class _CellStore:
         _bucket(terms)
 
     def describe(self) -> Status:
-        """Return the status: the store's URL."""
         return Status(self._commands.url, topology="single")
 
     def separate(self, name: str, *, clock: Clock | None = None) -> Self:
@@ -242,11 +241,9 @@ class RedisCellStore(_CellStore):
         return outcomes
 
     def forget(self, rule_id: str, identity: str) -> None:
-        """Drop one budget."""
         self._send(self._commands.forget(rule_id, identity))
 
     def close(self) -> None:
-        """Close the connections."""
         self._connections.close()
 
     def _send(self, step: Send) -> Any:
@@ -261,18 +258,15 @@ class AsyncRedisCellStore(_CellStore):
     _connect = AsyncConnections
 
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Charge every check of the plan, or none. Raises StoreError if the server does not reply."""
         return self._commands.outcomes(plan, await self._send(self._commands.run(plan))) if plan.checks else ()
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Do nothing, because the command cannot refund."""
 
     async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Return the outcomes unchanged: the command cannot refund, so this store accepts no slots."""
         return outcomes
 
     async def forget(self, rule_id: str, identity: str) -> None:
-        """Drop one budget."""
         await self._send(self._commands.forget(rule_id, identity))
 
     async def close(self) -> None:
@@ -292,7 +286,6 @@ def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) ->
 
 
 def open_async(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> AsyncRedisCellStore:
-    """Open the store for an AsyncLimiter."""
     _refuse(clock)
     return AsyncRedisCellStore(url, prefix=prefix, deadline=deadline)
 

@@ -78,7 +78,6 @@ class UserClient(Driver):
         return inf
 
     def send(self, step: Send, until: float) -> Any:
-        """Send the command. Return the reply, or a NoReplyError."""
         try:
             return self.client.execute_command(*_words(step))
         except (RedisError, RedisClusterException, OSError, *MALFORMED) as error:
@@ -99,11 +98,9 @@ class AsyncUserClient(AsyncDriver):
         self._deadline = deadline
 
     def until(self) -> float:
-        """Return the deadline of a call that begins now."""
         return asyncio.get_running_loop().time() + self._deadline
 
     async def send(self, step: Send, until: float) -> Any:
-        """Send the command. Return the reply, or a NoReplyError."""
         try:
             async with asyncio.timeout_at(until):
                 return await self.client.execute_command(*_words(step))
