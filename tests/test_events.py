@@ -88,7 +88,7 @@ def test_the_result_of_a_rule(terms: Terms, outcome: Outcome, result: str, *, ne
     made = event((terms, outcome))
     (rule,) = made.rules
     assert (rule.result, rule.near) == (result, near)
-    assert made.labels[4] == ((rule.rule, result, "store", near),)
+    assert made.labels()[4] == ((rule.rule, result, "store", near),)
     assert rule.retry_after == (None if outcome.retry_after is None else outcome.retry_after / 1e6)
 
 
@@ -106,7 +106,7 @@ def test_the_result_of_a_rule(terms: Terms, outcome: Outcome, result: str, *, ne
 )
 def test_the_source_of_a_rule(outcome: Outcome, seconds: float | None, source: str) -> None:
     made = event((TEN, outcome), store_seconds=seconds)
-    assert [made.rules[0].source, made.labels[4][0][2]] == [source, source]
+    assert [made.rules[0].source, made.labels()[4][0][2]] == [source, source]
 
 
 def test_a_cached_refusal_has_one_source_for_all_its_rules() -> None:
@@ -377,7 +377,7 @@ def test_what_is_no_exception_is_raised_after_all_was_delivered(kind: type[BaseE
         raise kind
 
     delivery = Delivery([stop, lambda event: seen.append(event.endpoint)], application="", show_identities=False)
-    pending = Pending(("/orders", "GET"))
+    pending = Pending.of(("/orders", "GET"))
     caller: Any = SimpleNamespace(pending=lambda: pending)
     for _ in range(2):
         delivery.note(FORBIDDEN, None, caller)

@@ -127,9 +127,10 @@ class AsgiCaller:
 
     def pending(self) -> Any:
         """Return what keeps the decisions about the request until its answer was sent; None if nothing does."""
-        states = self.scope.get("state")
-        state = states.get(_STATE) if type(states) is dict else state_of(self.scope)  # nearly always it is a dict
-        return getattr(state, "pending", None)
+        try:
+            return self.scope["state"][_STATE].pending
+        except (KeyError, TypeError, AttributeError):  # the state is no dict, or another framework's
+            return getattr(state_of(self.scope), "pending", None)
 
 
 class Exchange(RequestState):

@@ -56,6 +56,8 @@ class OpenTelemetryMetrics:
     `…refused_by`, `…would_refuse` (rules in shadow) and `…degraded`.
     """
 
+    decides = False
+
     def __init__(self, *, meter_provider: MeterProvider | None = None) -> None:
         meter = get_meter("sluicegate", version("sluicegate"), meter_provider)
 
@@ -106,7 +108,7 @@ class OpenTelemetryMetrics:
 
     def __call__(self, event: DecisionEvent) -> None:
         """Count one decision."""
-        labels = event.labels
+        labels = event.labels()
         with self._lock:
             kind = self._kinds[labels]
             kind.count += 1

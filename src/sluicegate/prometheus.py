@@ -66,6 +66,8 @@ class PrometheusMetrics:
     1.0
     """
 
+    decides = False
+
     def __init__(self, *, registry: CollectorRegistry = REGISTRY) -> None:
         def counter(name: str, *labels: str) -> Series[Add]:
             made = Counter(f"sluicegate_{name}", HELP[name], labels, registry=registry)
@@ -76,7 +78,8 @@ class PrometheusMetrics:
             return Series(lambda values: made.labels(*values))
 
         self._lock = threading.RLock()  # a finalizer may deliver an event in a thread that holds it
-        self._at_once = getattr(ValueClass, "_multiprocess", True)  # another process may be scraped
+        self._shared = getattr(ValueClass, "_multiprocess", True)  # another process may be scraped
+        self._together = 1 if self._shared else TOGETHER
         try:
             registry.register(self)  # first, because a registry collects in the order of registration
             decisions = counter("decisions", *BY_ENDPOINT)
@@ -115,28 +118,29 @@ class PrometheusMetrics:
         """Count one decision, or keep it until there are many. A refusal may begin a ban, which is timed from now."""
         waiting = self._waiting
         waiting.append(event)
-        if len(waiting) >= TOGETHER or self._at_once or not event.about[0] or self._banned.until:
+        if len(waiting) >= self._together or not event.about[0]:
             self._count()
-        if self._at_once and monotonic() >= self._read_at:
-            self.collect()
+            if self._shared and monotonic() >= self._read_at:
+                self.collect()
 
     def _count(self) -> None:
         """Count the decisions that wait."""
+        kinds, waiting, banned = self._kinds, self._waiting, self._banned
         with self._lock:
-            while self._waiting:
+            while waiting:
                 try:
-                    event = self._waiting.popleft()
+                    event = waiting.popleft()
                 except IndexError:  # a finalizer was quicker
                     break
-                labels = event.labels
-                kind = self._kinds[labels]
+                labels, seconds = event.labels(), event.elapsed
+                kind = kinds[labels]
                 kind.count += 1
-                if event.elapsed is not None:
-                    kind.observe(event.elapsed)
-                if self._at_once:
+                if seconds is not None:
+                    kind.observe(seconds)
+                if self._shared:
                     kind.flush()
-                if self._banned.until or not kind.is_usual:
-                    self._banned.note(event, labels[4])
+                if banned.until or not kind.is_usual:
+                    banned.note(event, labels[4])
 
     def collect(self) -> Iterable[Metric]:
         """Add what was counted, and read the numbers of the stores. A registry calls this at each scrape, before it
@@ -165,7 +169,7 @@ class PrometheusMetrics:
 
     def describe(self) -> list[HistogramMetricFamily]:
         """Return the histogram of this process, without values. The other metrics are registered themselves."""
-        if self._at_once:
+        if self._shared:
             return []
         return [HistogramMetricFamily(f"sluicegate_{_SECONDS}", HELP[_SECONDS], labels=("application",))]
 
@@ -173,7 +177,7 @@ class PrometheusMetrics:
         """Return the histograms by application: those of prometheus-client if processes share them. Its buckets are
         searched in Python, so one process has its own.
         """
-        if not self._at_once:
+        if not self._shared:
             return Series(lambda _: _Buckets())
         made = Histogram(f"sluicegate_{_SECONDS}", HELP[_SECONDS], ("application",), registry=registry, buckets=SECONDS)
         return Series(lambda labels: made.labels(*labels))

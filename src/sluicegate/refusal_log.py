@@ -82,7 +82,7 @@ class RefusalLog:
 
     def __call__(self, event: DecisionEvent) -> None:
         """Log or count the refusals of a decision, and log the counts of periods that have ended."""
-        refused = [at for at, (_, said, _, _) in enumerate(event.labels[4]) if said != "allowed"]
+        refused = [at for at, (_, said, _, _) in enumerate(event.labels()[4]) if said != "allowed"]
         now = self._now_us()
         if not refused and not event.forbidden and now < self._ends_us:
             return

@@ -73,9 +73,9 @@ class RateLimitMiddleware(AsgiMiddleware):
         """
         finder = self._finder
         if finder.routes is not None:
-            route, template = finder.routes.templates.get(id(scope.get("route")), (None, None))
-            if template is not None and route is scope["route"]:
-                return template
+            noted = finder.routes.templates.get(id(scope.get("route")))  # it keeps the route, so the id is the route's
+            if noted is not None and noted[1] is not None:
+                return noted[1]
         return finder.find({**scope, "root_path": root_path})[0].endpoint.route
 
     def answers_preflight(self, scope: Scope) -> bool:

@@ -425,8 +425,8 @@ class _WatchedAsyncGate(_WatchedRules, AsyncGate):
     ) -> Decision | None:
         if plan is not None and type(plan) is not Plan:  # a charge that leaves at the end of this turn of the loop
             began = stopwatch()
-            decision: Decision | None = await plan
-            return self._note(decision, stopwatch() - began, caller)
+            decision: Any = await plan  # a Decision
+            return self.events.note(decision, stopwatch() - began, caller)
         time, peeking = self.events.measure(), None if trim is None else _Peeking(trim)
         try:
             decision = await super().finish(plan, caller, bounds, trim=peeking)
