@@ -112,8 +112,7 @@ def client_network(
     prefix: int = IPV6_NETWORK,
     ipv4_prefix: int = IPV4_PREFIX,
 ) -> str:
-    """Return the network that contains a client's address: 24 bits or fewer of an IPv4 address, 48 bits or fewer of an
-    IPv6 address.
+    """Return the network of a client: 24 bits or fewer of an IPv4 address, 48 bits or fewer of an IPv6 address.
 
     >>> client_network("10.0.0.1", ["2001:db8:1:2::3"], Trust.of("10.0.0.0/8"))
     '2001:db8:1::'
@@ -212,8 +211,7 @@ def parse_address(text: str | None) -> Address | None:
     """Parse an address from the text of a socket or a proxy; None if the text is not an address. Ports, brackets and
     zones are dropped.
 
-    An IPv4 address inside an IPv6 address (mapped, or NAT64) becomes the IPv4 address. The bits are compared, not the
-    text.
+    An IPv4 address inside an IPv6 address (mapped, or NAT64) becomes the IPv4 address. Bits are compared, not text.
     """
     return None if text is None or len(text) > LONGEST else _parsed(text)
 
@@ -274,8 +272,7 @@ def _unquoted_split(text: str) -> list[str]:
 
 
 def _forwarded_for(element: str) -> str:
-    """Return the `for` value of one element (RFC 7239 §4); "" if the element has no `for`, has two, or cannot be read
-    to its end.
+    """Return the `for` value of one element (RFC 7239 §4); "" if it has none or two, or cannot be read to its end.
 
     Two `for` values are ambiguous: a proxy that copies a client's header without quotes writes text that the client
     chose. Parameters are read one by one, because a quoted value may contain the text `for=`.
@@ -294,9 +291,7 @@ def _forwarded_for(element: str) -> str:
 
 
 def network_of(name: object, option: str, expected: str) -> Network:
-    """Parse a network, or an address as a network of one address. An IPv4 network inside IPv6 (mapped, or NAT64)
-    becomes the IPv4 network.
-    """
+    """Parse a network; an address is a network of one. IPv4 inside IPv6 (mapped, or NAT64) becomes the IPv4 network."""
     try:
         network: Network = ip_network(str(name))
     except (ValueError, TypeError) as error:

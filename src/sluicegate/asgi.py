@@ -158,11 +158,9 @@ class Exchange(RequestState):
         return self.begun in ("", ACCEPT)
 
     def takes(self, error: RateLimitExceeded | RuntimeError) -> bool:
-        """True if this error is a refusal, and the limiter can still send its response, because no response has
-        started.
+        """True if this error is a refusal, and the limiter can still send its response: none has started.
 
-        Starlette raises a RuntimeError from a refusal after this limiter held a response back. Such an error counts as
-        a refusal.
+        Starlette raises a RuntimeError from a refusal after this limiter held a response back. It counts as a refusal.
         """
         if isinstance(error, RateLimitExceeded):
             if self.refused is None and self.can_refuse:
@@ -172,8 +170,7 @@ class Exchange(RequestState):
         return self.refused is not None
 
     def holds_back(self, message: Message) -> bool:
-        """True if this message starts a framework's 500 for a RateLimitExceeded. The limiter sends its own response
-        instead.
+        """True if this message starts a framework's 500 for a RateLimitExceeded. The limiter sends its own instead.
 
         Any other response during the handling of a RateLimitExceeded is the application's own response to the refusal.
         This response gets the fields of the refusal.
@@ -297,9 +294,7 @@ class RateLimitMiddleware:
                 self._deliver(state.pending, scope)
 
     async def reset_all(self, identity: object) -> int:
-        """Forget every budget, slot and ban of an identity, such as `("ip", "203.0.113.7")`. Return how many budgets
-        were forgotten.
-        """
+        """Forget all budgets, slots and bans of an identity: `("ip", "203.0.113.7")`, say. Return how many budgets."""
         return await self.gate.reset_all(identity)
 
     async def status(self) -> Status:
@@ -307,9 +302,7 @@ class RateLimitMiddleware:
         return await self.gate.limiter.status()
 
     def arrive(self, scope: Scope) -> tuple[AsgiCaller, Arrival]:
-        """Return the caller, and the endpoint of the request. An unknown application has one endpoint for all
-        requests.
-        """
+        """Return the caller, and the endpoint of the request. An unknown application has one endpoint for all."""
         return AsgiCaller(scope), NOWHERE
 
     def endpoints(self, scope: Scope) -> list[Endpoint]:
@@ -330,9 +323,7 @@ class RateLimitMiddleware:
         return AsgiCaller(scope)
 
     def template(self, scope: Scope, root_path: str) -> str:
-        """Return the template of the route of a request that has passed through the application, which may have
-        changed the `root_path`.
-        """
+        """Return the route template of a request that passed the application, which may change `root_path`."""
         return ""
 
     def answers_preflight(self, scope: Scope) -> bool:
@@ -389,9 +380,7 @@ class RateLimitMiddleware:
         return close
 
     def _deliver(self, pending: Pending, scope: Scope) -> None:
-        """Deliver the events of a request when the application has returned, or those of a WebSocket when its handshake
-        was answered.
-        """
+        """Deliver a request's events when the application has returned, or a WebSocket handshake was answered."""
         if not pending.is_over:
             root_path, method = pending.at
             pending.at = self.template(scope, root_path) if pending.made else "", method.upper()
@@ -417,9 +406,7 @@ class RateLimitMiddleware:
         return send_with_fields
 
     async def _send_and_settle(self, state: Exchange, message: Message, send: Send) -> None:
-        """Send a message of a request that has a settlement: refund, renew or release charges when the message requires
-        it.
-        """
+        """Send a message of a request with a settlement: refund, renew or release charges if the message says so."""
         if state.refused is not None:
             return  # the message belongs to a response that was held back
         if message["type"] in BEGINNINGS:
@@ -442,9 +429,7 @@ class RateLimitMiddleware:
     async def _deny(
         self, decision: Decision, caller: AsgiCaller, call: tuple[Scope, Receive, Send], *, state: Exchange
     ) -> None:
-        """Send the response to a refused request: before its body is read, or later if the application raised the
-        refusal.
-        """
+        """Send the response to a refused request: before its body is read, or later if the application refused."""
         scope, receive, send = call
         start, rest = HTTP
         if scope["type"] != "http":

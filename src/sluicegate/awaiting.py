@@ -155,9 +155,7 @@ class Waiting(NamedTuple):
 
 
 class Later:
-    """A result that is computed from an awaitable after the awaitable was awaited. The awaitable may be closed
-    instead.
-    """
+    """A result that is computed from an awaitable after it was awaited. The awaitable may be closed instead."""
 
     __slots__ = ("_answer", "_make", "function")
 

@@ -37,9 +37,7 @@ T = TypeVar("T")
 
 
 class SluicegateError(Exception):
-    """The base class of all errors of sluicegate. Errors can be pickled, because task queues send them between
-    processes.
-    """
+    """The base class of all errors of sluicegate. They can be pickled: task queues send them between processes."""
 
     code: ClassVar[str] = "SG000"
 
@@ -193,8 +191,7 @@ class StoreError(SluicegateError):
     """The store did not reply in time, or its reply makes no sense. `cause` is the exception of the client library.
 
     `concerns` says what the failure concerns. "node" (one server of the store) and "store" (all of it) open the circuit
-    breaker. "plan" and "rule" do not, because the store still replies to others. `advice` says what to do, if that is
-    known.
+    breaker. "plan" and "rule" do not, as the store still replies to others. `advice` says what to do, if that is known.
     """
 
     code = "SG020"
@@ -321,9 +318,7 @@ class SluicegateWarning(UserWarning):
 
 
 class CodedWarning(NamedTuple):
-    """The parts of a warning's message, with the same meaning as in a ConfigurationError. `problem` contains names of
-    facts in braces.
-    """
+    """The parts of a warning's message, as in a ConfigurationError. `problem` has names of facts in braces."""
 
     what: str
     problem: str

@@ -29,9 +29,7 @@ def needs(extra: str) -> Generator[None]:
 
 
 def _package(error: ImportError) -> str:
-    """Return the package that cannot be imported. If the error has no module name, the package that raised the error
-    cannot be imported.
-    """
+    """Return the package that cannot be imported: the one the error names, else the one that raised it."""
     name = error.name
     if name is None:
         trace = error.__traceback__

@@ -65,9 +65,7 @@ _NAMES: Final = ("id", "pk", "identity", "username", "sub")
 
 
 class _OnInstances:
-    """An attribute that FastAPI reads from a dependency. Reading it from the class instead of an instance raises
-    RuleError.
-    """
+    """An attribute that FastAPI reads from a dependency. Reading it from the class raises RuleError."""
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
         if instance is not None:
@@ -77,9 +75,7 @@ class _OnInstances:
 
 
 class _OfTypes(_OnInstances):
-    """An attribute that pydantic reads from an annotation. Reading it raises RuleError, because RateLimit is not an
-    annotation.
-    """
+    """An attribute that pydantic reads from an annotation. Reading it raises RuleError: RateLimit is not one."""
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
         if instance is None:

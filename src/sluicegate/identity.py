@@ -92,9 +92,7 @@ def _encoded(identity: object) -> str:
 
 
 def _value_of(identity: object, kind: type[Value]) -> Value:
-    """Return the plain value of an instance of a subclass (its repr may differ) or of a proxy (for example a lazy
-    object).
-    """
+    """Return the plain value of a proxy (a lazy object) or of an instance of a subclass (its repr may differ)."""
     if type(identity) is kind:
         return identity
     if issubclass(type(identity), kind):
@@ -119,8 +117,7 @@ def account(text: str) -> str:
 
     Compatibility forms, letter case and blanks around it make no difference (NFKC and full case folding). Look-alikes
     of other scripts and invisible characters inside the name do make a difference. A name of more than 512 characters
-    is replaced by its digest, so that a huge name costs only one hash. To call the function on its own result changes
-    nothing.
+    is replaced by its digest, so that a huge name costs only one hash. Called on its own result, it changes nothing.
 
     >>> account("  Ａｌｉｃｅ ") == account("alice") == "alice"
     True
@@ -137,11 +134,9 @@ def account(text: str) -> str:
 
 
 class Seal:
-    """Replaces the texts of identities with keyed digests. Without the secret nobody can test a guess against the
-    digests.
+    """Replaces the texts of identities with keyed digests. Without the secret nobody can test a guess against them.
 
-    `secret` is text or bytes, at least 16 bytes; otherwise the constructor raises SettingsError. The secret is never
-    shown.
+    `secret` is text or bytes, at least 16 bytes; else the constructor raises SettingsError. The secret is never shown.
     """
 
     def __init__(self, secret: str | bytes) -> None:
@@ -162,9 +157,7 @@ class Seal:
 
 
 def _key_of(secret: str | bytes | Concealed) -> bytes | SettingsError:
-    """Return the key of the digests. An error is returned, not raised here: the caller that raises it has no variable
-    with the secret.
-    """
+    """Return the key of the digests. An error is returned, to be raised where no variable has the secret."""
     raw = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
     expected = "give 16 bytes or more, as secrets.token_hex(32) makes them"
     if not isinstance(raw, bytes):

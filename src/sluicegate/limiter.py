@@ -246,9 +246,7 @@ def _quota(limit: int, period: float) -> Quota:
 
 
 def _short(action: object) -> str:
-    """Return the scope of an action: the text itself if it is short and does not look like a digest, else the digest of
-    the text.
-    """
+    """Return the scope of an action: the text if it is short and does not look like a digest, else its digest."""
     if not isinstance(action, str):
         raise RuleError("action", action, problem="it is not text", expected='give a name like "reply"')
     return action if len(action) <= _LONGEST_ACTION and action[:1] != "~" else f"~{digest(action)}"
@@ -258,9 +256,8 @@ class Limiter(_Engine[Store]):
     """Decides whether a user may do something now, for synchronous code.
 
     `store` is a URL (`memory://`, `redis://…`) or a Store; `prefix` begins every key in a shared server; `algorithm` is
-    used if a call gives no algorithm; `clock` is a ManualClock for tests. A store made from a URL is closed by `close`
-    or at the end of a `with` block. A store object that was given stays open. Raises ConfigurationError for wrong
-    arguments.
+    used if a call gives none; `clock` is a ManualClock for tests. A store made from a URL is closed by `close` or at
+    the end of a `with` block. A store object that was given stays open. Raises ConfigurationError for wrong arguments.
 
     While the store is unavailable, `on_store_failure` decides: "local" (the limits hold in this process, each divided
     by `replicas`), "allow", "deny", or "raise" for a StoreError from the call. `deadline` is the longest time in
@@ -268,9 +265,8 @@ class Limiter(_Engine[Store]):
     is available again. A refusal may be cached for `deny_cache` seconds.
 
     With `secret`, at least 16 bytes, stores keep identities as keyed digests. Limiters that share budgets need the same
-    secret. `on_decision` is a function, or several, called with a DecisionEvent after each decision; the event has the
-    name of the `application`, and identities as digests unless `show_identities` is True. `strict` turns warnings into
-    errors.
+    secret. `on_decision` is a function, or several, called with a DecisionEvent after each decision. It has the name of
+    the `application`, and identities as digests unless `show_identities` is True. `strict` turns warnings into errors.
 
     >>> limiter = Limiter()
     >>> limiter.is_action_allowed("alice", "reply", period=60, max_count=5)
@@ -287,9 +283,7 @@ class Limiter(_Engine[Store]):
     def is_action_allowed(
         self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: AlgorithmName | None = None
     ) -> bool:
-        """True if this user may do this action now: at most `max_count` times in any `period` seconds. If True, the
-        action is counted.
-        """
+        """True if this user may do this now: at most `max_count` times in any `period` seconds. If so, it counts."""
         return self.hit(_quota(max_count, period), user_id, action=action_key, algorithm=algorithm).allowed
 
     def limit(self, quota: QuotaSpec, *, action: str = "", algorithm: AlgorithmName | None = None) -> Limit:
@@ -390,8 +384,7 @@ class Limiter(_Engine[Store]):
         """Hold a concurrency slot during a `with` block, if a slot is free. The slot is released at the end of the
         block.
 
-        `concurrency` is a Concurrency or its text; `cost` is the number of slots. Raises RuleError for a quota per
-        time.
+        `concurrency` is a Concurrency or its text; `cost` is a number of slots. Raises RuleError for a quota per time.
 
         >>> from sluicegate import Concurrency, Limiter
         >>> limiter = Limiter()
@@ -422,9 +415,7 @@ class Limiter(_Engine[Store]):
         _check_kept(self.store.run(_manual_ban(self.text(identity), ban, duration)))
 
     def unban(self, identity: object, ban: Ban) -> None:
-        """End a ban, and forget the earlier strikes and bans. Other processes may cache the ban for `deny_cache`
-        seconds.
-        """
+        """End a ban, and forget earlier strikes and bans. Other processes may cache it for `deny_cache` seconds."""
         self.store.forget(_terms_of(ban).rule_id, self.text(identity))
 
     def bans(self, ban: Ban) -> dict[str, float]:
@@ -454,9 +445,7 @@ class Limiter(_Engine[Store]):
         return self._known()
 
     def close(self) -> None:
-        """Close the store that this limiter opened. A store object that was given stays open; prefetched permits are
-        refunded in it.
-        """
+        """Close the store if this limiter opened it. A given one stays open; prefetched permits go back to it."""
         if self._closes:
             self.store.close()
 
@@ -487,9 +476,7 @@ class AsyncLimiter(_Engine[AsyncStore]):
     async def is_action_allowed(
         self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: AlgorithmName | None = None
     ) -> bool:
-        """True if this user may do this action now: at most `max_count` times in any `period` seconds. If True, the
-        action is counted.
-        """
+        """True if this user may do this now: at most `max_count` times in any `period` seconds. If so, it counts."""
         return (await self.hit(_quota(max_count, period), user_id, action=action_key, algorithm=algorithm)).allowed
 
     def limit(self, quota: QuotaSpec, *, action: str = "", algorithm: AlgorithmName | None = None) -> AsyncLimit:
@@ -505,9 +492,7 @@ class AsyncLimiter(_Engine[AsyncStore]):
         cost: int = 1,
         algorithm: AlgorithmName | None = None,
     ) -> Decision:
-        """Charge `cost` units to an identity if every quota allows them, or else charge nothing. Return the
-        decision.
-        """
+        """Charge `cost` units to an identity if every quota allows them, else nothing. Return the decision."""
         return await self.limit(quota, action=action, algorithm=algorithm).hit(identity, cost)
 
     async def peek(
@@ -529,9 +514,7 @@ class AsyncLimiter(_Engine[AsyncStore]):
         await self.limit(quota, action=action, algorithm=algorithm).reset(identity)
 
     async def reset_all(self, identity: object) -> int:
-        """Give an identity everything back: forget all its budgets, slots, strikes and bans. Return how many budgets
-        were forgotten.
-        """
+        """Forget all budgets, slots, strikes and bans of an identity. Return how many budgets were forgotten."""
         self.check_loop()
         text = self.text(identity)
         found = await _lister(self._opened, "rule_ids", "budgets")(text) | self._remembered(text)
@@ -554,9 +537,7 @@ class AsyncLimiter(_Engine[AsyncStore]):
         return await self.limit(quota, action=action, algorithm=algorithm).reserve(identity, cost)
 
     async def refund(self, decision: Decision) -> None:
-        """Give back what a decision of this limiter has charged. Call it once. Once started, it completes even if its
-        task is cancelled.
-        """
+        """Give back what a decision of this limiter charged, once. It completes even if its task is cancelled."""
         from sluicegate.stores.completion import complete
 
         await complete(self.store.refund(*_charges(decision)))
@@ -564,9 +545,7 @@ class AsyncLimiter(_Engine[AsyncStore]):
     def hold(
         self, concurrency: QuotaSpec, identity: object, *, action: str = "", cost: int = 1
     ) -> AbstractAsyncContextManager[AsyncSlot]:
-        """Hold a concurrency slot during a `with` block, if a slot is free. The slot is released at the end of the
-        block.
-        """
+        """Hold a concurrency slot during a `with` block, if one is free. It is released at the block's end."""
         return self.limit(concurrency, action=action).hold(identity, cost)
 
     async def take(self, plan: Plan) -> Decision:

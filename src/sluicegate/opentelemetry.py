@@ -3,8 +3,7 @@
 The names follow `aspnetcore.rate_limiting.*`, the stable conventions for a rate limiter, under a namespace of our own:
 `policy` is the name of a rule, as in the header field RateLimit-Policy.
 
-A counter of the SDK takes 6 µs for each `add`. So decisions are counted here, and the SDK reads the sums when it
-exports.
+A counter of the SDK takes 6 µs for each `add`. So decisions are counted here; the SDK reads the sums when it exports.
 """
 
 from __future__ import annotations

@@ -38,9 +38,7 @@ Handlers = Handler | Sequence[Handler]
 
 
 class Terms(NamedTuple):
-    """The constant part of every check of one rule, computed at start-up. Terms are compared and hashed by object
-    identity.
-    """
+    """The constant part of every check of one rule, computed at start-up. Compared and hashed by object identity."""
 
     name: str  # unique among the rules of a request; shown in header fields
     rule_id: str  # the first part of the budget's key: scope, algorithm, period
@@ -210,9 +208,7 @@ class Decision(NamedTuple):
 
     @property
     def retry_after(self) -> float | None:
-        """The seconds after which the same request passes, if no other requests come: 0.0 if it is allowed, None if it
-        never passes.
-        """
+        """The seconds until the same request passes if no others come: 0.0 if allowed, None if it never passes."""
         pairs = zip(self.checks, self.outcomes, strict=True)
         waits = [outcome.retry_after for check, outcome in pairs if not check.terms.shadow]
         if any(wait is NEVER for wait in waits):

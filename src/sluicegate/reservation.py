@@ -35,9 +35,7 @@ class _Estimate(Generic[_AnyStore]):
         return self.decision.allowed
 
     def _rest(self, actual: int) -> Plan:
-        """Return the plan of the units to refund, or to charge if the plan is `forced`. The plan is empty if the cost
-        does not change.
-        """
+        """Return the plan of the units to refund, or to charge if `forced`. It is empty if the cost does not change."""
         if type(actual) is not int or actual < 0:
             raise RuleError("actual", actual, problem="not a whole number of units", expected="give an int, 0 or more")
         inherited = self._process != fork.generation()

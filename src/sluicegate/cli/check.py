@@ -162,9 +162,7 @@ def _quotas(quotas: Any) -> str:
 
 
 def _options(rule: Rule, *, own: str) -> dict[str, str]:
-    """Return the options of a rule that are not the default, as text. The scope of a view's `own` budget is left
-    out.
-    """
+    """Return the options of a rule that are not the default, as text, without the scope of a view's `own` budget."""
     found = {"shadow": "never refuses"} if rule.mode == "shadow" else {}
     if rule.enforce_percent != 100:
         found["enforced"] = f"for {rule.enforce_percent:g} %"

@@ -1,8 +1,7 @@
 """The group of all commands, and how they find their application. Each command is in a module of its own.
 
 The same group is `sluicegate`, `python -m sluicegate`, `flask sluicegate` and `manage.py sluicegate`. It imports a
-command's module when that command runs, and needs only click itself: Flask imports this module for each of its own
-commands.
+command's module when that command runs, and needs only click: Flask imports this module for each of its commands.
 """
 
 from __future__ import annotations
@@ -51,9 +50,7 @@ _FULL: Final = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO, errno.EBADF)
 
 
 class Commands(click.Group):
-    """A group that imports the module of a command when the command is used, and prints errors of sluicegate as one
-    sentence.
-    """
+    """A group that imports a command's module when the command is used, and prints our errors as one sentence."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS]
@@ -89,9 +86,7 @@ class Failure(click.ClickException):
 
 @contextmanager
 def _one_sentence() -> Generator[None]:
-    """Print a SluicegateError as one sentence, without a traceback; the exit status is 2. After Ctrl-C it is 130, as
-    shells have it.
-    """
+    """Print a SluicegateError as a sentence, not a traceback; the status is 2. After Ctrl-C it is 130, as in shells."""
     try:
         yield
     except KeyboardInterrupt as error:

@@ -407,9 +407,7 @@ def _failure(about: str, error: StoreError | ConfigurationError) -> Finding:
 
 
 def _unreached(examined: Examined, error: StoreError | ConfigurationError, address: Any = None) -> Finding:
-    """Return the finding of a server that cannot be talked to, or of the first one in the URL. Its first words may say
-    why.
-    """
+    """Return the finding of a server (the URL's first) that cannot be talked to. Its first words may say why."""
     from sluicegate.stores.redis.url import servers  # here: it needs redis-py
 
     found = _failure("connection", error)

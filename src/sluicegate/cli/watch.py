@@ -206,9 +206,7 @@ def rates(before: Reading, after: Reading) -> Rates:
 
 
 def quantiles(buckets: Sequence[tuple[dict[str, str], float]]) -> tuple[float, float] | None:
-    """Return the median and the 99th percentile of a histogram: the upper bounds of their buckets, because more is not
-    known.
-    """
+    """Return the upper bounds of the buckets of the median and the 99th percentile: more is not known."""
     counts: dict[float, float] = {}
     for labels, count in buckets:
         counts[float(labels["le"])] = counts.get(float(labels["le"]), 0) + count

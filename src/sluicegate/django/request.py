@@ -143,9 +143,7 @@ class AsyncDjangoRequestState(DjangoRequestState):
         self._scope: dict[str, Any] | None = getattr(request, "scope", None)
 
     def header(self, name: str) -> Sequence[str]:
-        """Return a header, joined from the lines with exactly this name: Django before 5.2.13 also joins
-        X_Forwarded_For.
-        """
+        """Return a header, joined from lines with just this name: Django before 5.2.13 also joins X_Forwarded_For."""
         if self._scope is None:
             return super().header(name)
         wanted = name.lower().encode("latin-1")

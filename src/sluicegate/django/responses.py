@@ -1,7 +1,6 @@
 """Enforcement and its Django responses, sync and async.
 
-`enforce` and `enforce_async` decide, send the signal, and return the response to a refused request, or None to
-continue.
+`enforce` and `enforce_async` decide, send the signal, and return the response to a refused request, or None.
 """
 
 from __future__ import annotations
@@ -191,8 +190,7 @@ def _add_own(response: HttpResponseBase, fields: Fields) -> None:
 def _refusal(
     request: HttpRequest, state: DjangoRequestState, decision: Decision, *, own: HttpResponseBase | None
 ) -> HttpResponseBase:
-    """Return the response to a refused request. If this is the decision of the whole request, it has the RateLimit
-    fields.
+    """Return the response to a refused request. If the decision is the whole request's, it has the RateLimit fields.
 
     Else `add_fields` adds them later, as to a response of `on_denied`.
     """

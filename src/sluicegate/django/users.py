@@ -65,9 +65,7 @@ def known_user(request: Any, *, is_async: bool) -> Any:
 
 
 def name_of(user: Any) -> Hashable | None:
-    """Return the primary key of a signed-in user; None if nobody is signed in. It is made text, because it may be of
-    any type.
-    """
+    """Return a signed-in user's primary key, as text because it may be of any type; None if nobody is signed in."""
     try:
         if user is None or not user.is_authenticated or user.pk is None:
             return None
@@ -184,9 +182,7 @@ class UserLookup:
             return None
 
     def _is_over_limit(self) -> bool:
-        """True if this lookup must not run: it would read a session, and too many earlier lookups from this address
-        found no session.
-        """
+        """True if this lookup, which would read a session, must not run: too many from its address found none."""
         return self._reads and not self._history.allow(self._address)
 
     def _from_other(self, name: Hashable | None) -> Hashable | None:
@@ -212,9 +208,7 @@ class UserLookup:
         return name
 
     def _fail(self, error: Exception) -> None:
-        """Restore the session. Raise the refusal if a rule has on_store_failure="deny". Otherwise the address is
-        charged instead.
-        """
+        """Restore the session. Raise the refusal if a rule has on_store_failure="deny", else charge the address."""
         self._restore()
         self._history.note_failure(error)
         settings = self._settings

@@ -307,9 +307,7 @@ class Installation:
         return response
 
     def decide_late(self, native: Request, response: Response) -> Response:
-        """Decide about a request that got its response before `before` was called. Return that response, or the
-        refusal.
-        """
+        """Decide about a request whose response came before `before` was called. Return that, or the refusal."""
         state = self._state(native)
         if state.route_decided or not self.settings.enabled:
             return response
@@ -384,9 +382,7 @@ class Installation:
             settlement.over(exc)
 
     def enforce_mark(self, mark: Mark, label: str) -> Response | None:
-        """Enforce the mark of a view unless it was enforced. Return None to call the view, or the response to send
-        instead.
-        """
+        """Enforce the mark of a view unless it was enforced. Return None to call the view, or else the response."""
         native = _native()
         state = self._state(native)
         if not self.settings.enabled or mark in state.enforced:
@@ -405,8 +401,7 @@ class Installation:
         return charged
 
     def _enforce(self, native: Request, state: _FlaskState, bounds: Bounds, *, before_view: bool) -> Response | None:
-        """Return None to continue, or the response. Raises if a handler may handle the refusal and `on_denied` does
-        not.
+        """Return None to continue, or the response. Raises if a handler may handle the refusal, not `on_denied`.
 
         `before_view` is False for a guard, inside a view: there a refusal without `on_denied` always raises.
         """
@@ -456,8 +451,7 @@ class Installation:
 class _Watched(Installation):
     """A RateLimiter with `on_decision` on one application: it delivers the events when the response is closed.
 
-    Without a response, or with a file that the server itself sends and closes, they are delivered at the end of the
-    request.
+    Without a response, or with a file that the server itself sends and closes, they are delivered at its end.
     """
 
     def after(self, response: Response) -> Response:

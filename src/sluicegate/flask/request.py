@@ -53,9 +53,7 @@ class FlaskCaller(WsgiCaller):
         return None if value is None else str(value)
 
     def user(self) -> Hashable | None:
-        """Return Flask-Login's user if the application has a login manager, else the user that the server
-        authenticated.
-        """
+        """Return Flask-Login's user if the application has a login manager, else the one the server authenticated."""
         if hasattr(current_app, "login_manager"):
             from flask_login import current_user
 

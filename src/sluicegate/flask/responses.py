@@ -1,8 +1,7 @@
 """Responses to a refused request in Flask: an error for Flask's handlers, the response of `on_denied`, and a signal.
 
 Each error is a subclass of werkzeug's own and has the decision. So `errorhandler(429)`, `errorhandler(HTTPException)`
-and the handlers of a blueprint work as for any other error. The extension adds the RateLimit fields to the
-response of the handler.
+and the handlers of a blueprint work as for any other error. The extension adds RateLimit fields to their response.
 """
 
 from __future__ import annotations
@@ -37,9 +36,7 @@ class _Refusal(HTTPException):
     decision: Decision
 
     def __init__(self, *_: object) -> None:
-        """Raise RuleError: only `of` makes such an error. An application raises RateLimitExceeded for a refusal of its
-        own.
-        """
+        """Raise RuleError: only `of` makes such an error. An application raises RateLimitExceeded for its own."""
         expected = "raise RateLimitExceeded(decision) for a refusal, or abort(…) for another error"
         raise RuleError("error", type(self).__name__, problem="made by sluicegate alone", expected=expected)
 
@@ -93,8 +90,7 @@ _STEPS: Final = ("handle_user_exception", "handle_http_exception", "trap_http_ex
 class _Complete(Response):
     """A response whose headers need nothing more before they are sent.
 
-    Werkzeug's own method copies them, checks each again and looks for what is missing: a seventh of the CPU of a
-    refusal.
+    Werkzeug's own method copies them, checks each again and looks for missing ones: a seventh of the CPU of a refusal.
     """
 
     def get_wsgi_headers(self, environ: Any) -> Headers:
@@ -134,8 +130,7 @@ def refuse(
     on_denied: OnDenied | None,
     own: type[Response] | None,
 ) -> Response:
-    """Return the response of `on_denied`. Without `on_denied`, or if it returns None, raise the error for Flask's
-    handlers.
+    """Return the response of `on_denied`. Without one, or if it is None, raise the error for Flask's handlers.
 
     `own` is the class of our response if Flask need not make it from the error: then return the same response without
     an error, at a third of the cost.
@@ -186,9 +181,7 @@ def append(headers: Headers, fields: Sequence[Field]) -> None:
 
 
 def statuses_with_handlers(app: Flask) -> frozenset[int]:
-    """Return the statuses of our errors that the application may handle itself: by a handler, or by a method of Flask
-    that it overrides.
-    """
+    """Return the statuses of our errors that the application may handle: by a handler, or a method it overrides."""
     if app.config["TRAP_HTTP_EXCEPTIONS"] or any([_is_own(app, step) for step in _STEPS]):
         return frozenset(_ERRORS)
     handlers = app.error_handler_spec.values()

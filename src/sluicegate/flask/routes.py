@@ -101,9 +101,7 @@ class AppRoutes:
         return found
 
     def own(self, mark: Mark, *, label: str) -> Bounds:
-        """Return the rule of one mark, for a view that is called without its route. If the view has a route, one
-        budget.
-        """
+        """Return the rule of one mark, for a view called without its route. If it has a route, one budget."""
         if not self._ready:
             self._prepare()
         found = self._own.get((mark, label)) or self._own.get((mark, ""))
@@ -186,9 +184,7 @@ def _handler(cls: Any, method: str) -> Any:
 
 
 def _blueprints(endpoint: str) -> list[str]:
-    """Return the names of the blueprints around an endpoint, the nearest first: "a.b.view" is in "a.b", which is in
-    "a".
-    """
+    """Return the names of an endpoint's blueprints, the nearest first: "a.b.view" is in "a.b", which is in "a"."""
     parts = endpoint.split(".")[:-1]
     return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
 

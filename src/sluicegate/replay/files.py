@@ -50,9 +50,7 @@ class LogFile:
         return None if self.path == STANDARD_INPUT or not path.is_file() else path.stat().st_size
 
     def chunks(self, size: int = CHUNK) -> Iterator[bytes]:
-        """Return the bytes in chunks of about this size that end with a line. A longer line than LONGEST is cut just
-        above that.
-        """
+        """Return the bytes in chunks of about this size that end with a line. A line over LONGEST is cut there."""
         rest, is_first = b"", True
         with closing(self._pieces(size)) as pieces:
             for piece in pieces:

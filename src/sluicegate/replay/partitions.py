@@ -131,9 +131,7 @@ class Partitions:
             self._write()
 
     def all(self) -> list[Part]:
-        """Return all partitions: in the file, or the only one as it is in memory. Large identities come first, because
-        they take longest.
-        """
+        """Return all partitions, in the file or the one in memory. Large identities, which take longest, are first."""
         if not self._pieces:
             return [_partition(self._frames, self._texts)] if self._frames else []
         if self._frames:

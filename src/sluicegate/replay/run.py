@@ -118,8 +118,7 @@ def replay(
     `sane` is the rate that no innocent identity passes; None: it is found in the log. Requests before `since`, and from
     `until` on, are left out; both are microseconds since 1970. `curves` are what takes the longest. A long log is
     decided in several `processes`, which import the main module of the program. `progress` is called with the log after
-    each of its frames; `deciding` before the first partition and after each, with the number of those that are done and
-    of all.
+    each of its frames; `deciding` before the first partition and after each, with the numbers of those done and of all.
     """
     clock = SystemClock() if clock is None else clock
     began = clock.now_us()

@@ -150,16 +150,12 @@ def different(frame: pl.DataFrame, column: str) -> Counter[Any]:
 
 
 def until_column(number: int) -> str:
-    """Return the name of the column that says until when a request was refused, by a candidate that was decided in
-    order of time.
-    """
+    """Return the name of the column that says until when a candidate refused, if decided in order of time."""
     return f"until {number}"
 
 
 def rule_column(number: int) -> str:
-    """Return the name of the column with the number of the rule that refused; -1 if no rule applied, null if all
-    allowed.
-    """
+    """Return the name of the column with the number of the rule that refused; -1: none applied, null: all allowed."""
     return f"rule {number}"
 
 

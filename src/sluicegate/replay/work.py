@@ -1,6 +1,4 @@
-"""The work on one partition: the requests of its identities under each candidate, counted. Several processes share
-it.
-"""
+"""The work on one partition: the requests of its identities under each candidate. Several processes share it."""
 
 from __future__ import annotations
 
@@ -159,9 +157,7 @@ class Work:
 
 
 def total(work: Work, parts: Sequence[Part], processes: int, *, step: Callable[[], object]) -> Counted:
-    """Count all partitions, in several processes if there are several partitions, and add up. `step` is called after
-    each.
-    """
+    """Count all partitions, in several processes if there are several, and add up. `step` is called after each."""
     found: Counted = Common(), [Tally() for _ in work.candidates]
     with closing(_each(work, parts, processes)) as each:
         for shared, tallies in each:
@@ -210,9 +206,7 @@ def _in_turn(pool: ProcessPoolExecutor, work: Work, parts: Sequence[Part], *, ah
 
 @contextmanager
 def _interrupts_held() -> Generator[None]:
-    """Hold the signals of a terminal back while processes are started: they inherit that, also before they can ignore
-    them themselves.
-    """
+    """Hold a terminal's signals back while processes start: they inherit that until they ignore them themselves."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

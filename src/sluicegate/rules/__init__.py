@@ -1,3 +1,1 @@
-"""The rules of an application: the requests that are limited, for which identities, how much, and when a rule is
-enforced.
-"""
+"""The rules of an application: what requests are limited, for which identities, how much, and when it is enforced."""

@@ -139,9 +139,7 @@ class Keys:
 
 
 def _sameness(spec: object) -> Hashable:
-    """Return a value that is equal for two parts only if they are the same: equal functions may return different
-    identities.
-    """
+    """Return a value that is equal for two parts only if they are the same: equal functions may not be."""
     if type(spec) is str:
         return spec
     if isinstance(spec, MethodType):  # each access to a method makes a new object
@@ -286,8 +284,7 @@ def _address_of_nobody(address: KeyPart, *, strict: bool) -> KeyPart:
     """Make a key part that returns the address of a request without a user. It warns (SG110) of a user who will be
     known only inside the application.
 
-    It looks at the first 1,000 of these requests, and then at one in a thousand, until it has warned; under `strict` at
-    all requests.
+    It looks at the first 1,000 of these requests, then at one in a thousand, until it warned; under `strict` at all.
     """
     ticks, warned = count(), False
 

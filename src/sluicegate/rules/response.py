@@ -56,8 +56,7 @@ class Response:
 class Refund(NamedTuple):
     """A predicate that says whether a response refunds the charge: it does if the user's predicate returns `wanted`.
 
-    Two refunds with equal fields are equal, so that the cache of terms finds the terms that were made from an equal
-    refund.
+    Two refunds with equal fields are equal, so that the cache of terms finds the terms made from an equal refund.
     """
 
     predicate: Callable[[Response], object]

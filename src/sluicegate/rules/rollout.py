@@ -1,10 +1,8 @@
-"""Rollout: rules in shadow. A rule in shadow counts, and never refuses: for all identities, or for a share of
-the identities.
+"""Rollout: rules in shadow. A rule in shadow counts, and never refuses: for all identities or a share of them.
 
 The digest of an identity decides whether a rule is enforced for it. So the choice is the same in every process, after
-every restart and for every rule. If a rule is enforced for an identity at some percentage, it is enforced for this
-identity at every higher percentage. Shadow charges have budgets of their own, because several rules may have one
-budget.
+every restart and for every rule. If a rule is enforced for an identity at some percentage, it is enforced for it at
+every higher percentage. Shadow charges have budgets of their own, because several rules may have one budget.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ _PLAIN: Final = str.maketrans("-_", "+/")
 
 
 def share(what: str, mode: object, percent: object) -> int:
-    """Return the share of identities that a rule is enforced for, in parts of EVERYBODY. Raises RuleError for wrong
-    arguments.
+    """Return the share of identities that a rule is enforced for, of EVERYBODY. Raises RuleError for wrong arguments.
 
     >>> share("rule", "enforce", 100) == EVERYBODY, share("rule", "shadow", 100), share("rule", "enforce", 0)
     (True, 0, 0)
@@ -46,9 +43,7 @@ def share(what: str, mode: object, percent: object) -> int:
 
 @lru_cache(maxsize=4096)
 def position(identity: str) -> int:
-    """Return the position of an identity, from 0 to EVERYBODY. A rule is enforced for the identities whose position is
-    below its share.
-    """
+    """Return an identity's position, from 0 to EVERYBODY. A rule is enforced for positions below its share."""
     return int.from_bytes(a2b_base64(digest(identity)[:_CHARACTERS].translate(_PLAIN)), "big")
 
 

@@ -1,6 +1,4 @@
-"""The reader of quotas, and the maker of terms. Terms are the constant part of the checks of a rule or of a limiter's
-call.
-"""
+"""The reader of quotas, and the maker of terms: the constant part of the checks of a rule or a limiter's call."""
 
 from __future__ import annotations
 
@@ -73,8 +71,7 @@ def make_terms(
 
 
 def read(given: Any) -> Quotas:
-    """Return the quotas, or the Concurrency, of a rule. The argument is a Quota, a Concurrency, a text, or several
-    Quotas.
+    """Return the quotas, or the Concurrency, of a rule. The argument is a Quota, a Concurrency, a text or several.
 
     Every quota that a user writes is read here. Raises QuotaError for any other value.
     """

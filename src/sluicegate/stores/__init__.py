@@ -147,11 +147,9 @@ _PREFIX: Final = r"[!-z|~]+"  # printable ASCII without space and braces
 
 
 def open_store(url: str, *, prefix: str, clock: Clock | None = None, deadline: float = DEADLINE) -> Store:
-    """Open the store for a URL such as `memory://` or `redis://localhost:6379/0`. Raises StoreURLError for an unknown
-    URL.
+    """Open the store for a URL such as `memory://` or `redis://localhost:6379/0`. Raises StoreURLError for others.
 
-    `prefix` begins every key in a shared server. `deadline` is the longest time in seconds that a request waits for the
-    store.
+    `prefix` begins every key in a shared server. `deadline` is how long a request waits for the store, in seconds.
     """
     url = hide_store(url)
     return _opener(url).open_sync(url, prefix=valid_prefix(prefix), clock=clock, deadline=deadline)

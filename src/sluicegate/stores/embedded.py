@@ -47,9 +47,7 @@ class Location(NamedTuple):
 
 
 def location_of(url: str) -> Location:
-    """Return the directory, the memory limit and the linger time of a URL. Raises StoreURLError for a URL that cannot
-    be read.
-    """
+    """Return a URL's directory, memory limit and linger time. Raises StoreURLError for one that cannot be read."""
     found = _read(url)
     if isinstance(found, str):
         raise _error(url, found)
@@ -126,9 +124,7 @@ def _executable() -> Path:
 
 
 def _flags(socket: str, *, maxmemory: str) -> list[str]:
-    """Return the server's options: no port, no disk and no eviction. Evicting a refused client's key lets that client
-    through.
-    """
+    """Return the server's options: no port, no disk, no eviction. Evicting a refused client's key would admit it."""
     location = ["--port", "0", "--unixsocket", socket, "--unixsocketperm", "700"]
     disk = ["--save", "", "--appendonly", "no"]
     memory = ["--maxmemory", maxmemory, "--maxmemory-policy", "noeviction"]

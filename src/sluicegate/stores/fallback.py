@@ -332,9 +332,7 @@ class Fallback(_Fallback[Store]):
         return outcomes
 
     def forget(self, rule_id: str, identity: str) -> None:
-        """Drop a budget in the store and in the local fallback. Raises StoreError if it was not dropped in the
-        store.
-        """
+        """Drop a budget in the store and in the local fallback. Raises StoreError if the store did not drop it."""
         with self._forgetting(rule_id, identity):
             self._store.forget(rule_id, identity)
 
@@ -483,9 +481,7 @@ class AsyncFallback(_Fallback[AsyncStore]):
         return outcomes
 
     async def forget(self, rule_id: str, identity: str) -> None:
-        """Drop a budget in the store and in the local fallback. Raises StoreError if it was not dropped in the
-        store.
-        """
+        """Drop a budget in the store and in the local fallback. Raises StoreError if the store did not drop it."""
         with self._forgetting(rule_id, identity):
             await self._store.forget(rule_id, identity)
 

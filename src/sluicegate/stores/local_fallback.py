@@ -3,8 +3,7 @@
 The policy "local" runs the same algorithm in a memory store of this process. Every limit is divided by the number of
 processes, and is at least 1. An outage must not refill a budget. So the fallback notes the last outcomes of the store
 for each identity. While the note is valid, the identity starts with its share of the units that the store had left. The
-oldest notes are dropped first. Notes do not count concurrency limits: most of the requests that the store counted have
-ended since.
+oldest notes are dropped first. Notes do not count concurrency limits: most requests that it counted have ended since.
 """
 
 from __future__ import annotations
@@ -136,9 +135,7 @@ class LocalFallback:
         return [outcome._replace(source="local") for outcome in outcomes]
 
     def _recall(self, key: Key, now: int, network: Network) -> None:
-        """Charge once the units of a budget that were used according to its last note, except those that are free
-        again.
-        """
+        """Charge once the units of a budget that were used according to its last note, except those free again."""
         note = self._fresh.pop(key, None) or self._older.pop(key, None)
         if note is not None:
             read, check, outcome = note

@@ -121,9 +121,7 @@ class MemoryTable:
         return None if self.has_room(now) else self._shared_budget(check, now, network)
 
     def of(self, check: Check) -> Entry | None:
-        """Return the entry that a check was charged to: the identity's own entry, or a shared budget. None if there is
-        no such entry.
-        """
+        """Return the entry that a check was charged to: the identity's own or a shared budget; None without one."""
         key = (check.terms.rule_id, check.identity)
         entry = self.get(*key)
         return self._budget_of.get(key) if entry is None else entry
@@ -174,9 +172,7 @@ class MemoryTable:
             self._remove_user(budget, next(iter(budget.users)))
 
     def _shared_budget(self, check: Check, now: int, network: Network) -> SharedBudget:
-        """Return the shared budget that new identities from this network use under rules of this kind (same algorithm,
-        limit and period).
-        """
+        """Return the shared budget of new identities of this network under rules of one algorithm, limit and period."""
         kind = _kind(check.terms)
         bucket = kind, self._bucket_of(check.identity if network is None else network())
         found = self._shared.get(bucket)
@@ -187,9 +183,7 @@ class MemoryTable:
         return found
 
     def _common_budget(self, kind: _Kind, terms: Terms) -> SharedBudget:
-        """Return the one shared budget for all new identities under a kind of rule, when there are too many shared
-        budgets.
-        """
+        """Return the one budget of all new identities under a kind of rule: there are too many shared budgets."""
         found = self._common.get(kind)
         if found is None:
             if len(self._common) >= KINDS:  # quotas that are made for each request would grow without bound
@@ -200,9 +194,7 @@ class MemoryTable:
         return found
 
     def _bucket_of(self, network: str) -> int:
-        """Return the bucket of a network. It depends on a secret, so a client cannot know which other networks are in
-        it.
-        """
+        """Return the bucket of a network. It depends on a secret, so no client can know the networks in it."""
         if self._seal is None:
             self._seal = Seal(urandom(16)).text
         return int(self._seal(network)[-8:], 16) % BUCKETS

@@ -181,9 +181,7 @@ class Permits:
             return stock, count, now, unused
 
     def _granted(self, plan: Plan, stock: _Stock, outcomes: Outcomes, *, count: int, sent_at: int) -> StoreCalls:
-        """Keep what the store granted. Permits that cannot be kept are refunded immediately, because no request would
-        find them.
-        """
+        """Keep what the store granted. Permits that cannot be kept are refunded at once: no request would find them."""
         checks, extra = plan.checks, count - 1
         with self._lock:
             kept = _all_from_store(outcomes) and self._stocks.get(checks) is stock and not stock.left
@@ -199,9 +197,7 @@ class Permits:
 
 
 def _count(checks: Checks, stock: _Stock, now: int) -> int:
-    """Return how many permits to ask for: twice the last grant while it lasts, just after it as many as were used, else
-    1.
-    """
+    """Return how many permits to ask for: twice the last grant while it lasts, then as many as were used, else 1."""
     if now < stock.busy_until or (stock.left and now < stock.until):
         return 1
     wanted = 1

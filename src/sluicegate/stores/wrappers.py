@@ -35,9 +35,7 @@ STALENESS: Final = 1.0  # seconds for which a refusal may be remembered
 
 
 class StoreOptions:
-    """The store options: settings and limiters have the same names. Raises SettingsError for a value that
-    cannot work.
-    """
+    """The store options: settings and limiters have the same names. Raises SettingsError for a bad value."""
 
     watched: deque[float] | None = None  # with it, a wrapper measures the calls of the store, and adds the seconds
 
@@ -124,9 +122,7 @@ class StoreOptions:
         return breakers, LocalFallback(policy=self.on_store_failure, replicas=self.replicas, clock=clock)
 
     def _clock_of(self, store: object) -> Clock | None:
-        """Return the clock of the wrappers: the one that was given here or to the store, because all of them must
-        agree.
-        """
+        """Return the clock of the wrappers: the one given here or to the store, because all of them must agree."""
         return getattr(store, "clock", None) if self.clock is None else self.clock
 
 

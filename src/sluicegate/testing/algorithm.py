@@ -107,9 +107,7 @@ class AlgorithmExam(ABC):
         return self.algorithm.check(deepcopy(scene.state), scene.now + after, cost, scene.params)
 
     def answers(self, scene: Scene, *, after: int = 0) -> list[Outcome]:
-        """Return all that can be observed of a state: outcomes of several costs, now and later, before and after a
-        charge.
-        """
+        """Return all one can see of a state: outcomes of several costs, now and later, before and after a charge."""
         window = self.algorithm.window_us(scene.params)
         costs = {0, 1, 2, scene.limit // 2, scene.limit}
         moments = [after, after + 1, after + window // 3, after + window - 1, after + window, after + 2 * window]

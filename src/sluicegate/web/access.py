@@ -86,8 +86,7 @@ class AccessLists:
     def plan(
         self, caller: Caller, key: ReadyKey, found: dict[ReadyKey, str | None]
     ) -> Generator[Waiting | Plan, Any, None]:
-        """Yield each awaitable that must be awaited, then the plan, if the caller is on a list. Yield no plan for other
-        callers.
+        """Yield each awaitable that must be awaited, then the plan if the caller is on a list, else no plan.
 
         `key` is the application's key. `found` has the keys that the request has evaluated; `identity_of` explains it.
         """
@@ -146,9 +145,7 @@ def unasked(plan: Plan) -> Decision | None:
 
 
 def listed(option: str, given: object) -> tuple[Any, ...]:
-    """Return the given entries as a tuple: one text, or several entries. A list is accepted because TOML has no
-    tuples.
-    """
+    """Return the given entries, one text or several, as a tuple. A list is accepted: TOML has no tuples."""
     if isinstance(given, str):
         given = (given,)
     if not isinstance(given, Iterable):

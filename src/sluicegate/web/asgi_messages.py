@@ -23,9 +23,7 @@ _HANDSHAKES: Final = {ACCEPT: 101, "websocket.close": 403}  # closed without a r
 
 
 def response_of(message: Message) -> Response | None:
-    """Return the response that this message starts, or None. An accepted handshake counts as 101, a closed handshake
-    as 403.
-    """
+    """Return the response that this message starts, or None. An accepted handshake is a 101, a closed one a 403."""
     kind = message["type"]
     status = message["status"] if kind in STARTS else _HANDSHAKES.get(kind)
     if status is None:

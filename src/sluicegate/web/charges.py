@@ -1,8 +1,7 @@
 """Charges that depend on the response: the predicate of a rule refunds a charge, or a charge is held until the response
 has ended.
 
-Pure functions from a decision and a response to charges. `settlement` and the adapters wait for the response and call
-the store.
+Pure functions from a decision and a response to charges. `settlement` and the adapters wait for it and call the store.
 """
 
 from __future__ import annotations
@@ -51,9 +50,7 @@ def due(charges: Charges) -> Due:
 
 
 def without(decision: Decision, refunded: Charges) -> Decision:
-    """Return the decision without these charges: the header fields show what is left now, and the cost of the checks is
-    0.
-    """
+    """Return the decision without these charges: header fields show what is left now; the checks' cost is 0."""
     gone = {id(outcome) for _, outcome in refunded}
     checks, outcomes = [], []
     for check, outcome in zip(decision.checks, decision.outcomes, strict=True):
@@ -97,9 +94,7 @@ def _depends_on_response(check: Check) -> bool:
 
 
 def _is_charged(check: Check, outcome: Outcome) -> bool:
-    """True if a store charged this check. A failure policy charges nothing, and a shadow rule that would refuse charges
-    nothing.
-    """
+    """True if a store charged this check. A failure policy charges nothing, nor does a shadow rule's refusal."""
     return check.cost > 0 and outcome.source != "policy" and outcome.retry_after == 0
 
 
@@ -111,9 +106,7 @@ def _with_refund(outcome: Outcome, cost: int) -> Outcome:
 
 
 def _is_refunded(check: Check, response: Response) -> bool:
-    """True if the predicate refunds this check. If the predicate raises, the charge stays, and the rule is
-    logged once.
-    """
+    """True if the predicate refunds this check. If it raises, the charge stays, and the rule is logged once."""
     terms = check.terms
     if terms.refund_when is None:
         return False

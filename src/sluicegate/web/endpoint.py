@@ -1,6 +1,4 @@
-"""The endpoint: the view and route that a framework matched for a request. Every request to one view has the same
-endpoint.
-"""
+"""The endpoint: the view and route that a framework matched. Every request to one view has the same endpoint."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ def printable(name: str) -> str:
 
 
 class Endpoint(NamedTuple):
-    """The view and route that the framework matched for a request. All fields are empty if the request matched no
-    route.
-    """
+    """The view and route that the framework matched for a request. All fields are empty if none matched."""
 
     view: Hashable | None = None  # unique: no other endpoint has the same value
     marks: tuple[Mark, ...] = ()
@@ -36,9 +32,7 @@ class Endpoint(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """An endpoint, and its marks exactly as the decorators left them. The endpoint itself has the marks of a method
-    under other names.
-    """
+    """An endpoint, and its marks as the decorators left them. The endpoint has a method's marks under other names."""
 
     endpoint: Endpoint
     marks: tuple[Mark, ...] = ()

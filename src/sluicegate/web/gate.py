@@ -97,8 +97,7 @@ class _Rules:
         self.lock = RLock()
 
     def bind(self, endpoint: Endpoint, done: frozenset[Mark] = frozenset()) -> Bounds:
-        """Return the rules of an endpoint: the default limits, the rules of the settings, and the view's own rules.
-        Cached.
+        """Return the rules of an endpoint: the default limits, the settings' rules, and the view's own. Cached.
 
         `done` has the marks of the endpoint that an outer limiter has enforced for this request.
         """
@@ -117,9 +116,7 @@ class _Rules:
         return Bounds((self._ready(rule),))
 
     def check_routes(self, names: Collection[str]) -> None:
-        """Raise RuleError for a rule whose `route` is not among these names of routes: such a rule would never
-        apply.
-        """
+        """Raise RuleError for a rule whose `route` is not among these names: such a rule would never apply."""
         with self.settings.blamed():
             for rule in [bound.rule for bound in self._rules]:
                 for route in rule.route or ():
@@ -286,9 +283,7 @@ class Gate(_Rules):
     def finish(
         self, plan: Any, caller: Caller, bounds: Sequence[Bound], trim: Callable[[Plan], Plan] | None = None
     ) -> Decision | None:
-        """Do the rest of `decide`, when the `begin` of the rules has returned a plan or None. `trim` returns the part
-        of a plan to run.
-        """
+        """Do the rest of `decide` with what the rules' `begin` returned. `trim` returns the part of a plan to run."""
         if plan is None:
             plan = next(self.plan(caller, bounds))
             if type(plan) is not Plan:
@@ -333,9 +328,7 @@ class AsyncGate(_Rules):
     async def finish(
         self, plan: Any, caller: Caller, bounds: Sequence[Bound], trim: Callable[[Plan], Plan] | None = None
     ) -> Decision | None:
-        """Do the rest of `decide`, when the `begin` of the rules has returned no decision. `trim` returns the part of a
-        plan to run.
-        """
+        """Do the rest of `decide` with what the rules' `begin` returned. `trim` returns the part of a plan to run."""
         if plan is not None and type(plan) is not Plan:
             return await plan  # type: ignore[no-any-return]
         if plan is None:
@@ -488,9 +481,7 @@ def _quota_of(rule: Rule) -> tuple[str, object]:
 
 
 def _add(checks: list[Check], check: Check) -> None:
-    """Add a check. If two checks have the same budget, only the stricter check stays, because a budget is
-    charged once.
-    """
+    """Add a check. Of two checks with the same budget only the stricter stays: a budget is charged once."""
     for at, other in enumerate(checks):
         if other.terms.rule_id == check.terms.rule_id and other.identity == check.identity:
             if check.terms.limit < other.terms.limit:

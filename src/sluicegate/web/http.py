@@ -53,9 +53,7 @@ _LONGEST_ACCEPT: Final = 1_024  # characters; browsers send about 150
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Denial:
-    """The complete response to a refused request. Compared by object identity, because one object is sent for many
-    requests.
-    """
+    """The whole response to a refused request. Compared by object identity: one object is sent many times."""
 
     status: int
     content_type: str
@@ -72,8 +70,7 @@ def seconds(microseconds: int) -> int:
 
 
 def retry_after(decision: Decision) -> int | None:
-    """Return the value of `Retry-After` on a refusal, in seconds: at least 1, because clients read 0 as "retry
-    immediately".
+    """Return the value of `Retry-After` on a refusal, in seconds: at least 1, as clients read 0 as "retry at once".
 
     None if no wait helps: the cost is above the limit, or the client is on the deny list.
     """
@@ -249,9 +246,7 @@ def check_dialect(dialect: object) -> None:
 
 
 def quoted(name: str) -> str:
-    """Return a name as a Structured Field String (RFC 9651 §4.1.6). Raises RuleError if the name cannot be such a
-    string.
-    """
+    """Return a name as a Structured Field String (RFC 9651 §4.1.6). Raises RuleError if it cannot be one."""
     if not _PRINTABLE.fullmatch(name):
         raise RuleError("name", name, problem="not printable ASCII", expected="give letters, digits or signs")
     return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -259,8 +254,7 @@ def quoted(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def policy_text(terms: Terms) -> tuple[Field, str, bool] | None:
-    """Return the constant text of draft 11 for a rule: its policy, the start of its item, and whether the item has a
-    time.
+    """Return the constant text of draft 11 for a rule: its policy, the start of its item, and if that has a time.
 
     Return None for a ban and for a shadow rule, because these have neither a policy nor an item.
     """
@@ -314,8 +308,7 @@ def _of_one(write: Dialect) -> Dialect:
     """Make a dialect with room for one rule, the binding rule. The dialect skips outcomes of a failure policy, because
     a failure policy counts nothing.
 
-    It writes no fields if only a ban or a concurrency limit refuses: the remaining units of a quota do not explain such
-    a refusal.
+    It writes no fields if only a ban or a concurrency limit refuses: what a quota has left does not explain that.
     """
 
     def fields(decision: Decision, epoch: float) -> Fields:
@@ -383,9 +376,7 @@ def _weight(text: str) -> float:
 
 
 def _renamed(added: Fields, existing: Fields) -> Fields:
-    """Return the added fields with items renamed to names that the existing fields do not have. An item has the same
-    name in both fields.
-    """
+    """Return the added fields, with items (the same in both) renamed if the existing fields have their names."""
     taken = {name for field, value in existing if field.lower() in _LISTS for name in _STRING.findall(value)}
     names: dict[str, str] = {}
 
@@ -403,9 +394,7 @@ def _renamed(added: Fields, existing: Fields) -> Fields:
 
 
 def _join(name: str, lines: list[str], *, keep: bool) -> str:
-    """Return one line made from all lines of a field. The last line is new. `keep` is True if an older line is
-    tighter.
-    """
+    """Return one line made from all lines of a field, the last of them new. `keep`: an older line is tighter."""
     *old, new = lines
     if not old:
         return new
@@ -434,9 +423,7 @@ def _wait(line: str, epoch: Callable[[], float]) -> float:
 
 
 def _part_left(fields: Fields) -> float | None:
-    """Return the fraction of the limit that is left, read from a dialect with room for one rule; None without such a
-    dialect.
-    """
+    """Return the fraction of the limit that is left, read from a dialect with room for one rule, or else None."""
     values = {name.lower().removeprefix("x-"): value for name, value in fields}
     trio = f"limit={values.get('ratelimit-limit')}, remaining={values.get('ratelimit-remaining')}"
     match = _SINGLE.match(values.get("ratelimit", "")) or _SINGLE.match(trio)

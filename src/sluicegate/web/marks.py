@@ -36,9 +36,7 @@ _ATTRIBUTE: Final = "__sluicegate__"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mark:
-    """One `@limit` and its rule. The rule gets the name of the view if no name was given. Marks are compared by object
-    identity.
-    """
+    """One `@limit` and its rule, with the name of the view if none was given. Compared by object identity."""
 
     rule: Rule
     named: bool
@@ -244,8 +242,7 @@ def make_mark(
     override_defaults: bool = False,
     **options: Unpack[RuleOptions],
 ) -> Mark:
-    """Make a mark from the arguments of `@limit`, or of `what`, which has `own` options as well. Wrong arguments raise
-    immediately.
+    """Make a mark from the arguments of `@limit`, or of `what`, with `own` options too. Wrong arguments raise at once.
 
     - `scope`: all views with the same scope have one budget; without it, the view has a budget of its own.
     - `name` is shown in header fields. Without it, the scope is shown, or else the view's own name.

@@ -1,5 +1,4 @@
-"""CORS preflights: the requests that a browser sends before its real requests. A preflight is not charged if no view
-runs for it.
+"""CORS preflights: what a browser sends before its real requests. A preflight is not charged if no view runs for it.
 
 Each adapter finds out whether a view runs, or a CORS layer or the router responds instead.
 """

@@ -1,5 +1,4 @@
-"""The state of one request: the gate's decision about the request, and the charges that its response may refund or
-release.
+"""The state of one request: the gate's decision about it, and the charges that its response may refund or release.
 
 The adapter stores the state on the request. Views and guards read it there.
 """

@@ -216,9 +216,7 @@ class Settings:
 
     @classmethod
     def given(cls, settings: object, options: Mapping[str, Any], *, source: str) -> Settings:
-        """Return the settings of an adapter. The adapter was given either `settings=` or options as keyword
-        arguments.
-        """
+        """Return the settings of an adapter, which was given either `settings=` or options as keyword arguments."""
         if settings is None:
             return cls.from_mapping(options, source=source)
         if options:
@@ -311,9 +309,7 @@ _KNOWN: Final = frozenset(_options(Settings))
 
 
 def hide(options: Options) -> Options:
-    """Copy settings exactly as they were given. A traceback that prints the copy shows neither a password nor the
-    secret.
-    """
+    """Copy settings as they were given. A traceback that prints the copy shows no password and no secret."""
     return cast("Options", hide_options(options, _KNOWN))
 
 
@@ -510,9 +506,7 @@ def _proxies(text: str) -> object:
 
 
 def _number(kind: type[int] | type[float]) -> Callable[[str], object]:
-    """Make a function that reads numbers. It returns text that is not a number unchanged; the later check of the
-    settings raises for it.
-    """
+    """Make a reader of numbers. Text that is none stays as it is, for the later check of the settings to raise."""
 
     def read(text: str) -> object:
         try:

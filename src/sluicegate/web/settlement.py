@@ -1,5 +1,4 @@
-"""Settlement: refunds, renews and releases the charges of an allowed request when its response starts, continues and
-ends.
+"""Settlement: refunds, renews and releases the charges of an allowed request as its response starts, goes on and ends.
 
 Only a request with charges that depend on the response has a settlement. The adapter calls `answered` before it sends
 the start of the response, `going_on` between its parts, and at the end `ended`, or `over` with the exception. Each

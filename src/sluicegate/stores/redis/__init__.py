@@ -115,9 +115,7 @@ class _RedisStore:
         self._prefix, self.clock = prefix, clock
 
     def separate(self, name: str, *, clock: Clock | None = None) -> Self:
-        """Return a store on the same connections whose keys have this name after the prefix, on this clock unless the
-        store has one.
-        """
+        """Return a store on the same connections, with this name after the prefix, on this clock unless it has one."""
         other = copy(self)
         other._keep_under(f"{self._prefix}:{name}", self.clock or clock)
         return other
@@ -215,9 +213,7 @@ class RedisStore(_RedisStore):
         self._connections.drive(self._operations.forget(rule_id, identity), self._connections.until())
 
     def bans(self, terms: Terms) -> dict[str, int]:
-        """Return the digests of the identities that this ban blocks, each with the microseconds left. Scans every
-        server.
-        """
+        """Return the digests of identities that this ban blocks, with the microseconds left. Scans every server."""
         return self._connections.scan(self._operations.bans(terms))
 
     def rule_ids(self, identity: str) -> set[str]:
@@ -255,8 +251,7 @@ class AsyncRedisStore(_RedisStore):
     """A store over a `redis.asyncio.Redis` or `RedisCluster` client that you made. Give a URL to AsyncLimiter instead.
 
     The same as RedisStore, for asynchronous code. Your client belongs to one event loop, as all asyncio clients do. A
-    store made from a URL has connections for each event loop, one to each server. `close` closes those of the running
-    loop.
+    store made from a URL has connections for each event loop, one to each server. `close` closes the running loop's.
     """
 
     needs_asyncio = True
@@ -327,9 +322,7 @@ class AsyncRedisStore(_RedisStore):
         await self._connections.drive(self._operations.forget(rule_id, identity), self._connections.until())
 
     async def bans(self, terms: Terms) -> dict[str, int]:
-        """Return the digests of the identities that this ban blocks, each with the microseconds left. Scans every
-        server.
-        """
+        """Return the digests of identities that this ban blocks, with the microseconds left. Scans every server."""
         return await self._connections.scan(self._operations.bans(terms))
 
     async def rule_ids(self, identity: str) -> set[str]:

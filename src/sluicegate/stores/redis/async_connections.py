@@ -116,9 +116,7 @@ class AsyncConnection(asyncio.Protocol):
         return answer
 
     def send(self, command: AnyCommand, until: float, answer: _Answer | None = None) -> _Answer:
-        """Return a future of the reply, or of a NoReplyError. The time before the write does not count, unless the
-        connection opens.
-        """
+        """Return a future of the reply or a NoReplyError. Time before the write counts only if the connection opens."""
         group = self.unsent.get(id(command[0]))
         if group is not None and group.until <= until:
             return cast(_Answer, self.join(command, answer))
@@ -367,9 +365,7 @@ class AsyncConnection(asyncio.Protocol):
 
 
 def _stream_of(redis_connection: Any) -> Any:
-    """Take the stream's writer out of a connection of redis-py, which has no public name for it. None if there is no
-    stream.
-    """
+    """Take the stream's writer out of redis-py's connection, which has no public name for it. None: no stream."""
     writer = redis_connection._writer
     redis_connection._reader = redis_connection._writer = None
     return writer

@@ -155,9 +155,7 @@ class _Commands:
         return tuple(outcomes)
 
     def answer(self, reply: Any) -> Any:
-        """Return the reply. Raises StoreError for an error reply, and StoreURLError if the Redis server does not have
-        the command.
-        """
+        """Return the reply. Raises StoreError for an error, StoreURLError if the server does not have the command."""
         if not isinstance(reply, Exception):
             return reply
         text = str(reply).lower()
@@ -183,9 +181,7 @@ def _charges(plan: Plan) -> bool:
 
 
 def _quantity(check: Check) -> int:
-    """Return the quantity to charge. A cost that can never pass is not sent, because the server multiplies it
-    unchecked.
-    """
+    """Return the quantity to charge. A cost that can never pass is not sent: the server multiplies it unchecked."""
     return check.cost if check.cost <= _bucket(check.terms).burst else 0
 
 
@@ -210,9 +206,7 @@ class _CellStore:
         return Status(self._commands.url, topology="single")
 
     def separate(self, name: str, *, clock: Clock | None = None) -> Self:
-        """Return a store on the same connections whose keys have this name after the prefix. Raises StoreURLError for a
-        clock.
-        """
+        """Return a store on the same connections, with this name after the prefix. Raises StoreURLError for a clock."""
         _refuse(clock)
         other = copy(self)
         other._commands = copy(self._commands)
@@ -278,9 +272,7 @@ class AsyncRedisCellStore(_CellStore):
 
 
 def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> RedisCellStore:
-    """Return a store for `redis+cell://` or `rediss+cell://`. Raises StoreURLError if a clock is given: the server's
-    clock is used.
-    """
+    """Return a store for `redis+cell://` or `rediss+cell://`. Raises StoreURLError for a clock: the server has one."""
     _refuse(clock)
     return RedisCellStore(url, prefix=prefix, deadline=deadline)
 

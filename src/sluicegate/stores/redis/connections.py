@@ -86,9 +86,7 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
         return error
 
     def call(self, command: Command, until: float) -> Any:
-        """Send a command and return its reply, which may be an error reply. Raises OSError or RedisError if no reply
-        comes.
-        """
+        """Send a command and return its reply, perhaps an error reply. Raises OSError or RedisError if none comes."""
         frame, tag, _, replies = command
         self.until = until
         # A socket with a timeout does not block, so the first attempt needs no wait for its buffer, with which
@@ -234,9 +232,7 @@ class Connection:
 
 
 def check_tag(command: AnyCommand | Batch, reply: Any) -> None:
-    """Raise ConnectionError for a reply to another command: something between this process and the Redis server has
-    lost a reply.
-    """
+    """Raise ConnectionError for a reply to another command: something on the way to the server has lost a reply."""
     if command.tag is None or isinstance(reply, Exception):
         return
     first = reply[0] if type(reply) is list and reply else reply

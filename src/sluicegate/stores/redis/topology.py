@@ -1,7 +1,6 @@
 """The topologies: the server of a key is the one in the URL, the master that Sentinels name, or a node of a cluster.
 
-Look-ups on servers are steps for a sync or an async driver. This module reads the clock only for the age of a cluster's
-map.
+Look-ups on servers are steps for a sync or an async driver. The clock is read only for the age of a cluster's map.
 
 A node that did not answer is a suspect. Requests for other nodes do not notice it: they use the map that they have. A
 request for a suspect loads the map first, and asks the suspects for it last.
@@ -54,9 +53,7 @@ class Topology(Protocol):
     def find(self, slot: int) -> Steps[Address]: ...
 
     def lost(self, address: Address) -> bool:
-        """Note that an address cannot be reached or refuses writes. Return True if a new look-up may find another
-        server.
-        """
+        """Note that an address cannot be reached or refuses writes. True if a new look-up may find another server."""
         ...
 
     def answered(self, address: Address) -> None:
@@ -202,9 +199,7 @@ class Cluster:
         return None if address in self._suspects else address
 
     def find(self, slot: int) -> Steps[Address]:
-        """Return the node of a slot. The map is loaded first if there is none, if it is stale or if the node is a
-        suspect.
-        """
+        """Return a slot's node. The map is loaded first if there is none, it is stale or the node is a suspect."""
         address = self.known(slot)
         if address is not None:
             return address

@@ -145,9 +145,7 @@ def _read(url: str, kind: str, prepare: Callable[[], None] | None) -> Servers:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Return the options that redis-py reads from a URL. The class is kept by name, because sync and async have one
-    each.
-    """
+    """Return the options that redis-py reads from a URL. The class is kept by name: sync and async have one each."""
     options = redis.connection.parse_url(url)
     parts = urlsplit(url)
     database = parts.path.strip("/")

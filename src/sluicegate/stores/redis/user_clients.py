@@ -58,9 +58,7 @@ class UserTopology(Single):
         self.name: TopologyName = "cluster" if self.split else "single"
 
     def masters(self) -> Steps[tuple[Address, ...]]:
-        """Return the one server. Raises ConfigurationError for a cluster, because only the user's client knows its
-        nodes.
-        """
+        """Return the one server. Raises ConfigurationError for a cluster: only the user's client knows its nodes."""
         if self.split:
             problem, expected = "its nodes cannot be asked one by one", "make a limiter of its URL, redis+cluster://"
             raise ConfigurationError("store", "a client of a cluster", problem=problem, expected=expected)
@@ -115,9 +113,7 @@ class AsyncUserClient(AsyncDriver):
 
 
 def check_client(client: Any, *, asynchronous: bool) -> None:
-    """Raise StoreURLError for an object that is not a client. Raise AsyncMismatchError for a sync client in async code,
-    or the reverse.
-    """
+    """Raise StoreURLError for what is no client, AsyncMismatchError for a sync client in async code or the reverse."""
     call = None if isinstance(client, type) else getattr(client, "execute_command", None)
     shown = client if isinstance(client, type) else f"{type(client).__module__}.{type(client).__qualname__}"
     if not callable(call):
