@@ -33,15 +33,9 @@ def count_workers(argv: Sequence[str], environ: Mapping[str, str], modules: Mapp
     >>> count_workers(["/usr/bin/gunicorn", "-w", "4", "app:app"], {}, {})
     4
     """
-    for found in (_uwsgi(modules), _uvicorn(modules), _from_options(argv, environ, modules)):
-        if found is not None:
-            return found
-    return 1
-
-
-def _uwsgi(modules: Mapping[str, Any]) -> int | None:
-    """Return the number of workers from uWSGI, which adds a module to its workers."""
-    return _number(getattr(modules.get("uwsgi"), "numproc", None))
+    uwsgi = _number(getattr(modules.get("uwsgi"), "numproc", None))  # uWSGI adds a module to its workers
+    sources = [uwsgi, _uvicorn(modules), *_options(argv, environ, modules)]
+    return next((found for found in sources if found is not None), 1)
 
 
 def _uvicorn(modules: Mapping[str, Any]) -> int | None:
@@ -57,27 +51,18 @@ def _uvicorn(modules: Mapping[str, Any]) -> int | None:
     return None if getattr(config, "should_reload", True) else _number(getattr(config, "workers", None))
 
 
-def _from_options(argv: Sequence[str], environ: Mapping[str, str], modules: Mapping[str, Any]) -> int | None:
-    """Return the number from the first source that has a number, in gunicorn's order. Other web servers use only the
-    command line.
-    """
-    program = _program(argv)
-    if program not in _WITH_OPTIONS:
-        return None
-    found = _option(argv[1:])
-    if found is None and program == "gunicorn":
-        found = _option(_words(environ.get("GUNICORN_CMD_ARGS", "")))
-        if found is None:
-            found = _number(getattr(modules.get("__config__"), "workers", None))  # gunicorn.conf.py
-        if found is None:
-            found = _number(environ.get("WEB_CONCURRENCY"))
-    return found
-
-
-def _program(argv: Sequence[str]) -> str:
-    """Return the name of the program: gunicorn for /usr/bin/gunicorn and for `python -m gunicorn`."""
+def _options(argv: Sequence[str], environ: Mapping[str, str], modules: Mapping[str, Any]) -> list[int | None]:
+    """Return the number of each source in gunicorn's order. Other web servers use only the command line."""
     path = PurePath(argv[0] if argv else "")
-    return path.parent.name if path.name == "__main__.py" else path.stem
+    program = path.parent.name if path.name == "__main__.py" else path.stem  # the first: `python -m gunicorn`
+    if program not in _WITH_OPTIONS:
+        return []
+    found = [_option(argv[1:])]
+    if program == "gunicorn":
+        found.append(_option(_words(environ.get("GUNICORN_CMD_ARGS", ""))))
+        found.append(_number(getattr(modules.get("__config__"), "workers", None)))  # gunicorn.conf.py
+        found.append(_number(environ.get("WEB_CONCURRENCY")))
+    return found
 
 
 def _words(text: str) -> list[str]:
@@ -88,9 +73,7 @@ def _words(text: str) -> list[str]:
 
 
 def _option(words: Iterable[str]) -> int | None:
-    """Return the number in the last option of the form `-w 4`, `-w4`, `--workers 4` or `--workers=4`; None without such
-    an option.
-    """
+    """Return the number in the last `-w 4`, `-w4`, `--workers 4` or `--workers=4`; None without such an option."""
     found: str | None = None
     follows = False
     for word in words:
