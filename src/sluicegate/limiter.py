@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, NoReturn, Self, TypeVar, cast
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from sluicegate.status import Status
 
 _LONGEST_ACTION: Final = 128
+_ONE: Final = 1  # the usual cost, which is compared by object identity: so no bool, float or subclass is taken for it
 
 
 def conclude(plan: Plan, outcomes: tuple[Outcome, ...]) -> Decision:
@@ -616,7 +617,8 @@ class _Limit(Generic[_AnyLimiter]):
     def _prepare(self) -> None:
         """Take the function of the store that the limiter uses now. A test may give it another one."""
         hit_of = self._hit_of = self._limiter.hit_of
-        self._hit = None if hit_of is None else hit_of(*self._terms)
+        hit: Hit | None = partial(_no_hit, self._terms[0]) if self._held else hit_of and hit_of(*self._terms)
+        self._hit = hit or _undecided
 
     def __call__(self, view: object, *_: object, **__: object) -> NoReturn:
         """Raise RuleError: in other libraries the limit of a limiter is a decorator."""
@@ -635,7 +637,7 @@ class _Limit(Generic[_AnyLimiter]):
         """
         if self._hit_of is not self._limiter.hit_of:
             self._prepare()
-        decision = None if self._hit is None else self._hit(text, cost, origin)
+        decision = self._hit(text, cost, origin)
         if decision is not None:
             return decision
         plan = self._plan(text, cost)
@@ -654,14 +656,12 @@ class _Limit(Generic[_AnyLimiter]):
 
     def _charge(self, identity: object, cost: int) -> Plan:
         """Return the plan of a reservation."""
-        if self._held and cost:
-            raise self._no_hit()
+        if self._held:
+            _no_hit(self._terms[0], "", cost)
         return self._given(identity, cost)
 
     def _asked(self, identity: object, cost: int) -> tuple[str, int, Delivery]:
         """Return the text of an identity and the cost of a hit, and what delivers its event."""
-        if self._held and cost:
-            raise self._no_hit()
         limiter = self._limiter
         return limiter.text(identity), whole_cost("cost", cost), cast("Delivery", limiter.events)
 
@@ -674,9 +674,16 @@ class _Limit(Generic[_AnyLimiter]):
             raise RuleError("concurrency", given, problem=problem, expected='give a Concurrency or "10 at once"')
         return self._given(identity, cost)
 
-    def _no_hit(self) -> QuotaError:
-        given, problem = f"{self._terms[0].limit} at once", "a Concurrency, whose slot must be released"
-        return QuotaError("quota", given, problem=problem, expected="use hold")
+
+def _undecided(text: str, cost: int, origin: Origin | None) -> None:
+    """The hit in a store that has no prepared one: a plan decides."""
+
+
+def _no_hit(terms: Terms, text: str, cost: int, origin: Origin | None = None) -> None:
+    """The hit of a Concurrency."""
+    if cost:
+        given, problem = f"{terms.limit} at once", "a Concurrency, whose slot must be released"
+        raise QuotaError("quota", given, problem=problem, expected="use hold")
 
 
 class Limit(_Limit[Limiter]):
@@ -689,15 +696,13 @@ class Limit(_Limit[Limiter]):
 
     def hit(self, identity: object, cost: int = 1) -> Decision:
         """Charge `cost` units to an identity if every quota allows them, or else charge nothing."""
-        if self._held and cost:
-            raise self._no_hit()
-        if type(cost) is not int or not 0 <= cost <= MAX_LIMIT:
+        if cost is not _ONE and (type(cost) is not int or not 0 <= cost <= MAX_LIMIT):
             cost = whole_cost("cost", cost)
         limiter = self._limiter
         text = limiter.text(identity)
         if self._hit_of is not limiter.hit_of:  # the same as `begin`, without a call
             self._prepare()
-        decision: Decision | None = None if self._hit is None else self._hit(text, cost, None)
+        decision: Decision | None = self._hit(text, cost, None)
         if decision is not None:
             return decision
         return limiter.run(self._plan(text, cost))
@@ -735,16 +740,14 @@ class AsyncLimit(_Limit[AsyncLimiter]):
 
     async def hit(self, identity: object, cost: int = 1) -> Decision:
         """Charge `cost` units to an identity if every quota allows them, or else charge nothing."""
-        if self._held and cost:
-            raise self._no_hit()
-        if type(cost) is not int or not 0 <= cost <= MAX_LIMIT:
+        if cost is not _ONE and (type(cost) is not int or not 0 <= cost <= MAX_LIMIT):
             cost = whole_cost("cost", cost)
         limiter = self._limiter
         text = limiter.text(identity)
         if self._hit_of is not limiter.hit_of:  # the same as `begin`, without a call
             self._prepare()
         try:
-            decision: Any = None if self._hit is None else self._hit(text, cost, None)
+            decision: Any = self._hit(text, cost, None)
             if decision is not None:
                 return decision if type(decision) is Decision else await decision
             plan = self._plan(text, cost)

@@ -64,14 +64,16 @@ def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) ->
 
 def hit(budget: Budget, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None:
     """Check and charge a budget in one step, if its window goes on and the cost fits."""
-    if budget.state is None or not cost:
+    state: State | None = budget.state
+    if state is None or not cost:
         return None
     limit, window = params
-    start, used = budget.state
-    wait, left = start + window - now, limit - used - cost
+    start, used = state
+    used += cost
+    wait, left = start + window - now, limit - used
     if left < 0 or not 0 < wait <= window:
         return None
-    budget.state = (start, used + cost)
+    budget.state = (start, used)
     return new(Outcome, (True, limit, left, 0, wait, wait, now, "store"))
 
 

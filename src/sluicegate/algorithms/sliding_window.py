@@ -111,20 +111,20 @@ def charge(state: State | None, now: int, cost: int, params: tuple[int, ...]) ->
 def hit(budget: Budget, now: int, cost: int, params: tuple[int, ...]) -> Outcome | None:
     """Check and charge a budget in one step, if its log goes on and the cost fits."""
     state: State = budget.state
-    limit, window, grain = params
-    ends = window - now
-    if not state or not cost or state[1] + ends <= 0:
+    if not state or not cost:
         return None
-    newest, stamp = state[-2], now if grain == 1 else -(-now // grain) * grain
-    left = limit - state[0] - cost
-    if left < 0 or newest > stamp:
+    limit, window, grain = params
+    used, newest, ends = state[0] + cost, state[-2], window - now
+    left, following = limit - used, state[1] + ends
+    stamp = newest if newest > now else now if grain == 1 else -(-now // grain) * grain
+    if left < 0 or following <= 0 or stamp - now >= grain:
         return None
     if newest < stamp:
         state += (stamp, cost)
     else:
         state[-1] += cost
-    state[0] += cost
-    return new(Outcome, (True, limit, left, 0, stamp + ends, state[1] + ends, now, "store"))
+    state[0] = used
+    return new(Outcome, (True, limit, left, 0, stamp + ends, following, now, "store"))
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
