@@ -448,7 +448,7 @@ class RateLimitMiddleware:
             send, dialect = self._adding_fields(state, send), None
         accept = ",".join(caller.header("accept"))
         answer = denial(decision, dialect, accept=accept)
-        body = b"" if caller.method == "HEAD" else answer.body
+        body = b"" if scope.get("method") == "HEAD" else answer.body
         await send({"type": start, "status": answer.status, "headers": [*denied(answer)]})
         await send({"type": rest, "body": body, "more_body": False})
 
