@@ -277,7 +277,6 @@ class AsyncDenyCache(_DenyCache[AsyncStore]):
     """A DenyCache for asynchronous code."""
 
     async def run(self, plan: Plan) -> Outcomes:
-        """Repeat a refusal, or ask the store inside."""
         refusals, outcomes = self.refusals, _NO_ANSWER
         repeated, before = refusals.look(plan)
         if repeated is not None:
@@ -289,26 +288,22 @@ class AsyncDenyCache(_DenyCache[AsyncStore]):
             refusals.learn(plan, outcomes, before)
 
     async def refund(self, plan: Plan, outcomes: Outcomes) -> None:
-        """Refund in the store inside, then drop the refusals on these budgets: they have more left now."""
         try:
             await self.inside.refund(plan, outcomes)
         finally:
             self.refusals.changed(plan)
 
     async def renew(self, plan: Plan, outcomes: Outcomes) -> Outcomes:
-        """Renew in the store inside, then drop the refusals on these budgets: their slots are held for longer now."""
         try:
             return await self.inside.renew(plan, outcomes)
         finally:
             self.refusals.changed(plan)
 
     async def forget(self, rule_id: str, identity: str) -> None:
-        """Drop a budget in the store inside, then the refusals on it."""
         try:
             await self.inside.forget(rule_id, identity)
         finally:
             self.refusals.drop(rule_id, identity)
 
     async def close(self) -> None:
-        """Close the store inside."""
         await self.inside.close()

@@ -425,9 +425,6 @@ class AsyncFallback(_Fallback[AsyncStore]):
         return f"AsyncFallback({self._store!r})"
 
     def healthy(self, terms: tuple[Terms, ...], refusals: Refusals) -> Hit | None:
-        """Return a function that decides checks of these terms while the store is healthy. It does the same as `run` of
-        a deny cache with these refusals around this store.
-        """
         charge = self._prepared(terms, refusals)
         if charge is None:
             return None
@@ -455,7 +452,6 @@ class AsyncFallback(_Fallback[AsyncStore]):
         return hit
 
     async def run(self, plan: Plan) -> Outcomes:
-        """Charge every check of the plan, or none: in the store, or in the local fallback."""
         breaker = self._breaker or self._breaker_of(plan)
         closed = breaker.closed
         try:
@@ -466,14 +462,12 @@ class AsyncFallback(_Fallback[AsyncStore]):
         return outcomes
 
     async def refund(self, plan: Plan, outcomes: Outcomes) -> None:
-        """Refund a plan where it was charged. A charge that cannot be refunded now expires with its window."""
         self._local_fallback.refund(plan, outcomes)
         with self._asking(plan) as available:
             if available:
                 await self._store.refund(plan, outcomes)
 
     async def renew(self, plan: Plan, outcomes: Outcomes) -> Outcomes:
-        """Renew a plan where it was charged. A charge that cannot be renewed now stays as it was."""
         outcomes = self._local_fallback.renew(plan, outcomes)
         with self._asking(plan) as available:
             if available:
@@ -481,7 +475,6 @@ class AsyncFallback(_Fallback[AsyncStore]):
         return outcomes
 
     async def forget(self, rule_id: str, identity: str) -> None:
-        """Drop a budget in the store and in the local fallback. Raises StoreError if the store did not drop it."""
         with self._forgetting(rule_id, identity):
             await self._store.forget(rule_id, identity)
 
@@ -497,7 +490,6 @@ class AsyncFallback(_Fallback[AsyncStore]):
             await self._store.close()
 
     async def _attempt(self, plan: Plan, breaker: Breaker) -> Outcomes:
-        """Run the plan in the store if this request may be the trial. Otherwise raise StoreError."""
         trial = breaker.trial() if plan.charge else None
         if trial is not None:
             with trial:

@@ -321,7 +321,6 @@ class AsyncGate(_Rules):
             super().__init__(settings, accept=self.limiter.accept)
 
     async def decide(self, caller: Caller, bounds: Bounds) -> Decision | None:
-        """Charge all rules that apply, or none of them, and return the decision. Return None if no rule applies."""
         begun = bounds.begin(caller)
         return begun if type(begun) is Decision else await self.finish(begun, caller, bounds)
 
@@ -345,19 +344,15 @@ class AsyncGate(_Rules):
         return await self.limiter.run(plan)
 
     async def run(self, plan: Plan, caller: Caller) -> Decision:
-        """Decide a plan that `finish` has left for later."""
         return await self.limiter.run(plan)
 
     def settlement(self) -> AsyncSettlement:
-        """Return an object that refunds and releases the charges of one request that this gate has allowed."""
         return AsyncSettlement(self.limiter.store, self._now_us)
 
     async def reset_all(self, identity: object) -> int:
-        """Forget every budget, slot and ban of an identity. Return how many budgets were forgotten."""
         return await self.limiter.reset_all(self._counted(identity))
 
     async def close(self) -> None:
-        """Close the store that this gate opened."""
         await self.limiter.close()
 
 

@@ -203,14 +203,12 @@ class AsyncSettlement(_Settlement):
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, charges: Charges) -> None:
-        """Add the charges of one more decision about the request. If the request has ended, release them."""
         super().add(charges)
         self._arm()
         if self.is_over:
             self.end_soon()
 
     async def answered(self, response: Response) -> Charges:
-        """Refund the charges that this response refunds, before the response starts. Return the refunded charges."""
         given: Charges = []
         for charges in self._refunds(response):
             with suppress(StoreError):
@@ -219,12 +217,10 @@ class AsyncSettlement(_Settlement):
         return given
 
     async def going_on(self) -> None:
-        """Renew the held charges if a third of the lease has passed. Call it while the response is being sent."""
         if self._is_stale():
             await self._steps.do(self._renew)
 
     async def ended(self) -> None:
-        """Release the held charges."""
         self.is_over = True
         if self._held:
             await self._steps.do(self._release)
@@ -238,19 +234,15 @@ class AsyncSettlement(_Settlement):
             await self.release(outside)
 
     async def release(self, released: Sequence[HeldCharges]) -> None:
-        """Release some of the held charges, before the request ends."""
         await self._steps.do(partial(self._release, released))
 
     async def give_back(self, charges: Charges) -> None:
-        """Refund all charges of the request so far: these, and those that hold a slot outside of a `with` block."""
         await self._steps.do(partial(self._refund_all, self._all_due(charges)))
 
     async def refund(self, charges: Charges) -> None:
-        """Refund some charges of the request, of which none holds a slot."""
         await self._steps.do(partial(self._refund_all, self._due(charges)))
 
     async def over(self, error: BaseException | None) -> None:
-        """End the settlement, whether the request succeeded or not. `error` is the exception that ended it."""
         try:
             if self._counts_as_500(error):
                 await self.answered(Response(500))

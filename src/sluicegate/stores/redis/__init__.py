@@ -273,7 +273,6 @@ class AsyncRedisStore(_RedisStore):
         self._set_up(connections, UserTopology(client), prefix=prefix, clock=clock, shown=shown)
 
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Charge every check of the plan, or none. Raises StoreError if a server does not reply in time."""
         connections, quick = self._connections, self._operations.quick(plan)
         until = connections.until()
         reply = None if quick is None else await connections.send(quick, until)
@@ -305,36 +304,28 @@ class AsyncRedisStore(_RedisStore):
         return send
 
     async def resume(self, plan: Plan, sent: Sent, reply: Any) -> tuple[Outcome, ...]:
-        """Do the rest of `run`, after the first step was sent."""
         _, address, command, until = sent
         return await self._connections.drive(self._operations.run(plan, Send(address, command), reply), until)
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        """Refund each charge to its window."""
         await self._connections.drive(self._operations.refund(plan, outcomes), self._connections.until())
 
     async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        """Refund each charge, then charge it again as of now."""
         return await self._connections.drive(self._operations.renew(plan, outcomes), self._connections.until())
 
     async def forget(self, rule_id: str, identity: str) -> None:
-        """Drop one budget."""
         await self._connections.drive(self._operations.forget(rule_id, identity), self._connections.until())
 
     async def bans(self, terms: Terms) -> dict[str, int]:
-        """Return the digests of identities that this ban blocks, with the microseconds left. Scans every server."""
         return await self._connections.scan(self._operations.bans(terms))
 
     async def rule_ids(self, identity: str) -> set[str]:
-        """Return the ids of the rules under which this identity has a budget. Scans every server."""
         return await self._connections.scan(self._operations.rule_ids(identity))
 
     async def page(self, position: Position | None, identity: str | None = None) -> KeyPage:
-        """Return the budgets among the next few keys, of one identity or of all. Start with None."""
         return await self._connections.drive(self._operations.page(position, identity), self._connections.until())
 
     async def ask(self) -> None:
-        """Ask the server for its version, for `describe`. Raises StoreError if it does not reply in time."""
         self._note(await self._connections.drive(self._operations.identify(), self._connections.until()))
 
     async def close(self) -> None:
@@ -342,7 +333,6 @@ class AsyncRedisStore(_RedisStore):
         await self._connections.close()
 
     async def _read_memory(self, until: float) -> None:
-        """Read the eviction policy of the server in the rest of a request's time."""
         self._memory_unknown = False
         with suppress(StoreError):  # the server may not allow it
             self._check_eviction(await self._connections.drive(self._operations.memory(), until))

@@ -63,11 +63,9 @@ class SingleCheck(NamedTuple):
         return Command(self.frame, self.tag, self.shape.script)
 
     def with_text(self) -> Command:
-        """Return the same command with the script, for a server that does not know the script yet."""
         return self.whole.with_text()
 
     def asking(self) -> Command:
-        """Return the same command for a node that the slot is moving to."""
         return self.whole.asking()
 
 
@@ -81,7 +79,6 @@ class Batch(NamedTuple):
     replies: int = 1
 
     def with_text(self) -> Batch:
-        """Return the same command with the script, for a server that does not know the script yet."""
         return self._replace(frame=self.frame.replace(*self.script, 1))
 
 

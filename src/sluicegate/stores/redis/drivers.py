@@ -80,7 +80,6 @@ class AsyncDriver(ABC):
         """Stop using the open connections to an address."""
 
     async def drive(self, steps: Steps[T], until: float) -> T:
-        """Take all steps before the deadline `until`. Returns the result of the operation."""
         now = asyncio.get_running_loop().time
         reply: Any = None
         try:
@@ -100,7 +99,6 @@ class AsyncDriver(ABC):
             return stop.value  # type: ignore[no-any-return]
 
     async def scan(self, scan: Scan[T]) -> T:
-        """Run a scan. Each of its operations has a separate deadline."""
         reply: Any = None
         try:
             while True:
