@@ -31,7 +31,7 @@ from tests.stores.modes import PATIENCE, Blocking
 
 HERE = Address("127.0.0.1", 6379)
 PERMISSIONS = (
-    "+eval +evalsha +time +del +get +set +lindex +lrange +lrem +lset +ltrim +rpush +zcard +zcount +zrange "
+    "+eval +evalsha +time +del +get +set +lindex +llen +lrange +lrem +lset +ltrim +rpush +zcard +zcount +zrange "
     "+zremrangebyrank +pexpire"
 )
 

@@ -229,7 +229,7 @@ def test_numbers_that_a_server_has_written_with_an_exponent(server: Server, stam
     encoder = Encoder(prefix="hits", clock=clock, split=False)
     with closing(open_store(server.url, prefix="hits", clock=clock, deadline=PATIENCE)) as store:
         with client(server) as connection:
-            connection.rpush(encoder.key(rule.rule_id, identity), 2, stamp, -2)
+            connection.rpush(encoder.key(rule.rule_id, identity), stamp, stamp)
         (outcome,) = store.run(Plan((Check(rule, identity, 1),)))
     assert (outcome.remaining, outcome.next_after, outcome.reset_after) == (2, 50_000_000, 60_000_000)
 

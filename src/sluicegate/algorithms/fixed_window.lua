@@ -3,22 +3,34 @@
 
 --@HIT
 
-local limit, window, start, used = a, b, nil, nil
+local limit, window, used, start, left = a, b, nil, nil, nil
 local value = call('GET', key)
-if value then start, used = tonumber(string.sub(value, -16)), tonumber(string.sub(value, 1, -17)) end
-if start and used and used > 0 and now - start < window and start - now <= window then
-  used = used + cost
-  local passed = used <= limit
-  if passed and cost > 0 then
-    --@WRITE
-    if used < 900 then
-      redis.call('INCRBY', key, cost .. '0000000000000000')
-    else
-      call('SET', key, string.format('%.0f', used) .. string.sub(value, -16), 'KEEPTTL')
-    end
-    --@END
+if value then
+  -- As a double the value has the used units, and the start within a millisecond: nearly always that is enough.
+  local number = tonumber(value)
+  if number and number < 9e18 then
+    start = number % 1e16
+    used = (number - start) / 1e16
+    left = start + window - now
   end
-  return HEAD .. value --@ALSO passed or cost == 0
+  if not left or used == 0 or left < 1000 or left > 2 * window - 1000 then
+    start, used = tonumber(string.sub(value, -16)), tonumber(string.sub(value, 1, -17))
+    left = start and used and used > 0 and start - now <= window and start + window - now or 0
+  end
+  if left > 0 then
+    local total = used + cost
+    local passed = total <= limit
+    if passed and cost > 0 then
+      --@WRITE
+      if total < 900 then
+        call('INCRBY', key, cost == 1 and '10000000000000000' or cost .. '0000000000000000')
+      else
+        call('SET', key, string.format('%.0f', total) .. string.sub(value, -16), 'KEEPTTL')
+      end
+      --@END
+    end
+    return HEAD .. value --@ALSO passed or cost == 0
+  end
 end
 if cost <= limit and cost > 0 then
   --@WRITE

@@ -1,57 +1,73 @@
--- sliding_window.py over a list [used, stamp, -count, stamp, -count, ...], the oldest stamp first. A count of 1 is left
--- out. A state holds the part of the list that was read, from its beginning; the index of the first stamp in the period;
--- and the newest stamp.
+-- sliding_window.py over a list of stamps, the oldest first, one for each unit. Above a limit of FEW the list has counts:
+-- [-n, stamp, -count, stamp, -count, ...], where n is the number of the newest stamp's first unit. So a hit of one unit
+-- nearly always writes one item. A list keeps its form when the limit falls, and gets counts when the limit rises.
+-- A state holds the part of the list that was read, from its beginning; the index of the first stamp in the period; the
+-- newest stamp; and whether there are counts.
 
 -- The key lives until a window after the end of the newest stamp's part, an eighth of a window. So a hit in the same part
 -- sets no expiry.
 
-local BLOCK = 12 -- items read at once: all of 10 stamps, and of most budgets
+local BLOCK = 12 -- items read at once: all of most budgets
+local FEW = 100 -- RESOLUTION of sliding_window.py
 
 --@HIT
 -- The reply has the used units, and the oldest and the newest stamp: all that an outcome needs, unless more than the limit
 -- is used, or more than one unit is missing. If the hit passed and its stamp is the newest, the reply ends before that.
-local limit, window, grain = a, b, c + 0
-local stamp, block = now + -now % grain, limit > 10 and 6 or BLOCK
-local items = call('LRANGE', key, '0', limit > 10 and '5' or '11')
-local used, oldest, first, newest, last, count = items[1], items[2], 2, nil, nil, nil
-if oldest then
-  local size = #items
-  newest = size == block and call('LINDEX', key, '-1') or items[size]
+local limit, window, grain, stamp, few = a, b, 1, now, a <= FEW
+local items, head, used, newest, count, oldest, last, gone = nil, nil, nil, nil, nil, nil, nil, 0
+if not few then
+  grain = c + 0
+  stamp = now + -now % grain
+  items = call('LRANGE', key, '0', '5')
+  head, oldest = items[1], items[2]
+  if head and head < '0' then
+    local ends, size = items, #items
+    if size == 6 then ends, size = call('LRANGE', key, '-2', '-1'), 2 end
+    newest, count = ends[size - 1], ends[size] + 0
+    used = -1 - head - count
+  end
+elseif limit <= 10 then
+  items = call('LRANGE', key, '0', '11')
+  head, used = items[1], #items
+  oldest, newest = head, used < 12 and items[used]
+else
+  head = call('LINDEX', key, '0')
+  if head then oldest, newest, used = head, call('LINDEX', key, '-1'), call('LLEN', key) end
+end
+if newest and (count or head >= '0') then
   last = newest + 0
-  if last < 0 then
-    count, newest = last, size == block and call('LINDEX', key, '-2') or items[size - 1]
-    last = newest + 0
+  if last + window <= now or last - now > window + grain then
+    used, last, oldest = 0, -1, ''
+  elseif oldest ~= newest and oldest + window <= now then
+    items = items or call('LRANGE', key, '0', '5')
+    local step = count and 2 or 1
+    repeat
+      used = used - (count and -items[gone + 3] or 1)
+      gone = gone + step
+      oldest = items[gone + step] -- nil if more units have passed than were read
+    until not oldest or oldest + window > now
   end
+elseif not head then
+  used, last, oldest = 0, -1, ''
 end
-if not oldest or last + window <= now or (last - now > window and last - now > window + grain) then
-  if cost <= limit and cost > 0 then
+if last and oldest and used <= limit and (cost <= 1 or (not few and used + cost <= limit)) then
+  local text, passed = used < 1e14 and used or string.format('%.0f', used), used + cost <= limit
+  if passed and cost > 0 then
     --@WRITE
-    if oldest then call('DEL', key) end
-    if cost > 1 then call('RPUSH', key, cost, stamp, -cost) else call('RPUSH', key, '1', stamp) end
-    local part = (window + -window % 8) / 8
-    local wait = stamp - stamp % part + part + window - now
-    call('PEXPIRE', key, (wait - wait % 2000) / 1000 + slack)
-    --@END
-  end
-  return HEAD --@ALSO cost <= limit
-end
-while oldest ~= newest and oldest + window <= now and first <= block - 3 do
-  local gone = (items[first + 1] or 0) + 0
-  if gone < 0 then used, first = used + gone, first + 2 else used, first = used - 1, first + 1 end
-  oldest = items[first]
-end
-local total = used + cost
-if (oldest == newest or oldest + window > now)
-  and total > cost and total - cost <= limit and (total <= limit or cost <= 1) then
-  if first > 2 then used = string.format('%.0f', used) end
-  if total <= limit and cost > 0 then
-    --@WRITE
-    if first > 2 then call('LTRIM', key, first - 2, '-1') end -- the head may have any value: it is written next
-    call('LSET', key, '0', total)
-    if last >= stamp then -- its expiry is set already
-      if count then call('LSET', key, '-1', count - cost) else call('RPUSH', key, -1 - cost) end
+    if head and used == 0 then call('DEL', key) end
+    if gone > 0 then call('LTRIM', key, gone, '-1') end
+    if few then
+      call('RPUSH', key, last > stamp and newest or stamp)
+    elseif used == 0 then
+      call('RPUSH', key, '-1', stamp, -cost)
+    elseif last >= stamp then
+      if gone > 0 then call('LSET', key, '0', -1 - used - count) end
+      call('LSET', key, '-1', count - cost)
     else
-      if cost > 1 then call('RPUSH', key, stamp, -cost) else call('RPUSH', key, stamp) end
+      call('LSET', key, '0', -1 - used)
+      call('RPUSH', key, stamp, -cost)
+    end
+    if last < stamp then
       local part = (window + -window % 8) / 8
       local from = stamp - stamp % part
       if last < from then
@@ -59,12 +75,15 @@ if (oldest == newest or oldest + window > now)
         call('PEXPIRE', key, (wait - wait % 2000) / 1000 + slack)
       end
     end
-    if last <= stamp then
-      return HEAD .. used .. ' ' .. oldest
+    if used > 0 and last <= stamp then
+      return HEAD .. text .. ' ' .. oldest
     end
     --@END
   end
-  return HEAD .. used .. ' ' .. oldest .. ' ' .. newest --@ALSO total <= limit
+  if used == 0 then
+    return HEAD --@ALSO passed
+  end
+  return HEAD .. text .. ' ' .. oldest .. ' ' .. newest --@ALSO passed
 end
 --@GENERAL
 
@@ -79,27 +98,30 @@ local function entry(state, index)
     for i, item in ipairs(block) do items[size + i] = item end
     state.more = #block == size
   end
-  local count = (items[index + 1] or 0) + 0
-  if count < 0 then return items[index] + 0, -count, index + 2 end
+  if state.count then return items[index] + 0, -items[index + 1], index + 2 end
   return items[index] + 0, 1, index + 1
 end
 
 local function open(key, now, limit, window, grain)
   local items = redis.call('LRANGE', key, 0, BLOCK - 1)
   local size = #items
-  if size < 2 then return {key = key, used = 0, newest = 0} end
-  local more = size == BLOCK
-  local newest, count = (more and redis.call('LINDEX', key, -1) or items[size]) + 0, nil
-  if newest < 0 then
-    count = -newest
-    newest = (more and redis.call('LINDEX', key, -2) or items[size - 1]) + 0
+  if size == 0 then return {key = key, used = 0, newest = 0} end
+  local more, used, count, newest = size == BLOCK, size, nil, nil
+  if items[1] < '0' then
+    local ends = more and redis.call('LRANGE', key, -2, -1) or {items[size - 1], items[size]}
+    newest, count = ends[1] + 0, -ends[2]
+    used = count - 1 - items[1]
+  else
+    newest = (more and redis.call('LINDEX', key, -1) or items[size]) + 0
+    if more then used = redis.call('LLEN', key) end
   end
   if newest + window <= now or newest - now > window + grain then
     return {key = key, used = 0, newest = 0, stale = true}
   end
+  local begin = count and 2 or 1
   local state = {
-    key = key, items = items, more = more, first = 2,
-    used = items[1] + 0, oldest = items[2] + 0, newest = newest, count = count,
+    key = key, items = items, more = more, begin = begin, first = begin,
+    used = used, oldest = items[begin] + 0, newest = newest, count = count,
   }
   while state.oldest + window <= now do
     local _, gone, following = entry(state, state.first)
@@ -144,27 +166,33 @@ local function cut(state, units)
     units, index = units - count, following
     stamp, count, following = entry(state, index)
   end
-  if index > 2 then redis.call('LTRIM', state.key, index - 2, -1) end -- the head may have any value: it is written next
+  if index > state.begin then redis.call('LTRIM', state.key, index - state.begin, -1) end
   if units > 0 then redis.call('LSET', state.key, 2, units - count) end
   if units > 0 and stamp == state.newest then state.count = count - units end
 end
 
 local function charge(state, now, cost, limit, window, grain)
-  local key, stamp = state.key, math.max(state.newest, now + -now % grain)
-  if state.used == 0 or cost == limit then -- nothing else stays
+  local key, stamp, few = state.key, math.max(state.newest, now + -now % grain), limit <= FEW
+  local used, count = math.min(state.used, limit - cost), state.count
+  if used == 0 then -- nothing else stays
     if state.used > 0 or state.stale then redis.call('DEL', key) end
-    redis.call('RPUSH', key, cost, stamp)
-    if cost > 1 then redis.call('RPUSH', key, -cost) end
+    count = nil
+    if not few then redis.call('RPUSH', key, -1, stamp, -cost) end
+  elseif not count and not few then -- the limit was lower
+    local stamps = redis.call('LRANGE', key, state.first - 1, -1)
+    redis.call('DEL', key)
+    for _, each in ipairs(stamps) do charge(open(key, now, limit, window, grain), each + 0, 1, limit, window, 1) end
+    return charge(open(key, now, limit, window, grain), now, cost, limit, window, grain)
   else
-    local surplus = math.max(0, state.used + cost - limit)
-    if surplus > 0 or state.first > 2 then cut(state, surplus) end
-    redis.call('LSET', key, 0, state.used + cost - surplus)
-    if stamp == state.newest then -- its expiry is set already
-      if state.count then redis.call('LSET', key, -1, -state.count - cost) else redis.call('RPUSH', key, -1 - cost) end
-      return
-    end
-    redis.call('RPUSH', key, stamp)
-    if cost > 1 then redis.call('RPUSH', key, -cost) end
+    if used < state.used or state.first > state.begin then cut(state, state.used - used) end
+    count = state.count
+  end
+  if count then
+    local same = stamp == state.newest
+    redis.call('LSET', key, 0, -1 - used + (same and count or 0))
+    if same then redis.call('LSET', key, -1, -count - cost) else redis.call('RPUSH', key, stamp, -cost) end
+  elseif few then
+    for _ = 1, cost do redis.call('RPUSH', key, stamp) end
   end
   local part = (window + -window % 8) / 8
   redis.call('PEXPIRE', key, expiry(stamp - stamp % part + part + window - now))
@@ -174,18 +202,20 @@ end
 
 local function refund(state, now, cost, at, limit, window, grain)
   if state.used == 0 or state.newest < at then return end
-  local key, index, stamp, count, following = state.key, state.first, entry(state, state.first)
+  local key, index, before, stamp, count, following = state.key, state.first, nil, entry(state, state.first)
   while stamp < at do
-    index = following
+    index, before = following, count
     stamp, count, following = entry(state, index)
   end
   if stamp > at + -at % grain then return end -- a later stamp belongs to other hits
-  local units = math.min(cost, count)
-  if state.used <= units then return redis.call('DEL', key) end
-  if state.first > 2 then redis.call('LTRIM', key, state.first - 2, -1) end
-  redis.call('LSET', key, 0, state.used - units)
-  local place = index - state.first + 1
+  if not state.count then return redis.call('LREM', key, cost, state.items[index]) end
+  local units, place = math.min(cost, count), index - state.first + 1
+  local used, last = state.used - units, state.count -- the count of the newest stamp that stays
+  if used == 0 then return redis.call('DEL', key) end
+  if stamp == state.newest then last = units < count and count - units or before end
+  if state.first > 2 then redis.call('LTRIM', key, state.first - 2, -1) end -- the head may have any value: it is written next
+  redis.call('LSET', key, 0, last - 1 - used)
   if units < count then return redis.call('LSET', key, place + 1, units - count) end
-  for item = place, place + following - index - 1 do redis.call('LSET', key, item, '') end
+  for item = place, place + 1 do redis.call('LSET', key, item, '') end
   redis.call('LREM', key, 0, '')
 end

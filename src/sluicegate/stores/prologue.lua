@@ -24,7 +24,7 @@
 local call = redis.call
 
 -- Seconds and microseconds. A ManualClock stands still while the server's clock runs, so its keys live an hour longer.
-local time, slack = clock and {0, clock} or redis.call('TIME'), clock and 3600003 or 3
+local time, slack = clock and {0, clock} or call('TIME'), clock and 3600003 or 3
 local now = time[1] * 1000000 + time[2]
 --@PLAN
 local NEVER = -1
