@@ -680,8 +680,8 @@ def _undecided(text: str, cost: int, origin: Origin | None) -> None:
 
 
 def _no_hit(terms: Terms, text: str, cost: int, origin: Origin | None = None) -> None:
-    """The hit of a Concurrency."""
-    if cost:
+    """The hit of a Concurrency. A gate, which gives an origin, releases the slot: its plan takes one."""
+    if cost and origin is None:
         given, problem = f"{terms.limit} at once", "a Concurrency, whose slot must be released"
         raise QuotaError("quota", given, problem=problem, expected="use hold")
 
