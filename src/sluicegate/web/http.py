@@ -119,12 +119,12 @@ def denial(decision: Decision, dialect: str | None, *, accept: str = "", epoch: 
         allowed, limit, left, retry, reset, ahead, _, source = decision.outcomes[0]
         wait, whole, following = retry and -(-retry // MICROSECOND), -(-reset // MICROSECOND), -(-ahead // MICROSECOND)
         row: _Row = (decision.checks[0].terms, allowed, limit, left, wait, whole, following, source, 0)
-        return _denial((row,), dialect, 0.0, text)
+        return _denial((row,), dialect, text)
     second, since = 0.0, 0
     if dialect == "x-ratelimit":  # only this dialect has a time of day
         second, rest = divmod(epoch_seconds() if epoch is None else epoch, 1)
         since = round(rest * MICROSECOND)
-    return _denial(tuple(_rows(decision, since=since)), dialect, second, text)
+    return _denial(tuple(_rows(decision, since=since)), dialect, text, epoch=second)
 
 
 _Row = tuple[Terms, bool, int, int, int | None, int, int, Source, int]
@@ -141,7 +141,7 @@ def _rows(decision: Decision, *, since: int) -> Iterator[_Row]:
 
 
 @lru_cache(maxsize=1024)
-def _denial(rows: _Rows, dialect: str | None, epoch: float, text: bool) -> Denial:
+def _denial(rows: _Rows, dialect: str | None, text: bool, *, epoch: float = 0.0) -> Denial:
     checks, outcomes = [], []
     for terms, allowed, limit, left, retry, reset, ahead, source, rank in rows:
         checks.append(Check(terms, "", 1))
