@@ -33,6 +33,7 @@ KeyFunction = Callable[[Any], Hashable | Awaitable[Hashable | None] | None]
 KeySpec = str | KeyFunction | tuple[str | KeyFunction, ...]
 
 _FORWARDED: Final = ("X-Forwarded-For", "Forwarded")
+_CACHED: Final = LONGEST + 1  # characters of a peer; with more than LONGEST it is no address
 _LOOKS: Final = 1000  # the first requests are all checked for a proxy's header; later one in this many
 _EXPECTED: Final = 'use "user", "ip", "header:Name", "path:name", a tuple of these, or a function of the request'
 
@@ -224,12 +225,16 @@ def address_key(
         return of_proxies
     ticks = count()
 
+    @lru_cache(maxsize=4096)  # the identity depends only on the peer
+    def of_peer(peer: str | None) -> str:
+        return _encode_address(client_address(peer, (), trust, prefix=prefix, ipv4_prefix=ipv4_prefix))
+
     def of_socket(caller: Caller) -> str:
         tick = next(ticks)
         if tick < _LOOKS or strict or not tick % _LOOKS:
             _look_for_proxies(caller, strict=strict)
         peer = caller.peer  # some servers put any text of a header here: cache only its beginning
-        return _of_peer(peer if peer is None else peer[: LONGEST + 1], prefix, ipv4_prefix)
+        return of_peer(peer and peer[:_CACHED])
 
     return of_socket
 
@@ -247,12 +252,6 @@ def network_key(trust: Trust, *, prefix: int = IPV6_PREFIX, ipv4_prefix: int = I
 
 
 _encode_address: Final = encoder("ip")
-
-
-@lru_cache(maxsize=4096)
-def _of_peer(peer: str | None, prefix: int, ipv4_prefix: int) -> str:
-    """Return the identity of a peer if no header is trusted. The result depends only on the peer, so it is cached."""
-    return _encode_address(client_address(peer, (), Trust(), prefix=prefix, ipv4_prefix=ipv4_prefix))
 
 
 def _look_for_proxies(caller: Caller, *, strict: bool) -> None:
