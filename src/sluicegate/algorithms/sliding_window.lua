@@ -13,6 +13,7 @@ local FEW = 100 -- RESOLUTION of sliding_window.py
 --@HIT
 -- The reply has the used units, and the oldest and the newest stamp: all that an outcome needs, unless more than the limit
 -- is used, or more than one unit is missing. If the hit passed and its stamp is the newest, the reply ends before that.
+-- The used units are one byte, or the head and the count of the newest stamp, as text: a number costs more to format.
 local limit, window, grain, stamp, few = a, b, 1, now, a <= FEW
 local items, head, used, newest, count, oldest, last, gone = nil, nil, nil, nil, nil, nil, nil, 0
 if not few then
@@ -23,7 +24,7 @@ if not few then
   if head and head < '0' then
     local ends, size = items, #items
     if size == 6 then ends, size = call('LRANGE', key, '-2', '-1'), 2 end
-    newest, count = ends[size - 1], ends[size] + 0
+    newest, count = ends[size - 1], ends[size]
     used = -1 - head - count
   end
 elseif limit <= 10 then
@@ -51,7 +52,9 @@ elseif not head then
   used, last, oldest = 0, -1, ''
 end
 if last and oldest and used <= limit and (cost <= 1 or (not few and used + cost <= limit)) then
-  local text, passed = used < 1e14 and used or string.format('%.0f', used), used + cost <= limit
+  local passed = used + cost <= limit
+  if gone > 0 and not few then head = string.format('%.0f', -1 - used - count) end
+  local text = few and string.char(used + 128) or head and head .. ' ' .. count .. ' '
   if passed and cost > 0 then
     --@WRITE
     if head and used == 0 then call('DEL', key) end
@@ -61,7 +64,7 @@ if last and oldest and used <= limit and (cost <= 1 or (not few and used + cost 
     elseif used == 0 then
       call('RPUSH', key, '-1', stamp, -cost)
     elseif last >= stamp then
-      if gone > 0 then call('LSET', key, '0', -1 - used - count) end
+      if gone > 0 then call('LSET', key, '0', head) end
       call('LSET', key, '-1', count - cost)
     else
       call('LSET', key, '0', -1 - used)
@@ -76,14 +79,14 @@ if last and oldest and used <= limit and (cost <= 1 or (not few and used + cost 
       end
     end
     if used > 0 and last <= stamp then
-      return HEAD .. text .. ' ' .. oldest
+      return HEAD .. text .. oldest
     end
     --@END
   end
   if used == 0 then
     return HEAD --@ALSO passed
   end
-  return HEAD .. text .. ' ' .. oldest .. ' ' .. newest --@ALSO passed
+  return HEAD .. text .. oldest .. ' ' .. newest --@ALSO passed
 end
 --@GENERAL
 

@@ -457,10 +457,15 @@ def _level(kept: bytes) -> tuple[int, int] | None:
 
 
 def _log(kept: bytes) -> list[int]:
-    """Return a sliding window's log with two stamps. All units count for the first one, which is the next to expire. If
-    the reply has one stamp, the hit passed, and its own stamp is the newest.
+    """Return a sliding window's log with two stamps: see sliding_window.lua. All units count for the first one, which is
+    the next to expire. If the reply has one stamp, the hit passed, and its own stamp is the newest.
     """
-    used, oldest, *newest = [_integer(word) for word in kept.split()]
+    if kept[0] >= _FEW:
+        used, words = kept[0] - _FEW, kept[1:].split()
+    else:
+        head, count, *words = kept.split()
+        used = -1 - _integer(head) - _integer(count)
+    oldest, *newest = [_integer(word) for word in words]
     return [used, oldest, used, *(newest or (oldest,)), 0]
 
 
@@ -475,20 +480,22 @@ def _integer(word: bytes) -> int:
 
 def _passed_window(params: tuple[int, ...]) -> Reader:
     limit, window, grain = params
+    few = limit <= sliding_window.RESOLUTION
 
     def passed(kept: bytes, now: int, cost: int) -> Outcome | None:
-        wait = window + -now % grain
-        if not kept:
-            left, reset, following = limit - cost, wait, wait
-        else:
+        left, following = limit - cost, window + -now % grain
+        reset = following
+        if kept:
             try:
-                used, oldest, *newest = kept.split()
-                left, following, reset = limit - cost - int(used), int(oldest) + window - now, wait
-                if newest:
-                    reset = max(wait, int(newest[0]) + window - now)
+                if few:
+                    left, oldest = left + _FEW - kept[0], kept[1:]
+                else:
+                    head, count, oldest = kept.split()
+                    left += int(head) + int(count) + 1
+                following = int(oldest) + window - now
             except ValueError:
                 return None
-        return new(Outcome, (True, limit, left, 0, reset, following, now, "store")) if left >= 0 else None
+        return new(Outcome, (True, limit, left, 0, reset, following, now, "store")) if 0 <= left < limit else None
 
     return passed
 
@@ -536,6 +543,7 @@ def _unknown(kept: bytes, now: int, cost: int) -> Outcome | None:
 
 
 _from_bytes: Final = int.from_bytes
+_FEW: Final = 128  # added to the used units of a sliding window in one byte, so that it is no character of ASCII
 _LEVEL: Final = 11  # the bytes of a GCRA's state, unless its level is 2^32 or more
 _Reader = tuple[
     Callable[..., Outcome],
