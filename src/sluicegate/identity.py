@@ -195,9 +195,14 @@ def digest(text: str) -> str:
     >>> digest(Digested("7Gb0o9Qe_P1kzJrX2YvWmA"))
     '7Gb0o9Qe_P1kzJrX2YvWmA'
     """
+    return digest_bytes(text).decode()
+
+
+def digest_bytes(text: str) -> bytes:
+    """Return the digest of an identity as bytes."""
     if type(text) is Digested:
-        return str(text)
-    return b2a_base64(_hashed(text, size=16), newline=False).translate(_URL_SAFE, b"=").decode()
+        return str(text).encode()
+    return b2a_base64(_hashed(text, size=16), newline=False).translate(_URL_SAFE, b"=")
 
 
 def _hashed(text: str, *, size: int) -> bytes:

@@ -110,8 +110,10 @@ class _Fallback(ABC, Generic[_AnyStore]):
         self._failed(error, asked, closed=closed, plan=plan)
         return self._local_fallback.answer(plan, error)
 
-    def _prepared(self, terms: tuple[Terms, ...], refusals: Refusals) -> _Charge | None:
-        """Return the parts of a charge of these terms while the store is healthy; None if `run` must do it."""
+    def healthy(self, terms: tuple[Terms, ...], refusals: Refusals) -> Hit | None:
+        """Return a function that decides checks of these terms while the store is healthy; None if `run` must do it. It
+        does the same as `run` of a deny cache with these refusals around this store.
+        """
         breaker, prepare = self._breaker, getattr(self._store, "prepare_send", None)
         if breaker is None or prepare is None or any([each.shadow or each.held for each in terms]):
             return None
@@ -120,9 +122,28 @@ class _Fallback(ABC, Generic[_AnyStore]):
             return None
         store: Any = self._store
         note, outcomes_of, (first, *others) = self._local_fallback.note, store.passed(terms), terms
-        read, marks = refusals.read, refusals.marks
+        read, marks, charged = refusals.read, refusals.marks, refusals.charged
 
-        def begin(identity: str, cost: int) -> _Begun | None:
+        def passed(checks: Checks, at: int, reply: Any) -> Decision | None:
+            outcomes = outcomes_of(checks, reply)
+            if outcomes is None:
+                return None
+            note(checks, outcomes)
+            marks[at] = outcomes  # a new object
+            if refusals.index:
+                charged(checks)
+            return new(Decision, (True, checks, outcomes))
+
+        def rest(checks: Checks, before: _Before) -> _Rest:
+            _, now, mark, closed, origin = before
+            plan = Plan(checks, network=network_of(origin))
+            learn = partial(refusals.learn, plan, before=(now, [mark] * len(checks)))
+            failed = partial(self._failed_over, plan, asked=breaker, closed=closed)
+            return _Rest(plan, learn, note=note, failed=failed)
+
+        end = self._ending(_Charge(passed, rest, charged))
+
+        def hit(identity: str, cost: int, origin: Origin | None = None) -> Any:
             checks: Checks = (new(Check, (first, identity, cost)),)
             for each in others:
                 checks += (new(Check, (each, identity, cost)),)
@@ -131,28 +152,20 @@ class _Fallback(ABC, Generic[_AnyStore]):
                 return None
             now, at = read(), hash(identity) & MASK
             mark = marks[at]
-            sent = send(identity, cost)
-            return None if sent is None else (checks, sent, at, now, mark, closed)
+            try:
+                sent = send(identity, cost)
+                return None if sent is None else end(checks, sent, (at, now, mark, closed, origin))
+            except BaseException:
+                charged(checks)
+                raise
 
-        def passed(begun: _Begun, reply: Any) -> Decision | None:
-            checks, _, at, *_ = begun
-            outcomes = outcomes_of(checks, reply)
-            if outcomes is None:
-                return None
-            note(checks, outcomes)
-            marks[at] = outcomes  # a new object
-            if refusals.index:
-                refusals.charged(checks)
-            return new(Decision, (True, checks, outcomes))
+        return hit
 
-        def rest(begun: _Begun, origin: Origin | None) -> _Rest:
-            checks, _, _, now, mark, closed = begun
-            plan = Plan(checks, network=network_of(origin))
-            learn = partial(refusals.learn, plan, before=(now, [mark] * len(checks)))
-            failed = partial(self._failed_over, plan, asked=breaker, closed=closed)
-            return _Rest(plan, learn, note=note, failed=failed)
-
-        return _Charge(begin, passed, rest)
+    @abstractmethod
+    def _ending(self, charge: _Charge) -> Callable[[Checks, Any, _Before], Any]:
+        """Return a function that ends a prepared charge, from its checks and what `prepare_send` of the store is
+        about.
+        """
 
     def _report(self, error: StoreError, plan: Plan) -> None:
         """Log a failure that opens no circuit: once for a rule, or once a minute if the failure concerns plans."""
@@ -193,18 +206,18 @@ class _Asking:
         return not self._raises
 
 
-_Begun = tuple[Checks, Any, int, int, object, int]
-"""A charge that was sent to a healthy store: its checks; what `prepare_send` of the store is about; for the deny cache
-the place of the identity's mark, the reading of the clock and the mark; and `closed` of the breaker.
+_Before = tuple[int, int, object, int, Origin | None]
+"""From before a charge: for the deny cache the place of the identity's mark, the reading of the clock and the mark;
+`closed` of the breaker; and the origin.
 """
 
 
 class _Charge(NamedTuple):
     """The parts of a prepared charge. The sync and the async fallback share them."""
 
-    begin: Callable[[str, int], _Begun | None]  # sends it; None if it cannot be decided in this way
-    passed: Callable[[_Begun, Any], Decision | None]  # the decision if the reply says that all checks were charged
-    rest: Callable[[_Begun, Origin | None], _Rest]  # for any other reply
+    passed: Callable[[Checks, int, Any], Decision | None]  # the decision if the reply says that all were charged
+    rest: Callable[[Checks, _Before], _Rest]  # for any other reply
+    charged: Callable[[Checks], None]  # drops the refusals of what may have been charged
 
 
 class _Rest:
@@ -278,32 +291,19 @@ class Fallback(_Fallback[Store]):
     def __repr__(self) -> str:
         return f"Fallback({self._store!r})"
 
-    def healthy(self, terms: tuple[Terms, ...], refusals: Refusals) -> Hit | None:
-        """Return a function that decides checks of these terms while the store is healthy. It does the same as `run` of
-        a deny cache with these refusals around this store.
-        """
-        charge = self._prepared(terms, refusals)
-        if charge is None:
-            return None
+    def _ending(self, charge: _Charge) -> Callable[[Checks, Any, _Before], Decision]:
         store: Any = self._store
-        begin, passed = charge.begin, charge.passed
+        passed, rest, _ = charge
 
-        def hit(identity: str, cost: int, origin: Origin | None = None) -> Decision | None:
-            try:
-                begun = begin(identity, cost)
-                if begun is None:
-                    return None
-                decision = passed(begun, begun[1][0])
-            except BaseException:
-                refusals.charged(tuple([Check(each, identity, cost) for each in terms]))
-                raise
+        def end(checks: Checks, sent: Any, before: _Before) -> Decision:
+            decision = passed(checks, before[0], sent[0])
             if decision is not None:
                 return decision
-            with charge.rest(begun, origin) as rest:
-                rest.outcomes = store.resume(rest.plan, begun[1], begun[1][0])
-            return rest.decision
+            with rest(checks, before) as left:
+                left.outcomes = store.resume(left.plan, sent, sent[0])
+            return left.decision
 
-        return hit
+        return end
 
     def run(self, plan: Plan) -> Outcomes:
         """Charge every check of the plan, or none: in the store, or in the local fallback."""
@@ -424,32 +424,24 @@ class AsyncFallback(_Fallback[AsyncStore]):
     def __repr__(self) -> str:
         return f"AsyncFallback({self._store!r})"
 
-    def healthy(self, terms: tuple[Terms, ...], refusals: Refusals) -> Hit | None:
-        charge = self._prepared(terms, refusals)
-        if charge is None:
-            return None
+    def _ending(self, charge: _Charge) -> Callable[[Checks, Any, _Before], Awaitable[Decision]]:
         store: Any = self._store
-        begin, passed = charge.begin, charge.passed
+        passed, rest, charged = charge
 
-        def hit(identity: str, cost: int, origin: Origin | None = None) -> Awaitable[Decision] | None:
-            begun = begin(identity, cost)
-            return None if begun is None else decide(begun, origin)
-
-        async def decide(begun: _Begun, origin: Origin | None) -> Decision:
-            sent = begun[1]
+        async def end(checks: Checks, sent: Any, before: _Before) -> Decision:
             try:
                 reply = await sent[0]
-                decision = passed(begun, reply)
+                decision = passed(checks, before[0], reply)
             except BaseException:
-                refusals.charged(begun[0])
+                charged(checks)
                 raise
             if decision is not None:
                 return decision
-            with charge.rest(begun, origin) as rest:
-                rest.outcomes = await store.resume(rest.plan, sent, reply)
-            return rest.decision
+            with rest(checks, before) as left:
+                left.outcomes = await store.resume(left.plan, sent, reply)
+            return left.decision
 
-        return hit
+        return end
 
     async def run(self, plan: Plan) -> Outcomes:
         breaker = self._breaker or self._breaker_of(plan)

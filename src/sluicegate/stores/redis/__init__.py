@@ -29,7 +29,7 @@ with needs("redis"):
     import redis.asyncio
 
     from sluicegate.stores.redis.async_connections import AsyncConnections
-    from sluicegate.stores.redis.commands import AnyCommand
+    from sluicegate.stores.redis.commands import Fields, whole
     from sluicegate.stores.redis.connections import NONE_IDLE, Connections
     from sluicegate.stores.redis.encoding import Encoder, passed
     from sluicegate.stores.redis.maxmemory import warn_of_eviction
@@ -48,7 +48,7 @@ with needs("redis"):
         warn_about,
     )
 
-Sent = tuple[Any, Address, AnyCommand, float]
+Sent = tuple[Any, Address, Fields, float]
 """A prepared charge that was sent: its reply, the server, the command and the deadline."""
 
 _ROUND_TRIPS: Final = 100  # the last ones, for the status
@@ -198,7 +198,7 @@ class RedisStore(_RedisStore):
     def resume(self, plan: Plan, sent: Sent, reply: Any) -> tuple[Outcome, ...]:
         """Do the rest of `run`, after the first step was sent."""
         _, address, command, until = sent
-        return self._connections.drive(self._operations.run(plan, Send(address, command), reply), until)
+        return self._connections.drive(self._operations.run(plan, Send(address, whole(command)), reply), until)
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Refund each charge to its window."""
@@ -305,7 +305,7 @@ class AsyncRedisStore(_RedisStore):
 
     async def resume(self, plan: Plan, sent: Sent, reply: Any) -> tuple[Outcome, ...]:
         _, address, command, until = sent
-        return await self._connections.drive(self._operations.run(plan, Send(address, command), reply), until)
+        return await self._connections.drive(self._operations.run(plan, Send(address, whole(command)), reply), until)
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         await self._connections.drive(self._operations.refund(plan, outcomes), self._connections.until())

@@ -23,6 +23,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from contextvars import Context
 from math import inf
+from operator import methodcaller
 from typing import Any, Final, NamedTuple, cast
 
 import hiredis
@@ -30,7 +31,7 @@ from redis.exceptions import NoPermissionError
 
 from sluicegate import fork
 from sluicegate.plan import new
-from sluicegate.stores.redis.commands import AnyCommand, Batch, SingleCheck, batch, split_reply
+from sluicegate.stores.redis.commands import Batch, Fields, HitShape, batch, split_reply, whole
 from sluicegate.stores.redis.connections import BUSY, check_tag, failure_of, watcher
 from sluicegate.stores.redis.drivers import AsyncDriver
 from sluicegate.stores.redis.steps import MALFORMED, Address, Concerns, NoReplyError, Send
@@ -42,6 +43,7 @@ _STALL: Final = 0.001  # seconds from a command to its write: a longer time mean
 _LOOK: Final = 0.001  # seconds that the loop has to read what lies in the socket when a deadline passes
 _AGAIN: Final = 1.0  # seconds after which a further opening begins beside one that hangs: its packets may be lost
 
+_DONE: Final = methodcaller("done")
 _Answer = asyncio.Future[Any]
 
 
@@ -57,7 +59,7 @@ class _Waiting(NamedTuple):
     @property
     def is_over(self) -> bool:
         """True if every caller has its reply or was cancelled."""
-        return all([answer.done() for answer in self.answers])
+        return all(map(_DONE, self.answers))
 
 
 class AsyncConnection(asyncio.Protocol):
@@ -101,7 +103,7 @@ class AsyncConnection(asyncio.Protocol):
                     self.fail(ConnectionError("the server closed the connection"))
         return not self._closed and not self._retired
 
-    def join(self, command: AnyCommand, answer: _Answer | None = None) -> _Answer | None:
+    def join(self, command: Fields, answer: _Answer | None = None) -> _Answer | None:
         """Add a command to the group of its rule that leaves in this turn, if there is one. Else return None."""
         group = self.unsent.get(id(command[0]))  # a SingleCheck begins with its shape
         if group is None:
@@ -115,7 +117,7 @@ class AsyncConnection(asyncio.Protocol):
             self._flush()
         return answer
 
-    def send(self, command: AnyCommand, until: float, answer: _Answer | None = None) -> _Answer:
+    def send(self, command: Fields, until: float, answer: _Answer | None = None) -> _Answer:
         """Return a future of the reply or a NoReplyError. Time before the write counts only if the connection opens."""
         group = self.unsent.get(id(command[0]))
         if group is not None and group.until <= until:
@@ -127,7 +129,7 @@ class AsyncConnection(asyncio.Protocol):
             self.turn = self._loop.time()
             if is_open:
                 self._loop.call_soon(self._flush)
-        key = id(command.shape) if type(command) is SingleCheck and is_open else id(answer)
+        key = id(command[0]) if type(command[0]) is HitShape and is_open else id(answer)
         unsent[key if key not in unsent else id(answer)] = new(_Waiting, ([command], [answer], self.turn, until, None))
         if not is_open:
             self._set_timer(until)
@@ -178,7 +180,7 @@ class AsyncConnection(asyncio.Protocol):
                 if self._received < sent.replies:
                     continue
                 self._received = 0
-                check_tag(sent, reply)
+                check_tag(sent.tag, reply)
                 if type(sent) is not Batch:
                     replies = [reply]
                 elif type(reply) is list:
@@ -297,15 +299,16 @@ class AsyncConnection(asyncio.Protocol):
             if until <= now:
                 late.append(each)
                 continue
-            if any([answer.done() for answer in answers]):
+            if any(map(_DONE, answers)):
                 left = [pair for pair in zip(commands, answers, strict=True) if not pair[1].done()]
                 commands, answers = [command for command, _ in left], [answer for _, answer in left]
             groups: Iterable[tuple[Any, list[_Answer]]] = zip(commands, [[answer] for answer in answers], strict=True)
-            if len(commands) > 1 and commands[0].shape.many is not None:
+            if len(commands) > 1 and commands[0][0].many is not None:
                 groups = ((batch(commands), answers),)
             for command, callers in groups:
-                whole = command if sent is None else command.with_text()
-                writes.append(new(_Waiting, (commands, callers, asked, until, whole)))
+                made = whole(command) if type(command) is tuple else command
+                made = made if sent is None else made.with_text()
+                writes.append(new(_Waiting, (commands, callers, asked, until, made)))
         if late:
             self._answer(late, TimeoutError("no time is left"), sent=False, concerns="plan")
         if writes:

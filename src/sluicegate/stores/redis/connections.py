@@ -29,7 +29,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from sluicegate import fork
 from sluicegate.clock import monotonic
 from sluicegate.errors import SluicegateError
-from sluicegate.stores.redis.commands import AnyCommand, Batch, Command, SingleCheck, pack
+from sluicegate.stores.redis.commands import Command, Fields, SingleCheck, pack
 from sluicegate.stores.redis.drivers import Driver
 from sluicegate.stores.redis.steps import MALFORMED, Address, NoReplyError, Send
 from sluicegate.stores.redis.url import OPENING, Servers
@@ -63,19 +63,19 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
         self.used = began  # when it was last used
         self.until = began + seconds
         self.limited = 0.0  # the seconds that a system call may take at present
-        self._nothing: object = None  # what redis-py's reader returns before a reply is whole
+        self._feed: Callable[[bytes], object] = len  # without a reader, no reply comes in one piece
+        self._gets: Callable[[], object] = _no_reply
 
     def on_connect(self, connection: Any, **options: Any) -> None:
         """Start to read from the socket of this connection."""
         super().on_connect(connection, **options)
-        opened = _socket(connection)
-        self._file, self._write, self._send_all, self._receive, self._set_timeout, self.is_readable = opened
-        self._feed, self._gets = len, _no_reply
-        reader = getattr(self, _READER, None)
+        self._socket, reader = _socket(connection), getattr(self, _READER, None)
+        self._set_timeout, self.is_readable = self._socket.set_timeout, self._socket.is_readable
         if reader is None:
-            self._receive = _no_bytes
+            self._socket = self._socket._replace(receive=_no_bytes)
         else:
-            self._feed, self._gets, self._nothing = reader.feed, reader.gets, reader.gets()
+            self._feed, self._gets = reader.feed, reader.gets
+        self._nothing = self._gets()  # before a reply is whole
 
     def parse_error(self, response: str) -> Exception:
         """Return an error reply, with the whole text of the server. The opening of redis-py needs its own classes."""
@@ -85,31 +85,39 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
         error.args = (response,)
         return error
 
-    def call(self, command: Command, until: float) -> Any:
-        """Send a command and return its reply, perhaps an error reply. Raises OSError or RedisError if none comes."""
-        frame, tag, _, replies = command
-        self.until = until
-        # A socket with a timeout does not block, so the first attempt needs no wait for its buffer, with which
-        # `sendall` begins. The number of the file is asked each time: a closed socket's may be another file's.
-        try:
-            sent = self._write(self._file(), frame)
-        except BlockingIOError:
-            sent = 0
-        if sent != len(frame):
-            self._send_all(frame[sent:])
-        try:  # nearly always one piece has the reply
-            self._feed(self._receive(_USUAL))
-            reply = self._gets()
-        except TimeoutError:  # `read_from_socket` looks once more
-            reply = self._nothing
-        if reply is self._nothing:
-            reply = self.read_response()
-        if replies > 1:
-            for _ in range(1, replies):
+    def calling(self) -> Callable[[Fields, float], Any]:
+        """Return a function that sends a command and returns its reply, perhaps an error reply. It raises OSError or
+        RedisError if none comes. It is no method, because it finds its variables faster than attributes.
+        """
+        file, write, send_all, receive, *_ = self._socket
+        feed, gets, nothing = self._feed, self._gets, self._nothing
+
+        def call(command: Fields, until: float) -> Any:
+            frame, tag, _, replies = command
+            self.until = until
+            # A socket with a timeout does not block, so the first attempt needs no wait for its buffer, with which
+            # `sendall` begins. The number of the file is asked each time: a closed socket's may be another file's.
+            try:
+                sent = write(file(), frame)
+            except BlockingIOError:
+                sent = 0
+            if sent != len(frame):
+                send_all(frame[sent:])
+            try:  # nearly always one piece has the reply
+                feed(receive(_USUAL))
+                reply = gets()
+            except TimeoutError:  # `read_from_socket` looks once more
+                reply = nothing
+            if reply is nothing:
                 reply = self.read_response()
-        if type(reply) is not bytes or tag is None or reply[:6] != b"%d" % tag:
-            check_tag(command, reply)
-        return reply
+            if replies > 1:
+                for _ in range(1, replies):
+                    reply = self.read_response()
+            if type(reply) is not bytes or tag is None or reply[:6] != b"%d" % tag:
+                check_tag(tag, reply)
+            return reply
+
+        return call
 
     def read_from_socket(self, **options: Any) -> Any:
         """Read a piece of a reply. At the deadline, look once more: the server was in time if the reply is here."""
@@ -184,7 +192,7 @@ def _no_bytes(size: int) -> bytes:
 
 
 def _no_reply() -> None:
-    """Return what `_Parser` starts with as the sign that there is no reply yet."""
+    """Return that there is no reply yet."""
 
 
 def _can_read(redis_connection: Any) -> bool:
@@ -197,7 +205,7 @@ def _can_read(redis_connection: Any) -> bool:
 class Connection:
     """One open connection. Raises OSError or RedisError if it cannot be opened in so many seconds."""
 
-    __slots__ = ("__weakref__", "_redis", "parser", "took")
+    __slots__ = ("__weakref__", "_redis", "call", "parser", "took")
 
     def __init__(self, servers: Servers, step: Send, *, seconds: float) -> None:
         began = monotonic()
@@ -215,6 +223,7 @@ class Connection:
         )
         self._redis.connect()
         parser.opened = True
+        self.call = parser.calling()
         if not (self._redis.username or self._redis.password or self._redis.db):
             self._greet(parser.until)
         self.took = monotonic() - began  # the seconds of the opening: two round trips or more
@@ -225,18 +234,18 @@ class Connection:
 
     def _greet(self, until: float) -> None:
         """Ask for one reply, because redis-py has asked for none: does the server answer, and does it serve us?"""
-        reply = self.parser.call(_PING, until)
+        reply = self.call(_PING, until)
         if str(reply).partition(" ")[0] in _TURNED_AWAY:
             self.close()
             raise ConnectionError(str(reply))
 
 
-def check_tag(command: AnyCommand | Batch, reply: Any) -> None:
+def check_tag(tag: int | None, reply: Any) -> None:
     """Raise ConnectionError for a reply to another command: something on the way to the server has lost a reply."""
-    if command.tag is None or isinstance(reply, Exception):
+    if tag is None or isinstance(reply, Exception):
         return
     first = reply[0] if type(reply) is list and reply else reply
-    if first[:6] != b"%d" % command.tag if type(first) is bytes else first != command.tag:
+    if first[:6] != b"%d" % tag if type(first) is bytes else first != tag:
         raise ConnectionError("the reply is to another command")
 
 
@@ -364,7 +373,7 @@ class _Pool:
             if self._idle:  # this thread may have been woken for it, and then interrupted
                 self._wake()
 
-    def ask(self, command: Command, now: float, seconds: float, connection: Connection | None = None) -> Any:
+    def ask(self, command: Fields, now: float, seconds: float, connection: Connection | None = None) -> Any:
         """Send a command over this connection, or an idle one, and put the connection back. Return the reply or a
         NoReplyError; NONE_IDLE if no connection is idle. The call takes at most so many seconds from `now`.
         """
@@ -373,7 +382,7 @@ class _Pool:
                 connection = self._idle.pop()
             except IndexError:
                 return NONE_IDLE
-        parser = connection.parser
+        parser, call = connection.parser, connection.call
         try:
             if now - parser.used >= BUSY and parser.is_readable():  # the server has closed it
                 self.discard(connection)
@@ -381,7 +390,7 @@ class _Pool:
             parser.used = now
             if parser.limited != seconds:
                 parser.limit(seconds)
-            reply = parser.call(command, now + seconds)
+            reply = call(command, now + seconds)
         except BaseException as error:  # noqa: BLE001  # `_lost` raises it again
             return self._lost(connection, error)
         self._idle.append(connection)  # the same as `put`, without a call

@@ -16,7 +16,7 @@ from typing import Any, Final
 from sluicegate.algorithms import fixed_window, gcra, sliding_counter, sliding_window
 from sluicegate.algorithms.checks import MAX
 from sluicegate.clock import MICROSECOND, Clock, read_us
-from sluicegate.identity import digest
+from sluicegate.identity import digest, digest_bytes
 from sluicegate.plan import BAN, NEVER, Check, Checks, Outcome, Outcomes, Plan, Terms, in_shadow, new, strikers
 from sluicegate.stores import valid_prefix
 from sluicegate.stores.redis.commands import (
@@ -25,6 +25,7 @@ from sluicegate.stores.redis.commands import (
     SERVER_TIME,
     AnyCommand,
     Command,
+    Fields,
     HitShape,
     PackedRule,
     Reader,
@@ -59,10 +60,8 @@ _ONE: Final = bulk(1)
 _PLAIN: Final = bulk(0)  # neither a shadow rule nor one that counts refusals, nor a ban
 
 
-@lru_cache(maxsize=4096)
-def packed_digest(identity: str) -> bytes:
-    """Return the digest of an identity as bytes. Cached, because most identities come again."""
-    return digest(identity).encode()
+packed_digest: Final = lru_cache(maxsize=4096)(digest_bytes)
+"""The digest of an identity as bytes. Cached, because most identities come again."""
 
 
 class Encoder:
@@ -109,9 +108,11 @@ class Encoder:
                 parts += (rule.algorithm, counted, bulk(cost), rule.params)
         return Command(b"".join(parts), tag, shape.script)
 
-    def prepare(self, terms: tuple[Terms, ...], *, batches: bool) -> Callable[[str, int], Any] | None:
+    def prepare(self, terms: tuple[Terms, ...], *, batches: bool) -> Callable[[str, int], Fields] | None:
         """Return a function that makes the command of a charge of these terms for one identity at one cost, if the
         script is for such charges alone, else None. `batches`: the command may become a part of a batch.
+
+        The command is a tuple of its fields: `whole` makes the rest of it, which only the rest of a charge needs.
         """
         if self._split or not self._hitting or any([each.count_denied or each.algorithm == BAN for each in terms]):
             return None
@@ -122,16 +123,15 @@ class Encoder:
             return None
         usual, script, batches = shape.usual, shape.script, batches and single is not None
 
-        def command(identity: str, cost: int) -> AnyCommand:
+        def command(identity: str, cost: int) -> Fields:
             if cost != 1 or clock is not None:
                 checks = tuple([new(Check, (each, identity, cost)) for each in terms])
                 return self._hit(checks[0]) if several is None else self._several(several, checks)
             tag = next(tags)
             if batches:
-                return new(SingleCheck, (shape, packed_digest(identity), tag, 1))
+                return shape, packed_digest(identity), tag, 1
             packed = packed_digest(identity)
-            frame = usual % ((packed, tag) if count == 1 else (*[packed] * count, tag))
-            return new(Command, (frame, tag, script, 1))
+            return usual % ((packed, tag) if count == 1 else (*[packed] * count, tag)), tag, script, 1
 
         return command
 
