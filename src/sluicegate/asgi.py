@@ -327,9 +327,7 @@ class RateLimitMiddleware:
         return ""
 
     def answers_preflight(self, scope: Scope) -> bool:
-        """True if a CORS preflight gets its response from something other than a view: in this class, from a CORS layer
-        inside the limiter.
-        """
+        """True if something other than a view answers a CORS preflight: here a CORS layer inside the limiter."""
         answering = (type(each) for each in chain(self.app) if is_cors(type(each)) or not passes_preflight(type(each)))
         return is_cors(next(answering, None))
 
@@ -497,9 +495,7 @@ async def _nothing() -> None:
 
 
 def header_lines(scope: Scope) -> Sequence[tuple[bytes, bytes]]:
-    """Return the header lines of a request; empty if the scope has no headers. An iterator becomes a list, and the list
-    replaces it in the scope.
-    """
+    """Return a request's header lines, if any. An iterator becomes a list, which replaces it in the scope."""
     lines = scope.get("headers")
     if lines is None:
         return ()

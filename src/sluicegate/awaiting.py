@@ -52,9 +52,7 @@ def _is_marked(function: object) -> bool:
 
 
 def _annotations(function: FunctionType) -> dict[str, Any]:
-    """Return the function's annotations. From Python 3.14 on this evaluates the annotations; a name that is not defined
-    stays a ForwardRef.
-    """
+    """Return the function's annotations, evaluated from Python 3.14 on; an undefined name stays a ForwardRef."""
     if sys.version_info >= (3, 14):
         from annotationlib import Format, get_annotations
 

@@ -229,9 +229,7 @@ def nearest(given: object, known: Iterable[str], otherwise: str, *, kind: str = 
 def unknown_option(
     what: str, given: object, known: Iterable[str], *, error: type[ConfigurationError], kind: str = "option"
 ) -> ConfigurationError:
-    """Return the error for an unknown option. It says what the option is called here if another library has it, or else
-    which known name is near.
-    """
+    """Return the error for an unknown option, with what we call it if another library has it, or a near known name."""
     known = list(known)
     found = name_here(given) if isinstance(given, str) else None
     if found is None or found[0] == given:

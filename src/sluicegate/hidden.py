@@ -94,9 +94,7 @@ def _hide_option(name: object, value: Any, known: frozenset[str]) -> Any:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL in a form that an error may show: scheme, host, port and path. The result is "…" if it is not
-    certain where each part begins.
-    """
+    """Return what an error may show of a URL: scheme, host, port and path; "…" if it is uncertain where each begins."""
     match = re.fullmatch(_URL, url)
     if match is not None:
         return "".join(match.groups())

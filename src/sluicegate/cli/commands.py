@@ -146,9 +146,7 @@ def option_app(command: Command) -> Command:
 
 
 def load_app(name: str | None) -> Application:
-    """Return the application that a command is about: the named one, or else that of `flask`, or else the Django
-    project that DJANGO_SETTINGS_MODULE names.
-    """
+    """Return the application of a command: the named one, `flask`'s, or the project of DJANGO_SETTINGS_MODULE."""
     from sluicegate.cli import application
 
     if name:

@@ -356,9 +356,7 @@ class Suggester:
         return tuple(found)
 
     def _smallest(self, found: pl.DataFrame, column: str) -> int:
-        """Return the smallest limit that refuses at most the share of the people. An identity counts for as many
-        people as it has browsers.
-        """
+        """Return the smallest limit that refuses at most the share of people: an identity is one for each browser."""
         allowed = floor(self.share * _people(found))
         sorted_ = found.sort(column, descending=True).select(column, refused=pl.col("people").cum_sum())
         kept = sorted_.filter(pl.col("refused") > allowed)[column]

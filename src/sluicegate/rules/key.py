@@ -240,9 +240,7 @@ def address_key(
 
 
 def network_key(trust: Trust, *, prefix: int = IPV6_PREFIX, ipv4_prefix: int = IPV4_PREFIX) -> Callable[[Caller], str]:
-    """Make a function that returns the network of a caller, read from the trusted header or from the peer. An IPv6
-    network has at most `prefix` bits.
-    """
+    """Make a function that returns a caller's network, by trusted header or peer: in IPv6 at most `prefix` bits."""
 
     def network(caller: Caller) -> str:
         lines = caller.header(trust.header)

@@ -183,9 +183,7 @@ def _opener(url: str) -> _Opener:
 
 
 def valid_prefix(prefix: str) -> str:
-    """Return the prefix. Raises StoreURLError if the prefix is empty, or has a space, a brace, a control character or a
-    character outside ASCII.
-    """
+    """Return the prefix. Raises StoreURLError if it is empty or has a space, brace, control or non-ASCII character."""
     if not isinstance(prefix, str) or not re.fullmatch(_PREFIX, prefix):
         problem = "empty, or with a space, a brace or a character outside ASCII"
         raise StoreURLError("prefix", prefix, problem=problem, expected='use a word, for example "sluicegate"')

@@ -82,9 +82,7 @@ class EndpointRules(NamedTuple):
 
 
 def _as_routed(path: str) -> str:
-    """Return a path in the form that routers match. Werkzeug drops slashes at the front, and the `$` in Starlette's
-    patterns ignores a line feed at the end.
-    """
+    """Return a path as routers match it: Werkzeug drops slashes at the front, Starlette a line feed at the end."""
     return "/" + path.lstrip("/").removesuffix("\n")
 
 

@@ -405,9 +405,7 @@ def _join(name: str, lines: list[str], *, keep: bool) -> str:
 
 
 def _wait(line: str, epoch: Callable[[], float]) -> float:
-    """Return the seconds of a `Retry-After`. If it is neither a number nor a date, return 0, which is less
-    than any value that sluicegate sends.
-    """
+    """Return the seconds of a `Retry-After`; 0, less than any that sluicegate sends, if it is no number or date."""
     if _DELAY.fullmatch(line):
         return int(line)
     if not _DATE.fullmatch(line):

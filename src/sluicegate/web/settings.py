@@ -332,9 +332,7 @@ _hide_arguments()
 
 
 def read_table(path: str | Path, table: str) -> dict[str, Any] | SettingsError:
-    """Read one table of a file. An error is returned, not raised here: the caller that raises it has no variable with
-    the text of the file.
-    """
+    """Read a table of a file. An error is returned, to be raised where no variable has the text of the file."""
     try:
         document = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -448,9 +446,7 @@ def _ban(given: Mapping[str, Any]) -> Ban:
 
 
 def _key(given: object) -> Any:
-    """Read a key from settings. A list becomes a tuple, because TOML and JSON have no tuples. A dotted name becomes the
-    function that it names.
-    """
+    """Read a key. A list becomes a tuple, which TOML and JSON do not have, and a dotted name the named function."""
     if isinstance(given, (tuple, list)):
         return tuple([_key(part) for part in given])
     return _function(given, option="key")

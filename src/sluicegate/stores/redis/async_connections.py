@@ -375,9 +375,7 @@ def _stream_of(redis_connection: Any) -> Any:
 
 
 def _close_socket(transport: asyncio.Transport | None) -> None:
-    """Close the socket of a closed loop's transport, which can do nothing by itself. asyncio has no public name for the
-    socket. uvloop has closed it.
-    """
+    """Close a closed loop's socket: its transport cannot. asyncio has no public name for it; uvloop has closed it."""
     sock = None if transport is None else getattr(transport.get_extra_info("socket"), "_sock", None)
     if sock is not None:
         sock.close()

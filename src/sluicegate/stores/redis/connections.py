@@ -250,9 +250,7 @@ def check_tag(tag: int | None, reply: Any) -> None:
 
 
 def failure_of(error: BaseException) -> Exception | None:
-    """Return the failure of a connection: an error of the network, or a reply that cannot be read. None for another
-    error: one of ours, or an interrupt.
-    """
+    """Return a connection's failure: of the network, or an unreadable reply; None for our own or an interrupt."""
     if isinstance(error, (OSError, RedisError)):
         return error
     if isinstance(error, MALFORMED) and not isinstance(error, SluicegateError):

@@ -237,9 +237,7 @@ class Cluster:
         return self._nodes
 
     def _load_map(self) -> Steps[list[str]]:
-        """Load the map from the first node that reports one. If none does, the map that was there stays. Return the
-        answers that were not a map.
-        """
+        """Load the map from the first node that has one, else the old one stays. Return what was no map."""
         self._asked_at, self._outdated = monotonic(), False
         answers: list[str] = []
         for address in sorted(dict.fromkeys([*self._nodes, *self._seeds]), key=self._suspects.__contains__):
