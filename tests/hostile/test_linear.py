@@ -286,7 +286,7 @@ ASIDE: Final = {
     "web.charges:*": "the checks of one decision",
     "django.throttles:*": "the throttles of one view, and the checks of one decision",
     "drf:*": "the throttles of one view",
-    "django.reset:*": "the gates of this process",
+    "django.status:*": "the gates of this process",
     "rules.key:as_keys_give": OPERATOR,
     "rules.key:reads_user": OPERATOR,
     "asgi:AsgiCaller.user": "the two names that a user may have",

@@ -16,9 +16,8 @@ with needs("django"):
     from sluicegate.django.decorators import exempt, limit
     from sluicegate.django.middleware import RateLimitMiddleware
     from sluicegate.django.request import decision
-    from sluicegate.django.reset import areset_all, reset_all
     from sluicegate.django.signals import rate_limited
-    from sluicegate.django.status import astatus, health, status
+    from sluicegate.django.status import areset_all, astatus, health, reset_all, status
 
 __all__ = [
     "RateLimitMiddleware",

@@ -1,4 +1,4 @@
-"""The status of the limiter of this process, `status` for sync code and `astatus` for async code; a health view."""
+"""The limiter of this process: its status, a health view and `reset_all`; `astatus` and `areset_all` for async code."""
 
 from __future__ import annotations
 
@@ -24,6 +24,25 @@ def status() -> Status:
 async def astatus() -> Status:
     """Do the same as `status` in async code."""
     return await sync_to_async(status)()
+
+
+def reset_all(identity: object) -> int:
+    """Forget every budget, slot and ban of an identity. Return how many budgets were forgotten.
+
+    The identity is as its key gives it:
+
+        reset_all(("user", "42"))
+        reset_all(("ip", "203.0.113.7"))
+    """
+    conf.check_can_wait("reset_all", type(identity), instead="areset_all(…)")
+    under_asgi = conf.opened_async_gate()
+    found = 0 if under_asgi is None else async_to_sync(under_asgi.reset_all)(identity)
+    return found + sum([gate.reset_all(identity) for gate in conf.sync_gates()])
+
+
+async def areset_all(identity: object) -> int:
+    """Do the same as `reset_all` in async code."""
+    return await sync_to_async(reset_all)(identity)
 
 
 def health(*, unavailable: int = OK) -> Callable[[HttpRequest], HttpResponse]:

@@ -11,9 +11,8 @@ with needs("starlette"):
     from sluicegate.starlette.charge import charge, charge_sync
     from sluicegate.starlette.decorators import exempt, limit
     from sluicegate.starlette.middleware import RateLimitMiddleware, decision
-    from sluicegate.starlette.reset import reset_all
     from sluicegate.starlette.responses import Refused
-    from sluicegate.starlette.status import health, status
+    from sluicegate.starlette.status import health, reset_all, status
 
 __all__ = [
     "RateLimitMiddleware",

@@ -1,4 +1,4 @@
-"""The status of the limiter that a request has passed, and a health endpoint."""
+"""The limiter that a request has passed: its status, a health endpoint, and `reset_all`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,24 @@ from sluicegate.web.health import FIELDS, OK, answer, check_code
 
 async def status(connection: HTTPConnection, /) -> Status:
     """Return the status of the limiter that the request has passed. Charges nothing."""
-    state = state_at(connection.scope, "status in", connection.scope.get("endpoint", connection))
-    return await cast("AsyncGate", state.gate).limiter.status()
+    return await _passed(connection, "status in").limiter.status()
+
+
+async def reset_all(connection: HTTPConnection, /, identity: object) -> int:
+    """Forget every budget, slot and ban of an identity under the limiter that the request has passed. Return how many
+    budgets were forgotten.
+
+    The identity is as its key gives it, and need not be that of the request:
+
+        await reset_all(request, ("user", "alice"))
+        await reset_all(request, ("ip", "203.0.113.7"))
+    """
+    return await _passed(connection, "reset_all in").reset_all(identity)
+
+
+def _passed(connection: HTTPConnection, what: str) -> AsyncGate:
+    state = state_at(connection.scope, what, connection.scope.get("endpoint", connection))
+    return cast("AsyncGate", state.gate)
 
 
 def health(*, unavailable: int = OK) -> Callable[[Request], Awaitable[Response]]:

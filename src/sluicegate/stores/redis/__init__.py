@@ -32,9 +32,9 @@ with needs("redis"):
     from sluicegate.stores.redis.commands import Fields, whole
     from sluicegate.stores.redis.connections import NONE_IDLE, Connections
     from sluicegate.stores.redis.encoding import Encoder, passed
-    from sluicegate.stores.redis.maxmemory import warn_of_eviction
     from sluicegate.stores.redis.operations import Operations
     from sluicegate.stores.redis.scan import KeyPage, Position, send_to
+    from sluicegate.stores.redis.server_info import warn_of_eviction
     from sluicegate.stores.redis.steps import Address, Send
     from sluicegate.stores.redis.topology import Cluster, Sentinel, Topology, topology
     from sluicegate.stores.redis.url import servers

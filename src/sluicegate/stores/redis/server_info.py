@@ -1,4 +1,7 @@
-"""What a server says about itself: its reply to INFO, as facts by name, and the time of a round trip."""
+"""What a server says about itself: its reply to INFO, as facts by name, and the time of a round trip.
+
+Evicting a refused client's key lets that client through. If a server does not allow INFO, there is no warning.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sluicegate.clock import monotonic
-from sluicegate.errors import StoreError
+from sluicegate.errors import StoreError, warn
 from sluicegate.stores.redis.commands import Command, pack
 from sluicegate.stores.redis.steps import Steps
 
 _INFO: Final = Command(pack("INFO", "server"))
 _PING: Final = Command(pack("PING"))
 _OWN: Final = ("valkey", "dragonfly", "garnet")  # they report a version of Redis too, for old clients
+_KEEPS: Final = "noeviction"
 
 
 def facts_of(reply: Any) -> Mapping[str, Any]:
@@ -37,6 +41,26 @@ def version_of(facts: Mapping[str, Any]) -> str | None:
         if found := facts.get(f"{name}_version"):
             return f"{name} {str(found).removeprefix('df-v')}"
     return None
+
+
+def warn_of_eviction(server: str, reply: Any, *, strict: bool) -> None:
+    """Warn (SG109) of a server that has a memory limit and evicts keys when it is reached."""
+    policy = policy_of(reply)
+    if policy:
+        warn("SG109", server, strict=strict, policy=policy)
+
+
+def policy_of(reply: Any) -> str:
+    """Return the eviction policy of a server; "" if it evicts nothing or does not report it.
+
+    >>> policy_of(b"# Memory\\r\\nmaxmemory:1048576\\r\\nmaxmemory_policy:allkeys-lru\\r\\n")
+    'allkeys-lru'
+    """
+    facts = facts_of(reply)
+    if str(facts.get("maxmemory", 0)) == "0":
+        return ""
+    policy = str(facts.get("maxmemory_policy", _KEEPS))
+    return "" if policy == _KEEPS else policy
 
 
 def identify(send: Callable[[Command], Steps[Any]]) -> Steps[tuple[str | None, float]]:
