@@ -123,8 +123,7 @@ class RateLimiter:
         added = Installation(self, app, settings)
         if added.gate.limiter.events is not None:
             added.gate.limiter.events.take_part(added, _Watched)
-        if settings.enabled:
-            app.before_request(added.before)
+        app.before_request(added.before)
         # Flask calls the first one last: it sees the response that is sent.
         app.after_request_funcs.setdefault(None, []).insert(len(installed), added.after)
         app.error_handler_spec[None][None].setdefault(RateLimitExceeded, added.answer_raised)
@@ -271,6 +270,8 @@ class Installation:
 
     def before(self) -> Response | None:
         """Decide about a request, before its view or its error page."""
+        if not self.settings.enabled:
+            return None
         context = _context()
         native = context.request
         facts = vars(native)
