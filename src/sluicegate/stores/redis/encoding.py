@@ -457,7 +457,7 @@ def _level(kept: bytes) -> tuple[int, int] | None:
 
 
 def _log(kept: bytes) -> list[int]:
-    """Return a sliding window's log with two stamps: see sliding_window.lua. All units count for the first one, which is
+    """Return a sliding window's log with two stamps: see sliding_window.lua. All units count for the first, which is
     the next to expire. If the reply has one stamp, the hit passed, and its own stamp is the newest.
     """
     if kept[0] >= _FEW:
