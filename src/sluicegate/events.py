@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from contextvars import ContextVar
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, final
+from typing import Any, Final, Literal, NoReturn, final
 
 from sluicegate.awaiting import async_mismatch, check_call, close_unawaited, is_async, label_of, waits
 from sluicegate.clock import MICROSECOND
@@ -20,9 +20,6 @@ from sluicegate.identity import digest
 from sluicegate.plan import BAN, Check, Decision, Handler, Handlers, Outcome, Terms
 from sluicegate.rules.rule import METHODS
 from sluicegate.stores.watched import LAST, StoreTime
-
-if TYPE_CHECKING:
-    from sluicegate.rules.key import Caller
 
 Result = Literal["allowed", "refused", "shadow", "banned"]
 """What a rule said: "shadow" if it only would have refused, "banned" if the refusal comes from a ban."""
@@ -37,7 +34,6 @@ Labels = tuple[str, str, str, str, tuple[Line, ...]]
 """What has few values in an event, as one key."""
 
 _new: Final = object.__new__
-_NOWHERE: Final = ("", "")  # of the event of a plain limiter: no endpoint and no method
 _METHODS: Final = METHODS | {""}
 _RULE_FIELDS: Final = (
     "rule",
@@ -78,13 +74,13 @@ class _Value:
 class RuleEvent(_Value):
     """One rule of a decision."""
 
-    __slots__ = ("_check", "_hint", "_outcome", "_shows")
+    __slots__ = ("_check", "_line", "_outcome", "_shows")
     _fields = _RULE_FIELDS
 
-    def __init__(self, check: Check, outcome: Outcome, hint: EventSource, *, shows: bool) -> None:
+    def __init__(self, check: Check, outcome: Outcome, line: Line, *, shows: bool) -> None:
         self._check = check
         self._outcome = outcome
-        self._hint: EventSource = hint  # the source of an outcome of the store
+        self._line = line
         self._shows = shows
 
     @property
@@ -95,7 +91,7 @@ class RuleEvent(_Value):
     @property
     def result(self) -> Result:
         """What the rule said."""
-        return _line(self._check.terms, self._outcome, self._hint)[1]
+        return self._line[1]
 
     @property
     def limit(self) -> int:
@@ -126,12 +122,12 @@ class RuleEvent(_Value):
     @property
     def near(self) -> bool:
         """True if the rule allowed, and at most a tenth of its limit is left. Never for a ban."""
-        return _line(self._check.terms, self._outcome, self._hint)[3]
+        return self._line[3]
 
     @property
     def source(self) -> EventSource:
         """Who made the outcome."""
-        return _line(self._check.terms, self._outcome, self._hint)[2]
+        return self._line[2]
 
     @property
     def identity(self) -> str:
@@ -194,8 +190,7 @@ class DecisionEvent(_Value):
     @property
     def method(self) -> str:
         """The method of the request."""
-        method = self.at[1]
-        return method if method in _METHODS else "other"
+        return self.labels()[2]
 
     @property
     def store_seconds(self) -> float | None:
@@ -223,9 +218,8 @@ class DecisionEvent(_Value):
         try:
             return self._rules
         except AttributeError:  # it is read for the first time
-            _, checks, outcomes = self.about
-            hint, shows, pairs = self._hint, self.delivery.shows, zip(checks, outcomes, strict=True)
-            self._rules = tuple([RuleEvent(check, outcome, hint, shows=shows) for check, outcome in pairs])
+            shows, lines = self.delivery.shows, zip(*self.about[1:], self.labels()[4], strict=True)
+            self._rules = tuple([RuleEvent(*each, shows=shows) for each in lines])
             return self._rules
 
     def labels(self) -> Labels:
@@ -240,13 +234,6 @@ class DecisionEvent(_Value):
             lines = tuple([_line(check[0], outcome, hint) for check, outcome in zip(checks, outcomes, strict=True)])
         said = "allowed" if allowed else "forbidden" if self.forbidden else "refused"
         return self.delivery.application, endpoint, method if method in _METHODS else "other", said, lines
-
-    @property
-    def _hint(self) -> EventSource:
-        """The source of an outcome of the store."""
-        if self.elapsed is not None:
-            return "store"
-        return "prefetch" if self.about.allowed else "cache"
 
     def asdict(self) -> dict[str, Any]:
         """Return all fields by their names, the rules as dictionaries too: for JSON, or for another process."""
@@ -316,6 +303,18 @@ class Pending:
             raise raised
 
 
+class _Nobody:
+    """The caller of a plain limiter."""
+
+    method = ""
+
+    def pending(self) -> None:
+        """Nothing keeps its decisions."""
+
+
+_NOBODY: Final = _Nobody()
+
+
 class Delivery:
     """Makes the events of one limiter, and knows its handlers. It has no lock and nothing of a request."""
 
@@ -334,7 +333,7 @@ class Delivery:
         """Return what measures the store, in this context, for the decision that is made next."""
         return StoreTime()
 
-    def note(self, decision: Decision, seconds: float | None, caller: Caller | None = None) -> Decision:
+    def note(self, decision: Decision, seconds: float | None, caller: Any = _NOBODY) -> Decision:
         """Add the event of a decision to those of the caller's request. If nothing tells when that ends, or for the
         decision of a plain limiter, deliver it at once. Return the decision.
 
@@ -346,10 +345,12 @@ class Delivery:
         if self not in _DELIVERING.get():
             event = _new(DecisionEvent)
             event.delivery, event.elapsed, event.about = self, seconds, decision
-            found = getattr(caller, "pending", None)  # other adapters than ours have no such method
-            pending = None if found is None else found()
+            try:
+                pending = caller.pending()
+            except AttributeError:  # other adapters than ours have no such method
+                pending = None
             if pending is None:
-                pending = Pending.of(_NOWHERE if caller is None else ("", caller.method))
+                pending = Pending.of(("", caller.method))
                 pending.is_over = True
             pending.made.append(event)
             if pending.is_over:
@@ -363,10 +364,12 @@ class Delivery:
         if not vars(type(handler)).get("decides", True):
             return handler.__call__  # type: ignore[no-any-return]
 
+        alone = (self,)
+
         def handle(event: DecisionEvent) -> None:
             outside = _DELIVERING.get()
             try:  # a signal handler may raise between any two lines
-                _DELIVERING.set((*outside, self))
+                _DELIVERING.set((*outside, self) if outside else alone)
                 answer = handler(event)
                 if answer is not None and waits(answer):
                     close_unawaited(answer)

@@ -71,12 +71,10 @@ class RateLimitMiddleware(AsgiMiddleware):
         """Return the template of the route that the request has matched, or would have; "" for a 404. If the router
         has noted the route, nothing is matched.
         """
-        finder = self._finder
-        if finder.routes is not None:
-            noted = finder.routes.templates.get(id(scope.get("route")))  # it keeps the route, so the id is the route's
-            if noted is not None and noted[1] is not None:
-                return noted[1]
-        return finder.find({**scope, "root_path": root_path})[0].endpoint.route
+        noted = self._finder.templates.get(id(scope.get("route")))  # it keeps the route, so no other has this id
+        if noted is not None and noted[1] is not None:
+            return noted[1]
+        return self._finder.find({**scope, "root_path": root_path})[0].endpoint.route
 
     def answers_preflight(self, scope: Scope) -> bool:
         """True if a CORS layer or the router responds to this CORS preflight, and no view."""

@@ -162,7 +162,8 @@ class RouteFinder:
     def __init__(self, app: Any) -> None:
         owner = _owner_of(app)
         self._app = app
-        self.routes = None if owner is None else Routes(owner)
+        self.templates: Templates = {}
+        self.routes = None if owner is None else Routes(owner, templates=self.templates)
         self._others: dict[int, tuple[Any, Routes]] = {}  # by owner
         self._arrivals: dict[int, tuple[Any, EndpointArrivals]] = {}  # by endpoint
 
