@@ -377,7 +377,7 @@ def test_what_is_no_exception_is_raised_after_all_was_delivered(kind: type[BaseE
         raise kind
 
     delivery = Delivery([stop, lambda event: seen.append(event.endpoint)], application="", show_identities=False)
-    pending = Pending.of(("/orders", "GET"))
+    pending = Pending(("/orders", "GET"))
     caller: Any = SimpleNamespace(pending=lambda: pending)
     for _ in range(2):
         delivery.note(FORBIDDEN, None, caller)

@@ -117,7 +117,7 @@ CATCHES_ALL: dict[str, str] = {
     "stores.fallback:_Fallback.healthy.hit": "after any error, also an interrupt, the charge may be made; raised again",
     "stores.fallback:AsyncFallback._ending.end": "after any error the charge may be made; raised again",
     "stores.breaker:Breaker._call_hook": "a failing hook is logged and must not change the answer",
-    "events:Pending.end": "a failing handler is logged; any other error is raised after all were called",
+    "events:Delivery.deliver": "a failing handler is logged; any other error is raised after all were called",
     "web.charges:_is_refunded": "a failing predicate is logged and must not change the answer",
     "web.settings:_function": "a user's module may raise anything at import; the error names the setting",
     "starlette.routes:_match": "a convertor is the application's own: the router raises the same",

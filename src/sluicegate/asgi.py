@@ -46,7 +46,7 @@ from sluicegate.web.settings import Settings, SettingsOptions, hide
 from sluicegate.web.settlement import AsyncSettlement
 
 if TYPE_CHECKING:
-    from sluicegate.events import Pending
+    from sluicegate.events import DecisionEvent
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -128,15 +128,20 @@ class AsgiCaller:
     def pending(self) -> Any:
         """Return what keeps the decisions about the request until its answer was sent; None if nothing does."""
         try:
-            return self.scope["state"][_STATE].pending
-        except (KeyError, TypeError, AttributeError):  # the state is no dict, or another framework's
-            return getattr(state_of(self.scope), "pending", None)
+            state = self.scope["state"][_STATE]
+            return None if state.made is None else state
+        except (KeyError, TypeError, AttributeError):  # the state is no dict, or another adapter's
+            state = state_of(self.scope)
+            return None if getattr(state, "made", None) is None else state
 
 
 class Exchange(RequestState):
     """The state of one request and of its response."""
 
-    __slots__ = ("begun", "covered", "pending", "refused")
+    __slots__ = ("at", "begun", "covered", "is_over", "made", "refused")
+
+    at: tuple[str, str]  # the template of the route, and the method
+    is_over: bool  # True: the events of the request are delivered at once
 
     def __init__(self, gate: AsyncGate) -> None:
         # Not by super(): this runs for every request.
@@ -145,7 +150,7 @@ class Exchange(RequestState):
         self.begun = ""
         self.covered = False  # True: an inner limiter sends the response to a raised refusal
         self.refused: Decision | None = None  # a refusal that the application raised; its response is still to be sent
-        self.pending: Pending | None = None  # the events of the request, if the application has `on_decision`
+        self.made: list[DecisionEvent] | None = None  # its events that wait, if the application has `on_decision`
 
     @property
     def can_hold(self) -> bool:
@@ -246,9 +251,10 @@ class RateLimitMiddleware:
             raise _name_taken()
         scope_state[_STATE] = state
         if self._watched:  # the application may change the root path and the method
-            state.pending = gate.events.pending((scope.get("root_path", ""), scope.get("method", "GET")))
+            state.made, state.is_over = [], False
+            state.at = scope.get("root_path", ""), scope.get("method", "GET")
             if kind == "websocket":
-                send = _until_answered(send, partial(self._deliver, state.pending, scope))
+                send = _until_answered(send, partial(self._deliver, state, scope))
         try:
             if self.settings.enabled:
                 caller, arrival = self.arrive(scope)
@@ -290,8 +296,8 @@ class RateLimitMiddleware:
                     await cast("AsyncSettlement", state.settlement).over(sys.exception())
             SERVED.set(before)  # not in the `finally`: after an error nothing reads it
         finally:
-            if state.pending is not None:
-                self._deliver(state.pending, scope)
+            if state.made is not None:
+                self._deliver(state, scope)
 
     async def reset_all(self, identity: object) -> int:
         """Forget all budgets, slots and bans of an identity: `("ip", "203.0.113.7")`, say. Return how many budgets."""
@@ -377,12 +383,12 @@ class RateLimitMiddleware:
 
         return close
 
-    def _deliver(self, pending: Pending, scope: Scope) -> None:
+    def _deliver(self, state: Exchange, scope: Scope) -> None:
         """Deliver a request's events when the application has returned, or a WebSocket handshake was answered."""
-        if not pending.is_over:
-            root_path, method = pending.at
-            pending.at = self.template(scope, root_path) if pending.made else "", method.upper()
-            pending.end()
+        if not state.is_over:
+            root_path, method = state.at
+            state.at = self.template(scope, root_path) if state.made else "", method.upper()
+            self.gate.events.deliver(state)
 
     def _adding_fields(self, state: Exchange, send: Send) -> Send:
         """Make a `send` that adds the fields of the decision to the start of the response."""

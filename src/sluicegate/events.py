@@ -263,62 +263,23 @@ class Pending:
 
     __slots__ = ("at", "context", "ends_with_answer", "is_over", "made")
 
-    at: tuple[str, str]  # the template of the route, and the method
     context: int  # the id of Flask's context of the request
     ends_with_answer: bool  # in Flask: closing the response will call `end`
-    is_over: bool
-    made: list[DecisionEvent]
 
-    @staticmethod
-    def of(at: tuple[str, str]) -> Pending:
-        """Return what keeps the events of a request: without a call of a constructor, which takes twice as long."""
-        pending = _new(Pending)
-        pending.at, pending.is_over, pending.made = at, False, []
-        return pending
+    def __init__(self, at: tuple[str, str], *, is_over: bool = False) -> None:
+        self.at = at  # the template of the route, and the method
+        self.is_over = is_over
+        self.made: list[DecisionEvent] = []
 
     def end(self) -> None:
-        """Call the handlers with the events: the answer was sent, or there will be none.
-
-        A handler that fails is logged once, and changes nothing. What is no Exception, such as KeyboardInterrupt, is
-        raised when all handlers were called with all events.
-        """
-        self.is_over = True
-        made, raised = self.made, None
-        while made:
-            try:
-                event = made.pop(0)
-            except IndexError:  # another thread was quicker
-                break
-            event.at = self.at
-            for handler in event.delivery.handlers:
-                try:
-                    handler(event)
-                except Exception:
-                    if id(handler) not in event.delivery.failed:
-                        event.delivery.failed.add(id(handler))
-                        log.exception("sluicegate: %s of on_decision failed; it is logged once", label_of(handler))
-                except BaseException as error:  # noqa: BLE001  # it is raised below
-                    raised = error
-        if raised is not None:
-            raise raised
-
-
-class _Nobody:
-    """The caller of a plain limiter."""
-
-    method = ""
-
-    def pending(self) -> None:
-        """Nothing keeps its decisions."""
-
-
-_NOBODY: Final = _Nobody()
+        """Deliver the events that wait."""
+        Delivery.deliver(self)
 
 
 class Delivery:
     """Makes the events of one limiter, and knows its handlers. It has no lock and nothing of a request."""
 
-    pending = staticmethod(Pending.of)
+    pending = Pending
     """Keeps the events of one request until its answer was sent."""
 
     def __init__(self, given: Handlers, *, application: str, show_identities: bool) -> None:
@@ -333,7 +294,7 @@ class Delivery:
         """Return what measures the store, in this context, for the decision that is made next."""
         return StoreTime()
 
-    def note(self, decision: Decision, seconds: float | None, caller: Any = _NOBODY) -> Decision:
+    def note(self, decision: Decision, seconds: float | None, caller: Any = None) -> Decision:
         """Add the event of a decision to those of the caller's request. If nothing tells when that ends, or for the
         decision of a plain limiter, deliver it at once. Return the decision.
 
@@ -347,15 +308,41 @@ class Delivery:
             event.delivery, event.elapsed, event.about = self, seconds, decision
             try:
                 pending = caller.pending()
-            except AttributeError:  # other adapters than ours have no such method
+            except AttributeError:  # a plain limiter has no caller, and other adapters than ours no such method
                 pending = None
             if pending is None:
-                pending = Pending.of(("", caller.method))
-                pending.is_over = True
+                pending = Pending(("", getattr(caller, "method", "")), is_over=True)
             pending.made.append(event)
             if pending.is_over:
-                pending.end()
+                self.deliver(pending)
         return decision
+
+    @staticmethod
+    def deliver(pending: Any) -> None:
+        """Call the handlers with the events of a request: its answer was sent, or there will be none.
+
+        A handler that fails is logged once, and changes nothing. What is no Exception, such as KeyboardInterrupt, is
+        raised when all handlers were called with all events.
+        """
+        pending.is_over = True
+        made, raised = pending.made, None
+        while made:
+            try:
+                event = made.pop(0)
+            except IndexError:  # another thread was quicker
+                break
+            event.at = pending.at
+            for handler in event.delivery.handlers:
+                try:
+                    handler(event)
+                except Exception:
+                    if id(handler) not in event.delivery.failed:
+                        event.delivery.failed.add(id(handler))
+                        log.exception("sluicegate: %s of on_decision failed; it is logged once", label_of(handler))
+                except BaseException as error:  # noqa: BLE001  # it is raised below
+                    raised = error
+        if raised is not None:
+            raise raised
 
     def _callable(self, handler: Any) -> Handler:
         """Return a function that calls a handler. A decision inside the handler has no event. A handler whose own class
@@ -363,7 +350,6 @@ class Delivery:
         """
         if not vars(type(handler)).get("decides", True):
             return handler.__call__  # type: ignore[no-any-return]
-
         alone = (self,)
 
         def handle(event: DecisionEvent) -> None:

@@ -176,7 +176,7 @@ def pending_of(request: HttpRequest) -> Any:
     if pending is None:
         from sluicegate.events import Pending
 
-        pending = vars(request)[_PENDING] = Pending.of(("", request.method or "GET"))
+        pending = vars(request)[_PENDING] = Pending(("", request.method or "GET"))
         end_with(request, pending.end)
         if isinstance(request, ASGIRequest):
             loop = running_loop()
