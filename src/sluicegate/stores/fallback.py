@@ -27,7 +27,7 @@ from weakref import WeakMethod
 from sluicegate import fork
 from sluicegate.clock import MICROSECOND, monotonic
 from sluicegate.errors import ConfigurationError, StoreError, cause_text
-from sluicegate.plan import Check, Checks, Decision, Outcomes, Plan, Terms, new
+from sluicegate.plan import Check, Checks, Decision, Outcome, Outcomes, Plan, Terms, new
 from sluicegate.status import Status, describe
 from sluicegate.stores import AsyncStore, Hit, Origin, Store, network_of
 from sluicegate.stores.breaker import LONGEST_US, Attempt, Breaker, Breakers
@@ -125,7 +125,8 @@ class _Fallback(ABC, Generic[_AnyStore]):
         read, marks, charged = refusals.read, refusals.marks, refusals.charged
 
         def passed(checks: Checks, at: int, reply: Any) -> Decision | None:
-            outcomes = outcomes_of(checks, reply)
+            # A part of a batch is read already.
+            outcomes = (reply,) if type(reply) is Outcome else outcomes_of(checks, reply)
             if outcomes is None:
                 return None
             note(checks, outcomes)

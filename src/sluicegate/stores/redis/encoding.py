@@ -345,8 +345,6 @@ def passed(terms: tuple[Terms, ...]) -> Callable[[Checks, Any], Outcomes | None]
     first = readers[0]
 
     def one(checks: Checks, reply: Any) -> Outcomes | None:
-        if type(reply) is Outcome:  # read already, as a part of a batch
-            return (reply,)
         if type(reply) is not bytes or len(reply) > most:
             return None
         try:
