@@ -1,4 +1,4 @@
-"""The in-process store: a dictionary and one lock, without a thread, a timer or a scan.
+"""The in-process store: dictionaries and one lock, without a thread, a timer or a scan.
 
 A check costs the same for any number of identities. The number of keys is bounded: see `memory_table` for how keys are
 evicted.
@@ -25,7 +25,7 @@ from sluicegate.stores.memory_table import Entry, MemoryTable, Network, SharedBu
 if TYPE_CHECKING:
     from sluicegate.status import Status
 
-MAX_KEYS: Final = 100_000  # about 40 MB of one-hit keys
+MAX_KEYS: Final = 100_000  # about 33 MB of one-hit keys
 _COUNT: Final = "[0-9]{1,15}"
 
 

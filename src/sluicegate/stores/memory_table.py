@@ -187,9 +187,7 @@ class MemoryTable:
         found = self._common.get(kind)
         if found is None:
             if len(self._common) >= KINDS:  # quotas that are made for each request would grow without bound
-                oldest = self._common.pop(next(iter(self._common)))
-                self._remove_users(oldest)
-                oldest.expires = _EVICTED
+                self._remove_users(self._common.pop(next(iter(self._common))))
             found = self._common[kind] = SharedBudget(terms)
         return found
 
@@ -206,15 +204,15 @@ class MemoryTable:
             bucket, shared = self._shared.popitem(last=False)
             if shared.expired(now):
                 self._remove_users(shared)
-                shared.expires = _EVICTED
             else:
                 self._shared[bucket] = shared
         return len(self._shared) < before
 
     def _remove_users(self, budget: SharedBudget) -> None:
-        """Remove all users of a shared budget."""
+        """Remove all users of a shared budget, which has fully reset or is evicted."""
         for key in list(budget.users):
             self._remove_user(budget, key)
+        budget.expires = _EVICTED
 
     def _remove_user(self, budget: SharedBudget, key: Key) -> None:
         del budget.users[key]
@@ -232,30 +230,28 @@ class MemoryTable:
     def _make_room(self, now: int) -> bool:
         """Evict one of the next few entries; False if all of them are currently refused.
 
-        The first expired one is evicted. If none has expired: of four, the one with the most of its limit left, because
-        eviction changes least for it.
+        Of four, it is the one with the most of its limit left, because eviction changes least for it. An expired one
+        has all of it left, and that of a shadow rule counts as if it had.
         """
         queue = self._queue
         most, at, seen, choices = -1.0, -1, 0, _CHOICES
         for seen, entry in enumerate(islice(queue, _LOOKS)):
-            if entry.expired(now):
-                at = seen
+            if entry.refused_until > now:
+                continue
+            outcome = entry.peek(now)
+            left = 1.0 if entry.terms.shadow else outcome.remaining / outcome.limit
+            if left > most:
+                most, at = left, seen
+            choices -= 1
+            if left == 1 or not choices:
                 break
-            if entry.refused_until <= now:
-                outcome = entry.peek(now)
-                left = 1.0 if entry.terms.shadow else outcome.remaining / outcome.limit
-                if left > most:
-                    most, at = left, seen
-                choices -= 1
-                if not choices:
-                    break
         if at < 0:
             queue.rotate(-_LOOKS)
             return False
         entry = queue[at]
         del queue[at]
         queue.rotate(-seen)
-        self.evictions += entry.expires > now
+        self.evictions += not entry.expired(now)
         self._remove(entry)
         return True
 
