@@ -24,7 +24,7 @@ from sluicegate.flask import RateLimiter
 from sluicegate.replay.log import Log
 from sluicegate.replay.model import Model, write
 from sluicegate.replay.paste import FRAMEWORKS, as_decorators, as_toml
-from sluicegate.replay.suggest import Suggester, gather
+from sluicegate.replay.suggest import suggest
 from sluicegate.rules.rule import Rule
 from sluicegate.starlette import RateLimitMiddleware
 
@@ -71,7 +71,7 @@ def test_the_toml_is_settings_in_shadow(log: str, tmp_path: Path) -> None:
 )
 def test_the_key_is_that_of_settings(log: str, tmp_path: Path, key: str, written: object) -> None:
     """A key that only a log has is named in a comment."""
-    found = Suggester(gather(Log([log]))).all(ON[1:])._replace(key=key)
+    found = suggest(Log([log]), ON[1:])._replace(key=key)
     path = tmp_path / "limits.toml"
     path.write_text(as_toml(found))
     (rule,) = Settings.from_toml(path).rules
@@ -116,7 +116,7 @@ def test_the_decorators_run(log: str, ask: Callable[[Any], int]) -> None:
 
 
 def test_decorators_of_all_groups_are_code(log: str) -> None:
-    found = Suggester(gather(Log([log]))).all()
+    found = suggest(Log([log]))
     for name in FRAMEWORKS:
         text = as_decorators(found, name)
         exec(text, {})

@@ -23,11 +23,12 @@ from sluicegate.algorithms import ALGORITHMS
 from sluicegate.flask import RateLimiter
 from sluicegate.replay.caller import StatusIn
 from sluicegate.replay.candidates import Candidate, from_rules
-from sluicegate.replay.decide import Decider, Ready, decisions
+from sluicegate.replay.decide import Decider, Ready
 from sluicegate.replay.traffic import COLUMNS
 from sluicegate.rules.ban import Ban
 from sluicegate.starlette import RateLimitMiddleware
 from sluicegate.wsgi import RateLimitMiddleware as WsgiMiddleware
+from tests.replay.decided import decisions
 
 START = 1_700_000_000_000_000
 SECOND = 1_000_000

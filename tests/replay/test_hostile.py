@@ -15,12 +15,12 @@ from click.testing import CliRunner
 from sluicegate import Settings
 from sluicegate.cli.commands import sluicegate
 from sluicegate.replay.candidates import from_rules
-from sluicegate.replay.decide import decisions
 from sluicegate.replay.log import Log
 from sluicegate.replay.paste import FRAMEWORKS, as_decorators, as_toml
 from sluicegate.replay.routes import route_of
 from sluicegate.replay.run import Given, replay
-from sluicegate.replay.suggest import SECOND, Suggester, Suggestions, gather
+from sluicegate.replay.suggest import SECOND, Suggestions, suggest
+from tests.replay.decided import decisions
 
 START = 1_700_000_000 * SECOND
 
@@ -30,7 +30,7 @@ def suggested(method: str, path: str) -> Suggestions:
     rows = [(START + at * SECOND, f"192.0.2.{at % 200}", "GET", "/page", 200) for at in range(150)]
     rows += [(START + at * SECOND, "203.0.113.9", method, path, 200) for at in (150, 151)]
     frame = pl.DataFrame(rows, schema=["time", "address", "method", "path", "status"], orient="row")
-    return Suggester(gather(Given([frame]), key="ip")).all()
+    return suggest(Given([frame]))
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,15 @@ from itertools import pairwise
 import polars as pl
 import pytest
 
+from sluicegate.replay import partitions
+from sluicegate.replay import suggest as suggest_module
 from sluicegate.replay.candidates import from_rules
-from sluicegate.replay.decide import decisions
 from sluicegate.replay.kinds import is_asset
 from sluicegate.replay.model import DAY, LOGIN, PEOPLE, Model, frames
 from sluicegate.replay.run import Given
 from sluicegate.replay.sane import nice
-from sluicegate.replay.suggest import FLOORS, MARGIN, SECOND, SIGN_INS, Suggester, Suggestion, Suggestions, gather
+from sluicegate.replay.suggest import FLOORS, MARGIN, SECOND, SIGN_INS, Suggestion, Suggestions, suggest
+from tests.replay.decided import decisions
 
 ATTACK = Model(visitors=150, office=40, clients=2, crawlers=1)
 DISTRIBUTED = Model(visitors=150, office=40, clients=2, crawlers=1, attack=0, distributed=300)
@@ -31,7 +33,7 @@ def traffic(model: Model) -> pl.DataFrame:
 def suggested(
     frame: pl.DataFrame, *patterns: str, key: str = "ip", share: float = 0.001, show_identities: bool = False
 ) -> Suggestions:
-    return Suggester(gather(Given([frame]), key=key), share=share).all(patterns, show_identities=show_identities)
+    return suggest(Given([frame]), patterns, key=key, share=share, show_identities=show_identities)
 
 
 def only(frame: pl.DataFrame, share: float = 0.001) -> Suggestion:
@@ -78,6 +80,32 @@ def test_it_does_not_lock_an_office_out() -> None:
     for each in found.suggestions:
         floor = FLOORS[SIGN_INS if each.name == "login" else "one route" if each.path else "every request"]
         assert all(limit.limit >= max(floor[limit.period], MARGIN * limit.exact) for limit in each.limits)
+
+
+@pytest.mark.parametrize(("processes", "large"), [(1, 10**6), (1, 500), (2, 10**6)])
+def test_partitions_change_nothing(monkeypatch: pytest.MonkeyPatch, processes: int, large: int) -> None:
+    """Nor pieces: the office, the programs and the attack have more rows than 500."""
+    whole = traffic(ATTACK)
+    log = Given([*whole.iter_slices(7_000)])
+    expected = [suggest(log, patterns) for patterns in ([], ["/api/*", ON])]
+    monkeypatch.setattr(partitions, "LARGE", large)
+    monkeypatch.setattr(partitions, "PIECE", 20_000)
+    monkeypatch.setattr(partitions, "PARTS", 4)
+    found = [suggest(log, patterns, processes=processes) for patterns in ([], ["/api/*", ON])]
+    assert found == expected
+
+
+def test_routes_with_many_requests_are_counted_however_many_others_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suggest_module, "MOST", 50)
+    frame = traffic(ATTACK).head(20_000)
+    paths = [
+        f"/{'abcdefghij'[at // 100 % 10]}{'klmnopqrst'[at // 10 % 10]}{'uvwxyzabcd'[at % 10]}" for at in range(20_000)
+    ]
+    odd = frame.with_columns(path=pl.Series(paths))
+    both = pl.concat([frame, odd]).sort("time", maintain_order=True)
+    names = {each.name for each in suggested(frame).suggestions}
+    assert {each.name for each in suggested(both).suggestions} <= names
+    assert "items" in {each.name for each in suggested(both).suggestions}
 
 
 def test_few_people_and_few_days_are_a_warning() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicegate.extras import needs
@@ -82,17 +83,26 @@ def suggest(
     sluicegate suggest access.log --by user --group "/api/*" --share 0.5%
     """
     from sluicegate.replay import document, paste  # here: the help needs no extra
-    from sluicegate.replay.suggest import Suggester, gather, what_was_read
+    from sluicegate.replay.suggest import suggest
 
     show = options["show_identities"]
     settings = trusted(options)
     log = open_log(options)
     since, until = chosen(options)
     with progress() as bar:
-        traffic = gather(log, key=key, options=settings, since=since, until=until, progress=lambda: bar.read(log))
-    read = log.read
-    suggester = Suggester(traffic, share=allowed, resolution=round(read.resolution * 1e6), read=what_was_read(read))
-    found = suggester.all(groups, show_identities=show)
+        found = suggest(
+            log,
+            groups,
+            key=key,
+            share=allowed,
+            options=settings,
+            since=since,
+            until=until,
+            show_identities=show,
+            processes=os.cpu_count() or 1,
+            progress=lambda: bar.read(log),
+            counting=bar.decided,
+        )
     pastable = any(each.quota is not None for each in found.suggestions)
     if as_json:
         click.echo(document.as_json(found), nl=False)

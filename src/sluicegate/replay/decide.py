@@ -475,28 +475,6 @@ def _alone(frame: pl.DataFrame, cost: int | None, made: Callable[[], Steps | Str
     return found.with_columns(pl.lit(0, pl.UInt16()).alias("rule"))
 
 
-def decisions(frame: pl.DataFrame, candidate: Candidate) -> pl.DataFrame:
-    """Decide about a frame of traffic in order of time: for each row whether it was allowed, the microseconds after
-    which the same request would pass (null: never, or not refused), and the rule that refused.
-    """
-    ready = Ready(candidate)
-    whole = frame.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64()))
-    if ready.by_identity:
-        whole = whole.with_columns(ready.identify(frame).alias("identity"))
-        refusals = refusals_of(ready, suspected(ready, whole.sort("identity", maintain_order=True)))
-    else:
-        refusals, _ = Decider(ready).feed(whole, whole["row"].to_list())
-    names = pl.Series("rule", ready.names, dtype=pl.String())
-    joined = whole.select("row", "time").join(
-        refusals.with_columns(pl.lit(value=True).alias("refused")), on="row", how="left", maintain_order="left"
-    )
-    return joined.select(
-        pl.col("refused").is_null().alias("allowed"),
-        (pl.col("until") - pl.col("time")).alias("retry_after"),
-        pl.col("rule").map_elements(lambda number: names[number], return_dtype=pl.String()).alias("rule"),
-    )
-
-
 def _columns(key: Any, settings: Settings) -> tuple[str, ...] | None:
     """Return the columns that a key reads; None for a function, which may read any."""
     trust, address = settings.trust, ("address",)

@@ -8,11 +8,11 @@ points are needed. A suggested limit may refuse programs only, so doubt counts f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from sluicegate.extras import needs
-from sluicegate.replay.peaks import peaks
+from sluicegate.replay.peaks import PEAK, Peaks
 from sluicegate.replay.words import share, span
 
 with needs("replay"):
@@ -41,6 +41,8 @@ _ASSETS: Final = 0.05  # of the requests of half the identities: then the log ha
 _HOUR: Final = 3_600_000_000
 _DAY: Final = 24 * _HOUR
 _LOOK: Final = 300_000_000
+_DIGITS: Final = 4  # of a pause: so the number of different pauses is bounded
+_MOST: Final = 1_000_000  # different values in one day
 
 
 class Sign(NamedTuple):
@@ -107,7 +109,7 @@ class Kinds(NamedTuple):
     """The kind of each identity, and what the log cannot show."""
 
     table: pl.DataFrame  # `who`, `kind`, `people`, a column for each sign, and the figures of its reasons
-    unseen: tuple[str, ...]
+    unseen: tuple[str, ...] = ()
 
     def reasons(self, who: Any) -> tuple[str, ...]:
         """Return why an identity has its kind."""
@@ -144,109 +146,190 @@ def is_program() -> pl.Expr:
 
 
 def kinds_of(frame: pl.DataFrame, *, resolution: int) -> Kinds:
-    """Tell the kinds of all identities, from `who`, `time`, `path`, `status`, `agent`, `user`, `asset` and `program`.
+    """Tell the kinds of all identities, from `who`, `time`, `path`, `status`, `agent`, `user`, `asset` and `program`,
+    in order of time.
 
-    `asset` and `program` are columns by `is_asset` and `is_program`. `path`, `agent` and `user` need not be text: only
-    equal values matter. `resolution` is that of the times, in microseconds.
+    `asset` and `program` are columns by `is_asset` and `is_program`. `resolution` is that of the times, in
+    microseconds.
     """
-    sees_assets = _sees_assets(frame)
-    day = pl.col("time") // _DAY
-    hour = pl.col("time") // _HOUR
-    gap = pl.col("time").diff().cast(pl.Float64)
-    whole = frame.group_by("who", maintain_order=True).agg(
-        requests=pl.len(),
-        failed=pl.col("status").is_in([401, 403, 404]).mean(),
-        denied=pl.col("status").is_in([401, 403]).mean(),
-        assets=pl.col("asset").sum(),
-        targets=pl.col("path").n_unique(),
-        program=pl.col("program").mean() >= 0.5,
-        agent=pl.col("agent").filter("program").first(),
-        named=pl.col("agent").is_not_null().any(),
-        low=gap.quantile(0.25) / 1e6,
-        middle=gap.quantile(0.5) / 1e6,
-        high=gap.quantile(0.75) / 1e6,
-    )
-    daily = frame.group_by("who", day.alias("day")).agg(
-        hours=hour.n_unique(), paths=pl.col("path").filter(~pl.col("asset")).n_unique()
-    )
-    fastest = peaks(frame.filter(~pl.col("asset")), ["who"], [_LOOK]).rename({f"peak:{_LOOK}": "fastest"})
-    table = (
-        whole.join(daily.group_by("who").agg(pl.col("hours", "paths").max()), on="who", how="left")
-        .join(_people(frame, sees_assets=sees_assets), on="who", how="left")
-        .join(fastest, on="who", how="left")
-        .with_columns(
-            pl.col("people").fill_null(1).clip(1),
-            pl.col(["browsers", "fastest", "failed", "denied"]).fill_null(0),
-        )
-    )
-    requests, many = pl.col("requests"), pl.col("people") >= MANY
-    table = table.with_columns(
-        regular=(requests > 20)
-        & (pl.col("middle") >= 10 * resolution / 1e6)
-        & (pl.col("high") - pl.col("low") <= 0.1 * pl.col("middle") + resolution / 1e6),
-        sleepless=(pl.col("hours") >= 20) & ~many,
-        fast=pl.col("named") & (pl.col("fastest") > 300 * pl.col("people")),
-        failing=(requests >= 20) & (pl.col("failed") >= 0.5),
-        refused=(requests >= 3) & (pl.col("denied") == 1) & sees_assets,
-        bare=(requests >= 20) & (pl.col("assets") == 0) & sees_assets,
-        wandering=pl.col("paths") >= 200 * pl.col("people"),
-        single=(requests >= 50) & (pl.col("targets") == 1),
-        name=pl.col("program"),
-    )
-    maybe_many = (pl.col("people") > 1) | ~pl.col("named")
-    points = pl.sum_horizontal(
-        pl.when(~maybe_many | (not sign.crowd)).then(pl.col(name).cast(pl.Int32) * sign.points).otherwise(0)
-        for name, sign in SIGNS.items()
-    )
-    kind = (
-        pl.when(points >= pl.when(many).then(_ENOUGH_OF_MANY).otherwise(_ENOUGH))
-        .then(pl.lit(AUTOMATED))
-        .when(pl.col("browsers") >= MANY)
-        .then(pl.lit(SHARED))
-        .when(many | (requests < _FEW))
-        .then(pl.lit(UNCLEAR))
-        .otherwise(pl.lit(HUMAN))
-    )
-    return Kinds(table.with_columns(kind=kind), _unseen(frame, sees_assets=sees_assets))
+    loads, of = loading([frame])
+    figures = Figures()
+    figures.add(frame.with_columns(name=pl.when("program").then("agent")))
+    assets, agents, statuses = sees_assets(loads, of), frame["agent"].count() > 0, frame["status"].count() > 0
+    found = figures.kinds(sees_assets=assets, resolution=resolution)
+    return found._replace(unseen=unseen(assets=assets, agents=agents, statuses=statuses) if frame.height else ())
 
 
-def _sees_assets(frame: pl.DataFrame) -> bool:
+def loading(pieces: Iterable[pl.DataFrame]) -> tuple[int, int]:
+    """Return how many identities loaded some assets as browsers do, and of how many: those who may be people."""
+    counted = [
+        frame.filter(~pl.col("program")).group_by("who").agg(requests=pl.len(), assets=pl.col("asset").sum())
+        for frame in pieces
+    ]
+    each = pl.concat(counted).group_by("who").agg(pl.col("requests", "assets").sum())
+    known = each.filter(pl.col("requests") >= _FEW)
+    return known.filter(pl.col("assets") >= _ASSETS * pl.col("requests")).height, known.height
+
+
+def sees_assets(loads: int, of: int) -> bool:
     """Return whether the log has the assets that browsers load: half of those who may be people loaded some."""
-    each = frame.filter(~pl.col("program")).group_by("who").agg(requests=pl.len(), share=pl.col("asset").mean())
-    half = each.filter(pl.col("requests") >= _FEW)["share"].median()
-    return isinstance(half, float) and half >= _ASSETS
+    return 0 < of <= 2 * loads
 
 
-def _people(frame: pl.DataFrame, *, sees_assets: bool) -> pl.DataFrame:
-    """Return how many `people` each identity may be, and how many `browsers` it surely has, on its busiest day.
-
-    People are the different User-Agents that do not say that they are programs, or the different users whose requests
-    succeeded: a list of passwords has many users too. A browser is such a User-Agent with three requests, one of them
-    for an asset: a program that changes its name with each request has none.
+class Figures:
+    """What is known of each identity, from its requests in order of time. Those of one identity alone may come in
+    pieces: what is kept does not grow with their number, but with what differs in one day, up to a million values.
     """
-    day = (pl.col("time") // _DAY).alias("day")
-    agents = frame.filter(pl.col("agent").is_not_null() & ~pl.col("program")).group_by("who", "agent", day)
-    each = agents.agg(requests=pl.len(), assets=pl.col("asset").sum())
-    is_browser = (pl.col("requests") >= 3) & ((pl.col("assets") > 0) | (not sees_assets))
-    by_agent = each.group_by("who", "day").agg(people=pl.len().cast(pl.Int64), browsers=is_browser.sum().cast(pl.Int64))
-    known = frame.filter(pl.col("user").is_not_null() & (pl.col("status") < 400).fill_null(value=True))
-    users = (
-        known.group_by("who", day)
-        .agg(people=pl.col("user").n_unique().cast(pl.Int64))
-        .with_columns(browsers=pl.col("people"))
-    )
-    daily = pl.concat([by_agent, users])
-    return daily.group_by("who").agg(pl.col("people", "browsers").max())
+
+    def __init__(self) -> None:
+        self._whole: list[pl.DataFrame] = []
+        self._days: list[pl.DataFrame] = []  # the largest figures of days that are over
+        self._open: list[pl.DataFrame] = []  # what differs in the latest day
+        self._pauses: list[pl.DataFrame] = []
+        self._fastest = Peaks(["who"], [_LOOK])
+        self._last: int | None = None
+
+    def add(self, frame: pl.DataFrame) -> None:
+        """Add requests. Beside the columns of `kinds_of`, `name` is the User-Agent of a program. `path`, `agent` and
+        `user` need not be text: only equal values matter.
+        """
+        status, day = pl.col("status"), (pl.col("time") // _DAY).alias("day")
+        whole = frame.group_by("who", maintain_order=True).agg(
+            requests=pl.len(),
+            known=status.count(),
+            failed=status.is_in([401, 403, 404]).sum(),
+            denied=status.is_in([401, 403]).sum(),
+            assets=pl.col("asset").sum(),
+            program=pl.col("program").sum(),
+            agent=pl.col("name").drop_nulls().first(),
+            named=pl.col("agent").is_not_null().any(),
+            path=pl.col("path").first(),
+            single=pl.col("path").n_unique() == 1,
+        )
+        self._whole = _merged([*self._whole, whole])
+        different = {  # of what the values differ, and those of which requests
+            "hour": (pl.col("time") // _HOUR, pl.lit(value=True)),
+            "path": (pl.col("path"), ~pl.col("asset")),
+            "agent": (pl.col("agent"), pl.col("agent").is_not_null() & ~pl.col("program")),
+            "user": (pl.col("user"), pl.col("user").is_not_null() & (status < 400).fill_null(value=True)),
+        }
+        self._open += [
+            frame.filter(those)
+            .group_by("who", day, what=pl.lit(what), value=value.hash())
+            .agg(requests=pl.len(), assets=pl.col("asset").sum())
+            for what, (value, those) in different.items()
+        ]
+        pause = pl.col("time").diff().over("who").fill_null(pl.col("time") - pl.lit(self._last, pl.Int64))
+        pauses = frame.select("who", pause=pause.cast(pl.Float64).round_sig_figs(_DIGITS)).drop_nulls()
+        pauses = pauses.group_by("who", "pause").agg(number=pl.len())
+        self._pauses = [pl.concat([*self._pauses, pauses]).group_by("who", "pause").agg(pl.col("number").sum())]
+        self._fastest.add(frame.filter(~pl.col("asset")))
+        if len(frame):
+            if self._last is not None:
+                self._close(int(frame["time"][-1]) // _DAY)
+            self._last = int(frame["time"][-1])
+
+    def _close(self, day: int) -> None:
+        """Take the figures of days before this one."""
+        values = ["who", "day", "what", "value"]
+        rows = pl.concat(self._open).group_by(values, maintain_order=True).agg(pl.col("requests", "assets").sum())
+        self._open = [rows.filter(pl.col("day") >= day).head(_MOST)]
+        over = rows.filter(pl.col("day") < day).group_by("who", "day", "what")
+        is_browser = pl.col("requests") >= 3
+        numbers = over.agg(
+            number=pl.len().cast(pl.Int64),
+            browsers=is_browser.sum().cast(pl.Int64),
+            loading=(is_browser & (pl.col("assets") > 0)).sum().cast(pl.Int64),
+        )
+        self._days.append(numbers.group_by("who", "what").agg(pl.col("number", "browsers", "loading").max()))
+
+    def kinds(self, *, sees_assets: bool, resolution: int) -> Kinds:
+        """Tell the kinds. People are the different User-Agents that do not say that they are programs, or the different
+        users whose requests succeeded, on the busiest day: a list of passwords has many users too. A browser is such a
+        User-Agent with three requests, one of them for an asset: a program that changes its name with each request has
+        none.
+        """
+        self._close(2**63 - 1)
+        days = pl.concat(self._days).group_by("who", "what").agg(pl.col("number", "browsers", "loading").max())
+        of = [(pl.col("what") == what) for what in ("hour", "path", "agent", "user")]
+        number, browsers = pl.col("number"), pl.col("loading" if sees_assets else "browsers")
+        daily = days.group_by("who").agg(
+            hours=number.filter(of[0]).max(),
+            paths=number.filter(of[1]).max().fill_null(0),
+            people=number.filter(of[2] | of[3]).max(),
+            browsers=pl.max_horizontal(browsers.filter(of[2]).max(), number.filter(of[3]).max()),
+        )
+        table = (
+            self._whole[0]
+            .join(daily, on="who", how="left")
+            .join(_middle(pl.concat(self._pauses)), on="who", how="left")
+            .join(self._fastest.found.rename({f"{PEAK}{_LOOK}": "fastest"}), on="who", how="left")
+            .with_columns(
+                pl.col("people").fill_null(1).clip(1),
+                pl.col(["browsers", "fastest"]).fill_null(0),
+                (pl.col("failed", "denied") / pl.col("known")).fill_nan(0),
+                program=pl.col("program") >= pl.col("requests") / 2,
+            )
+        )
+        requests, many = pl.col("requests"), pl.col("people") >= MANY
+        table = table.with_columns(
+            regular=(requests > 20)
+            & (pl.col("middle") >= 10 * resolution / 1e6)
+            & (pl.col("high") - pl.col("low") <= 0.1 * pl.col("middle") + resolution / 1e6),
+            sleepless=(pl.col("hours") >= 20) & ~many,
+            fast=pl.col("named") & (pl.col("fastest") > 300 * pl.col("people")),
+            failing=(requests >= 20) & (pl.col("failed") >= 0.5),
+            refused=(requests >= 3) & (pl.col("denied") == 1) & sees_assets,
+            bare=(requests >= 20) & (pl.col("assets") == 0) & sees_assets,
+            wandering=pl.col("paths") >= 200 * pl.col("people"),
+            single=(requests >= 50) & pl.col("single"),
+            name=pl.col("program"),
+        )
+        maybe_many = (pl.col("people") > 1) | ~pl.col("named")
+        points = pl.sum_horizontal(
+            pl.when(~maybe_many | (not sign.crowd)).then(pl.col(name).cast(pl.Int32) * sign.points).otherwise(0)
+            for name, sign in SIGNS.items()
+        )
+        kind = (
+            pl.when(points >= pl.when(many).then(_ENOUGH_OF_MANY).otherwise(_ENOUGH))
+            .then(pl.lit(AUTOMATED))
+            .when(pl.col("browsers") >= MANY)
+            .then(pl.lit(SHARED))
+            .when(many | (requests < _FEW))
+            .then(pl.lit(UNCLEAR))
+            .otherwise(pl.lit(HUMAN))
+        )
+        return Kinds(table.with_columns(kind=kind))
 
 
-def _unseen(frame: pl.DataFrame, *, sees_assets: bool) -> tuple[str, ...]:
+def _merged(pieces: list[pl.DataFrame]) -> list[pl.DataFrame]:
+    """Return what is counted of whole identities, from pieces of their requests."""
+    if len(pieces) == 1:
+        return pieces
+    numbers = pl.col(["requests", "known", "failed", "denied", "assets", "program"]).sum()
+    same = pl.col("single").all() & (pl.col("path").n_unique() == 1)
+    first = pl.col("agent").drop_nulls().first()
+    each = pl.concat(pieces).group_by("who", maintain_order=True)
+    return [each.agg([numbers, first, pl.col("named").any(), pl.col("path").first()], single=same)]
+
+
+def _middle(pauses: pl.DataFrame) -> pl.DataFrame:
+    """Return the quarters of the pauses of each identity, in seconds: its `low`, `middle` and `high` pause."""
+    rows = pauses.sort("who", "pause")
+    until, of = pl.col("number").cum_sum().over("who"), pl.col("number").sum().over("who")
+    rows = rows.select("who", pl.col("pause") / 1e6, until=until, of=of)
+    parts = {"low": 0.25, "middle": 0.5, "high": 0.75}
+    reached = {name: pl.col("until") > ((pl.col("of") - 1) * part).round() for name, part in parts.items()}
+    return rows.group_by("who").agg(**{name: pl.col("pause").filter(is_it).first() for name, is_it in reached.items()})
+
+
+def unseen(*, assets: bool, agents: bool, statuses: bool) -> tuple[str, ...]:
+    """Return what a log without these does not show."""
     found: list[str] = []
-    if not frame.height:
-        return ()
-    if not sees_assets:
+    if not assets:
         found.append("the log has no images, scripts or styles: whether a client loads them says nothing")
-    if not frame["agent"].is_not_null().any():
+    if not agents:
         found.append("the log has no User-Agent: many people behind one address look like one fast person")
-    if not frame["status"].is_not_null().any():
+    if not statuses:
         found.append("the log has no statuses: failed requests are not seen")
     return tuple(found)

@@ -9,7 +9,7 @@ from sluicegate.extras import needs
 from sluicegate.replay.closed_loop import Client
 from sluicegate.replay.curves import Scale
 from sluicegate.replay.decide import Pieces, Ready, Suspected
-from sluicegate.replay.peaks import PEAK, peaks
+from sluicegate.replay.peaks import PEAK, Peaks
 from sluicegate.replay.plain import Strict, reach, steps_of, with_limit
 from sluicegate.replay.tally import Grid, Name, Tally, in_order, tally
 from sluicegate.web.bound import Bound
@@ -79,18 +79,14 @@ class Fastest:
     """The most requests in any window of some periods. What it keeps grows with the different times in the longest."""
 
     def __init__(self, periods: Iterable[int]) -> None:
-        self.most = dict.fromkeys(sorted(periods), 0)
-        self._kept = pl.DataFrame(schema={"time": pl.Int64(), "len": pl.UInt32()})
+        self.most = dict.fromkeys(periods, 0)
+        self._peaks = Peaks(["one"], self.most)
 
     def feed(self, times: pl.Series) -> dict[int, int]:
         """Count the next times, which rise. Return the most requests in any window that ends with one of them."""
         if not len(times) or not self.most:
             return dict.fromkeys(self.most, 0)
-        counted = times.to_frame().group_by("time", maintain_order=True).agg(pl.len().cast(pl.UInt32()).alias("len"))
-        rows = pl.concat([self._kept, counted]).with_columns(one=pl.lit(0))
-        found = peaks(rows, ["one"], [*self.most], cost="len")
+        found = self._peaks.add(times.alias("time").to_frame().with_columns(one=pl.lit(0)))
         latest = {period: int(found[f"{PEAK}{period}"][0]) for period in self.most}
         self.most = {period: max(most, latest[period]) for period, most in self.most.items()}
-        last: int = times[-1]
-        self._kept = rows.filter(pl.col("time") > last - max(self.most)).select("time", "len")
         return latest

@@ -6,7 +6,7 @@ limit would refuse.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, cast
 
 from sluicegate.extras import needs
@@ -55,3 +55,27 @@ def _span(times: pl.Series) -> int:
     """Return the period of a window that has all these times."""
     first, last = cast("tuple[int | None, int | None]", (times.min(), times.max()))
     return 1 if first is None or last is None else last - first + 1
+
+
+class Peaks:
+    """The peaks of rows that come in pieces, in order of time. What it keeps grows with the different times in the
+    longest period.
+    """
+
+    def __init__(self, by: Sequence[str], periods: Iterable[int]) -> None:
+        self._by = by
+        self._periods = sorted(periods)
+        self._last = pl.DataFrame()
+        self.found = pl.DataFrame()
+
+    def add(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Add rows. Return the peaks of all windows that end with one of them."""
+        rows, time = frame.select(*self._by, "time", cost=pl.lit(1, pl.Int64)), pl.col("time")
+        if len(self._last):
+            before = self._last.filter(time > time.max() - max(self._periods))
+            rows = pl.concat([before.group_by(*self._by, "time").agg(pl.col("cost").sum()), rows])
+        latest = peaks(rows, self._by, self._periods, cost="cost")
+        both = pl.concat([self.found, latest]) if len(self.found) else latest
+        self.found = both.group_by(self._by, maintain_order=True).agg(pl.exclude(self._by).max())
+        self._last = rows
+        return latest

@@ -10,29 +10,34 @@ limit that all other days give is tried on the day that was left out.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from itertools import islice
+from functools import lru_cache
+from itertools import islice, repeat
 from math import ceil, floor
 from typing import Any, Final, NamedTuple
 
 from sluicegate.errors import RuleError
 from sluicegate.extras import needs
 from sluicegate.identity import digest
-from sluicegate.replay.caller import LogKey
 from sluicegate.replay.candidates import Candidate, parse_key, parse_requests
-from sluicegate.replay.decide import Ready, decisions
+from sluicegate.replay.decide import Ready
 from sluicegate.replay.hints import Hints
-from sluicegate.replay.kinds import AUTOMATED, MANY, Kinds, is_asset, is_program, kinds_of
+from sluicegate.replay.kinds import is_asset, is_program, sees_assets, unseen
 from sluicegate.replay.log import Counts
-from sluicegate.replay.peaks import PEAK, peaks
+from sluicegate.replay.partitions import Partitions, temporary
 from sluicegate.replay.routes import name_of, route_of
 from sluicegate.replay.run import Frames
 from sluicegate.replay.sane import nice
-from sluicegate.replay.tally import readable
-from sluicegate.replay.traffic import FIELD
+from sluicegate.replay.spool import spool
+from sluicegate.replay.survey import ALL, DAY, GONE, HIGHEST, INSTEAD, LISTED, ONE_DAY, Effect, Group, Survey
+from sluicegate.replay.tally import add, readable
+from sluicegate.replay.traffic import COLUMNS
 from sluicegate.replay.words import count as count_of
 from sluicegate.replay.words import share as share_of
+from sluicegate.replay.work import Each, workers
 from sluicegate.rules.rule import Rule
 from sluicegate.web.settings import Settings
 
@@ -57,14 +62,12 @@ with its images. No suggested limit is smaller.
 MARGIN: Final = 1.25
 _FEW_PEOPLE: Final = 50
 _FEW_DAYS: Final = 3
-_DAY: Final = PERIODS["day"]
-_KEY: Final = LogKey("field", "who")
-_WHO: Final = f"{FIELD}who"  # the identity, as a field that a rule can have as its key
+MOST: Final = 10_000  # routes that are counted
 _STEPS: Final = 5
-_ROUTES: Final = 10  # routes, or identities, that are named where nothing is suggested
 _LOGIN: Final = re.compile(r"(?i)log-?in|sign-?(?:in|up)|auth|token|session|passw|register|otp|verify|reset")
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _SHOWN: Final = 60  # characters of a route that no rule can have
+_route: Final = lru_cache(maxsize=20_000)(route_of)
 _GROUPS: Final = 8  # that are found, beside those for logins
 _SEPARATES: Final = 0.9  # of the requests of programs: so much must a limit stop to be called one that separates
 _NOTHING: Final = 0.1
@@ -153,251 +156,309 @@ class Suggestions(NamedTuple):
     suggestions: tuple[Suggestion, ...]
 
 
-class Gathered(NamedTuple):
-    """The traffic of a log in little memory: about 34 bytes for each request."""
-
-    rows: pl.DataFrame  # `time`, `field:who`, `method`, `path`, `status`, `agent`, `user`
-    key: str
-    warnings: tuple[str, ...] = ()
-
-
-def gather(
+def suggest(
     log: Frames,
+    patterns: Sequence[str] = (),
     *,
     key: str = "ip",
+    share: float = 0.001,
     options: Mapping[str, Any] | None = None,
     since: int | None = None,
     until: int | None = None,
+    show_identities: bool = False,
+    processes: int = 1,
     progress: Callable[[], object] = lambda: None,
-) -> Gathered:
-    """Read a log, from `since` to before `until`. `key` is written as in `--rule "… by KEY"`; `options` are settings,
-    such as `trusted_proxies`. `progress` is called after each frame.
+    counting: Callable[[int, int], object] = lambda *_: None,
+) -> Suggestions:
+    """Suggest limits for groups of requests: those of the patterns, as "/api/*" or "POST /login", or those that are
+    found. Identities are shown as digests.
+
+    The log is read once, from `since` to before `until`. `key` is written as in `--rule "… by KEY"`; `options` are
+    settings, such as `trusted_proxies`. A long log is counted in several `processes`, which import the main module of
+    the program. `progress` is called after each frame; `counting` after each of its parts, with the number of those
+    that are done and of all. They are counted several times.
     """
+    rules = [_read(pattern) for pattern in patterns]
     rule = {"name": "everything", "quota": "1/second", "key": parse_key(key)}
     settings = Settings.from_mapping({"key": "ip", "rules": [rule], **(options or {})}, source="--by")
     ready = Ready(Candidate(key, settings))
-    time = pl.col("time")
-    kept: dict[str, pl.DataType] = {
-        "time": pl.Int64(),
-        _WHO: pl.Categorical(),
-        "method": pl.Categorical(),
-        "path": pl.Categorical(),
-        "status": pl.Int16(),
-        "agent": pl.Categorical(),
-        "user": pl.Categorical(),
-    }
-    parts, hints = [pl.DataFrame(schema=kept)], Hints([ready])
-    for whole in log.frames({*WANTED, *ready.wanted, *hints.wanted}):
-        progress()
-        hints.add(whole)
-        frame = whole.filter(time >= (since or 0), time < (until or 2**62))
-        known = [frame[name] if name in frame.columns else pl.lit(None).alias(name) for name in kept if name != _WHO]
-        part = frame.select(*known, ready.identify(frame).alias(_WHO))
-        parts.append(part.filter(pl.col(_WHO).is_not_null()).select(pl.col(name).cast(to) for name, to in kept.items()))
-    return Gathered(pl.concat(parts), key, hints.found(getattr(log, "fields", ())))
+    seen, hints = _Seen(), Hints([ready])
+    with ExitStack() as stack:
+        with temporary():
+            folder = stack.enter_context(spool())
+        partitions = Partitions(folder / "0")
+        for whole in log.frames({*WANTED, *ready.wanted, *hints.wanted}):
+            progress()
+            hints.add(whole)
+            frame = whole.filter(pl.col("time") >= (since or 0), pl.col("time") < (until or 2**62))
+            identities = ready.identify(frame)
+            known = identities.is_not_null()
+            rows = _kept(frame.filter(known))
+            seen.add(rows)
+            partitions.add(rows, identities.filter(known))
+        parts = partitions.all()
+        each = stack.enter_context(workers(processes if len(parts) > 1 else 1))
+
+        def every(function: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
+            """Call a function with each part."""
+            for done, found in enumerate(each(function, parts, *arguments), 1):
+                yield found
+                counting(done, len(parts))
+
+        return _Suggester(seen, every, share=share, resolution=_resolution(log)).all(
+            rules, _said(log, hints), key=key, show=show_identities
+        )
 
 
-class Suggester:
-    """Finds limits in the traffic of a log."""
+def _resolution(log: Frames) -> int:
+    read = getattr(log, "read", None)
+    return SECOND if read is None else round(read.resolution * SECOND)
 
-    def __init__(
-        self, gathered: Gathered, *, share: float = 0.001, resolution: int = SECOND, read: tuple[str, ...] = ()
-    ) -> None:
-        """`resolution` is that of the times, in microseconds. `read` is what to say about the lines of the log."""
-        self.key = gathered.key
+
+def _said(log: Frames, hints: Hints) -> tuple[str, ...]:
+    """Return what a reader must know about the lines of the log."""
+    read: Counts | None = getattr(log, "read", None)
+    warnings = [each.removesuffix(".") for each in hints.found(getattr(log, "fields", ()))]
+    return (*warnings, *(what_was_read(read) if read else ()))
+
+
+def _kept(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return what is kept of each request. Of a User-Agent and a user only a hash: whether they differ matters."""
+    absent = [pl.lit(None, COLUMNS[name]).alias(name) for name in WANTED if name not in frame.columns]
+    hashed = [pl.when(pl.col(name).is_not_null()).then(pl.col(name).hash()).alias(name) for name in ("agent", "user")]
+    rows = frame.select("time", *[name for name in WANTED if name in frame.columns], *absent)
+    rows = rows.with_columns(asset=is_asset(), program=is_program())
+    return rows.with_columns(*hashed, name=pl.when("program").then("agent"))
+
+
+class _Seen:
+    """What is counted of a log while it is read."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.first = self.last = 0
+        self.days: set[int] = set()
+        self.agents = self.statuses = 0
+        self.routes: Counter[tuple[str | None, str, bool]] = Counter()  # by method, and whether it is an asset
+
+    def add(self, rows: pl.DataFrame) -> None:
+        """Count a frame. Of the routes those are kept that have most requests: their number is at most one of MOST too
+        low, a share of all requests. Clients choose paths and methods.
+        """
+        if not rows.height:
+            return
+        self.first, self.last = self.first if self.requests else rows["time"][0], rows["time"][-1]
+        self.requests += rows.height
+        self.days.update((rows["time"] // DAY).unique())
+        self.agents += rows["agent"].count()
+        self.statuses += rows["status"].count()
+        for method, path, asset, number in rows.group_by("method", "path", "asset").agg(pl.len()).iter_rows():
+            self.routes[method, _route(path or "/"), asset] += number
+        if len(self.routes) > 2 * MOST:
+            least = self.routes.most_common(MOST + 1)[-1][1]
+            self.routes = Counter({each: number - least for each, number in self.routes.items() if number > least})
+
+
+class _Suggester:
+    """Finds limits in the parts of a log."""
+
+    def __init__(self, seen: _Seen, every: Each, *, share: float, resolution: int) -> None:
+        """`resolution` is that of the times, in microseconds. `every` calls a function with each part."""
+        self._seen = seen
+        self._every = every
         self.share = share
         self.resolution = resolution
-        self._read = (*[each.removesuffix(".") for each in gathered.warnings], *read)
-        rows = gathered.rows.with_columns(asset=is_asset(), program=is_program())
-        self.kinds: Kinds = kinds_of(rows.rename({_WHO: "who"}), resolution=self.resolution)
-        start = rows["time"].min()
-        day = (pl.col("time") - (start if isinstance(start, int) else 0) // _DAY * _DAY) // _DAY
-        known = self.kinds.table.select(pl.col("who").alias(_WHO), "kind", "people")
-        self.rows = rows.with_columns(day.cast(pl.Int32).alias("day")).join(
-            known, on=_WHO, how="left", maintain_order="left"
-        )
-        self.days = self.rows["day"].n_unique()
+        length = seen.last - seen.first + resolution
+        units = [unit for unit, period in PERIODS.items() if period <= length] or ["second"]
+        self._windows = {unit: max(PERIODS[unit], 2 * resolution) for unit in units}  # a second may be in two stamps
 
-    def all(self, patterns: Sequence[str] = (), *, show_identities: bool = False) -> Suggestions:
-        """Suggest limits for groups of requests: those of the patterns, as "/api/*" or "POST /login", or those that
-        are found. Identities are shown as digests.
-        """
+    def all(self, given: Sequence[Rule], read: Sequence[str], *, key: str, show: bool) -> Suggestions:
+        """Suggest limits for these groups of requests, or for those that are found."""
         left_out: list[str] = []
-        rules = [_read(pattern) for pattern in patterns] if patterns else self._groups(left_out)
-        table = self.kinds.table
-        programs = table.filter(pl.col("kind") == AUTOMATED).sort("requests", descending=True).head(10)
-        named = [
-            Program(_shown(who, show_identities), requests, self.kinds.reasons(who))
-            for who, requests in programs.select("who", "requests").iter_rows()
-        ]
+        seen, rules = self._seen, tuple(_told_apart(given or self._groups(left_out)))
+        survey = Survey(rules, tuple(self._windows.values()), self.resolution)
+        pairs = [*self._every(survey.loading)]
+        assets = sees_assets(sum([loads for loads, _ in pairs]), sum([of for _, of in pairs]))
+        survey = replace(survey, sees_assets=assets)
+        kinds, programs, automated = Counter[str](), list[tuple[int, str, tuple[str, ...]]](), list[pl.Series]()
+        groups = [Group() for _ in rules]
+        for part in self._every(survey.count):
+            kinds += part.kinds
+            automated.append(part.automated)
+            programs = sorted([*programs, *part.programs])[:LISTED]
+            groups = [*map(add, groups, part.groups)]
+        limits = [self._limits(group, _floor(rule)) for group, rule in zip(groups, rules, strict=True)]
+        effects = self._effects(survey, automated, [[limit.quota for limit in each] for each in limits])
+        limits = [_with_effects(*each) for each in zip(limits, effects, groups, strict=True)]
+        chosen = [_together(*each) for each in zip(limits, effects, groups, strict=True)]
+        joined = [["; ".join([limit.quota for limit in each])] if len(each) > 1 else [] for each in chosen]
+        both = self._effects(survey, automated, joined) if any(joined) else effects
+        found = []
+        for number, (rule, group) in enumerate(zip(rules, groups, strict=True)):
+            only = chosen[number][0] if len(chosen[number]) == 1 else None
+            people, stopped = (only.people, only.stopped) if only else _effect(both[number], group, 1)
+            busiest = self._busiest(survey, number, show=show) if group.requests and not limits[number] else ()
+            one = self._suggestion(rule, group, limits[number], chosen=chosen[number], people=people, stopped=stopped)
+            found.append(one._replace(busiest=busiest))
+        lacks = unseen(assets=assets, agents=seen.agents > 0, statuses=seen.statuses > 0) if seen.requests else ()
         return Suggestions(
-            key=self.key,
+            key=key,
             share=self.share,
-            days=self.days,
-            requests=self.rows.height,
+            days=len(seen.days),
+            requests=seen.requests,
             resolution=self.resolution / SECOND,
-            kinds=tuple([Kind(*each) for each in sorted(table.group_by("kind").len().iter_rows())]),
-            notes=(*self._notes(), *_left_out(left_out)),
-            programs=tuple(named),
-            suggestions=tuple([self._suggestion(rule, show=show_identities) for rule in _told_apart(rules)]),
+            kinds=tuple([Kind(*each) for each in sorted(kinds.items())]),
+            notes=(*self._notes((*read, *lacks)), *_left_out(left_out)),
+            programs=tuple([Program(_shown(who, show), -number, reasons) for number, who, reasons in programs]),
+            suggestions=tuple(found),
         )
+
+    def _effects(
+        self, survey: Survey, automated: Sequence[pl.Series], quotas: Sequence[Sequence[str]]
+    ) -> Sequence[Effect]:
+        found = [Effect() for _ in quotas]
+        for part in self._every(survey.effects, automated, repeat(quotas)):
+            found = [*map(add, found, part)]
+        return found
+
+    def _busiest(self, survey: Survey, group: int, *, show: bool) -> tuple[Busiest, ...]:
+        """Return the identities with most requests of a group, with their busiest minute and hour."""
+        rows = [row for part in self._every(survey.busiest, repeat(group)) for row in part]
+        return tuple([Busiest(_shown(who, show), -number, *most) for number, who, *most in sorted(rows)[:LISTED]])
 
     def _groups(self, left_out: list[str]) -> list[Rule]:
         """Return a rule for all requests, then one for each login, then for the routes that have most requests. Clients
         choose paths and methods: those that no rule can have are added to `left_out`.
         """
-        found = self.rows.group_by("method", "path", "asset").agg(pl.len())
         routes: dict[tuple[str | None, str], int] = {}
         logins: dict[tuple[str | None, str], int] = {}
-        for method, path, asset, number in found.iter_rows():
-            route = route_of(path or "/")
+        for (method, route, asset), number in self._seen.routes.items():
             if method is not None and _what((method,), route) == SIGN_INS:
                 logins[method, route] = logins.get((method, route), 0) + number
             elif not asset:
                 routes[None, route] = routes.get((None, route), 0) + number
-        often = {route: number for route, number in routes.items() if number * 100 > self.rows.height}
+        often = {route: number for route, number in routes.items() if number * 100 > self._seen.requests}
         rules = [_rule(None, None)]
         for numbers in (logins, often):
             most = sorted(numbers, key=lambda each: (-numbers[each], each[0] or "", each[1]))
             rules += islice(_possible(most, left_out), _GROUPS)
         return rules
 
-    def _notes(self) -> tuple[str, ...]:
+    def _notes(self, read: Sequence[str]) -> tuple[str, ...]:
         floors = [f"{_quotas(floor)} for {what}" for what, floor in FLOORS.items()]
         notes = [
-            *self._read,
-            *self.kinds.unseen,
+            *read,
             f"each limit is at least {100 * (MARGIN - 1):.0f} % above the exact one, and at least what a person needs: "
             + ", ".join(floors),
         ]
-        if self.days < 2:
+        if len(self._seen.days) < 2:
             notes.append("one day only: nothing says how the limits would do on another day")
-        if self.resolution >= SECOND and self.rows.height:
+        if self.resolution >= SECOND and self._seen.requests:
             notes.append(
                 "the times are whole seconds: the most requests within a second are counted over two of them, which is "
                 "at least as many"
             )
         return tuple(notes)
 
-    def _suggestion(self, rule: Rule, *, show: bool) -> Suggestion:
-        rows = self.rows
-        if rule.methods or rule.path:
-            ready = Ready(_candidate(rule))
-            rows = rows.filter(ready.applies(rows, ready.bounds[0]))
-        group = _Group(rows, rule)
-        protected = rows.filter(~group.automated)
-        identities = protected.unique(_WHO)
-        limits = self._limits(group, protected) if protected.height else ()
-        chosen = group.together(limits)
-        people, stopped = group.effect("; ".join([limit.quota for limit in chosen])) if chosen else (0, 0.0)
-        verdict, separates = _verdict(group, limits, stopped) if rows.height else (self._no_requests(), False)
+    def _suggestion(
+        self, rule: Rule, group: Group, limits: Sequence[Limit], *, chosen: Sequence[Limit], people: int, stopped: float
+    ) -> Suggestion:
+        verdict, separates = (
+            _verdict(group, limits, stopped, floor=_floor(rule)) if group.requests else (self._no_requests(), False)
+        )
         return Suggestion(
             name=rule.name,
             methods=tuple(sorted(rule.methods or ())),
             path=rule.path,
-            requests=rows.height,
-            identities=identities.height,
-            people=int(identities["people"].sum()),
-            programs=rows.filter(group.automated)[_WHO].n_unique(),
-            program_requests=group.programs,
-            limits=limits,
+            requests=group.requests,
+            identities=group.identities,
+            people=group.people,
+            programs=group.programs.total(),
+            program_requests=_requests(group),
+            limits=tuple(limits),
             quota="; ".join([limit.quota for limit in chosen]) if separates and chosen else None,
             people_refused=people,
             stopped=stopped,
             verdict=verdict,
-            warning=self._warning(int(identities["people"].sum())) if limits else "",
-            busiest=() if limits else _busiest(rows, show=show),
+            warning=self._warning(group.people) if limits else "",
         )
 
     def _no_requests(self) -> str:
         """Return the routes that the log has, for a group that has no request."""
-        paths = self.rows.filter(~pl.col("asset")).group_by("path").agg(pl.len())
-        routes: dict[str, int] = {}
-        for path, number in paths.iter_rows():
-            route = route_of(path or "/")
-            routes[route] = routes.get(route, 0) + number
-        most = sorted(routes, key=lambda each: (-routes[each], each))[:_ROUTES]
+        routes = Counter[str]()
+        for (_, route, asset), number in self._seen.routes.items():
+            routes[route] += 0 if asset else number
+        most = sorted(+routes, key=lambda each: (-routes[each], each))[:LISTED]
         return f"No requests. The routes with most requests: {', '.join(most)}." if most else "No requests."
 
     def _warning(self, people: int) -> str:
         """Return why limits that are taken from so many people should not be trusted."""
         few = [count_of(people, "person", "people")] if people < _FEW_PEOPLE else []
-        few += [count_of(self.days, "day")] if self.days < _FEW_DAYS else []
+        few += [count_of(len(self._seen.days), "day")] if len(self._seen.days) < _FEW_DAYS else []
         return f"Taken from only {' and '.join(few)}: try these limits on more traffic first." if few else ""
 
-    def _limits(self, group: _Group, protected: pl.DataFrame) -> tuple[Limit, ...]:
-        """Return the limit for each period that the log is long enough for."""
-        times = self.rows["time"]
-        length = times[-1] - times[0] + self.resolution
-        units = [unit for unit, period in PERIODS.items() if period <= length] or ["second"]
-        windows = [max(PERIODS[unit], 2 * self.resolution) for unit in units]  # a second may be in two stamps
-        of_all = peaks(protected, [_WHO, "people", "kind"], windows)
-        of_days = peaks(protected, [_WHO, "people", "day"], windows)
+    def _limits(self, group: Group, floor: Mapping[str, int]) -> list[Limit]:
+        """Return the limit for each period that the log is long enough for. What it refuses is not known yet."""
         found = []
-        for unit, window in zip(units, windows, strict=True):
-            column = f"{PEAK}{window}"
-            exact = self._smallest(of_all, column)
-            days = self._by_days(of_days, column, floor=group.floor[unit])
-            limit = _raised(exact, group.floor[unit], days.steps)
-            people, stopped = group.effect(f"{limit}/{unit}")
+        for unit, window in self._windows.items() if group.identities else ():
+            counted: dict[str, dict[int, Counter[int]]] = {}  # people by what, day and peak
+            for (what, of, peak, day), people in group.peaks.items():
+                if of == window:
+                    counted.setdefault(what, {}).setdefault(day, Counter())[peak] += people
+            alone = counted[ALL].get(0, Counter())
+            exact = self._smallest(alone + counted[ALL].get(1, Counter()))
+            days = self._by_days(counted, floor=floor[unit])
+            limit = _raised(exact, floor[unit], days.steps)
             found.append(
                 Limit(
-                    period=unit,
-                    exact=exact,
-                    limit=limit,
+                    unit,
+                    exact,
+                    limit,
                     low=days.low,
                     high=days.high,
                     held_out=days.held_out,
-                    without_shared=self._smallest(of_all.filter(pl.col("people") < MANY), column),
-                    people=people,
-                    stopped=stopped,
+                    without_shared=self._smallest(alone),
+                    people=0,
+                    stopped=0.0,
                 )
             )
-        return tuple(found)
+        return found
 
-    def _smallest(self, found: pl.DataFrame, column: str) -> int:
-        """Return the smallest limit that refuses at most the share of people: an identity is one for each browser."""
-        allowed = floor(self.share * _people(found))
-        sorted_ = found.sort(column, descending=True).select(column, refused=pl.col("people").cum_sum())
-        kept = sorted_.filter(pl.col("refused") > allowed)[column]
-        return int(kept[0]) if kept.len() else 1
+    def _smallest(self, people: Counter[int]) -> int:
+        """Return the smallest limit that refuses at most the share of people, counted by peaks: one each browser."""
+        allowed, refused = floor(self.share * people.total()), 0
+        for peak in sorted(people, reverse=True):
+            refused += people[peak]
+            if refused > allowed:
+                return peak
+        return 1
 
-    def _by_days(self, rows: pl.DataFrame, column: str, *, floor: int) -> _Days:
+    def _by_days(self, counted: Mapping[str, Mapping[int, Counter[int]]], *, floor: int) -> _Days:
         """Try the limit of all other days on each day. Round up by as many steps as it takes to keep to the share."""
-        if self.days < 2:
+        if len(self._seen.days) < 2:
             return _Days()
         tried = []
-        for number in sorted(rows["day"].unique()):
-            here = pl.col("day") == number
-            others = rows.filter(~here).group_by(_WHO, "people").agg(pl.col(column).max())
-            if others.height:
-                tried.append((self._smallest(others, column), rows.filter(here)))
+        for day, here in sorted(counted[ONE_DAY].items()):
+            gone, instead = [counted.get(what, {}).get(day, Counter[int]()) for what in (GONE, INSTEAD)]
+            if others := counted[HIGHEST][0] - gone + instead:
+                tried.append((self._smallest(others), here))
         if not tried:
             return _Days()
         limits = [limit for limit, _ in tried]
         found = _Days(low=min(limits), high=max(limits))
         for steps in range(_STEPS):
-            over = [(day, pl.col(column) > _raised(limit, floor, steps)) for limit, day in tried]
-            refused = [_people(day, passes) / _people(day) for day, passes in over]
+            refused = []
+            for limit, here in tried:
+                most = _raised(limit, floor, steps)
+                refused.append(sum([people for peak, people in here.items() if peak > most]) / here.total())
             found = found._replace(held_out=max(refused), steps=steps)
             if max(refused) <= self.share:
                 break
         return found
 
 
-def _busiest(rows: pl.DataFrame, *, show: bool) -> tuple[Busiest, ...]:
-    """Return the identities that have most requests, with their busiest minute and hour."""
-    found = peaks(rows, [_WHO], [PERIODS["minute"], PERIODS["hour"]]).join(rows.group_by(_WHO).len(), on=_WHO)
-    found = found.sort("len", _WHO, descending=[True, False]).head(_ROUTES)
-    return tuple([Busiest(_shown(who, show), number, *most) for who, *most, number in found.iter_rows()])
-
-
 def _shown(who: str, show: bool) -> str:
     return readable(who) if show else digest(who)
-
-
-def _people(rows: pl.DataFrame, *those: pl.Expr) -> int:
-    return int(rows.filter(*those)["people"].sum())
 
 
 class _Days(NamedTuple):
@@ -409,72 +470,64 @@ class _Days(NamedTuple):
     steps: int = 0
 
 
-class _Group:
-    """A group of requests, and what the engine does with limits for it."""
-
-    def __init__(self, rows: pl.DataFrame, rule: Rule) -> None:
-        self.rows = rows
-        self._rule = rule
-        self.automated = rows["kind"] == AUTOMATED
-        self.programs = int(self.automated.sum())
-        self.floor = FLOORS[_what([*(rule.methods or ())], rule.path)]
-        self._refused: dict[str, pl.Series] = {}
-
-    def refused(self, quota: str) -> pl.Series:
-        """Return for each request whether the engine refuses it."""
-        if quota not in self._refused:
-            rows = self.rows.select("time", _WHO, "method", "path")
-            self._refused[quota] = ~decisions(rows, _candidate(replace(self._rule, quota=quota)))["allowed"]
-        return self._refused[quota]
-
-    def effect(self, quota: str) -> tuple[int, float]:
-        """Return how many identities of people a quota refuses, and which share of the requests of programs."""
-        refused = self.refused(quota)
-        return self.rows.filter(refused & ~self.automated)[_WHO].n_unique(), self._stopped(refused)
-
-    def together(self, limits: Sequence[Limit]) -> list[Limit]:
-        """Return the limits that do most together: the one that stops most, and each other one that stops more. Without
-        programs, the limit for a minute.
-        """
-        if not self.programs:
-            return [limit for limit in limits if limit.period == "minute"] or [*limits[:1]]
-        chosen: list[Limit] = []
-        before = 0.0
-        refused = pl.repeat(value=False, n=self.rows.height, dtype=pl.Boolean(), eager=True)
-        for limit in sorted(limits, key=lambda limit: -limit.stopped):
-            more = refused | self.refused(limit.quota)  # about: together they refuse a little less
-            if not chosen or self._stopped(more) >= before + _MORE:
-                refused, before = more, self._stopped(more)
-                chosen.append(limit)
-        return sorted(chosen, key=limits.index)
-
-    def _stopped(self, refused: pl.Series) -> float:
-        return int((refused & self.automated).sum()) / self.programs if self.programs else 0.0
+def _requests(group: Group) -> int:
+    """Return the requests of programs."""
+    return sum([size * number for size, number in group.programs.items()])
 
 
-def _verdict(group: _Group, limits: Sequence[Limit], stopped: float) -> tuple[str, bool]:
+def _effect(effect: Effect, group: Group, limits: int) -> tuple[int, float]:
+    """Return how many identities of people some limits refuse, and which share of the requests of programs. A limit is
+    a bit of `limits`, as in `Effect`. Of several limits together it is about so: they refuse a little less.
+    """
+    stopped = sum([number for refused, number in effect.programs.items() if refused & limits])
+    return effect.people[limits], stopped / _requests(group) if group.programs else 0.0
+
+
+def _with_effects(limits: Sequence[Limit], effect: Effect, group: Group) -> list[Limit]:
+    """Return the limits with what they refuse."""
+    known = [_effect(effect, group, 2**at) for at in range(len(limits))]
+    return [limit._replace(people=each[0], stopped=each[1]) for limit, each in zip(limits, known, strict=True)]
+
+
+def _together(limits: Sequence[Limit], effect: Effect, group: Group) -> list[Limit]:
+    """Return the limits that do most together: the one that stops most, and each other one that stops more. Without
+    programs, the limit for a minute.
+    """
+    if not group.programs:
+        return [limit for limit in limits if limit.period == "minute"] or [*limits[:1]]
+    chosen: list[Limit] = []
+    before, refusing = 0.0, 0
+    for limit in sorted(limits, key=lambda limit: -limit.stopped):
+        more = refusing | 2 ** limits.index(limit)
+        _, stopped = _effect(effect, group, more)
+        if not chosen or stopped >= before + _MORE:
+            refusing, before = more, stopped
+            chosen.append(limit)
+    return sorted(chosen, key=limits.index)
+
+
+def _verdict(group: Group, limits: Sequence[Limit], stopped: float, *, floor: Mapping[str, int]) -> tuple[str, bool]:
     """Return in sentences how well limits tell programs from people here, and whether one is suggested."""
     if not limits:
         return (
             "Only programs ask here: the log cannot say how much they should. Agree on a limit with their owners.",
             False,
         )
-    programs = group.rows.filter(group.automated)
     by_shared = max(limits, key=lambda limit: limit.exact / limit.without_shared)
     shared = ""
-    alone = _raised(by_shared.without_shared, group.floor[by_shared.period], 0)
+    alone = _raised(by_shared.without_shared, floor[by_shared.period], 0)
     if by_shared.exact >= 2 * by_shared.without_shared and alone < by_shared.limit:
         shared = (
             f" An address with many people behind it sets the limits: without it {alone}/{by_shared.period} would do "
             f"instead of {by_shared.quota}. A key by user would tell them apart."
         )
-    if not programs.height:
+    if not group.programs:
         return f"No programs here: the limit is a guard that nobody has needed so far.{shared}", True
     if stopped >= _SEPARATES:
         return f"Stops {share_of(stopped, 1)} of what programs sent.{shared}", True
-    each = programs.group_by(_WHO).len()["len"].to_list()
-    spread = len(each) >= 10 and max(each) * 10 <= programs.height
-    what = f"it comes from {len(each)} identities, none of which sent more than {max(each)} requests"
+    number, most = group.programs.total(), max(group.programs)
+    spread = number >= 10 and most * 10 <= _requests(group)
+    what = f"it comes from {number} identities, none of which sent more than {most} requests"
     slow = "the rest is" if stopped > _NOTHING else "these programs are"
     what = what if spread else f"{slow} as slow as people are"
     instead = (
@@ -505,6 +558,11 @@ def _what(methods: Collection[str], path: str | None) -> str:
     return "every request" if path in {None, "/*"} else "one route"
 
 
+def _floor(rule: Rule) -> Mapping[str, int]:
+    """Return what one person needs of a group of requests."""
+    return FLOORS[_what([*(rule.methods or ())], rule.path)]
+
+
 def _raised(exact: int, floor: int, steps: int) -> int:
     """Return the limit that is suggested for an exact one."""
     return max(floor, nice(ceil(exact * MARGIN), steps))
@@ -515,13 +573,9 @@ def _quotas(limits: Mapping[str, int]) -> str:
     return "; ".join([f"{limit}/{unit}" for unit, limit in limits.items()])
 
 
-def _candidate(rule: Rule) -> Candidate:
-    return Candidate(rule.name, Settings(rules=[rule]))
-
-
 def _rule(method: str | None, path: str | None) -> Rule:
-    """Return a rule for these requests; None for all. Its quota is replaced by those that are tried."""
-    return Rule(name=name_of(path), quota="1/second", key=_KEY, methods=method and [method], path=path)
+    """Return a rule for these requests; None for all. Its quota does not matter."""
+    return Rule(name=name_of(path), quota="1/second", key="ip", methods=method and [method], path=path)
 
 
 def _read(pattern: str) -> Rule:

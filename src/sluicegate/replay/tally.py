@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Final, NamedTuple
 
 from sluicegate.clock import MICROSECOND
@@ -60,8 +60,9 @@ def add(one: Any, other: Any) -> Any:
     if isinstance(one, list):
         longer, shorter = (one, other) if len(one) >= len(other) else (other, one)
         return [*map(add, longer, shorter), *longer[len(shorter) :]]
-    if isinstance(one, Tally | Common):
-        return type(one)(**{each.name: add(getattr(one, each.name), getattr(other, each.name)) for each in fields(one)})
+    if is_dataclass(one) and not isinstance(one, Waits):
+        kind: Any = type(one)
+        return kind(**{each.name: add(getattr(one, each.name), getattr(other, each.name)) for each in fields(one)})
     if isinstance(one, Top):
         return one.with_others(other)
     return one + other

@@ -7,13 +7,14 @@ import os
 import pickle
 import signal
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import Thread
-from typing import Final
+from typing import Any, Final
 
 from sluicegate.errors import ReplayError
 from sluicegate.extras import needs
@@ -159,16 +160,22 @@ class Work:
 def total(work: Work, parts: Sequence[Part], processes: int, *, step: Callable[[], object]) -> Counted:
     """Count all partitions, in several processes if there are several, and add up. `step` is called after each."""
     found: Counted = Common(), [Tally() for _ in work.candidates]
-    with closing(_each(work, parts, processes)) as each:
-        for shared, tallies in each:
+    with workers(processes if len(parts) > 1 and _can_travel(work) else 1) as each:
+        for shared, tallies in each(work.count, parts):
             found = add(found[0], shared), [add(one, other) for one, other in zip(found[1], tallies, strict=True)]
             step()
     return found
 
 
-def _each(work: Work, parts: Sequence[Part], processes: int) -> Generator[Counted]:
-    if processes < 2 or len(parts) < 2 or not _can_travel(work):
-        yield from map(work.count, parts)
+Each = Callable[..., Iterator[Any]]
+"""`map`: a function, and iterables of its arguments."""
+
+
+@contextmanager
+def workers(processes: int) -> Generator[Each]:
+    """Return `map`, or one that calls the function in so many processes."""
+    if processes < 2:
+        yield map
         return
     # Fresh interpreters: a fork would copy the threads of polars half. Each has its own share of the cores.
     before = os.environ.get(_THREADS)
@@ -177,7 +184,7 @@ def _each(work: Work, parts: Sequence[Part], processes: int) -> Generator[Counte
     with _interrupts_held():  # it starts a process that tracks semaphores
         pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin)
     try:
-        yield from _in_turn(pool, work, parts, ahead=2 * processes)
+        yield partial(_in_turn, pool, 2 * processes)
     except BrokenProcessPool as error:
         expected = "look in the system's log whether memory ran out"
         raise ReplayError("a process of", "replay", problem="it was killed", expected=expected) from error
@@ -192,12 +199,14 @@ def _each(work: Work, parts: Sequence[Part], processes: int) -> Generator[Counte
             os.environ[_THREADS] = before
 
 
-def _in_turn(pool: ProcessPoolExecutor, work: Work, parts: Sequence[Part], *, ahead: int) -> Iterator[Counted]:
-    """Yield what was counted, in the order of the partitions. So many are given to the pool ahead."""
-    waiting: deque[Future[Counted]] = deque()
-    for part in parts:
+def _in_turn(
+    pool: ProcessPoolExecutor, ahead: int, function: Callable[..., Any], *arguments: Iterable[Any]
+) -> Iterator[Any]:
+    """Yield what the function returns, in the order of its arguments. So many calls are given to the pool ahead."""
+    waiting: deque[Future[Any]] = deque()
+    for each in zip(*arguments, strict=False):
         with _interrupts_held():
-            waiting.append(pool.submit(work.count, part))
+            waiting.append(pool.submit(function, *each))
         if len(waiting) == ahead:
             yield waiting.popleft().result()
     while waiting:

@@ -1,0 +1,215 @@
+"""The survey of one partition for `suggest`: the kinds of its identities, and for each group of requests the peaks of
+people and what limits would refuse. Several processes share the partitions, and what they return is added up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+from sluicegate.extras import needs
+from sluicegate.replay.candidates import Candidate
+from sluicegate.replay.decide import Pieces, Ready, mapped, refusals_of, suspected
+from sluicegate.replay.kinds import AUTOMATED, MANY, Figures, loading
+from sluicegate.replay.partitions import Part, Partition, Single
+from sluicegate.replay.peaks import PEAK, Peaks
+from sluicegate.rules.rule import Rule
+from sluicegate.web.settings import Settings
+
+with needs("replay"):
+    import polars as pl
+
+LISTED: Final = 10  # identities that are named
+DAY: Final = 86_400_000_000
+ALL, ONE_DAY, HIGHEST, GONE, INSTEAD = "all", "one day", "highest", "gone", "instead"
+"""What peaks are counted of: all requests of an identity; those of each day; the highest of these peaks. Without the
+day of the highest one, this one is gone, and the next one comes instead.
+"""
+
+
+@dataclass
+class Group:
+    """What is counted of one group of requests."""
+
+    requests: int = 0
+    identities: int = 0  # of people
+    people: int = 0
+    programs: Counter[int] = field(default_factory=Counter)  # by their requests
+    peaks: Counter[tuple[str, int, int, int]] = field(default_factory=Counter)
+    """People by what, the window, the peak, and the day. Of ALL, the day is 1 for an address of many people."""
+
+
+@dataclass
+class Effect:
+    """What limits refuse together: requests of programs, by the sum of 1 for the first limit that refuses, 2 for the
+    second and so on. And identities of people by the same number of each limit.
+    """
+
+    programs: Counter[int] = field(default_factory=Counter)
+    people: Counter[int] = field(default_factory=Counter)
+
+
+class Surveyed(NamedTuple):
+    """One partition."""
+
+    kinds: Counter[str]
+    automated: pl.Series  # identities
+    programs: list[tuple[int, str, tuple[str, ...]]]  # with most requests: their number below 0, identity, reasons
+    groups: list[Group]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What is asked of each partition."""
+
+    rules: tuple[Rule, ...]  # a group of requests each
+    windows: tuple[int, ...]
+    resolution: int
+    sees_assets: bool = False
+
+    def loading(self, part: Part) -> tuple[int, int]:
+        """Return how many identities loaded assets, and of how many."""
+        return loading(piece.frame.rename({"identity": "who"}) for piece in _pieces(part)())
+
+    def count(self, part: Part) -> Surveyed:
+        """Tell the kinds of the identities, and count each group."""
+        pieces, figures, texts = _pieces(part), Figures(), list[pl.DataFrame]()
+        for piece in pieces():
+            figures.add(piece.frame.rename({"identity": "who"}))
+            texts = [pl.concat([*texts, piece.texts]).unique("identity")]
+        kinds = figures.kinds(sees_assets=self.sees_assets, resolution=self.resolution)
+        is_program = pl.col("kind") == AUTOMATED
+        programs = kinds.table.filter(is_program).select("requests", identity="who")
+        named = programs.join(texts[0], on="identity").sort("requests", "text", descending=[True, False]).head(LISTED)
+        people = kinds.table.filter(~is_program).select("people", identity="who")
+        groups = [_Peaks(self.windows) for _ in self.rules]
+        for piece in pieces():
+            for group, rows in zip(groups, self._rows(piece.frame), strict=True):
+                group.add(rows, people["identity"])
+        return Surveyed(
+            kinds=Counter(dict(kinds.table.group_by("kind").len().iter_rows())),
+            automated=programs["identity"],
+            programs=[(-requests, text, kinds.reasons(who)) for requests, who, text in named.iter_rows()],
+            groups=[group.counted(people) for group in groups],
+        )
+
+    def busiest(self, part: Part, group: int) -> list[tuple[int, str, int, int]]:
+        """Return the identities with most requests of a group: their number below 0, identity, busiest minute, hour."""
+        most, sizes = Peaks(["identity"], [DAY // 1440, DAY // 24]), list[pl.DataFrame]()
+        for piece in _pieces(part)():
+            rows = [*self._rows(piece.frame)][group]
+            size = rows.group_by("identity").len().join(piece.texts, on="identity")
+            sizes.append(size.sort("len", "text", descending=[True, False]).head(LISTED))
+            most.add(rows.join(sizes[-1], on="identity", how="semi"))
+        whole = pl.concat(sizes).group_by("identity", "text").agg(-pl.col("len").cast(pl.Int64).sum())
+        found = whole.join(most.found, on="identity").select("len", "text", pl.exclude("identity", "len", "text"))
+        return found.rows()
+
+    def effects(self, part: Part, automated: pl.Series, quotas: Sequence[Sequence[str]]) -> list[Effect]:
+        """Return what the engine refuses of each group with each of its quotas."""
+        pieces, found = _pieces(part), [Effect() for _ in self.rules]
+        ready = [[Ready(_limit(quota)) for quota in each] for each in quotas]
+        deciders = [[Pieces(one) for one in each] for each in ready]
+        is_program = pl.col("identity").is_in(automated.implode())
+        for piece in pieces():
+            for number, rows in enumerate(self._rows(piece.frame)):
+                if isinstance(part, Single):
+                    refused = [one.decide(rows)[1] for one in deciders[number]]
+                else:
+                    refused = [refusals_of(one, suspected(one, rows)) for one in ready[number]]
+                named = [each.select("row", limit=pl.lit(2**at, pl.Int64)) for at, each in enumerate(refused)]
+                if named:
+                    hits = rows.select("row", "identity").join(pl.concat(named), on="row")
+                    sums = hits.filter(is_program).group_by("row").agg(pl.col("limit").sum())["limit"]
+                    found[number].programs.update(dict(sums.value_counts().iter_rows()))
+                    people = hits.filter(~is_program).group_by("limit").agg(pl.col("identity").n_unique())
+                    found[number].people |= Counter(dict(people.iter_rows()))
+        return found
+
+    def _rows(self, frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        """Yield the rows of each group."""
+        sets: dict[tuple[int, ...], int] = {}  # of groups: a request may be in several
+        request, bounds = self._ready.request, self._ready.bounds
+
+        def number(values: tuple[Any, ...], at: dict[str, int]) -> int:
+            one = request(values, at)
+            return sets.setdefault(tuple([at for at, bound in enumerate(bounds) if bound.holds(one)]), len(sets))
+
+        numbers = mapped(frame, ["method", "path"], number, kind=pl.UInt32())
+        rows = frame.select("identity", "row", "time", day=pl.col("time") // DAY)
+        for group in range(len(self.rules)):
+            yield rows.filter(numbers.is_in([at for mine, at in sets.items() if group in mine]))
+
+    @cached_property
+    def _ready(self) -> Ready:
+        return Ready(Candidate("groups", Settings(rules=self.rules)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_ready"}
+
+
+def _limit(quota: str) -> Candidate:
+    return Candidate("limit", Settings(rules=[Rule(name="limit", quota=quota, key="ip")]))
+
+
+def _pieces(part: Part) -> Callable[[], Iterable[Partition]]:
+    """Return the function that returns the pieces of a part. Their rows are sorted by identity, then by time."""
+    if isinstance(part, Single):
+        return part.pieces
+    whole = part.load()
+    pieces = [whole._replace(frame=whole.frame.sort("identity", maintain_order=True))]
+    return lambda: pieces
+
+
+class _Peaks:
+    """The requests of one group, piece by piece."""
+
+    def __init__(self, windows: Sequence[int]) -> None:
+        self._windows = windows
+        self._whole = Peaks(["identity"], windows)
+        self._days = Peaks(["identity", "day"], windows)
+        self._programs: Counter[int] = Counter()
+        self._requests = 0
+
+    def add(self, rows: pl.DataFrame, people: pl.Series) -> None:
+        """Add requests."""
+        theirs = rows["identity"].is_in(people.implode())
+        self._requests += rows.height
+        self._programs.update(dict(rows.filter(~theirs)["identity"].value_counts().iter_rows()))
+        if theirs.any():
+            self._whole.add(rows.filter(theirs))
+            self._days.add(rows.filter(theirs))
+
+    def counted(self, people: pl.DataFrame) -> Group:
+        """Return what was counted. `people` are the identities of people, and how many each is."""
+        found = Group(self._requests, programs=Counter(self._programs.values()))
+        if not len(self._whole.found):
+            return found
+        whole = self._whole.found.join(people, on="identity").with_columns(
+            many=(pl.col("people") >= MANY).cast(pl.Int8)
+        )
+        days = self._days.found.join(people, on="identity")
+        once = pl.len().over("identity") == 1
+        others = days.filter(~once)
+        days_of_one = days.filter(once).with_columns(second=pl.lit(None, pl.Int64))
+        found.identities, found.people = whole.height, int(whole["people"].sum())
+        for window in self._windows:
+            peak = pl.col(f"{PEAK}{window}")
+            order = others.sort(peak, descending=True).group_by("identity", maintain_order=True)
+            tops = order.agg(pl.col("people", "day").first(), peak=peak.first(), second=peak.shift(-1).first())
+            tops = pl.concat(
+                [tops, days_of_one.select("identity", "people", "day", "second", peak=peak)], how="diagonal"
+            )
+            for what, frame, high, day in (
+                (ALL, whole, peak, pl.col("many")),
+                (ONE_DAY, days, peak, pl.col("day")),
+                (HIGHEST, tops, pl.col("peak"), pl.lit(0)),
+                (GONE, tops, pl.col("peak"), pl.col("day")),
+                (INSTEAD, tops.drop_nulls("second"), pl.col("second"), pl.col("day")),
+            ):
+                counted = frame.group_by(high=high, at=day).agg(pl.col("people").sum())
+                found.peaks.update({(what, window, high, at): number for high, at, number in counted.iter_rows()})
+        return found

@@ -1,0 +1,30 @@
+"""What a replay decides about each row of a frame."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from sluicegate.replay.candidates import Candidate
+from sluicegate.replay.decide import Decider, Ready, refusals_of, suspected
+
+
+def decisions(frame: pl.DataFrame, candidate: Candidate) -> pl.DataFrame:
+    """Decide about a frame of traffic in order of time: for each row whether it was allowed, the microseconds after
+    which the same request would pass (null: never, or not refused), and the rule that refused.
+    """
+    ready = Ready(candidate)
+    whole = frame.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64()))
+    if ready.by_identity:
+        whole = whole.with_columns(ready.identify(frame).alias("identity"))
+        refusals = refusals_of(ready, suspected(ready, whole.sort("identity", maintain_order=True)))
+    else:
+        refusals, _ = Decider(ready).feed(whole, whole["row"].to_list())
+    names = pl.Series("rule", ready.names, dtype=pl.String())
+    joined = whole.select("row", "time").join(
+        refusals.with_columns(pl.lit(value=True).alias("refused")), on="row", how="left", maintain_order="left"
+    )
+    return joined.select(
+        pl.col("refused").is_null().alias("allowed"),
+        (pl.col("until") - pl.col("time")).alias("retry_after"),
+        pl.col("rule").map_elements(lambda number: names[number], return_dtype=pl.String()).alias("rule"),
+    )
