@@ -168,7 +168,7 @@ def suggest(
     show_identities: bool = False,
     processes: int = 1,
     progress: Callable[[], object] = lambda: None,
-    counting: Callable[[int, int], object] = lambda *_: None,
+    counting: Callable[[int, int], object] | None = None,
 ) -> Suggestions:
     """Suggest limits for groups of requests: those of the patterns, as "/api/*" or "POST /login", or those that are
     found. Identities are shown as digests.
@@ -203,7 +203,8 @@ def suggest(
             """Call a function with each part."""
             for done, found in enumerate(each(function, parts, *arguments), 1):
                 yield found
-                counting(done, len(parts))
+                if counting is not None:
+                    counting(done, len(parts))
 
         return _Suggester(seen, every, share=share, resolution=_resolution(log)).all(
             rules, _said(log, hints), key=key, show=show_identities
