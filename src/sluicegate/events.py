@@ -306,10 +306,8 @@ class Delivery:
         if self not in _DELIVERING.get():
             event = _new(DecisionEvent)
             event.delivery, event.elapsed, event.about = self, seconds, decision
-            try:
-                pending = caller.pending()
-            except AttributeError:  # a plain limiter has no caller, and other adapters than ours no such method
-                pending = None
+            ask = getattr(caller, "pending", None)  # a plain limiter has no caller; adapters of others may lack it
+            pending = None if ask is None else ask()
             if pending is None:
                 pending = Pending(("", getattr(caller, "method", "")), is_over=True)
             pending.made.append(event)
