@@ -376,6 +376,7 @@ class Wire(_Listener["_Wired"]):
         self.seed = seed
         self.connections = 0  # accepted in all
         self.latency = self.jitter = self.bandwidth = self.accepting = 0.0
+        self.handshake = 2.0  # times the latency, until the first bytes of a connection arrive
         self.held = False
         self.deaf_to: Callable[[str], bool] = _nobody  # whether it loses the bytes of connections from an address
         self._full: list[socket.socket] = []
@@ -389,12 +390,15 @@ class Wire(_Listener["_Wired"]):
         self._call(self._unfill())
         super().__exit__(*failure)
 
-    def slow(self, *, latency: float = 0.0, jitter: float = 0.0, bandwidth: float = 0.0) -> None:
+    def slow(
+        self, *, latency: float = 0.0, jitter: float = 0.0, bandwidth: float = 0.0, handshake: bool = True
+    ) -> None:
         """Delay every byte by `latency` to `latency + jitter` seconds in each direction; 0 for no delay.
 
         `bandwidth` is in bytes per second, for each connection and direction; 0 for no bound. A new connection delays
-        its first bytes by the round trip of TCP's handshake as well.
+        its first bytes by the round trip of TCP's `handshake` as well, unless a proxy answers in the server's place.
         """
+        self.handshake = 2.0 if handshake else 0.0
         self.latency, self.jitter, self.bandwidth = latency, jitter, bandwidth
 
     def accept_late(self, seconds: float) -> None:
@@ -498,7 +502,12 @@ class _Wired:
                     return
                 from_server, to_server = await self._keep(asyncio.open_connection(HOST, self._wire.upstream))
                 self._ways = [
-                    Way(self._wire, to_server, f"{self._number} there", ready=began + 2 * self._wire.latency),
+                    Way(
+                        self._wire,
+                        to_server,
+                        f"{self._number} there",
+                        ready=began + self._wire.handshake * self._wire.latency,
+                    ),
                     Way(self._wire, to_client, f"{self._number} back"),
                 ]
                 if self._lost:

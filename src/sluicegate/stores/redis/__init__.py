@@ -183,11 +183,11 @@ class RedisStore(_RedisStore):
         connections, where, pack = self._connections, self._where, self._encoder.prepare(terms, batches=False)
         if pack is None or not isinstance(connections, Connections):
             return None
-        deadline = connections.deadline
+        deadline, unknown = connections.deadline, self._operations.unknown
 
         def send(identity: str, cost: int) -> Sent | None:
             pool = connections.pools.get(where.address)
-            if pool is None or self._memory_unknown:
+            if pool is None or self._memory_unknown or unknown:
                 return None
             command, now = pack(identity, cost), monotonic()
             reply = pool.ask(command, now, deadline)
@@ -289,10 +289,10 @@ class AsyncRedisStore(_RedisStore):
         connections, where, pack = self._connections, self._where, self._encoder.prepare(terms, batches=True)
         if pack is None or not isinstance(connections, AsyncConnections):
             return None
-        ready, deadline = connections.ready, connections.deadline
+        ready, deadline, unknown = connections.ready, connections.deadline, self._operations.unknown
 
         def send(identity: str, cost: int) -> Sent | None:
-            connection = None if self._memory_unknown else ready(where.address)
+            connection = None if self._memory_unknown or unknown else ready(where.address)
             if connection is None:
                 return None
             command = pack(identity, cost)

@@ -27,12 +27,13 @@ from operator import methodcaller
 from typing import Any, Final, NamedTuple, cast
 
 import hiredis
+import redis.asyncio.connection
 from redis.exceptions import NoPermissionError
 
 from sluicegate import fork
 from sluicegate.plan import new
 from sluicegate.stores.redis.commands import Batch, Fields, HitShape, batch, split_reply, whole
-from sluicegate.stores.redis.connections import BUSY, check_tag, failure_of, watcher
+from sluicegate.stores.redis.connections import BUSY, NEARLY, TRIPS, check_tag, failure_of, watcher
 from sluicegate.stores.redis.drivers import AsyncDriver
 from sluicegate.stores.redis.steps import MALFORMED, Address, Concerns, NoReplyError, Send
 from sluicegate.stores.redis.url import OPENING, Servers
@@ -45,6 +46,16 @@ _AGAIN: Final = 1.0  # seconds after which a further opening begins beside one t
 
 _DONE: Final = methodcaller("done")
 _Answer = asyncio.Future[Any]
+_DefaultParser: Any = redis.asyncio.connection.DefaultParser
+
+
+class _Parser(_DefaultParser):  # type: ignore[misc]
+    """The parser of redis-py, which notes when TCP and TLS are ready: round trips to the server follow."""
+
+    def on_connect(self, connection: Any) -> None:
+        """Start to read from this connection."""
+        connection.reached = asyncio.get_running_loop().time()
+        super().on_connect(connection)
 
 
 class _Waiting(NamedTuple):
@@ -87,6 +98,7 @@ class AsyncConnection(asyncio.Protocol):
         self._writer: Any = None
         self._watch: Callable[[], Any] = bool
         self._heard = 0.0
+        self.trip = 0.0  # seconds: what a round trip took when it opened
         self._retired = self._closed = False
 
     def is_usable(self) -> bool:
@@ -226,7 +238,11 @@ class AsyncConnection(asyncio.Protocol):
                 if self._servers.prepare is not None:
                     await asyncio.to_thread(self._servers.prepare)
                 redis_connection = self._servers.connection(
-                    self.address, timeout=OPENING, asynchronous=True, sentinel=self._sentinel
+                    self.address,
+                    timeout=OPENING,
+                    asynchronous=True,
+                    sentinel=self._sentinel,
+                    parser_class=_Parser,
                 )
                 await redis_connection.connect()
                 if not (redis_connection.username or redis_connection.password or redis_connection.db):
@@ -234,7 +250,7 @@ class AsyncConnection(asyncio.Protocol):
                     await redis_connection.send_command("PING")
                     with suppress(NoPermissionError):
                         await redis_connection.read_response()
-            self._begin(_stream_of(redis_connection))
+            self._begin(_stream_of(redis_connection), reached=getattr(redis_connection, "reached", self._began))
         except BaseException as error:
             writer = None if redis_connection is None else _stream_of(redis_connection)
             if writer is not None:  # redis-py leaves it open if its task is cancelled
@@ -257,9 +273,9 @@ class AsyncConnection(asyncio.Protocol):
                 each.answers[0].set_exception(error)
         self.fail(error)
 
-    def _begin(self, writer: Any) -> None:
-        """Use the open stream. Send what waits for it, except the commands that it would answer too late: an opening
-        takes two round trips or more, and a command takes one.
+    def _begin(self, writer: Any, *, reached: float) -> None:
+        """Use the open stream. Send what waits for it, except the commands whose reply might come too late: since it
+        was `reached`, one round trip or more has passed.
         """
         if self._closed or self._transport is not None:
             writer.transport.abort()
@@ -272,10 +288,10 @@ class AsyncConnection(asyncio.Protocol):
         self._watch = watcher(transport.get_extra_info("socket"))
         self._heard = now = self._loop.time()
         self._stop_timer()
-        took, unsent, late = now - self._began, self.unsent, []
+        self.trip, unsent, late = now - reached, self.unsent, []
         self.unsent = {}
         for each in unsent.values():
-            if each.until - now < min(took, each.until - each.asked) / 2:
+            if each.until - now < min(TRIPS * self.trip, NEARLY * (each.until - each.asked)):
                 late.append(each)
             else:
                 self.send(each.commands[0], each.until, each.answers[0])
@@ -460,6 +476,9 @@ class AsyncConnections(AsyncDriver):
         connection = here.used.get(step.address)
         if connection is None or not connection.is_usable():
             connection = here.connect(self._servers, step)
+        if step.part < 1:
+            needs = min(TRIPS * connection.trip, NEARLY * self.deadline)
+            until = step.limit(until, asyncio.get_running_loop().time(), needs=needs)
         answer = connection.send(step.command, until)
         if here.closed:  # a slot is released after `close`, which is not called again
             self.retire(step.address)

@@ -41,7 +41,8 @@ BUSY: Final = 0.001  # seconds: a connection that was used more recently is not 
 _STUCK: Final = 1.0  # seconds: after this time another opening may begin, because the packets of this one may be lost
 _LATE: Final = 0.001  # seconds to read a reply that came in time, if this thread was stalled until the deadline
 _PING: Final = Command(pack("PING"))
-_NEARLY: Final = 0.9  # of the deadline: a call that has more left takes all of it, so that its socket keeps its timeout
+NEARLY: Final = 0.9  # of the deadline: a call that has more left takes all of it, so that its socket keeps its timeout
+TRIPS: Final = 2.0  # round trips: the time that a command needs, because one round trip may be slower than another
 _TURNED_AWAY: Final = {"NOAUTH", "DENIED", "ERR"}  # no password, protected mode, too many clients
 NONE_IDLE: Final = object()
 _SOCKET: Final = "_sock"
@@ -69,6 +70,7 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
     def on_connect(self, connection: Any, **options: Any) -> None:
         """Start to read from the socket of this connection."""
         super().on_connect(connection, **options)
+        self.used = monotonic()
         self._socket, reader = _socket(connection), getattr(self, _READER, None)
         self._set_timeout, self.is_readable = self._socket.set_timeout, self._socket.is_readable
         if reader is None:
@@ -205,7 +207,7 @@ def _can_read(redis_connection: Any) -> bool:
 class Connection:
     """One open connection. Raises OSError or RedisError if it cannot be opened in so many seconds."""
 
-    __slots__ = ("__weakref__", "_redis", "call", "parser", "took")
+    __slots__ = ("__weakref__", "_redis", "call", "parser", "trip")
 
     def __init__(self, servers: Servers, step: Send, *, seconds: float) -> None:
         began = monotonic()
@@ -226,7 +228,8 @@ class Connection:
         self.call = parser.calling()
         if not (self._redis.username or self._redis.password or self._redis.db):
             self._greet(parser.until)
-        self.took = monotonic() - began  # the seconds of the opening: two round trips or more
+        # The seconds since TCP and TLS were ready: one round trip or more. A proxy may have answered for TCP.
+        self.trip = monotonic() - parser.used
 
     def close(self) -> None:
         """Close the connection."""
@@ -308,10 +311,16 @@ class _Pool:
         self._openings: WeakSet[_Opening] = WeakSet()
         self._failed = 0  # openings that failed
         self._failure: Exception | None = None  # of the last one
+        self.trip = 0.0  # seconds: what a round trip took when the last connection opened
         self._waiting: deque[Lock] = deque()  # one for each thread that waits; releasing it wakes the thread
         self._closed = closed
         # A signal handler or finalizer may need a connection in a thread that holds it.
         self._lock: Any = RLock()  # the stubs lack `_is_owned`
+
+    @property
+    def has_idle(self) -> bool:
+        """True if a connection is open and idle."""
+        return bool(self._idle)
 
     def idle(self) -> Connection | None:
         """Return an idle connection that the server has not closed, used from now on; None if there is none. Data that
@@ -354,7 +363,7 @@ class _Pool:
                 with self._lock:  # no greenlet switches here, so none is killed while it waits for the lock
                     if self._idle:
                         continue
-                    again = own is None or (own.is_done and not self._fresh())
+                    again = own is None or ((own.is_done or own in self._openings) and not self._fresh())
                     opening = self._reserve() if again else None
                     left = (until if self._open else soon) - monotonic()
                     refused = failed != self._failed and not self._open and not self._fresh()
@@ -363,7 +372,7 @@ class _Pool:
                 if opening is not None:
                     own = opening
                     self._start(opening, step, until)
-                elif woken.acquire(timeout=left):
+                elif woken.acquire(timeout=min(left, _STUCK)):
                     self._waiting.append(woken)  # before the next look at `_idle`
         finally:
             with suppress(ValueError):  # it was woken
@@ -476,7 +485,7 @@ class _Pool:
                 if connection is None:
                     self._failed, self._failure = self._failed + 1, failure
                 else:
-                    opening.is_done = True
+                    opening.is_done, self.trip = True, connection.trip
                     self._open.add(connection)
                     self._idle.append(connection)
             unwanted = self._closed and not self._waiting
@@ -521,8 +530,10 @@ class Connections(Driver):
         if pool is None:
             pool = self.pools.setdefault(step.address, _Pool(self._servers, step.address, closed=self._closed))
         now, command = monotonic(), step.command
+        if step.part < 1:
+            until = step.limit(until, now, needs=self._needs(pool.trip) if pool.has_idle else 0.0)
         whole, left = command.whole if isinstance(command, SingleCheck) else command, until - now
-        reply = pool.ask(whole, now, left if left < _NEARLY * self.deadline else self.deadline)
+        reply = pool.ask(whole, now, left if left < NEARLY * self.deadline else self.deadline)
         if reply is not NONE_IDLE:
             return reply
         try:
@@ -530,12 +541,16 @@ class Connections(Driver):
         except NoReplyError as error:
             return error
         now = monotonic()
-        if until - now < min(connection.took, self.deadline) / 2:
-            # A reply would come too late, and then the next request would have to open a connection again.
+        if until - now < self._needs(connection.trip):
+            # The reply might come too late, and then the next request would have to open a connection again.
             pool.put(connection)
             late = TimeoutError("the connection opened too late")
             return NoReplyError(step.address, late, sent=False, concerns="plan")
         return pool.ask(whole, now, until - now, connection=connection)
+
+    def _needs(self, trip: float) -> float:
+        """Return the seconds that a command needs: some round trips, and never more than a new request has."""
+        return min(TRIPS * trip, NEARLY * self.deadline)
 
     def retire(self, address: Address) -> None:
         """Close the connections to an address: the idle ones now, the others after their reply."""

@@ -37,6 +37,7 @@ class Driver(ABC):
 
     def drive(self, steps: Steps[T], until: float) -> T:
         """Take all steps before the deadline `until`. Returns the result of the operation."""
+        took = self.until() - until  # by the last step; before `drive` was called, by the first one
         reply: Any = None
         try:
             while True:
@@ -44,7 +45,8 @@ class Driver(ABC):
                 reply = None
                 if isinstance(step, Send):
                     begun = monotonic()
-                    reply = self.send(step, step.limit(until, begun) if step.part < 1 else until)
+                    reply = _too_late(step) if until - begun < took else self.send(step, until)
+                    took = 0.0 if isinstance(reply, NoReplyError) else monotonic() - begun
                     if timed_out(reply) and until - begun < _SHORT * (self.until() - monotonic()):
                         reply.concerns = "plan"  # the steps before this one took the time
                 elif isinstance(step, Reconnect):
@@ -81,6 +83,7 @@ class AsyncDriver(ABC):
 
     async def drive(self, steps: Steps[T], until: float) -> T:
         now = asyncio.get_running_loop().time
+        took = self.until() - until  # by the last step; before `drive` was called, by the first one
         reply: Any = None
         try:
             while True:
@@ -88,7 +91,8 @@ class AsyncDriver(ABC):
                 reply = None
                 if isinstance(step, Send):
                     begun = now()
-                    reply = await self.send(step, step.limit(until, begun) if step.part < 1 else until)
+                    reply = _too_late(step) if until - begun < took else await self.send(step, until)
+                    took = 0.0 if isinstance(reply, NoReplyError) else now() - begun
                     if timed_out(reply) and until - begun < _SHORT * (self.until() - now()):
                         reply.concerns = "plan"  # the steps before this one took the time
                 elif isinstance(step, Reconnect):
@@ -105,3 +109,10 @@ class AsyncDriver(ABC):
                 reply = await self.drive(scan.send(reply), self.until())
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
+
+
+def _too_late(step: Send) -> NoReplyError:
+    """Return the failure of a step that has less time left than the last one took. To send it would cost the connection
+    and what is known of the server. The next operation begins with this step.
+    """
+    return NoReplyError(step.address, TimeoutError("too little time is left"), sent=False, concerns="plan")

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from sluicegate.errors import StoreError
 from sluicegate.plan import BAN, Check, Outcome, Plan, Terms, charged, in_shadow, new
-from sluicegate.stores.redis.commands import AnyCommand, Command, pack
+from sluicegate.stores.redis.commands import AnyCommand, Command, Script, SingleCheck, pack
 from sluicegate.stores.redis.encoding import PEEK, REFUND, REFUSED, RENEW, Encoder, decode, decode_time
 from sluicegate.stores.redis.failures import kind_of, may_succeed_elsewhere, store_error
 from sluicegate.stores.redis.scan import KeyPage, Position, Scan, scan_bans, scan_budgets, scan_page
@@ -44,6 +44,8 @@ class Operations:
     def __init__(self, topology: Topology, encoder: Encoder) -> None:
         self._topology = topology
         self._encoder = encoder
+        # The scripts that a server did not know when no time was left to send one: the next command brings it.
+        self.unknown: set[Script | None] = set()
 
     def quick(self, plan: Plan) -> Send | None:
         """Return the one step that runs a plan, if the server is known and the plan has one slot: nearly always."""
@@ -53,7 +55,10 @@ class Operations:
                 return None
             slot = slot_of(checks[0].identity)
         address = topology.known(slot)
-        return None if address is None or not checks else new(Send, (address, self._encoder.run(plan), 1.0, False))
+        if address is None or not checks:
+            return None
+        command = self._encoder.run(plan)
+        return new(Send, (address, self._informed(command) if self.unknown else command, 1.0, False))
 
     def run(self, plan: Plan, quick: Send | None = None, reply: Any = None) -> Steps[tuple[Outcome, ...]]:
         """Charge every check of the plan, or none. `quick` was sent already and got `reply`."""
@@ -197,6 +202,9 @@ class Operations:
         elsewhere: Address | None = None  # the node that the slot is moving to, for the next attempt only
         failed: dict[Address, Exception] = {}  # what the servers answered that cannot run the command
         pause, moves = 0.0, 0
+        brings: Command | None = None  # the same command with its script
+        if attempt is None and self.unknown:
+            command = self._informed(command)
         for _ in range(_TRIES):
             if pause:
                 yield Pause(pause)
@@ -215,10 +223,12 @@ class Operations:
             failed[address] = reply  # the last one is reported
             code, _, rest = str(reply).partition(" ")
             if code == "NOSCRIPT":
-                command = command.with_text()
+                command = brings = command.with_text()
                 continue
             elsewhere, again = None, False
             if isinstance(reply, NoReplyError):
+                if brings is not None:
+                    self.unknown.add(brings.script)
                 if reply.concerns == "server":
                     again = self._topology.lost(address) and may_succeed_elsewhere(reply)
             elif code == "ASK":
@@ -244,6 +254,14 @@ class Operations:
                 break
         where, last = next(reversed(failed.items()))
         raise store_error(str(where), last) from last
+
+    def _informed(self, command: AnyCommand) -> AnyCommand:
+        """Return the command, with its script if the last one could not bring it."""
+        whole = command.whole if isinstance(command, SingleCheck) else command
+        if whole.script not in self.unknown:
+            return command
+        self.unknown.discard(whole.script)
+        return whole.with_text()
 
 
 def _try(step: Send) -> Steps[Attempt]:

@@ -44,9 +44,12 @@ class Send(NamedTuple):
     part: float = 1.0  # of the time that is left
     sentinel: bool = False  # whether the server is a Sentinel, which may need another password
 
-    def limit(self, until: float, now: float) -> float:
-        """Return the deadline of this step, if all steps must end by `until`."""
-        return until - (until - now) * (1 - self.part)
+    def limit(self, until: float, now: float, *, needs: float) -> float:
+        """Return the deadline of this step, if all steps must end by `until`. It `needs` so many seconds: if fewer are
+        left, the deadline is now, and nothing is sent.
+        """
+        end = now + max((until - now) * self.part, needs)
+        return end if end <= until else now
 
 
 class Attempt(NamedTuple):

@@ -110,6 +110,7 @@ class Sentinel:
 
     def __init__(self, servers: Servers) -> None:
         self._seeds = list(servers.seeds)
+        self._names = ", ".join(map(str, servers.seeds))
         self._service = servers.service
         self._command = Command(pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", servers.service))
         self.address: Address | None = None  # of the master, once a Sentinel has named it
@@ -145,8 +146,10 @@ class Sentinel:
                 return self.address
             answers.append(f"{seed}: {said(reply)}")
             unknown |= reply is None
+        first, *others = self._seeds
+        self._seeds = [*others, first]  # the one that is asked first has the most time
         problem = f"no Sentinel names a master of {self._service!r} ({'; '.join(answers)})"
-        raise StoreError(", ".join(map(str, self._seeds)), problem, advice=_UNKNOWN if unknown else _ADVICE)
+        raise StoreError(self._names, problem, advice=_UNKNOWN if unknown else _ADVICE)
 
     def lost(self, address: Address) -> bool:
         """Forget the lost master, and return True: another server may be the master by now."""
@@ -256,7 +259,7 @@ class Cluster:
                     continue
                 self._nodes = tuple(dict.fromkeys(filter(None, self._slots)))
                 self._suspects &= {*self._nodes, *self._seeds}
-                self._stale = False
+                self._stale, self._asked_at = False, monotonic()
                 break
             answers.append(f"{address}: {said(reply)}")
         return answers
