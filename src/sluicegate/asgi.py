@@ -165,7 +165,7 @@ class Exchange(RequestState):
     def takes(self, error: RateLimitExceeded | RuntimeError) -> bool:
         """True if this error is a refusal, and the limiter can still send its response: none has started.
 
-        Starlette raises a RuntimeError from a refusal after this limiter held a response back. It counts as a refusal.
+        Starlette raises a RuntimeError from a refusal if this limiter held a response back. That is a refusal too.
         """
         if isinstance(error, RateLimitExceeded):
             if self.refused is None and self.can_refuse:
@@ -175,7 +175,7 @@ class Exchange(RequestState):
         return self.refused is not None
 
     def holds_back(self, message: Message) -> bool:
-        """True if this message starts a framework's 500 for a RateLimitExceeded. The limiter sends its own instead.
+        """True if this message starts a framework's 500 for a RateLimitExceeded. The limiter sends its own response.
 
         Any other response during the handling of a RateLimitExceeded is the application's own response to the refusal.
         This response gets the fields of the refusal.
@@ -300,7 +300,9 @@ class RateLimitMiddleware:
                 self._deliver(state, scope)
 
     async def reset_all(self, identity: object) -> int:
-        """Forget all budgets, slots and bans of an identity: `("ip", "203.0.113.7")`, say. Return how many budgets."""
+        """Forget every budget, slot and ban of an identity, such as `("ip", "203.0.113.7")`. Return how many budgets
+        were forgotten.
+        """
         return await self.gate.reset_all(identity)
 
     async def status(self) -> Status:
@@ -308,7 +310,7 @@ class RateLimitMiddleware:
         return await self.gate.limiter.status()
 
     def arrive(self, scope: Scope) -> tuple[AsgiCaller, Arrival]:
-        """Return the caller, and the endpoint of the request. An unknown application has one endpoint for all."""
+        """Return the caller and the request's endpoint. An unknown application has one endpoint for all requests."""
         return AsgiCaller(scope), NOWHERE
 
     def endpoints(self, scope: Scope) -> list[Endpoint]:
@@ -329,7 +331,7 @@ class RateLimitMiddleware:
         return AsgiCaller(scope)
 
     def template(self, scope: Scope, root_path: str) -> str:
-        """Return the route template of a request that passed the application, which may change `root_path`."""
+        """Return the route template of a request that passed the application, which may have changed `root_path`."""
         return ""
 
     def answers_preflight(self, scope: Scope) -> bool:
@@ -410,7 +412,7 @@ class RateLimitMiddleware:
         return send_with_fields
 
     async def _send_and_settle(self, state: Exchange, message: Message, send: Send) -> None:
-        """Send a message of a request with a settlement: refund, renew or release charges if the message says so."""
+        """Send a message of a request with a settlement: refund, renew or release charges if the message needs it."""
         if state.refused is not None:
             return  # the message belongs to a response that was held back
         if message["type"] in BEGINNINGS:
@@ -433,7 +435,7 @@ class RateLimitMiddleware:
     async def _deny(
         self, decision: Decision, caller: AsgiCaller, call: tuple[Scope, Receive, Send], *, state: Exchange
     ) -> None:
-        """Send the response to a refused request: before its body is read, or later if the application refused."""
+        """Respond to a refused request: before its body is read, or later if the application raised the refusal."""
         scope, receive, send = call
         start, rest = HTTP
         if scope["type"] != "http":
@@ -501,7 +503,7 @@ async def _nothing() -> None:
 
 
 def header_lines(scope: Scope) -> Sequence[tuple[bytes, bytes]]:
-    """Return a request's header lines, if any. An iterator becomes a list, which replaces it in the scope."""
+    """Return a request's header lines, perhaps none. An iterator becomes a list, which replaces it in the scope."""
     lines = scope.get("headers")
     if lines is None:
         return ()

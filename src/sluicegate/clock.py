@@ -91,7 +91,7 @@ class ManualClock:
 
 
 def read_us(clock: Clock) -> int:
-    """Return the time of a clock. Raises ConfigurationError for one with which a store might allow everything."""
+    """Return the time of a clock. Raises ConfigurationError for a time with which a store might allow everything."""
     now = clock.now_us()
     if type(now) is int and 0 <= now <= LATEST_US:
         return now

@@ -30,7 +30,7 @@ _DECIDED: Final = "_sluicegate_decided"
 
 
 class Refused(APIException):  # type: ignore[misc]  # REST framework has no types
-    """A refusal that is no 429: 503 if the store is down and a rule says "deny", 403 for one on the deny list."""
+    """A refusal that is no 429: 503 if the store is down and a rule says "deny", 403 for a client on the deny list."""
 
     def __init__(self, decision: Decision) -> None:
         self.status_code, self.wait, text = refusal(decision)  # REST framework makes `Retry-After` of the wait

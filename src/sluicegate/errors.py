@@ -229,7 +229,7 @@ def nearest(given: object, known: Iterable[str], otherwise: str, *, kind: str = 
 def unknown_option(
     what: str, given: object, known: Iterable[str], *, error: type[ConfigurationError], kind: str = "option"
 ) -> ConfigurationError:
-    """Return the error for an unknown option, with what we call it if another library has it, or a near known name."""
+    """Return the error for an unknown option. It gives our name for an option of another library, else a near name."""
     known = list(known)
     found = name_here(given) if isinstance(given, str) else None
     if found is None or found[0] == given:

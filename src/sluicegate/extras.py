@@ -39,6 +39,8 @@ def _package(error: ImportError) -> str:
 
 
 def _is_absent(error: ImportError) -> bool:
-    """True if a whole package is missing, not only a part of one or of Python: that is installed and broken."""
+    """True if a whole package is missing. False if only a part of a package, or of Python, is missing: then the package
+    is installed and broken.
+    """
     name = error.name or ""
     return isinstance(error, ModuleNotFoundError) and "." not in name and name not in sys.stdlib_module_names

@@ -75,7 +75,7 @@ class _OnInstances:
 
 
 class _OfTypes(_OnInstances):
-    """An attribute that pydantic reads from an annotation. Reading it raises RuleError: RateLimit is not one."""
+    """An attribute that pydantic reads from an annotation. Reading it raises RuleError: RateLimit is no annotation."""
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
         if instance is None:

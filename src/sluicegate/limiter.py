@@ -257,8 +257,8 @@ class Limiter(_Engine[Store]):
     """Decides whether a user may do something now, for synchronous code.
 
     `store` is a URL (`memory://`, `redis://…`) or a Store; `prefix` begins every key in a shared server; `algorithm` is
-    used if a call gives none; `clock` is a ManualClock for tests. A store made from a URL is closed by `close` or at
-    the end of a `with` block. A store object that was given stays open. Raises ConfigurationError for wrong arguments.
+    used if a call names no algorithm; `clock` is a ManualClock for tests. A store made from a URL is closed by `close`
+    or at the end of a `with` block; a given store stays open. Raises ConfigurationError for wrong arguments.
 
     While the store is unavailable, `on_store_failure` decides: "local" (the limits hold in this process, each divided
     by `replicas`), "allow", "deny", or "raise" for a StoreError from the call. `deadline` is the longest time in
@@ -266,8 +266,8 @@ class Limiter(_Engine[Store]):
     is available again. A refusal may be cached for `deny_cache` seconds.
 
     With `secret`, at least 16 bytes, stores keep identities as keyed digests. Limiters that share budgets need the same
-    secret. `on_decision` is a function, or several, called with a DecisionEvent after each decision. It has the name of
-    the `application`, and identities as digests unless `show_identities` is True. `strict` turns warnings into errors.
+    secret. `on_decision` is a function, or several, called with a DecisionEvent after each decision. The event has the
+    name of the `application`, and identities as digests unless `show_identities`. `strict` turns warnings into errors.
 
     >>> limiter = Limiter()
     >>> limiter.is_action_allowed("alice", "reply", period=60, max_count=5)
@@ -284,7 +284,9 @@ class Limiter(_Engine[Store]):
     def is_action_allowed(
         self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: AlgorithmName | None = None
     ) -> bool:
-        """True if this user may do this now: at most `max_count` times in any `period` seconds. If so, it counts."""
+        """True if this user may do this action now: at most `max_count` times in any `period` seconds. If True, the
+        action is counted.
+        """
         return self.hit(_quota(max_count, period), user_id, action=action_key, algorithm=algorithm).allowed
 
     def limit(self, quota: QuotaSpec, *, action: str = "", algorithm: AlgorithmName | None = None) -> Limit:
@@ -416,7 +418,7 @@ class Limiter(_Engine[Store]):
         _check_kept(self.store.run(_manual_ban(self.text(identity), ban, duration)))
 
     def unban(self, identity: object, ban: Ban) -> None:
-        """End a ban, and forget earlier strikes and bans. Other processes may cache it for `deny_cache` seconds."""
+        """End a ban, and forget earlier strikes and bans. Other processes may cache a ban for `deny_cache` seconds."""
         self.store.forget(_terms_of(ban).rule_id, self.text(identity))
 
     def bans(self, ban: Ban) -> dict[str, float]:
@@ -446,7 +448,7 @@ class Limiter(_Engine[Store]):
         return self._known()
 
     def close(self) -> None:
-        """Close the store if this limiter opened it. A given one stays open; prefetched permits go back to it."""
+        """Close the store if this limiter opened it. A given store stays open; prefetched permits go back to it."""
         if self._closes:
             self.store.close()
 
@@ -477,7 +479,9 @@ class AsyncLimiter(_Engine[AsyncStore]):
     async def is_action_allowed(
         self, user_id: object, action_key: str, period: float, max_count: int, *, algorithm: AlgorithmName | None = None
     ) -> bool:
-        """True if this user may do this now: at most `max_count` times in any `period` seconds. If so, it counts."""
+        """True if this user may do this action now: at most `max_count` times in any `period` seconds. If True, the
+        action is counted.
+        """
         return (await self.hit(_quota(max_count, period), user_id, action=action_key, algorithm=algorithm)).allowed
 
     def limit(self, quota: QuotaSpec, *, action: str = "", algorithm: AlgorithmName | None = None) -> AsyncLimit:
@@ -493,7 +497,7 @@ class AsyncLimiter(_Engine[AsyncStore]):
         cost: int = 1,
         algorithm: AlgorithmName | None = None,
     ) -> Decision:
-        """Charge `cost` units to an identity if every quota allows them, else nothing. Return the decision."""
+        """Charge `cost` units to an identity if every quota allows them, else charge nothing. Return the decision."""
         return await self.limit(quota, action=action, algorithm=algorithm).hit(identity, cost)
 
     async def peek(
@@ -538,7 +542,9 @@ class AsyncLimiter(_Engine[AsyncStore]):
         return await self.limit(quota, action=action, algorithm=algorithm).reserve(identity, cost)
 
     async def refund(self, decision: Decision) -> None:
-        """Give back what a decision of this limiter charged, once. It completes even if its task is cancelled."""
+        """Give back what a decision of this limiter has charged. Call it once. Once started, it completes even if its
+        task is cancelled.
+        """
         from sluicegate.stores.completion import complete
 
         await complete(self.store.refund(*_charges(decision)))

@@ -171,7 +171,9 @@ def _attributes(names: Iterable[str], values: Iterable[str]) -> dict[str, str]:
 
 
 def _mark_span(labels: Labels, *, degraded: bool) -> None:
-    """Set attributes of the current span. An allowing decision sets no result: it could replace another's refusal."""
+    """Set attributes of the current span. An allowing decision sets no result: it could replace the refusal of another
+    decision about the same request.
+    """
     span = get_current_span()
     if not span.is_recording():
         return

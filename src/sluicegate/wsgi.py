@@ -179,7 +179,9 @@ class RateLimitMiddleware:
         return self._pass(state, environ, respond)
 
     def reset_all(self, identity: object) -> int:
-        """Forget all budgets, slots and bans of an identity: `("ip", "203.0.113.7")`, say. Return how many budgets."""
+        """Forget every budget, slot and ban of an identity, such as `("ip", "203.0.113.7")`. Return how many budgets
+        were forgotten.
+        """
         return self.gate.reset_all(identity)
 
     def endpoint_rules(self) -> list[EndpointRules]:

@@ -36,7 +36,9 @@ def _live(state: State | None, now: int, params: tuple[int, ...]) -> State:
 
 
 def check(state: State | None, now: int, cost: int, params: tuple[int, ...]) -> Outcome:
-    """Return whether the ban is active; with a cost, the outcome after so many strikes, which are always allowed."""
+    """Return the outcome that says whether the ban is active. With a cost, return the outcome after this number of
+    strikes, which are always allowed.
+    """
     after, within, remembered = params[:3]
     strikes, since, ends, level = charge(state, now, cost, params) if cost else _live(state, now, params)
     left = ends - now if now < ends else 0

@@ -177,7 +177,7 @@ def _searched(path: Path) -> str:
 
 
 def _attribute(module: Any, attribute: str, name: str) -> Any:
-    """Return the application in a module. A name with parentheses, or of a function without parameters: a factory."""
+    """Return a module's application. A name with parentheses, or of a function without parameters, is a factory."""
     if not attribute:
         attribute = next((each for each in _NAMES if hasattr(module, each)), "")
         if not attribute:

@@ -166,7 +166,7 @@ class Budgets:
         return [None] if len(checks) == 1 else [found for each in checks for found in self.read([each])]
 
     def pages(self, text: str | None, seen: Callable[[float], object]) -> Iterator[KeyPage]:
-        """Yield the budgets of an identity, or all, a few keys at a time. `seen` is called with the scanned share."""
+        """Yield the budgets of an identity, or of all, a few keys at a time. `seen` gets the share scanned so far."""
         page = getattr(self.store, "page", None)
         if page is None:
             problem, expected = "this store cannot list budgets", "keep them in a redis:// store"

@@ -146,7 +146,7 @@ def option_app(command: Command) -> Command:
 
 
 def load_app(name: str | None) -> Application:
-    """Return the application of a command: the named one, `flask`'s, or the project of DJANGO_SETTINGS_MODULE."""
+    """Return the application for a command: the named one, else that of `flask`, else of DJANGO_SETTINGS_MODULE."""
     from sluicegate.cli import application
 
     if name:

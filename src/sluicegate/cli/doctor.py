@@ -407,7 +407,9 @@ def _failure(about: str, error: StoreError | ConfigurationError) -> Finding:
 
 
 def _unreached(examined: Examined, error: StoreError | ConfigurationError, address: Any = None) -> Finding:
-    """Return the finding of a server (the URL's first) that cannot be talked to. Its first words may say why."""
+    """Return the finding of a server that cannot be talked to: the one at `address`, else the first of the URL. The
+    first words that it sends may say why.
+    """
     from sluicegate.stores.redis.url import servers  # here: it needs redis-py
 
     found = _failure("connection", error)

@@ -34,7 +34,7 @@ from sluicegate.web.gate import AsyncGate, Gate
 class RateLimitMiddleware:
     """Limits every request of a Django project by `settings.SLUICEGATE`.
 
-    One class for WSGI and ASGI. On an event loop it uses no threads. Wrong settings raise when the server starts.
+    One class for WSGI and ASGI. On an event loop it uses no threads. Wrong settings fail when the server starts.
     """
 
     sync_capable = True

@@ -1,6 +1,6 @@
 """Enforcement and its Django responses, sync and async.
 
-`enforce` and `enforce_async` decide, send the signal, and return the response to a refused request, or None.
+`enforce` and `enforce_async` decide, send the signal, and return the response to a refused request, else None.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from sluicegate.web.health import FIELDS, OK, answer, check_code
 
 
 def status() -> Status:
-    """Return the status of this process: of its limiter for ASGI if there is one, else for WSGI. Charges nothing."""
+    """Return this process's status: of its ASGI limiter if it has one, else of its WSGI limiter. Charges nothing."""
     conf.check_can_wait("status", "()", instead="astatus()")
     under_asgi = conf.opened_async_gate()
     return conf.sync_gate().limiter.status() if under_asgi is None else async_to_sync(under_asgi.limiter.status)()

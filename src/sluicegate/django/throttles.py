@@ -80,7 +80,9 @@ class RateThrottle:
         return self._parsed[0].limit, self._parsed[0].period
 
     def get_ident(self, request: Any) -> str | None:
-        """Return the client's address: by the header of `TRUSTED_PROXIES`, or the framework's number of proxies."""
+        """Return the client's address. `TRUSTED_PROXIES` says whose header is trusted; without it, the framework's own
+        number of proxies does.
+        """
         native = native_request(request)
         gate = gate_for(native)
         caller = new_state(native, gate)

@@ -182,7 +182,9 @@ class UserLookup:
             return None
 
     def _is_over_limit(self) -> bool:
-        """True if this lookup, which would read a session, must not run: too many from its address found none."""
+        """True if this lookup must not run: it would read a session, and too many earlier lookups from this address
+        found no session.
+        """
         return self._reads and not self._history.allow(self._address)
 
     def _from_other(self, name: Hashable | None) -> Hashable | None:

@@ -93,7 +93,7 @@ def _all_marks(given: Any) -> tuple[Mark, ...]:
 
 
 def _check(decorator: str, given: Any) -> None:
-    """Raise for a value that is no view or blueprint, or is one of Flask's own classes, the parents of all views."""
+    """Raise an error for what is no view or blueprint, or is one of Flask's own classes, the parents of all views."""
     if isinstance(given, type):
         fits = issubclass(given, View) and given not in (View, MethodView)
     else:

@@ -308,7 +308,7 @@ class Installation:
         return response
 
     def decide_late(self, native: Request, response: Response) -> Response:
-        """Decide about a request whose response came before `before` was called. Return that, or the refusal."""
+        """Decide about a request that was answered before `before` was called. Return that answer, or the refusal."""
         state = self._state(native)
         if state.route_decided or not self.settings.enabled:
             return response
@@ -402,7 +402,7 @@ class Installation:
         return charged
 
     def _enforce(self, native: Request, state: _FlaskState, bounds: Bounds, *, before_view: bool) -> Response | None:
-        """Return None to continue, or the response. Raises if a handler may handle the refusal, not `on_denied`.
+        """Return None to continue, or the response. Raises if `on_denied` does not answer a refusal and a handler may.
 
         `before_view` is False for a guard, inside a view: there a refusal without `on_denied` always raises.
         """
@@ -452,7 +452,8 @@ class Installation:
 class _Watched(Installation):
     """A RateLimiter with `on_decision` on one application: it delivers the events when the response is closed.
 
-    Without a response, or with a file that the server itself sends and closes, they are delivered at its end.
+    Without a response, or with a file that the server itself sends and closes, they are delivered at the end of the
+    request.
     """
 
     def after(self, response: Response) -> Response:

@@ -36,7 +36,7 @@ class _Refusal(HTTPException):
     decision: Decision
 
     def __init__(self, *_: object) -> None:
-        """Raise RuleError: only `of` makes such an error. An application raises RateLimitExceeded for its own."""
+        """Raise RuleError: only `of` makes such an error. An application raises RateLimitExceeded instead."""
         expected = "raise RateLimitExceeded(decision) for a refusal, or abort(…) for another error"
         raise RuleError("error", type(self).__name__, problem="made by sluicegate alone", expected=expected)
 
@@ -130,7 +130,7 @@ def refuse(
     on_denied: OnDenied | None,
     own: type[Response] | None,
 ) -> Response:
-    """Return the response of `on_denied`. Without one, or if it is None, raise the error for Flask's handlers.
+    """Return what `on_denied` returns. If that is None, or without `on_denied`, raise the error for Flask's handlers.
 
     `own` is the class of our response if Flask need not make it from the error: then return the same response without
     an error, at a third of the cost.

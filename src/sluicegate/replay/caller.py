@@ -91,7 +91,9 @@ class LoggedRequest:
 
 @dataclass(frozen=True, slots=True)
 class LogKey:
-    """A key that only a log has: `field:NAME`, or `path:2`, the path's second part. Without it no rule applies."""
+    """A key that only a log has: `field:NAME`, or `path:2`, the second part of the path. The rule does not apply to a
+    request without it.
+    """
 
     kind: str  # "field" or "path"
     name: str

@@ -246,7 +246,7 @@ class Decider:
         return decision
 
     def feed(self, frame: pl.DataFrame, rows: Sequence[int]) -> tuple[pl.DataFrame, list[int]]:
-        """Decide about a frame's rows, of these numbers. Return the refusals, and the rows that a rule applied to."""
+        """Decide about a frame whose rows have these numbers. Return the refusals, and which rows a rule applied to."""
         ready, decide, rule_at = self.ready, self.decide, self._rule_at
         at = {name: place for place, name in enumerate(frame.columns)}
         refused: list[tuple[int, int | None, int]] = []

@@ -113,7 +113,7 @@ class Innocent(NamedTuple):
 
 
 class ClosedLoop(NamedTuple):
-    """What clients that honour Retry-After would have met: each waits and asks again. None: not computed."""
+    """What clients that honour Retry-After would have met: each waits, asks again and goes on. None: not computed."""
 
     delayed: int | None  # requests that passed later than logged
     never: int | None  # requests that no wait lets through

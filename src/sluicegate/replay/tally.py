@@ -151,7 +151,9 @@ def different(frame: pl.DataFrame, column: str) -> Counter[Any]:
 
 
 def until_column(number: int) -> str:
-    """Return the name of the column that says until when a candidate refused, if decided in order of time."""
+    """Return the name of the column that says until when a request was refused, by a candidate that was decided in
+    order of time.
+    """
     return f"until {number}"
 
 

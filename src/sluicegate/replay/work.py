@@ -1,4 +1,4 @@
-"""The work on one partition: the requests of its identities under each candidate. Several processes share it."""
+"""The work on one partition: count its identities' requests under each candidate. Several processes share it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The rules of an application: what requests are limited, for which identities, how much, and when it is enforced."""
+"""The rules of an application: which requests are limited, for whom, how much, and when a rule is enforced."""

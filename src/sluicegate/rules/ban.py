@@ -114,7 +114,7 @@ def _quota(ban: Ban, option: str, given: Any, *, limit: int = 1) -> Quota:
 
 
 def agree(bans: dict[str, Ban], rule: str, ban: Ban | None) -> None:
-    """Add a rule's ban to its application's. Raises RuleError if a different ban has the same name."""
+    """Add a rule's ban to its application's bans. Raises RuleError if a different ban has the same name."""
     if ban is not None and bans.setdefault(ban.name, ban) != ban:
         problem, expected = "another rule has a different ban of this name", "give one of the two bans another name"
         raise RuleError(f"rule {rule!r}: ban", ban.name, problem=problem, expected=expected)

@@ -140,7 +140,9 @@ class Keys:
 
 
 def _sameness(spec: object) -> Hashable:
-    """Return a value that is equal for two parts only if they are the same: equal functions may not be."""
+    """Return a value that is equal for two parts only if they are the same: equal functions may return different
+    identities.
+    """
     if type(spec) is str:
         return spec
     if isinstance(spec, MethodType):  # each access to a method makes a new object
@@ -240,7 +242,9 @@ def address_key(
 
 
 def network_key(trust: Trust, *, prefix: int = IPV6_PREFIX, ipv4_prefix: int = IPV4_PREFIX) -> Callable[[Caller], str]:
-    """Make a function that returns a caller's network, by trusted header or peer: in IPv6 at most `prefix` bits."""
+    """Make a function that returns the network of a caller, read from the trusted header or from the peer. An IPv6
+    network has at most `prefix` bits.
+    """
 
     def network(caller: Caller) -> str:
         lines = caller.header(trust.header)

@@ -1,8 +1,8 @@
 """Rollout: rules in shadow. A rule in shadow counts, and never refuses: for all identities or a share of them.
 
 The digest of an identity decides whether a rule is enforced for it. So the choice is the same in every process, after
-every restart and for every rule. If a rule is enforced for an identity at some percentage, it is enforced for it at
-every higher percentage. Shadow charges have budgets of their own, because several rules may have one budget.
+every restart and for every rule. A rule that is enforced for an identity at some percentage is enforced for it at every
+higher percentage too. Shadow charges have budgets of their own, because several rules may have one budget.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _PLAIN: Final = str.maketrans("-_", "+/")
 
 
 def share(what: str, mode: object, percent: object) -> int:
-    """Return the share of identities that a rule is enforced for, of EVERYBODY. Raises RuleError for wrong arguments.
+    """Return the share of identities that a rule is enforced for, up to EVERYBODY. Raises RuleError for wrong
+    arguments.
 
     >>> share("rule", "enforce", 100) == EVERYBODY, share("rule", "shadow", 100), share("rule", "enforce", 0)
     (True, 0, 0)

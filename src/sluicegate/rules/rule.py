@@ -164,7 +164,7 @@ class Rule:
         return tuple(terms.name for terms in self.terms("sliding-window" if self.algorithm is None else self.algorithm))
 
     def terms(self, algorithm: str, quota: QuotaSpec | None = None) -> tuple[Terms, ...]:
-        """Return the constant part of this rule's checks, one a quota. `algorithm` serves a rule that has none."""
+        """Return the constant part of this rule's checks, one for each quota. `algorithm` is for a rule without one."""
         try:
             quotas = read(self.quota if quota is None else quota)
             self._check_options_of(quotas)

@@ -71,7 +71,7 @@ def make_terms(
 
 
 def read(given: Any) -> Quotas:
-    """Return the quotas, or the Concurrency, of a rule. The argument is a Quota, a Concurrency, a text or several.
+    """Return the quotas, or the Concurrency, of a rule, from a Quota, several Quotas, a Concurrency or a text.
 
     Every quota that a user writes is read here. Raises QuotaError for any other value.
     """

@@ -147,7 +147,8 @@ _PREFIX: Final = r"[!-z|~]+"  # printable ASCII without space and braces
 
 
 def open_store(url: str, *, prefix: str, clock: Clock | None = None, deadline: float = DEADLINE) -> Store:
-    """Open the store for a URL such as `memory://` or `redis://localhost:6379/0`. Raises StoreURLError for others.
+    """Open the store for a URL such as `memory://` or `redis://localhost:6379/0`. Raises StoreURLError for an unknown
+    URL.
 
     `prefix` begins every key in a shared server. `deadline` is how long a request waits for the store, in seconds.
     """

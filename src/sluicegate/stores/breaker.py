@@ -260,7 +260,7 @@ class Breakers:
         return (self.whole.describe(), *[breaker.describe(part) for part, breaker in list(self._of.items())])
 
     def replaced(self, breaker: Breaker, *identities: str) -> bool:
-        """Close and forget the breaker of a server that no longer keeps these identities' keys. False if it does."""
+        """Close and forget a server's breaker if it no longer keeps the keys of these identities. Else return False."""
         if breaker is self.whole or self._parts is None or breaker.store in self._parts(*identities):
             return False
         self._of.pop(breaker.store, None)

@@ -3,7 +3,7 @@
 The policy "local" runs the same algorithm in a memory store of this process. Every limit is divided by the number of
 processes, and is at least 1. An outage must not refill a budget. So the fallback notes the last outcomes of the store
 for each identity. While the note is valid, the identity starts with its share of the units that the store had left. The
-oldest notes are dropped first. Notes do not count concurrency limits: most requests that it counted have ended since.
+oldest notes are dropped first. Notes do not count concurrency limits: most of the counted requests have ended since.
 """
 
 from __future__ import annotations

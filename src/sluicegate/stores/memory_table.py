@@ -121,7 +121,7 @@ class MemoryTable:
         return None if self.has_room(now) else self._shared_budget(check, now, network)
 
     def of(self, check: Check) -> Entry | None:
-        """Return the entry that a check was charged to: the identity's own or a shared budget; None without one."""
+        """Return the entry that a check was charged to: the identity's own or a shared budget. None if it has none."""
         key = (check.terms.rule_id, check.identity)
         entry = self.get(*key)
         return self._budget_of.get(key) if entry is None else entry
@@ -183,7 +183,7 @@ class MemoryTable:
         return found
 
     def _common_budget(self, kind: _Kind, terms: Terms) -> SharedBudget:
-        """Return the one budget of all new identities under a kind of rule: there are too many shared budgets."""
+        """Return the one budget of all new identities under a kind of rule, if there are too many shared budgets."""
         found = self._common.get(kind)
         if found is None:
             if len(self._common) >= KINDS:  # quotas that are made for each request would grow without bound
@@ -192,7 +192,7 @@ class MemoryTable:
         return found
 
     def _bucket_of(self, network: str) -> int:
-        """Return the bucket of a network. It depends on a secret, so no client can know the networks in it."""
+        """Return the bucket of a network. It depends on a secret, so no client can know which networks share it."""
         if self._seal is None:
             self._seal = Seal(urandom(16)).text
         return int(self._seal(network)[-8:], 16) % BUCKETS

@@ -204,7 +204,7 @@ class ServerProcess:
             os.close(reads)
 
     def _open(self) -> int:
-        """Return the open directory, made if need be. Raises OSError if another user could read or replace it."""
+        """Return the open directory, created if missing. Raises OSError if another user could read or replace it."""
         _check_above(self.directory)
         with suppress(FileExistsError):
             self.directory.mkdir(mode=0o700)

@@ -35,7 +35,7 @@ STALENESS: Final = 1.0  # seconds for which a refusal may be remembered
 
 
 class StoreOptions:
-    """The store options: settings and limiters have the same names. Raises SettingsError for a bad value."""
+    """The store options: settings and limiters have the same names. Raises SettingsError for a wrong value."""
 
     watched: deque[float] | None = None  # with it, a wrapper measures the calls of the store, and adds the seconds
 

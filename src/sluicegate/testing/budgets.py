@@ -32,7 +32,8 @@ _LAYERS: Final[list[_Layer]] = []
 
 @contextmanager
 def separate_budgets(*, clock: Clock | None = None, off: bool = False) -> Generator[None]:
-    """Let every limiter begin with empty budgets, until the end of the block. Limiters that share a store still do.
+    """Let every limiter begin with empty budgets, until the end of the block. Limiters that share a store share the new
+    budgets too.
 
     With `clock` they read the time from it, except a limiter or store that was given a clock of its own. With `off`
     they allow every request and call no store, until an inner block begins.

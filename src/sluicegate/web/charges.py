@@ -1,7 +1,8 @@
 """Charges that depend on the response: the predicate of a rule refunds a charge, or a charge is held until the response
 has ended.
 
-Pure functions from a decision and a response to charges. `settlement` and the adapters wait for it and call the store.
+Pure functions from a decision and a response to charges. Waiting and calls of the store are in `settlement` and the
+adapters.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def due(charges: Charges) -> Due:
 
 
 def without(decision: Decision, refunded: Charges) -> Decision:
-    """Return the decision without these charges: header fields show what is left now; the checks' cost is 0."""
+    """Return the decision without these charges: its header fields show what is left now, and its checks cost 0."""
     gone = {id(outcome) for _, outcome in refunded}
     checks, outcomes = [], []
     for check, outcome in zip(decision.checks, decision.outcomes, strict=True):

@@ -20,7 +20,7 @@ def printable(name: str) -> str:
 
 
 class Endpoint(NamedTuple):
-    """The view and route that the framework matched for a request. All fields are empty if none matched."""
+    """The view and route that the framework matched for a request. All fields are empty if no route matched."""
 
     view: Hashable | None = None  # unique: no other endpoint has the same value
     marks: tuple[Mark, ...] = ()

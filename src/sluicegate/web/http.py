@@ -253,7 +253,7 @@ def quoted(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def policy_text(terms: Terms) -> tuple[Field, str, bool] | None:
-    """Return the constant text of draft 11 for a rule: its policy, the start of its item, and if that has a time.
+    """Return the constant text of draft 11 for a rule: its policy, the start of its item, and whether that has a time.
 
     Return None for a ban and for a shadow rule, because these have neither a policy nor an item.
     """
@@ -375,7 +375,9 @@ def _weight(text: str) -> float:
 
 
 def _renamed(added: Fields, existing: Fields) -> Fields:
-    """Return the added fields, with items (the same in both) renamed if the existing fields have their names."""
+    """Return the added fields with items renamed to names that the existing fields do not have. An item has the same
+    name in both fields.
+    """
     taken = {name for field, value in existing if field.lower() in _LISTS for name in _STRING.findall(value)}
     names: dict[str, str] = {}
 
@@ -393,7 +395,7 @@ def _renamed(added: Fields, existing: Fields) -> Fields:
 
 
 def _join(name: str, lines: list[str], *, keep: bool) -> str:
-    """Return one line made from all lines of a field, the last of them new. `keep`: an older line is tighter."""
+    """Return one line made from all lines of a field. The last is new. `keep` is True if an older one is tighter."""
     *old, new = lines
     if not old:
         return new
@@ -405,7 +407,7 @@ def _join(name: str, lines: list[str], *, keep: bool) -> str:
 
 
 def _wait(line: str, epoch: Callable[[], float]) -> float:
-    """Return the seconds of a `Retry-After`; 0, less than any that sluicegate sends, if it is no number or date."""
+    """Return the seconds of a `Retry-After`; 0, less than sluicegate ever sends, if it is neither number nor date."""
     if _DELAY.fullmatch(line):
         return int(line)
     if not _DATE.fullmatch(line):

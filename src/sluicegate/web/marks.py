@@ -36,7 +36,7 @@ _ATTRIBUTE: Final = "__sluicegate__"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mark:
-    """One `@limit` and its rule, with the name of the view if none was given. Compared by object identity."""
+    """One `@limit` and its rule, named after the view if no name was given. Compared by object identity."""
 
     rule: Rule
     named: bool
@@ -242,7 +242,8 @@ def make_mark(
     override_defaults: bool = False,
     **options: Unpack[RuleOptions],
 ) -> Mark:
-    """Make a mark from the arguments of `@limit`, or of `what`, with `own` options too. Wrong arguments raise at once.
+    """Make a mark from the arguments of `@limit`, or of `what`, which has `own` options too. Wrong arguments raise at
+    once.
 
     - `scope`: all views with the same scope have one budget; without it, the view has a budget of its own.
     - `name` is shown in header fields. Without it, the scope is shown, or else the view's own name.

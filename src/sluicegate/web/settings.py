@@ -502,7 +502,7 @@ def _proxies(text: str) -> object:
 
 
 def _number(kind: type[int] | type[float]) -> Callable[[str], object]:
-    """Make a reader of numbers. Text that is none stays as it is, for the later check of the settings to raise."""
+    """Make a function that reads numbers. Other text stays as it is: the later check of the settings raises for it."""
 
     def read(text: str) -> object:
         try:

@@ -115,7 +115,9 @@ class _RedisStore:
         self._prefix, self.clock = prefix, clock
 
     def separate(self, name: str, *, clock: Clock | None = None) -> Self:
-        """Return a store on the same connections, with this name after the prefix, on this clock unless it has one."""
+        """Return a store on the same connections whose keys have this name after the prefix, on this clock unless the
+        store has one.
+        """
         other = copy(self)
         other._keep_under(f"{self._prefix}:{name}", self.clock or clock)
         return other
@@ -251,7 +253,8 @@ class AsyncRedisStore(_RedisStore):
     """A store over a `redis.asyncio.Redis` or `RedisCluster` client that you made. Give a URL to AsyncLimiter instead.
 
     The same as RedisStore, for asynchronous code. Your client belongs to one event loop, as all asyncio clients do. A
-    store made from a URL has connections for each event loop, one to each server. `close` closes the running loop's.
+    store made from a URL has connections for each event loop, one to each server. `close` closes those of the running
+    loop.
     """
 
     needs_asyncio = True

@@ -130,7 +130,9 @@ class AsyncConnection(asyncio.Protocol):
         return answer
 
     def send(self, command: Fields, until: float, answer: _Answer | None = None) -> _Answer:
-        """Return a future of the reply or a NoReplyError. Time before the write counts only if the connection opens."""
+        """Return a future of the reply, or of a NoReplyError. The time before the write does not count, unless the
+        connection is being opened.
+        """
         group = self.unsent.get(id(command[0]))
         if group is not None and group.until <= until:
             return cast(_Answer, self.join(command, answer))
@@ -384,14 +386,16 @@ class AsyncConnection(asyncio.Protocol):
 
 
 def _stream_of(redis_connection: Any) -> Any:
-    """Take the stream's writer out of redis-py's connection, which has no public name for it. None: no stream."""
+    """Take the stream's writer out of redis-py's connection, which has no public name for it. None if there is none."""
     writer = redis_connection._writer
     redis_connection._reader = redis_connection._writer = None
     return writer
 
 
 def _close_socket(transport: asyncio.Transport | None) -> None:
-    """Close a closed loop's socket: its transport cannot. asyncio has no public name for it; uvloop has closed it."""
+    """Close the socket of a closed loop's transport, which can do nothing by itself. asyncio has no public name for the
+    socket. uvloop has already closed it.
+    """
     sock = None if transport is None else getattr(transport.get_extra_info("socket"), "_sock", None)
     if sock is not None:
         sock.close()

@@ -206,7 +206,9 @@ class _CellStore:
         return Status(self._commands.url, topology="single")
 
     def separate(self, name: str, *, clock: Clock | None = None) -> Self:
-        """Return a store on the same connections, with this name after the prefix. Raises StoreURLError for a clock."""
+        """Return a store on the same connections whose keys have this name after the prefix. Raises StoreURLError for a
+        clock.
+        """
         _refuse(clock)
         other = copy(self)
         other._commands = copy(self._commands)

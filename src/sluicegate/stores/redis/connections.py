@@ -253,7 +253,7 @@ def check_tag(tag: int | None, reply: Any) -> None:
 
 
 def failure_of(error: BaseException) -> Exception | None:
-    """Return a connection's failure: of the network, or an unreadable reply; None for our own or an interrupt."""
+    """Return the failure of a connection (network error, unreadable reply); None for our own error or an interrupt."""
     if isinstance(error, (OSError, RedisError)):
         return error
     if isinstance(error, MALFORMED) and not isinstance(error, SluicegateError):

@@ -240,7 +240,7 @@ class Cluster:
         return self._nodes
 
     def _load_map(self) -> Steps[list[str]]:
-        """Load the map from the first node that has one, else the old one stays. Return what was no map."""
+        """Load the map from the first node that has one, else keep the old map. Return the answers that were no map."""
         self._asked_at, self._outdated = monotonic(), False
         answers: list[str] = []
         for address in sorted(dict.fromkeys([*self._nodes, *self._seeds]), key=self._suspects.__contains__):
