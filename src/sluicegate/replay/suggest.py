@@ -426,8 +426,7 @@ class _Suggester:
         return found
 
     def _smallest(self, people: Counter[int]) -> int:
-        """Return the smallest limit that refuses at most the share of people. `people` counts browsers by their peak.
-        """
+        """Return the smallest limit that refuses at most the share of people. `people` counts browsers by their peak."""
         allowed, refused = floor(self.share * people.total()), 0
         for peak in sorted(people, reverse=True):
             refused += people[peak]
