@@ -361,7 +361,7 @@ class Delivery:
             finally:
                 _DELIVERING.set(outside)
 
-        handle.func = handler  # type: ignore[attr-defined]  # of which `label_of` returns the name
+        handle.func = handler  # type: ignore[attr-defined]  # so that `label_of` returns its name
         return handle
 
     @staticmethod

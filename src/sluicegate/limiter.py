@@ -85,7 +85,7 @@ class _Engine(Generic[_AnyStore]):
     _wrap: ClassVar[Callable[..., Any]]
     watched: ClassVar[type[Any]]
     events: Delivery | None = None
-    """Delivers the decisions to `on_decision`. A limiter without one has no line about events on its way."""
+    """Delivers the decisions to `on_decision`. If it is None, a decision runs no code for events."""
     on_made: ClassVar[Callable[[Any], None] | None] = None
     """Called with each new limiter, if a test sets it: see `use`."""
 
@@ -686,7 +686,7 @@ def _undecided(text: str, cost: int, origin: Origin | None) -> None:
 
 
 def _no_hit(terms: Terms, text: str, cost: int, origin: Origin | None = None) -> None:
-    """The hit of a Concurrency. A gate, which gives an origin, releases the slot: its plan takes one."""
+    """The hit of a Concurrency: an error, as its slot would stay held. None for a gate, whose plan holds the slot."""
     if cost and origin is None:
         given, problem = f"{terms.limit} at once", "a Concurrency, whose slot must be released"
         raise QuotaError("quota", given, problem=problem, expected="use hold")

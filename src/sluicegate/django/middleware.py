@@ -121,7 +121,7 @@ class RateLimitMiddleware:
         gate, facts = self._gate(), vars(request)
         if not gate.settings.enabled or isinstance(facts.get(STATE), DjangoRequestState):
             return None
-        state = facts[STATE] = self._state(request, gate)  # as `begin` does, without its question
+        state = facts[STATE] = self._state(request, gate)  # as `begin` does, but the class is chosen already
         return state
 
 

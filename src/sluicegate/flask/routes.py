@@ -101,7 +101,7 @@ class AppRoutes:
         return found
 
     def own(self, mark: Mark, *, label: str) -> Bounds:
-        """Return the rule of one mark, for a view called without its route: with its route's budget, if there is one."""
+        """Return the rule of a mark, for a view called without its route: with the route's budget, if there is one."""
         if not self._ready:
             self._prepare()
         found = self._own.get((mark, label)) or self._own.get((mark, ""))

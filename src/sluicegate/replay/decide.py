@@ -44,7 +44,7 @@ _TEXTS: Final = 50_000  # identities whose text is remembered while a log is rea
 _EVERYWHERE: Final = Endpoint()
 _OCTET: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4: Final = rf"^(?:{_OCTET}\.){{3}}{_OCTET}$"
-_OF_IP: Final = joined([identity_text("ip")])  # what the identity of an address begins with
+_OF_IP: Final = joined([identity_text("ip")])  # the identity of an address begins with this
 
 REFUSALS: Final = {"row": pl.Int64(), "until": pl.Int64(), "rule": pl.UInt16()}
 """The columns of refusals: the number of the row, the time at which the same request would pass (null: never), and the
@@ -89,7 +89,7 @@ class Ready:
         self.names = (*[each.name for each in (*self.terms, *self.bans)], FORBIDDEN_RULE)
         self.by_identity = self._counts_each_identity_alone()
         self.plain = self._has_only_plain_rules()
-        # The rule, if there is one with one quota, and its charges depend on nothing else.
+        # The only rule, if it has one quota and its charges depend on nothing else.
         self.alone = self.bounds[0] if self.plain and len(self.terms) == 1 else None
 
     def fresh(self) -> Ready:

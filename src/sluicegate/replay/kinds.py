@@ -146,7 +146,7 @@ def is_program() -> pl.Expr:
 
 
 def kinds_of(frame: pl.DataFrame, *, resolution: int) -> Kinds:
-    """Tell the kinds of all identities, from `who`, `time`, `path`, `status`, `agent`, `user`, `asset` and `program`,
+    """Return the kinds of all identities, from `who`, `time`, `path`, `status`, `agent`, `user`, `asset` and `program`,
     in order of time.
 
     `asset` and `program` are columns by `is_asset` and `is_program`. `resolution` is that of the times, in
@@ -161,7 +161,7 @@ def kinds_of(frame: pl.DataFrame, *, resolution: int) -> Kinds:
 
 
 def loading(pieces: Iterable[pl.DataFrame]) -> tuple[int, int]:
-    """Return how many identities loaded some assets as browsers do, and of how many: those who may be people."""
+    """Return how many identities that may be people loaded some assets, as browsers do, and how many there are."""
     counted = [
         frame.filter(~pl.col("program")).group_by("who").agg(requests=pl.len(), assets=pl.col("asset").sum())
         for frame in pieces
@@ -207,7 +207,7 @@ class Figures:
             single=pl.col("path").n_unique() == 1,
         )
         self._whole = _merged([*self._whole, whole])
-        different = {  # of what the values differ, and those of which requests
+        different = {  # whose different values are counted, and in which requests
             "hour": (pl.col("time") // _HOUR, pl.lit(value=True)),
             "path": (pl.col("path"), ~pl.col("asset")),
             "agent": (pl.col("agent"), pl.col("agent").is_not_null() & ~pl.col("program")),
@@ -244,10 +244,10 @@ class Figures:
         self._days.append(numbers.group_by("who", "what").agg(pl.col("number", "browsers", "loading").max()))
 
     def kinds(self, *, sees_assets: bool, resolution: int) -> Kinds:
-        """Tell the kinds. People are the different User-Agents that do not say that they are programs, or the different
-        users whose requests succeeded, on the busiest day: a list of passwords has many users too. A browser is such a
-        User-Agent with three requests, one of them for an asset: a program that changes its name with each request has
-        none.
+        """Return the kinds. People are the different User-Agents that do not say that they are programs, or the
+        different users whose requests succeeded, on the busiest day: a list of passwords has many users too. A browser
+        is such a User-Agent with three requests, one of them for an asset: a program that changes its name with each
+        request has none.
         """
         self._close(2**63 - 1)
         days = pl.concat(self._days).group_by("who", "what").agg(pl.col("number", "browsers", "loading").max())

@@ -153,7 +153,7 @@ class Log:
     def _chunk(
         self, rows: pl.DataFrame, formats: list[Format], wanted: tuple[str, ...]
     ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Read these columns of a chunk. Return the traffic, and the rows that no format fits: they may need another."""
+        """Read these columns of a chunk. Return the traffic, and the rows that no format fits: another format may."""
         too_long = rows["line"].str.len_bytes() > LONGEST
         rest, unread = rows.filter(~too_long), rows.filter(too_long)
         if not self._first and len(rest):

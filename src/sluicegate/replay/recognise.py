@@ -27,8 +27,8 @@ def recognised(
     """Return the format that reads most of the lines; None if none reads any. Of formats that read equally many, the
     first is the most special. Raises LogError for lines that have no time.
 
-    `before` is the format of another file. If it reads all lines, so must a more special one that is preferred: one
-    that does not fit the first line is not tried.
+    `before` is the format of another file. If it reads all lines, only a more special format is preferred to it, and
+    only one that reads all lines too: a format that does not fit the first line is not tried.
     """
     sample = rows.head(SAMPLE)
 

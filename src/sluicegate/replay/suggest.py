@@ -176,7 +176,7 @@ def suggest(
     The log is read once, from `since` to before `until`. `key` is written as in `--rule "… by KEY"`; `options` are
     settings, such as `trusted_proxies`. A long log is counted in several `processes`, which import the main module of
     the program. `progress` is called after each frame; `counting` after each of its parts, with the number of those
-    that are done and of all. They are counted several times.
+    that are done and of all. The parts are counted several times.
     """
     rules = [_read(pattern) for pattern in patterns]
     rule = {"name": "everything", "quota": "1/second", "key": parse_key(key)}
@@ -243,8 +243,8 @@ class _Seen:
         self.routes: Counter[tuple[str | None, str, bool]] = Counter()  # by method, and whether it is an asset
 
     def add(self, rows: pl.DataFrame) -> None:
-        """Count a frame. Of the routes those are kept that have most requests: their number is at most one of MOST too
-        low, a share of all requests. Clients choose paths and methods.
+        """Count a frame. Clients choose paths and methods, so only the routes with most requests are kept. The number
+        of one is too low by at most one of MOST parts of all requests.
         """
         if not rows.height:
             return
@@ -426,7 +426,7 @@ class _Suggester:
         return found
 
     def _smallest(self, people: Counter[int]) -> int:
-        """Return the smallest limit that refuses at most the share of people. `people` counts browsers by their peak."""
+        """Return the smallest limit that refuses at most the share of people. `people` counts browsers by peak."""
         allowed, refused = floor(self.share * people.total()), 0
         for peak in sorted(people, reverse=True):
             refused += people[peak]
@@ -477,8 +477,9 @@ def _requests(group: Group) -> int:
 
 
 def _effect(effect: Effect, group: Group, limits: int) -> tuple[int, float]:
-    """Return how many identities of people some limits refuse, and which share of the requests of programs. A limit is
-    a bit of `limits`, as in `Effect`. Of several limits together it is about so: they refuse a little less.
+    """Return how many identities of people a limit refuses, and which share of the requests of programs. `limits` has a
+    bit for each limit, as in `Effect`. Of several only the share means something, a little too high: together they
+    refuse less.
     """
     stopped = sum([number for refused, number in effect.programs.items() if refused & limits])
     return effect.people[limits], stopped / _requests(group) if group.programs else 0.0

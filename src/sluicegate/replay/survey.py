@@ -44,8 +44,8 @@ class Group:
 
 @dataclass
 class Effect:
-    """What limits refuse together: requests of programs, by the sum of 1 for the first limit that refuses, 2 for the
-    second and so on. And identities of people by the same number of each limit.
+    """What limits refuse. A limit is one bit: 1, 2, 4 and so on. `programs`: the requests of programs that exactly
+    these limits refuse. `people`: the identities of people that one limit refuses.
     """
 
     programs: Counter[int] = field(default_factory=Counter)
@@ -57,7 +57,7 @@ class Surveyed(NamedTuple):
 
     kinds: Counter[str]
     automated: pl.Series  # identities
-    programs: list[tuple[int, str, tuple[str, ...]]]  # with most requests: their number below 0, identity, reasons
+    programs: list[tuple[int, str, tuple[str, ...]]]  # with most requests: the number negated, identity, reasons
     groups: list[Group]
 
 
@@ -71,11 +71,11 @@ class Survey:
     sees_assets: bool = False
 
     def loading(self, part: Part) -> tuple[int, int]:
-        """Return how many identities loaded assets, and of how many."""
+        """Return how many identities that may be people loaded assets, and how many there are."""
         return loading(piece.frame.rename({"identity": "who"}) for piece in _pieces(part)())
 
     def count(self, part: Part) -> Surveyed:
-        """Tell the kinds of the identities, and count each group."""
+        """Return the kinds of the identities, with the counts of each group."""
         pieces, figures, texts = _pieces(part), Figures(), list[pl.DataFrame]()
         for piece in pieces():
             figures.add(piece.frame.rename({"identity": "who"}))
@@ -97,7 +97,7 @@ class Survey:
         )
 
     def busiest(self, part: Part, group: int) -> list[tuple[int, str, int, int]]:
-        """Return the identities with most requests of a group: their number below 0, identity, busiest minute, hour."""
+        """Return a group's identities with most requests: the number negated, identity, busiest minute and hour."""
         most, sizes = Peaks(["identity"], [DAY // 1440, DAY // 24]), list[pl.DataFrame]()
         for piece in _pieces(part)():
             rows = [*self._rows(piece.frame)][group]
@@ -184,7 +184,7 @@ class _Peaks:
             self._days.add(rows.filter(theirs))
 
     def counted(self, people: pl.DataFrame) -> Group:
-        """Return what was counted. `people` are the identities of people, and how many each is."""
+        """Return what was counted. `people` has the identities of people, and how many people each counts for."""
         found = Group(self._requests, programs=Counter(self._programs.values()))
         if not len(self._whole.found):
             return found

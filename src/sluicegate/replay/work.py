@@ -202,7 +202,7 @@ def workers(processes: int) -> Generator[Each]:
 def _in_turn(
     pool: ProcessPoolExecutor, ahead: int, function: Callable[..., Any], *arguments: Iterable[Any]
 ) -> Iterator[Any]:
-    """Yield what the function returns, in the order of its arguments. So many calls are given to the pool ahead."""
+    """Yield what the function returns, in the order of its arguments. The pool has at most `ahead` calls."""
     waiting: deque[Future[Any]] = deque()
     for each in zip(*arguments, strict=False):
         with _interrupts_held():

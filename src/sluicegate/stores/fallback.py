@@ -164,9 +164,7 @@ class _Fallback(ABC, Generic[_AnyStore]):
 
     @abstractmethod
     def _ending(self, charge: _Charge) -> Callable[[Checks, Any, _Before], Any]:
-        """Return a function that ends a prepared charge, from its checks and what `prepare_send` of the store is
-        about.
-        """
+        """Return a function that ends a prepared charge: from its checks, and what `prepare_send` has returned."""
 
     def _report(self, error: StoreError, plan: Plan) -> None:
         """Log a failure that opens no circuit: once for a rule, or once a minute if the failure concerns plans."""

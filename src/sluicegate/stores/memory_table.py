@@ -62,7 +62,7 @@ class Entry:
         return KEPT[terms.algorithm].check(self.state, now, 0, terms.params)
 
     def expired(self, now: int) -> bool:
-        """True if nothing of the limit is used: nobody can tell if the entry is removed."""
+        """True if nothing of the limit is used: removing the entry changes no outcome."""
         if self.expires > now:
             return False
         self.expires = now + self.peek(now).reset_after
@@ -230,8 +230,8 @@ class MemoryTable:
     def _make_room(self, now: int) -> bool:
         """Evict one of the next few entries; False if all of them are currently refused.
 
-        Of four, it is the one with the most of its limit left, because eviction changes least for it. An expired one
-        has all of it left, and that of a shadow rule counts as if it had.
+        Of four, it is the one with the most of its limit left, because eviction changes least for it. An expired entry
+        has all of it left; an entry of a shadow rule counts as if it had.
         """
         queue = self._queue
         most, at, seen, choices = -1.0, -1, 0, _CHOICES

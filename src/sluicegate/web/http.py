@@ -90,7 +90,7 @@ def fields_for(decision: Decision, dialect: str | None, *, status: int, epoch: f
 
     A refusal adds `Cache-Control: no-store` and, to an error, `Retry-After`. The dialect adds its fields, except to a
     response with the status 1xx or 3xx, and except if no rule applied. `epoch` is the time in seconds since
-    1970, by default now. Only the dialect "x-ratelimit" has it.
+    1970, by default now. Only the dialect "x-ratelimit" uses it.
     """
     one = one_item(decision, dialect, status, texts=policy_text)
     if one is not None:

@@ -116,7 +116,7 @@ class AsyncConnection(asyncio.Protocol):
         return not self._closed and not self._retired
 
     def join(self, command: Fields, answer: _Answer | None = None) -> _Answer | None:
-        """Add a command to the group of its rule that leaves in this turn, if there is one. Else return None."""
+        """Add a command to the group of its rule that leaves in this turn of the loop. Return None without a group."""
         group = self.unsent.get(id(command[0]))  # a SingleCheck begins with its shape
         if group is None:
             return None
@@ -276,8 +276,8 @@ class AsyncConnection(asyncio.Protocol):
         self.fail(error)
 
     def _begin(self, writer: Any, *, reached: float) -> None:
-        """Use the open stream. Send what waits for it, except the commands whose reply might come too late: since it
-        was `reached`, one round trip or more has passed.
+        """Use the open stream. Send the commands that wait for it, except those whose reply might come too late. The
+        server was `reached` one round trip ago, or earlier.
         """
         if self._closed or self._transport is not None:
             writer.transport.abort()

@@ -141,7 +141,7 @@ def whole(fields: Fields) -> AnyCommand:
 
 
 def batch(single: Sequence[Fields]) -> Batch:
-    """Return a batch of single checks of one shape. The shape has a script for many plans."""
+    """Return a batch of single checks of one shape, which must have a script for many plans."""
     shape, _, tag, _ = single[0]
     rule, many = shape.rule, cast(Script, shape.many)
     keys = (rule.after + rule.before).join(map(itemgetter(1), single))

@@ -36,7 +36,7 @@ from sluicegate.stores.redis.url import OPENING, Servers
 from sluicegate.stores.threads import start_thread
 
 _CHUNK: Final = 16384  # bytes that are read from a socket at once
-_USUAL: Final = 400  # and at first: Python allocates so few without `malloc`, and nearly every reply is shorter
+_USUAL: Final = 400  # bytes of the first read: Python allocates so few without `malloc`, and most replies are shorter
 BUSY: Final = 0.001  # seconds: a connection that was used more recently is not checked before it is used again
 _STUCK: Final = 1.0  # seconds: after this time another opening may begin, because the packets of this one may be lost
 _LATE: Final = 0.001  # seconds to read a reply that came in time, if this thread was stalled until the deadline
@@ -97,8 +97,8 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
         def call(command: Fields, until: float) -> Any:
             frame, tag, _, replies = command
             self.until = until
-            # A socket with a timeout does not block, so the first attempt needs no wait for its buffer, with which
-            # `sendall` begins. The number of the file is asked each time: a closed socket's may be another file's.
+            # A socket with a timeout does not block, so write at once: `sendall` would first wait for its buffer.
+            # The file descriptor is read each time: that of a closed socket may belong to another file now.
             try:
                 sent = write(file(), frame)
             except BlockingIOError:
@@ -144,7 +144,7 @@ class _Socket(NamedTuple):
     """What this module does with a socket of redis-py."""
 
     file: Callable[[], int]
-    write: Callable[[int, bytes], int]  # to the file, without waiting: how many bytes were written
+    write: Callable[[int, bytes], int]  # to the file descriptor, without waiting: how many bytes were written
     send_all: Callable[[bytes], object]
     receive: Callable[[int], bytes]  # at most so many bytes
     set_timeout: Callable[[float], object]

@@ -37,7 +37,7 @@ class Driver(ABC):
 
     def drive(self, steps: Steps[T], until: float) -> T:
         """Take all steps before the deadline `until`. Returns the result of the operation."""
-        took = self.until() - until  # by the last step; before `drive` was called, by the first one
+        took = self.until() - until  # seconds of the last step; at first, of one before this call
         reply: Any = None
         try:
             while True:
@@ -83,7 +83,7 @@ class AsyncDriver(ABC):
 
     async def drive(self, steps: Steps[T], until: float) -> T:
         now = asyncio.get_running_loop().time
-        took = self.until() - until  # by the last step; before `drive` was called, by the first one
+        took = self.until() - until  # seconds of the last step; at first, of one before this call
         reply: Any = None
         try:
             while True:

@@ -112,7 +112,7 @@ class Encoder:
         """Return a function that makes the command of a charge of these terms for one identity at one cost, if the
         script is for such charges alone, else None. `batches`: the command may become a part of a batch.
 
-        The command is a tuple of its fields: `whole` makes the rest of it, which only the rest of a charge needs.
+        The function returns the fields of the command as a tuple. Where the command itself is needed, `whole` makes it.
         """
         if self._split or not self._hitting or any([each.count_denied or each.algorithm == BAN for each in terms]):
             return None

@@ -44,7 +44,7 @@ class Operations:
     def __init__(self, topology: Topology, encoder: Encoder) -> None:
         self._topology = topology
         self._encoder = encoder
-        # The scripts that a server did not know when no time was left to send one: the next command brings it.
+        # Scripts that a server did not know, with no time left to send them: the next command brings its script.
         self.unknown: set[Script | None] = set()
 
     def quick(self, plan: Plan) -> Send | None:
