@@ -22,6 +22,7 @@ from sluicegate.clock import MICROSECOND
 from sluicegate.plan import Check, Outcome, Plan, Terms
 from sluicegate.quota import Quota
 from sluicegate.stores import open_store
+from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.redis.commands import PARAMS, pack, split_reply
 from sluicegate.stores.redis.encoding import CHARGE, Encoder, decode, reader_of, script
 from sluicegate.testing.scenarios import COSTS, LATEST, LONGEST, MOMENTS, WAITS, examples, quotas, takes
@@ -255,3 +256,22 @@ def test_a_key_with_a_percent_sign_is_sent_as_it_is() -> None:
         frames = [unpacked(encoder.run(plan).frame) for _ in range(2)]
         for frame in frames:
             assert frame[3 : 3 + len(checks)] == [encoder.key(rule.rule_id, "a").encode() for rule in checks]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("limit", [9, 60, 150])
+def test_any_number_of_moments_may_have_passed(server: Server, name: str, limit: int) -> None:
+    """A script reads only the first items of a list."""
+    rule, step = terms(name, Quota(limit, 3600)), 3600 * MICROSECOND // 20
+    with client(server) as connection:
+        for passed in range(9):
+            clock = Skewed(1_700_000_000_000_000)
+            budgets, memory = Budgets(connection, clock), MemoryStore(clock=clock)
+            for _ in range(8):
+                budgets.hit(rule, 1)
+                memory.run(Plan((Check(rule, "one", 1),)))
+                clock.moment += step
+            clock.moment += rule.window_us + (passed - 8) * step
+            for cost in (0, 1, 1):
+                (expected,) = memory.run(Plan((Check(rule, "one", cost),)))
+                assert budgets.hit(rule, cost) == [expected] * 4

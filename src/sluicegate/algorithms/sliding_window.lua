@@ -9,6 +9,7 @@
 
 local BLOCK = 12 -- items read at once: all of most budgets
 local FEW = 100 -- RESOLUTION of sliding_window.py
+local MINUS = 45 -- the first byte of a list with counts; the order of texts would depend on the server's locale
 
 --@HIT
 -- The reply has the used units, and the oldest and the newest stamp: all that an outcome needs, unless more than the limit
@@ -19,11 +20,11 @@ local items, head, used, newest, count, oldest, last, gone = nil, nil, nil, nil,
 if not few then
   grain = c + 0
   stamp = now + -now % grain
-  items = call('LRANGE', key, '0', '5')
+  items = call('LRANGE', key, '0', '6')
   head, oldest = items[1], items[2]
-  if head and head < '0' then
+  if head and string.byte(head) == MINUS then
     local ends, size = items, #items
-    if size == 6 then ends, size = call('LRANGE', key, '-2', '-1'), 2 end
+    if size == 7 then ends, size = call('LRANGE', key, '-2', '-1'), 2 end
     newest, count = ends[size - 1], ends[size]
     used = -1 - head - count
   end
@@ -35,12 +36,12 @@ else
   head = call('LINDEX', key, '0')
   if head then oldest, newest, used = head, call('LINDEX', key, '-1'), call('LLEN', key) end
 end
-if newest and (count or head >= '0') then
+if newest and (count or string.byte(head) ~= MINUS) then
   last = newest + 0
   if last + window <= now or last - now > window + grain then
     used, last, oldest = 0, -1, ''
   elseif oldest ~= newest and oldest + window <= now then
-    items = items or call('LRANGE', key, '0', '5')
+    items = items or call('LRANGE', key, '0', '6')
     local step = count and 2 or 1
     repeat
       used = used - (count and -items[gone + 3] or 1)
@@ -110,7 +111,7 @@ local function open(key, now, limit, window, grain)
   local size = #items
   if size == 0 then return {key = key, used = 0, newest = 0} end
   local more, used, count, newest = size == BLOCK, size, nil, nil
-  if items[1] < '0' then
+  if string.byte(items[1]) == MINUS then
     local ends = more and redis.call('LRANGE', key, -2, -1) or {items[size - 1], items[size]}
     newest, count = ends[1] + 0, -ends[2]
     used = count - 1 - items[1]
