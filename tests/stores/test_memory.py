@@ -434,3 +434,24 @@ def test_a_generator_that_is_collected_under_the_lock_releases_its_slot() -> Non
         assert limiter.hit("5/minute", "bob")
         with limiter.hold("1 at once", "alice") as slot:
             assert slot
+
+
+def test_a_signal_handler_may_decide_while_an_entry_is_evicted(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore(max_keys=10, clock=clock)
+    hit = hitter(store)
+    for number in range(10):
+        assert hit(f"old {number}")
+    peek, handled = Entry.peek, [f"nested {number}" for number in range(12)]
+
+    def interrupted(self: Entry, now: int) -> Any:
+        if handled:
+            assert hit(handled.pop())
+        return peek(self, now)
+
+    monkeypatch.setattr(Entry, "peek", interrupted)
+    for number in range(30):
+        assert hit(f"new {number}")
+    assert not handled
+    assert len(store) <= 10 + 12  # a handler adds its own key

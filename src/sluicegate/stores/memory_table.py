@@ -145,7 +145,7 @@ class MemoryTable:
         """True if a key may be added. If all of the next few are refused, the next call inspects others."""
         if len(self._queue) < self._most:
             return True
-        for entry in islice(self._queue, _LOOKS):
+        for entry in self._next():
             if entry.refused_until <= now:
                 return True
         self._queue.rotate(-_LOOKS)
@@ -233,27 +233,34 @@ class MemoryTable:
         Of four, it is the one with the most of its limit left, because eviction changes least for it. An expired entry
         has all of it left; an entry of a shadow rule counts as if it had.
         """
-        queue = self._queue
-        most, at, seen, choices = -1.0, -1, 0, _CHOICES
-        for seen, entry in enumerate(islice(queue, _LOOKS)):
+        queue, chosen = self._queue, None
+        most, seen, choices = -1.0, 0, _CHOICES
+        for entry in self._next():
+            seen += 1
             if entry.refused_until > now:
                 continue
             outcome = entry.peek(now)
             left = 1.0 if entry.terms.shadow else outcome.remaining / outcome.limit
             if left > most:
-                most, at = left, seen
+                most, chosen = left, entry
             choices -= 1
             if left == 1 or not choices:
                 break
-        if at < 0:
+        if chosen is None:
             queue.rotate(-_LOOKS)
             return False
-        entry = queue[at]
-        del queue[at]
-        queue.rotate(-seen)
-        self.evictions += not entry.expired(now)
-        self._remove(entry)
+        try:
+            queue.remove(chosen)
+        except ValueError:  # a signal handler that decides has evicted it
+            return True
+        queue.rotate(1 - seen)
+        self.evictions += not chosen.expired(now)
+        self._remove(chosen)
         return True
+
+    def _next(self) -> tuple[Entry, ...]:
+        """Return the next few entries: a copy, because a signal handler that decides may change the queue."""
+        return tuple(islice(self._queue, _LOOKS))
 
     def _remove(self, entry: Entry) -> None:
         """Remove an entry that has left the queue: a signal handler may raise after any step, and each entry in the
