@@ -25,8 +25,9 @@ with needs("replay"):
 LISTED: Final = 10  # identities that are named
 DAY: Final = 86_400_000_000
 ALL, ONE_DAY, HIGHEST, GONE, INSTEAD = "all", "one day", "highest", "gone", "instead"
-"""What peaks are counted of: all requests of an identity; those of each day; the highest of these peaks. Without the
-day of the highest one, this one is gone, and the next one comes instead.
+"""What a peak is counted of: all requests of an identity; those of one day; the highest of its days. A limit is tried
+on each day with the peaks of the other days: there the highest is gone if it was of this day, and the next counts
+instead.
 """
 
 
@@ -39,7 +40,7 @@ class Group:
     people: int = 0
     programs: Counter[int] = field(default_factory=Counter)  # by their requests
     peaks: Counter[tuple[str, int, int, int]] = field(default_factory=Counter)
-    """People by what, the window, the peak, and the day. Of ALL, the day is 1 for an address of many people."""
+    """The people, by kind of peak, window, peak and day. Of ALL, the day is 1 for an address of many people, else 0."""
 
 
 @dataclass

@@ -206,8 +206,8 @@ class _Asking:
 
 
 _Before = tuple[int, int, object, int, Origin | None]
-"""From before a charge: for the deny cache the place of the identity's mark, the reading of the clock and the mark;
-`closed` of the breaker; and the origin.
+"""What was read before a charge: for the deny cache the place of the identity's mark, the time and the mark; whether
+the breaker was `closed`; and the origin.
 """
 
 
