@@ -389,7 +389,7 @@ class RateLimitMiddleware:
         """Deliver a request's events when the application has returned, or a WebSocket handshake was answered."""
         if not state.is_over:
             root_path, method = state.at
-            state.at = self.template(scope, root_path) if state.made else "", method.upper()
+            state.at = self.template(scope, root_path), method.upper()  # also for events that come later
             self.gate.events.deliver(state)
 
     def _adding_fields(self, state: Exchange, send: Send) -> Send:
