@@ -126,6 +126,15 @@ def test_a_distant_server_is_used_though_its_opening_takes_longer_than_the_deadl
         assert server.heard == ["AUTH", "SELECT", *["GET"] * 3]
 
 
+def test_a_request_that_waits_long_begins_a_second_opening(
+    scripted: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluicegate.stores.redis.connections._STUCK", 0.1)
+    server = scripted(lambda number, name: None if number == 1 else OK)
+    with closing(server.connections(deadline=PATIENCE)) as connections:
+        assert server.ask(connections) == b"OK"
+
+
 @pytest.mark.parametrize("reply", [b"+" + b"x" * 200 + b"\r\n", b"*60\r\n" + b":1\r\n" * 60])
 def test_the_deadline_holds_for_a_reply_in_pieces(scripted: Callable[..., Scripted], reply: bytes) -> None:
     server = scripted(lambda number, name: reply)
