@@ -317,6 +317,11 @@ class _Pool:
         # A signal handler or finalizer may need a connection in a thread that holds it.
         self._lock: Any = RLock()  # the stubs lack `_is_owned`
 
+    @property
+    def has_idle(self) -> bool:
+        """True if a connection is open and idle."""
+        return bool(self._idle)
+
     def idle(self) -> Connection | None:
         """Return an idle connection that the server has not closed, used from now on; None if there is none. Data that
         arrives without a command means that it has closed the connection.
@@ -526,7 +531,7 @@ class Connections(Driver):
             pool = self.pools.setdefault(step.address, _Pool(self._servers, step.address, closed=self._closed))
         now, command = monotonic(), step.command
         if step.part < 1:
-            until = step.limit(until, now, needs=self._needs(pool.trip))
+            until = step.limit(until, now, needs=self._needs(pool.trip) if pool.has_idle else 0.0)
         whole, left = command.whole if isinstance(command, SingleCheck) else command, until - now
         reply = pool.ask(whole, now, left if left < NEARLY * self.deadline else self.deadline)
         if reply is not NONE_IDLE:
