@@ -18,7 +18,7 @@ from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, HttpResponse
 from django.urls import path as url
 from fastapi import APIRouter, Depends, FastAPI
-from flask import Flask, send_file
+from flask import Flask, send_file, session
 from gunicorn.http.wsgi import FileWrapper as GunicornFile
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -298,7 +298,7 @@ def test_wsgi_delivers_when_the_body_is_closed() -> None:
         assert events[: len(seen)] == seen
 
 
-@pytest.mark.parametrize("path", ["/text", "/file", "/boom"])
+@pytest.mark.parametrize("path", ["/text", "/file", "/boom", "/unsaved"])
 def test_flask_delivers_when_the_response_is_closed(path: str, tmp_path: Any) -> None:
     events: list[bool] = []
     app = Flask(__name__)
@@ -306,6 +306,8 @@ def test_flask_delivers_when_the_response_is_closed(path: str, tmp_path: Any) ->
     (tmp_path / "file").write_text("file")
     app.add_url_rule("/file", view_func=lambda: send_file(tmp_path / "file"), endpoint="file")
     app.add_url_rule("/boom", view_func=lambda: str(1 / 0), endpoint="boom")
+    app.secret_key = "secret"
+    app.add_url_rule("/unsaved", view_func=lambda: session.update(key=object()) or "text", endpoint="unsaved")
     sluicegate.flask.RateLimiter(app, default_limits=["1/hour"], on_decision=lambda event: events.append(event.allowed))
     body: Any = app(make_environ(path=path), lambda *_: lambda _: None)
     assert events == ([True] if path == "/file" else [])  # the server closes only the file

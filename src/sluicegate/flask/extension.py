@@ -459,9 +459,9 @@ class _Watched(Installation):
     def after(self, response: Response) -> Response:
         response = super().after(response)
         pending: Pending | None = vars(_native()).get(PENDING)
-        if pending is not None and not response.direct_passthrough and not pending.ends_with_answer:
+        if pending is not None and not response.direct_passthrough:
             pending.ends_with_answer = True
-            response.call_on_close(pending.end)
+            response.call_on_close(pending.end)  # of each response: Flask drops one whose session cannot be saved
         return response
 
     def end_request(self, app: Flask, exc: BaseException | None) -> None:
