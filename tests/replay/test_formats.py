@@ -89,6 +89,21 @@ NOON: Final = 1772366400
 EVENT: Final = DecisionEvent(Limiter().hit("5/minute", "alice"), endpoint="/items/{id}", method="GET")
 SAMPLES: Final = [
     Sample(
+        "nginx-main",
+        '10.0.0.2 - alice [01/Mar/2026:12:00:00 +0000] "GET /a?x=1 HTTP/1.1" 200 57 "-" "curl/8" "192.0.2.1, 10.0.0.9"',
+        "2026-03-01T12:00:00",
+        {"address": "10.0.0.2", "user": "alice", "path": "/a", "agent": "curl/8", "forwarded": "192.0.2.1, 10.0.0.9"},
+    ),
+    # The second server answered: the first was tried for a second.
+    Sample(
+        "ingress-nginx",
+        '192.0.2.1 - - [01/Mar/2026:12:00:01 +0000] "GET /a HTTP/2.0" 200 57 "-" "curl/8" 521 1.250'
+        " [default-shop-80] [] 10.1.2.3:8000, 10.1.2.4:8000 0, 57 1.000, 0.250 502, 200 3c9ac0ffee",
+        "2026-03-01T12:00:00",
+        {"address": "192.0.2.1", "user": None, "path": "/a", "duration": 1_250_000, "agent": "curl/8",
+         "field:proxy_upstream_name": "default-shop-80"},
+    ),
+    Sample(
         "vhost_combined",
         'example.com:443 192.0.2.1 - alice [01/Mar/2026:13:00:00 +0100] "GET /a HTTP/1.1" 200 57 "-" "say \\"hi\\""',
         "2026-03-01T12:00:00",

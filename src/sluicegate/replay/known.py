@@ -13,7 +13,16 @@ from sluicegate.replay.traffic import FIELD
 
 _COMMON: Final = '$remote_addr $logname $remote_user [$time_local] "$request" $status $body_bytes_sent'
 COMMON: Final = nginx(_COMMON, name="common")
-COMBINED: Final = nginx(_COMMON + ' "$http_referer" "$http_user_agent"', name="combined")
+# The format `main` of the nginx package and image, and the default of ingress-nginx:
+# https://kubernetes.github.io/ingress-nginx/user-guide/nginx-configuration/log-format/
+_AGENT: Final = _COMMON + ' "$http_referer" "$http_user_agent"'
+COMBINED: Final = nginx(_AGENT, name="combined")
+NGINX_MAIN: Final = nginx(_AGENT + ' "$http_x_forwarded_for"', name="nginx-main")
+INGRESS_NGINX: Final = nginx(
+    _AGENT + " $request_length $request_time [$proxy_upstream_name] [$proxy_alternative_upstream_name] $upstream_addr"
+    " $upstream_response_length $upstream_response_time $upstream_status $req_id",
+    name="ingress-nginx",
+)
 VHOST_COMBINED: Final = apache('%v:%p %h %l %u %t "%r" %>s %O "%{Referer}i" "%{User-Agent}i"', name="vhost_combined")
 
 # https://doc.traefik.io/traefik/observability/access-logs/; the time is the start of the request.
@@ -202,8 +211,8 @@ EVENTS: Final = Json(
 )
 
 KNOWN: Final[tuple[Format, ...]] = (
-    TRAEFIK, VHOST_COMBINED, COMBINED, COMMON, HAPROXY_HTTPS, HAPROXY, ALB, CLOUDFRONT, UVICORN, CADDY, TRAEFIK_JSON,
-    CLOUDFLARE, GCP, EVENTS,
+    TRAEFIK, INGRESS_NGINX, NGINX_MAIN, VHOST_COMBINED, COMBINED, COMMON, HAPROXY_HTTPS, HAPROXY, ALB, CLOUDFRONT,
+    UVICORN, CADDY, TRAEFIK_JSON, CLOUDFLARE, GCP, EVENTS,
 )  # fmt: skip
 """Formats that are recognised, the more special ones first."""
 
