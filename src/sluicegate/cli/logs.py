@@ -101,16 +101,26 @@ def trusted(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-class Unreadable(Failure):
-    """A line that cannot be read, under --strict."""
+class Nothing(Failure):
+    """Nothing to print: a line that cannot be read under --strict, no request, or no rule."""
 
     exit_code = 1
+
+
+def some(requests: int, log: Log) -> None:
+    """Raise Nothing if no request is left."""
+    if not requests:
+        expected = "give a log with requests, or other --since and --until"
+        raise Nothing(f"no request is left (lines read: {log.read.lines:,}); {expected}")
 
 
 def chosen(options: dict[str, Any]) -> tuple[int | None, int | None]:
     """Return the times of `--since` and `--until`. They are taken out of the options."""
     zone, since, until = [options.pop(name) for name in ("zone", "since", "until")]
-    return None if since is None else moment(since, zone), None if until is None else moment(until, zone)
+    first, end = [None if each is None else moment(each, zone) for each in (since, until)]
+    if first is not None and end is not None and first >= end:
+        raise click.BadParameter(f"--since {since} is not before --until {until}; give an earlier --since")
+    return first, end
 
 
 class Bar:
@@ -140,11 +150,11 @@ class Bar:
 
 @contextmanager
 def progress() -> Generator[Bar]:
-    """Show a progress bar on a terminal while a log is read, and after that. A LineError becomes an Unreadable."""
+    """Show a progress bar on a terminal while a log is read, and after that. A LineError becomes a Nothing."""
     out = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeRemainingColumn())
     try:
         with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
             yield Bar(bar)
     except LineError as error:
-        raise Unreadable(str(error)) from error
+        raise Nothing(str(error)) from error

@@ -12,7 +12,7 @@ with needs("cli"):
     import click
 
     from sluicegate.cli.commands import Failure
-    from sluicegate.cli.logs import chosen, open_log, progress, takes_logs, trusted
+    from sluicegate.cli.logs import chosen, open_log, progress, some, takes_logs, trusted
     from sluicegate.cli.output import as_json, console
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def replay(
             progress=bar.read,
             deciding=bar.decided,
         )
+    some(result.traffic.requests, log)
     if page is not None:
         try:
             page.write_text(html(result), "utf-8")

@@ -1,15 +1,17 @@
-"""What a reader must know before the figures: keys that no line of the log has, and proxies that hide the clients."""
+"""What a reader must know before the figures: keys and times that lines lack, and proxies that hide the clients."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from sluicegate.extras import needs
 from sluicegate.replay.caller import LogKey
 from sluicegate.replay.decide import Ready
 from sluicegate.replay.traffic import HEADER
-from sluicegate.replay.words import share
+from sluicegate.replay.words import count, share
 
 with needs("replay"):
     import polars as pl
@@ -17,20 +19,24 @@ with needs("replay"):
 _PRIVATE: Final = r"^(?:10\.|127\.|192\.168\.|172\.(?:1[6-9]|2\d|3[01])\.|::1$|f[cd][0-9a-f]{2}:)"
 _FEW: Final = 3  # addresses: of a load balancer, not of all clients
 _LISTED: Final = 15  # fields of the log
+_DAY: Final = 86_400_000_000
+_FAR: Final = 30  # days without a request, between most requests and those whose clock may be wrong
 
 
 class Hints:
     """Watches the frames of a log for what the keys of some candidates read."""
 
     def __init__(self, ready: Sequence[Ready]) -> None:
-        self._absent: dict[str, tuple[str, set[str], str]] = {}  # by column: the key, its rules, what they do without
+        self._keys: dict[str, tuple[str, set[str], str]] = {}  # by column: the key, its rules, what they do without
         for one in ready:
             for bound in one.bounds:
                 for key, column, without in _read_by(one.gate.key_of(bound)):
-                    self._absent.setdefault(column, (key, set(), without))[1].add(bound.rule.name)
+                    self._keys.setdefault(column, (key, set(), without))[1].add(bound.rule.name)
         trusts = [each.settings.trust for each in ready]
         self._trusts_all = all([trust.hops or trust.networks or trust.unix for trust in trusts])
-        self._requests = self._private = 0
+        self._have = Counter[str]()  # requests, by the columns of keys
+        self._days = Counter[int]()
+        self.requests = self._private = 0
         self._forwards = False
         self._peers: set[str] = set()
 
@@ -40,12 +46,11 @@ class Hints:
         return set() if self._trusts_all else {"address", "forwarded"}
 
     def add(self, frame: pl.DataFrame) -> None:
-        for column in [name for name in self._absent if name in frame.columns]:
-            if frame[column].null_count() < frame.height:
-                del self._absent[column]
+        self.requests += frame.height
+        self._days.update(dict((frame["time"] // _DAY).value_counts().iter_rows()))
+        self._have.update({name: frame[name].count() for name in self._keys if name in frame.columns})
         if self._trusts_all or "address" not in frame.columns or "forwarded" not in frame.columns:
             return
-        self._requests += frame.height
         self._forwards = self._forwards or frame["forwarded"].null_count() < frame.height
         if self._forwards:
             peers = frame["address"].drop_nulls()
@@ -55,19 +60,20 @@ class Hints:
 
     def found(self, fields: Iterable[str] = ()) -> tuple[str, ...]:
         """Return the hints as sentences. `fields` are the names of what the log has."""
-        has = ", ".join([*fields][:_LISTED])
-        known = f" The log has {has}." if has else ""
-        hints = []
-        for key, rules, without in self._absent.values():
+        listed = ", ".join([*fields][:_LISTED])
+        known = f" The log has {listed}." if listed else ""
+        hints = [*self._far()]
+        for name, (key, rules, without) in self._keys.items():
+            has, of = self._have[name], f"the key {key} of {', '.join(sorted(rules))}: {without}."
             column = f" If it has another name, give --field {key.lower()}=NAME." if key.startswith("header:") else ""
-            hints.append(
-                f"No line of the log has the key {key} of {', '.join(sorted(rules))}: "
-                f"{without}.{'' if key == 'user' else known}{column}"
-            )
-        if self._forwards and (2 * self._private > self._requests or len(self._peers) <= _FEW):
+            if not has:
+                hints.append(f"No line of the log has {of}{'' if key == 'user' else known}{column}")
+            elif has < self.requests:
+                hints.append(f"{has:,} of {self.requests:,} requests {'has' if has == 1 else 'have'} {of}")
+        if self._forwards and (2 * self._private > self.requests or len(self._peers) <= _FEW):
             whose = (
-                f"{share(self._private, self._requests)} of the requests come from private addresses"
-                if 2 * self._private > self._requests
+                f"{share(self._private, self.requests)} of the requests come from private addresses"
+                if 2 * self._private > self.requests
                 else "All requests come from very few addresses"
             )
             hints.append(
@@ -75,6 +81,28 @@ class Hints:
                 f"(how many there are), or their networks, as --trusted-proxies {_network(min(self._peers))}."
             )
         return tuple(hints)
+
+    def _far(self) -> Iterator[str]:
+        """Yield a hint if some requests are far from most."""
+        spans: list[list[int]] = []
+        for day in sorted(self._days):
+            if spans and day - spans[-1][-1] <= _FAR:
+                spans[-1].append(day)
+            else:
+                spans.append([day])
+        if len(spans) > 1:
+            most = max(spans, key=lambda days: sum([self._days[day] for day in days]))
+            others = self._days.total() - sum([self._days[day] for day in most])
+            yield (
+                f"{count(others, 'request')} of {self._days.total():,} came more than {_FAR} days before or after the "
+                f"others. If their clock was wrong, leave them out: --since {_start(most[0])} "
+                f"--until {_start(most[-1] + 1)}."
+            )
+
+
+def _start(day: int) -> str:
+    """Return when a day since 1970 begins, as the command line reads it."""
+    return f"{datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _network(address: str) -> str:
@@ -90,4 +118,4 @@ def _read_by(key: Any) -> Iterator[tuple[str, str, str]]:
         elif isinstance(part, str) and part.startswith("header:"):
             yield part, f"{HEADER}{part.partition(':')[2].lower()}", "requests without it are counted by address"
         elif isinstance(part, LogKey) and part.kind == "field":
-            yield str(part), part.columns[0], "the rule applies to no request"
+            yield str(part), part.columns[0], "the rule applies to no request without it"
