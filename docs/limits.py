@@ -25,12 +25,12 @@ BLOCK: Final = re.compile(r"^```text\n\$ (?P<command>sluicegate .*?)\n(?P<output
 
 
 def run(command: str) -> str:
-    """Return what a command prints on a terminal of 80 columns; of a replay only the answer."""
+    """Return what a command prints on a terminal of 80 columns; of a replay only the answer, and rules once."""
     done = CliRunner().invoke(sluicegate, shlex.split(command)[1:], env={"COLUMNS": "80"}, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     text = "".join([f"{line.rstrip()}\n" for line in done.stdout.splitlines()])
-    answer, _, _ = text.partition("\n\n")
-    return f"{answer}\n…\n" if command.startswith("sluicegate replay ") else text
+    answer, end, rest = text.partition("\n\n" if command.startswith("sluicegate replay ") else "\n[sluicegate]\n")
+    return f"{answer}\n…\n" if end and rest else text
 
 
 def page() -> str:

@@ -166,7 +166,12 @@ def test_without_a_rule_it_says_what_there_is_instead(log: str, group: str, says
         assert f"no rule for {group}: {says}" in done.stderr
 
 
-def test_no_requests(log: str) -> None:
-    done = run(log, "--since", "2027-01-01")
-    assert done.exit_code == 0
-    assert "No requests." in done.output
+@pytest.mark.parametrize("command", [("suggest",), ("replay", "--rule", "1/minute")])
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_no_request_is_left(log: str, command: tuple[str, ...], form: tuple[str, ...], tmp_path: Path) -> None:
+    empty = tmp_path / "empty.log"
+    empty.touch()
+    for words in ((log, "--since", "2027-01-01"), (str(empty),)):
+        done = CliRunner().invoke(sluicegate, [*command, *words, *form])
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert "no request is left (lines read: " in done.stderr

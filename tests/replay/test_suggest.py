@@ -73,13 +73,33 @@ def test_it_does_not_lock_an_office_out() -> None:
     office = (pl.col("kind") == "office") & is_asset()
     frame = traffic(ATTACK).filter(~office)
     found = suggested(frame, show_identities=True)
-    assert "ip:198.51.100.7" not in {identity for identity, _, _ in found.programs}
-    assert "ip:185.220.101.4" in {identity for identity, _, _ in found.programs}
+    assert "ip:198.51.100.7" not in {each.identity for each in found.programs}
+    assert "ip:185.220.101.4" in {each.identity for each in found.programs}
     allowed = decisions(frame, from_rules([f"{found.suggestions[1].quota} by ip on {ON}"]))["allowed"]
     assert frame.filter(~allowed & pl.col("kind").is_in(PEOPLE)).height == 0
     for each in found.suggestions:
         floor = FLOORS[SIGN_INS if each.name == "login" else "one route" if each.path else "every request"]
         assert all(limit.limit >= max(floor[limit.period], MARGIN * limit.exact) for limit in each.limits)
+
+
+@pytest.mark.parametrize(("status", "agent"), [(200, "kube-probe/1.30"), (503, None)])
+def test_a_health_check_is_named_where_a_rule_refuses_it(status: int, agent: str | None) -> None:
+    """All that it does is that of a program: one that answers is a monitor."""
+    visits = traffic(ATTACK)
+    first, last = visits["time"][0] // DAY * DAY, visits["time"][-1]
+    times = pl.int_range(first, last, 10 * SECOND, eager=True).alias("time")
+    asked = {"address": "10.0.0.5", "path": "/health", "method": "GET", "status": status, "agent": agent}
+    checks = pl.select(times).with_columns(
+        pl.lit(value, visits.schema[name]).alias(name) for name, value in asked.items()
+    )
+    frame = pl.concat([visits, checks], how="diagonal").sort("time", maintain_order=True)
+    found = suggested(frame, "/*", show_identities=True)
+    (monitor,) = [each for each in found.programs if each.identity == "ip:10.0.0.5"]
+    assert (monitor.path, monitor.agent) == ("/health", agent or "")
+    (limits,) = found.suggestions
+    assert ("requests of ip:10.0.0.5, which look like a health check" in limits.warning) == (status == 200)
+    attacker = next(each for each in found.programs if each.path == LOGIN)
+    assert attacker.agent == visits.filter(kind="attack")["agent"][0]
 
 
 @pytest.mark.parametrize(("processes", "large"), [(1, 10**6), (1, 500), (2, 10**6)])

@@ -11,8 +11,7 @@ from sluicegate.replay.words import count, share
 with needs("cli"):
     import click
 
-    from sluicegate.cli.commands import Failure
-    from sluicegate.cli.logs import chosen, open_log, progress, takes_logs, trusted
+    from sluicegate.cli.logs import Nothing, chosen, open_log, progress, some, takes_logs, trusted
     from sluicegate.cli.output import Listing, as_json, console, plain
 
 if TYPE_CHECKING:
@@ -22,7 +21,11 @@ if TYPE_CHECKING:
 
 
 _PROGRAMS: Final = 5  # that are shown; JSON has more
-_REASONS: Final = 3  # of each program; JSON has all
+_REASONS: Final = 2  # of each program; JSON has all
+_YOURS: Final = (
+    "Programs may be your monitor, your own jobs, search engines or partners: put those on `allow`, or `@exempt` the "
+    "views that they ask for, before you enforce a limit."
+)
 _NUMBERS: Final = ("Exact", "Held out", "People refused", "Programs stopped")
 
 
@@ -35,12 +38,6 @@ def _share(_context: click.Context, _option: click.Parameter, given: str) -> flo
     if rest or not 0 <= found <= 1:
         raise click.BadParameter(f"{given!r}: give a share from 0 to 1, or from 0% to 100%")
     return found
-
-
-class Nothing(Failure):
-    """No rule to print."""
-
-    exit_code = 1
 
 
 @click.command()
@@ -103,6 +100,7 @@ def suggest(
             progress=lambda: bar.read(log),
             counting=bar.decided,
         )
+    some(found.requests + found.uncounted, log)
     pastable = any(each.quota is not None for each in found.suggestions)
     if as_json:
         click.echo(document.as_json(found), nl=False)
@@ -133,10 +131,13 @@ def _show(found: Suggestions, out: Console) -> None:
         out.print(plain(f"Note: {note}.", "dim"))
     if found.programs:
         rows = Listing("Program", "Requests", "Why", right=("Requests",))
-        for identity, requests, reasons in found.programs[:_PROGRAMS]:
-            rows.add_row(identity, f"{requests:,}", "; ".join(reasons[:_REASONS]))
+        for program in found.programs[:_PROGRAMS]:
+            name = f" as {program.agent!r}" if program.agent else ""
+            asks = [f"mostly {program.path}{name}"] if program.path else []
+            rows.add_row(program.identity, f"{program.requests:,}", "; ".join([*asks, *program.reasons[:_REASONS]]))
         out.print()
         out.print(rows)
+        out.print(plain(_YOURS, "yellow"))
     for each in found.suggestions:
         out.print()
         _show_one(each, out)

@@ -41,6 +41,7 @@ _ASSETS: Final = 0.05  # of the requests of half the identities: then the log ha
 _HOUR: Final = 3_600_000_000
 _DAY: Final = 24 * _HOUR
 _LOOK: Final = 300_000_000
+_CHECKED: Final = 0.95  # of the requests of a health check: answered with 2xx
 _DIGITS: Final = 4  # of a pause: so the number of different pauses is bounded
 _MOST: Final = 1_000_000  # different values in one day
 
@@ -108,7 +109,7 @@ SIGNS: Final[Mapping[str, Sign]] = {
 class Kinds(NamedTuple):
     """The kind of each identity, and what the log cannot show."""
 
-    table: pl.DataFrame  # `who`, `kind`, `people`, a column for each sign, and the figures of its reasons
+    table: pl.DataFrame  # `who`, `kind`, `people`, a column for each sign, their figures, and `check`
     unseen: tuple[str, ...] = ()
 
     def reasons(self, who: Any) -> tuple[str, ...]:
@@ -199,6 +200,7 @@ class Figures:
             known=status.count(),
             failed=status.is_in([401, 403, 404]).sum(),
             denied=status.is_in([401, 403]).sum(),
+            fine=status.is_between(200, 299).sum(),
             assets=pl.col("asset").sum(),
             program=pl.col("program").sum(),
             agent=pl.col("name").drop_nulls().first(),
@@ -272,10 +274,9 @@ class Figures:
             )
         )
         requests, many = pl.col("requests"), pl.col("people") >= MANY
+        steady = (requests > 20) & (pl.col("high") - pl.col("low") <= 0.1 * pl.col("middle") + resolution / 1e6)
         table = table.with_columns(
-            regular=(requests > 20)
-            & (pl.col("middle") >= 10 * resolution / 1e6)
-            & (pl.col("high") - pl.col("low") <= 0.1 * pl.col("middle") + resolution / 1e6),
+            regular=steady & (pl.col("middle") >= 10 * resolution / 1e6),
             sleepless=(pl.col("hours") >= 20) & ~many,
             fast=pl.col("named") & (pl.col("fastest") > 300 * pl.col("people")),
             failing=(requests >= 20) & (pl.col("failed") >= 0.5),
@@ -284,6 +285,8 @@ class Figures:
             wandering=pl.col("paths") >= 200 * pl.col("people"),
             single=(requests >= 50) & pl.col("single"),
             name=pl.col("program"),
+            # A health check: one path, at equal pauses, nearly always answered as it should be.
+            check=steady & (pl.col("middle") >= 1) & pl.col("single") & (pl.col("fine") >= _CHECKED * requests),
         )
         maybe_many = (pl.col("people") > 1) | ~pl.col("named")
         points = pl.sum_horizontal(
@@ -306,7 +309,7 @@ def _merged(pieces: list[pl.DataFrame]) -> list[pl.DataFrame]:
     """Return what is counted of whole identities, from pieces of their requests."""
     if len(pieces) == 1:
         return pieces
-    numbers = pl.col(["requests", "known", "failed", "denied", "assets", "program"]).sum()
+    numbers = pl.col(["requests", "known", "failed", "denied", "fine", "assets", "program"]).sum()
     same = pl.col("single").all() & (pl.col("path").n_unique() == 1)
     first = pl.col("agent").drop_nulls().first()
     each = pl.concat(pieces).group_by("who", maintain_order=True)

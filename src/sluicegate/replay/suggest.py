@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, repeat
 from math import ceil, floor
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sluicegate.errors import RuleError
 from sluicegate.extras import needs
@@ -32,7 +32,7 @@ from sluicegate.replay.routes import name_of, route_of
 from sluicegate.replay.run import Frames
 from sluicegate.replay.sane import nice
 from sluicegate.replay.spool import spool
-from sluicegate.replay.survey import ALL, DAY, GONE, HIGHEST, INSTEAD, LISTED, ONE_DAY, Effect, Group, Survey
+from sluicegate.replay.survey import ALL, DAY, GONE, HIGHEST, INSTEAD, LISTED, ONE_DAY, Effect, Group, Named, Survey
 from sluicegate.replay.tally import add, readable
 from sluicegate.replay.traffic import COLUMNS
 from sluicegate.replay.words import count as count_of
@@ -66,8 +66,9 @@ MOST: Final = 10_000  # routes that are counted
 _STEPS: Final = 5
 _LOGIN: Final = re.compile(r"(?i)log-?in|sign-?(?:in|up)|auth|token|session|passw|register|otp|verify|reset")
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_SHOWN: Final = 60  # characters of a route that no rule can have
+_SHOWN: Final = 60  # characters of a User-Agent, and of a route that no rule can have
 _route: Final = lru_cache(maxsize=20_000)(route_of)
+_Each = TypeVar("_Each", bound=Hashable)
 _GROUPS: Final = 8  # that are found, beside those for logins
 _SEPARATES: Final = 0.9  # of the requests of programs: so much must a limit stop to be called one that separates
 _NOTHING: Final = 0.1
@@ -118,7 +119,7 @@ class Suggestion(NamedTuple):
     people_refused: int  # by these together, in the replay: identities
     stopped: float  # by these together: the share of the programs' requests
     verdict: str
-    warning: str  # why not to trust the limits; "" if enough people and days support them
+    warning: str  # why not to trust the limits, and which health checks they refuse; "" if there is no reason
     busiest: tuple[Busiest, ...] = ()  # where only programs ask: those with most requests
 
     @property
@@ -140,6 +141,8 @@ class Program(NamedTuple):
     identity: str  # a digest, or the identity if the reader asked for it
     requests: int
     reasons: tuple[str, ...]
+    path: str  # its commonest, as a route; "" if the log has none
+    agent: str  # its commonest User-Agent there, shortened; "" if the log has none
 
 
 class Suggestions(NamedTuple):
@@ -154,6 +157,7 @@ class Suggestions(NamedTuple):
     notes: tuple[str, ...]
     programs: tuple[Program, ...]  # those with most requests
     suggestions: tuple[Suggestion, ...]
+    uncounted: int = 0  # requests without the key
 
 
 def suggest(
@@ -189,12 +193,13 @@ def suggest(
         partitions = Partitions(folder / "0")
         for whole in log.frames({*WANTED, *ready.wanted, *hints.wanted}):
             progress()
-            hints.add(whole)
             frame = whole.filter(pl.col("time") >= (since or 0), pl.col("time") < (until or 2**62))
+            hints.add(frame)
             identities = ready.identify(frame)
             known = identities.is_not_null()
-            rows = _kept(frame.filter(known))
-            seen.add(rows)
+            named = frame.filter(known)
+            rows = _kept(named)
+            seen.add(rows, named)
             partitions.add(rows, identities.filter(known))
         parts = partitions.all()
         each = stack.enter_context(workers(processes if len(parts) > 1 else 1))
@@ -206,9 +211,10 @@ def suggest(
                 if counting is not None:
                     counting(done, len(parts))
 
-        return _Suggester(seen, every, share=share, resolution=_resolution(log)).all(
+        found = _Suggester(seen, every, share=share, resolution=_resolution(log)).all(
             rules, _said(log, hints), key=key, show=show_identities
         )
+        return found._replace(uncounted=hints.requests - seen.requests)
 
 
 def _resolution(log: Frames) -> int:
@@ -241,10 +247,11 @@ class _Seen:
         self.days: set[int] = set()
         self.agents = self.statuses = 0
         self.routes: Counter[tuple[str | None, str, bool]] = Counter()  # by method, and whether it is an asset
+        self.names: Counter[tuple[int, str]] = Counter()  # of User-Agents: their hashes and how they begin
 
-    def add(self, rows: pl.DataFrame) -> None:
-        """Count a frame. Clients choose paths and methods, so only the routes with most requests are kept. The number
-        of one is too low by at most one of MOST parts of all requests.
+    def add(self, rows: pl.DataFrame, frame: pl.DataFrame) -> None:
+        """Count a frame, of which `rows` are kept. Clients choose paths, methods and User-Agents, so only those with
+        most requests are kept. The number of one is too low by at most one of MOST parts of all requests.
         """
         if not rows.height:
             return
@@ -255,9 +262,19 @@ class _Seen:
         self.statuses += rows["status"].count()
         for method, path, asset, number in rows.group_by("method", "path", "asset").agg(pl.len()).iter_rows():
             self.routes[method, _route(path or "/"), asset] += number
-        if len(self.routes) > 2 * MOST:
-            least = self.routes.most_common(MOST + 1)[-1][1]
-            self.routes = Counter({each: number - least for each, number in self.routes.items() if number > least})
+        if "agent" in frame.columns:
+            names = frame.select(rows["agent"], text=pl.col("agent").str.slice(0, _SHOWN)).drop_nulls()
+            counted = names.group_by("agent", "text").len()
+            self.names.update({(agent, text): number for agent, text, number in counted.iter_rows()})
+        self.routes, self.names = _bounded(self.routes), _bounded(self.names)
+
+
+def _bounded(counted: Counter[_Each]) -> Counter[_Each]:
+    """Return a count without the rarest, if there are too many."""
+    if len(counted) <= 2 * MOST:
+        return counted
+    least = counted.most_common(MOST + 1)[-1][1]
+    return Counter({each: number - least for each, number in counted.items() if number > least})
 
 
 class _Suggester:
@@ -281,14 +298,16 @@ class _Suggester:
         pairs = [*self._every(survey.loading)]
         assets = sees_assets(sum([loads for loads, _ in pairs]), sum([of for _, of in pairs]))
         survey = replace(survey, sees_assets=assets)
-        kinds, programs, automated = Counter[str](), list[tuple[int, str, tuple[str, ...]]](), list[pl.Series]()
+        kinds, programs, automated = Counter[str](), list[Named](), list[pl.Series]()
         groups = [Group() for _ in rules]
         for part in self._every(survey.count):
             kinds += part.kinds
             automated.append(part.automated)
-            programs = sorted([*programs, *part.programs])[:LISTED]
+            programs = sorted([*programs, *part.programs])
+            programs = [each for at, each in enumerate(programs) if at < LISTED or each.is_check]
             groups = [*map(add, groups, part.groups)]
         limits = [self._limits(group, _floor(rule)) for group, rule in zip(groups, rules, strict=True)]
+        survey = replace(survey, checks=tuple([each.identity for each in programs if each.is_check]))
         effects = self._effects(survey, automated, [[limit.quota for limit in each] for each in limits])
         limits = [_with_effects(*each) for each in zip(limits, effects, groups, strict=True)]
         chosen = [_together(*each) for each in zip(limits, effects, groups, strict=True)]
@@ -297,11 +316,15 @@ class _Suggester:
         found = []
         for number, (rule, group) in enumerate(zip(rules, groups, strict=True)):
             only = chosen[number][0] if len(chosen[number]) == 1 else None
-            people, stopped = (only.people, only.stopped) if only else _effect(both[number], group, 1)
+            effect, bit = (effects[number], 2 ** limits[number].index(only)) if only else (both[number], 1)
+            people, stopped = _effect(effect, group, bit)
             busiest = self._busiest(survey, number, show=show) if group.requests and not limits[number] else ()
             one = self._suggestion(rule, group, limits[number], chosen=chosen[number], people=people, stopped=stopped)
-            found.append(one._replace(busiest=busiest))
+            harmed = [_checked(each, effect.checks[each.identity, bit], show=show) for each in programs if one.quota]
+            warning = " ".join(filter(None, [one.warning, *harmed]))
+            found.append(one._replace(busiest=busiest, warning=warning))
         lacks = unseen(assets=assets, agents=seen.agents > 0, statuses=seen.statuses > 0) if seen.requests else ()
+        names: dict[int | None, str] = dict([*seen.names])
         return Suggestions(
             key=key,
             share=self.share,
@@ -310,7 +333,7 @@ class _Suggester:
             resolution=self.resolution / SECOND,
             kinds=tuple([Kind(*each) for each in sorted(kinds.items())]),
             notes=(*self._notes((*read, *lacks)), *_left_out(left_out)),
-            programs=tuple([Program(_shown(who, show), -number, reasons) for number, who, reasons in programs]),
+            programs=tuple([_program(each, names, show=show) for each in programs[:LISTED]]),
             suggestions=tuple(found),
         )
 
@@ -460,6 +483,22 @@ class _Suggester:
 
 def _shown(who: str, show: bool) -> str:
     return readable(who) if show else digest(who)
+
+
+def _program(named: Named, agents: Mapping[int | None, str], *, show: bool) -> Program:
+    path = "" if named.path is None else route_of(named.path)
+    agent = agents.get(named.agent, "")
+    return Program(_shown(named.text, show), -named.requests, named.reasons, path=path, agent=agent)
+
+
+def _checked(named: Named, refused: int, *, show: bool) -> str:
+    """Return a warning if a rule refuses requests of a health check."""
+    if not refused:
+        return ""
+    return (
+        f"It would refuse {refused:,} of {-named.requests:,} requests of {_shown(named.text, show)}, which look like a "
+        f"health check: all for {route_of(named.path or '/')}, at equal pauses, nearly all answered with 2xx."
+    )
 
 
 class _Days(NamedTuple):

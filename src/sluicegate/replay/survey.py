@@ -23,6 +23,7 @@ with needs("replay"):
     import polars as pl
 
 LISTED: Final = 10  # identities that are named
+_COMMON: Final = 10_000  # paths and User-Agents of one of them that are counted from piece to piece
 DAY: Final = 86_400_000_000
 ALL, ONE_DAY, HIGHEST, GONE, INSTEAD = "all", "one day", "highest", "gone", "instead"
 """What a peak is counted of: all requests of an identity; those of one day; the highest of its days. A limit is tried
@@ -51,6 +52,20 @@ class Effect:
 
     programs: Counter[int] = field(default_factory=Counter)
     people: Counter[int] = field(default_factory=Counter)
+    checks: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Refused requests of programs that look like a health check, by identity and limit."""
+
+
+class Named(NamedTuple):
+    """A program that is named."""
+
+    requests: int  # negated, so that those with most are first
+    text: str
+    reasons: tuple[str, ...]
+    identity: int
+    is_check: bool  # whether it looks like a health check
+    path: str | None  # with its User-Agent the commonest
+    agent: int | None  # its hash
 
 
 class Surveyed(NamedTuple):
@@ -58,7 +73,7 @@ class Surveyed(NamedTuple):
 
     kinds: Counter[str]
     automated: pl.Series  # identities
-    programs: list[tuple[int, str, tuple[str, ...]]]  # with most requests: the number negated, identity, reasons
+    programs: list[Named]  # with most requests, of all and of those that look like a health check
     groups: list[Group]
 
 
@@ -70,6 +85,7 @@ class Survey:
     windows: tuple[int, ...]
     resolution: int
     sees_assets: bool = False
+    checks: tuple[int, ...] = ()  # identities that look like a health check
 
     def loading(self, part: Part) -> tuple[int, int]:
         """Return how many identities that may be people loaded assets, and how many there are."""
@@ -83,17 +99,25 @@ class Survey:
             texts = [pl.concat([*texts, piece.texts]).unique("identity")]
         kinds = figures.kinds(sees_assets=self.sees_assets, resolution=self.resolution)
         is_program = pl.col("kind") == AUTOMATED
-        programs = kinds.table.filter(is_program).select("requests", identity="who")
-        named = programs.join(texts[0], on="identity").sort("requests", "text", descending=[True, False]).head(LISTED)
+        programs = kinds.table.filter(is_program).select("requests", "check", identity="who")
+        most = programs.join(texts[0], on="identity").sort("requests", "text", descending=[True, False])
+        named = pl.concat([most.head(LISTED), most.filter("check").head(LISTED)]).unique("identity")
+        common = list[pl.DataFrame]()
         people = kinds.table.filter(~is_program).select("people", identity="who")
         groups = [_Peaks(self.windows) for _ in self.rules]
         for piece in pieces():
+            theirs = piece.frame.filter(pl.col("identity").is_in(named["identity"].implode()))
+            common = [_common([*common, theirs.select("identity", "path", "agent", number=1)])]
             for group, rows in zip(groups, self._rows(piece.frame), strict=True):
                 group.add(rows, people["identity"])
+        asked = common[0].group_by("identity", maintain_order=True).first().drop("number")
         return Surveyed(
             kinds=Counter(dict(kinds.table.group_by("kind").len().iter_rows())),
             automated=programs["identity"],
-            programs=[(-requests, text, kinds.reasons(who)) for requests, who, text in named.iter_rows()],
+            programs=[
+                Named(-requests, text, kinds.reasons(who), identity=who, is_check=check, path=path, agent=agent)
+                for requests, check, who, text, path, agent in named.join(asked, on="identity").iter_rows()
+            ],
             groups=[group.counted(people) for group in groups],
         )
 
@@ -128,6 +152,8 @@ class Survey:
                     found[number].programs.update(dict(sums.value_counts().iter_rows()))
                     people = hits.filter(~is_program).group_by("limit").agg(pl.col("identity").n_unique())
                     found[number].people |= Counter(dict(people.iter_rows()))
+                    checked = hits.filter(pl.col("identity").is_in(self.checks)).group_by("identity", "limit").len()
+                    found[number].checks.update({(who, limit): times for who, limit, times in checked.iter_rows()})
         return found
 
     def _rows(self, frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
@@ -150,6 +176,13 @@ class Survey:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_ready"}
+
+
+def _common(counted: list[pl.DataFrame]) -> pl.DataFrame:
+    """Return the commonest pairs of a path and a User-Agent of each identity, and how often they came."""
+    pairs = pl.concat(counted).group_by("identity", "path", "agent").agg(pl.col("number").sum())
+    pairs = pairs.sort("number", "path", "agent", descending=[True, False, False])
+    return pairs.group_by("identity", maintain_order=True).head(_COMMON)
 
 
 def _limit(quota: str) -> Candidate:
