@@ -116,7 +116,8 @@ def _turn(course: Course, server: Server, client: redis.Redis, *, case: Case, ga
     process, sent = process_of(server), SENT.get(name, SCRIPTS)
 
     def turn(number: int) -> dict[str, float]:
-        new = [f"user:{number}.{each}" for each in range(max(1, course.effort.checks // case.hits))]
+        # Another limit an hour has the same key, and what it has left there would be counted under this one.
+        new = [f"user:{case.before}.{number}.{each}" for each in range(max(1, course.effort.checks // case.hits))]
         for key in new * case.before:
             gate.hit(key)
         client.config_resetstat()
