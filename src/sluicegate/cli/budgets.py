@@ -134,9 +134,13 @@ class Budgets:
             if not isinstance(rule.quota, Tiers)
         }
 
+    def rule_of(self, rule_id: str) -> str | None:
+        """Return the rule whose function makes the quota of this budget; None for other budgets."""
+        return self.computed.get(rule_id.partition(":")[0])
+
     def owner(self, rule_id: str) -> str | None:
         """Return the rule or the view that alone knows the quota of a budget; None for other budgets."""
-        return self.computed.get(rule_id.partition(":")[0]) or view_of(rule_id)
+        return self.rule_of(rule_id) or view_of(rule_id)
 
     @cached_property
     def bans(self) -> dict[str, Ban]:

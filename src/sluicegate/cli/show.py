@@ -165,7 +165,7 @@ def _kept(budgets: Budgets, text: str, *, quick: bool) -> tuple[list[tuple[Known
 
 def _reason(budgets: Budgets, rule_id: str) -> str:
     """Return why no command knows the quota of this budget."""
-    rule, view = budgets.computed.get(rule_id.partition(":")[0]), view_of(rule_id)
+    rule, view = budgets.rule_of(rule_id), view_of(rule_id)
     if rule is not None:
         return f"The quota of the rule {rule} is a function of the request"
     if view is not None:
