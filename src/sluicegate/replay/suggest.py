@@ -230,7 +230,7 @@ def _said(log: Frames, hints: Hints) -> tuple[str, ...]:
 
 
 def _kept(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return what is kept of each request. Of a User-Agent and a user only a hash: whether they differ matters."""
+    """Return what is kept of each request. User-Agents and users are only compared, so a hash of each is enough."""
     absent = [pl.lit(None, COLUMNS[name]).alias(name) for name in WANTED if name not in frame.columns]
     hashed = [pl.when(pl.col(name).is_not_null()).then(pl.col(name).hash()).alias(name) for name in ("agent", "user")]
     rows = frame.select("time", *[name for name in WANTED if name in frame.columns], *absent)
@@ -517,8 +517,8 @@ def _requests(group: Group) -> int:
 
 def _effect(effect: Effect, group: Group, limits: int) -> tuple[int, float]:
     """Return how many identities of people a limit refuses, and which share of the requests of programs. `limits` has a
-    bit for each limit, as in `Effect`. Of several only the share means something, a little too high: together they
-    refuse less.
+    bit for each limit, as in `Effect`. With several limits only the share has a meaning. It is a little too high,
+    because the limits were tried one by one, and together they refuse less.
     """
     stopped = sum([number for refused, number in effect.programs.items() if refused & limits])
     return effect.people[limits], stopped / _requests(group) if group.programs else 0.0
