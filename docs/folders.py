@@ -68,17 +68,13 @@ def call(words: list[str], room: Path) -> str:
     return done.stdout
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @contextmanager
 def server(command: str, room: Path) -> Iterator[int]:
-    """A running server, on a port of its own."""
-    port = free_port()
+    """A running server, on a port of its own, which no other process takes: the holder is bound and does not listen."""
+    holder = socket.socket()
+    holder.bind(("127.0.0.1", 0))
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+    port = int(holder.getsockname()[1])
     (option,) = (option for start, option in SERVERS.items() if command.startswith(start))
     words = shlex.split(f"{command.replace(f'--port {PORT}', '')} {option.format(port)}")
     with (room / "server.log").open("w") as log:
@@ -96,6 +92,7 @@ def server(command: str, room: Path) -> Iterator[int]:
     finally:
         process.terminate()
         process.wait(PATIENCE)
+        holder.close()
 
 
 def ask(command: str, port: int, room: Path) -> None:

@@ -249,14 +249,10 @@ def is_master(server: Server) -> bool:
 
 
 def free_port() -> int:
-    """Return a free port, below those that the kernel gives to clients.
-
-    The kernel may give a port from bind(0) to an outgoing connection of another process before the server binds it. A
-    node of a cluster also needs port + 10000, which must stay below 65536. The choice is not by the seeded `random`,
-    which Hypothesis resets.
+    """Return a free port that no other process takes before this one ends. One server that it starts may listen on it.
+    Until then a connection to it is refused.
     """
-    with _bound_socket() as probe:
-        return int(probe.getsockname()[1])
+    return held_port(sys.modules[__name__])[0]
 
 
 def held_port(owner: object) -> tuple[int, Callable[[], object]]:
@@ -272,6 +268,12 @@ def held_port(owner: object) -> tuple[int, Callable[[], object]]:
 
 
 def _bound_socket() -> socket.socket:
+    """Bind a free port, below those that the kernel gives to clients.
+
+    The kernel may give a port from bind(0) to an outgoing connection of another process before the server binds it. A
+    node of a cluster also needs port + 10000, which must stay below 65536. The choice is not by the seeded `random`,
+    which Hypothesis resets.
+    """
     for port in random.SystemRandom().sample(range(15_000, 22_000), 100):
         probe = socket.socket()
         try:

@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.proxies import Proxy, Way, Wire
-from tests.servers import HOST, Server, wait_until
+from tests.servers import HOST, Server, free_port, wait_until
 
 SOON = 0.1  # the client's timeout in seconds
 
@@ -137,8 +137,6 @@ def test_refused(proxy: Proxy) -> None:
 
 
 def test_a_server_that_is_down_closes_the_connection() -> None:
-    from tests.servers import free_port
-
     with Proxy(free_port()) as proxy, client(proxy) as one, pytest.raises(redis.ConnectionError):
         one.ping()
 

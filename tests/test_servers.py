@@ -174,8 +174,12 @@ def test_a_server_ends_with_a_killed_owner() -> None:
                 assert connection.recv(1) == b"", f"server {pid} outlived its owner"  # closed by the server's end
 
 
-def test_free_ports_are_free_and_low_enough_for_a_cluster_bus() -> None:
+def test_a_free_port_stays_free_for_one_server_of_this_process() -> None:
     port = free_port()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", port))
-    assert port + 10_000 < 32_768
+    assert port + 10_000 < 32_768  # for the bus of a cluster
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    with socket.socket() as client, pytest.raises(ConnectionRefusedError):
+        client.connect(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+        pass
