@@ -272,6 +272,36 @@ def test_a_full_server_does_not_flap(mode: Mode, clock: ManualClock, caplog: pyt
     assert inside.calls < 50
 
 
+@pytest.mark.parametrize("by", ["peek", "reset"])
+@pytest.mark.parametrize("opened_by", ["charge", "peek", "reset"])
+def test_calls_that_charge_nothing_close_the_circuit(mode: Mode, clock: ManualClock, by: str, opened_by: str) -> None:
+    """Also if no other calls come: else a status page shows the local fallback for ever."""
+    inside = Breakable(clock)
+    store = around(inside, mode, clock)
+    one = check("5/hour")
+    inside.run(Plan((one,)))
+
+    def called(call: str) -> bool:
+        """True if the store answered."""
+        try:
+            if call != "reset":
+                return store.run(one, charge=call == "charge")[0].source == "store"
+            store.forget(one.terms.rule_id, "a")
+        except StoreError:
+            return False
+        return True
+
+    inside.down = True
+    assert not called(opened_by)
+    clock.advance(1)
+    assert not called(by)  # it begins a probe, or is one
+    inside.down = False
+    clock.advance(1)
+    results = [called(by) for _ in range(3)]
+    assert results[1:] == [True, True]
+    assert called("charge"), "the circuit is closed"
+
+
 def test_another_exception_is_raised_and_opens_no_circuit(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
     store = around(inside, mode, clock)

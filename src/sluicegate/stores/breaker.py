@@ -7,7 +7,7 @@
   or opens it for longer.
 
 A probe and a trial test different things: a server whose memory is full replies to a probe, which writes nothing, and
-refuses the trial.
+refuses the trial. So a peek is the trial only if the store would have failed for a peek too.
 
 Only a failure that concerns the breaker's server or store opens it. A failure that concerns one plan or one rule does
 not: the server answers others.
@@ -74,6 +74,7 @@ class Breaker:
         self._one_failed = False  # whether `store` names a server, not the whole store
         self._times = 1  # how often it has been closed
         self._opened_by: tuple[Concerns, ...] = ("node", "store")
+        self._fails_peeks = False  # whether the last failure was a peek's, or no reply at all
         self._attempt_us = round(deadline * MICROSECOND) + LONGEST_US
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._on_change = on_change
@@ -106,16 +107,20 @@ class Breaker:
         """Return the right to check, outside of any request, whether the store replies; None while no check is due."""
         return Attempt(self, then=self._answered) if self._start(half=False) else None
 
-    def trial(self) -> Attempt | None:
-        """Return the right to send one request to the store; None while the store has not replied to a probe."""
-        return Attempt(self, then=self.recovered) if self._start(half=True) else None
+    def trial(self, *, charge: bool = True) -> Attempt | None:
+        """Return the right to send one request to the store; None while the store has not replied to a probe, or if a
+        request that does not `charge` would prove nothing.
+        """
+        if not (charge or self._fails_peeks) or not self._start(half=True):
+            return None
+        return Attempt(self, then=self.recovered, charge=charge)
 
     @property
     def needs_probe(self) -> bool:
         """True while the breaker is open and the store has not answered a probe."""
         return not self.closed and not self._half
 
-    def failed(self, error: StoreError, *, closed: int) -> None:
+    def failed(self, error: StoreError, *, closed: int, charge: bool = True) -> None:
         """Open the breaker, because a request failed that was sent while the breaker was `closed`."""
         if not closed:
             return
@@ -126,16 +131,16 @@ class Breaker:
                 self.store, self.cause = error.store, cause_text(error.cause)  # text: an exception keeps its frames
                 self._one_failed = error.concerns == "node"
                 self._since = epoch_seconds()
-                self._open(2 * self._backoff_us if again else FIRST_US)
+                self._open(2 * self._backoff_us if again else FIRST_US, error, charge=charge)
         if changed:
             log.warning(_OPENED[self.concerns], error, extra=_fields("circuit_opened", error.store, self.cause))
             self._call_hook(StoreChange(error.store, available=False, error=error))
 
-    def failed_again(self) -> None:
+    def failed_again(self, error: StoreError, *, charge: bool) -> None:
         """Open for longer, because the probe or the trial failed."""
         with self._lock:
             if not self.closed:
-                self._open(2 * self._backoff_us)
+                self._open(2 * self._backoff_us, error, charge=charge)
 
     def give_back(self) -> None:
         """Free the probe or the trial without a result: its task was cancelled, or its thread could not start."""
@@ -150,8 +155,9 @@ class Breaker:
         """Let failures of single servers not open this breaker, because each server has a breaker."""
         self._opened_by = ("store",)
 
-    def _open(self, backoff_us: int) -> None:
+    def _open(self, backoff_us: int, error: StoreError, *, charge: bool) -> None:
         self.closed, self._half = 0, False
+        self._fails_peeks = not charge or not isinstance(error.cause, str)  # the text of a reply may refuse to write
         self._backoff_us = min(backoff_us, LONGEST_US)
         self._free_at = self._now_us() + round(self._backoff_us * (1 + self._jitter()) / 2)
 
@@ -239,7 +245,7 @@ class Breakers:
         found = [self._of[part] for part in self._parts(*identities) if part in self._of]
         return next((breaker for breaker in [self.whole, *found] if not breaker.closed), self.whole)
 
-    def failed(self, error: StoreError, asked: Breaker, *, closed: int) -> Breaker | None:
+    def failed(self, error: StoreError, asked: Breaker, *, closed: int, charge: bool) -> Breaker | None:
         """Report a failure to the breaker of what it concerns; `asked` was `closed` when the request was sent. Return
         the breaker; None if no breaker is concerned.
         """
@@ -252,7 +258,7 @@ class Breakers:
                 breaker = self._of.setdefault(error.store, breaker)
         if breaker is None or error.concerns in ("plan", "rule"):
             return None
-        breaker.failed(error, closed=closed if breaker is asked else breaker.closed)
+        breaker.failed(error, closed=closed if breaker is asked else breaker.closed, charge=charge)
         return breaker
 
     def describe(self) -> tuple[CircuitStatus, ...]:
@@ -271,10 +277,10 @@ class Breakers:
 class Attempt:
     """A probe or a trial: a `with` block that reports its result to the breaker."""
 
-    __slots__ = ("_breaker", "_then")
+    __slots__ = ("_breaker", "_charge", "_then")
 
-    def __init__(self, breaker: Breaker, *, then: Callable[[], None]) -> None:
-        self._breaker, self._then = breaker, then
+    def __init__(self, breaker: Breaker, *, then: Callable[[], None], charge: bool = False) -> None:
+        self._breaker, self._then, self._charge = breaker, then, charge
 
     def __enter__(self) -> None:
         """Do nothing: the caller may call the store."""
@@ -288,7 +294,7 @@ class Attempt:
             else:
                 self._breaker.give_back()
         elif self._breaker.is_opened_by(error):
-            self._breaker.failed_again()
+            self._breaker.failed_again(error, charge=self._charge)
         elif error.concerns == "plan":
             self._breaker.give_back()
         else:  # the server has answered, and refuses the rule

@@ -83,13 +83,17 @@ class _Fallback(ABC, Generic[_AnyStore]):
         failed = partial(self._failed, asked=breaker, closed=breaker.closed, plan=plan)
         return _Asking(failed, available=breaker.closed != 0)
 
-    def _forgetting(self, rule_id: str, identity: str) -> _Asking:
+    def _forgetting(self, rule_id: str, identity: str) -> _Asking | Attempt:
         """Drop a budget in the local fallback. Return a `with` block to drop it in the store. It raises a failure."""
         self._local_fallback.forget(rule_id, identity)
         breaker = self._breakers.of(identity)
         closed = breaker.closed
         if not closed:
-            raise self._circuit_open(breaker)
+            attempt = breaker.trial(charge=False) or breaker.probe()
+            if attempt is not None:
+                return attempt
+            if breaker.needs_probe:
+                raise self._circuit_open(breaker)
         return _Asking(partial(self._failed, asked=breaker, closed=closed), available=True, raises=True)
 
     def _breaker_of(self, plan: Plan) -> Breaker:
@@ -99,7 +103,7 @@ class _Fallback(ABC, Generic[_AnyStore]):
         """Report a failure to the breaker of what it concerns, or to the log if no breaker is concerned."""
         if closed:  # else the error may only say that the circuit is open
             self._last_error = cause_text(error.cause)
-        breaker = self._breakers.failed(error, asked, closed=closed)
+        breaker = self._breakers.failed(error, asked, closed=closed, charge=plan is not None and plan.charge)
         if plan is not None and breaker is not None:
             self._watch(plan, breaker)
         elif plan is not None:
@@ -344,7 +348,7 @@ class Fallback(_Fallback[Store]):
 
     def _attempt(self, plan: Plan, breaker: Breaker) -> Outcomes:
         """Run the plan in the store if this request may be the trial. Otherwise raise StoreError."""
-        trial = breaker.trial() if plan.charge else None
+        trial = breaker.trial(charge=plan.charge)
         if trial is not None:
             with trial:
                 return self._store.run(plan)
@@ -481,7 +485,7 @@ class AsyncFallback(_Fallback[AsyncStore]):
             await self._store.close()
 
     async def _attempt(self, plan: Plan, breaker: Breaker) -> Outcomes:
-        trial = breaker.trial() if plan.charge else None
+        trial = breaker.trial(charge=plan.charge)
         if trial is not None:
             with trial:
                 return await self._store.run(plan)
