@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from wsgiref.util import FileWrapper
 
 import pytest
-from flask import Flask, Response, abort, send_file, stream_with_context
+from flask import Flask, Response, abort, send_file, session, stream_with_context
 from flask.signals import request_finished
 
 from sluicegate import ManualClock, Rule
@@ -278,6 +279,51 @@ def test_flask_releases_when_errors_propagate() -> None:
     with pytest.raises(RuntimeError):
         board.app.test_client().get("/open")
     assert [name for name, _ in board.store.log] == ["run", "release"]
+
+
+def breaks_teardown(app: Flask) -> None:
+    app.teardown_request(lambda error: 1 / 0)  # type: ignore[type-var]
+
+
+def breaks_context(app: Flask) -> None:
+    app.teardown_appcontext(lambda error: 1 / 0)  # type: ignore[type-var]
+
+
+def breaks_session(app: Flask) -> None:
+    app.secret_key, app.testing = "secret", True
+    app.before_request(lambda: session.update(key=object()))
+
+
+def refuses_fields(status: str, headers: Any, exc_info: Any = None) -> Any:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("prepare", "start"),
+    [
+        (breaks_teardown, Start()),
+        (breaks_context, Start()),
+        (breaks_session, Start()),
+        (lambda app: None, refuses_fields),
+        (lambda app: None, Start()),
+    ],
+    ids=["teardown", "context", "session", "server", "none"],
+)
+@pytest.mark.parametrize("view", [fine, streams])
+def test_flask_ends_a_request_whose_response_it_loses(prepare: Any, start: Any, view: Any) -> None:
+    """The server never gets a response to close. A response that it gets ends the request, and nothing earlier."""
+    app, store, events = Flask("board"), Watched(ManualClock()), list[bool]()
+    prepare(app)
+    RateLimiter(app, rules=[HELD], store=store, on_decision=lambda event: events.append(event.allowed))
+    app.add_url_rule("/open", view_func=view)
+    try:
+        raise LookupError  # a server or a middleware may handle an error of its own meanwhile
+    except LookupError:
+        with suppress(ZeroDivisionError, TypeError):
+            chunks: Any = app(make_environ(), start)
+            assert ([name for name, _ in store.log], events) == (["run"], [])
+            chunks.close()
+    assert ([name for name, _ in store.log], events) == (["run", "release"], [True])
 
 
 def test_flask_guards_settle_too() -> None:

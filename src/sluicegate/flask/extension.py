@@ -10,10 +10,12 @@ application context. The extension has only weak references to the application: 
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from inspect import currentframe
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack, cast
 
 from flask import Flask, Request, Response, current_app, has_app_context, has_request_context, request
@@ -47,6 +49,8 @@ from sluicegate.web.settlement import Settlement
 from sluicegate.wsgi import KEY, SettlingBody, WsgiCaller
 
 if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+
     from flask.ctx import RequestContext
 
     from sluicegate.events import Pending
@@ -429,6 +433,7 @@ class Installation:
     def _await_end(self) -> None:
         """Let Flask call `end_request` for a request whose end matters. Connecting twice is harmless."""
         request_tearing_down.connect(self.end_request, self._app())
+        _watch_loss()
 
     def _refuse(
         self,
@@ -474,6 +479,7 @@ class _Watched(Installation):
             pending = vars(native)[PENDING] = self.gate.events.pending((route, native.method))
             pending.context, pending.ends_with_answer = id(_context()), False
             request_tearing_down.connect(_end_pending, self._app())
+            _watch_loss()
         return super()._caller(native)
 
 
@@ -482,6 +488,38 @@ def _end_pending(app: Flask, exc: BaseException | None) -> None:
     pending: Pending | None = vars(_native()).get(PENDING)
     if pending is not None and not pending.ends_with_answer and pending.context == id(_context()):
         pending.end()
+
+
+def _watch_loss() -> None:
+    """Let Flask call `_pop` for the context of this request."""
+    context = _context()
+    vars(context)["pop"] = partial(_pop, weakref.ref(context))  # weak: Flask frees a context without the collector
+
+
+def _pop(reference: weakref.ref[RequestContext], *given: Any) -> None:
+    """Pop a context. If Flask loses the response, end the request: no server will close that response.
+
+    Flask loses it by an error of a teardown function, or of the session or `start_response`, if that error propagates.
+    """
+    context = cast("RequestContext", reference())
+    try:
+        type(context).pop(context, *given)
+    finally:
+        if _raises(cast("FrameType", currentframe())):
+            for state in _states(context.request):
+                if state.settlement is not None and state.context == id(context):
+                    cast("Settlement", state.settlement).over(sys.exception())
+            pending: Pending | None = vars(context.request).get(PENDING)
+            if pending is not None and pending.context == id(context):
+                pending.end()
+
+
+def _raises(frame: FrameType) -> bool:
+    """True if the exception in flight comes from this frame or its caller, and not from further out, where a server or
+    a middleware may call Flask while it handles an error.
+    """
+    error = sys.exception()
+    return error is not None and cast("TracebackType", error.__traceback__).tb_frame in (frame, frame.f_back)
 
 
 def decision() -> Decision | None:
