@@ -23,7 +23,8 @@ from sluicegate.algorithms import ALGORITHMS
 from sluicegate.flask import RateLimiter
 from sluicegate.replay.caller import StatusIn
 from sluicegate.replay.candidates import Candidate, from_rules
-from sluicegate.replay.decide import Decider, Ready
+from sluicegate.replay.closed_loop import Client, Waits
+from sluicegate.replay.decide import Decider, Pieces, Ready, refusals_of, suspected
 from sluicegate.replay.traffic import COLUMNS
 from sluicegate.rules.ban import Ban
 from sluicegate.starlette import RateLimitMiddleware
@@ -236,6 +237,27 @@ def test_a_whole_identity_is_decided_as_one_request_after_the_other(
         for until, time in zip(refusals["until"], traffic["time"].gather(refusals["row"]), strict=True)
     ]
     assert found["retry_after"].to_list() == waits
+
+
+@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "by the gate"])
+def test_more_rules_than_a_number_has_bits(*, is_plain: bool) -> None:
+    """All requests of an identity at once, in pieces, and of a client that waits. No rule applies to the last path."""
+    candidate = from_rules([f"r{at}: {at % 3 + 1}/minute by ip on /p{at}" for at in range(70)])
+    asked = [(START + at, "203.0.113.1", f"/p{at % 71}", 0) for at in range(284)]
+    traffic = pl.DataFrame(asked, schema=["time", "address", "path", "identity"], orient="row").with_row_index("row")
+    refused = [at for at in range(284) if at % 71 < 70 and at // 71 > at % 71 % 3]
+    ready = Ready(candidate)
+    fresh = ready.fresh()
+    ready.plain = fresh.plain = is_plain
+    whole, pieces, client = suspected(ready, traffic), Pieces(ready), Client(fresh)
+    assert refusals_of(ready.fresh(), whole)["row"].to_list() == refused
+    found, waits = list[int](), Waits()
+    for half in (traffic[:142], traffic[142:]):
+        some, refusals = pieces.decide(half)
+        found += refusals["row"].to_list()
+        waits += client.feed(some)
+    assert found == refused
+    assert (waits.delays.total(), waits.retries, waits.never) == (210, 72, 0)
 
 
 RULES: list[dict[str, Any]] = [

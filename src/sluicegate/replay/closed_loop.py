@@ -74,9 +74,9 @@ def waits_of(ready: Ready, found: Suspected) -> Waits:
     """Return what those who might be refused would have met. The others would not have waited."""
     waits = Waits()
     if ready.alone is None and ready.plain:
-        columns = ["time", "mask"]
-        for times, masks in found.rest.group_by("identity").agg(columns).select(columns).iter_rows():
-            Client(ready).several(times, masks, waits)
+        columns = ["time", "set"]
+        for times, sets in found.rest.group_by("identity").agg(columns).select(columns).iter_rows():
+            Client(ready).several(times, sets, waits)
         return waits
     if ready.alone is None:
         fresh = ready.fresh()
@@ -110,17 +110,17 @@ class Client:
             self._steps.wait(rest["time"].to_list(), costs, met)
             waits.add(met)
         elif self._ready.plain:
-            self.several(found.rest["time"].to_list(), found.rest["mask"].to_list(), waits)
+            self.several(found.rest["time"].to_list(), found.rest["set"].to_list(), waits)
         else:
             self.all(found.rest, waits)
         return waits
 
-    def several(self, times: Sequence[int], masks: Sequence[int], waits: Waits) -> None:
+    def several(self, times: Sequence[int], sets: Sequence[int], waits: Waits) -> None:
         """Count the waits under several plain rules."""
         ask, now = self._budgets.ask, self._now
-        for logged, mask in zip(times, masks, strict=True):
+        for logged, chosen in zip(times, sets, strict=True):
             now = max(now, logged)
-            while (refusal := ask(now, mask)) is not None and refusal[0] is not None:
+            while (refusal := ask(now, chosen)) is not None and refusal[0] is not None:
                 waits.retries += 1
                 now += refusal[0]
             if refusal is None:

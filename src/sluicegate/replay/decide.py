@@ -85,6 +85,7 @@ class Ready:
         self.terms = tuple([each for bound in self.bounds for each in bound.terms or ()])
         self.owner = tuple([at for at, bound in enumerate(self.bounds) for _ in bound.terms or ()])  # of each terms
         self._texts: dict[tuple[Any, ...], str | None] = {}
+        self.sets: dict[tuple[int, ...], int] = {(): 0}  # of the rules that apply to a request, numbered as they come
         self.bans = tuple(dict.fromkeys([each.ban for each in self.terms if each.ban is not None]))
         self.names = (*[each.name for each in (*self.terms, *self.bans)], FORBIDDEN_RULE)
         self.by_identity = self._counts_each_identity_alone()
@@ -94,7 +95,9 @@ class Ready:
 
     def fresh(self) -> Ready:
         """Return the same candidate with empty budgets."""
-        return Ready(self.candidate)
+        found = Ready(self.candidate)
+        found.sets = self.sets
+        return found
 
     @property
     def wanted(self) -> set[str]:
@@ -106,10 +109,8 @@ class Ready:
         """The columns that the rules read of a request whose identity is known."""
         if not self.plain:
             return self.wanted
-        rules = [bound.rule for bound in self.bounds]
-        narrow = {"method" for bound in self.bounds if bound.methods is not None}
-        narrow |= {"path" for bound in self.bounds if bound.path is not None}
-        return narrow.union({"time"}, *[getattr(rule.cost, "columns", ()) for rule in rules])
+        costs = [getattr(bound.rule.cost, "columns", ()) for bound in self.bounds]
+        return {"time"}.union(*map(_narrowing, self.bounds), *costs)
 
     def request(self, values: Sequence[Any], at: dict[str, int]) -> LoggedRequest:
         return LoggedRequest(values, at, self.forwarding)
@@ -150,8 +151,18 @@ class Ready:
         """Return for each row whether a rule applies to its method and path."""
         if not bound.narrow:
             return pl.repeat(value=True, n=frame.height, dtype=pl.Boolean(), eager=True)
-        columns = [*(["method"] if bound.methods is not None else []), *(["path"] if bound.path is not None else [])]
-        return mapped(frame, columns, lambda values, at: bound.holds(self.request(values, at)), kind=pl.Boolean())
+        holds, request = bound.holds, self.request
+        return mapped(frame, _narrowing(bound), lambda values, at: holds(request(values, at)), kind=pl.Boolean())
+
+    def numbered(self, frame: pl.DataFrame) -> pl.Series:
+        """Return for each row the number of the set of rules that apply to its method and path, as in `sets`."""
+        columns = {name for bound in self.bounds for name in _narrowing(bound)}
+        return mapped(frame, sorted(columns), self._set, kind=pl.UInt32())
+
+    def _set(self, values: Sequence[Any], at: dict[str, int]) -> int:
+        request = self.request(values, at)
+        rules = tuple([number for number, bound in enumerate(self.bounds) if bound.holds(request)])
+        return self.sets.setdefault(rules, len(self.sets))
 
     def cost(self, frame: pl.DataFrame, bound: Bound) -> pl.Series:
         """Return the cost of each row under a rule."""
@@ -327,16 +338,18 @@ class Budgets:
             for number, (each, cost, terms) in enumerate(zip(algorithms, costs, ready.terms, strict=True))
         ]
         self._owner = ready.owner
+        self._sets = ready.sets
         self._states: list[Any] = [None] * len(self._steps)
         self._chosen: dict[int, Any] = {}
 
-    def ask(self, now: int, mask: int) -> tuple[int | None, int] | None:
-        """Charge the rules of this mask, or none of them. Return None, or if it is refused how long to wait and the
-        number of the rule that refuses longest.
+    def ask(self, now: int, chosen: int) -> tuple[int | None, int] | None:
+        """Charge the rules of the set with this number, or none of them. Return None, or if it is refused how long to
+        wait and the number of the rule that refuses longest.
         """
-        steps = self._chosen.get(mask)
+        steps = self._chosen.get(chosen)
         if steps is None:
-            steps = self._chosen[mask] = [step for step in self._steps if mask >> self._owner[step[0]] & 1]
+            rules = [*self._sets][chosen]
+            steps = self._chosen[chosen] = [step for step in self._steps if self._owner[step[0]] in rules]
         states, refusal = self._states, None
         for number, check, _, cost, params in steps:
             outcome = check(states[number], now, cost, params)
@@ -355,7 +368,7 @@ Ask = Callable[[int, int], tuple[int | None, int] | None]  # Budgets.ask
 
 
 def refusals_of_several(
-    times: Sequence[int], masks: Sequence[int], ask: Ask
+    times: Sequence[int], sets: Sequence[int], ask: Ask
 ) -> tuple[list[int], list[int | None], list[int]]:
     """Decide about all requests of one identity under several plain rules. Return the places of the refused ones, until
     when each is refused, and by which rule.
@@ -363,17 +376,17 @@ def refusals_of_several(
     places: list[int] = []
     untils: list[int | None] = []
     rules: list[int] = []
-    refused: dict[int, tuple[int | None, int]] = {}  # by mask: a refusal changes nothing, so it holds until it ends
+    refused: dict[int, tuple[int | None, int]] = {}  # by set: a refusal changes nothing, so it holds until it ends
     for place, now in enumerate(times):
-        mask = masks[place]
-        known = refused.get(mask)
+        chosen = sets[place]
+        known = refused.get(chosen)
         if known is None or (known[0] is not None and known[0] <= now):
-            refusal = ask(now, mask)
+            refusal = ask(now, chosen)
             if refusal is None:
                 refused.clear()
                 continue
             wait, rule = refusal
-            known = refused[mask] = None if wait is None else now + wait, rule
+            known = refused[chosen] = None if wait is None else now + wait, rule
         places.append(place)
         untils.append(known[0])
         rules.append(known[1])
@@ -383,7 +396,7 @@ def refusals_of_several(
 class Suspected(NamedTuple):
     """The requests of identities that might be refused, and all rows that a rule applied to."""
 
-    rest: pl.DataFrame  # of a candidate with one plain rule only the rows that it applies to
+    rest: pl.DataFrame  # only the rows that a rule applies to
     cost: int | None  # of each of them; None: it is in the column `cost`
     decided: pl.Series
 
@@ -407,16 +420,14 @@ def suspected(ready: Ready, frame: pl.DataFrame) -> Suspected:
         rules.append((mine, cost, pl.concat(found).unique()))
     decided = rules[0][0]["row"] if len(rules) == 1 else pl.concat([mine["row"] for mine, _, _ in rules]).unique()
     who = pl.concat([found for _, _, found in rules]).unique().implode()
-    rest, cost = (rules[0][0], rules[0][1]) if ready.alone is not None else (frame, None)
-    if ready.plain and ready.alone is None:
-        rest = masked(ready, rest.filter(pl.col("identity").is_in(who)))
-    return Suspected(rest.filter(pl.col("identity").is_in(who)), cost, decided)
+    if ready.alone is not None:
+        return Suspected(rules[0][0].filter(pl.col("identity").is_in(who)), rules[0][1], decided)
+    return Suspected(ruled(ready, frame.filter(pl.col("identity").is_in(who))), None, decided)
 
 
-def masked(ready: Ready, frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows that some rule applies to, with the rules as bits in the column `mask`."""
-    applied = [ready.applies(frame, bound).cast(pl.Int64()) * 2**at for at, bound in enumerate(ready.bounds)]
-    return frame.with_columns(pl.sum_horizontal(applied).alias("mask")).filter(pl.col("mask") > 0)
+def ruled(ready: Ready, frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows that some rule applies to, with the number of the set of these rules in the column `set`."""
+    return frame.with_columns(ready.numbered(frame).alias("set")).filter(pl.col("set") > 0)
 
 
 def refusals_of(ready: Ready, found: Suspected) -> pl.DataFrame:
@@ -445,18 +456,17 @@ class Pieces:
         if ready.alone is not None:
             mine, cost = charged(ready, known, ready.alone)
             return Suspected(mine, cost, mine["row"]), _alone(mine, cost, lambda: self._steps)
-        mine = masked(ready, known)
-        if ready.plain:
-            return Suspected(mine, None, mine["row"]), _several(mine, lambda: self._ask)
-        return Suspected(known, None, mine["row"]), self._decider.feed(known, known["row"].to_list())[0]
+        mine = ruled(ready, known)
+        some = Suspected(mine, None, mine["row"])
+        return some, _several(mine, lambda: self._ask) if ready.plain else self._decider.feed(mine, [*mine["row"]])[0]
 
 
 def _several(frame: pl.DataFrame, made: Callable[[], Ask]) -> pl.DataFrame:
     """Decide about the requests under several plain rules, identity by identity."""
     rows: list[tuple[int, int | None, int]] = []
-    columns = ["time", "mask", "row"]
-    for times, masks, mine in frame.group_by("identity", maintain_order=True).agg(columns).select(columns).iter_rows():
-        places, untils, rules = refusals_of_several(times, masks, made())
+    columns = ["time", "set", "row"]
+    for times, sets, mine in frame.group_by("identity", maintain_order=True).agg(columns).select(columns).iter_rows():
+        places, untils, rules = refusals_of_several(times, sets, made())
         rows += zip([mine[place] for place in places], untils, rules, strict=True)
     return pl.DataFrame(rows, schema=REFUSALS, orient="row")
 
@@ -473,6 +483,11 @@ def _alone(frame: pl.DataFrame, cost: int | None, made: Callable[[], Steps | Str
             untils += [until] * (after - at)
     found = pl.DataFrame({"row": rows, "until": untils}, schema={"row": pl.Int64(), "until": pl.Int64()})
     return found.with_columns(pl.lit(0, pl.UInt16()).alias("rule"))
+
+
+def _narrowing(bound: Bound) -> list[str]:
+    """Return the columns that say whether a rule applies to a request."""
+    return [name for name, given in (("method", bound.methods), ("path", bound.path)) if given is not None]
 
 
 def _columns(key: Any, settings: Settings) -> tuple[str, ...] | None:
@@ -507,8 +522,7 @@ def _wanted(settings: Settings, bounds: Sequence[Bound]) -> set[str]:
             each for each in (rule.when, rule.cost, rule.quota) if callable(each) and not hasattr(each, "columns")
         ]
         found |= set(getattr(rule.cost, "columns", ()))
-        found |= {"method"} if bound.methods is not None or rule.per_method else set()
-        found |= {"path"} if bound.path is not None else set()
+        found |= {*_narrowing(bound), *(["method"] if rule.per_method else [])}
         found |= {"status", "duration"} if rule.charge_when or rule.refund_when else set()
         found |= {"duration", "status"} if any(each.held for each in bound.terms or ()) else set()
     return found | set(COLUMNS) if functions else found

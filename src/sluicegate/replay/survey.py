@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from sluicegate.extras import needs
 from sluicegate.replay.candidates import Candidate
-from sluicegate.replay.decide import Pieces, Ready, mapped, refusals_of, suspected
+from sluicegate.replay.decide import Pieces, Ready, refusals_of, suspected
 from sluicegate.replay.kinds import AUTOMATED, MANY, Figures, loading
 from sluicegate.replay.partitions import Part, Partition, Single
 from sluicegate.replay.peaks import PEAK, Peaks
@@ -158,17 +158,10 @@ class Survey:
 
     def _rows(self, frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
         """Yield the rows of each group."""
-        sets: dict[tuple[int, ...], int] = {}  # of groups: a request may be in several
-        request, bounds = self._ready.request, self._ready.bounds
-
-        def number(values: tuple[Any, ...], at: dict[str, int]) -> int:
-            one = request(values, at)
-            return sets.setdefault(tuple([at for at, bound in enumerate(bounds) if bound.holds(one)]), len(sets))
-
-        numbers = mapped(frame, ["method", "path"], number, kind=pl.UInt32())
+        numbers = self._ready.numbered(frame)
         rows = frame.select("identity", "row", "time", day=pl.col("time") // DAY)
         for group in range(len(self.rules)):
-            yield rows.filter(numbers.is_in([at for mine, at in sets.items() if group in mine]))
+            yield rows.filter(numbers.is_in([at for mine, at in self._ready.sets.items() if group in mine]))
 
     @cached_property
     def _ready(self) -> Ready:
