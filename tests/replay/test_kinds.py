@@ -54,6 +54,7 @@ CASES: dict[str, tuple[str, Iterable[Request]]] = {
     "failing": (AUTOMATED, [(at * at, "/old", 404 if at % 2 else 200, BROWSER) for at in range(30)]),
     "refused": (AUTOMATED, [(at * at * 999, "/login", 401, BROWSER) for at in range(5)]),
     "bare+name": (AUTOMATED, [(at * at, f"/items/{at}", 200, "curl/8.5") for at in range(30)]),
+    "checker": (AUTOMATED, [(at * at * 7, f"/{at % 2}", 200, "ELB-HealthChecker/2.0") for at in range(5)]),
     "name only": (HUMAN, [(*each[:3], "curl/8.5") for each in browsing()]),
     "shared": (SHARED, [each for number in range(6) for each in browsing(f"Firefox/{number}", number * 50)]),
     "an office without its assets": (
@@ -91,6 +92,34 @@ def test_each_sign(case: str) -> None:
     for name in set(case.split("+")) & set(SIGNS):
         assert found.table.filter(who="it")[name].item(), name
         assert any(reason.split("{")[0][:8] in "".join(found.reasons("it")) for reason in [SIGNS[name].reason])
+
+
+CHECKERS = (
+    "kube-probe/1.30",
+    "ELB-HealthChecker/2.0",
+    "GoogleHC/1.0",
+    "Load Balancer Agent",
+    "Edge Health Probe",
+    "Consul Health Check",
+    "Amazon-Route53-Health-Check-Service (ref 1; report http://amzn.to/1vsZADi)",
+    "Mozilla/5.0 (compatible;Cloudflare-Healthchecks/1.0;+https://www.cloudflare.com/; healthcheck-id: 1)",
+    "Envoy/HC",
+    "Blackbox Exporter/0.25.0",
+    "check_http/v2.4.9 (monitoring-plugins 2.4.9)",
+    "Pingdom.com_bot_version_1.4_(http://www.pingdom.com/)",
+    "Mozilla/5.0+(compatible; UptimeRobot/2.0; http://www.uptimerobot.com/)",
+    "Uptime-Kuma/1.23.13",
+    "NewRelicPinger/1.0 (370512)",
+)
+
+
+def test_a_health_check_is_known_by_its_name() -> None:
+    """After one request, when its path and its pauses say nothing."""
+    frame = pl.DataFrame({"agent": CHECKERS}).with_columns(
+        who=pl.col("agent"), time=pl.int_range(len(CHECKERS)), path=pl.lit("/"), status=pl.lit(200)
+    )
+    found = told(frame).table.select("who", "kind", "check").rows()
+    assert sorted(found) == sorted((agent, AUTOMATED, True) for agent in CHECKERS)
 
 
 def test_users_behind_one_program_are_many_people() -> None:

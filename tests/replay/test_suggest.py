@@ -82,9 +82,12 @@ def test_it_does_not_lock_an_office_out() -> None:
         assert all(limit.limit >= max(floor[limit.period], MARGIN * limit.exact) for limit in each.limits)
 
 
-@pytest.mark.parametrize(("status", "agent"), [(200, "kube-probe/1.30"), (503, None)])
-def test_a_health_check_is_named_where_a_rule_refuses_it(status: int, agent: str | None) -> None:
-    """All that it does is that of a program: one that answers is a monitor."""
+@pytest.mark.parametrize(
+    ("status", "agent", "is_check"),
+    [(200, None, True), (503, None, False), (503, "kube-probe/1.30", True), (404, "kube-probe/1.30", False)],
+)
+def test_a_health_check_is_named_where_a_rule_refuses_it(status: int, agent: str | None, *, is_check: bool) -> None:
+    """All that it does is that of a program: one that answers is a monitor, or one that says so and is not guessing."""
     visits = traffic(ATTACK)
     first, last = visits["time"][0] // DAY * DAY, visits["time"][-1]
     times = pl.int_range(first, last, 10 * SECOND, eager=True).alias("time")
@@ -97,7 +100,7 @@ def test_a_health_check_is_named_where_a_rule_refuses_it(status: int, agent: str
     (monitor,) = [each for each in found.programs if each.identity == "ip:10.0.0.5"]
     assert (monitor.path, monitor.agent) == ("/health", agent or "")
     (limits,) = found.suggestions
-    assert ("requests of ip:10.0.0.5, which look like a health check" in limits.warning) == (status == 200)
+    assert ("requests of ip:10.0.0.5, which look like a health check" in limits.warning) == is_check
     attacker = next(each for each in found.programs if each.path == LOGIN)
     assert attacker.agent == visits.filter(kind="attack")["agent"][0]
 

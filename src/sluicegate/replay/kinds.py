@@ -29,9 +29,14 @@ like people.
 """
 
 _ASSET: Final = r"(?i)\.(?:css|m?js|map|png|jpe?g|gif|svg|ico|webp|avif|woff2?|ttf|eot|mp4|webm|mp3)$"
+# Kubernetes; the load balancers of AWS, Google and Azure; Consul, Envoy, Prometheus, Nagios; and services that watch.
+_CHECKER: Final = (
+    r"(?i)kube-probe|health.?check|googlehc|health probe|load balancer agent|envoy/hc|blackbox.exporter|check_http|"
+    r"pingdom|uptime|newrelicpinger|statuscake|site24x7|zabbix|datadog"
+)
 _PROGRAM: Final = (
-    r"(?i)bot\b|crawl|spider|slurp|curl/|wget/|python|aiohttp|httpx|scrapy|java/|go-http|okhttp|axios|node-fetch|"
-    r"libwww|headless|phantomjs|monitor|[a-z]-client/"
+    rf"{_CHECKER}|bot\b|crawl|spider|slurp|curl/|wget/|python|aiohttp|httpx|scrapy|java/|go-http|okhttp|axios|"
+    r"node-fetch|libwww|headless|phantomjs|monitor|[a-z]-client/"
 )
 _FEW: Final = 10  # requests: fewer say nothing about who sends them
 MANY: Final = 5  # browsers: a person has a phone, a tablet and a computer
@@ -103,6 +108,7 @@ SIGNS: Final[Mapping[str, Sign]] = {
         "only a program says that it is one; any program may say that it is not",
         crowd=True,
     ),
+    "checker": Sign(1, "this is a name of health checks", "nobody browses with such a name"),
 }
 
 
@@ -203,6 +209,7 @@ class Figures:
             fine=status.is_between(200, 299).sum(),
             assets=pl.col("asset").sum(),
             program=pl.col("program").sum(),
+            checker=pl.col("name").cast(pl.String()).str.contains(_CHECKER).sum(),
             agent=pl.col("name").drop_nulls().first(),
             named=pl.col("agent").is_not_null().any(),
             path=pl.col("path").first(),
@@ -271,6 +278,7 @@ class Figures:
                 pl.col(["browsers", "fastest"]).fill_null(0),
                 (pl.col("failed", "denied") / pl.col("known")).fill_nan(0),
                 program=pl.col("program") >= pl.col("requests") / 2,
+                checker=pl.col("checker") >= pl.col("requests") / 2,
             )
         )
         requests, many = pl.col("requests"), pl.col("people") >= MANY
@@ -285,8 +293,9 @@ class Figures:
             wandering=pl.col("paths") >= 200 * pl.col("people"),
             single=(requests >= 50) & pl.col("single"),
             name=pl.col("program"),
-            # A health check: one path, at equal pauses, nearly always answered as it should be.
-            check=steady & (pl.col("middle") >= 1) & pl.col("single") & (pl.col("fine") >= _CHECKED * requests),
+            # A health check says so, or asks for one path, at equal pauses, and is nearly always answered with 2xx.
+            check=pl.col("checker") & (pl.col("failed") < 0.5)
+            | steady & (pl.col("middle") >= 1) & pl.col("single") & (pl.col("fine") >= _CHECKED * requests),
         )
         maybe_many = (pl.col("people") > 1) | ~pl.col("named")
         points = pl.sum_horizontal(
@@ -309,7 +318,7 @@ def _merged(pieces: list[pl.DataFrame]) -> list[pl.DataFrame]:
     """Return what is counted of whole identities, from pieces of their requests."""
     if len(pieces) == 1:
         return pieces
-    numbers = pl.col(["requests", "known", "failed", "denied", "fine", "assets", "program"]).sum()
+    numbers = pl.col(["requests", "known", "failed", "denied", "fine", "assets", "program", "checker"]).sum()
     same = pl.col("single").all() & (pl.col("path").n_unique() == 1)
     first = pl.col("agent").drop_nulls().first()
     each = pl.concat(pieces).group_by("who", maintain_order=True)

@@ -298,16 +298,17 @@ class _Suggester:
         pairs = [*self._every(survey.loading)]
         assets = sees_assets(sum([loads for loads, _ in pairs]), sum([of for _, of in pairs]))
         survey = replace(survey, sees_assets=assets)
-        kinds, programs, automated = Counter[str](), list[Named](), list[pl.Series]()
+        kinds, programs, checks, automated = Counter[str](), list[Named](), list[Named](), list[pl.Series]()
         groups = [Group() for _ in rules]
         for part in self._every(survey.count):
             kinds += part.kinds
             automated.append(part.automated)
             programs = sorted([*programs, *part.programs])
-            programs = [each for at, each in enumerate(programs) if at < LISTED or each.is_check]
+            checks = [each for each in programs if each.is_check][:LISTED]
+            programs = sorted({*programs[:LISTED], *checks})
             groups = [*map(add, groups, part.groups)]
         limits = [self._limits(group, _floor(rule)) for group, rule in zip(groups, rules, strict=True)]
-        survey = replace(survey, checks=tuple([each.identity for each in programs if each.is_check]))
+        survey = replace(survey, checks=tuple([each.identity for each in checks]))
         effects = self._effects(survey, automated, [[limit.quota for limit in each] for each in limits])
         limits = [_with_effects(*each) for each in zip(limits, effects, groups, strict=True)]
         chosen = [_together(*each) for each in zip(limits, effects, groups, strict=True)]
@@ -320,7 +321,7 @@ class _Suggester:
             people, stopped = _effect(effect, group, bit)
             busiest = self._busiest(survey, number, show=show) if group.requests and not limits[number] else ()
             one = self._suggestion(rule, group, limits[number], chosen=chosen[number], people=people, stopped=stopped)
-            harmed = [_checked(each, effect.checks[each.identity, bit], show=show) for each in programs if one.quota]
+            harmed = [_checked(each, effect.checks[each.identity, bit], show=show) for each in checks if one.quota]
             warning = " ".join(filter(None, [one.warning, *harmed]))
             found.append(one._replace(busiest=busiest, warning=warning))
         lacks = unseen(assets=assets, agents=seen.agents > 0, statuses=seen.statuses > 0) if seen.requests else ()
@@ -497,7 +498,7 @@ def _checked(named: Named, refused: int, *, show: bool) -> str:
         return ""
     return (
         f"It would refuse {refused:,} of {-named.requests:,} requests of {_shown(named.text, show)}, which look like a "
-        f"health check: all for {route_of(named.path or '/')}, at equal pauses, nearly all answered with 2xx."
+        f"health check of {route_of(named.path or '/')}: {'; '.join(named.reasons)}."
     )
 
 
