@@ -103,6 +103,12 @@ KINDS: dict[str, Row] = {  # the view, the settings, the requests, and for each 
         ["/a", "/a"],
         [[ALLOWED, [("own-1", "allowed")]], [ALLOWED, [("own-1", "refused")]]],
     ),
+    "two charges of one name": (
+        charging("3/hour", "3/minute"),
+        {"default_limits": ["5/hour"]},
+        ["/a"],
+        [[ALLOWED, [("own-3", "allowed")], [("own-3-2", "allowed")]]],
+    ),
     "a charge without other rules": (charging("3/hour"), {}, ["/a"], [[[("own-3", "allowed")]]]),
 }
 
@@ -114,8 +120,9 @@ def test_each_decision_gives_one_event(sites: Sites, kind: str) -> None:
     site = sites(view, on_decision=events.append, application="shop", **options)
     for path, of_request in zip(paths, expected, strict=True):
         events.clear()
-        site.get(path)
+        policies = site.get(path).one("ratelimit-policy") or ""
         assert [shown(event) for event in events] == of_request
+        assert kind == "shadow" or all(f'"{rule.rule}"' in policies for event in events for rule in event.rules)
         for event in events:
             assert (event.application, event.method) == ("shop", "GET")
             assert event.endpoint.lstrip("/") == ("" if sites.name in BARE else "a")

@@ -220,8 +220,8 @@ class _ThrottleCharge(Charge):
         """Charge nothing after a throttle has refused: the others only say how long the client has to wait."""
         trimmed = super()._trim(plan)
         asked = trimmed if self._instead is None else self._instead
-        self._names = [check.terms.name for check in asked.checks]
         names = {_budget(check): check.terms.name for check in plan.checks}
+        self._names = [names[_budget(check)] for check in asked.checks]
         self._charged = [(names[_budget(check)], check, outcome) for check, outcome in self._known]
         return trimmed._replace(charge=False) if self._is_refused else trimmed
 

@@ -293,7 +293,8 @@ class Charge:
         return self._conclude(shown)
 
     def _trim(self, plan: Plan) -> Plan:
-        """Return the plan without the budgets that this request was charged for already.
+        """Return the plan without the budgets that this request was charged for already, with the names that the header
+        fields will have.
 
         If a budget was charged under a higher limit, nothing runs yet: that charge is given back first.
         """
@@ -309,18 +310,18 @@ class Charge:
             if pair is not None and not check.terms.held:
                 self._looser.append(pair)
             checks.append(check)
-        if not self._known and not self._looser:
+        named = tuple(checks) if self._is_message else self._state.named(checks)
+        if named == plan.checks and not self._looser:
             return plan
         bans_only = all([check.terms.algorithm == BAN for check in checks])
-        trimmed = plan._replace(checks=() if bans_only else tuple(checks))
+        trimmed = plan._replace(checks=() if bans_only else named)
         if not self._looser:
             return trimmed
         self._instead = trimmed
         return plan._replace(checks=())
 
     def _join(self, decision: Decision | None) -> tuple[Charges, Decision]:
-        """Add the decision to the state of the request. Return the charges to give back, and the decision with the
-        names that the header fields have.
+        """Add the decision to the state of the request. Return the charges to give back, and the decision.
 
         The request is still allowed after a refusal: the view may catch it. If not, the adapter refuses.
         """
@@ -336,14 +337,15 @@ class Charge:
                     state.join(decision)
                 return [], decision
             if decision.allowed:
-                return [], _named(decision, state.note(decision))
+                state.note(decision)
+                return [], decision
             inside = [] if state.settlement is None else [outcome for _, outcome in state.settlement.in_blocks]
             earlier = [pair for pair in self._earlier() if all([pair[1] is not each for each in inside])]
             back = [pair for pair in made(earlier) if not pair[0].terms.count_denied] if self._gives_back else []
             state.regain(back)  # first: after a cancellation nothing is given back twice
-            if not decision.outcomes:
-                return back, decision
-            return back, _named(decision, state.note(uncharged(decision)._replace(allowed=True)))
+            if decision.outcomes:
+                state.note(uncharged(decision)._replace(allowed=True))
+            return back, decision
 
     def _conclude(self, shown: Decision) -> Charged:
         """Return the decision about this charge alone. Raises RateLimitExceeded if it refuses."""
@@ -375,12 +377,6 @@ class Charge:
 
 NOTHING: Final = Decision(allowed=True, checks=(), outcomes=())
 """The decision where there was nothing to charge."""
-
-
-def _named(decision: Decision, named: tuple[Check, ...]) -> Decision:
-    """Return the decision with the terms of these checks."""
-    pairs = zip(decision.checks, named, strict=True)
-    return decision._replace(checks=tuple([check._replace(terms=other.terms) for check, other in pairs]))
 
 
 async def run_async(charge: Charge | None, caller: Caller) -> Charged:

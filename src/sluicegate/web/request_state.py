@@ -5,11 +5,11 @@ The adapter stores the state on the request. Views and guards read it there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from sluicegate.errors import warn
-from sluicegate.plan import Check, Decision
+from sluicegate.plan import BAN, Check, Decision
 from sluicegate.web.charges import Charges, owed, without
 from sluicegate.web.endpoint import printable
 from sluicegate.web.gate import AsyncGate, Gate
@@ -47,32 +47,43 @@ class RequestState:
         if marks:
             self.enforced = self.enforced.union(marks)
 
-    def note(self, decision: Decision | None) -> tuple[Check, ...]:
-        """Add a decision to the earlier decisions, and what it owes to the settlement. Return its checks with the names
-        that the header fields have.
-        """
+    def note(self, decision: Decision | None) -> None:
+        """Add a decision to the earlier decisions, and what it owes to the settlement."""
         if decision is None:
-            return ()
+            return
         if self.gate.may_owe and (charges := owed(decision)):
             self.owe(charges)
         if self.decision is None:  # the same as `join`, without a call
             self.decision = decision
-            return decision.checks
-        return self.join(decision)
+        else:
+            self.join(decision)
 
-    def join(self, decision: Decision) -> tuple[Check, ...]:
-        """Add a decision to the earlier decisions. Then `decision` covers all rules that were checked for the request.
-        Return its checks with the names that the header fields have.
-        """
+    def join(self, decision: Decision) -> None:
+        """Add a decision to the earlier ones. Then `decision` covers all rules that were checked for the request."""
         first = self.decision
         if first is None:
             self.decision = decision
-            return decision.checks
-        checks = _unique(first.checks, decision.checks)
+            return
         self.decision = Decision(
-            allowed=first.allowed and decision.allowed, checks=checks, outcomes=first.outcomes + decision.outcomes
+            allowed=first.allowed and decision.allowed,
+            checks=first.checks + self.named(decision.checks),
+            outcomes=first.outcomes + decision.outcomes,
         )
-        return checks[len(first.checks) :]
+
+    def named(self, checks: Sequence[Check]) -> tuple[Check, ...]:
+        """Return the checks of a further decision, each with a name of its own in the header fields. A ban keeps its
+        name: the fields have no bans.
+        """
+        taken = set() if self.decision is None else {check.terms.name for check in self.decision.checks}
+        named: list[Check] = []
+        for check in checks:
+            first, number = check.terms.name, 2
+            name = first
+            while name in taken and check.terms.algorithm != BAN:
+                name, number = f"{first}-{number}", number + 1
+            taken.add(name)
+            named.append(check if name == first else check._replace(terms=check.terms._replace(name=name)))
+        return tuple(named)
 
     def owe(self, charges: Charges) -> None:
         """Add charges that the response may refund, or that are released when it has ended: at once, if it has."""
@@ -119,18 +130,6 @@ def warn_of_twice(outer: RequestState | None, gate: Gate | AsyncGate, decision: 
     for terms, identity, _ in decision.checks:
         if (terms.rule_id, identity) in charged:
             warn("SG105", terms.name, strict=gate.settings.strict)
-
-
-def _unique(first: tuple[Check, ...], more: tuple[Check, ...]) -> tuple[Check, ...]:
-    """Join the checks of two decisions, and give each check a unique name for the header fields."""
-    checks = list(first)
-    for check in more:
-        taken, number = {each.terms.name for each in checks}, 2
-        name = check.terms.name
-        while name in taken:
-            name, number = f"{check.terms.name}-{number}", number + 1
-        checks.append(check if name == check.terms.name else check._replace(terms=check.terms._replace(name=name)))
-    return tuple(checks)
 
 
 def _printable(check: Check) -> Check:
