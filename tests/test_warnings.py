@@ -39,7 +39,7 @@ from tests.adapters.asgi_client import Server as AsgiServer
 from tests.adapters.asgi_client import make_scope
 from tests.adapters.django_app import OURS, serving
 from tests.adapters.wsgi_client import WsgiClient
-from tests.servers import Server
+from tests.servers import PATIENCE, Server
 
 PROXIED = [("X-Forwarded-For", "203.0.113.7")]
 TOKEN = [("Authorization", "Bearer alice")]
@@ -327,19 +327,19 @@ def forgetful(request: pytest.FixtureRequest, server: Server) -> Iterator[tuple[
 
 
 def hit_by_url(url: str, **options: Any) -> None:
-    with Limiter(url, **options) as limiter:
+    with Limiter(url, deadline=PATIENCE, **options) as limiter:
         for _ in range(3):
             limiter.hit("5/minute", "a")
 
 
 def hit_by_client(url: str, **options: Any) -> None:
-    with redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_timeout=5) as client:
-        Limiter(RedisStore(client), **options).hit("5/minute", "a")
+    with redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_timeout=PATIENCE) as client:
+        Limiter(RedisStore(client), deadline=PATIENCE, **options).hit("5/minute", "a")
 
 
 def hit_async_by_url(url: str, **options: Any) -> None:
     async def main() -> None:
-        async with AsyncLimiter(url, **options) as limiter:
+        async with AsyncLimiter(url, deadline=PATIENCE, **options) as limiter:
             await asyncio.gather(*[limiter.hit("5/minute", "a") for _ in range(3)])
 
     asyncio.run(main())
@@ -347,8 +347,8 @@ def hit_async_by_url(url: str, **options: Any) -> None:
 
 def hit_async_by_client(url: str, **options: Any) -> None:
     async def main() -> None:
-        async with redis.asyncio.Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_timeout=5) as client:
-            await AsyncLimiter(AsyncRedisStore(client), **options).hit("5/minute", "a")
+        async with redis.asyncio.Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_timeout=PATIENCE) as client:
+            await AsyncLimiter(AsyncRedisStore(client), deadline=PATIENCE, **options).hit("5/minute", "a")
 
     asyncio.run(main())
 

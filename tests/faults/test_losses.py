@@ -71,7 +71,9 @@ def test_a_charge_with_a_lost_reply_is_not_repeated(site: Site, loss: str) -> No
         answer = site.ask("lost")
         assert (answer.status, answer.body) == (200, BODY)
         assert_unless_slow(site, "before", site.proxy.waiting == 0, "no reply was lost")
-        assert site.charged("lost") == 1
+        charges = site.charged("lost")
+        assert charges <= 1
+        assert_unless_slow(site, "before", charges == 1, "the charge did not reach the server")
 
     retry_if_slow(attempt)
 
