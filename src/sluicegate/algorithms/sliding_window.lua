@@ -7,54 +7,55 @@
 -- The key lives until a window after the end of the newest stamp's part, an eighth of a window. So a hit in the same part
 -- sets no expiry.
 
-local BLOCK = 12 -- items read at once: all of most budgets
+local BLOCK = 12 -- the items that are read first; the rest of a longer list is read only if it is needed
 local FEW = 100 -- RESOLUTION of sliding_window.py
-local MINUS = 45 -- the first byte of a list with counts; the order of texts would depend on the server's locale
 
 --@HIT
 -- The reply has the used units, and the oldest and the newest stamp: all that an outcome needs, unless more than the limit
 -- is used, or more than one unit is missing. If the hit passed and its stamp is the newest, the reply ends before that.
 -- The used units are one byte, or the head and the count of the newest stamp, as text: a number costs more to format.
-local limit, window, grain, stamp, few = a, b, 1, now, a <= FEW
-local items, head, used, newest, count, oldest, last, gone = nil, nil, nil, nil, nil, nil, nil, 0
+local limit, window, stamp, few = a, b, now, a <= FEW
+local items, head, used, newest, count, units, oldest, gone = nil, nil, nil, nil, nil, nil, nil, 0
 if not few then
-  grain = c + 0
-  stamp = now + -now % grain
+  c = window < 200 and 1 or (window - window % 100) / 100
+  stamp = now + -now % c
   items = call('LRANGE', key, '0', '6')
   head, oldest = items[1], items[2]
-  if head and string.byte(head) == MINUS then
+  local first = (head or 0) + 0
+  if first < 0 then
     local ends, size = items, #items
     if size == 7 then ends, size = call('LRANGE', key, '-2', '-1'), 2 end
     newest, count = ends[size - 1], ends[size]
-    used = -1 - head - count
+    units = -count
+    used = units - 1 - first
   end
 elseif limit <= 10 then
-  items = call('LRANGE', key, '0', '11')
+  c, items = 1, call('LRANGE', key, '0', '11')
   head, used = items[1], #items
   oldest, newest = head, used < 12 and items[used]
 else
-  head = call('LINDEX', key, '0')
+  c, head = 1, call('LINDEX', key, '0')
   if head then oldest, newest, used = head, call('LINDEX', key, '-1'), call('LLEN', key) end
 end
-if newest and (count or string.byte(head) ~= MINUS) then
-  last = newest + 0
-  if last + window <= now or last - now > window + grain then
-    used, last, oldest = 0, -1, ''
-  elseif oldest ~= newest and oldest + window <= now then
-    items = items or call('LRANGE', key, '0', '6')
-    local step = count and 2 or 1
-    repeat
-      used = used - (count and -items[gone + 3] or 1)
-      gone = gone + step
-      oldest = items[gone + step] -- nil if more units have passed than were read
-    until not oldest or oldest + window > now
-  end
-elseif not head then
+local last = newest and newest + 0
+if not head then
   used, last, oldest = 0, -1, ''
+elseif last and last < 0 then
+  last = nil -- a count, because the limit was higher
+elseif last and (last + window <= now or last - now > window + c) then
+  used, last, oldest = 0, -1, ''
+elseif last and oldest ~= newest and oldest + window <= now then
+  items = items or call('LRANGE', key, '0', '6')
+  local step = count and 2 or 1
+  repeat
+    used = used - (count and -items[gone + 3] or 1)
+    gone = gone + step
+    oldest = items[gone + step] -- nil if more units have passed than were read
+  until not oldest or oldest + window > now
 end
 if last and oldest and used <= limit and (cost <= 1 or (not few and used + cost <= limit)) then
   local passed = used + cost <= limit
-  if gone > 0 and not few then head = string.format('%.0f', -1 - used - count) end
+  if gone > 0 and not few then head = string.format('%.0f', units - 1 - used) end
   local text = few and string.char(used + 128) or head and head .. ' ' .. count .. ' '
   if passed and cost > 0 then
     --@WRITE
@@ -66,7 +67,7 @@ if last and oldest and used <= limit and (cost <= 1 or (not few and used + cost 
       call('RPUSH', key, '-1', stamp, -cost)
     elseif last >= stamp then
       if gone > 0 then call('LSET', key, '0', head) end
-      call('LSET', key, '-1', count - cost)
+      call('LSET', key, '-1', -units - cost)
     else
       call('LSET', key, '0', -1 - used)
       call('RPUSH', key, stamp, -cost)
@@ -111,7 +112,7 @@ local function open(key, now, limit, window, grain)
   local size = #items
   if size == 0 then return {key = key, used = 0, newest = 0} end
   local more, used, count, newest = size == BLOCK, size, nil, nil
-  if string.byte(items[1]) == MINUS then
+  if items[1] + 0 < 0 then
     local ends = more and redis.call('LRANGE', key, -2, -1) or {items[size - 1], items[size]}
     newest, count = ends[1] + 0, -ends[2]
     used = count - 1 - items[1]

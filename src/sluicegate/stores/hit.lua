@@ -6,7 +6,8 @@
 -- reply text, because a table costs the server as much as two commands: HEAD, which is the tag, the seconds and the
 --       microseconds of the time; and what the algorithm's block adds: see `decode`
 
-local clock = ARGV[6]
+local tag, a, b, c, cost, clock = unpack(ARGV)
 --@PROLOGUE
-local key, cost, a, b, c = KEYS[1], (ARGV[5] or 1) + 0, ARGV[2] + 0, ARGV[3] + 0, ARGV[4]
+local key = KEYS[1]
+a, b, cost = a + 0, b + 0, (cost or 1) + 0
 --@ALGORITHMS

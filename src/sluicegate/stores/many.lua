@@ -5,12 +5,12 @@
 --       server's clock
 -- reply the beginning of every reply of hit.lua, then its end for each plan; an error for a plan that failed
 
-local clock = ARGV[5]
+local tag, a, b, c, clock = unpack(ARGV)
 --@PROLOGUE
 --@ALGORITHMS
 
-local a, b, c = ARGV[2] + 0, ARGV[3] + 0, ARGV[4]
-local reply = {ARGV[1] .. ' ' .. time[1] .. ' ' .. time[2] .. ' '}
+local reply = {HEAD}
+a, b = a + 0, b + 0
 for i, key in ipairs(KEYS) do
   local done, answer = pcall(hit, key, now, 1, a, b, c)
   reply[i + 1] = (done or type(answer) == 'table') and answer or {err = answer}

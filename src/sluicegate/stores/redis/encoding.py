@@ -53,6 +53,7 @@ _MAX_SHAPES: Final = (
     4096  # combinations of rules before the cache is cleared: rules made per request would grow without bound
 )
 _TAGS: Final = range(100_000, 1_000_000)  # all have six digits
+_TWO: Final = {"fixed-window", "sliding-window", "sliding-log"}  # whose blocks read two parameters
 _LITERAL: Final = str.maketrans({sign: f"\\{sign}" for sign in "*?[]^-\\"})
 _NONE: Final[Outcomes] = ()
 _SHORT: Final = 99  # bytes: the numbers of a reply that is longer may be too long for Python's own arithmetic
@@ -220,11 +221,12 @@ class Encoder:
         ordinary = different and all([rule.counted == _PLAIN for rule in rules])
         if name != "run" or count == 1 or not ordinary:
             return Shape(head, packed, rules, hits=None)
-        packed_hits, several = _script("several", names), len(names) > 1
-        hit_rules = tuple([rule._replace(once=rule.params + (rule.algorithm if several else b"")) for rule in rules])
-        start, arguments = packed_hits.start + number, b"".join([rule.once for rule in hit_rules])
-        # Three words of the command and a tag; for each check a key, its parameters, and perhaps the algorithm.
-        words = 4 + count + (PARAMS + several) * count
+        packed_hits, several, params = _script("several", names), len(names) > 1, _params(names)
+        sent = [several * bulk(each.algorithm) + _packed(each.params, params) for each in terms]
+        hit_rules = tuple([rule._replace(once=words) for words, rule in zip(sent, rules, strict=True)])
+        start, arguments = packed_hits.start + number, b"".join(sent)
+        # Three words of the command and a tag; for each check a key, perhaps the algorithm, and its parameters.
+        words = 4 + count + (several + params) * count
         usual = _usual(b"*%d\r\n%s" % (words, start), hit_rules, arguments)
         # Any others have a cost for each check, too, and perhaps a time.
         head_of_hits = b"*%d\r\n%s" % (words + count + (self.clock is not None), start)
@@ -233,9 +235,10 @@ class Encoder:
 
     def _pack_hit(self, terms: Terms) -> HitShape:
         names, rule = frozenset([terms.algorithm]), self._rule(terms)
-        packed, params = _script("hit", names), b"".join(map(bulk, terms.params))
+        packed, count = _script("hit", names), _params(names)
+        params = _packed(terms.params, count)
         return HitShape(
-            usual=_usual(b"*%d\r\n%s%s" % (5 + len(terms.params), packed.start, _ONE), (rule,), params),
+            usual=_usual(b"*%d\r\n%s%s" % (5 + count, packed.start, _ONE), (rule,), params),
             script=packed,
             many=None if self._split else _script("many", names),
             rule=rule,
@@ -247,10 +250,10 @@ class Encoder:
         before, after = self.key(terms.rule_id, "").split(digest(""))
         length = len(before) + len(digest("")) + len(after.encode())
         algorithm, counted = bulk(terms.algorithm), bulk(_COUNTED[terms.shadow, terms.count_denied])
-        words: list[str | int] = [*terms.params, *[0] * (PARAMS - len(terms.params))]
+        words: tuple[str | int, ...] = terms.params
         if terms.algorithm == BAN:
-            counted, words[2:] = b"", [" ".join(map(str, words[2:]))]
-        params = b"".join(map(bulk, words))
+            counted, words = b"", (*words[:2], " ".join(map(str, words[2:])))
+        params = _packed(words, PARAMS)
         return PackedRule(
             before=b"$%d\r\n%s" % (length, before.encode()),
             after=after.encode() + b"\r\n",
@@ -272,6 +275,16 @@ def _usual(start: bytes, rules: tuple[PackedRule, ...], arguments: bytes) -> byt
     """Return a command of a script, with places for the digest of each key and for the tag."""
     keys = [rule.before.replace(b"%", b"%%") + b"%s" + rule.after.replace(b"%", b"%%") for rule in rules]
     return start + b"".join(keys) + b"$6\r\n%d\r\n" + arguments
+
+
+def _params(algorithms: frozenset[str]) -> int:
+    """Return how many parameters the blocks of these algorithms read."""
+    return 2 if algorithms <= _TWO else PARAMS
+
+
+def _packed(params: tuple[str | int, ...], count: int) -> bytes:
+    """Return the first parameters of an algorithm as words of a command; a third that is missing is 0."""
+    return b"".join(map(bulk, (*params, 0)[:count]))
 
 
 def _terms_of(checks: Checks) -> tuple[Terms, ...]:
@@ -570,12 +583,13 @@ def script(name: str, algorithms: frozenset[str]) -> str:
         bans = f"local strike_bans\ndo\n{_lua('sluicegate.algorithms', BAN)}\n{_lua('sluicegate.stores', 'bans')}\nend"
         text = text.replace("--@BANS", bans).replace("--@BANNED ", "")
     parts = [(each, *_parts(name, each, plans)) for each in sorted(algorithms - {BAN})]
-    alone, heads = len(parts) == 1, "".join([head for _, head, _ in parts])
+    alone, width, heads = len(parts) == 1, _params(algorithms), "".join([head for _, head, _ in parts])
     if not alone:
         text = text.replace("--@SEVERAL ", "")
     if name == "several":
-        text = text.replace("--@HEADS", heads)
-        branches = [f"if ARGV[at + 3] == '{each}' then\n{body}" for each, _, body in parts]
+        text = text.replace("--@HEADS", heads).replace("WORDS", str(width if alone else width + 1))
+        text = text.replace("NAME ", "" if alone else "name, ")
+        branches = [f"if name == '{each}' then\n{body}" for each, _, body in parts]
         code = parts[0][2] if alone else "else".join(branches) + "end"
     elif alone:
         code = heads + parts[0][2]
@@ -586,7 +600,7 @@ def script(name: str, algorithms: frozenset[str]) -> str:
     return text.replace("--@ALGORITHMS", code).replace("HEAD", _HEAD)
 
 
-_HEAD: Final = "ARGV[1] .. ' ' .. time[1] .. ' ' .. time[2] .. ' '"
+_HEAD: Final = "tag .. ' ' .. time[1] .. ' ' .. time[2] .. ' '"
 
 
 def _parts(name: str, algorithm: str, plans: str) -> tuple[str, str]:
