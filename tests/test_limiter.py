@@ -204,6 +204,13 @@ def test_a_prepared_limit_of_a_quota_is_not_held() -> None:
         pass
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_two_quotas_of_one_rate_hold_both(limiter: Any, algorithm: str) -> None:
+    """The algorithms of buckets have one budget for both. It was charged twice for each hit."""
+    quota = "4 per 2 seconds; 8 per 4 seconds"
+    assert [limiter.hit(quota, "a", algorithm=algorithm).allowed for _ in range(5)] == [*4 * [True], False]
+
+
 def test_a_concurrency_has_no_algorithm() -> None:
     with pytest.raises(RuleError, match="a Concurrency counts without one"):
         Limiter().limit("2 at once", algorithm="gcra")

@@ -238,7 +238,10 @@ def _text(seal: Seal | None) -> Callable[[object], str]:
 
 @lru_cache(maxsize=4096)
 def _terms(quota: Quota | str | Quotas, action: str, algorithm: str) -> tuple[Terms, ...]:
-    return make_terms("default" if action == "" else action, read(quota), algorithm=algorithm, scope=action)
+    found = make_terms("default" if action == "" else action, read(quota), algorithm=algorithm, scope=action)
+    # A bucket has one budget for two quotas of one rate. It is charged once, by the stricter.
+    stricter = {each.rule_id: each for each in sorted(found, key=lambda each: -each.limit)}
+    return tuple([each for each in found if stricter[each.rule_id] is each])
 
 
 @lru_cache(maxsize=4096, typed=True)  # True is not 1, and 5.0 is not a whole number
