@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -121,14 +121,12 @@ class Refusals:
                 if known and (terms.rule_id, identity) in known:
                     self.drop(terms.rule_id, identity)
 
-    def charged(self, checks: Checks) -> None:
-        """Do the same as `changed` for checks of one identity, none of which has cost 0 or is of a ban."""
-        identity, known = checks[0][1], self.index
-        self.marks[hash(identity) & MASK] = object()
-        if known:
-            for terms, _, _ in checks:
-                if (terms.rule_id, identity) in known:
-                    self.drop(terms.rule_id, identity)
+    def charged(self, keys: Sequence[tuple[str, str]]) -> None:
+        """Do the same as `changed` for budgets of one identity, none of which is charged 0 or is of a ban."""
+        self.marks[hash(keys[0][1]) & MASK] = object()
+        for key in keys:
+            if key in self.index:
+                self.drop(*key)
 
     def drop(self, rule_id: str, identity: str) -> None:
         """Drop the refusals on one budget."""

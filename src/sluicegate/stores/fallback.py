@@ -15,13 +15,13 @@ import asyncio
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from math import inf
 from types import TracebackType
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from weakref import WeakMethod
 
 from sluicegate import fork
@@ -32,7 +32,7 @@ from sluicegate.status import Status, describe
 from sluicegate.stores import AsyncStore, Hit, Origin, Store, network_of
 from sluicegate.stores.breaker import LONGEST_US, Attempt, Breaker, Breakers
 from sluicegate.stores.deny_cache import MASK, Refusals
-from sluicegate.stores.local_fallback import LocalFallback
+from sluicegate.stores.local_fallback import Key, LocalFallback
 from sluicegate.stores.threads import start_thread
 
 _QUIET: Final = 60.0  # seconds without another line about failures of single plans under the same rule
@@ -125,33 +125,23 @@ class _Fallback(ABC, Generic[_AnyStore]):
         if send is None:
             return None
         store: Any = self._store
-        note, outcomes_of, (first, *others) = self._local_fallback.note, store.passed(terms), terms
         read, marks, charged = refusals.read, refusals.marks, refusals.charged
-
-        def passed(checks: Checks, at: int, reply: Any) -> Decision | None:
-            # A part of a batch is read already.
-            outcomes = (reply,) if type(reply) is Outcome else outcomes_of(checks, reply)
-            if outcomes is None:
-                return None
-            note(checks, outcomes)
-            marks[at] = outcomes  # a new object
-            if refusals.index:
-                charged(checks)
-            return new(Decision, (True, checks, outcomes))
+        (first, rule_id), *others = [(each, each.rule_id) for each in terms]
 
         def rest(checks: Checks, before: _Before) -> _Rest:
-            _, now, mark, closed, origin = before
+            _, _, now, mark, closed, origin = before
             plan = Plan(checks, network=network_of(origin))
             learn = partial(refusals.learn, plan, before=(now, [mark] * len(checks)))
             failed = partial(self._failed_over, plan, asked=breaker, closed=closed)
-            return _Rest(plan, learn, note=note, failed=failed)
+            return _Rest(plan, learn, note=self._local_fallback.note, failed=failed)
 
-        end = self._ending(_Charge(passed, rest, charged))
+        end = self._ending(store.passed(terms), rest, refusals)
 
         def hit(identity: str, cost: int, origin: Origin | None = None) -> Any:
             checks: Checks = (new(Check, (first, identity, cost)),)
-            for each in others:
-                checks += (new(Check, (each, identity, cost)),)
+            keys: tuple[Key, ...] = ((rule_id, identity),)
+            for each, other in others:
+                checks, keys = (*checks, new(Check, (each, identity, cost))), (*keys, (other, identity))
             closed = breaker.closed
             if not closed or not cost or (refusals.kept and checks in refusals.kept):
                 return None
@@ -159,16 +149,19 @@ class _Fallback(ABC, Generic[_AnyStore]):
             mark = marks[at]
             try:
                 sent = send(identity, cost)
-                return None if sent is None else end(checks, sent, (at, now, mark, closed, origin))
+                return None if sent is None else end(checks, sent, (keys, at, now, mark, closed, origin))
             except BaseException:
-                charged(checks)
+                charged(keys)
                 raise
 
         return hit
 
     @abstractmethod
-    def _ending(self, charge: _Charge) -> Callable[[Checks, Any, _Before], Any]:
-        """Return a function that ends a prepared charge: from its checks, and what `prepare_send` has returned."""
+    def _ending(self, passed: _Passed, rest: _RestOf, refusals: Refusals) -> _End:
+        """Return a function that ends a prepared charge: from its checks, and what `prepare_send` has returned.
+
+        `passed` makes the outcomes from a reply that says that all were charged; `rest` is for any other reply.
+        """
 
     def _report(self, error: StoreError, plan: Plan) -> None:
         """Log a failure that opens no circuit: once for a rule, or once a minute if the failure concerns plans."""
@@ -209,18 +202,10 @@ class _Asking:
         return not self._raises
 
 
-_Before = tuple[int, int, object, int, Origin | None]
-"""What was read before a charge: for the deny cache the place of the identity's mark, the time and the mark; whether
-the breaker was `closed`; and the origin.
+_Before = tuple[tuple[Key, ...], int, int, object, int, Origin | None]
+"""What was read before a charge: the keys of the budgets; for the deny cache the place of the identity's mark, the time
+and the mark; whether the breaker was `closed`; and the origin.
 """
-
-
-class _Charge(NamedTuple):
-    """The parts of a prepared charge. The sync and the async fallback share them."""
-
-    passed: Callable[[Checks, int, Any], Decision | None]  # the decision if the reply says that all were charged
-    rest: Callable[[Checks, _Before], _Rest]  # for any other reply
-    charged: Callable[[Checks], None]  # drops the refusals of what may have been charged
 
 
 class _Rest:
@@ -256,6 +241,11 @@ class _Rest:
     def decision(self) -> Decision:
         """The decision from the outcomes."""
         return new(Decision, (all([outcome.allowed for outcome in self.outcomes]), self.plan.checks, self.outcomes))
+
+
+_Passed = Callable[[Checks, Any], Outcomes | None]
+_RestOf = Callable[[Checks, _Before], _Rest]
+_End = Callable[[Checks, Any, _Before], Any]
 
 
 class Fallback(_Fallback[Store]):
@@ -294,14 +284,18 @@ class Fallback(_Fallback[Store]):
     def __repr__(self) -> str:
         return f"Fallback({self._store!r})"
 
-    def _ending(self, charge: _Charge) -> Callable[[Checks, Any, _Before], Decision]:
+    def _ending(self, passed: _Passed, rest: _RestOf, refusals: Refusals) -> _End:
         store: Any = self._store
-        passed, rest, _ = charge
+        note, marks, charged = self._local_fallback.note, refusals.marks, refusals.charged
 
         def end(checks: Checks, sent: Any, before: _Before) -> Decision:
-            decision = passed(checks, before[0], sent[0])
-            if decision is not None:
-                return decision
+            outcomes = passed(checks, sent[0])
+            if outcomes is not None:
+                note(checks, outcomes, before[0])
+                marks[before[1]] = outcomes  # a new object
+                if refusals.index:
+                    charged(before[0])
+                return new(Decision, (True, checks, outcomes))
             with rest(checks, before) as left:
                 left.outcomes = store.resume(left.plan, sent, sent[0])
             return left.decision
@@ -427,19 +421,24 @@ class AsyncFallback(_Fallback[AsyncStore]):
     def __repr__(self) -> str:
         return f"AsyncFallback({self._store!r})"
 
-    def _ending(self, charge: _Charge) -> Callable[[Checks, Any, _Before], Awaitable[Decision]]:
+    def _ending(self, passed: _Passed, rest: _RestOf, refusals: Refusals) -> _End:
         store: Any = self._store
-        passed, rest, charged = charge
+        note, marks, charged = self._local_fallback.note, refusals.marks, refusals.charged
 
         async def end(checks: Checks, sent: Any, before: _Before) -> Decision:
             try:
                 reply = await sent[0]
-                decision = passed(checks, before[0], reply)
+                # A part of a batch is read already.
+                outcomes = (reply,) if type(reply) is Outcome else passed(checks, reply)
+                if outcomes is not None:
+                    note(checks, outcomes, before[0])
+                    marks[before[1]] = outcomes
+                    if refusals.index:
+                        charged(before[0])
+                    return new(Decision, (True, checks, outcomes))
             except BaseException:
-                charged(checks)
+                charged(before[0])
                 raise
-            if decision is not None:
-                return decision
             with rest(checks, before) as left:
                 left.outcomes = await store.resume(left.plan, sent, reply)
             return left.decision

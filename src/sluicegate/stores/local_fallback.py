@@ -55,11 +55,14 @@ class LocalFallback:
         """Go on with the copy of the notes and budgets."""
         self._lock = threading.RLock()
 
-    def note(self, checks: Checks, outcomes: Outcomes) -> None:
-        """Remember the outcomes that the store returned. Every request calls this, so it does as little as possible."""
-        read, fresh, at = self._read(), self._fresh, 0
-        for check in checks:
-            fresh[check[0][1], check[1]] = (read, check, outcomes[at])  # the rule's id, and the identity
+    def note(self, checks: Checks, outcomes: Outcomes, keys: tuple[Key, ...] = ()) -> None:
+        """Remember the outcomes that the store returned. Every request calls this, so it does as little as possible. If
+        the caller has the keys of the budgets, it gives them.
+        """
+        fresh, read, at = self._fresh, self._read, 0
+        now = read()
+        for key in keys or [(check.terms.rule_id, check.identity) for check in checks]:
+            fresh[key] = (now, checks[at], outcomes[at])
             at += 1  # noqa: SIM113  # `enumerate` costs more
         if len(fresh) >= NOTES:
             self._older, self._fresh = fresh, {}

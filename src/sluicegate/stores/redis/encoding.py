@@ -358,21 +358,19 @@ def passed(terms: tuple[Terms, ...]) -> Callable[[Checks, Any], Outcomes | None]
     first = readers[0]
 
     def one(checks: Checks, reply: Any) -> Outcomes | None:
-        if type(reply) is not bytes or len(reply) > most:
-            return None
         try:
             _, seconds, microseconds, kept = reply.split(b" ", 3)
             now = int(seconds) * MICROSECOND + int(microseconds)
             outcome = first(kept, now, checks[0][2])
             if outcome is None:
                 outcome = _decode_hit(checks[0], now, kept)
-        except MALFORMED:  # `decode` raises it for the whole reply
+                if not outcome[0]:
+                    return None
+        except MALFORMED:  # also for a reply that is no text; `decode` raises it
             return None
-        return (outcome,) if outcome[0] else None
+        return (outcome,) if len(reply) <= most else None
 
     def several(checks: Checks, reply: Any) -> Outcomes | None:
-        if type(reply) is not bytes or len(reply) > most:
-            return None
         try:
             _, seconds, microseconds, kept = reply.split(b" ", 3)
             now, at, cost, outcomes = int(seconds) * MICROSECOND + int(microseconds), 1, checks[0][2], _NONE
@@ -387,7 +385,7 @@ def passed(terms: tuple[Terms, ...]) -> Callable[[Checks, Any], Outcomes | None]
                 at = end + 1
         except MALFORMED:
             return None
-        return outcomes
+        return outcomes if len(reply) <= most else None
 
     return one if len(terms) == 1 else several
 
@@ -491,24 +489,28 @@ def _integer(word: bytes) -> int:
 
 def _passed_window(params: tuple[int, ...]) -> Reader:
     limit, window, grain = params
-    few = limit <= sliding_window.RESOLUTION
 
-    def passed(kept: bytes, now: int, cost: int) -> Outcome | None:
-        left, following = limit - cost, window + -now % grain
-        reset = following
+    def few(kept: bytes, now: int, cost: int) -> Outcome | None:
+        left, following = limit - cost, window
         if kept:
             try:
-                if few:
-                    left, oldest = left + _FEW - kept[0], kept[1:]
-                else:
-                    head, count, oldest = kept.split()
-                    left += int(head) + int(count) + 1
-                following = int(oldest) + window - now
+                left, following = left + _FEW - kept[0], int(kept[1:]) + window - now
+            except ValueError:
+                return None
+        return new(Outcome, (True, limit, left, 0, window, following, now, "store")) if 0 <= left < limit else None
+
+    def many(kept: bytes, now: int, cost: int) -> Outcome | None:
+        left, reset = limit - cost, window + -now % grain
+        following = reset
+        if kept:
+            try:
+                head, count, oldest = kept.split()
+                left, following = left + int(head) + int(count) + 1, int(oldest) + window - now
             except ValueError:
                 return None
         return new(Outcome, (True, limit, left, 0, reset, following, now, "store")) if 0 <= left < limit else None
 
-    return passed
+    return few if limit <= sliding_window.RESOLUTION else many
 
 
 def _passed_fixed(params: tuple[int, ...]) -> Reader:
