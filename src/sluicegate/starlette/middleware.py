@@ -13,7 +13,7 @@ from sluicegate.asgi import RateLimitMiddleware as AsgiMiddleware
 from sluicegate.errors import ConfigurationError, NotEnforcedError, warn
 from sluicegate.plan import Decision
 from sluicegate.starlette.request import StarletteCaller
-from sluicegate.starlette.responses import has_handlers, own_answer
+from sluicegate.starlette.responses import handles_refusals, own_answer
 from sluicegate.starlette.routes import RouteFinder, is_built_late
 from sluicegate.web.bound import Bounds
 from sluicegate.web.endpoint import Arrival, Endpoint, label_of
@@ -45,6 +45,7 @@ class RateLimitMiddleware(AsgiMiddleware):
             self._error = error
         self._finder = RouteFinder(app)
         self._application: Any = None
+        self._handles = False  # whether the application has a handler for refusals. It takes none after it serves.
 
     def arrive(self, scope: Scope) -> tuple[AsgiCaller, Arrival]:
         """Return the client, and the endpoint that the router will choose if that makes a difference."""
@@ -82,13 +83,15 @@ class RateLimitMiddleware(AsgiMiddleware):
 
     def own_answer(self, decision: Decision, caller: AsgiCaller) -> Awaitable[ASGIApp | None] | None:
         """Return the response of `on_denied`, or of the application's exception handler."""
-        if self.settings.answer_to(decision) is None and not has_handlers(caller.scope, self._application):
+        is_plain = not self._handles and caller.scope.get("app") is self._application
+        if is_plain and self.settings.answer_to(decision) is None:
             return None
         return own_answer(self.settings, caller, decision, outer=self._application)
 
     def _check(self, scope: Scope) -> None:
         """Bind the rules of all endpoints that can be found. Warn (SG110) if an AuthenticationMiddleware is inside."""
         self._application = scope.get("app")
+        self._handles = handles_refusals(self._application)
         super()._check(scope)
         is_late = any([isinstance(each, AuthenticationMiddleware) for each in chain(self.app)])
         if is_late and self.gate.asks_for_users(self.endpoints(scope)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from inspect import iscoroutinefunction
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException, WebSocketException
@@ -15,7 +15,7 @@ from sluicegate.asgi import REASON, ASGIApp, AsgiCaller, Scope, answer_of, can_d
 from sluicegate.errors import SluicegateError
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.web.http import denial
-from sluicegate.web.problem import status_of
+from sluicegate.web.problem import STATUSES, status_of
 from sluicegate.web.settings import Settings
 
 
@@ -63,19 +63,22 @@ async def own_answer(
     return cast("ASGIApp | None", await answer)
 
 
-def has_handlers(scope: Scope, outer: object) -> bool:
-    """True if an application that serves this request has exception handlers. A plain application has none."""
-    app = scope.get("app")
-    return bool(getattr(app, "exception_handlers", None) or getattr(outer, "exception_handlers", None))
+def handles_refusals(app: object) -> bool:
+    """True if an application has an exception handler for a refusal. FastAPI has handlers for other errors."""
+    return not _HANDLED.isdisjoint(getattr(app, "exception_handlers", None) or ())
 
 
 def _handler_of(handlers: Mapping[Any, Any], decision: Decision) -> Any:
     """Return an application's handler for this refusal; None without one."""
     status = status_of(decision)
-    for kind in (status,) if status == 403 else (status, Refused, RateLimitExceeded, SluicegateError):
+    for kind in (status,) if status == 403 else (status, *_KINDS):
         if kind in handlers:
             return handlers[kind]
     return None
+
+
+_KINDS: Final = (Refused, RateLimitExceeded, SluicegateError)
+_HANDLED: Final = frozenset({*STATUSES, *_KINDS})
 
 
 async def response_of(settings: Settings, caller: AsgiCaller, decision: Decision) -> Any:

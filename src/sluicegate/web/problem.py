@@ -13,6 +13,8 @@ TYPES: Final = "https://iana.org/assignments/http-problem-types#"  # requested b
 PROBLEM: Final = "application/problem+json"
 _FORBIDDEN: Final = 403
 _TITLES: Final = {429: "Quota Exceeded", 503: "Temporary Reduced Capacity", _FORBIDDEN: "Forbidden"}
+STATUSES: Final = frozenset(_TITLES)
+"""Every status that a refusal may have."""
 FORBIDDEN: Final = "This client is not allowed here."
 _BANNED: Final = "Abnormal Usage Detected"
 
