@@ -16,7 +16,7 @@ from sluicegate.errors import QuotaError, RuleError, SettingsError
 from sluicegate.plan import Check, Terms
 from sluicegate.quota import Quota
 from sluicegate.web import http
-from sluicegate.web.asgi_messages import denied, merged, with_fields
+from sluicegate.web.asgi_messages import merged, with_fields
 from sluicegate.web.http import (
     DIALECTS,
     Denial,
@@ -396,7 +396,7 @@ def test_a_cached_refusal_is_the_one_that_would_be_made_now(
         assert [getattr(cached, part) for part in Denial.__slots__] == [
             getattr(anew, part) for part in Denial.__slots__
         ]
-        assert denied(cached) == [(name.lower().encode(), value.encode()) for name, value in anew.all_fields]
+        assert cached.lines == tuple([(name.lower().encode(), value.encode()) for name, value in anew.all_fields])
 
 
 HEADERS = st.lists(

@@ -27,7 +27,6 @@ from sluicegate.web.asgi_messages import (
     STARTS,
     WEBSOCKET,
     Message,
-    denied,
     encoded_name,
     is_last,
     listed,
@@ -263,7 +262,8 @@ class RateLimitMiddleware:
                 if scope.get("method") == "OPTIONS" and self._is_free(scope, caller):
                     bounds = NO_BOUNDS
                 if bounds or gate.denies:
-                    decision: Any = bounds.begin(caller)  # without a coroutine, for most requests
+                    begin = bounds.begin  # a call of an attribute would never be specialised
+                    decision: Any = begin(caller)  # without a coroutine, for most requests
                     if type(decision) is not Decision:
                         decision = await gate.finish(decision, caller, bounds)
                     if gate.may_owe:
@@ -445,17 +445,15 @@ class RateLimitMiddleware:
                 return
             start, rest = WEBSOCKET
         answering = self.own_answer(decision, caller)
-        own = None if answering is None else await answering
-        if own is not None:
+        if answering is not None and (own := await answering) is not None:
             await own(scope, receive, self._adding_fields(state, send))
             return
         dialect = self.settings.headers
         if state.decision is not decision:  # the fields cover all decisions about the request
             send, dialect = self._adding_fields(state, send), None
-        accept = ",".join(caller.header("accept"))
-        answer = denial(decision, dialect, accept=accept)
+        answer = denial(decision, dialect, accept=",".join(caller.header("accept")))
         body = b"" if scope.get("method") == "HEAD" else answer.body
-        await send({"type": start, "status": answer.status, "headers": [*denied(answer)]})
+        await send({"type": start, "status": answer.status, "headers": [*answer.lines]})
         await send({"type": rest, "body": body, "more_body": False})
 
 

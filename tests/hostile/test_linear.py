@@ -203,7 +203,6 @@ LOOPS: Final = {
     "django.request:AsyncDjangoRequestState.header": Loop(CLIENT, in_django, "a"),
     "web.http:_wants_text": Loop(CLIENT, http._wants_text, " ,;=q1", ("text/html;q=",)),
     "web.http:merge": Loop(ANSWER, merge_fields, '",;\\a', ('"a', "limit=1, ")),
-    "web.http:collides": Loop(ANSWER, lambda text: http.collides([(each, each) for each in text]), "aR"),
     "web.http:_renamed": Loop(ANSWER, merge_fields, '"\\a', ('"a', '"a-')),
     "web.http:_renamed.free_name": Loop(
         ANSWER, lambda text: http.merge([("RateLimit", ",".join(f'"a-{at}"' for at in range(len(text) // 8)))], OURS)
@@ -232,9 +231,6 @@ LOOPS: Final = {
         ANSWER,
         lambda text: asgi_messages.with_fields({"status": 200, "headers": lines_of(text)}, ALLOWED, "draft-11"),
         "a",
-    ),
-    "web.asgi_messages:_encoded": Loop(
-        ANSWER, lambda text: asgi_messages._encoded([("x", each) for each in text]), "a"
     ),
     "web.asgi_messages:merged": Loop(
         ANSWER, lambda text: asgi_messages.merged([(b"ratelimit", b"%d" % at) for at in range(len(text))], OURS), "a"
@@ -326,6 +322,7 @@ ASIDE: Final = {
     "web.http:retry_after": "the checks of one decision",
     "web.http:fields_for": "the fields of one decision",
     "web.http:_denial": "the checks of one decision",
+    "web.http:make_denial": "the fields of one decision",
     "web.http:_rows": "the checks of one decision",
     "web.http:_draft_11": "the checks of one decision",
     "web.http:_of_one.fields": "the checks of one decision",

@@ -19,7 +19,7 @@ from werkzeug.http import HTTP_STATUS_CODES
 from sluicegate.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.errors import RuleError
 from sluicegate.plan import Decision
-from sluicegate.web.http import Denial, Field, collides, merge
+from sluicegate.web.http import NAMES, Denial, Field, merge
 from sluicegate.web.problem import detail
 
 log = logging.getLogger("sluicegate")
@@ -157,7 +157,10 @@ def refuse(
 
 def add_fields(headers: Headers, fields: Sequence[Field]) -> None:
     """Add fields to a response, which may have RateLimit fields of its own."""
-    if not collides(vars(headers)["_list"] if _KEEPS_A_LIST else headers):
+    for name, _ in vars(headers)["_list"] if _KEEPS_A_LIST else headers:
+        if name.lower() in NAMES:
+            break
+    else:
         append(headers, fields)
         return
     names = {name.lower() for name, _ in fields}

@@ -6,12 +6,11 @@ from collections.abc import Iterable, MutableMapping
 from functools import lru_cache
 from typing import Any, Final
 
-from sluicegate.plan import Decision, Terms
+from sluicegate.plan import Decision
 from sluicegate.rules.response import Headers, Response
-from sluicegate.web.http import NAMES, Denial, Field, Fields, fields_for, merge, one_item, policy_text
+from sluicegate.web.http import NAMES, Fields, encoded, encoded_item_text, fields_for, merge, one_item
 
 Message = MutableMapping[str, Any]
-Line = tuple[bytes, bytes]
 
 HTTP: Final = ("http.response.start", "http.response.body")
 WEBSOCKET: Final = ("websocket.http.response.start", "websocket.http.response.body")
@@ -52,30 +51,16 @@ def encoded_name(name: str) -> bytes:
     return name.lower().encode("latin-1")
 
 
-def _encoded(fields: Iterable[Field]) -> list[tuple[bytes, bytes]]:
-    encoded = []
-    for name, value in fields:
-        encoded.append((encoded_name(name), value.encode("latin-1")))
-    return encoded
-
-
-@lru_cache(maxsize=1024)
-def denied(answer: Denial) -> list[tuple[bytes, bytes]]:
-    """Return the encoded fields of a cached response. The caller must copy the list."""
-    return _encoded(answer.all_fields)
-
-
 def with_fields(message: Message, decision: Decision, dialect: str | None) -> Message:
     """Return the start of a response with the fields of the decision."""
     status, own = message["status"], [*message.get("headers", ())]
-    one = one_item(decision, dialect, status, texts=_encoded_policy)
+    one = one_item(decision, dialect, status, texts=encoded_item_text)
     if one is not None:  # nearly all responses: the same as below, without text
         for name, _ in own:
             if name.lower() in _NAMES:
                 break
         else:
-            policy, item, left, wait = one
-            own += policy, (b"ratelimit", item % (left, wait))
+            own += one
             return {**message, "headers": own}
     fields = fields_for(decision, dialect, status=status)
     if fields or "headers" in message:  # an iterator has been read
@@ -83,20 +68,9 @@ def with_fields(message: Message, decision: Decision, dialect: str | None) -> Me
     return message
 
 
-@lru_cache(maxsize=4096)
-def _encoded_policy(terms: Terms) -> tuple[Line, bytes, bool] | None:
-    """Return the constant text of draft 11 for a rule, encoded. The item has places for two numbers."""
-    text = policy_text(terms)
-    if text is None:
-        return None
-    (name, policy), start, timed = text
-    item = start.encode("latin-1").replace(b"%", b"%%") + b"%d;t=%d"
-    return (encoded_name(name), policy.encode("latin-1")), item, timed
-
-
 def merged(headers: Iterable[tuple[bytes, bytes]], fields: Fields) -> list[tuple[bytes, bytes]]:
     """Return the response's headers with the fields added. Headers that are not about rate limits stay unchanged."""
-    own, added = list(headers), _encoded(fields)
+    own, added = list(headers), list(map(encoded, fields))
     names = {name for name, _ in added}
     if names.isdisjoint([name.lower() for name, _ in own]):
         return own + added
@@ -108,4 +82,4 @@ def merged(headers: Iterable[tuple[bytes, bytes]], fields: Fields) -> list[tuple
             about_limits.append((pair[0].decode("latin-1"), pair[1].decode("latin-1")))
         else:
             others.append(pair)
-    return others + _encoded(merge(about_limits, fields))
+    return others + list(map(encoded, merge(about_limits, fields)))

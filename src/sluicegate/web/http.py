@@ -62,6 +62,7 @@ class Denial:
     wait: int | None  # the value of `Retry-After`; None if no wait helps
     body_fields: tuple[Field, ...]  # the fields that describe the body
     all_fields: tuple[Field, ...]  # both
+    lines: tuple[tuple[bytes, bytes], ...]  # both, as ASGI messages have them
 
 
 def seconds(microseconds: int) -> int:
@@ -92,10 +93,9 @@ def fields_for(decision: Decision, dialect: str | None, *, status: int, epoch: f
     response with the status 1xx or 3xx, and except if no rule applied. `epoch` is the time in seconds since
     1970, by default now. Only the dialect "x-ratelimit" uses it.
     """
-    one = one_item(decision, dialect, status, texts=policy_text)
+    one = one_item(decision, dialect, status, texts=_item_text)
     if one is not None:
-        policy, item, left, wait = one
-        return [policy, ("RateLimit", f"{item}{left};t={wait}")]
+        return one
     fields: Fields = []
     if dialect is not None and status >= 200 and not 300 <= status < 400:
         fields = DIALECTS[dialect](decision, epoch_seconds() if epoch is None else epoch)
@@ -162,6 +162,7 @@ def make_denial(decision: Decision, dialect: str | None, *, epoch: float, text: 
         body, media = json.dumps(described).encode(), PROBLEM
     fields = tuple(fields_for(decision, dialect, epoch=epoch, status=status))
     about_body = (("Content-Type", media), ("Content-Length", str(len(body))))
+    both = (*about_body, *fields)
     return Denial(
         status,
         content_type=media,
@@ -169,7 +170,8 @@ def make_denial(decision: Decision, dialect: str | None, *, epoch: float, text: 
         body=body,
         wait=wait,
         body_fields=about_body,
-        all_fields=(*about_body, *fields),
+        all_fields=both,
+        lines=tuple(map(encoded, both)),
     )
 
 
@@ -222,14 +224,6 @@ def merge(existing: Iterable[Field], fields: Iterable[Field], *, epoch: Callable
     return merged
 
 
-def collides(existing: Iterable[Field]) -> bool:
-    """True if a response has a field that a decision may add. Most responses have none."""
-    for name, _ in existing:  # noqa: SIM110  # any() would make a generator, at twice the cost
-        if name.lower() in NAMES:
-            return True
-    return False
-
-
 @lru_cache(maxsize=64)
 def environ_name(name: str) -> str:
     """Return the name of a header in a WSGI environ. Two headers have no HTTP_ before their name (PEP 3333)."""
@@ -263,23 +257,43 @@ def policy_text(terms: Terms) -> tuple[Field, str, bool] | None:
     return ("RateLimit-Policy", f"{name};q={terms.limit};{unit}"), f"{name};r=", not terms.held
 
 
-Policy = TypeVar("Policy")
-Item = TypeVar("Item")
+Text = TypeVar("Text", str, bytes)
+ItemText = tuple[tuple[Text, Text], Text, Text]
+"""The policy of a rule, and the name and the value of its item. The value has places for two numbers."""
+
+
+@lru_cache(maxsize=4096)
+def _item_text(terms: Terms) -> ItemText[str] | None:
+    """Return the constant text of draft 11 for a rule whose item has a time; None for any other rule."""
+    text = policy_text(terms)
+    return (text[0], "RateLimit", text[1].replace("%", "%%") + "%d;t=%d") if text is not None and text[2] else None
+
+
+@lru_cache(maxsize=4096)
+def encoded_item_text(terms: Terms) -> ItemText[bytes] | None:
+    """Return the same text, encoded for ASGI messages."""
+    text = _item_text(terms)
+    return None if text is None else (encoded(text[0]), *encoded(text[1:]))
+
+
+def encoded(field: Field) -> tuple[bytes, bytes]:
+    """Return a field encoded for ASGI messages."""
+    return field[0].lower().encode("latin-1"), field[1].encode("latin-1")
 
 
 def one_item(
-    decision: Decision, dialect: str | None, status: int, *, texts: Callable[[Terms], tuple[Policy, Item, bool] | None]
-) -> tuple[Policy, Item, int, int] | None:
-    """Return the constant `texts` of the only rule, its units left, and the seconds until more become free, if the
-    fields of a response are one policy and one item of draft 11. Those of nearly all responses are.
+    decision: Decision, dialect: str | None, status: int, *, texts: Callable[[Terms], ItemText[Text] | None]
+) -> list[tuple[Text, Text]] | None:
+    """Return the fields of a response, from the `texts` of the only rule, if they are one policy and one item of draft
+    11. Those of nearly all responses are.
     """
     allowed, checks, outcomes = decision
-    if allowed and len(checks) == 1 and dialect == "draft-11" and 200 <= status < 300:
+    if allowed and len(checks) == 1 and dialect == "draft-11" and status // 100 == 2:
         _, _, left, _, _, ahead, _, source = outcomes[0]
         text = texts(checks[0][0])
         if text is not None and ahead and source != "policy":
-            policy, item, timed = text
-            return (policy, item, left, -(-ahead // MICROSECOND)) if timed else None
+            policy, name, item = text
+            return [policy, (name, item % (left, -(-ahead // MICROSECOND)))]
     return None
 
 
