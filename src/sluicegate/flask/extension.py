@@ -284,8 +284,8 @@ class Installation:
             state = facts[self._on_request] = _FlaskState(self.gate, context)
         if native.method == "OPTIONS" and not _reaches_a_view(native) and _is_preflight(native):
             # Its response decides whether it is charged.
-            return self._enforce(native, state, NO_BOUNDS, before_view=True)
-        return self._enforce_route(native, state)
+            return self._enforce(native, state, NO_BOUNDS)
+        return self._enforce(native, state, None)
 
     def after(self, response: Response) -> Response:
         """Add the fields of the decision to the response."""
@@ -318,10 +318,8 @@ class Installation:
             return response
 
         def refusal() -> Response | None:
-            if not _is_free(native, response.status_code):
-                return self._enforce_route(native, state)
             state.route_decided = True
-            return self._enforce(native, state, NO_BOUNDS, before_view=True)
+            return self._enforce(native, state, NO_BOUNDS if _is_free(native, response.status_code) else None)
 
         refused = with_error_handlers(self._app(), refusal)
         return response if refused is None else _replacing(refused, response)
@@ -354,14 +352,6 @@ class Installation:
         if state is None:
             state = facts[self._on_request] = _FlaskState(self.gate, _context())
         return state
-
-    def _enforce_route(self, native: Request, state: _FlaskState) -> Response | None:
-        """Enforce the rules of the route that the request has matched."""
-        state.route_decided = True
-        bounds, marks = self._routes.find(native.url_rule, native.method)
-        if marks:
-            state.note_marks(marks)
-        return self._enforce(native, state, bounds, before_view=True)
 
     def _settle_by(self, state: _FlaskState, response: Response) -> None:
         """Refund charges by this response, and release held slots when the response is closed."""
@@ -400,16 +390,25 @@ class Installation:
         if not self.settings.enabled:
             return unlimited()
         state = self._state(native)
-        charged = Charge(rule, state, self._routes.endpoint(native.url_rule)).run(self._caller(native))
+        caller = FlaskCaller(native, parses=self._parses)
+        charged = Charge(rule, state, self._routes.endpoint(native.url_rule)).run(caller)
         if state.settlement is not None:
             self._await_end()
         return charged
 
-    def _enforce(self, native: Request, state: _FlaskState, bounds: Bounds, *, before_view: bool) -> Response | None:
-        """Return None to continue, or the response. Raises if `on_denied` does not answer a refusal and a handler may.
+    def _enforce(
+        self, native: Request, state: _FlaskState, bounds: Bounds | None, *, before_view: bool = True
+    ) -> Response | None:
+        """Enforce these rules, or those of the route that the request has matched. Return None to continue, or the
+        response. Raises if `on_denied` does not answer a refusal and a handler may.
 
         `before_view` is False for a guard, inside a view: there a refusal without `on_denied` always raises.
         """
+        if bounds is None:
+            state.route_decided = True
+            bounds, marks = self._routes.find(native.url_rule, native.method)
+            if marks:
+                state.note_marks(marks)
         decision = self._decide(native, state, bounds)
         if decision is None or decision.allowed:
             return None
@@ -419,16 +418,13 @@ class Installation:
 
     def _decide(self, native: Request, state: _FlaskState, bounds: Bounds) -> Decision | None:
         """Charge these rules."""
-        decision = self.gate.decide(self._caller(native), bounds)
+        decision = self.gate.decide(FlaskCaller(native, parses=self._parses), bounds)
         if (outer := native.environ.get(KEY)) is not None:
             warn_of_twice(outer, self.gate, decision)
         state.note(decision)
         if state.settlement is not None:
             self._await_end()
         return decision
-
-    def _caller(self, native: Request) -> FlaskCaller:
-        return FlaskCaller(native, parses=self._parses)
 
     def _await_end(self) -> None:
         """Let Flask call `end_request` for a request whose end matters. Connecting twice is harmless."""
@@ -471,16 +467,24 @@ class _Watched(Installation):
 
     def end_request(self, app: Flask, exc: BaseException | None) -> None:
         super().end_request(app, exc)
-        _end_pending(app, exc)  # a decision made just now; the one connected by `_caller` was called before, or is not
+        _end_pending(app, exc)  # a decision made just now; the one connected by `_expect` was called before, or is not
 
-    def _caller(self, native: Request) -> FlaskCaller:
+    def charge(self, rule: ChargedRule, native: Request) -> Charged:
+        self._expect(native)
+        return super().charge(rule, native)
+
+    def _decide(self, native: Request, state: _FlaskState, bounds: Bounds) -> Decision | None:
+        self._expect(native)
+        return super()._decide(native, state, bounds)
+
+    def _expect(self, native: Request) -> None:
+        """Make what keeps the events of this request, unless there is one."""
         if PENDING not in vars(native):
             route = "" if native.url_rule is None else native.url_rule.rule
             pending = vars(native)[PENDING] = self.gate.events.pending((route, native.method))
             pending.context, pending.ends_with_answer = id(_context()), False
             request_tearing_down.connect(_end_pending, self._app())
             _watch_loss()
-        return super()._caller(native)
 
 
 def _end_pending(app: Flask, exc: BaseException | None) -> None:

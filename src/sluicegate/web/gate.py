@@ -275,7 +275,8 @@ class Gate(_Rules):
 
     def decide(self, caller: Caller, bounds: Bounds) -> Decision | None:
         """Charge all rules that apply, or none of them, and return the decision. Return None if no rule applies."""
-        begun = bounds.begin(caller)
+        begin = bounds.begin  # a call of an attribute would never be specialised
+        begun = begin(caller)
         if type(begun) is Decision:
             return begun
         return self.finish(begun, caller, bounds) if bounds or self.denies else None
