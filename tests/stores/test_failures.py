@@ -6,8 +6,9 @@ import asyncio
 import gc
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -26,6 +27,7 @@ from sluicegate.stores.redis.encoding import Encoder
 from sluicegate.stores.redis.failures import KINDS, kind_of, store_error
 from sluicegate.stores.redis.steps import Address, NoReplyError
 from tests.hostile.growth import untraced
+from tests.proxies import Proxy
 from tests.servers import Server, redis_server, valkey_server, wait_until
 from tests.stores.modes import PATIENCE, Blocking
 
@@ -93,12 +95,39 @@ def test_whom_an_error_reply_concerns(reply: str, concerns: str) -> None:
     assert reply in str(error)
 
 
-@pytest.mark.parametrize("concerns", ["plan", "server"])
-def test_whom_a_missing_reply_concerns(concerns: Any) -> None:
+@pytest.mark.parametrize(("concerns", "expected"), [("plan", "plan"), ("connection", "plan"), ("server", "node")])
+def test_whom_a_missing_reply_concerns(concerns: Any, expected: str) -> None:
     error = NoReplyError(HERE, TimeoutError("no answer"), sent=True, concerns=concerns)
-    assert store_error("there", error).concerns == {"plan": "plan", "server": "node"}[concerns]
+    assert store_error("there", error).concerns == expected
     rejected = store_error("there", NoReplyError(HERE, AuthenticationError("invalid"), sent=False))
     assert (rejected.concerns, rejected.advice) == ("node", KINDS["WRONGPASS"].advice)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [partial(Proxy.lose, to="EVALSHA", close=True), partial(Proxy.kill, after=1, reset=True)],
+    ids=["FIN", "RST"],
+)
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_a_closed_connection_costs_only_the_request_on_it(
+    server: Server, how: str, runner: asyncio.Runner, loss: Callable[[Proxy], None]
+) -> None:
+    """As by CLIENT KILL or a proxy. A server that answers nothing on a new connection is down."""
+    changes: list[bool] = []
+    who = uuid4().hex
+    with Proxy(server.port) as proxy:
+        limiter = limiter_of(how, proxy.url, runner, on_store_change=lambda change: changes.append(change.available))
+        assert not limiter.hit("100/day", who).degraded
+        for left in (97, 95, 93):
+            loss(proxy)
+            assert limiter.hit("100/day", who).degraded
+            decision = limiter.hit("100/day", who)
+            assert (decision.degraded, decision.remaining) == (False, left), "no charge was sent again"
+        assert changes == []
+        proxy.lose(10, to="EVALSHA", close=True)
+        assert [limiter.hit("100/day", who).degraded for _ in range(2)] == [True, True]
+        assert changes == [False]
+        limiter.close()
 
 
 def test_a_store_of_the_user_fails_as_a_whole() -> None:

@@ -33,7 +33,7 @@ from redis.exceptions import NoPermissionError
 from sluicegate import fork
 from sluicegate.plan import new
 from sluicegate.stores.redis.commands import Batch, Fields, HitShape, batch, split_reply, whole
-from sluicegate.stores.redis.connections import BUSY, NEARLY, TRIPS, check_tag, failure_of, watcher
+from sluicegate.stores.redis.connections import BUSY, NEARLY, TRIPS, check_tag, concerns_of, failure_of, watcher
 from sluicegate.stores.redis.drivers import AsyncDriver
 from sluicegate.stores.redis.steps import MALFORMED, Address, Concerns, NoReplyError, Send
 from sluicegate.stores.redis.url import OPENING, Servers
@@ -97,7 +97,7 @@ class AsyncConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._writer: Any = None
         self._watch: Callable[[], Any] = bool
-        self._heard = 0.0
+        self._heard = -inf  # when the last data came
         self.trip = 0.0  # seconds: what a round trip took when it opened
         self._retired = self._closed = False
 
@@ -107,12 +107,9 @@ class AsyncConnection(asyncio.Protocol):
         Data that arrives without a command means that the server closes the connection, or belongs to TLS. In the
         second case the only cost is a new connection.
         """
-        if self._transport is not None and not self._waiting and not self.unsent:
-            now = self._loop.time()
-            if now - self._heard > BUSY:
-                self._heard = now
-                if self._watch():
-                    self.fail(ConnectionError("the server closed the connection"))
+        idle = self._transport is not None and not self._waiting and not self.unsent
+        if idle and self._loop.time() - self._heard > BUSY and self._watch():
+            self.fail(ConnectionError("the server closed the connection"))
         return not self._closed and not self._retired
 
     def join(self, command: Fields, answer: _Answer | None = None) -> _Answer | None:
@@ -217,10 +214,12 @@ class AsyncConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all waiting commands."""
-        self.fail(exc if exc is not None else ConnectionError("the server closed the connection"))
+        error = ConnectionError("the server closed the connection") if exc is None else exc
+        self.fail(error, concerns=concerns_of(exc, answered=self._heard > -inf))
 
     def eof_received(self) -> None:
-        """Return None: the server closes the connection, and then the transport closes itself."""
+        """Fail all waiting commands at once, because the transport would lose those that are written from now on."""
+        self.connection_lost(None)
 
     def _open(self) -> None:
         """Begin an opening, unless one began a short time ago. The first that succeeds is kept."""
@@ -288,7 +287,7 @@ class AsyncConnection(asyncio.Protocol):
         self._transport = transport = cast(asyncio.Transport, writer.transport)
         transport.set_protocol(self)
         self._watch = watcher(transport.get_extra_info("socket"))
-        self._heard = now = self._loop.time()
+        now = self._loop.time()
         self._stop_timer()
         self.trip, unsent, late = now - reached, self.unsent, []
         self.unsent = {}

@@ -17,12 +17,14 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from math import inf
 from threading import Lock, RLock
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 import hiredis
 import redis.connection
+from redis.exceptions import ConnectionError as ClosedError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -31,7 +33,7 @@ from sluicegate.clock import monotonic
 from sluicegate.errors import SluicegateError
 from sluicegate.stores.redis.commands import Command, Fields, SingleCheck, pack
 from sluicegate.stores.redis.drivers import Driver
-from sluicegate.stores.redis.steps import MALFORMED, Address, NoReplyError, Send
+from sluicegate.stores.redis.steps import MALFORMED, Address, Concerns, NoReplyError, Send
 from sluicegate.stores.redis.url import OPENING, Servers
 from sluicegate.stores.threads import start_thread
 
@@ -44,6 +46,7 @@ _PING: Final = Command(pack("PING"))
 NEARLY: Final = 0.9  # of the deadline: a call that has more left takes all of it, so that its socket keeps its timeout
 TRIPS: Final = 2.0  # round trips: the time that a command needs, because one round trip may be slower than another
 _TURNED_AWAY: Final = {"NOAUTH", "DENIED", "ERR"}  # no password, protected mode, too many clients
+_CLOSED: Final = (ConnectionResetError, BrokenPipeError, ClosedError, ssl.SSLEOFError)
 NONE_IDLE: Final = object()
 _SOCKET: Final = "_sock"
 _READER: Final = "_reader"
@@ -61,7 +64,7 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
     def __init__(self, began: float, seconds: float) -> None:
         super().__init__(socket_read_size=_CHUNK)
         self.opened = False
-        self.used = began  # when it was last used
+        self.used = began  # when the last command began that was answered; at first, when TCP and TLS were ready
         self.until = began + seconds
         self.limited = 0.0  # the seconds that a system call may take at present
         self._feed: Callable[[bytes], object] = len  # without a reader, no reply comes in one piece
@@ -230,6 +233,7 @@ class Connection:
             self._greet(parser.until)
         # The seconds since TCP and TLS were ready: one round trip or more. A proxy may have answered for TCP.
         self.trip = monotonic() - parser.used
+        parser.used = -inf
 
     def close(self) -> None:
         """Close the connection."""
@@ -259,6 +263,14 @@ def failure_of(error: BaseException) -> Exception | None:
     if isinstance(error, MALFORMED) and not isinstance(error, SluicegateError):
         return ConnectionError(f"{type(error).__name__}: {error}")  # the parser of redis-py or hiredis, and socket
     return None
+
+
+def concerns_of(error: BaseException | None, *, answered: bool) -> Concerns:
+    """Return what the loss of a connection concerns. One that was closed after it has `answered` a command says nothing
+    about the server: a proxy or `CLIENT KILL` has closed it, or the server ends, and then none can be opened.
+    """
+    closed = error is None or isinstance(error, _CLOSED)
+    return "connection" if closed and answered else "server"
 
 
 def watcher(sock: Any) -> Any:
@@ -323,8 +335,8 @@ class _Pool:
         return bool(self._idle)
 
     def idle(self) -> Connection | None:
-        """Return an idle connection that the server has not closed, used from now on; None if there is none. Data that
-        arrives without a command means that it has closed the connection.
+        """Return an idle connection that the server has not closed; None if there is none. Data that arrives without a
+        command means that it has closed the connection.
         """
         while True:
             try:
@@ -332,9 +344,8 @@ class _Pool:
             except IndexError:
                 return None
             try:
-                parser, now = connection.parser, monotonic()
-                if now - parser.used < BUSY or not parser.is_readable():
-                    parser.used = now
+                parser = connection.parser
+                if monotonic() - parser.used < BUSY or not parser.is_readable():
                     return connection
             except BaseException:  # a greenlet is killed
                 self.discard(connection)
@@ -394,10 +405,10 @@ class _Pool:
             if now - parser.used >= BUSY and parser.is_readable():  # the server has closed it
                 self.discard(connection)
                 return NONE_IDLE
-            parser.used = now
             if parser.limited != seconds:
                 parser.limit(seconds)
             reply = call(command, now + seconds)
+            parser.used = now
         except BaseException as error:  # noqa: BLE001  # `_lost` raises it again
             return self._lost(connection, error)
         self._idle.append(connection)  # the same as `put`, without a call
@@ -416,7 +427,8 @@ class _Pool:
         failure = failure_of(error)
         if failure is None:
             raise error  # an interrupt, or the timeout of a greenlet
-        return NoReplyError(self.address, failure, sent=True)
+        concerns = concerns_of(error, answered=connection.parser.used > -inf)
+        return NoReplyError(self.address, failure, sent=True, concerns=concerns)
 
     def put(self, connection: Connection) -> None:
         """Put a connection back."""
@@ -534,19 +546,19 @@ class Connections(Driver):
             until = step.limit(until, now, needs=self._needs(pool.trip) if pool.has_idle else 0.0)
         whole, left = command.whole if isinstance(command, SingleCheck) else command, until - now
         reply = pool.ask(whole, now, left if left < NEARLY * self.deadline else self.deadline)
-        if reply is not NONE_IDLE:
-            return reply
-        try:
-            connection = pool.wait(step, until)
-        except NoReplyError as error:
-            return error
-        now = monotonic()
-        if until - now < self._needs(connection.trip):
-            # The reply might come too late, and then the next request would have to open a connection again.
-            pool.put(connection)
-            late = TimeoutError("the connection opened too late")
-            return NoReplyError(step.address, late, sent=False, concerns="plan")
-        return pool.ask(whole, now, until - now, connection=connection)
+        while reply is NONE_IDLE:
+            try:
+                connection = pool.wait(step, until)
+            except NoReplyError as error:
+                return error
+            now = monotonic()
+            if until - now < self._needs(connection.trip):
+                # The reply might come too late, and then the next request would have to open a connection again.
+                pool.put(connection)
+                late = TimeoutError("the connection opened too late")
+                return NoReplyError(step.address, late, sent=False, concerns="plan")
+            reply = pool.ask(whole, now, until - now, connection=connection)
+        return reply
 
     def _needs(self, trip: float) -> float:
         """Return the seconds that a command needs: some round trips, and never more than a new request has."""

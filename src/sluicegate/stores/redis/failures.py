@@ -56,7 +56,7 @@ _PLAN: Final = Kind("plan")
 def kind_of(failure: Exception) -> Kind:
     """Return the kind of an error reply or of a NoReplyError."""
     if isinstance(failure, NoReplyError):
-        if failure.concerns == "plan":
+        if failure.concerns != "server":
             return _PLAN
         if isinstance(failure.cause, AuthenticationError):
             return _PASSWORD

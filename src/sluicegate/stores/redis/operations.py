@@ -229,7 +229,7 @@ class Operations:
             if isinstance(reply, NoReplyError):
                 if brings is not None:
                     self.unknown.add(brings.script)
-                if reply.concerns == "server":
+                if reply.concerns != "plan":
                     again = self._topology.lost(address) and may_succeed_elsewhere(reply)
             elif code == "ASK":
                 again, elsewhere = True, _target(rest, address)

@@ -75,14 +75,14 @@ Steps = Generator[Send | Pause | Reconnect, Any, T]
 """Steps of one operation. It is sent each reply, which may be an error reply. A NoReplyError is thrown in."""
 
 
-Concerns = Literal["plan", "server"]
-"""What a missing reply concerns: one plan, or all plans of the server."""
+Concerns = Literal["plan", "connection", "server"]
+"""What a missing reply concerns: one plan, the plans that were sent over one connection, or all plans of the server."""
 
 
 class NoReplyError(Exception):
     """A command got no reply. If it was `sent`, the server may have run it all the same.
 
-    The error concerns the server, or only this plan: the server answers others.
+    The error concerns the server, or only this plan or its connection: the server answers others.
     """
 
     def __init__(
