@@ -443,14 +443,14 @@ def test_a_signal_handler_may_decide_while_an_entry_is_evicted(
     hit = hitter(store)
     for number in range(10):
         assert hit(f"old {number}")
-    peek, handled = Entry.peek, [f"nested {number}" for number in range(12)]
+    expired, handled = Entry.expired, [f"nested {number}" for number in range(12)]
 
-    def interrupted(self: Entry, now: int) -> Any:
+    def interrupted(self: Entry, now: int) -> bool:
         if handled:
             assert hit(handled.pop())
-        return peek(self, now)
+        return expired(self, now)
 
-    monkeypatch.setattr(Entry, "peek", interrupted)
+    monkeypatch.setattr(Entry, "expired", interrupted)
     for number in range(30):
         assert hit(f"new {number}")
     assert not handled

@@ -110,7 +110,8 @@ class MemoryStore:
                 if entry.refused_until <= now:
                     outcome = charge(entry, now, cost, params)
                     if outcome is not None:
-                        if not (shadow or outcome.remaining):  # the same as entry.mark
+                        left = entry.remaining = outcome[2]
+                        if not (left or shadow):  # the same as entry.mark
                             entry.refused_until = now + outcome.next_after
                         return new(Decision, (True, (new(Check, (terms, identity, cost)),), (outcome,)))
                 if refuses:

@@ -38,12 +38,12 @@ _Kind = tuple[str, tuple[int, ...], bool, bool]  # rules of one kind have shared
 class Entry:
     """The state of one identity under one rule."""
 
-    __slots__ = ("expires", "identity", "refused_until", "state", "terms")
+    __slots__ = ("expires", "identity", "refused_until", "remaining", "state", "terms")
 
     def __init__(self, terms: Terms, identity: str = "", state: Any = None) -> None:
         self.terms, self.identity, self.state = terms, identity, state
         self.expires = 0  # at the earliest: a prepared hit does not note when its charge expires
-        self.refused_until = 0
+        self.refused_until = self.remaining = 0
 
     @property
     def evicted(self) -> bool:
@@ -51,10 +51,11 @@ class Entry:
         return self.expires == _EVICTED
 
     def mark(self, terms: Terms, outcome: Outcome, now: int) -> None:
-        """Note after a charge when the entry expires, and until when it must not be evicted."""
-        self.terms, self.expires = terms, now + outcome.reset_after
-        if outcome.remaining == 0 and not terms.shadow:
-            self.refused_until = now + outcome.next_after
+        """Note after a charge what is left, when the entry expires, and until when it must not be evicted."""
+        _, _, remaining, _, reset, following, _, _ = outcome
+        self.terms, self.remaining, self.expires = terms, remaining, now + reset
+        if remaining == 0 and not terms.shadow:
+            self.refused_until = now + following
 
     def peek(self, now: int) -> Outcome:
         """Return the outcome of a check of no cost."""
@@ -239,8 +240,8 @@ class MemoryTable:
             seen += 1
             if entry.refused_until > now:
                 continue
-            outcome = entry.peek(now)
-            left = 1.0 if entry.terms.shadow else outcome.remaining / outcome.limit
+            terms = entry.terms
+            left = 1.0 if entry.expired(now) or terms.shadow else entry.remaining / terms.params[0]
             if left > most:
                 most, chosen = left, entry
             choices -= 1
@@ -254,7 +255,7 @@ class MemoryTable:
         except ValueError:  # a signal handler that decides has evicted it
             return True
         queue.rotate(1 - seen)
-        self.evictions += not chosen.expired(now)
+        self.evictions += chosen.expires > now
         self._remove(chosen)
         return True
 
