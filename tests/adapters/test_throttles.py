@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import permutations
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
@@ -16,7 +16,8 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
 from sluicegate import ManualClock, Quota, Rule, Tiers
-from sluicegate.django import acharge, charge, limit, rate_limited
+from sluicegate.awaiting import label_of
+from sluicegate.django import acharge, charge, limit, overview, rate_limited
 from sluicegate.django.throttles import RateThrottle, read_rate
 from sluicegate.errors import AsyncMismatchError, NotEnforcedError, QuotaError, RuleError
 from sluicegate.plan import Outcome, Plan
@@ -34,6 +35,7 @@ with pytest.MonkeyPatch.context() as patch:
     from rest_framework.settings import api_settings
     from rest_framework.throttling import SimpleRateThrottle as DrfOwn
     from rest_framework.views import APIView
+    from rest_framework.viewsets import ViewSet
 
     from sluicegate import drf
     from sluicegate import ninja as throttles
@@ -238,6 +240,53 @@ def test_what_a_subclass_overrides_holds(name: str, asgi: bool) -> None:
     kind, requests, statuses = OVERRIDES[name]
     with serving(asgi=asgi, urls=[path("x", view(kind))], clock=ManualClock()) as site:
         assert [site.request("GET", "/x", **each).status for each in requests] == statuses
+
+
+class Actions(ViewSet):
+    """A viewset, of which an action has throttles of its own."""
+
+    throttle_classes = (OneAddress,)
+
+    def get(self, request: Any) -> Response:
+        return Response("passed")
+
+
+DESCRIBED: dict[str, tuple[Any, str, str]] = {  # the view, its quotas, and its key
+    "rate": (view(throttle(rate="2/min; 9/hour")), "2/minute; 9/hour", "user"),
+    "several": (view(Two, throttle(rate="9/hour")), "2/minute 9/hour", "ip user"),
+    "key": (view(ByTeam), "2/minute", f"{__name__}.ByTeam.get_cache_key"),
+    "parse_rate": (view(Minutes), "2/minute", "user"),
+    "scope": (
+        view(throttle(drf.ScopedRateThrottle, THROTTLE_RATES={"files": "2/min"}), throttle_scope="files"),
+        "2/minute",
+        "user",
+    ),
+    "no scope": (view(drf.ScopedRateThrottle), "", ""),
+    "a function": (view(throttle(rate=lambda self, request: "2/min")), "by", "user"),
+    "another package's": (view(DrfOwn), "", ""),
+    "an action": (Actions.as_view({"get": "get"}, throttle_classes=[Two]), "2/minute", "ip"),
+    "no view of REST framework": (lambda request: HttpResponse("plain"), "", ""),
+}
+
+
+@pytest.mark.parametrize("kind", DESCRIBED)
+def test_commands_know_the_rules_that_are_charged(kind: str) -> None:
+    """Those of throttles come after those of the middleware."""
+    target, quotas, keys = DESCRIBED[kind]
+    store = Counting(ManualClock())
+    with serving(asgi=False, urls=[path("x", target)], store=store, default_limits=["99/day"]) as site:
+        gate = overview.project_gate()
+        _, (_, (default, *found)) = overview.endpoint_rules(gate)
+        assert default.rule.name == "default"
+        shown = [
+            "by" if callable(each.rule.quota) else "; ".join(map(str, cast("Any", each.rule.quota))) for each in found
+        ]
+        assert (" ".join(shown), " ".join(label_of(gate.key_of(each)) for each in found)) == (quotas, keys)
+        if kind in ("a function", "another package's"):
+            return  # the quota is not known yet; it needs a cache
+        site.request("GET", "/x", headers=TEAM)
+        charged = {check.terms.rule_id for plan in store.plans[1:] for check in plan.checks}
+        assert charged == {terms.rule_id for each in found for terms in each.terms or ()}
 
 
 def test_scopes_and_their_rates(asgi: bool) -> None:

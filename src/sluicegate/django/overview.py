@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import django
 from django.apps import apps
 from django.conf import settings as django_settings
 
 from sluicegate.django import conf
 from sluicegate.django.routes import endpoints
+from sluicegate.django.throttles import RateThrottle
 from sluicegate.errors import AsyncMismatchError
-from sluicegate.web.bound import EndpointRules
+from sluicegate.web.bound import Bound, EndpointRules, unique
+from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import AsyncGate, Gate
 
 
@@ -24,9 +29,30 @@ def project_gate() -> Gate | AsyncGate:
 
 
 def endpoint_rules(gate: Gate | AsyncGate) -> list[EndpointRules]:
-    """Return the rules of every route. Without the middleware, decorators enforce only themselves."""
+    """Return the rules of every route and of its throttles. Without the middleware, decorators enforce themselves."""
     whole = conf.has_middleware(tuple(django_settings.MIDDLEWARE))
-    return [EndpointRules(each, gate.bind(each) if whole else gate.bind_own(each, each.marks)) for each in endpoints()]
+    rules, known = [], dict[object, tuple[Bound, ...]]()
+    for each in endpoints():
+        bounds = gate.bind(each) if whole else gate.bind_own(each, each.marks)
+        for throttle in _throttles(each):
+            kind = type(throttle), throttle.scope
+            found = known[kind] = known.get(kind) or throttle.declared(gate)
+            bounds = unique([*bounds, *found])
+        rules.append(EndpointRules(each, bounds))
+    return rules
+
+
+def _throttles(endpoint: Endpoint) -> Iterator[Any]:
+    """Yield the throttles of sluicegate in the `throttle_classes` of a view of REST framework, in order."""
+    found: Any = endpoint.view
+    func: Any = found and found[0]
+    if hasattr(getattr(func, "cls", None), "throttle_classes"):
+        view = func.cls(**func.initkwargs)  # an action of a viewset may have its own
+        for kind in view.throttle_classes:
+            if isinstance(kind, type) and issubclass(kind, RateThrottle):
+                throttle: Any = kind()
+                if throttle.prepare(view):
+                    yield throttle
 
 
 def project_name() -> str:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Final
 
 from asgiref.sync import async_to_sync
@@ -28,7 +28,7 @@ from sluicegate.identity import identity_text
 from sluicegate.plan import Check, Decision, Outcome, Plan, RateLimitExceeded
 from sluicegate.quota import Quota
 from sluicegate.rules.key import Caller, KeySpec
-from sluicegate.rules.rule import Rule
+from sluicegate.rules.rule import QuotaFunction, Rule
 from sluicegate.rules.terms import read
 from sluicegate.stores.completion import running_loop
 from sluicegate.web.bound import Bound, names_of, unique
@@ -117,6 +117,16 @@ class RateThrottle:
             found = tuple([replace(bound, key=_key_of(identity_text(key))) for bound in found])
         return found
 
+    def declared(self, gate: Gate | AsyncGate) -> tuple[Bound, ...]:
+        """Return the rule of this throttle for people who read it: it is complete except for the identity."""
+        quotas = self.rate if callable(self.rate) else self._quotas(None)
+        if quotas is None:
+            return ()
+        key = self._key(proxied=gate.settings.trusted_proxies is not None)
+        kind: Any = type(self)
+        own = partial(self.get_cache_key, view=None)
+        return _bounds(gate, kind, self.scope, quotas=quotas, key=own if key is None else key)
+
     def _quotas(self, request: Any) -> tuple[Quota, ...] | None:
         rate = self.rate
         if callable(rate):
@@ -186,7 +196,7 @@ def read_rate(rate: Any, framework: Any) -> tuple[Quota, ...]:
 
 @lru_cache(maxsize=1024)
 def _bounds(
-    gate: Gate | AsyncGate, cls: Any, scope: Any, *, quotas: tuple[Quota, ...], key: KeySpec | None
+    gate: Gate | AsyncGate, cls: Any, scope: Any, *, quotas: tuple[Quota, ...] | QuotaFunction, key: KeySpec | None
 ) -> tuple[Bound, ...]:
     label = str(scope) if scope else f"{cls.__module__}.{cls.__qualname__}"
     name = printable(label).strip() or "throttle"
