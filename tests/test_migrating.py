@@ -25,6 +25,7 @@ from starlette.testclient import TestClient
 import tests.adapters.django_app  # noqa: F401  # Django's modules cannot be imported before settings are configured
 from docs.pages import DOCS, Block, blocks, written
 from docs.visits import django_settings, visit
+from sluicegate.errors import name_here
 from tests.servers import Server
 
 FOLDER = DOCS / "migrating"
@@ -196,6 +197,14 @@ def run(block: Block, patch: pytest.MonkeyPatch, store: str = STORE) -> dict[str
     patch.setitem(sys.modules, module.__name__, module)
     exec(compile("\n" * block.line + block.text.replace(STORE, store), block.page, "exec"), vars(module))
     return vars(module)
+
+
+@pytest.mark.parametrize("library", ["flask-limiter", "django-ratelimit"])
+def test_a_warning_of_a_setting_that_is_left_over_says_its_name_here(library: str) -> None:
+    pytest.importorskip(PEERS[library].__name__)
+    names = {name for table in PEERS[library]().values() for name in table if name.startswith("RATELIMIT_")}
+    without = {"RATELIMIT_FAIL_ON_FIRST_BREACH", "RATELIMIT_REQUEST_IDENTIFIER", "RATELIMIT_HASH_ALGORITHM"}
+    assert {name for name in names if name_here(name) is None} == names & without
 
 
 MOST_LINES = {"Flask": 20, "FastAPI": 20, "Django": 17}

@@ -210,7 +210,7 @@ def all_adapters(trigger: Ask) -> list[Ask]:
 
 def left_over(**options: Any) -> None:
     app = Flask("app")
-    app.config.update(RATELIMIT_ENABLED=True, RATELIMIT_DEFAULT="5/minute")
+    app.config.update(RATELIMIT_REQUEST_IDENTIFIER=str, RATELIMIT_DEFAULT="5/minute")
     RateLimiter(app, **options)
 
 

@@ -10,21 +10,22 @@ _ELSEWHERE: Final = {  # the names elsewhere → (the name here, how it is used 
         "quota",
         'one text, such as "10/minute; 100/day"',
     ),
-    "application_limits default": ("default_limits", "each is one budget for the whole application"),
-    "default_limits_per_method application_limits_per_method per_method": (
+    "application_limits application default": ("default_limits", "each is one budget for the whole application"),
+    "default_limits_per_method defaults_per_method application_limits_per_method application_per_method per_method": (
         "per_method",
         "True gives each method a budget of its own",
     ),
-    "default_limits_exempt_when application_limits_exempt_when": (
+    "default_limits_exempt_when defaults_exempt_when application_limits_exempt_when application_exempt_when": (
         "when",
         "it has the opposite meaning, in a rule of the settings",
     ),
     "exempt_when skip_if": ("when", "it has the opposite meaning: the rule applies if it is true"),
-    "default_limits_deduct_when application_limits_deduct_when deduct_when": (
+    "default_limits_deduct_when defaults_deduct_when application_limits_deduct_when application_deduct_when "
+    "deduct_when": (
         "charge_when",
         "a function of the response; the request is charged before the view and refunded",
     ),
-    "default_limits_cost application_limits_cost": ("cost", "of a rule in the settings"),
+    "default_limits_cost defaults_cost application_limits_cost application_cost": ("cost", "of a rule in the settings"),
     "storage_uri storage_url storage redis backend use_cache": ("store", 'a URL such as "redis://localhost:6379/0"'),
     "storage_options": ("store", "options are in its URL; or give a RedisStore with a client of your own"),
     "strategy using": ("algorithm", '"sliding-window", "fixed-window", "gcra" and others'),
@@ -32,20 +33,23 @@ _ELSEWHERE: Final = {  # the names elsewhere → (the name here, how it is used 
         "headers",
         "the name of a dialect, or None for no fields",
     ),
-    "retry_after": ("headers", "Retry-After is in every refusal, whatever the dialect"),
-    "key_prefix": ("prefix", "it begins every key in a shared server"),
+    "retry_after header_retry_after header_retry_after_value": (
+        "headers",
+        "Retry-After is in every refusal, whatever the dialect",
+    ),
+    "key_prefix cache_prefix": ("prefix", "it begins every key in a shared server"),
     "swallow_errors fail_open": ("on_store_failure", '"allow" lets requests pass while the store is down'),
     "in_memory_fallback in_memory_fallback_enabled": (
         "on_store_failure",
         '"local" counts in this process while the store is down',
     ),
-    "on_breach on_meta_breach callback http_callback exception_class view": (
+    "on_breach on_meta_breach on_breach_callback on_meta_breach_callback callback http_callback exception_class view": (
         "on_denied",
         "a function of (request, decision) that returns the response",
     ),
-    "meta_limits": ("ban", "Ban(after=10, within=60, duration=3600) blocks clients that are refused too often"),
+    "meta_limits meta": ("ban", "Ban(after=10, within=60, duration=3600) blocks clients that are refused too often"),
     "request_filter allow_list": ("allow", "networks, identities or functions of the request that always pass"),
-    "auto_check enable": ("enabled", "False lets every request pass"),
+    "auto_check enable enabled": ("enabled", "False lets every request pass"),
     "key_style": ("scope", "a budget belongs to the view, whatever its URL; scope shares it"),
     "weight": ("cost", "units for each request"),
     "timeout": ("deadline", "the seconds that a request may wait for the store"),

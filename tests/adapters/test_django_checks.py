@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any, ClassVar
 
 import pytest
@@ -144,6 +145,8 @@ TABLE: list[tuple[str, Any, list[str], dict[str, Any], list[str]]] = [
     ("a rate of a scope with two meanings", None, [], throttled("ScopedMonthly"), ["sluicegate.E003"]),
     ("a scope without a rate", None, [], throttled("Nowhere"), ["sluicegate.E003"]),
     ("no throttle", None, [], throttled("sluicegate.drf.RateThrottle"), ["sluicegate.E003"]),
+    ("settings of django-ratelimit", FINE, [OURS], {"RATELIMIT_VIEW": "a.b"}, ["sluicegate.W008"]),
+    ("a setting that has no name here", FINE, [OURS], {"RATELIMIT_HASH_ALGORITHM": "md5", "RATELIMIT_X": 1}, []),
     ("foreign throttles", None, [], throttled("rest_framework.throttling.ScopedRateThrottle"), []),
 ]
 
@@ -151,9 +154,21 @@ TABLE: list[tuple[str, Any, list[str], dict[str, Any], list[str]]] = [
 @pytest.mark.parametrize(
     ("given", "middleware", "others", "ids"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
 )
-def test_dj06_dj10_checks(given: Any, middleware: list[str], others: dict[str, Any], ids: list[str]) -> None:
+def test_dj06_dj10_checks(
+    given: Any, middleware: list[str], others: dict[str, Any], ids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "django_ratelimit", raising=False)  # other tests import it
     with override_settings(SLUICEGATE=given, MIDDLEWARE=middleware, **others):
         assert [message.id for message in check()] == ids
+
+
+def test_dj06_settings_of_a_limiter_in_use_are_not_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "django_ratelimit", raising=False)
+    with override_settings(SLUICEGATE=FINE, MIDDLEWARE=[OURS], RATELIMIT_ENABLE=True):
+        (message,) = check()
+        assert "RATELIMIT_ENABLE is ENABLED (False lets every request pass)" in message.msg
+        monkeypatch.setitem(sys.modules, "django_ratelimit", sys)
+        assert check() == []
 
 
 def test_dj06_ids_are_stable_and_unique() -> None:
@@ -169,6 +184,7 @@ def test_dj06_ids_are_stable_and_unique() -> None:
         "sluicegate.W005",
         "sluicegate.W006",
         "sluicegate.W007",
+        "sluicegate.W008",
     ]
     assert len(set(ids)) == len(ids)
     assert all(re.fullmatch(r"sluicegate\.[EW][0-9]{3}", each) for each in ids)

@@ -6,6 +6,7 @@ used again.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
@@ -15,11 +16,12 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, register
 from django.core.checks import Warning as CheckWarning
 from django.core.exceptions import ImproperlyConfigured
+from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
 from sluicegate.django import conf
 from sluicegate.django.throttles import RateThrottle
-from sluicegate.errors import AsyncMismatchError, ConfigurationError, SettingsError
+from sluicegate.errors import AsyncMismatchError, ConfigurationError, SettingsError, name_here
 from sluicegate.rules.key import reads_user
 from sluicegate.rules.rule import Rule
 from sluicegate.web.settings import Settings
@@ -35,6 +37,7 @@ class Facts(NamedTuple):
     middleware: tuple[str, ...]  # "module.Class" of all middleware and of their base classes
     bad_throttle: str  # the error, if a default throttle of REST framework cannot be used
     idle_throttles: str  # the default throttles of REST framework that have no rate
+    left_over: str  # the settings of another rate limiter, and their names here
 
     @property
     def installed(self) -> int:
@@ -53,6 +56,7 @@ class Row(NamedTuple):
 
 
 _AUTH: Final = "django.contrib.auth.middleware.AuthenticationMiddleware"
+_OTHERS: Final = {"django_ratelimit", "django_smart_ratelimit"}
 _CACHE: Final = "django.middleware.cache.UpdateCacheMiddleware"
 
 
@@ -167,6 +171,13 @@ CHECKS: Final = (
         "{idle_throttles}.",
         hint="Give each a rate in DEFAULT_THROTTLE_RATES, or silence this check.",
     ),
+    Row(
+        id="sluicegate.W008",
+        kind=CheckWarning,
+        applies=attrgetter("left_over"),
+        message="Settings of a rate limiter that the project does not import have no effect here: {left_over}.",
+        hint="Write them into SLUICEGATE by the name that the message gives, and delete them; or silence this check.",
+    ),
 )
 
 
@@ -194,7 +205,17 @@ def _facts() -> Facts:
         middleware=tuple(conf.ancestors(django_settings.MIDDLEWARE)),
         bad_throttle=bad_throttle,
         idle_throttles=idle_throttles,
+        left_over=_left_over(),
     )
+
+
+def _left_over() -> str:
+    """Return the settings of django-ratelimit or django-smart-ratelimit, with their names here; "" if it is in use."""
+    names = [name for name in dir(django_settings) if name.startswith("RATELIMIT_")]
+    found = [f"{name} is {here[0].upper()} ({here[1]})" for name in names if (here := name_here(name)) is not None]
+    if found and getattr(django_settings, "ROOT_URLCONF", None):
+        _ = get_resolver().url_patterns  # it imports the views, and with them what they use
+    return "" if _OTHERS & sys.modules.keys() else ", ".join(found)
 
 
 def _throttles() -> tuple[str, str]:

@@ -210,7 +210,6 @@ def _warn_of_leftovers(app: Flask, *, strict: bool) -> None:
     for name in app.config:
         if name.startswith(_FLASK_LIMITER) and (found := name_here(name)) is not None:
             warn("SG111", name, strict=strict, option=f"{found[0]}: {found[1]}")
-            return
 
 
 class _FlaskState(RequestState):
