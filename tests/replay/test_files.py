@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import random
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -39,6 +41,7 @@ PACKED: Final[dict[str, Callable[[bytes], bytes]]] = {
     "zstd": zstandard.compress,
     "members": lambda data: gzip.compress(data[:999]) + gzip.compress(data[999:]) + bytes(9_999),
     "frames": lambda data: zstandard.compress(data[:999]) + zstandard.compress(data[999:]),
+    "pzstd": lambda data: b"\x50\x2a\x4d\x18" + bytes([4, 0, 0, 0, *b"size"]) + zstandard.compress(data),
 }
 
 
@@ -60,6 +63,17 @@ def test_a_file_that_is_damaged_before_its_first_line_is_an_error(tmp_path: Path
     path = tmp_path / "access.log"
     path.write_bytes(zstandard.compress(LINES)[:20])
     with pytest.raises(LogError, match="the compressed data ends too early; give the whole file"):
+        list(Log([path]).frames(()))
+
+
+@pytest.mark.parametrize(
+    ("packed", "name"),
+    [(bz2.compress, "bzip2"), (lzma.compress, "xz"), (lambda data: data.decode().encode("utf-16"), "UTF-16")],
+)
+def test_what_is_no_text_is_named(packed: Callable[[bytes], bytes], name: str, tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    path.write_bytes(packed(LINES))
+    with pytest.raises(LogError, match=f"it is {name}; give plain text in UTF-8"):
         list(Log([path]).frames(()))
 
 

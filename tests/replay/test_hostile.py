@@ -201,7 +201,10 @@ def test_a_page_replaces_pages_only(tmp_path: Path) -> None:
         assert (done.exit_code, "No space left" in done.output) == (2, True)
 
 
-def test_a_mark_of_windows_in_the_middle_is_no_client(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["\ufeff", "\0" * 5_000, "\0" * (9 << 20)], ids=["mark", "hole", "long hole"])
+def test_what_stands_before_a_line_is_no_client(before: str, tmp_path: Path) -> None:
+    """A mark of Windows in the middle, and the hole where a file was cut while its server went on writing."""
     path = tmp_path / "access.log"
-    path.write_text(GOOD + "\ufeff" + GOOD, encoding="utf-8")
-    assert replay(Log([path]), [from_rules(["1/minute by ip"])]).traffic.identities == 1
+    path.write_text(GOOD + before + GOOD, encoding="utf-8")
+    found = replay(Log([path]), [from_rules(["1/minute by ip"])]).traffic
+    assert (found.identities, found.requests) == (1, 2)

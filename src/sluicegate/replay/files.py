@@ -26,11 +26,23 @@ _SLICE: Final = 1 << 10  # of compressed data: a hostile one becomes 32 MB at mo
 _BOM: Final = b"\xef\xbb\xbf"
 
 Decompressor = Callable[[], Any]
-_COMPRESSED: Final[dict[bytes, Decompressor]] = {
+
+
+def _zstd() -> Any:
+    return zstandard.ZstdDecompressor().decompressobj()
+
+
+_BEGINNINGS: Final[dict[bytes, Decompressor | str]] = {
     b"\x1f\x8b": lambda: zlib.decompressobj(31),
-    b"\x28\xb5\x2f\xfd": lambda: zstandard.ZstdDecompressor().decompressobj(),
+    b"\x28\xb5\x2f\xfd": _zstd,
+    b"\x50\x2a\x4d\x18": _zstd,  # pzstd begins with a frame to skip
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"PK\3\4": "zip",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
 }
-"""What compressed data begins with, and the object that decompresses one member of it."""
+"""What data begins with, and the object that decompresses one member of it, or the name of what cannot be read."""
 
 
 class LogFile:
@@ -57,7 +69,7 @@ class LogFile:
                 block = piece.removeprefix(_BOM) if is_first else piece
                 is_first = False
                 whole, end, last = (rest + block).rpartition(b"\n")
-                rest = last[: LONGEST + 1]
+                rest = last.lstrip(b"\0")[: LONGEST + 1]  # a file that was cut while a server wrote it has a hole
                 if end:
                     yield whole + end
         if rest:
@@ -80,7 +92,10 @@ class LogFile:
     def _read(self, file: BinaryIO, size: int) -> Iterator[bytes]:
         self.taken = 0
         block = self._next(file, size)
-        made = next((made for start, made in _COMPRESSED.items() if block.startswith(start)), None)
+        made = next((made for start, made in _BEGINNINGS.items() if block.startswith(start)), None)
+        if isinstance(made, str):
+            expected = "give plain text in UTF-8, which gzip or zstd may have compressed"
+            raise LogError("log", self.path, problem=f"it is {made}", expected=expected)
         if made is None:
             while block:
                 yield block

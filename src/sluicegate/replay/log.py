@@ -230,7 +230,7 @@ def _rows(chunk: bytes) -> pl.DataFrame:
         text = _COLOUR.sub("", text)
     if "\n\ufeff" in text:  # files of Windows, one behind the other
         text = text.replace("\n\ufeff", "\n")
-    lines = pl.Series([text]).str.split("\n").explode()
+    lines = pl.Series([text]).str.split("\n").explode().str.strip_chars_start("\0")  # holes
     if "\r\n" in text:
         lines = lines.str.strip_suffix("\r")
     return lines.to_frame("line").with_row_index("row").filter(pl.col("line") != "")
