@@ -169,9 +169,16 @@ def test_each_point_of_a_curve_is_a_replay_with_that_limit() -> None:
                 assert (point.refused, point.identities) == (refused.height, refused["address"].n_unique())
 
 
-def test_a_curve_has_the_limits_that_the_algorithm_can_have() -> None:
-    (found,) = replay(Given([traffic(100)]), [from_rules(["5000/minute with sliding-log"])]).candidates
-    assert 5000 < max(point.limit for point in found.curves[0].points) <= 10_000
+@pytest.mark.parametrize(
+    ("text", "least", "most"),
+    [("5000/minute with sliding-log", 500, 10_000), ("4 per 2 seconds burst 5 with gcra cost 5", 1, 40)],
+)
+def test_a_curve_has_the_limits_that_the_algorithm_can_have(text: str, least: int, most: int) -> None:
+    """Its own is one of them, also below the cost of a request: then the burst lets it pass."""
+    (found,) = replay(Given([traffic(100)]), [from_rules([text])]).candidates
+    limits = [point.limit for point in found.curves[0].points]
+    assert found.curves[0].limit in limits
+    assert (limits[0], most // 2 < limits[-1] <= most) == (least, True)
 
 
 @pytest.mark.parametrize(

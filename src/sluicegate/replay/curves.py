@@ -57,7 +57,7 @@ class Scale:
         for number, terms in enumerate(ready.terms):
             rule = ready.bounds[ready.owner[number]].rule
             least = rule.cost if isinstance(rule.cost, int) else 1
-            chosen = [each for each in limits(terms.quota.limit, steps) if each >= least and _possible(terms, each)]
+            chosen = [each for each in limits(terms.quota.limit, steps) if _possible(terms, each, least)]
             self.rules.append((number, terms, chosen))
 
     def ready(self, number: int, limit: int) -> Ready:
@@ -117,13 +117,12 @@ class Scale:
         return points
 
 
-def _possible(terms: Terms, limit: int) -> bool:
-    """True if the algorithm can have this limit."""
+def _possible(terms: Terms, limit: int, least: int) -> bool:
+    """True if the algorithm can have this limit, and a request of the least cost can pass."""
     try:
-        with_limit(terms, limit)
+        return with_limit(terms, limit).limit >= least
     except AlgorithmError:
         return False
-    return True
 
 
 def _note(ready: Ready, steps: int) -> str:
