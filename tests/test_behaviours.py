@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from functools import cache
+from typing import Any
 
 import pytest
+from flask import Flask
+from starlette.applications import Starlette
 
 from docs.pages import DOCS, ROOT, written
-from sluicegate import Limiter, ManualClock, Rule
+from sluicegate import Limiter, ManualClock, Rule, asgi, flask, wsgi
 from sluicegate.stores.memory import MemoryStore
+from tests.adapters.asgi_client import AsgiClient
+from tests.adapters.wsgi_client import WsgiClient
 from tests.servers import Server
 
 PAGE = DOCS / "behaviours.md"
@@ -55,6 +61,34 @@ def test_28_the_prefix_says_who_shares(server: Server) -> None:
     same, other = (Limiter(server.url, prefix=f"sg:28:{name}", clock=clock) for name in ("one", "two"))
     with same, other, Limiter(server.url, prefix="sg:28:one", clock=clock) as again:
         assert [each.hit("1/day", "alice").allowed for each in (same, again, other)] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("refund_when", "refuses"), [(None, "outer"), (lambda response: response.status_code == 429, "inner")]
+)
+@pytest.mark.parametrize("kind", ["asgi", "wsgi", "flask"])
+def test_32_of_two_limiters_the_outer_keeps_its_charge_unless_its_rule_gives_it_back(
+    kind: str, refund_when: Any, refuses: str
+) -> None:
+    """All or nothing holds for the rules of one limiter: they are one plan."""
+    outer = Rule(name="outer", quota="3/hour", refund_when=refund_when)
+    inner = Rule(name="inner", quota="1/hour")
+    client: Any
+    if kind == "flask":
+        app = Flask("app")
+        flask.RateLimiter(app, rules=[outer])
+        flask.RateLimiter(app, rules=[inner], config_prefix=None)
+        client = WsgiClient(app)
+    elif kind == "wsgi":
+        page = wsgi.RateLimitMiddleware(Flask("app"), rules=[inner])
+        client = WsgiClient(wsgi.RateLimitMiddleware(page, rules=[outer]))
+    else:
+        client = AsgiClient(
+            asgi.RateLimitMiddleware(asgi.RateLimitMiddleware(Starlette(), rules=[inner]), rules=[outer])
+        )
+    answers = [client.request("GET", "/") for _ in range(4)]
+    assert [answer.status for answer in answers] == [404, 429, 429, 429]
+    assert json.loads(answers[3].body)["violated-policies"] == [refuses]
 
 
 def test_34_the_order_of_methods_does_not_matter() -> None:
