@@ -48,6 +48,7 @@ _DATE: Final = re.compile(  # the three date forms of RFC 9110 §5.6.7; the last
     "|[A-Z][a-z]{5,8}, [0-9]{2}-[A-Z][a-z]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT"
     "|[A-Z][a-z]{2} [A-Z][a-z]{2} [ 0-9][0-9] [0-9]{2}:[0-9]{2}:[0-9]{2} [1-9][0-9]{3}"
 )
+_LESS: Final = MICROSECOND - 1  # added before the division, it rounds up, in two thirds of the time of two negations
 _LONGEST_ACCEPT: Final = 1_024  # characters; browsers send about 150
 
 
@@ -67,7 +68,7 @@ class Denial:
 
 def seconds(microseconds: int) -> int:
     """Convert microseconds to whole seconds, rounded up, so that a client that waits this long is not too early."""
-    return -(-microseconds // MICROSECOND)
+    return (microseconds + _LESS) // MICROSECOND
 
 
 def retry_after(decision: Decision) -> int | None:
@@ -115,10 +116,12 @@ def denial(decision: Decision, dialect: str | None, *, accept: str = "", epoch: 
     gets the same object again and again.
     """
     text = _wants_text(accept) if len(accept) <= _LONGEST_ACCEPT else wants_text(accept)
-    if len(decision.checks) == 1 and dialect != "x-ratelimit":  # nearly always: the same as below, without a call
-        allowed, limit, left, retry, reset, ahead, _, source = decision.outcomes[0]
-        wait, whole, following = retry and -(-retry // MICROSECOND), -(-reset // MICROSECOND), -(-ahead // MICROSECOND)
-        row: _Row = (decision.checks[0].terms, allowed, limit, left, wait, whole, following, source, 0)
+    _, checks, outcomes = decision
+    if len(checks) == 1 and dialect != "x-ratelimit":  # nearly always: the same as below, without a call
+        allowed, limit, left, retry, reset, ahead, _, source = outcomes[0]
+        wait, whole = retry and (retry + _LESS) // MICROSECOND, (reset + _LESS) // MICROSECOND
+        following = (ahead + _LESS) // MICROSECOND
+        row: _Row = (checks[0][0], allowed, limit, left, wait, whole, following, source, 0)
         return _denial((row,), dialect, text)
     second, since = 0.0, 0
     if dialect == "x-ratelimit":  # only this dialect has a time of day
@@ -293,7 +296,7 @@ def one_item(
         text = texts(checks[0][0])
         if text is not None and ahead and source != "policy":
             policy, name, item = text
-            return [policy, (name, item % (left, -(-ahead // MICROSECOND)))]
+            return [policy, (name, item % (left, (ahead + _LESS) // MICROSECOND))]
     return None
 
 
@@ -311,7 +314,7 @@ def _draft_11(decision: Decision, epoch: float) -> Fields:
         policies = f"{policies}, {policy}" if policies else policy
         if allowed or not passed:  # a refusal lists only the violated policies
             # The same rounding as in `seconds`, without a call.
-            value = f"{item}{left};t={-(-ahead // MICROSECOND)}" if ahead and timed else f"{item}{left}"
+            value = f"{item}{left};t={(ahead + _LESS) // MICROSECOND}" if ahead and timed else f"{item}{left}"
             items = f"{items}, {value}" if items else value
     fields = [("RateLimit-Policy", policies)] if policies else []
     return [*fields, ("RateLimit", items)] if items else fields  # there are no items if only a ban refuses
