@@ -420,7 +420,10 @@ class Installation:
         decision = self.gate.decide(FlaskCaller(native, parses=self._parses), bounds)
         if (outer := native.environ.get(KEY)) is not None:
             warn_of_twice(outer, self.gate, decision)
-        state.note(decision)
+        if self.gate.may_owe or state.decision is not None:
+            state.note(decision)
+        else:
+            state.decision = decision
         if state.settlement is not None:
             self._await_end()
         return decision

@@ -147,7 +147,7 @@ def refuse(
         if own is None:
             raise _ERRORS[answer.status].of(decision, answer)
         headers = Headers()
-        append(headers, answer.body_fields)
+        add_fields(headers, answer.body_fields)
         return own([answer.body], _STATUS_LINES[answer.status], headers)  # a number would be looked up
     response = app.make_response(value)
     if not _has_status(value):
@@ -156,12 +156,17 @@ def refuse(
 
 
 def add_fields(headers: Headers, fields: Sequence[Field]) -> None:
-    """Add fields to a response, which may have RateLimit fields of its own."""
-    for name, _ in vars(headers)["_list"] if _KEEPS_A_LIST else headers:
+    """Add fields to a response, which may have RateLimit fields of its own.
+
+    They are added to the list inside: Werkzeug's own method makes four calls for each, to look for line feeds. The fields
+    of this library have none.
+    """
+    own: Any = vars(headers)["_list"] if _KEEPS_A_LIST else headers
+    for name, _ in own:
         if name.lower() in NAMES:
             break
     else:
-        append(headers, fields)
+        own.extend(fields)
         return
     names = {name.lower() for name, _ in fields}
     for name, value in merge([field for field in headers if field[0].lower() in names], fields):
@@ -169,18 +174,6 @@ def add_fields(headers: Headers, fields: Sequence[Field]) -> None:
 
 
 _KEEPS_A_LIST: Final = vars(Headers([("A", "b")])) == {"_list": [("A", "b")]}
-
-
-def append(headers: Headers, fields: Sequence[Field]) -> None:
-    """Append fields that the headers do not have.
-
-    Werkzeug's own method makes four calls for each, to look for line feeds. The fields of this library have none.
-    """
-    if _KEEPS_A_LIST:
-        vars(headers)["_list"].extend(fields)
-    else:
-        for name, value in fields:
-            headers.add(name, value)
 
 
 def statuses_with_handlers(app: Flask) -> frozenset[int]:
