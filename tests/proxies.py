@@ -228,6 +228,11 @@ class Proxy(_Listener["_Connection"]):
         """Accept and read, but forward no request and send no reply. A connection that lost a request stays silent."""
         self.hole = True
 
+    def forget(self) -> None:
+        """Pass nothing more on the connections of now, and close none: as a firewall does with those idle for long."""
+        for connection in self._connections.values():
+            connection.silent = True
+
     def heal(self) -> None:
         """Switch every fault off."""
         self.fault, self.late, self.hole = _Fault(0, None, close=False), 0.0, False
@@ -258,7 +263,7 @@ class _Connection:
         self._writers: list[StreamWriter] = []  # to the client, and to the server if there is one
         self._closed = False
         self._pending: deque[str] = deque()  # the commands without a reply yet
-        self._silent = False  # a reply was dropped, so nothing more arrives
+        self.silent = False  # a reply was dropped, so nothing more arrives
         self._ending = False
         self._due = 0.0  # when the last delayed reply is sent
 
@@ -288,7 +293,7 @@ class _Connection:
 
     def _kill(self, accepted: socket.socket) -> None:
         """Pass nothing more. If it is to be reset, closing it sends RST."""
-        self._silent = self._ending = True
+        self.silent = self._ending = True
         if self._proxy.reset:
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
@@ -316,8 +321,8 @@ class _Connection:
             for frame in _frames(buffer):
                 command = _command(frame)
                 self._proxy.counts.requests[command] += 1
-                self._silent |= self._proxy.hole
-                if server is not None and not self._silent:
+                self.silent |= self._proxy.hole
+                if server is not None and not self.silent:
                     self._pending.append(command)
                     server.write(frame)
                     if self._proxy.kills():
@@ -338,11 +343,11 @@ class _Connection:
         proxy, fault = self._proxy, self._proxy.fault
         proxy.counts.replies += 1
         command = "" if frame.startswith(b">") else self._pending.popleft()
-        if self._silent:
+        if self.silent:
             return b""
         if proxy.hole or fault.strikes(command):
             proxy.counts.lost += 1
-            self._silent = True
+            self.silent = True
             self._ending = fault.close and not proxy.hole
             return b"" if proxy.hole else fault.left_of(frame)
         if proxy.kills():

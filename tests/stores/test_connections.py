@@ -28,6 +28,7 @@ from sluicegate.stores.redis.connections import _socket
 from sluicegate.stores.redis.encoding import PEEK, REFUSED, Encoder
 from sluicegate.testing.scenarios import examples
 from sluicegate.testing.store import NAMES, terms
+from tests.proxies import Proxy
 from tests.servers import Server
 from tests.stores.modes import PATIENCE
 
@@ -84,6 +85,31 @@ def test_too_few_connections_are_a_store_error_within_the_deadline(server: Serve
         assert all(isinstance(error, StoreError) for error in failed)
         assert took < 3
         assert store.run(plan_of(3, tag=tag))[0].remaining == left(3)
+
+
+def test_connections_that_a_firewall_has_forgotten_cost_one_deadline(server: Server, tag: str) -> None:
+    """One request finds it out. Else each idle connection costs a deadline, and the circuit stays open for so long."""
+    together = threading.Barrier(8)
+
+    def ask(user: int) -> bool:
+        together.wait()
+        return links.run(plan_of(user, tag=tag))[0].remaining == left(user)
+
+    with Proxy(server.port) as proxy, closing(open_store(proxy.url, prefix="links", deadline=0.5)) as links:
+        proxy.delay(0.2)
+        with ThreadPoolExecutor(8) as threads, suppress(StoreError):
+            assert all(threads.map(ask, range(8)))
+        proxy.heal()
+        assert proxy.counts.open > 4
+        proxy.forget()
+        unanswered = 0
+        while True:
+            try:
+                assert links.run(plan_of(1, tag=tag))[0].remaining == left(1)
+                break
+            except StoreError as error:
+                unanswered += "no answer" in str(error)
+        assert 0 < unanswered < 3, "on a busy machine 2"
 
 
 @asynccontextmanager

@@ -427,7 +427,12 @@ class _Pool:
         failure = failure_of(error)
         if failure is None:
             raise error  # an interrupt, or the timeout of a greenlet
-        concerns = concerns_of(error, answered=connection.parser.used > -inf)
+        used = connection.parser.used
+        concerns = concerns_of(error, answered=used > -inf)
+        with suppress(IndexError):  # of idle connections, none is left
+            while concerns == "server" and self._idle[0].parser.used <= used:
+                # A firewall that has forgotten this connection has forgotten those that were idle for longer.
+                self.discard(self._idle.popleft())
         return NoReplyError(self.address, failure, sent=True, concerns=concerns)
 
     def put(self, connection: Connection) -> None:
