@@ -158,8 +158,8 @@ def refuse(
 def add_fields(headers: Headers, fields: Sequence[Field]) -> None:
     """Add fields to a response, which may have RateLimit fields of its own.
 
-    They are added to the list inside: Werkzeug's own method makes four calls for each, to look for line feeds. The fields
-    of this library have none.
+    They are added to the list inside. Werkzeug's own method makes four calls for each, to look for line feeds: the
+    fields of this library have none.
     """
     own: Any = vars(headers)["_list"] if _KEEPS_A_LIST else headers
     for name, _ in own:
