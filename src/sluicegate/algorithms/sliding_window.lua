@@ -38,11 +38,9 @@ else
   if head then oldest, newest, used = head, call('LINDEX', key, '-1'), call('LLEN', key) end
 end
 local last = newest and newest + 0
-if not head then
-  used, last, oldest = 0, -1, ''
-elseif last and last < 0 then
+if last and last < 0 then
   last = nil -- a count, because the limit was higher
-elseif last and (last + window <= now or last - now > window + c) then
+elseif not head or last and (last + window <= now or last - now > window + c) then
   used, last, oldest = 0, -1, ''
 elseif last and oldest ~= newest and oldest + window <= now then
   items = items or call('LRANGE', key, '0', '6')
@@ -56,7 +54,6 @@ end
 if last and oldest and used <= limit and (cost <= 1 or (not few and used + cost <= limit)) then
   local passed = used + cost <= limit
   if gone > 0 and not few then head = string.format('%.0f', units - 1 - used) end
-  local text = few and string.char(used + 128) or head and head .. ' ' .. count .. ' '
   if passed and cost > 0 then
     --@WRITE
     if head and used == 0 then call('DEL', key) end
@@ -80,15 +77,17 @@ if last and oldest and used <= limit and (cost <= 1 or (not few and used + cost 
         call('PEXPIRE', key, (wait - wait % 2000) / 1000 + slack)
       end
     end
-    if used > 0 and last <= stamp then
-      return HEAD .. text .. oldest
-    end
+    if last <= stamp then newest = nil end
     --@END
   end
   if used == 0 then
     return HEAD --@ALSO passed
   end
-  return HEAD .. text .. oldest .. ' ' .. newest --@ALSO passed
+  if newest then oldest = oldest .. ' ' .. newest end
+  if few then
+    return HEAD .. string.char(used + 128) .. oldest --@ALSO passed
+  end
+  return HEAD .. head .. ' ' .. count .. ' ' .. oldest --@ALSO passed
 end
 --@GENERAL
 

@@ -117,6 +117,7 @@ class Shape(NamedTuple):
     rules: tuple[PackedRule, ...]
     hits: Shape | None  # for several ordinary checks that are all charged or none
     usual: bytes = b""  # of `hits` at cost 1, without a clock: the command, to format with the digests and the tag
+    arguments: bytes = b""  # of `hits`: the algorithms and the parameters of all checks
 
 
 class HitShape(NamedTuple):

@@ -162,7 +162,7 @@ class Encoder:
             frame = shape.usual % (*[packed_digest(check[1]) for check in checks], tag)
             return new(Command, (frame, tag, shape.script, 1))
         parts = _start_of_frame(shape, checks)
-        parts += (bulk(tag), *[rule.once for rule in shape.rules], *[bulk(check.cost) for check in checks])
+        parts += (bulk(tag), shape.arguments, *[bulk(check.cost) for check in checks])
         if self.clock is not None:
             parts.append(bulk(read_us(self.clock)))
         return Command(b"".join(parts), tag, shape.script)
@@ -222,15 +222,13 @@ class Encoder:
         if name != "run" or count == 1 or not ordinary:
             return Shape(head, packed, rules, hits=None)
         packed_hits, several, params = _script("several", names), len(names) > 1, _params(names)
-        sent = [several * bulk(each.algorithm) + _packed(each.params, params) for each in terms]
-        hit_rules = tuple([rule._replace(once=words) for words, rule in zip(sent, rules, strict=True)])
-        start, arguments = packed_hits.start + number, b"".join(sent)
+        arguments = b"".join([several * bulk(each.algorithm) + _packed(each.params, params) for each in terms])
         # Three words of the command and a tag; for each check a key, perhaps the algorithm, and its parameters.
         words = 4 + count + (several + params) * count
-        usual = _usual(b"*%d\r\n%s" % (words, start), hit_rules, arguments)
+        usual = _usual(b"*%d\r\n%s%s" % (words, packed_hits.start, number), rules, arguments)
         # Any others have a cost for each check, too, and perhaps a time.
-        head_of_hits = b"*%d\r\n%s" % (words + count + (self.clock is not None), start)
-        hits = Shape(head_of_hits, packed_hits, hit_rules, hits=None, usual=usual)
+        head_of_hits = b"*%d\r\n%s%s" % (words + count + (self.clock is not None), packed_hits.start, number)
+        hits = Shape(head_of_hits, packed_hits, rules, hits=None, usual=usual, arguments=arguments)
         return Shape(head, packed, rules, hits=hits)
 
     def _pack_hit(self, terms: Terms) -> HitShape:
@@ -546,10 +544,6 @@ def _passed_gcra(params: tuple[int, ...]) -> Reader:
     return passed
 
 
-def _passed_counter(params: tuple[int, ...]) -> Reader:
-    return _unknown
-
-
 def _unknown(kept: bytes, now: int, cost: int) -> Outcome | None:
     """Return None: `check` makes the outcome."""
     return None
@@ -566,7 +560,7 @@ _Reader = tuple[
 _GCRA: Final[_Reader] = (gcra.check, _level, _passed_gcra)
 _HITS: Final[dict[str, _Reader]] = {  # other algorithms have `general` as their hit
     "sliding-window": (sliding_window.check, _log, _passed_window),
-    "sliding-counter": (sliding_counter.check, _counts, _passed_counter),
+    "sliding-counter": (sliding_counter.check, _counts, lambda _: _unknown),
     "fixed-window": (fixed_window.check, _window, _passed_fixed),
     "gcra": _GCRA,
 }
