@@ -294,6 +294,13 @@ def breaks_session(app: Flask) -> None:
     app.before_request(lambda: session.update(key=object()))
 
 
+def breaks_close(app: Flask) -> None:
+    @app.after_request
+    def after(response: Response) -> Response:
+        response.call_on_close(lambda: 1 / 0)
+        return response
+
+
 def refuses_fields(status: str, headers: Any, exc_info: Any = None) -> Any:
     raise ZeroDivisionError
 
@@ -304,10 +311,11 @@ def refuses_fields(status: str, headers: Any, exc_info: Any = None) -> Any:
         (breaks_teardown, Start()),
         (breaks_context, Start()),
         (breaks_session, Start()),
+        (breaks_close, Start()),
         (lambda app: None, refuses_fields),
         (lambda app: None, Start()),
     ],
-    ids=["teardown", "context", "session", "server", "none"],
+    ids=["teardown", "context", "session", "close", "server", "none"],
 )
 @pytest.mark.parametrize("view", [fine, streams])
 def test_flask_ends_a_request_whose_response_it_loses(prepare: Any, start: Any, view: Any) -> None:

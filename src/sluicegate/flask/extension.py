@@ -357,7 +357,7 @@ class Installation:
         settlement = cast("Settlement", state.settlement)
         state.regain(settlement.answered(Answer(response.status_code, Headers(response.headers))))
         if settlement.holds:
-            response.call_on_close(settlement.ended)
+            _end_with(response, settlement.ended)
             response.direct_passthrough = False  # with it, werkzeug gives a file to the server and closes only the file
             if response.is_streamed:
                 response.response = SettlingBody(cast("Iterable[bytes]", response.response), state)
@@ -464,7 +464,7 @@ class _Watched(Installation):
         pending: Pending | None = vars(_native()).get(PENDING)
         if pending is not None and not response.direct_passthrough:
             pending.ends_with_answer = True
-            response.call_on_close(pending.end)  # of each response: Flask drops one whose session cannot be saved
+            _end_with(response, pending.end)  # each response: Flask drops one whose session cannot be saved
         return response
 
     def end_request(self, app: Flask, exc: BaseException | None) -> None:
@@ -494,6 +494,20 @@ def _end_pending(app: Flask, exc: BaseException | None) -> None:
     pending: Pending | None = vars(_native()).get(PENDING)
     if pending is not None and not pending.ends_with_answer and pending.context == id(_context()):
         pending.end()
+
+
+def _end_with(response: Response, end: Callable[[], None]) -> None:
+    """Let the `close` of a response also call `end`. Werkzeug calls no further function after one that raises."""
+    before = response.close
+
+    def close() -> None:
+        vars(response).pop("close", None)  # it refers to the response
+        try:
+            before()
+        finally:
+            end()
+
+    vars(response)["close"] = close
 
 
 def _watch_loss() -> None:
