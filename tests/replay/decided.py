@@ -1,11 +1,24 @@
-"""What a replay decides about each row of a frame."""
+"""Frames as a log, and what a replay decides about each of their rows."""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 import polars as pl
 
 from sluicegate.replay.candidates import Candidate
 from sluicegate.replay.decide import Decider, Ready, refusals_of, suspected
+
+
+@dataclass(frozen=True)
+class Given:
+    """A log of frames that are in memory."""
+
+    given: Sequence[pl.DataFrame]
+
+    def frames(self, wanted: Collection[str]) -> Iterator[pl.DataFrame]:
+        return iter(self.given)
 
 
 def decisions(frame: pl.DataFrame, candidate: Candidate) -> pl.DataFrame:

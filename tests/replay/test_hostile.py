@@ -18,9 +18,9 @@ from sluicegate.replay.candidates import from_rules
 from sluicegate.replay.log import Log
 from sluicegate.replay.paste import FRAMEWORKS, as_decorators, as_toml
 from sluicegate.replay.routes import route_of
-from sluicegate.replay.run import Given, replay
+from sluicegate.replay.run import replay
 from sluicegate.replay.suggest import SECOND, Suggestions, suggest
-from tests.replay.decided import decisions
+from tests.replay.decided import Given, decisions
 
 START = 1_700_000_000 * SECOND
 

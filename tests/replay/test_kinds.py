@@ -7,8 +7,22 @@ from collections.abc import Iterable
 import polars as pl
 import pytest
 
-from sluicegate.replay.kinds import AUTOMATED, HUMAN, SHARED, SIGNS, UNCLEAR, Kinds, is_asset, is_program, kinds_of
+from sluicegate.replay.kinds import (
+    AUTOMATED,
+    HUMAN,
+    SHARED,
+    SIGNS,
+    UNCLEAR,
+    Figures,
+    Kinds,
+    is_asset,
+    is_program,
+    loading,
+    sees_assets,
+)
 from sluicegate.replay.model import PEOPLE, Model, frames
+from sluicegate.replay.suggest import suggest
+from tests.replay.decided import Given
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND
@@ -17,7 +31,10 @@ BROWSER = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.
 
 def told(frame: pl.DataFrame, resolution: int = SECOND) -> Kinds:
     user = [] if "user" in frame.columns else [pl.lit(None, pl.String()).alias("user")]
-    return kinds_of(frame.with_columns(*user, asset=is_asset(), program=is_program()), resolution=resolution)
+    rows = frame.with_columns(*user, asset=is_asset(), program=is_program())
+    figures = Figures()
+    figures.add(rows.with_columns(name=pl.when("program").then("agent")))
+    return figures.kinds(sees_assets=sees_assets(*loading([rows])), resolution=resolution)
 
 
 @pytest.mark.parametrize(("seed", "resolution"), [(1, 1), (2, SECOND), (3, SECOND)])
@@ -32,7 +49,6 @@ def test_the_model_is_told_apart(seed: int, resolution: int) -> None:
     assert {truth for kind, truth in pairs if kind == AUTOMATED}.isdisjoint(PEOPLE)
     assert {truth for kind, truth in pairs if kind != AUTOMATED} == PEOPLE
     assert {kind for kind, truth in pairs if truth == "office"} == {SHARED}
-    assert found.unseen == ()
 
 
 # time, path, status, agent
@@ -140,7 +156,7 @@ def test_assets_say_nothing_if_most_do_not_load_them() -> None:
     rows = [(name, *each) for number, name in enumerate(names) for each in browsing(start=number) * 2]
     frame = pl.DataFrame(rows, schema=["who", "time", "path", "status", "agent"], orient="row")
     frame = frame.filter(pl.col("who").is_in(["a", "b", "c"]) | ~is_asset()).with_columns(pl.col("time").cast(pl.Int64))
-    assert any("no images" in each for each in told(frame.sort("time")).unseen)
+    assert not sees_assets(*loading([frame.with_columns(asset=is_asset(), program=is_program())]))
 
 
 def test_what_the_log_lacks_is_said() -> None:
@@ -152,7 +168,8 @@ def test_what_the_log_lacks_is_said() -> None:
         pl.lit(None, pl.String()).alias("agent"),
     )
     found = told(bare, 1)
-    assert len(found.unseen) == 3
+    notes = suggest(Given([bare]), ["/"]).notes
+    assert [each[:15] for each in notes if "the log has no" in each] == 3 * ["the log has no "]
     people = bare.filter(kind="human")["who"].unique()
     assert AUTOMATED not in found.table.filter(pl.col("who").is_in(people.implode()))["kind"].to_list()
 

@@ -17,7 +17,8 @@ from sluicegate.replay.candidates import from_rules
 from sluicegate.replay.model import Model, frames
 from sluicegate.replay.page import html
 from sluicegate.replay.result import Candidate, Curve, Point, Result
-from sluicegate.replay.run import Given, replay
+from sluicegate.replay.run import replay
+from tests.replay.decided import Given
 from tests.replay.results import (
     HOSTILE,
     LOGIN,

@@ -24,11 +24,11 @@ from sluicegate.replay.closed_loop import Loop, waits_of
 from sluicegate.replay.decide import Ready, suspected
 from sluicegate.replay.result import Result
 from sluicegate.replay.routes import Routes, route_of
-from sluicegate.replay.run import Given, replay
+from sluicegate.replay.run import replay
 from sluicegate.replay.traffic import COLUMNS
 from sluicegate.replay.work import Work
 from sluicegate.rules.rule import Rule
-from tests.replay.decided import decisions
+from tests.replay.decided import Given, decisions
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND

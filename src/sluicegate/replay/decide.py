@@ -149,8 +149,6 @@ class Ready:
 
     def applies(self, frame: pl.DataFrame, bound: Bound) -> pl.Series:
         """Return for each row whether a rule applies to its method and path."""
-        if not bound.narrow:
-            return pl.repeat(value=True, n=frame.height, dtype=pl.Boolean(), eager=True)
         holds, request = bound.holds, self.request
         return mapped(frame, _narrowing(bound), lambda values, at: holds(request(values, at)), kind=pl.Boolean())
 
@@ -163,13 +161,6 @@ class Ready:
         request = self.request(values, at)
         rules = tuple([number for number, bound in enumerate(self.bounds) if bound.holds(request)])
         return self.sets.setdefault(rules, len(self.sets))
-
-    def cost(self, frame: pl.DataFrame, bound: Bound) -> pl.Series:
-        """Return the cost of each row under a rule."""
-        cost: Any = bound.rule.cost
-        if isinstance(cost, int):
-            return pl.repeat(cost, frame.height, dtype=pl.Int64(), eager=True)
-        return mapped(frame, [*cost.columns], lambda values, at: cost(self.request(values, at)), kind=pl.Int64())
 
     def identify(self, frame: pl.DataFrame) -> pl.Series:
         """Return the identity of each row as text; null if the key does not apply to it.
@@ -404,9 +395,11 @@ class Suspected(NamedTuple):
 def charged(ready: Ready, frame: pl.DataFrame, bound: Bound) -> tuple[pl.DataFrame, int | None]:
     """Return the rows that a rule applies to, and the cost of each; None: it is in the column `cost`."""
     mine = frame.filter(ready.applies(frame, bound) & frame["identity"].is_not_null())
-    if isinstance(bound.rule.cost, int):
-        return mine, bound.rule.cost
-    return mine.with_columns(ready.cost(mine, bound).alias("cost")), None
+    cost: Any = bound.rule.cost
+    if isinstance(cost, int):
+        return mine, cost
+    costs = mapped(mine, [*cost.columns], lambda values, at: cost(ready.request(values, at)), kind=pl.Int64())
+    return mine.with_columns(costs.alias("cost")), None
 
 
 def suspected(ready: Ready, frame: pl.DataFrame) -> Suspected:

@@ -22,10 +22,8 @@ HUMAN: Final = "human"
 SHARED: Final = "shared"
 AUTOMATED: Final = "automated"
 UNCLEAR: Final = "unclear"
-PROTECTED: Final = (HUMAN, SHARED, UNCLEAR)
-"""Kinds that a limit should not refuse. `shared` is an address with many people behind it, as an office or a mobile
-network has. `unclear` made too few requests to say, or may be many people or a program with many names. It is treated
-like people.
+"""The kinds. A limit should refuse only `automated`. `shared` is an address with many people behind it, as an office
+has. `unclear` made too few requests to say, or may be many people or a program with many names: it counts as people.
 """
 
 _ASSET: Final = r"(?i)\.(?:css|m?js|map|png|jpe?g|gif|svg|ico|webp|avif|woff2?|ttf|eot|mp4|webm|mp3)$"
@@ -113,10 +111,9 @@ SIGNS: Final[Mapping[str, Sign]] = {
 
 
 class Kinds(NamedTuple):
-    """The kind of each identity, and what the log cannot show."""
+    """The kind of each identity."""
 
     table: pl.DataFrame  # `who`, `kind`, `people`, a column for each sign, their figures, and `check`
-    unseen: tuple[str, ...] = ()
 
     def reasons(self, who: Any) -> tuple[str, ...]:
         """Return why an identity has its kind."""
@@ -152,21 +149,6 @@ def is_program() -> pl.Expr:
     return pl.col("agent").cast(pl.String()).str.contains(_PROGRAM).fill_null(value=False)
 
 
-def kinds_of(frame: pl.DataFrame, *, resolution: int) -> Kinds:
-    """Return the kinds of all identities, from `who`, `time`, `path`, `status`, `agent`, `user`, `asset` and `program`,
-    in order of time.
-
-    `asset` and `program` are columns by `is_asset` and `is_program`. `resolution` is that of the times, in
-    microseconds.
-    """
-    loads, of = loading([frame])
-    figures = Figures()
-    figures.add(frame.with_columns(name=pl.when("program").then("agent")))
-    assets, agents, statuses = sees_assets(loads, of), frame["agent"].count() > 0, frame["status"].count() > 0
-    found = figures.kinds(sees_assets=assets, resolution=resolution)
-    return found._replace(unseen=unseen(assets=assets, agents=agents, statuses=statuses) if frame.height else ())
-
-
 def loading(pieces: Iterable[pl.DataFrame]) -> tuple[int, int]:
     """Return how many identities that may be people loaded some assets, as browsers do, and how many there are."""
     counted = [
@@ -197,8 +179,8 @@ class Figures:
         self._last: int | None = None
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Add requests. Beside the columns of `kinds_of`, `name` is the User-Agent of a program. `path`, `agent` and
-        `user` need not be text: only equal values matter.
+        """Add requests: `who`, `time`, `path`, `status`, `agent`, `user`, `asset` by `is_asset`, `program` by
+        `is_program`, and the User-Agent of a program as `name`. Of path, agent and user only equal values matter.
         """
         status, day = pl.col("status"), (pl.col("time") // _DAY).alias("day")
         whole = frame.group_by("who", maintain_order=True).agg(

@@ -49,16 +49,6 @@ class Frames(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Given:
-    """Frames that are in memory already."""
-
-    given: Sequence[pl.DataFrame]
-
-    def frames(self, wanted: Collection[str]) -> Iterator[pl.DataFrame]:
-        return iter(self.given)
-
-
 @dataclass
 class Seen:
     """What is counted of the log itself, while it is read."""
