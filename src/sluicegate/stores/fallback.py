@@ -141,7 +141,8 @@ class _Fallback(ABC, Generic[_AnyStore]):
             checks: Checks = (new(Check, (first, identity, cost)),)
             keys: tuple[Key, ...] = ((rule_id, identity),)
             for each, other in others:
-                checks, keys = (*checks, new(Check, (each, identity, cost))), (*keys, (other, identity))
+                checks += (new(Check, (each, identity, cost)),)
+                keys += ((other, identity),)
             closed = breaker.closed
             if not closed or not cost or (refusals.kept and checks in refusals.kept):
                 return None
