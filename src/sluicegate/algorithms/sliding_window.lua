@@ -17,7 +17,7 @@ local FEW = 100 -- RESOLUTION of sliding_window.py
 local limit, window, stamp, few = a, b, now, a <= FEW
 local items, head, used, newest, count, units, oldest, gone = nil, nil, nil, nil, nil, nil, nil, 0
 if not few then
-  c = window < 200 and 1 or (window - window % 100) / 100
+  c = window < 200 and 1 or (window - window % 100) / 100 -- the grain, as of `params` in sliding_window.py
   stamp = now + -now % c
   items = call('LRANGE', key, '0', '6')
   head, oldest = items[1], items[2]

@@ -10,7 +10,7 @@
 -- An algorithm is a block of code and four functions. hit.lua, many.lua and several.lua use the block, run.lua the first
 -- three functions, and refund.lua the last three. Lines --@HIT, --@PLAN and --@REFUND begin these parts. a, b, c are its
 -- parameters.
---   the block: charges a check if it is allowed; has key, now, cost, a, b, c, of which c may be text
+--   the block: charges a check if it is allowed; has key, now, cost, a, b, c, of which c may be text or nil
 --                                             -> text that begins with HEAD, of which `decode` makes the outcome. --@ALSO
 --                                                     says whether it is allowed. In several.lua, what is between
 --                                                     --@WRITE and --@END runs only if all checks pass, and lines
