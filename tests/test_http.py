@@ -606,8 +606,11 @@ def test_two_limiters_of_one_dialect_make_one_valid_response(dialect: str) -> No
         assert [name for name, _ in parsed(dict(merged)["RateLimit"])] == ["x", "x-2"]
 
 
-def test_a_cached_response_is_found_without_another_decision(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = denial(REFUSED, DRAFT, epoch=0)
+@pytest.mark.parametrize("rules", [1, 2])
+def test_a_cached_response_is_found_without_another_decision(rules: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = REFUSED._replace(checks=REFUSED.checks[:rules], outcomes=REFUSED.outcomes[:rules])
+    first = denial(refused, DRAFT, epoch=0)
     for made_again in ("Check", "Outcome", "Decision"):
         monkeypatch.setattr(http, made_again, None)
-    assert denial(REFUSED._replace(outcomes=tuple(REFUSED.outcomes)), DRAFT, epoch=5) is first
+    later = tuple([each._replace(reset_after=each.reset_after + SECOND) for each in refused.outcomes])  # not shown
+    assert denial(refused._replace(outcomes=later), DRAFT, epoch=5) is first

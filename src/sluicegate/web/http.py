@@ -113,17 +113,17 @@ def denial(decision: Decision, dialect: str | None, *, accept: str = "", epoch: 
     the type of the body.
 
     Responses are cached. The cache key has all values of the response, in whole seconds, so that a flood of requests
-    gets the same object again and again.
+    gets the same object again and again. Draft 11 does not show when a limit is full again.
     """
     text = _wants_text(accept) if len(accept) <= _LONGEST_ACCEPT else wants_text(accept)
     _, checks, outcomes = decision
     if len(checks) == 1 and dialect != "x-ratelimit":  # nearly always: the same as below, without a call
         allowed, limit, left, retry, reset, ahead, _, source = outcomes[0]
-        wait, whole = retry and (retry + _LESS) // MICROSECOND, (reset + _LESS) // MICROSECOND
-        following = (ahead + _LESS) // MICROSECOND
+        wait, following = retry and (retry + _LESS) // MICROSECOND, (ahead + _LESS) // MICROSECOND
+        whole = 0 if dialect == "draft-11" else (reset + _LESS) // MICROSECOND
         row: _Row = (checks[0][0], allowed, limit, left, wait, whole, following, source, 0)
         return _denial((row,), dialect, text)
-    second, since = 0.0, 0
+    second, since = 0.0, None if dialect == "draft-11" else 0
     if dialect == "x-ratelimit":  # only this dialect has a time of day
         second, rest = divmod(epoch_seconds() if epoch is None else epoch, 1)
         since = round(rest * MICROSECOND)
@@ -134,13 +134,16 @@ _Row = tuple[Terms, bool, int, int, int | None, int, int, Source, int]
 _Rows = tuple[_Row, ...]
 
 
-def _rows(decision: Decision, *, since: int) -> Iterator[_Row]:
-    """Yield what a response has of each check: the times in whole seconds, and the rank of the wait among all."""
+def _rows(decision: Decision, *, since: int | None) -> Iterator[_Row]:
+    """Yield what a response has of each check: the times in whole seconds, and the rank of the wait among all. Without
+    `since` the response does not show when a limit is full again.
+    """
     waits = sorted({outcome.retry_after or 0 for outcome in decision.outcomes}, reverse=True)
     for (terms, _, _), outcome in zip(decision.checks, decision.outcomes, strict=True):
         allowed, limit, left, retry, reset, ahead, _, source = outcome
         rank, wait = waits.index(retry or 0), None if retry is None else seconds(retry)
-        yield terms, allowed, limit, left, wait, seconds(reset + since), seconds(ahead), source, rank
+        whole = 0 if since is None else seconds(reset + since)
+        yield terms, allowed, limit, left, wait, whole, seconds(ahead), source, rank
 
 
 @lru_cache(maxsize=1024)
