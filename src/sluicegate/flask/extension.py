@@ -251,7 +251,6 @@ class Installation:
         number = len(app.extensions[_NAME])
         self._on_request = _ON_REQUEST.format(number)
         self._routes = AppRoutes(self._app, self.gate, owns_marks=not number)
-        self._parses = settings.trusted_proxies is not None
 
     @cached_property
     def _handled(self) -> frozenset[int]:
@@ -389,8 +388,7 @@ class Installation:
         if not self.settings.enabled:
             return unlimited()
         state = self._state(native)
-        caller = FlaskCaller(native, parses=self._parses)
-        charged = Charge(rule, state, self._routes.endpoint(native.url_rule)).run(caller)
+        charged = Charge(rule, state, self._routes.endpoint(native.url_rule)).run(FlaskCaller(native, self.settings))
         if state.settlement is not None:
             self._await_end()
         return charged
@@ -417,7 +415,7 @@ class Installation:
 
     def _decide(self, native: Request, state: _FlaskState, bounds: Bounds) -> Decision | None:
         """Charge these rules."""
-        decision = self.gate.decide(FlaskCaller(native, parses=self._parses), bounds)
+        decision = self.gate.decide(FlaskCaller(native, self.settings), bounds)
         if (outer := native.environ.get(KEY)) is not None:
             warn_of_twice(outer, self.gate, decision)
         if self.gate.may_owe or state.decision is not None:

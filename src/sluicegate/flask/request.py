@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 
 from flask import Request, current_app
 
+from sluicegate.web.settings import Settings
 from sluicegate.wsgi import WsgiCaller
 
 PENDING: Final = "_sluicegate_pending"  # attribute of a request
@@ -18,12 +19,12 @@ PENDING: Final = "_sluicegate_pending"  # attribute of a request
 class FlaskCaller(WsgiCaller):
     """The client of a Flask request."""
 
-    __slots__ = ("_parses", "_request")
+    __slots__ = ("_request", "_settings")
 
-    def __init__(self, request: Request, *, parses: bool) -> None:
+    def __init__(self, request: Request, settings: Settings) -> None:
         self.environ = request.environ
         self._request = request
-        self._parses = parses  # the trusted header is read here, so the address that ProxyFix has set is not used
+        self._settings = settings
 
     @property
     def native(self) -> Any:
@@ -43,7 +44,8 @@ class FlaskCaller(WsgiCaller):
     @property
     def peer(self) -> str | None:
         """The address of the socket's other end, or the one that ProxyFix has set."""
-        if self._parses and (original := self.environ.get("werkzeug.proxy_fix.orig")):
+        original = self.environ.get("werkzeug.proxy_fix.orig")
+        if original and self._settings.trusted_proxies is not None:  # the header is read here, and not by ProxyFix
             return cast("str | None", original["REMOTE_ADDR"])
         return self._request.remote_addr
 
