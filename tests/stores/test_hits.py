@@ -276,3 +276,42 @@ def test_any_number_of_moments_may_have_passed(server: Server, name: str, limit:
             for cost in (0, 1, 1):
                 (expected,) = memory.run(Plan((Check(rule, "one", cost),)))
                 assert budgets.hit(rule, cost) == [expected] * 4
+
+
+def noted(store: MemoryStore, rules: list[Terms]) -> list[Any]:
+    """What a store has noted of alice under each rule. A prepared hit does not note when its charge expires."""
+    entries = [store._table.get(rule.rule_id, "alice") for rule in rules]
+    return [entry and (entry.state, entry.refused_until, entry.remaining) for entry in entries]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_memory_the_function_of_some_rules_decides_as_run(name: str) -> None:
+    @examples(60)
+    @given(st.data(), st.lists(st.sampled_from(NAMES), max_size=2), MOMENTS)
+    def examine(data: st.DataObject, others: list[str], start: int) -> None:
+        clock, pairs, last = Skewed(start), [], list[Outcome]()
+        by_function, by_run = MemoryStore(clock=clock), MemoryStore(clock=clock)
+        for number, each in enumerate(data.draw(st.permutations([name, *others]))):
+            shadow, counted = data.draw(st.booleans()), data.draw(st.booleans())
+            rule = terms(each, data.draw(quotas(ALGORITHMS[each])), scope=f"rule{number}")
+            pairs.append([each._replace(shadow=shadow, count_denied=counted) for each in (rule, lowered(data, rule))])
+        for _ in range(data.draw(st.integers(1, LONGEST))):
+            rules = [data.draw(st.sampled_from([high, high, low])) for high, low in pairs]
+            chosen = data.draw(st.integers(0, len(rules) - 1))
+            near = last[chosen] if last else None
+            moved = data.draw(WAITS).us_after(rules[chosen].window_us, near) * data.draw(st.sampled_from([1, 1, -1]))
+            clock.moment = min(max(0, clock.moment + moved), LATEST)
+            cost = data.draw(COSTS).number(rules[chosen].limit, near)
+            plan = Plan(tuple([Check(rule, "alice", cost) for rule in rules]))
+            decision = by_function.prepare(*rules)("alice", cost, None)
+            outcomes = by_function.run(plan) if decision is None else decision.outcomes
+            last = list(by_run.run(plan))
+            assert list(outcomes) == last
+            if decision is not None:
+                assert decision == (all(outcome.allowed for outcome in outcomes), plan.checks, outcomes)
+            assert noted(by_function, rules) == noted(by_run, rules)
+            if data.draw(st.integers(0, 9)) == 0:
+                for store in (by_function, by_run):
+                    store.refund(plan, tuple(last))
+
+    examine()

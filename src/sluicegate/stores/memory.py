@@ -85,12 +85,12 @@ class MemoryStore:
         """Go on with the copy of the budgets. The child counts separately from now on."""
         self._lock = threading.RLock()
 
-    def prepare(self, terms: Terms, *others: Terms) -> Hit | None:
-        """Return a function that decides one check of these terms, if its key is known, and if the answer needs no more
-        than this key. Otherwise the function returns None. There is none for several terms.
+    def prepare(self, terms: Terms, *others: Terms) -> Hit:
+        """Return a function that decides a check of each of these terms, if all keys are known, and if the answer needs
+        no more than these keys. Otherwise the function returns None.
         """
         if others:
-            return None
+            return self._prepare_several(others[-1], (terms, *others[:-1]))
         rule_id, params, shadow = terms.rule_id, terms.params, terms.shadow
         charge, check = KEPT[terms.algorithm].hit, KEPT[terms.algorithm].check
         refuses = not (shadow or terms.count_denied)
@@ -101,11 +101,11 @@ class MemoryStore:
             nonlocal known
             with self._lock:
                 entry = known.get(identity)
-                if entry is None:
+                if entry is None or refunds:
                     known = rules.get(rule_id, known)  # another one, if the table dropped the one that was empty
                     entry = known.get(identity)
-                if entry is None or refunds:
-                    return None
+                    if entry is None or refunds:
+                        return None
                 now = read() // unit
                 if entry.refused_until <= now:
                     outcome = charge(entry, now, cost, params)
@@ -125,18 +125,51 @@ class MemoryStore:
 
         return hit
 
+    def _prepare_several(self, terms: Terms, others: tuple[Terms, ...]) -> Hit:
+        """Return the function for the others and one more: it checks this one, lets the function of the others decide,
+        and charges this one if they were charged.
+        """
+        inner, find, (read, unit) = self.prepare(*others), self._table.get, self._reading
+        rule_id, params, counted = terms.rule_id, terms.params, terms.count_denied
+        charge, check = KEPT[terms.algorithm].charge, KEPT[terms.algorithm].check
+
+        def hit(identity: str, cost: int, origin: Origin | None = None) -> Decision | None:
+            with self._lock:
+                entry, now = find(rule_id, identity), read() // unit
+                if entry is None or entry.refused_until > now:
+                    return None
+                outcome = check(entry.state, now, cost, params)
+                decision = inner(identity, cost, None) if outcome.allowed else None
+                if decision is None:
+                    return None
+                allowed, checks, outcomes = decision
+                if allowed:
+                    entry.state = charge(entry.state, now, cost, params)
+                    entry.mark(terms, outcome, now)
+                elif counted:
+                    return None
+                else:
+                    outcome = check(entry.state, now, 0, params)
+                checks, outcomes = (*checks, new(Check, (terms, identity, cost))), (*outcomes, outcome)
+                return new(Decision, (allowed, checks, outcomes))
+
+        return hit
+
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none."""
         checks, charging, forced, network = plan
+        taking = charging and not forced
         with self._lock:
             now = self._now_us()
-            self._give_back_due(now)
+            if self._refunds:
+                self._give_back_due(now)
             found = []
             for check in checks:
                 entry = self._table.find(check, now, network)
-                found.append((check, entry, _check(check, check.cost, entry, now)))
-            taking = charging and not forced
-            taking = taking and all([outcome.allowed or check.terms.shadow for check, _, outcome in found])
+                outcome = _check(check, check.cost, entry, now)
+                found.append((check, entry, outcome))
+                if not outcome.allowed and not check.terms.shadow:
+                    taking = False
             outcomes = []
             for check, entry, outcome in found:
                 if not taking or not outcome.allowed:
@@ -253,8 +286,8 @@ class MemoryStore:
 
 def _check(check: Check, cost: int, entry: Entry | None, now: int) -> Outcome:
     """Return the outcome of the check's algorithm."""
-    state = None if entry is None else entry.state
-    return KEPT[check.terms.algorithm].check(state, now, cost, check.terms.params)
+    terms = check.terms
+    return KEPT[terms.algorithm].check(None if entry is None else entry.state, now, cost, terms.params)
 
 
 def _give_back(check: Check, entry: Entry, outcome: Outcome, *, now: int) -> Outcome:
