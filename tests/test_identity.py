@@ -180,9 +180,15 @@ def test_true_and_one_have_budgets_of_their_own() -> None:
 
 def test_the_deepest_tuple_is_an_error_of_ours_or_an_identity() -> None:
     nested: Any = "a"
-    for _ in range(50):
+    for depth in range(5_000):
+        if depth == 50:
+            assert len(identity_text(nested)) <= 128
         nested = (nested,)
-    assert len(identity_text(nested)) <= 128
+    itself: list[Any] = []
+    itself.append(itself)
+    for identity in (nested, itself):
+        with pytest.raises(IdentityError, match="nested too deeply"):
+            Limiter().hit("1/minute", identity)
 
 
 # ---- accounts ----------------------------------------------------------------------------------------------------

@@ -371,6 +371,7 @@ CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"cost": None}, RuleError, "not a whole number"),
     ({"algorithm": "leaky"}, AlgorithmError, "not known"),
     ({"algorithm": "Sliding_Window"}, AlgorithmError, 'did you mean "sliding-window"'),
+    ({"algorithm": ["gcra"]}, AlgorithmError, "not known"),
     ({"action": 3}, RuleError, "is not text"),
     ({"action": None}, RuleError, "is not text"),
     ({"identity": None}, ConfigurationError, "SG006"),
@@ -394,6 +395,8 @@ PLAIN = [
     (60, True),
     (float("nan"), 5),
     ("minute", 5),
+    ([60], 5),
+    (60, [5]),
     (60, "5"),
     (60, 10**15),
 ]

@@ -84,7 +84,10 @@ def _encoded(identity: object) -> str:
         case bytes():
             return f"b{_value_of(identity, bytes).hex()}"
         case tuple() | list():
-            return joined([identity_text(part) for part in identity])
+            try:
+                return joined([identity_text(part) for part in identity])
+            except RecursionError:  # a list may even contain itself
+                raise _no_client(identity, "nested too deeply") from None
     uuid = sys.modules.get("uuid")  # already imported if the application uses UUIDs; other applications do not need it
     if uuid is not None and isinstance(identity, uuid.UUID):
         return f"u{cast(Any, identity).hex}"
@@ -106,10 +109,9 @@ def _value_of(identity: object, kind: type[Value]) -> Value:
 _PLAIN: Final[dict[type, Callable[[Any], Any]]] = {str: str.__str__, int: int.__int__, bytes: bytes.__bytes__}
 
 
-def _no_client(identity: object) -> IdentityError:
+def _no_client(identity: object, problem: str = "not something that names a client") -> IdentityError:
     expected = "give text, bytes, an int, a UUID or a tuple of these; a key function may return None"
-    given, problem = type(identity).__name__, "not something that names a client"
-    return IdentityError("identity", given, problem=problem, expected=expected)
+    return IdentityError("identity", type(identity).__name__, problem=problem, expected=expected)
 
 
 def account(text: str) -> str:
