@@ -103,7 +103,6 @@ POSITIONAL = 3
 CATCHES_ALL: dict[str, str] = {
     "awaiting:label_of": "the application's object may raise anything; it has a name all the same",
     "stores.redis.connections:_Pool.ask": "any error closes the connection; raised again",
-    "stores.redis.connections:_Pool.idle": "any error, also an interrupt, closes the connection; raised again",
     "stores.redis.connections:_Pool._start": "an opening that did not begin gives its place back, whatever happens",
     "stores.redis.connections:_Pool._connect": "any error of `prepare`; raised again in the request that waits",
     "stores.redis.async_connections:AsyncConnection._connect": "any error: every asker gets it or raises it",

@@ -183,12 +183,12 @@ def test_a_thread_takes_a_connection_that_comes_free_before_its_opening(scripted
 def test_a_thread_whose_connection_another_takes_opens_one_more(
     scripted: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[Connection | None] = []
+    taken: list[Connection] = []
     wake = _Pool._wake
 
     def take(pool: _Pool) -> None:
         if not taken:
-            taken.append(pool.idle())
+            taken.append(pool._idle.pop())
         wake(pool)
 
     monkeypatch.setattr(_Pool, "_wake", take)
@@ -324,7 +324,7 @@ def test_a_connection_that_its_thread_lost_does_not_count(scripted: Callable[...
         (pool,) = connections.pools.values()
         gc.disable()  # the count does not wait for the collector
         try:
-            threading.Thread(target=pool.idle).start()  # takes it, and ends
+            threading.Thread(target=pool._idle.pop).start()  # takes it, and ends
             wait_until("the socket is closed", lambda: server.open == 0)
             assert server.ask(connections) == b"OK"
         finally:

@@ -334,27 +334,9 @@ class _Pool:
         """True if a connection is open and idle."""
         return bool(self._idle)
 
-    def idle(self) -> Connection | None:
-        """Return an idle connection that the server has not closed; None if there is none. Data that arrives without a
-        command means that it has closed the connection.
-        """
-        while True:
-            try:
-                connection = self._idle.pop()
-            except IndexError:
-                return None
-            try:
-                parser = connection.parser
-                if monotonic() - parser.used < BUSY or not parser.is_readable():
-                    return connection
-            except BaseException:  # a greenlet is killed
-                self.discard(connection)
-                raise
-            self.discard(connection)
-
     def wait(self, step: Send, until: float) -> Connection:
-        """Wait for a connection: one that is put back, or one that is opened. Raises NoReplyError at the deadline, or
-        earlier if no connection can be opened.
+        """Wait for a connection: one that is put back, perhaps closed by the server, or one that is opened. Raises
+        NoReplyError at the deadline, or earlier if no connection can be opened.
         """
         if self._lock._is_owned():  # the thread that opens a connection needs the lock
             cause = TimeoutError("a signal handler or finalizer cannot wait for the connection that its thread opens")
@@ -369,8 +351,8 @@ class _Pool:
         try:
             self._waiting.append(woken)
             while True:
-                if (connection := self.idle()) is not None:
-                    return connection
+                with suppress(IndexError):
+                    return self._idle.pop()
                 with self._lock:  # no greenlet switches here, so none is killed while it waits for the lock
                     if self._idle:
                         continue
@@ -393,7 +375,8 @@ class _Pool:
 
     def ask(self, command: Fields, now: float, seconds: float, connection: Connection | None = None) -> Any:
         """Send a command over this connection, or an idle one, and put the connection back. Return the reply or a
-        NoReplyError; NONE_IDLE if no connection is idle. The call takes at most so many seconds from `now`.
+        NoReplyError; NONE_IDLE if no connection is idle, or if the server has closed this one: then data arrives that
+        belongs to no command. The call takes at most so many seconds from `now`.
         """
         if connection is None:
             try:
