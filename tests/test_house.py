@@ -111,6 +111,8 @@ CATCHES_ALL: dict[str, str] = {
     "flask.responses:with_error_handlers": "Flask's own handlers answer it; without one Flask raises it again",
     "django.users:UserLookup.run": "session and user back ends may raise anything; the failure policy decides",
     "django.users:UserLookup.run_async": "session and user back ends may raise anything; the failure policy decides",
+    "django.lifecycle:_renewing": "any error of the application's stream releases the slot; raised again",
+    "django.lifecycle:_renewing_async": "any error of the application's stream releases the slot; raised again",
     "flask.responses:_send_signal": "a failing listener is logged and must not change the answer",
     "limiter:Limiter.take": "any error, also an interrupt, refunds the charge; raised again",
     "stores.fallback:_Fallback.healthy.hit": "after any error, also an interrupt, the charge may be made; raised again",

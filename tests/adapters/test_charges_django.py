@@ -6,6 +6,7 @@ import asyncio
 import gc
 import io
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from copy import copy
 from types import FunctionType
 from typing import Any
@@ -126,6 +127,33 @@ def test_every_response_settles_and_releases_once(name: str, status: int, asgi: 
         assert site.statuses("/page") == [status]
     assert called(store) == ["run", "release"]
     assert left(store, UNLESS_FINE) == (1 if status == 200 else 0)
+
+
+@MIXED
+@LEAVES_A_FILE
+@pytest.mark.parametrize("is_async", [False, True], ids=["an iterator", "an async iterator"])
+def test_a_stream_that_raises_frees_its_slot(is_async: bool, asgi: bool) -> None:
+    """Without the garbage collector, and before the loop ends: Django under ASGI does not close its response."""
+
+    def broken() -> Iterator[bytes]:
+        yield b"one"
+        raise LookupError
+
+    async def broken_async() -> AsyncIterator[bytes]:
+        for chunk in broken():
+            yield chunk
+
+    store = Watched(ManualClock())
+    urls = [path("page", lambda request: StreamingHttpResponse(broken_async() if is_async else broken()))]
+    with serving(asgi=asgi, urls=urls, rules=[HELD], store=store.for_mode(is_async=asgi)) as site:
+        gc.disable()
+        try:
+            with suppress(LookupError):
+                site.request("GET", "/page")
+            assert called(store) == ["run", "release"]
+        finally:
+            gc.enable()
+            gc.collect()  # now, while the warning is ignored
 
 
 @pytest.mark.filterwarnings("ignore:.*SG104")

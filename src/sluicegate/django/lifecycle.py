@@ -105,34 +105,41 @@ def _read_response(response: HttpResponseBase) -> Response:
 
 
 def _renew_while_streaming(response: HttpResponseBase, settlement: Settlement | AsyncSettlement) -> None:
-    """Renew the slots while a streaming response is sent.
+    """Renew the slots while a streaming response is sent. If the stream raises, release them: under ASGI Django does not
+    close it then.
 
     Under ASGI Django makes a list of a synchronous iterator, in a thread; there only the loop's timer renews.
     """
-    if not settlement.holds or not isinstance(response, StreamingHttpResponse):
-        return
-    content: Any = response.streaming_content
-    if response.is_async:
-        response.streaming_content = _renewing_async(content, settlement)
-    elif isinstance(settlement, Settlement):
-        response.streaming_content = _renewing(content, settlement)
+    if settlement.holds and isinstance(response, StreamingHttpResponse):
+        content: Any = response.streaming_content
+        response.streaming_content = (_renewing_async if response.is_async else _renewing)(content, settlement)
 
 
-def _renewing(chunks: Iterator[bytes], settlement: Settlement) -> Iterator[bytes]:
-    for chunk in chunks:
-        settlement.going_on()
-        yield chunk
+def _renewing(chunks: Iterator[bytes], settlement: Settlement | AsyncSettlement) -> Iterator[bytes]:
+    try:
+        for chunk in chunks:
+            if isinstance(settlement, Settlement):
+                settlement.going_on()
+            yield chunk
+    except Exception:
+        _release(settlement)
+        raise
 
 
 async def _renewing_async(
     chunks: AsyncIterator[bytes], settlement: Settlement | AsyncSettlement
 ) -> AsyncIterator[bytes]:
-    async for chunk in chunks:
-        if isinstance(settlement, AsyncSettlement):
-            await settlement.going_on()
-        else:
-            settlement.going_on()
-        yield chunk
+    try:
+        async for chunk in chunks:
+            renewed = settlement.going_on()
+            if renewed is not None:
+                await renewed
+            yield chunk
+    except Exception:
+        released = settlement.ended()
+        if released is not None:
+            await released
+        raise
 
 
 def _release(settlement: Settlement | AsyncSettlement) -> None:
