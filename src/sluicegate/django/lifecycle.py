@@ -105,7 +105,7 @@ def _read_response(response: HttpResponseBase) -> Response:
 
 
 def _renew_while_streaming(response: HttpResponseBase, settlement: Settlement | AsyncSettlement) -> None:
-    """Renew the slots while a streaming response is sent. If the stream raises, release them: under ASGI Django does not
+    """Renew the slots while a streaming response is sent, and release them if it raises: under ASGI Django does not
     close it then.
 
     Under ASGI Django makes a list of a synchronous iterator, in a thread; there only the loop's timer renews.
