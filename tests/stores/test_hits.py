@@ -303,7 +303,9 @@ def test_in_memory_the_function_of_some_rules_decides_as_run(name: str) -> None:
             clock.moment = min(max(0, clock.moment + moved), LATEST)
             cost = data.draw(COSTS).number(rules[chosen].limit, near)
             plan = Plan(tuple([Check(rule, "alice", cost) for rule in rules]))
-            decision = by_function.prepare(*rules)("alice", cost, None)
+            function = by_function.prepare(*rules)
+            assert function is not None
+            decision = function("alice", cost, None)
             outcomes = by_function.run(plan) if decision is None else decision.outcomes
             last = list(by_run.run(plan))
             assert list(outcomes) == last

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sluicegate import ConfigurationError, Limiter, ManualClock
+from sluicegate import ConfigurationError, Limiter, ManualClock, Quota
 from sluicegate.errors import AsyncMismatchError, StoreURLError
 from sluicegate.plan import Check, Plan
 from sluicegate.stores import open_async_store, open_store
@@ -291,6 +291,13 @@ def test_a_budget_named_twice_is_charged_twice(clock: ManualClock) -> None:
         store.run(plan)
         assert store.run(plan._replace(charge=False))[0].remaining == 3
     assert len(store) <= 3
+
+
+def test_any_number_of_rules() -> None:
+    """As many as a function that calls itself for each rule could not decide."""
+    with Limiter() as limiter:
+        left = [limiter.hit([Quota(9, period) for period in range(60, 1260)], "alice").remaining for _ in range(3)]
+    assert left == [8, 7, 6]
 
 
 def test_rules_without_identities_are_forgotten_and_a_prepared_hit_finds_the_next_entry(clock: ManualClock) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_KEYS: Final = 100_000  # about 33 MB of one-hit keys
 _COUNT: Final = "[0-9]{1,15}"
+_DEEPEST: Final = 16  # rules of one function: it calls itself for each, and Python bounds how deep
 
 
 class MemoryStore:
@@ -85,12 +86,19 @@ class MemoryStore:
         """Go on with the copy of the budgets. The child counts separately from now on."""
         self._lock = threading.RLock()
 
-    def prepare(self, terms: Terms, *others: Terms) -> Hit:
+    def prepare(self, terms: Terms, *others: Terms) -> Hit | None:
         """Return a function that decides a check of each of these terms, if all keys are known, and if the answer needs
-        no more than these keys. Otherwise the function returns None.
+        no more than these keys. Otherwise the function returns None. There is none for very many terms.
         """
-        if others:
-            return self._prepare_several(others[-1], (terms, *others[:-1]))
+        if len(others) >= _DEEPEST:
+            return None
+        hit = self._prepare_one(terms)
+        for each in others:
+            hit = self._prepare_more(each, inner=hit)
+        return hit
+
+    def _prepare_one(self, terms: Terms) -> Hit:
+        """Return the function for one check."""
         rule_id, params, shadow = terms.rule_id, terms.params, terms.shadow
         charge, check = KEPT[terms.algorithm].hit, KEPT[terms.algorithm].check
         refuses = not (shadow or terms.count_denied)
@@ -125,11 +133,11 @@ class MemoryStore:
 
         return hit
 
-    def _prepare_several(self, terms: Terms, others: tuple[Terms, ...]) -> Hit:
-        """Return the function for the others and one more: it checks this one, lets the function of the others decide,
-        and charges this one if they were charged.
+    def _prepare_more(self, terms: Terms, *, inner: Hit) -> Hit:
+        """Return the function for one check more than the `inner` one has: it checks this one, lets the inner one
+        decide, and charges this one if that has charged its own.
         """
-        inner, find, (read, unit) = self.prepare(*others), self._table.get, self._reading
+        find, (read, unit) = self._table.get, self._reading
         rule_id, params, counted = terms.rule_id, terms.params, terms.count_denied
         charge, check = KEPT[terms.algorithm].charge, KEPT[terms.algorithm].check
 

@@ -223,10 +223,11 @@ class MemoryTable:
     def _sweep(self, now: int) -> None:
         """Remove the expired ones among the next few entries."""
         for _ in range(min(_SWEEP, len(self._queue))):
-            if self._queue[0].expired(now):
-                self._remove(self._queue.popleft())
+            entry = self._queue.popleft()  # first: a signal handler may decide before the next line
+            if entry.expired(now):
+                self._remove(entry)
             else:
-                self._queue.rotate(-1)
+                self._queue.append(entry)
 
     def _make_room(self, now: int) -> bool:
         """Evict one of the next few entries; False if all of them are currently refused.
