@@ -482,7 +482,8 @@ def test_a_user_is_known_by_the_first_name_that_it_has(names: dict[str, Any], ex
 
 @pytest.mark.parametrize("kind", [RateLimitExceeded, 429])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_the_application_s_own_handler_is_used(kind: Any, is_async: bool) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["", "added in the lifespan"])
+def test_the_application_s_own_handler_is_used(kind: Any, is_async: bool, late: bool) -> None:
     def plain(request: Request, error: Any) -> Response:
         assert isinstance(error, RateLimitExceeded)
         return PlainTextResponse(f"not now: {error.decision.rule}", error.status_code)  # type: ignore[attr-defined]
@@ -491,6 +492,8 @@ def test_the_application_s_own_handler_is_used(kind: Any, is_async: bool) -> Non
         return plain(request, error)
 
     app = app_of(Route("/", page), default_limits="1/minute")
+    if late:
+        AsgiClient(app).get("/elsewhere")  # the middleware binds its rules before the lifespan
     app.add_exception_handler(kind, awaited if is_async else plain)
     answers = [AsgiClient(app).get("/") for _ in range(2)]
     assert answers[1].body == b"not now: default"

@@ -49,7 +49,7 @@ from sluicegate.web.settlement import Settlement
 from sluicegate.wsgi import KEY, SettlingBody, WsgiCaller
 
 if TYPE_CHECKING:
-    from types import FrameType, TracebackType
+    from types import FrameType
 
     from flask.ctx import RequestContext
 
@@ -537,7 +537,8 @@ def _raises(frame: FrameType) -> bool:
     a middleware may call Flask while it handles an error.
     """
     error = sys.exception()
-    return error is not None and cast("TracebackType", error.__traceback__).tb_frame in (frame, frame.f_back)
+    trace = error and error.__traceback__  # an error of further out may have lost its own
+    return trace is not None and trace.tb_frame in (frame, frame.f_back)
 
 
 def decision() -> Decision | None:

@@ -45,7 +45,6 @@ class RateLimitMiddleware(AsgiMiddleware):
             self._error = error
         self._finder = RouteFinder(app)
         self._application: Any = None
-        self._handles = False  # whether the application has a handler for refusals. It takes none after it serves.
 
     def arrive(self, scope: Scope) -> tuple[AsgiCaller, Arrival]:
         """Return the client, and the endpoint that the router will choose if that makes a difference."""
@@ -83,15 +82,15 @@ class RateLimitMiddleware(AsgiMiddleware):
 
     def own_answer(self, decision: Decision, caller: AsgiCaller) -> Awaitable[ASGIApp | None] | None:
         """Return the response of `on_denied`, or of the application's exception handler."""
-        is_plain = not self._handles and caller.scope.get("app") is self._application
+        app = self._application
+        is_plain = caller.scope.get("app") is app and not handles_refusals(app)
         if is_plain and self.settings.answer_to(decision) is None:
             return None
-        return own_answer(self.settings, caller, decision, outer=self._application)
+        return own_answer(self.settings, caller, decision, outer=app)
 
     def _check(self, scope: Scope) -> None:
         """Bind the rules of all endpoints that can be found. Warn (SG110) if an AuthenticationMiddleware is inside."""
         self._application = scope.get("app")
-        self._handles = handles_refusals(self._application)
         super()._check(scope)
         is_late = any([isinstance(each, AuthenticationMiddleware) for each in chain(self.app)])
         if is_late and self.gate.asks_for_users(self.endpoints(scope)):
