@@ -537,7 +537,7 @@ def _raises(frame: FrameType) -> bool:
     a middleware may call Flask while it handles an error.
     """
     error = sys.exception()
-    trace = error and error.__traceback__  # an error of further out may have lost its own
+    trace = None if error is None else error.__traceback__  # of further out: it may be lost
     return trace is not None and trace.tb_frame in (frame, frame.f_back)
 
 
