@@ -30,7 +30,7 @@ with needs("redis"):
 
     from sluicegate.stores.redis.async_connections import AsyncConnections
     from sluicegate.stores.redis.commands import Fields, whole
-    from sluicegate.stores.redis.connections import NONE_IDLE, Connections
+    from sluicegate.stores.redis.connections import NOT_SENT, Connections
     from sluicegate.stores.redis.encoding import Encoder, passed
     from sluicegate.stores.redis.operations import Operations
     from sluicegate.stores.redis.scan import KeyPage, Position, send_to
@@ -193,7 +193,7 @@ class RedisStore(_RedisStore):
                 return None
             command, now = pack(identity, cost), monotonic()
             reply = pool.ask(command, now, deadline)
-            return None if reply is NONE_IDLE else (reply, pool.address, command, now + deadline)
+            return None if reply is NOT_SENT else (reply, pool.address, command, now + deadline)
 
         return send
 

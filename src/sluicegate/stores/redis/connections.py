@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 import hiredis
 import redis.connection
-from redis.exceptions import ConnectionError as ClosedError
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -46,8 +46,8 @@ _PING: Final = Command(pack("PING"))
 NEARLY: Final = 0.9  # of the deadline: a call that has more left takes all of it, so that its socket keeps its timeout
 TRIPS: Final = 2.0  # round trips: the time that a command needs, because one round trip may be slower than another
 _TURNED_AWAY: Final = {"NOAUTH", "DENIED", "ERR"}  # no password, protected mode, too many clients
-_CLOSED: Final = (ConnectionResetError, BrokenPipeError, ClosedError, ssl.SSLEOFError)
-NONE_IDLE: Final = object()
+_CLOSED: Final = (ConnectionResetError, BrokenPipeError, RedisConnectionError, ssl.SSLEOFError)
+NOT_SENT: Final = object()
 _SOCKET: Final = "_sock"
 _READER: Final = "_reader"
 _DefaultParser: Any = redis.connection.DefaultParser
@@ -64,7 +64,7 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
     def __init__(self, began: float, seconds: float) -> None:
         super().__init__(socket_read_size=_CHUNK)
         self.opened = False
-        self.used = began  # when the last command began that was answered; at first, when TCP and TLS were ready
+        self.used = began  # when TCP and TLS were ready; later when the last answered command began, -inf before one
         self.until = began + seconds
         self.limited = 0.0  # the seconds that a system call may take at present
         self._feed: Callable[[bytes], object] = len  # without a reader, no reply comes in one piece
@@ -375,19 +375,19 @@ class _Pool:
 
     def ask(self, command: Fields, now: float, seconds: float, connection: Connection | None = None) -> Any:
         """Send a command over this connection, or an idle one, and put the connection back. Return the reply or a
-        NoReplyError; NONE_IDLE if no connection is idle, or if the server has closed this one: then data arrives that
-        belongs to no command. The call takes at most so many seconds from `now`.
+        NoReplyError; NOT_SENT if no connection is idle, or if the server has closed the connection: then there is data
+        to read that belongs to no command. The call takes at most so many seconds from `now`.
         """
         if connection is None:
             try:
                 connection = self._idle.pop()
             except IndexError:
-                return NONE_IDLE
+                return NOT_SENT
         parser, call = connection.parser, connection.call
         try:
             if now - parser.used >= BUSY and parser.is_readable():  # the server has closed it
                 self.discard(connection)
-                return NONE_IDLE
+                return NOT_SENT
             if parser.limited != seconds:
                 parser.limit(seconds)
             reply = call(command, now + seconds)
@@ -412,7 +412,7 @@ class _Pool:
             raise error  # an interrupt, or the timeout of a greenlet
         used = connection.parser.used
         concerns = concerns_of(error, answered=used > -inf)
-        with suppress(IndexError):  # of idle connections, none is left
+        with suppress(IndexError):  # no connection is idle any more
             while concerns == "server" and self._idle[0].parser.used <= used:
                 # A firewall that has forgotten this connection has forgotten those that were idle for longer.
                 self.discard(self._idle.popleft())
@@ -534,7 +534,7 @@ class Connections(Driver):
             until = step.limit(until, now, needs=self._needs(pool.trip) if pool.has_idle else 0.0)
         whole, left = command.whole if isinstance(command, SingleCheck) else command, until - now
         reply = pool.ask(whole, now, left if left < NEARLY * self.deadline else self.deadline)
-        while reply is NONE_IDLE:
+        while reply is NOT_SENT:
             try:
                 connection = pool.wait(step, until)
             except NoReplyError as error:

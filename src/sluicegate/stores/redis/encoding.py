@@ -221,8 +221,10 @@ class Encoder:
         ordinary = different and all([rule.counted == _PLAIN for rule in rules])
         if name != "run" or count == 1 or not ordinary:
             return Shape(head, packed, rules, hits=None)
-        packed_hits, several, params = _script("several", names), len(names) > 1, _params(names)
-        arguments = b"".join([several * bulk(each.algorithm) + _packed(each.params, params) for each in terms])
+        packed_hits, several, params = _script("several", names), len(names) > 1, _params_read(names)
+        arguments = b"".join(
+            [(bulk(each.algorithm) if several else b"") + _packed(each.params, params) for each in terms]
+        )
         # Three words of the command and a tag; for each check a key, perhaps the algorithm, and its parameters.
         words = 4 + count + (several + params) * count
         usual = _usual(b"*%d\r\n%s%s" % (words, packed_hits.start, number), rules, arguments)
@@ -233,7 +235,7 @@ class Encoder:
 
     def _pack_hit(self, terms: Terms) -> HitShape:
         names, rule = frozenset([terms.algorithm]), self._rule(terms)
-        packed, count = _script("hit", names), _params(names)
+        packed, count = _script("hit", names), _params_read(names)
         params = _packed(terms.params, count)
         return HitShape(
             usual=_usual(b"*%d\r\n%s%s" % (5 + count, packed.start, _ONE), (rule,), params),
@@ -275,7 +277,7 @@ def _usual(start: bytes, rules: tuple[PackedRule, ...], arguments: bytes) -> byt
     return start + b"".join(keys) + b"$6\r\n%d\r\n" + arguments
 
 
-def _params(algorithms: frozenset[str]) -> int:
+def _params_read(algorithms: frozenset[str]) -> int:
     """Return how many parameters the blocks of these algorithms read."""
     return 2 if algorithms <= _TWO else PARAMS
 
@@ -579,7 +581,7 @@ def script(name: str, algorithms: frozenset[str]) -> str:
         bans = f"local strike_bans\ndo\n{_lua('sluicegate.algorithms', BAN)}\n{_lua('sluicegate.stores', 'bans')}\nend"
         text = text.replace("--@BANS", bans).replace("--@BANNED ", "")
     parts = [(each, *_parts(name, each, plans)) for each in sorted(algorithms - {BAN})]
-    alone, width, heads = len(parts) == 1, _params(algorithms), "".join([head for _, head, _ in parts])
+    alone, width, heads = len(parts) == 1, _params_read(algorithms), "".join([head for _, head, _ in parts])
     if not alone:
         text = text.replace("--@SEVERAL ", "")
     if name == "several":
