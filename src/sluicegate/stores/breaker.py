@@ -7,7 +7,8 @@
   or opens it for longer.
 
 A probe and a trial test different things: a server whose memory is full replies to a probe, which writes nothing, and
-refuses the trial. So a peek is the trial only if the store would have failed for a peek too.
+refuses the trial. So a call that charges nothing (a peek, a reset) is the trial only if such a call would have failed
+too: not after an error reply to a charge.
 
 Only a failure that concerns the breaker's server or store opens it. A failure that concerns one plan or one rule does
 not: the server answers others.
@@ -74,7 +75,7 @@ class Breaker:
         self._one_failed = False  # whether `store` names a server, not the whole store
         self._times = 1  # how often it has been closed
         self._opened_by: tuple[Concerns, ...] = ("node", "store")
-        self._fails_peeks = False  # whether the last failure was a peek's, or no reply at all
+        self._fails_peeks = False  # whether a call that charges nothing would have failed as the last one did
         self._attempt_us = round(deadline * MICROSECOND) + LONGEST_US
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._on_change = on_change
@@ -108,8 +109,8 @@ class Breaker:
         return Attempt(self, then=self._answered) if self._start(half=False) else None
 
     def trial(self, *, charge: bool = True) -> Attempt | None:
-        """Return the right to send one request to the store; None while the store has not replied to a probe, or if a
-        request that does not `charge` would prove nothing.
+        """Return the right to send one request to the store; None while the store has not replied to a probe, or if the
+        request does not `charge` and would prove nothing.
         """
         if not (charge or self._fails_peeks) or not self._start(half=True):
             return None
@@ -157,7 +158,8 @@ class Breaker:
 
     def _open(self, backoff_us: int, error: StoreError, *, charge: bool) -> None:
         self.closed, self._half = 0, False
-        self._fails_peeks = not charge or not isinstance(error.cause, str)  # the text of a reply may refuse to write
+        # A cause that is text is an error reply, which may refuse only to write.
+        self._fails_peeks = not charge or not isinstance(error.cause, str)
         self._backoff_us = min(backoff_us, LONGEST_US)
         self._free_at = self._now_us() + round(self._backoff_us * (1 + self._jitter()) / 2)
 

@@ -94,6 +94,7 @@ class _Fallback(ABC, Generic[_AnyStore]):
                 return attempt
             if breaker.needs_probe:
                 raise self._circuit_open(breaker)
+            # The store has replied to a probe: this call may succeed, but it proves nothing.
         return _Asking(partial(self._failed, asked=breaker, closed=closed), available=True, raises=True)
 
     def _breaker_of(self, plan: Plan) -> Breaker:
