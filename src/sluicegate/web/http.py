@@ -48,7 +48,7 @@ _DATE: Final = re.compile(  # the three date forms of RFC 9110 §5.6.7; the last
     "|[A-Z][a-z]{5,8}, [0-9]{2}-[A-Z][a-z]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT"
     "|[A-Z][a-z]{2} [A-Z][a-z]{2} [ 0-9][0-9] [0-9]{2}:[0-9]{2}:[0-9]{2} [1-9][0-9]{3}"
 )
-_LESS: Final = MICROSECOND - 1  # added before the division, it rounds up, in two thirds of the time of two negations
+_LESS: Final = MICROSECOND - 1  # added before a division, to round up: faster than to negate twice
 _LONGEST_ACCEPT: Final = 1_024  # characters; browsers send about 150
 
 
@@ -120,8 +120,8 @@ def denial(decision: Decision, dialect: str | None, *, accept: str = "", epoch: 
     if len(checks) == 1 and dialect != "x-ratelimit":  # nearly always: the same as below, without a call
         allowed, limit, left, retry, reset, ahead, _, source = outcomes[0]
         wait, following = retry and (retry + _LESS) // MICROSECOND, (ahead + _LESS) // MICROSECOND
-        whole = 0 if dialect == "draft-11" else (reset + _LESS) // MICROSECOND
-        row: _Row = (checks[0][0], allowed, limit, left, wait, whole, following, source, 0)
+        full = 0 if dialect == "draft-11" else (reset + _LESS) // MICROSECOND
+        row: _Row = (checks[0][0], allowed, limit, left, wait, full, following, source, 0)
         return _denial((row,), dialect, text)
     second, since = 0.0, None if dialect == "draft-11" else 0
     if dialect == "x-ratelimit":  # only this dialect has a time of day
@@ -135,15 +135,15 @@ _Rows = tuple[_Row, ...]
 
 
 def _rows(decision: Decision, *, since: int | None) -> Iterator[_Row]:
-    """Yield what a response has of each check: the times in whole seconds, and the rank of the wait among all. Without
-    `since` the response does not show when a limit is full again.
+    """Yield what a response has of each check: the times in whole seconds, and the rank of the wait among all. `since`
+    is None if the response does not show when a limit is full again.
     """
     waits = sorted({outcome.retry_after or 0 for outcome in decision.outcomes}, reverse=True)
     for (terms, _, _), outcome in zip(decision.checks, decision.outcomes, strict=True):
         allowed, limit, left, retry, reset, ahead, _, source = outcome
         rank, wait = waits.index(retry or 0), None if retry is None else seconds(retry)
-        whole = 0 if since is None else seconds(reset + since)
-        yield terms, allowed, limit, left, wait, whole, seconds(ahead), source, rank
+        full = 0 if since is None else seconds(reset + since)
+        yield terms, allowed, limit, left, wait, full, seconds(ahead), source, rank
 
 
 @lru_cache(maxsize=1024)
@@ -290,8 +290,8 @@ def encoded(field: Field) -> tuple[bytes, bytes]:
 def one_item(
     decision: Decision, dialect: str | None, status: int, *, texts: Callable[[Terms], ItemText[Text] | None]
 ) -> list[tuple[Text, Text]] | None:
-    """Return the fields of a response, from the `texts` of the only rule, if they are one policy and one item of draft
-    11. Those of nearly all responses are.
+    """Return the fields of a response if they are one policy and one item of draft 11, as in nearly all responses; else
+    None. `texts` gives the constant text of the rule.
     """
     allowed, checks, outcomes = decision
     if allowed and len(checks) == 1 and dialect == "draft-11" and status // 100 == 2:
