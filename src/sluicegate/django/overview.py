@@ -31,13 +31,13 @@ def project_gate() -> Gate | AsyncGate:
 def endpoint_rules(gate: Gate | AsyncGate) -> list[EndpointRules]:
     """Return the rules of every route and of its throttles. Without the middleware, decorators enforce themselves."""
     whole = conf.has_middleware(tuple(django_settings.MIDDLEWARE))
-    rules, known = [], dict[object, tuple[Bound, ...]]()
+    rules, known = [], dict[object, tuple[Bound, ...]]()  # a throttle has one rule in all views
     for each in endpoints():
         bounds = gate.bind(each) if whole else gate.bind_own(each, each.marks)
         for throttle in _throttles(each):
-            kind = type(throttle), throttle.scope
-            found = known[kind] = known.get(kind) or throttle.declared(gate)
-            bounds = unique([*bounds, *found])
+            same = type(throttle), throttle.scope
+            known[same] = known.get(same) or throttle.declared(gate)
+            bounds = unique([*bounds, *known[same]])
         rules.append(EndpointRules(each, bounds))
     return rules
 

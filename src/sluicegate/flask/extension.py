@@ -478,7 +478,7 @@ class _Watched(Installation):
         return super()._decide(native, state, bounds)
 
     def _expect(self, native: Request) -> None:
-        """Make what keeps the events of this request, unless there is one."""
+        """Make the Pending that keeps the events of this request, unless it has one."""
         if PENDING not in vars(native):
             route = "" if native.url_rule is None else native.url_rule.rule
             pending = vars(native)[PENDING] = self.gate.events.pending((route, native.method))
@@ -523,7 +523,7 @@ def _pop(reference: weakref.ref[RequestContext], *given: Any) -> None:
     try:
         type(context).pop(context, *given)
     finally:
-        if _raises(cast("FrameType", currentframe())):
+        if _raised_in(cast("FrameType", currentframe())):
             for state in _states(context.request):
                 if state.settlement is not None and state.context == id(context):
                     cast("Settlement", state.settlement).over(sys.exception())
@@ -532,9 +532,9 @@ def _pop(reference: weakref.ref[RequestContext], *given: Any) -> None:
                 pending.end()
 
 
-def _raises(frame: FrameType) -> bool:
-    """True if the exception in flight comes from this frame or its caller, and not from further out, where a server or
-    a middleware may call Flask while it handles an error.
+def _raised_in(frame: FrameType) -> bool:
+    """True if the exception in flight comes from this frame or its caller. Further out, a server or a middleware may
+    call Flask while it handles another one.
     """
     error = sys.exception()
     trace = None if error is None else error.__traceback__  # of further out: it may be lost

@@ -85,7 +85,7 @@ class Ready:
         self.terms = tuple([each for bound in self.bounds for each in bound.terms or ()])
         self.owner = tuple([at for at, bound in enumerate(self.bounds) for _ in bound.terms or ()])  # of each terms
         self._texts: dict[tuple[Any, ...], str | None] = {}
-        self.sets: dict[tuple[int, ...], int] = {(): 0}  # of the rules that apply to a request, numbered as they come
+        self.sets: dict[tuple[int, ...], int] = {(): 0}  # each set of rules that apply to a request, and its number
         self.bans = tuple(dict.fromkeys([each.ban for each in self.terms if each.ban is not None]))
         self.names = (*[each.name for each in (*self.terms, *self.bans)], FORBIDDEN_RULE)
         self.by_identity = self._counts_each_identity_alone()
@@ -96,7 +96,7 @@ class Ready:
     def fresh(self) -> Ready:
         """Return the same candidate with empty budgets."""
         found = Ready(self.candidate)
-        found.sets = self.sets
+        found.sets = self.sets  # the frames have its numbers
         return found
 
     @property
@@ -450,8 +450,8 @@ class Pieces:
             mine, cost = charged(ready, known, ready.alone)
             return Suspected(mine, cost, mine["row"]), _alone(mine, cost, lambda: self._steps)
         mine = ruled(ready, known)
-        some = Suspected(mine, None, mine["row"])
-        return some, _several(mine, lambda: self._ask) if ready.plain else self._decider.feed(mine, [*mine["row"]])[0]
+        decided = _several(mine, lambda: self._ask) if ready.plain else self._decider.feed(mine, [*mine["row"]])[0]
+        return Suspected(mine, None, mine["row"]), decided
 
 
 def _several(frame: pl.DataFrame, made: Callable[[], Ask]) -> pl.DataFrame:
