@@ -276,7 +276,8 @@ def name_here(option: str) -> tuple[str, str] | None:
     """Return what another library's option is called here, and how it is used; None if none has this name."""
     from sluicegate.other_names import OPTIONS  # here: only errors need it
 
-    return OPTIONS.get(option.lower().removeprefix("ratelimit_"))
+    name = option.lower()
+    return OPTIONS.get(name) or OPTIONS.get(name.removeprefix("ratelimit_"))
 
 
 def cause_text(cause: BaseException | str) -> str:

@@ -10,7 +10,10 @@ _ELSEWHERE: Final = {  # the names elsewhere → (the name here, how it is used 
         "quota",
         'one text, such as "10/minute; 100/day"',
     ),
-    "application_limits application default": ("default_limits", "each is one budget for the whole application"),
+    "application_limits ratelimit_application default": (
+        "default_limits",
+        "each is one budget for the whole application",
+    ),
     "default_limits_per_method defaults_per_method application_limits_per_method application_per_method per_method": (
         "per_method",
         "True gives each method a budget of its own",
@@ -49,7 +52,7 @@ _ELSEWHERE: Final = {  # the names elsewhere → (the name here, how it is used 
     ),
     "meta_limits meta": ("ban", "Ban(after=10, within=60, duration=3600) blocks clients that are refused too often"),
     "request_filter allow_list": ("allow", "networks, identities or functions of the request that always pass"),
-    "auto_check enable enabled": ("enabled", "False lets every request pass"),
+    "auto_check enable ratelimit_enabled": ("enabled", "False lets every request pass"),
     "key_style": ("scope", "a budget belongs to the view, whatever its URL; scope shares it"),
     "weight": ("cost", "units for each request"),
     "timeout": ("deadline", "the seconds that a request may wait for the store"),

@@ -145,7 +145,7 @@ class Quota:
     @property
     def span(self) -> str:
         """The period in words: "minute", "5 minutes"."""
-        unit, us = next((name, us) for name, us in _SPANS.items() if self.period_us % us == 0)
+        (unit, us), *_ = [(name, us) for name, us in _SPANS.items() if self.period_us % us == 0]
         times = self.period_us // us
         return unit if times == 1 else f"{times} {unit}s"
 
