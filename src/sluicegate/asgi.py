@@ -262,7 +262,7 @@ class RateLimitMiddleware:
                 if scope.get("method") == "OPTIONS" and self._is_free(scope, caller):
                     bounds = NO_BOUNDS
                 if bounds or gate.denies:
-                    begin = bounds.begin  # CPython never specialises the call of a function that an attribute holds
+                    begin = bounds.begin  # CPython 3.11 does not specialise the call of an attribute
                     decision: Any = begin(caller)  # without a coroutine, for most requests
                     if type(decision) is not Decision:
                         decision = await gate.finish(decision, caller, bounds)

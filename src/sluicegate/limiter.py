@@ -222,7 +222,7 @@ class _Engine(Generic[_AnyStore]):
         spec = quota if type(quota) is str or isinstance(quota, Quota) else read(quota)
         scope = "" if action == "" else _short(action)
         if algorithm is not None and type(algorithm) is not str:
-            find(algorithm)  # it may be unhashable
+            find(algorithm)  # raises, also for what the cache could not hash
         found = _terms(spec, scope, self._algorithm if algorithm is None else algorithm)
         if found[0].held and algorithm is not None:
             raise RuleError("algorithm", algorithm, problem="a Concurrency counts without one", expected="leave it out")
@@ -246,12 +246,12 @@ def _terms(quota: Quota | str | Quotas, action: str, algorithm: str) -> tuple[Te
     return tuple([each for each in found if stricter[each.rule_id] is each])
 
 
-_known_quota = lru_cache(maxsize=4096, typed=True)(Quota)  # True is not 1, and 5.0 is not a whole number
+_cached_quota = lru_cache(maxsize=4096, typed=True)(Quota)  # True is not 1, and 5.0 is not a whole number
 
 
 def _quota(limit: int, period: float) -> Quota:
     try:
-        return _known_quota(limit, period)
+        return _cached_quota(limit, period)
     except TypeError:  # of an unhashable argument, which is no number
         return Quota(limit, period)
 

@@ -109,7 +109,7 @@ def test_connections_that_a_firewall_has_forgotten_cost_one_deadline(server: Ser
                 break
             except StoreError as error:
                 unanswered += "no answer" in str(error)
-        assert 0 < unanswered < 3, "on a busy machine 2"
+        assert unanswered in (1, 2), "2 on a busy machine"
 
 
 @asynccontextmanager

@@ -211,10 +211,10 @@ def _facts() -> Facts:
 
 def _left_over() -> str:
     """Return the settings of django-ratelimit or django-smart-ratelimit, with their names here; "" if it is in use."""
-    names = [name for name in dir(django_settings) if name.startswith("RATELIMIT_")]
-    found = [f"{name} is {here[0].upper()} ({here[1]})" for name in names if (here := name_here(name)) is not None]
+    names = {name: name_here(name) for name in dir(django_settings) if name.startswith("RATELIMIT_")}
+    found = [f"{name} is {here[0].upper()} ({here[1]})" for name, here in names.items() if here is not None]
     if found and getattr(django_settings, "ROOT_URLCONF", None):
-        _ = get_resolver().url_patterns  # it imports the views, and with them what they use
+        _ = get_resolver().url_patterns  # imports the views, and with them a limiter that they use
     return "" if _OTHERS & sys.modules.keys() else ", ".join(found)
 
 

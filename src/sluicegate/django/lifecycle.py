@@ -105,8 +105,8 @@ def _read_response(response: HttpResponseBase) -> Response:
 
 
 def _renew_while_streaming(response: HttpResponseBase, settlement: Settlement | AsyncSettlement) -> None:
-    """Renew the slots while a streaming response is sent, and release them if it raises: under ASGI Django does not
-    close it then.
+    """Renew the slots while a streaming response is sent. Release them if it raises, because Django under ASGI does
+    not close it then.
 
     Under ASGI Django makes a list of a synchronous iterator, in a thread; there only the loop's timer renews.
     """
@@ -136,9 +136,7 @@ async def _renewing_async(
                 await renewed
             yield chunk
     except Exception:
-        released = settlement.ended()
-        if released is not None:
-            await released
+        _release(settlement)
         raise
 
 

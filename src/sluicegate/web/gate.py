@@ -275,7 +275,7 @@ class Gate(_Rules):
 
     def decide(self, caller: Caller, bounds: Bounds) -> Decision | None:
         """Charge all rules that apply, or none of them, and return the decision. Return None if no rule applies."""
-        begin = bounds.begin  # CPython never specialises the call of a function that an attribute holds
+        begin = bounds.begin  # CPython 3.11 does not specialise the call of an attribute
         begun = begin(caller)
         if type(begun) is Decision:
             return begun
