@@ -171,7 +171,7 @@ def test_a_rule_is_reset_alone(make_shop: MakeShop) -> None:
     shop.run("reset", WHO, "--rule", "login", "--yes")
     (limiter,) = json.loads(shop.run("show", WHO, "--json", "--quick"))["limiters"]
     assert {row["rule"] for row in limiter["budgets"]} == {"default", "ban strikes"}
-    for words in (("reset", WHO, "--rule"), ("top", "--match")):
+    for words in (("reset", WHO, "--rule"), ("top", "--rule")):
         assert "the rules are default, login, strikes" in shop.run(*words, "logni", status=2)
 
 
@@ -365,7 +365,7 @@ def test_top_shows_who_uses_most(make_shop: MakeShop, monkeypatch: pytest.Monkey
         for number in range(400):
             Limit(limiter, (default,)).hit(f"client {number}", cost=1 + number * 7 % 400)
     shop.log_in(5)
-    found = json.loads(shop.run("top", "--json", "--limit", "5", "--match", "default"))
+    found = json.loads(shop.run("top", "--json", "--limit", "5", "--rule", "default"))
     assert (found["scanned"], found["used_up"]) == (401, 0)
     assert [row["used"] for row in found["top"]] == [400, 399, 398, 397, 396]
     assert [row["rule"] for row in json.loads(shop.run("top", "--json", "--limit", "2"))["top"]] == [
@@ -489,7 +489,7 @@ def test_budgets_in_shadow_are_known(make_shop: MakeShop) -> None:
     assert found["unknown"] == 0
     assert {row["rule"] for row in found["top"] if row["shadow"]} == names
     assert found["top"][0]["rule"] == "login"  # it refuses now; rules in shadow come after it
-    (row,) = json.loads(shop.run("top", "--json", "--match", "trial"))["top"]
+    (row,) = json.loads(shop.run("top", "--json", "--rule", "trial"))["top"]
     assert (row["rule"], row["used"]) == ("trial (shadow)", 1)
 
 
@@ -527,7 +527,7 @@ def test_top_of_the_refusals_in_a_log(form: str, tmp_path: Path) -> None:
         ("bob's", "sx\\", 1),
     ], "what a client has chosen adds no count"
     assert re.search(rf"^reply +{bob} +8", CliRunner().invoke(sluicegate, words).output, re.MULTILINE)
-    assert json.loads(CliRunner().invoke(sluicegate, [*words, "--json", "--match", "x"]).stdout)["top"] == []
+    assert json.loads(CliRunner().invoke(sluicegate, [*words, "--json", "--rule", "x"]).stdout)["top"] == []
 
 
 def test_keys_of_other_programs_are_skipped_and_counted(make_shop: MakeShop, valkey: Server) -> None:
@@ -582,7 +582,7 @@ def test_top_shows_every_tier_of_a_budget(make_shop: MakeShop) -> None:
     text = shop.path.read_text("utf-8").replace("import Ban", "import Ban, Tiers")
     shop.path.write_text(text.replace("rules=[", f'rules=[dict(name="tiered", quota={tiers}), '), "utf-8")
     shop.log_in(2)
-    found = json.loads(shop.run("top", "--json", "--match", "tiered"))
+    found = json.loads(shop.run("top", "--json", "--rule", "tiered"))
     assert [(row["rule"], row["used"], row["state"]) for row in found["top"]] == [
         ("tiered (free)", 2, "refused"),
         ("tiered (pro)", 2, "passes"),

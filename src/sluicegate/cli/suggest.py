@@ -32,11 +32,11 @@ _NUMBERS: Final = ("Exact", "Held out", "People refused", "Programs stopped")
 def _share(_context: click.Context, _option: click.Parameter, given: str) -> float:
     number, percent, rest = given.partition("%")
     try:
-        found = float(number) / (100 if percent else 1)
+        found = float(number) / 100
     except ValueError:
         found = -1.0
-    if rest or not 0 <= found <= 1:
-        raise click.BadParameter(f"{given!r}: give a share from 0 to 1, or from 0% to 100%")
+    if rest or not percent or not 0 <= found <= 1:  # 0.1 alone may be meant as 0.1 % or as 10 %
+        raise click.BadParameter(f"{given!r}: give a share from 0% to 100%, with the sign, such as 0.1%")
     return found
 
 

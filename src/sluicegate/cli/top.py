@@ -135,7 +135,7 @@ def _rest(started: float) -> float:
 @click.command()
 @option_app
 @click.option("--limit", "most", default=20, show_default=True, type=Between(1, 1000), help="How many to show.")
-@click.option("--match", "rule", metavar="RULE", help="Only the budgets of this rule or ban.")
+@click.option("--rule", metavar="NAME", help="Only the budgets of this rule or ban.")
 @click.option("--once", is_flag=True, help="Look once. This is also done where the output is not a terminal.")
 @option_every("The pause between two looks.")
 @click.option(

@@ -373,8 +373,8 @@ class _Suggester:
         floors = [f"{_quotas(floor)} for {what}" for what, floor in FLOORS.items()]
         notes = [
             *read,
-            f"each limit is at least {100 * (MARGIN - 1):.0f} % above the exact one, and at least what a person needs: "
-            + ", ".join(floors),
+            f"the exact limit refuses at most {100 * self.share:.4g} % of the people; each limit is at least "
+            f"{100 * (MARGIN - 1):.0f} % above it, and at least what a person needs: " + ", ".join(floors),
         ]
         if len(self._seen.days) < 2:
             notes.append("one day only: nothing says how the limits would do on another day")
