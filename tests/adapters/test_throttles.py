@@ -11,12 +11,14 @@ from typing import Any, cast
 from uuid import uuid4
 
 import pytest
+from click.testing import CliRunner
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
 from sluicegate import ManualClock, Quota, Rule, Tiers
 from sluicegate.awaiting import label_of
+from sluicegate.cli.commands import sluicegate
 from sluicegate.django import acharge, charge, limit, overview, rate_limited
 from sluicegate.django.throttles import RateThrottle, read_rate
 from sluicegate.errors import AsyncMismatchError, NotEnforcedError, QuotaError, RuleError
@@ -265,6 +267,7 @@ DESCRIBED: dict[str, tuple[Any, str, str]] = {  # the view, its quotas, and its 
     "a function": (view(throttle(rate=lambda self, request: "2/min")), "by", "user"),
     "another package's": (view(DrfOwn), "", ""),
     "an action": (Actions.as_view({"get": "get"}, throttle_classes=[Two]), "2/minute", "ip"),
+    "get_throttles": (view(Two, get_throttles=lambda self: []), "", ""),
     "no view of REST framework": (lambda request: HttpResponse("plain"), "", ""),
 }
 
@@ -276,7 +279,8 @@ def test_commands_know_the_rules_that_are_charged(kind: str) -> None:
     store = Counting(ManualClock())
     with serving(asgi=False, urls=[path("x", target)], store=store, default_limits=["99/day"]) as site:
         gate = overview.project_gate()
-        _, (_, (default, *found)) = overview.endpoint_rules(gate)
+        _, (_, (default, *found), chosen) = overview.endpoint_rules(gate)
+        assert (chosen is not None) == (kind == "get_throttles")
         assert default.rule.name == "default"
         shown = [
             "by" if callable(each.rule.quota) else "; ".join(map(str, cast("Any", each.rule.quota))) for each in found
@@ -287,6 +291,23 @@ def test_commands_know_the_rules_that_are_charged(kind: str) -> None:
         site.request("GET", "/x", headers=TEAM)
         charged = {check.terms.rule_id for plan in store.plans[1:] for check in plan.checks}
         assert charged == {terms.rule_id for each in found for terms in each.terms or ()}
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "says"),
+    [
+        (view(Two, get_throttles=lambda self: []), 0, "get_throttles: chosen for each request"),
+        (view(drf.ScopedRateThrottle, throttle_scope="nowhere"), 2, f"in the throttles of {__name__}.Shown"),
+    ],
+    ids=["get_throttles", "no rate"],
+)
+def test_check_names_the_view_and_what_it_chooses(target: Any, status: int, says: str) -> None:
+    env = {"DJANGO_SETTINGS_MODULE": "its settings", "COLUMNS": "200"}
+    with serving(asgi=False, urls=[path("x", target)], default_limits=["99/day"]):
+        for words in (["check"], ["check", "--json"]):
+            done = CliRunner().invoke(sluicegate, words, env=env)
+            assert (done.exit_code, says in done.output) == (status, True), done.output
+            assert "2/minute" not in done.output
 
 
 def test_scopes_and_their_rates(asgi: bool) -> None:

@@ -86,7 +86,7 @@ def summary(application: Application) -> set[tuple[str, str, tuple[str, ...]]]:
     return {
         (" ".join(endpoint.methods), endpoint.route, tuple([bound.rule.name for bound in bounds]))
         for limiter in application.limiters
-        for endpoint, bounds in limiter.endpoints
+        for endpoint, bounds, _ in limiter.endpoints
     }
 
 

@@ -200,4 +200,5 @@ def _cause(error: Exception) -> str:
     frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     frames = [frame for frame in frames if frame.filename not in (__file__, importlib.__file__)]
     line = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{line}"
+    said = "; ".join([str(error), *getattr(error, "__notes__", ())])
+    return f"{type(error).__name__}: {said}{line}"

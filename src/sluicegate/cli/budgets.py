@@ -188,8 +188,8 @@ class Budgets:
     def _bounds(self) -> Iterator[tuple[Gate | AsyncGate, Bound]]:
         done: set[int] = set()
         for limiting in self._limiters:
-            for _, bounds in limiting.endpoints:
-                for bound in bounds:
+            for _, bounds, chosen in limiting.endpoints:
+                for bound in (*bounds, *(chosen or ())):
                     if id(bound.rule) not in done:
                         done.add(id(bound.rule))
                         yield limiting.gate, bound

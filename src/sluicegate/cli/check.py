@@ -29,6 +29,7 @@ _OPTIONS: Final = (
     *("cost", "scope", "methods", "path", "when", "count_denied", "prefetch", "charge_when", "refund_when"),
     *("per_method", "error_message", "on_denied"),
 )
+_CHOSEN: Final = "get_throttles: chosen for each request"
 
 
 class Wrong(Failure):
@@ -85,23 +86,26 @@ def show_limiter(application: Application, limiting: Limiting, *, out: Console) 
     for endpoint in facts["endpoints"]:
         nowhere = "(no route)" if len(facts["endpoints"]) > 1 else "any request"
         place = plain(" ".join([*endpoint["methods"], endpoint["route"] or nowhere]))
-        if not endpoint["rules"]:
+        if not endpoint["rules"] and not endpoint["throttles"]:
             rows.add_row(place, plain("no rule", "yellow"))
         for rule in endpoint["rules"]:
             options = ", ".join([f"{name}: {value}" for name, value in rule["options"].items()])
             words = (rule["name"], rule["quota"], rule["key"], rule["algorithm"], rule["on_store_failure"])
             rows.add_row(place, *map(plain, [*words, options] if several else words))
             place = plain("")
+        if endpoint["throttles"]:
+            rows.add_row(place, plain(endpoint["throttles"], "yellow"))
     out.print(rows)
 
 
 def _limiter(limiting: Limiting) -> dict[str, Any]:
     settings = limiting.settings
     endpoints = []
-    for endpoint, bounds in limiting.endpoints:
+    for endpoint, bounds, chosen in limiting.endpoints:
         rules = [_rule(bound, limiting, endpoint) for bound in bounds if _may_hold(bound, endpoint)]
         methods = [*endpoint.methods]
-        endpoints.append({"methods": methods, "route": endpoint.route, "view": endpoint.label, "rules": rules})
+        facts = {"methods": methods, "route": endpoint.route, "view": endpoint.label, "rules": rules}
+        endpoints.append({**facts, "throttles": None if chosen is None else _CHOSEN})
     return {
         "store": store_name(settings.store),
         "prefix": settings.prefix,

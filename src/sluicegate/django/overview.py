@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import django
 from django.apps import apps
 from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
 
 from sluicegate.django import conf
 from sluicegate.django.routes import endpoints
 from sluicegate.django.throttles import RateThrottle
 from sluicegate.errors import AsyncMismatchError
 from sluicegate.web.bound import Bound, EndpointRules, unique
-from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import AsyncGate, Gate
+
+_DRF: Final = "rest_framework.views"  # where its own get_throttles is
 
 
 def project_gate() -> Gate | AsyncGate:
@@ -34,18 +36,26 @@ def endpoint_rules(gate: Gate | AsyncGate) -> list[EndpointRules]:
     rules, known = [], dict[object, tuple[Bound, ...]]()  # a throttle has one rule in all views
     for each in endpoints():
         bounds = gate.bind(each) if whole else gate.bind_own(each, each.marks)
-        for throttle in _throttles(each):
-            same = type(throttle), throttle.scope
-            known[same] = known.get(same) or throttle.declared(gate)
-            bounds = unique([*bounds, *known[same]])
-        rules.append(EndpointRules(each, bounds))
+        throttled: list[Bound] = []
+        seen: Any = each.view
+        func = seen and seen[0]
+        try:
+            for throttle in _throttles(func):
+                same = type(throttle), throttle.scope
+                known[same] = known.get(same) or throttle.declared(gate)
+                throttled += known[same]
+        except ImproperlyConfigured as error:  # of REST framework, which names no view
+            error.add_note(f"in the throttles of {each.label}")
+            raise
+        named, own = unique([*bounds, *throttled]), len(bounds)
+        chooses = getattr(getattr(func, "cls", None), "get_throttles", None)
+        is_standard = getattr(chooses, "__module__", _DRF) == _DRF
+        rules.append(EndpointRules(each, named) if is_standard else EndpointRules(each, named[:own], named[own:]))
     return rules
 
 
-def _throttles(endpoint: Endpoint) -> Iterator[Any]:
+def _throttles(func: Any) -> Iterator[Any]:
     """Yield the throttles of sluicegate in the `throttle_classes` of a view of REST framework, in order."""
-    found: Any = endpoint.view
-    func: Any = found and found[0]
     if hasattr(getattr(func, "cls", None), "throttle_classes"):
         view = func.cls(**func.initkwargs)  # an action of a viewset may have its own
         for kind in view.throttle_classes:
