@@ -500,6 +500,19 @@ def test_no_accept_header_raises(accept: str) -> None:
             {"RateLimit-Policy": '"a";q=1, "b";q=2, "a-2";q=3, "b-2";q=4', "RateLimit": '"a";r=0, "b-2";r=1'},
         ),
         ([("RateLimit", '"a\\"b";r=1')], [("RateLimit", '"a\\"b";r=2')], {"RateLimit": '"a\\"b";r=1, "a\\"b-2";r=2'}),
+        (  # the text of a parameter is no name
+            [("RateLimit-Policy", '"a";q=5;qu="concurrent-requests"')],
+            [("RateLimit-Policy", '"request";q=5;qu="concurrent-requests", "a";q=2;qu="a, \\"request"')],
+            {
+                "RateLimit-Policy": '"a";q=5;qu="concurrent-requests", "request";q=5;qu="concurrent-requests", '
+                '"a-2";q=2;qu="a, \\"request"'
+            },
+        ),
+        (
+            [("RateLimit-Policy", '"b";qu="a"')],
+            [("RateLimit-Policy", '"a";q=1')],
+            {"RateLimit-Policy": '"b";qu="a", "a";q=1'},
+        ),
         ([("Retry-After", "5")], [("Retry-After", "60")], {"Retry-After": "60"}),
         ([("retry-after", "60"), ("Retry-After", "7")], [("Retry-After", "5")], {"Retry-After": "60"}),
         ([("Retry-After", "Mon, 05 Aug 2019 09:27:05 GMT")], [("Retry-After", "5")], {"Retry-After": "5"}),

@@ -203,7 +203,7 @@ LOOPS: Final = {
     "django.request:AsyncDjangoRequestState.header": Loop(CLIENT, in_django, "a"),
     "web.http:_wants_text": Loop(CLIENT, http._wants_text, " ,;=q1", ("text/html;q=",)),
     "web.http:merge": Loop(ANSWER, merge_fields, '",;\\a', ('"a', "limit=1, ")),
-    "web.http:_renamed": Loop(ANSWER, merge_fields, '"\\a', ('"a', '"a-')),
+    "web.http:_renamed": Loop(ANSWER, merge_fields, '"\\a=', ('"a', '"a-')),
     "web.http:_renamed.free_name": Loop(
         ANSWER, lambda text: http.merge([("RateLimit", ",".join(f'"a-{at}"' for at in range(len(text) // 8)))], OURS)
     ),

@@ -39,7 +39,8 @@ NAMES: Final = frozenset(
 """The names in lower case of all fields that a decision may add. Other fields of a response cannot collide."""
 
 _PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")
-_STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"?')  # or unterminated: otherwise the search restarts at each quote
+# With the sign before a parameter's. Or unterminated: otherwise the search restarts at each quote.
+_STRING: Final = re.compile(r'(=?)"((?:[^"\\]|\\.)*+)"?')
 _LISTS: Final = ("ratelimit", "ratelimit-policy")
 _SINGLE: Final = re.compile("limit=([0-9]{1,15}), remaining=([0-9]{1,15})")  # draft 7
 _DELAY: Final = re.compile("[0-9]{1,15}")
@@ -398,18 +399,19 @@ def _renamed(added: Fields, existing: Fields) -> Fields:
     """Return the added fields with items renamed to names that the existing fields do not have. An item has the same
     name in both fields.
     """
-    taken = {name for field, value in existing if field.lower() in _LISTS for name in _STRING.findall(value)}
+    texts = [value for field, value in existing if field.lower() in _LISTS]
+    taken = {name for text in texts for sign, name in _STRING.findall(text) if not sign}
     names: dict[str, str] = {}
 
     def free_name(match: re.Match[str]) -> str:
-        old, number = match[1], 2
-        if old not in names:
-            name = old
+        sign, old = match.groups()
+        if not sign and old not in names:
+            name, number = old, 2
             while name in taken:
                 name, number = f"{old}-{number}", number + 1
             names[old] = name
             taken.add(name)
-        return f'"{names[old]}"'
+        return match[0] if sign else f'"{names[old]}"'
 
     return [(name, _STRING.sub(free_name, value) if name.lower() in _LISTS else value) for name, value in added]
 
