@@ -343,6 +343,20 @@ def test_a_charge_keeps_nothing_of_a_request() -> None:
     assert same[0] is same[1]
 
 
+def test_a_renamed_charge_has_the_same_terms_in_each_request() -> None:
+    """The deny cache and the prefetched permits know a charge by its terms."""
+    found = []
+
+    async def view(request: Request) -> Response:
+        found.append((await charge(request, "9/minute", name="default")).checks[0].terms)
+        return PlainTextResponse("")
+
+    client = limited(Route("/", view))
+    assert [client.get("/").status for _ in range(2)] == [200, 200]
+    assert found[0].name == "default-2"
+    assert found[0] is found[1]
+
+
 # ---- two limiters ---------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from wsgiref.util import FileWrapper
 
 import pytest
 from flask import Flask, Response, abort, send_file, session, stream_with_context
+from flask.globals import request_ctx
 from flask.signals import request_finished
 
 from sluicegate import ManualClock, Rule
@@ -281,6 +282,18 @@ def test_flask_releases_when_errors_propagate() -> None:
     assert [name for name, _ in board.store.log] == ["run", "release"]
 
 
+def pops() -> str:
+    """Handle an error while a copy of the context ends."""
+    with suppress(LookupError):
+        context: Any = request_ctx
+        context.push()
+        try:
+            raise LookupError
+        except LookupError:
+            context.pop()
+    return "page"
+
+
 def breaks_teardown(app: Flask) -> None:
     app.teardown_request(lambda error: 1 / 0)  # type: ignore[type-var]
 
@@ -317,7 +330,7 @@ def refuses_fields(status: str, headers: Any, exc_info: Any = None) -> Any:
     ],
     ids=["teardown", "context", "session", "close", "server", "none"],
 )
-@pytest.mark.parametrize(("view", "trace"), [(fine, True), (streams, True), (fine, False)])
+@pytest.mark.parametrize(("view", "trace"), [(fine, True), (streams, True), (pops, True), (fine, False)])
 def test_flask_ends_a_request_whose_response_it_loses(prepare: Any, start: Any, view: Any, trace: bool) -> None:
     """The server never gets a response to close. A response that it gets ends the request, and nothing earlier."""
     app, store, events = Flask("board"), Watched(ManualClock()), list[bool]()

@@ -533,12 +533,15 @@ def _pop(reference: weakref.ref[RequestContext], *given: Any) -> None:
 
 
 def _raised_in(frame: FrameType) -> bool:
-    """True if the exception in flight comes from this frame or its caller. Further out, a server or a middleware may
-    call Flask while it handles another one.
+    """True if an exception leaves this frame, or the frame of Flask that called it. Any other frame only handles the
+    exception in flight: a server or a middleware further out, or a view that pops a context by hand.
     """
     error = sys.exception()
     trace = None if error is None else error.__traceback__  # of further out: it may be lost
-    return trace is not None and trace.tb_frame in (frame, frame.f_back)
+    return trace is not None and (trace.tb_frame is frame or trace.tb_frame.f_code is _SERVES)
+
+
+_SERVES: Final = Flask.wsgi_app.__code__
 
 
 def decision() -> Decision | None:

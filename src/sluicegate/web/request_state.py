@@ -6,10 +6,11 @@ The adapter stores the state on the request. Views and guards read it there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final
 
 from sluicegate.errors import warn
-from sluicegate.plan import BAN, Check, Decision
+from sluicegate.plan import BAN, Check, Decision, Terms
 from sluicegate.web.charges import Charges, owed, without
 from sluicegate.web.endpoint import printable
 from sluicegate.web.gate import AsyncGate, Gate
@@ -82,7 +83,7 @@ class RequestState:
             while name in taken and check.terms.algorithm != BAN:
                 name, number = f"{first}-{number}", number + 1
             taken.add(name)
-            named.append(check if name == first else check._replace(terms=check.terms._replace(name=name)))
+            named.append(check if name == first else check._replace(terms=_named(check.terms, name)))
         return tuple(named)
 
     def owe(self, charges: Charges) -> None:
@@ -118,6 +119,12 @@ def count_together(one: Settings, other: Settings) -> bool:
     """True if limiters with these two settings count in the same store. Then equal rules share a budget."""
     own_memory = isinstance(one.store, str) and one.store.lower().startswith("memory:")
     return not own_memory and (one.store, one.prefix) == (other.store, other.prefix)
+
+
+@lru_cache(maxsize=1024)  # always the same object: the deny cache and the prefetched permits know terms by it
+def _named(terms: Terms, name: str) -> Terms:
+    """Return the terms with another name."""
+    return terms._replace(name=name)
 
 
 def warn_of_twice(outer: RequestState | None, gate: Gate | AsyncGate, decision: Decision | None) -> None:
