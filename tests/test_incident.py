@@ -144,7 +144,8 @@ def test_an_incident(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
         status = shop.health()
         assert (status["available"], status["circuits"][0]["state"]) == (False, "open")
         assert status["degraded_allowed"] >= 1
-        assert "✗  connection" in shop.operator("doctor", server.url, status=1)
+        (finding,) = re.findall(r"✗  connection .*?(?=\n\S)", shop.operator("doctor", server.url, status=1), re.S)
+        assert finding.split() == re.findall(r"✗  connection .*?(?=\n *```)", STORY, re.S)[0].split()
 
         server.resume()
         closed = ("closed", True)
