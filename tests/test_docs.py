@@ -146,6 +146,36 @@ def test_the_code_of_a_page_runs(folder: Folder, monkeypatch: pytest.MonkeyPatch
     assert [name for names in files.values() for name in unreached(names, visited)] == []
 
 
+def own_answers() -> Iterator[Any]:
+    """The applications of the pages that answer a refusal themselves."""
+    for folder in every_folder():
+        programs = {block.place: block.text for block in folder.programs}
+        for name, text in (folder.files | programs).items():
+            if re.search(r"def on_denied|exception_handlers?\b|@app.errorhandler", text):
+                yield pytest.param(text, id=name if name in programs else f"{folder.name}-{name}")
+
+
+@pytest.mark.parametrize(
+    ("status", "options"),
+    [
+        pytest.param(403, {"deny": [lambda request: True]}, id="deny"),
+        pytest.param(503, {"store": "redis://127.0.0.1:1", "on_store_failure": "deny"}, id="store failure"),
+    ],
+)
+@pytest.mark.parametrize("text", list(own_answers()))
+def test_an_own_answer_keeps_the_status_of_the_refusal(
+    text: str, status: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Settings.__init__
+    monkeypatch.setattr(Settings, "__init__", lambda self, **given: make(self, **(given | options)))
+    names = vars(ModuleType("app"))
+    exec(text, names)
+    for each in visit({"app": names}):
+        found = {answer.status for answer in each.answers}
+        assert status in found, each.name
+        assert 429 not in found, each.name
+
+
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_every_language_is_tested(page: Path) -> None:
     assert {block.language for block in blocks(page)} <= LANGUAGES

@@ -11,7 +11,7 @@ from sluicegate.plan import FORBIDDEN, Check, Decision, Plan
 from sluicegate.rules.ban import with_bans
 from sluicegate.rules.terms import make_terms
 from sluicegate.web.http import DIALECTS, denial, fields_for, retry_after
-from sluicegate.web.problem import TYPES, detail, problem, status_of
+from sluicegate.web.problem import TYPES, detail, problem
 
 BAN = Ban(after=2, within=60, duration=90)
 
@@ -44,7 +44,7 @@ BANNED = decide(4, wait=30.5)  # the rule itself would allow it
 def test_a_ban_is_a_problem_of_its_own(
     decision: Decision, status: int, name: str, wait: int, violated: list[str]
 ) -> None:
-    assert (status_of(decision), retry_after(decision)) == (status, wait)
+    assert (decision.status, retry_after(decision)) == (status, wait)
     assert problem(decision, status=status, wait=wait) == {
         "type": TYPES + name.lower().replace(" ", "-"),
         "title": name,

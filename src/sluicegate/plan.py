@@ -168,6 +168,11 @@ class Decision(NamedTuple):
         return not self.allowed and not self.outcomes
 
     @property
+    def status(self) -> int:
+        """The status of a refusal: 429; 503 if the store is unavailable; 403 if the `deny` list refused it."""
+        return 403 if self.forbidden else 503 if self.unavailable else 429
+
+    @property
     def by_rule(self) -> dict[str, Outcome]:
         """The outcome of each rule by the rule's name, in rule order."""
         return {check.terms.name: outcome for check, outcome in zip(self.checks, self.outcomes, strict=True)}

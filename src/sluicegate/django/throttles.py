@@ -38,7 +38,7 @@ from sluicegate.web.endpoint import Endpoint, printable, scope_of
 from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.http import retry_after
 from sluicegate.web.marks import RuleOptions
-from sluicegate.web.problem import detail, status_of
+from sluicegate.web.problem import detail
 
 _STATE: Final = "_sluicegate_throttles"
 _sending: Final[set[asyncio.Task[Any]]] = set()  # an event loop keeps only weak references to its tasks
@@ -340,7 +340,7 @@ def _state_on_loop(native: HttpRequest, state: DjangoRequestState) -> Generator[
 def refusal(decision: Decision) -> tuple[int, int | None, str]:
     """Return the status of a refusal, the value of `Retry-After`, and a sentence for the client."""
     wait = retry_after(decision)
-    return status_of(decision), wait, detail(decision, wait)
+    return decision.status, wait, detail(decision, wait)
 
 
 def wait_after(decision: Decision) -> float | None:

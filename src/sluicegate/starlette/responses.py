@@ -15,7 +15,7 @@ from sluicegate.asgi import REASON, ASGIApp, AsgiCaller, Scope, answer_of, can_d
 from sluicegate.errors import SluicegateError
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.web.http import denial
-from sluicegate.web.problem import STATUSES, status_of
+from sluicegate.web.problem import STATUSES
 from sluicegate.web.settings import Settings
 
 
@@ -70,7 +70,7 @@ def handles_refusals(app: object) -> bool:
 
 def _handler_of(handlers: Mapping[Any, Any], decision: Decision) -> Any:
     """Return an application's handler for this refusal; None without one."""
-    status = status_of(decision)
+    status = decision.status
     for kind in (status,) if status == 403 else (status, *_KINDS):
         if kind in handlers:
             return handlers[kind]

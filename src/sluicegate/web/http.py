@@ -17,7 +17,7 @@ from typing import Final, Literal, TypeVar, cast
 from sluicegate.clock import MICROSECOND, epoch_seconds
 from sluicegate.errors import RuleError, SettingsError
 from sluicegate.plan import BAN, Check, Decision, Outcome, Source, Terms
-from sluicegate.web.problem import PROBLEM, problem, status_of
+from sluicegate.web.problem import PROBLEM, problem
 
 Field = tuple[str, str]
 Fields = list[Field]
@@ -161,7 +161,7 @@ def _denial(rows: _Rows, dialect: str | None, text: bool, *, epoch: float = 0.0)
 
 def make_denial(decision: Decision, dialect: str | None, *, epoch: float, text: bool) -> Denial:
     """Make the response to a refused request: as text if `text` is True, else as problem details."""
-    status, wait = status_of(decision), retry_after(decision)
+    status, wait = decision.status, retry_after(decision)
     described = problem(decision, status=status, wait=wait)
     if text:
         body, media = f"{described['title']}. {described['detail']}\n".encode(), "text/plain; charset=utf-8"

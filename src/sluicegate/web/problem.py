@@ -1,4 +1,4 @@
-"""The status of a refusal, and its problem details (RFC 9457): title, type, detail.
+"""The problem details of a refusal (RFC 9457): title, type, detail.
 
 The values differ for a quota, a ban, the deny list, and a store that is unavailable.
 """
@@ -17,11 +17,6 @@ STATUSES: Final = frozenset(_TITLES)
 """Every status that a refusal may have."""
 FORBIDDEN: Final = "This client is not allowed here."
 _BANNED: Final = "Abnormal Usage Detected"
-
-
-def status_of(decision: Decision) -> int:
-    """Return the status of a refusal: 429; 503 if the store failed; 403 for a client on the deny list."""
-    return _FORBIDDEN if decision.forbidden else 503 if decision.unavailable else 429
 
 
 def problem(decision: Decision, *, status: int, wait: int | None) -> dict[str, Any]:
