@@ -12,13 +12,18 @@ from typing import Any, cast
 
 import hiredis
 
+from sluicegate.plan import Check, Plan
 from sluicegate.stores.redis.async_connections import AsyncConnections
-from sluicegate.stores.redis.commands import AnyCommand, Command, pack
+from sluicegate.stores.redis.commands import AnyCommand, Command, SingleCheck, pack
+from sluicegate.stores.redis.encoding import Encoder
 from sluicegate.stores.redis.steps import Address, Send
 from sluicegate.stores.redis.url import Servers
+from sluicegate.testing.store import terms
 
 DEADLINE = 0.1
 ADDRESS = Address("scripted", 1)
+TERMS = terms("gcra", "1000/day", scope="machine")
+ENCODER = Encoder(prefix="m", clock=None, split=False)
 
 
 class _Selector(selectors.DefaultSelector):
@@ -185,3 +190,11 @@ class Ask:
 def command(number: int) -> Command:
     """A command that a server can tell from others."""
     return Command(pack("ASK", number))
+
+
+def check(number: int) -> SingleCheck:
+    """The command of one plan, which goes in a batch with others."""
+    for _ in range(2):  # the second time the rule is known
+        made = ENCODER.run(Plan((Check(TERMS, str(number), 1),)))
+    assert isinstance(made, SingleCheck)
+    return made

@@ -25,27 +25,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sluicegate.plan import Check, Plan
 from sluicegate.stores.redis.commands import SingleCheck, bulk
-from sluicegate.stores.redis.encoding import Encoder
 from sluicegate.stores.redis.steps import NoReplyError
 from sluicegate.testing.scenarios import examples
-from sluicegate.testing.store import terms
-from tests.stores.scripted import ADDRESS, DEADLINE, Ask, ManualLoop, Peer, Scripted, command
+from tests.stores.scripted import ADDRESS, DEADLINE, ENCODER, TERMS, Ask, ManualLoop, Peer, Scripted, check, command
 
 COUNTS = [1, 1, 2, 7, 8, 9, 33]  # of askers in one turn
 MOSTLY = [True, True, True, False]
 SLACK = 0.02  # seconds: the steps of the test's clock, and the last look into the socket
-TERMS = terms("gcra", "1000/day", scope="machine")
-ENCODER = Encoder(prefix="m", clock=None, split=False)
-
-
-def check(number: int) -> SingleCheck:
-    """The command of one plan, which goes in a batch with others."""
-    for _ in range(2):  # the second time the rule is known
-        made = ENCODER.run(Plan((Check(TERMS, str(number), 1),)))
-    assert isinstance(made, SingleCheck)
-    return made
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ from sluicegate.stores import open_async_store
 from sluicegate.stores.redis.steps import NoReplyError
 from tests.servers import Server, free_port
 from tests.stores.modes import PATIENCE
-from tests.stores.scripted import DEADLINE, Ask, ManualLoop, Peer, Scripted, command
+from tests.stores.scripted import DEADLINE, Ask, ManualLoop, Peer, Scripted, check, command
 
 
 class Bench:
@@ -146,6 +146,22 @@ def test_a_deadline_is_kept_that_begins_while_the_timer_fires(bench: Bench) -> N
     ask = bench.ask_only(1)
     bench.loop.pass_time(1.1 * DEADLINE)
     assert ask.done
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_connection_that_closes_after_an_unknown_script_has_not_answered(bench: Bench, answers: bool) -> None:
+    """The script is sent then. A proxy that closes each connection on it never lets a charge pass."""
+    peer = bench.connected() if answers else None
+    asks = [Ask(bench.loop, bench.driver, check(number)) for number in range(2)]
+    bench.loop.settle()
+    peer = peer or bench.accept()
+    peer.read()
+    peer.write(b"-NOSCRIPT no\r\n")
+    bench.loop.settle()
+    assert b"EVAL" in peer.read()[0]
+    peer.close()
+    bench.loop.settle()
+    assert list(map(failed, asks)) == [(True, "connection" if answers else "server")] * 2
 
 
 def test_an_opening_goes_on_behind_the_deadline_and_is_kept(bench: Bench) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from os import urandom
 from typing import Any, Final
@@ -223,11 +224,13 @@ class MemoryTable:
     def _sweep(self, now: int) -> None:
         """Remove the expired ones among the next few entries."""
         for _ in range(min(_SWEEP, len(self._queue))):
-            entry = self._queue.popleft()  # first: a signal handler may decide before the next line
-            if entry.expired(now):
+            entry = self._queue[0]
+            if not entry.expired(now):
+                self._queue.rotate(-1)
+                continue
+            with suppress(ValueError):  # a signal handler that decides has removed it
+                self._queue.remove(entry)
                 self._remove(entry)
-            else:
-                self._queue.append(entry)
 
     def _make_room(self, now: int) -> bool:
         """Evict one of the next few entries; False if all of them are currently refused.

@@ -98,6 +98,7 @@ class AsyncConnection(asyncio.Protocol):
         self._writer: Any = None
         self._watch: Callable[[], Any] = bool
         self._heard = -inf  # when the last data came
+        self._answered = False  # whether a command has its reply; it did not run if the script is unknown
         self.trip = 0.0  # seconds: what a round trip took when it opened
         self._retired = self._closed = False
 
@@ -204,6 +205,7 @@ class AsyncConnection(asyncio.Protocol):
                 else:
                     replies = [reply] * len(answers)
                 waiting.popleft()
+                self._answered = True
                 for answer, each in zip(answers, replies, strict=True):
                     if not answer.done():
                         answer.set_result(each)
@@ -215,7 +217,7 @@ class AsyncConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all waiting commands."""
         error = ConnectionError("the server closed the connection") if exc is None else exc
-        self.fail(error, concerns=concerns_of(exc, answered=self._heard > -inf))
+        self.fail(error, concerns=concerns_of(exc, answered=self._answered))
 
     def eof_received(self) -> None:
         """Fail all waiting commands at once, because the transport would lose those that are written from now on."""

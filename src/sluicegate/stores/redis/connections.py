@@ -393,7 +393,7 @@ class _Pool:
             reply = call(command, now + seconds)
             parser.used = now
         except BaseException as error:  # noqa: BLE001  # `_lost` raises it again
-            return self._lost(connection, error)
+            return self._lost(connection, error, began=now)
         self._idle.append(connection)  # the same as `put`, without a call
         if self._waiting:
             self._wake()
@@ -401,7 +401,7 @@ class _Pool:
             self.close()
         return reply
 
-    def _lost(self, connection: Connection, error: BaseException) -> NoReplyError:
+    def _lost(self, connection: Connection, error: BaseException, *, began: float) -> NoReplyError:
         """Close a connection without a reply, unless nothing was sent. Return the failure. Raises another error."""
         if isinstance(error, TooLateError):
             self.put(connection)
@@ -410,12 +410,13 @@ class _Pool:
         failure = failure_of(error)
         if failure is None:
             raise error  # an interrupt, or the timeout of a greenlet
-        used = connection.parser.used
-        concerns = concerns_of(error, answered=used > -inf)
-        with suppress(IndexError):  # no connection is idle any more
-            while concerns == "server" and self._idle[0].parser.used <= used:
-                # A firewall that has forgotten this connection has forgotten those that were idle for longer.
-                self.discard(self._idle.popleft())
+        concerns = concerns_of(error, answered=connection.parser.used > -inf)
+        for idle in list(self._idle) if concerns == "server" else ():
+            # A firewall that has forgotten this connection has forgotten all that were idle when the command began.
+            if idle.parser.used < began:
+                with suppress(ValueError):  # another thread has taken it
+                    self._idle.remove(idle)
+                    self.discard(idle)
         return NoReplyError(self.address, failure, sent=True, concerns=concerns)
 
     def put(self, connection: Connection) -> None:
