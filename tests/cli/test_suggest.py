@@ -130,6 +130,7 @@ def test_decorators_of_all_groups_are_code(log: str) -> None:
         (["--share", "some"], 2, "from 0% to 100%"),
         (["--share", "0.1"], 2, "with the sign, such as 0.1%"),
         (["--share", "0.1%", *ON], 0, "at most 0.1 % of the people"),
+        (["--by", "user", *ON], 0, "--by: "),
         (["--by", "header"], 2, "--by 'header': at character 1"),
         (["--group", "login"], 2, "--group 'login': at character 1"),
         (["--group", ""], 2, "a path begins with a slash"),

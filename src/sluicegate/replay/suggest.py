@@ -183,7 +183,7 @@ def suggest(
     that are done and of all. The parts are counted several times.
     """
     rules = [_read(pattern) for pattern in patterns]
-    rule = {"name": "everything", "quota": "1/second", "key": parse_key(key)}
+    rule = {"name": "--by", "quota": "1/second", "key": parse_key(key)}
     settings = Settings.from_mapping({"key": "ip", "rules": [rule], **(options or {})}, source="--by")
     ready = Ready(Candidate(key, settings))
     seen, hints = _Seen(), Hints([ready])
