@@ -31,8 +31,15 @@ from flask.typing import ResponseReturnValue
 from werkzeug.exceptions import HTTPException, ServiceUnavailable, TooManyRequests
 from werkzeug.middleware.proxy_fix import ProxyFix
 
-from sluicegate import ManualClock, Settings
-from sluicegate.errors import AsyncMismatchError, RuleError, SettingsError, StoreURLError
+from sluicegate import ManualClock, Rule, Settings
+from sluicegate.errors import (
+    AsyncMismatchError,
+    NotEnforcedError,
+    RuleError,
+    SettingsError,
+    SluicegateError,
+    StoreURLError,
+)
 from sluicegate.flask import (
     Denied,
     Installation,
@@ -585,6 +592,44 @@ def test_fl06_a_copy_of_the_context_does_not_end_the_request(run: Callable[[Any]
     assert [client.request("GET", "/", headers=[("More", "1")]).status] == [200]
     assert [client.request("GET", "/").status for _ in range(2)] == [200, 429]
     assert set(inside) <= {429}
+
+
+def after_the_response(take: Callable[[], None], late: list[Any]) -> Any:
+    late.append(copy_current_request_context(take))
+    return "done"
+
+
+def in_a_stream(take: Callable[[], None], late: list[Any]) -> Any:
+    return Response(stream_with_context(str(step()) for step in (take, take)))
+
+
+def in_a_copy_in_a_stream(take: Callable[[], None], late: list[Any]) -> Any:
+    copied = copy_current_request_context(take)
+    return Response(str(step()) for step in (copied, copied))
+
+
+REFUNDED = Rule(name="refunded", quota="9/day", refund_when=lambda response: response.status_code >= 500)
+
+
+@pytest.mark.parametrize("rules", [[], [REFUNDED]], ids=["no rule", "a refund"])
+@pytest.mark.parametrize("view", [after_the_response, in_a_stream, in_a_copy_in_a_stream])
+def test_fl06_a_late_slot_is_released_or_not_taken(view: Any, rules: list[Rule]) -> None:
+    app, late, seen = Flask("x"), list[Any](), list[object]()
+    RateLimiter(app, clock=ManualClock(), rules=rules)
+
+    def take() -> None:
+        try:
+            seen.append(charge(request, "1 at once").allowed)
+        except SluicegateError as error:
+            seen.append(type(error))
+
+    app.add_url_rule("/", view_func=lambda: view(take, late))
+    for _ in range(2):
+        WsgiClient(app).request("GET", "/")
+        for task in late:
+            task()
+        late.clear()
+    assert set(seen) in ([{NotEnforcedError}] if view is after_the_response else [{NotEnforcedError}, {True}])
 
 
 def test_fl06_a_stream_with_the_context_holds_its_slot_until_it_ends() -> None:

@@ -230,8 +230,10 @@ class _FlaskState(RequestState):
 
     @property
     def can_hold(self) -> bool:
-        """True while Flask will still tear the request down."""
-        return has_request_context() and super().can_hold
+        """True while a slot would be released: by the end of the response, or of this context."""
+        if not has_request_context():
+            return False
+        return super().can_hold if self.settlement or not self.answered else self.context == id(_context())
 
     @property
     def can_refuse(self) -> bool:
@@ -355,8 +357,8 @@ class Installation:
         """Refund charges by this response, and release held slots when the response is closed."""
         settlement = cast("Settlement", state.settlement)
         state.regain(settlement.answered(Answer(response.status_code, Headers(response.headers))))
+        _end_with(response, settlement.ended)  # also if it holds nothing yet: the stream may take a slot
         if settlement.holds:
-            _end_with(response, settlement.ended)
             response.direct_passthrough = False  # with it, werkzeug gives a file to the server and closes only the file
             if response.is_streamed:
                 response.response = SettlingBody(cast("Iterable[bytes]", response.response), state)
