@@ -384,6 +384,10 @@ def test_a_failure_says_how_the_response_stands() -> None:
         assert_allowed(Limiter().hit("5/minute", "alice"))
     with pytest.raises(AssertionError, match="the dialect of `headers` has none; leave out rule"):
         assert_allowed((200, {"RateLimit-Remaining": "3"}), rule="default")
+    two = {"RateLimit": '"default";r=4;t=5, "plan";r=2;t=5'}
+    with pytest.raises(AssertionError, match=r"^expected 2 left; give rule=\n"):
+        assert_allowed((200, two), remaining=2)
+    assert_allowed((200, two), rule="plan", remaining=2)
     refusal = {"RateLimit": '"default";r=0;t=5', "Cache-Control": "no-store"}
     assert_limited((418, refusal), status=418, rule="default")
 

@@ -58,7 +58,8 @@ def assert_allowed(response: Any, *, rule: str | None = None, remaining: int | N
         raise _failure(f"expected that the rule {rule!r} applies", found)
     left = set(found.left.values() if rule is None else [found.left[rule]])
     if remaining is not None and left != {remaining}:
-        raise _failure(f"expected {remaining} left{'' if rule is None else f' under the rule {rule!r}'}", found)
+        under = f" under the rule {rule!r}" if rule is not None else "; give rule=" if len(found.left) > 1 else ""
+        raise _failure(f"expected {remaining} left{under}", found)
 
 
 class _Standing(NamedTuple):
