@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -208,10 +209,12 @@ def all_adapters(trigger: Ask) -> list[Ask]:
     return [lambda adapter=adapter, **options: trigger(adapter, **options) for adapter in ADAPTERS]
 
 
-def left_over(**options: Any) -> None:
+def left_over(given: str = "RATELIMIT_DEFAULT", **options: Any) -> None:
     app = Flask("app")
-    app.config.update(RATELIMIT_REQUEST_IDENTIFIER=str, RATELIMIT_DEFAULT="5/minute")
-    RateLimiter(app, **options)
+    app.config[given] = "5/minute"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, "flask_limiter", raising=False)  # other tests import it
+        RateLimiter(app, **options)
 
 
 # code → ways to meet it; each is a function of the options of an adapter or a limiter
@@ -282,6 +285,32 @@ def codes_of(trigger: Ask, times: int = 2) -> list[str]:
 @EACH
 def test_it_is_given_once(code: str, trigger: Ask) -> None:
     assert codes_of(trigger) == [code]
+
+
+@pytest.mark.parametrize(
+    ("given", "prefix", "text"),
+    [
+        ("RATELIMIT_STORAGE_URI", "ADMIN_", 'here it is store: .*; give it in app.config["ADMIN_STORE"]'),
+        (
+            "RATELIMIT_META",
+            "SLUICEGATE_",
+            'here it is ban: .*; give it in a Rule in app.config["SLUICEGATE_RULES"], or @limit',
+        ),
+        ("RATELIMIT_HEADER_RETRY_AFTER_VALUE", "SLUICEGATE_", "here there is none: Retry-After is in .*, in seconds"),
+        ("RATELIMIT_FAIL_ON_FIRST_BREACH", "SLUICEGATE_", "here there is none: .*"),
+    ],
+)
+def test_what_is_left_over_has_a_place_here(given: str, prefix: str, text: str) -> None:
+    pattern = re.escape(text).replace(r"\.\*", ".*")
+    with pytest.warns(SluicegateWarning, match=f"{pattern}; delete this one"):
+        left_over(given, config_prefix=prefix)
+
+
+def test_an_option_of_a_limiter_in_use_is_not_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flask_limiter", sys)
+    app = Flask("app")
+    app.config["RATELIMIT_DEFAULT"] = "5/minute"
+    RateLimiter(app, strict=True)
 
 
 @EACH

@@ -237,6 +237,8 @@ def unknown_option(
     else:
         name, use = found
         expected = f"here it is {'called' if name in known else 'the option'} {name}: {use}"
+        if not name:
+            expected = f"leave it out: {use}"
     return error(what, given, problem=f"no such {kind}", expected=expected)
 
 
@@ -273,7 +275,9 @@ def takes_names(*needed: str) -> Callable[[type[T]], type[T]]:
 
 
 def name_here(option: str) -> tuple[str, str] | None:
-    """Return what another library's option is called here, and how it is used; None if none has this name."""
+    """Return what another library's option is called here ("" if there is none), and how it is used or why there is
+    none; None if no library has this name.
+    """
     from sluicegate.other_names import OPTIONS  # here: only errors need it
 
     name = option.lower()
@@ -379,8 +383,8 @@ WARNINGS: Final = {
     ),
     "SG111": CodedWarning(
         "app.config",
-        "an option of Flask-Limiter that has no effect here, where it is {option}",
-        'write app.config["SLUICEGATE_…"] or an argument of RateLimiter, and delete this one',
+        "an option of Flask-Limiter, which is not imported; here {use}",
+        "delete this one",
     ),
 }
 

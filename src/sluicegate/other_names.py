@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-_ELSEWHERE: Final = {  # the names elsewhere → (the name here, how it is used here)
+_ELSEWHERE: Final = {  # the names elsewhere → (the name here, if there is one, how it is used here)
     "key_func identifier": ("key", '"user", "ip", "header:Name" or a function of the request'),
     "limit_value limits limit_string times seconds minutes hours milliseconds rate": (
         "quota",
@@ -36,10 +36,9 @@ _ELSEWHERE: Final = {  # the names elsewhere → (the name here, how it is used 
         "headers",
         "the name of a dialect, or None for no fields",
     ),
-    "retry_after header_retry_after header_retry_after_value": (
-        "headers",
-        "Retry-After is in every refusal, whatever the dialect",
-    ),
+    "retry_after header_retry_after header_retry_after_value": ("", "Retry-After is in every refusal, in seconds"),
+    "fail_on_first_breach": ("", "a refused request is charged nowhere"),
+    "request_identifier": ("", "the scope of a limit says which views share it"),
     "key_prefix cache_prefix": ("prefix", "it begins every key in a shared server"),
     "swallow_errors fail_open": ("on_store_failure", '"allow" lets requests pass while the store is down'),
     "in_memory_fallback in_memory_fallback_enabled": (

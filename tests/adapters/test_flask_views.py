@@ -552,6 +552,9 @@ def test_the_decorators_of_flask_limiter_are_functions_here() -> None:
     for name, called in (("limit", "limit"), ("shared_limit", "limit"), ("exempt", "exempt")):
         with pytest.raises(AttributeError, match=f"write from sluicegate.flask import {called}"):
             getattr(RateLimiter(), name)
+    for name in ("request_filter", "enabled", "reset", "check", "current_limit"):
+        with pytest.raises(AttributeError, match="; use "):
+            getattr(RateLimiter(), name)
     assert not hasattr(RateLimiter(), "anything")
     with pytest.raises(AttributeError, match="no attribute 'enabled'"):
         setattr(RateLimiter(), "enabled", False)  # noqa: B010  # a type checker refuses the statement

@@ -212,7 +212,7 @@ def _facts() -> Facts:
 def _left_over() -> str:
     """Return the settings of django-ratelimit or django-smart-ratelimit, with their names here; "" if it is in use."""
     names = {name: name_here(name) for name in dir(django_settings) if name.startswith("RATELIMIT_")}
-    found = [f"{name} is {here[0].upper()} ({here[1]})" for name, here in names.items() if here is not None]
+    found = [f"{name} is {here[0].upper() or 'gone'} ({here[1]})" for name, here in names.items() if here is not None]
     if found and getattr(django_settings, "ROOT_URLCONF", None):
         _ = get_resolver().url_patterns  # imports the views, and with them a limiter that they use
     return "" if _OTHERS & sys.modules.keys() else ", ".join(found)

@@ -61,6 +61,13 @@ NOT_LIMITED: Final = (  # what to do then
     "call RateLimiter(app), or init_app(app); in another framework import it from there, as from sluicegate.fastapi"
 )
 _FLASK_LIMITER: Final = "RATELIMIT_"
+_MEMBERS: Final = {  # of Flask-Limiter's class → what to use here
+    "request_filter": "the setting allow, with the function",
+    "enabled": "the setting enabled; in tests the fixture limits_off",
+    "reset": "reset_all(identity); in tests the fixture fresh_limits",
+    "check": "charge(request, quota) of sluicegate.flask",
+    **dict.fromkeys(("current_limit", "current_limits", "context"), "decision() of sluicegate.flask"),
+}
 _ON_REQUEST: Final = "_sluicegate_{}"  # attribute of a request: its state under one limiter
 _CORS: Final = ("access-control-", "vary")
 
@@ -100,11 +107,13 @@ class RateLimiter:
     if not TYPE_CHECKING:  # a type checker knows what there is
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Say where the decorators are, which are methods in Flask-Limiter."""
+            """Say what there is here for a member of Flask-Limiter's class."""
             text = f"{type(self).__name__!r} object has no attribute {name!r}"
             if name in ("limit", "shared_limit", "exempt"):
                 name = name.removeprefix("shared_")
                 text = f"{text}; write from sluicegate.flask import {name}, and @{name} without the limiter before it"
+            elif name in _MEMBERS:
+                text = f"{text}; use {_MEMBERS[name]}"
             raise AttributeError(text)
 
     def init_app(self, app: Flask) -> None:
@@ -120,8 +129,8 @@ class RateLimiter:
             problem = "this RateLimiter limits it already"
             raise SettingsError("application", app.name, problem=problem, expected="call init_app once")
         settings = self._read(app)
-        if "limiter" not in app.extensions and self._prefix not in (None, _FLASK_LIMITER):
-            _warn_of_leftovers(app, strict=settings.strict)
+        if "flask_limiter" not in sys.modules and self._prefix not in (None, _FLASK_LIMITER):
+            _warn_of_leftovers(app, self._prefix, strict=settings.strict)
         for other in installed:
             _check_prefixes(settings, other.settings)
         added = Installation(self, app, settings)
@@ -205,11 +214,16 @@ class RateLimiter:
         return options
 
 
-def _warn_of_leftovers(app: Flask, *, strict: bool) -> None:
+def _warn_of_leftovers(app: Flask, prefix: str | None, *, strict: bool) -> None:
     """Warn about the options of Flask-Limiter in the configuration: they limited something before."""
     for name in app.config:
         if name.startswith(_FLASK_LIMITER) and (found := name_here(name)) is not None:
-            warn("SG111", name, strict=strict, option=f"{found[0]}: {found[1]}")
+            option, use = found
+            of_rule = option not in SettingsOptions.__annotations__
+            place = f'app.config["{prefix}{"RULES" if of_rule else option.upper()}"]'
+            place = f"a Rule in {place}, or @limit" if of_rule else place
+            use = f"it is {option}: {use}; give it in {place}" if option else f"there is none: {use}"
+            warn("SG111", name, strict=strict, use=use)
 
 
 class _FlaskState(RequestState):

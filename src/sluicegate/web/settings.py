@@ -377,6 +377,8 @@ def _error(option: str, given: object, problem: str, expected: str) -> SettingsE
 
 
 def _unknown(what: str, given: object, known: Iterable[str], *, kind: str = "setting") -> ConfigurationError:
+    if kind == "setting" and isinstance(given, str) and given.lower() in _RULE_OPTIONS:
+        return _error(what, given, "no such setting", 'it is an option of a rule; give it to a Rule in "rules"')
     return unknown_option(what, given, known, error=SettingsError, kind=kind)
 
 
