@@ -30,7 +30,10 @@ _ELSEWHERE: Final = {  # the names elsewhere → (the name here, if there is one
     ),
     "default_limits_cost defaults_cost application_limits_cost application_cost": ("cost", "of a rule in the settings"),
     "storage_uri storage_url storage redis backend use_cache": ("store", 'a URL such as "redis://localhost:6379/0"'),
-    "storage_options": ("store", "options are in its URL; or give a RedisStore with a client of your own"),
+    "storage_options": (
+        "store",
+        "options are in its URL, and timeouts are `deadline`; or give a RedisStore with a client of your own",
+    ),
     "strategy using": ("algorithm", '"sliding-window", "fixed-window", "gcra" and others'),
     "headers_enabled header_name_mapping header_limit header_remaining header_reset": (
         "headers",

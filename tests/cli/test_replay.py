@@ -164,6 +164,7 @@ def test_a_key_that_the_log_lacks_is_said_first(log: str, command: str, key: str
     assert says in beginning
     assert ("No line" in done.output) == bool(says)
     assert ("The log has address" in beginning) == (":" in key)
+    assert "of everything" not in done.output  # a name that nobody has given
 
 
 @pytest.mark.parametrize("command", [["suggest", "--by", "user"], ["replay", "--rule", "5/minute by user"]])
