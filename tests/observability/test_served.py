@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from docs.pages import DOCS, blocks
 from examples.observability.shop import create_app
 from tests.observability.test_metrics import Probe, Sums, of_opentelemetry, of_prometheus
 from tests.running import ROOT, ask, running
@@ -19,6 +22,12 @@ from tests.servers import Server, free_port
 CLIENTS, ORDERS, SEARCHES, NOWHERE = 7, 9, 6, 2  # and so many requests of each client
 RULES = ("endpoint", "method", "result"), ("rule", "result")
 Get = Callable[[str, str], int]
+SCRAPE = """
+client = app.test_client()
+for _ in range(3):
+    client.get("/nowhere").close()
+print(client.get("/metrics").text)
+"""
 
 
 def load(get: Get, *, first: int = 0) -> tuple[Sums, Sums]:
@@ -84,6 +93,22 @@ def test_the_metrics_of_four_workers_equal_what_was_sent(valkey: Server, tmp_pat
     assert any("rule 'search' would have refused" in line for line in lines)
     assert "client" not in "".join(lines)
     assert "PROMETHEUS_MULTIPROC_DIR" not in os.environ
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_view_for_several_processes_shows_each_series_once(tmp_path: Path, *, shared: bool) -> None:
+    """The view of docs/metrics.md, as a reader copies it, without files and with them."""
+    page = list(blocks(DOCS / "metrics.md"))
+    (module,) = [block.text for block in page if block.title == "shop_metrics.py"]
+    (view,) = [block.text for block in page if "MultiProcessCollector" in block.text]
+    (tmp_path / "shop_metrics.py").write_text(module)
+    env = os.environ | ({"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)} if shared else {})
+    command = [sys.executable, "-c", view + SCRAPE]
+    text = subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True).stdout
+    series = Counter(line.rsplit(" ", 1)[0] for line in text.splitlines() if line[:1] not in ("", "#"))
+    assert set(series.values()) == {1}
+    assert scraped(text)[1] == {("default", "allowed"): 3}
+    assert bool(list(tmp_path.glob("counter_*.db"))) == shared
 
 
 @pytest.mark.parametrize("probe", [of_prometheus, of_opentelemetry])
