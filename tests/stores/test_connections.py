@@ -106,13 +106,14 @@ def test_connections_that_a_firewall_has_forgotten_cost_one_deadline(
         return links.run(plan_of(user, tag=tag))[0].remaining == left(user)
 
     with Proxy(server.port) as proxy, closing(open_store(proxy.url, prefix="links", deadline=0.5)) as links:
-        proxy.delay(0.2)
-        with ThreadPoolExecutor(8) as threads, suppress(StoreError):
-            assert all(threads.map(ask, range(8)))
-        proxy.heal()
-        assert proxy.counts.open > 4
         store: Any = links
+        for _ in range(2):  # the first time, the connections may open too late
+            proxy.delay(0.2)
+            with ThreadPoolExecutor(8) as threads, suppress(StoreError):
+                assert all(threads.map(ask, range(8)))
+            proxy.heal()
         (pool,) = store._connections.pools.values()
+        assert len([each for each in pool._idle if each.parser.used > 0]) > 4
         for age, each in enumerate(pool._idle if overlapping else ()):  # the call that began first has ended last
             each.parser.used -= age
         proxy.forget()
