@@ -293,13 +293,18 @@ def test_commands_know_the_rules_that_are_charged(kind: str) -> None:
         assert charged == {terms.rule_id for each in found for terms in each.terms or ()}
 
 
+def needs_request(self: Any, view: Any) -> bool:
+    return bool(view.request.user)
+
+
 @pytest.mark.parametrize(
     ("target", "status", "says"),
     [
         (view(Two, get_throttles=lambda self: []), 0, "get_throttles: chosen for each request"),
+        (view(throttle(rate="2/min", prepare=needs_request)), 0, "get_throttles: chosen for each request"),
         (view(drf.ScopedRateThrottle, throttle_scope="nowhere"), 2, f"in the throttles of {__name__}.Shown"),
     ],
-    ids=["get_throttles", "no rate"],
+    ids=["get_throttles", "needs the request", "no rate"],
 )
 def test_check_names_the_view_and_what_it_chooses(target: Any, status: int, says: str) -> None:
     env = {"DJANGO_SETTINGS_MODULE": "its settings", "COLUMNS": "200"}
@@ -308,6 +313,18 @@ def test_check_names_the_view_and_what_it_chooses(target: Any, status: int, says
             done = CliRunner().invoke(sluicegate, words, env=env)
             assert (done.exit_code, says in done.output) == (status, True), done.output
             assert "2/minute" not in done.output
+
+
+def test_commands_know_a_throttle_with_a_rate_for_each_view() -> None:
+    def prepare(self: Any, view: Any) -> bool:
+        self.rate = view.rate
+        self.num_requests, self.duration = self.parse_rate(self.rate)
+        return True
+
+    own = throttle(rate="9/min", prepare=prepare)
+    with serving(asgi=False, urls=[path(rate[0], view(own, rate=rate)) for rate in ("1/min", "2/min")]):
+        _, *rules = overview.endpoint_rules(overview.project_gate())
+        assert [str(terms.quota) for each in rules for terms in each.bounds[0].terms or ()] == ["1/minute", "2/minute"]
 
 
 def test_scopes_and_their_rates(asgi: bool) -> None:

@@ -37,20 +37,23 @@ def endpoint_rules(gate: Gate | AsyncGate) -> list[EndpointRules]:
     for each in endpoints():
         bounds = gate.bind(each) if whole else gate.bind_own(each, each.marks)
         throttled: list[Bound] = []
+        is_known = True
         seen: Any = each.view
         func = seen and seen[0]
         try:
             for throttle in _throttles(func):
-                same = type(throttle), throttle.scope
+                same = type(throttle), throttle.scope, repr(throttle.rate)
                 known[same] = known.get(same) or throttle.declared(gate)
                 throttled += known[same]
         except ImproperlyConfigured as error:  # of REST framework, which names no view
             error.add_note(f"in the throttles of {each.label}")
             raise
+        except Exception:  # noqa: BLE001  # of a view or a throttle that needs a request
+            is_known = False
         named, own = unique([*bounds, *throttled]), len(bounds)
         chooses = getattr(getattr(func, "cls", None), "get_throttles", None)
-        is_standard = getattr(chooses, "__module__", _DRF) == _DRF
-        rules.append(EndpointRules(each, named) if is_standard else EndpointRules(each, named[:own], named[own:]))
+        is_known = is_known and getattr(chooses, "__module__", _DRF) == _DRF
+        rules.append(EndpointRules(each, named) if is_known else EndpointRules(each, named[:own], named[own:]))
     return rules
 
 
