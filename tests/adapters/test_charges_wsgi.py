@@ -348,6 +348,24 @@ def test_flask_ends_a_request_whose_response_it_loses(prepare: Any, start: Any, 
     assert ([name for name, _ in store.log], events) == (["run", "release"], [True])
 
 
+def test_flask_ends_no_request_of_an_error_handler_that_asks_another_application() -> None:
+    outer, app, store = Flask("outer"), Flask("board"), Watched(ManualClock())
+    RateLimiter(app, rules=[HELD], store=store)
+    app.add_url_rule("/open", view_func=streams)
+    asked: list[Any] = []
+
+    @outer.errorhandler(500)
+    def ask(error: Exception) -> str:
+        asked.append(app(make_environ(), Start()))
+        return "broken"
+
+    outer.add_url_rule("/open", view_func=fails)
+    outer(make_environ(), Start())
+    assert [name for name, _ in store.log] == ["run"]
+    asked[0].close()
+    assert [name for name, _ in store.log] == ["run", "release"]
+
+
 def test_flask_guards_settle_too() -> None:
     """The guard of a view that another view calls enforces it. The charge depends on the sent response."""
     app = Flask("board")

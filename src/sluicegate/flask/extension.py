@@ -552,9 +552,9 @@ def _raised_in(frame: FrameType) -> bool:
     """True if an exception leaves this frame, or the frame of Flask that called it. Any other frame only handles the
     exception in flight: a server or a middleware further out, or a view that pops a context by hand.
     """
-    error = sys.exception()
+    error, caller = sys.exception(), cast("FrameType", frame.f_back)
     trace = None if error is None else error.__traceback__  # of further out: it may be lost
-    return trace is not None and (trace.tb_frame is frame or trace.tb_frame.f_code is _SERVES)
+    return trace is not None and trace.tb_frame in (frame, caller if caller.f_code is _SERVES else frame)
 
 
 _SERVES: Final = Flask.wsgi_app.__code__
