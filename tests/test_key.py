@@ -15,6 +15,8 @@ from sluicegate.address import Trust
 from sluicegate.errors import IdentityError
 from sluicegate.identity import identity_text
 from sluicegate.rules.key import Keys, address_key, identity_of, validate_key
+from sluicegate.rules.rule import Rule
+from sluicegate.web.settings import Settings
 
 
 @dataclass
@@ -286,6 +288,43 @@ async def no_client_async(request: Any) -> Any:
 def test_an_identity_of_a_wrong_type_names_its_function(key: Any) -> None:
     with pytest.raises(IdentityError, match=rf"^key {__name__}.no_client(_async)?: identity 'float': not something"):
         answer(key, FakeCaller())
+
+
+def nested(depth: int, kind: Callable[[Any], Any]) -> Any:
+    key: Any = "ip"
+    for _ in range(depth):
+        key = kind((key, "user"))
+    return key
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+@pytest.mark.parametrize("depth", [17, 5000])
+@pytest.mark.parametrize(
+    "make",
+    [
+        validate_key,
+        lambda key: Rule(name="login", quota="5/minute", key=key),
+        lambda key: Settings(key=key),
+        lambda key: Settings.from_mapping({"key": key}),
+        lambda key: Settings.from_mapping({"rules": [{"name": "login", "quota": "5/minute", "key": key}]}),
+    ],
+)
+def test_a_key_of_too_many_levels(make: Callable[[Any], object], depth: int, kind: Callable[[Any], Any]) -> None:
+    with pytest.raises(IdentityError, match=f"key '{kind.__name__}': nested more than 16 levels deep"):
+        make(nested(depth, kind))
+
+
+def test_a_key_that_contains_itself() -> None:
+    key: list[Any] = ["ip", "user"]
+    key += [key] * 10
+    with pytest.raises(IdentityError, match="key 'list': nested more than 16 levels deep"):
+        Settings.from_mapping({"key": key})
+
+
+def test_a_key_of_as_many_levels_as_it_may_have() -> None:
+    key = nested(16, tuple)
+    validate_key(key)
+    assert answer(key, FakeCaller()) is not None
 
 
 @pytest.mark.parametrize("identity", ["bob@secret.example", "b@b", "user:bob", "+4915112345678", "ip:203.0.113.9"])

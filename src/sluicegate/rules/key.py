@@ -5,7 +5,7 @@ A key is prepared once, at start-up: it becomes functions of a Caller. A Caller 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable, Sequence
 from functools import lru_cache
 from itertools import count
 from types import MethodType
@@ -35,6 +35,7 @@ KeySpec = str | KeyFunction | tuple[str | KeyFunction, ...]
 _FORWARDED: Final = ("X-Forwarded-For", "Forwarded")
 _CACHED: Final = LONGEST + 1  # characters of a peer; with more than LONGEST it is no address
 _LOOKS: Final = 1000  # the first requests are all checked for a proxy's header; later one in this many
+_DEEPEST: Final = 16  # tuples inside of each other: each one costs every request a generator
 _EXPECTED: Final = 'use "user", "ip", "header:Name", "path:name", a tuple of these, or a function of the request'
 
 
@@ -86,7 +87,20 @@ ReadyKey = KeyPart | tuple["ReadyKey", ...]
 
 def validate_key(spec: object) -> None:
     """Raise IdentityError if this is not a key."""
+    check_nesting(spec)
     Keys(address_key(Trust())).ready(spec)
+
+
+def check_nesting(spec: object) -> None:
+    """Raise IdentityError if a key has too many tuples or lists inside of each other; a list may contain itself."""
+    level: Iterable[object] = (spec,)
+    for _ in range(_DEEPEST + 1):
+        parts = [part for each in level if isinstance(each, (tuple, list)) for part in each]
+        if not parts:
+            return
+        level = {id(part): part for part in parts}.values()
+    problem = f"nested more than {_DEEPEST} levels deep"
+    raise IdentityError("key", type(spec).__name__, problem=problem, expected=_EXPECTED)
 
 
 class Keys:

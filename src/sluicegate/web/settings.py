@@ -36,7 +36,7 @@ from sluicegate.identity import Seal
 from sluicegate.plan import Decision, FailurePolicy, Handlers
 from sluicegate.quota import Quota
 from sluicegate.rules.ban import Ban
-from sluicegate.rules.key import KeyPart, KeySpec, address_key, validate_key
+from sluicegate.rules.key import KeyPart, KeySpec, address_key, check_nesting, validate_key
 from sluicegate.rules.rollout import Mode, share
 from sluicegate.rules.rule import Rule, check_answer
 from sluicegate.rules.terms import Quotas, make_terms, read
@@ -450,6 +450,7 @@ def _ban(given: Mapping[str, Any]) -> Ban:
 def _key(given: object) -> Any:
     """Read a key. A list becomes a tuple, which TOML and JSON do not have, and a dotted name the named function."""
     if isinstance(given, (tuple, list)):
+        check_nesting(given)
         return tuple([_key(part) for part in given])
     return _function(given, option="key")
 
