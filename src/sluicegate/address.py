@@ -76,9 +76,7 @@ class Trust(NamedTuple):
 
     def trusts(self, address: Address | None) -> bool:
         """True if this hop is in one of the trusted networks."""
-        if address is None:
-            return self.unix
-        return any(address in network for network in self.networks if network.version == address.version)
+        return self.unix if address is None else is_in(address, self.networks)
 
     @property
     def everybody(self) -> tuple[Network, ...]:
@@ -156,6 +154,11 @@ def _believed(peer: str | None, lines: Sequence[str], trust: Trust) -> Address |
             break
         hop = found
     return hop
+
+
+def is_in(address: Address, networks: Iterable[Network]) -> bool:
+    """True if an address is in one of the networks."""
+    return any([address in network for network in networks if network.version == address.version])
 
 
 def is_rewritten(peer: str | None, lines: Sequence[str], header: str) -> bool:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, NamedTuple
 
-from sluicegate.address import Network, Trust, exact_address, network_of
+from sluicegate.address import Network, Trust, exact_address, is_in, network_of
 from sluicegate.awaiting import Waiting, check_call, waits
 from sluicegate.errors import SettingsError, within
 from sluicegate.identity import identity_text
@@ -27,6 +27,7 @@ DENIED: Final = Plan((), charge=False)  # the plan of a client on `deny`
 class AccessList(NamedTuple):
     """One access list, with its entries grouped by kind."""
 
+    option: str
     networks: tuple[Network, ...]
     identities: frozenset[str]
     functions: tuple[Callable[[Any], Any], ...]
@@ -51,37 +52,53 @@ class AccessList(NamedTuple):
                 if entry == "" or not can_be(key, entry) or _is_padded_address(entry):
                     problem = "the key never gives this identity"
                     raise SettingsError(option, entry, problem=problem, expected=_as_the_key_gives(key))
-        return cls(tuple(networks), frozenset(identities), tuple(functions))
+        return cls(option, networks=tuple(networks), identities=frozenset(identities), functions=tuple(functions))
+
+    def has(
+        self, caller: Caller, trust: Trust, *, key: ReadyKey, found: dict[ReadyKey, str | None]
+    ) -> Generator[Waiting, Any, bool]:
+        """Return whether an entry names the caller. Yield each awaitable that must be awaited."""
+        if self.networks:
+            address = exact_address(caller.peer, caller.header(trust.header), trust)
+            if address is not None and is_in(address, self.networks):
+                return True
+        if self.identities and (yield from identity_of(key, caller, found)) in self.identities:
+            return True
+        for function in self.functions:
+            answer = function(caller.native)
+            if waits(answer):
+                answer = yield Waiting(answer, None, self.option, function)
+            if answer:
+                return True
+        return False
 
 
 class AccessLists:
     """Both lists of an application. A client that is on both lists is refused."""
 
     def __init__(self, allow: Iterable[Any], deny: Iterable[Any], *, key: KeySpec, trust: Trust) -> None:
-        self._lists = ((AccessList.of("deny", deny, key), False), (AccessList.of("allow", allow, key), True))
+        self._lists = (AccessList.of("deny", deny, key), AccessList.of("allow", allow, key))  # those that decide first
         self._trust = trust
 
     @property
     def functions(self) -> list[tuple[str, Callable[[Any], Any]]]:
         """The functions among the entries, each with the name of its option."""
-        lists = [("allow" if verdict else "deny", entries) for entries, verdict in self._lists]
-        return [(option, function) for option, entries in lists for function in entries.functions]
+        return [(each.option, function) for each in self._lists for function in each.functions]
 
     @property
     def networks(self) -> list[tuple[str, Network]]:
         """The networks among the entries, each with the name of its option; those that decide come first."""
-        return [("allow" if verdict else "deny", each) for entries, verdict in self._lists for each in entries.networks]
+        return [(each.option, network) for each in self._lists for network in each.networks]
 
     @property
     def identities(self) -> list[tuple[str, str]]:
         """The texts of the identities among the entries, each with the name of its option."""
-        lists = [("allow" if verdict else "deny", entries) for entries, verdict in self._lists]
-        return [(option, text) for option, entries in lists for text in sorted(entries.identities)]
+        return [(each.option, text) for each in self._lists for text in sorted(each.identities)]
 
     @property
     def asks_the_key(self) -> bool:
         """True if an entry is an identity: then the key must be evaluated."""
-        return any(entries.identities for entries, _ in self._lists)
+        return any(each.identities for each in self._lists)
 
     def plan(
         self, caller: Caller, key: ReadyKey, found: dict[ReadyKey, str | None]
@@ -90,33 +107,10 @@ class AccessLists:
 
         `key` is the application's key. `found` has the keys that the request has evaluated; `identity_of` explains it.
         """
-        verdict = yield from self._verdict(caller, key, found)
-        if verdict is not None:
-            yield PASSES if verdict else DENIED
-
-    def _verdict(
-        self, caller: Caller, key: ReadyKey, found: dict[ReadyKey, str | None]
-    ) -> Generator[Waiting, Any, bool | None]:
-        """Return True for a client on `allow`, False for a client on `deny`, None for other clients."""
-        for (networks, identities, functions), verdict in self._lists:
-            if networks:
-                lines = caller.header(self._trust.header)
-                address = exact_address(caller.peer, lines, self._trust)
-                if address is not None and any(
-                    [address in each for each in networks if each.version == address.version]
-                ):
-                    return verdict
-            if identities:
-                text = yield from identity_of(key, caller, found)
-                if text in identities:
-                    return verdict
-            for function in functions:
-                answer = function(caller.native)
-                if waits(answer):
-                    answer = yield Waiting(answer, None, "allow" if verdict else "deny", function)
-                if answer:
-                    return verdict
-        return None
+        for each in self._lists:
+            if (yield from each.has(caller, self._trust, key=key, found=found)):
+                yield DENIED if each.option == "deny" else PASSES
+                return
 
 
 def _is_padded_address(entry: object) -> bool:
