@@ -231,18 +231,17 @@ def unknown_option(
 ) -> ConfigurationError:
     """Return the error for an unknown option. It gives our name for an option of another library, else a near name."""
     known = list(known)
-    found = name_here(given) if isinstance(given, str) else None
-    if found is None or found[0] == given:
+    name, use = (name_here(given) if isinstance(given, str) else None) or (given, "")
+    if name == given:
         expected = nearest(given, known, f"known are {', '.join(known)}")
+    elif not name:
+        expected = f"leave it out: {use}"
     else:
-        name, use = found
         expected = f"here it is {'called' if name in known else 'the option'} {name}: {use}"
-        if not name:
-            expected = f"leave it out: {use}"
     return error(what, given, problem=f"no such {kind}", expected=expected)
 
 
-def check_names(
+def _check_names(
     what: str, given: Sequence[object], options: Iterable[str], *, known: Iterable[str], needed: Iterable[str]
 ) -> None:
     """Raise RuleError for the arguments of a class if one is not given by name, is unknown, or is missing."""
@@ -257,16 +256,20 @@ def check_names(
             raise RuleError(what, name, problem="this argument is missing", expected=f"write {example}")
 
 
-def takes_names(*needed: str) -> Callable[[type[T]], type[T]]:
-    """Wrap the `__init__` that `dataclasses` made, so that wrong arguments are a RuleError and not a TypeError."""
+def takes_names(*needed: str, first: int = 0) -> Callable[[type[T]], type[T]]:
+    """Wrap the `__init__` of a class, so that wrong arguments are a RuleError and not a TypeError. The `first` of the
+    needed arguments may be given without a name.
+    """
 
     def wrapped(kind: Any) -> Any:
         made = kind.__init__
+        known = made.__code__.co_varnames[1 : made.__code__.co_argcount + made.__code__.co_kwonlyargcount]
 
         @wraps(made)
         def checked(self: T, *given: Any, **options: Any) -> None:
-            check_names(kind.__name__, given, options, known=kind.__dataclass_fields__, needed=needed)
-            made(self, **options)
+            named = (*needed[: len(given)], *options)
+            _check_names(kind.__name__, given[first:], named, known=known, needed=needed)
+            made(self, *given, **options)
 
         kind.__init__ = checked
         return kind
@@ -405,10 +408,8 @@ def warn(code: str, given: str, *, strict: bool, **facts: object) -> None:
 
 def check_labels(application: object, *, show_identities: object) -> None:
     """Raise SettingsError unless these can be the options of events with these names."""
-    problem = "" if isinstance(application, str) else "not text"
-    if isinstance(application, str) and not application.isprintable():  # no metrics or log could show it
-        problem = "control characters, or half of a surrogate pair"
-    if problem:
+    if not isinstance(application, str) or not application.isprintable():  # no metrics or log could show it
+        problem = "control characters, or half of a surrogate pair" if isinstance(application, str) else "not text"
         raise SettingsError("application", application, problem=problem, expected='give a name like "shop"')
     check_flag("show_identities", show_identities)
 

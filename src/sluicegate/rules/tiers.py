@@ -6,12 +6,11 @@ A Tiers object is a quota function. Its quotas are validated when the applicatio
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from functools import wraps
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from sluicegate.awaiting import Later, check_call, waits
-from sluicegate.errors import RuleError, check_names
+from sluicegate.errors import RuleError, takes_names
 from sluicegate.rules.terms import Quotas, QuotaSpec, read
 
 Tier = Quotas | None
@@ -20,6 +19,7 @@ TierFunction = Callable[[Any], Hashable | Awaitable[Hashable]]
 _EXPECTED: Final = 'give a table like {"free": "10/minute", "pro": "100/minute; 5000/day"}'
 
 
+@takes_names("table", "by", first=1)
 class Tiers:
     """A quota for each tier, as the `quota` of a rule or of `@limit`.
 
@@ -98,22 +98,6 @@ class Tiers:
             expected = f"return one of {', '.join(map(str, self.table))}, or give a default="
             raise RuleError("tiers: by", tier, problem="returned a tier that is not in the table", expected=expected)
         return self.table[self.default]
-
-
-def _name_wrong_arguments() -> None:
-    """Wrap `__init__`, so that wrong arguments are a RuleError and not a TypeError."""
-    made = Tiers.__init__
-
-    @wraps(made)
-    def checked(self: Tiers, *given: Any, **options: Any) -> None:
-        named = {**options, "table": given[0]} if given else options
-        check_names("Tiers", given[1:], named, known=("table", "by", "default"), needed=("table", "by"))
-        made(self, *given, **options)
-
-    Tiers.__init__ = checked  # type: ignore[method-assign]
-
-
-_name_wrong_arguments()
 
 
 def _remade(kind: type[Tiers], table: Mapping[Any, Tier], by: TierFunction, default: Hashable | None) -> Tiers:
