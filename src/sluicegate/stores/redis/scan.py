@@ -17,6 +17,7 @@ from sluicegate.plan import Terms
 from sluicegate.stores.redis.commands import Command, pack
 from sluicegate.stores.redis.encoding import Encoder
 from sluicegate.stores.redis.failures import store_error
+from sluicegate.stores.redis.server_info import if_permitted
 from sluicegate.stores.redis.steps import Address, NoReplyError, Send, Steps
 from sluicegate.stores.redis.topology import Topology
 
@@ -103,12 +104,10 @@ def scan_page(
 
 def _size(address: Address) -> Steps[int]:
     """Return the number of keys, for a progress bar; 0 if the user of the server may not ask for it (`DBSIZE`)."""
-    try:
-        return int((yield from send_to(address, ["DBSIZE"])) or 0)
-    except StoreError as error:
-        if error.concerns != "rule":  # the server is down
-            raise
-        return 0
+    size = 0
+    with if_permitted():
+        size = int((yield from send_to(address, ["DBSIZE"])) or 0)
+    return size
 
 
 def _named(key: str | None) -> tuple[str, str] | None:

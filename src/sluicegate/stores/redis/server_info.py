@@ -5,7 +5,8 @@ Evicting a refused client's key lets that client through. If a server does not a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from sluicegate.clock import monotonic
@@ -69,19 +70,19 @@ def identify(send: Callable[[Command], Steps[Any]]) -> Steps[tuple[str | None, f
     INFO comes first, because it may open the connection. A user without the permission gets no version.
     """
     version = None
-    try:
+    with if_permitted():
         version = version_of(facts_of((yield from send(_INFO))))
-    except StoreError as error:
-        _require_reply(error)
     began = monotonic()
-    try:
+    with if_permitted():
         yield from send(_PING)
-    except StoreError as error:
-        _require_reply(error)
     return version, monotonic() - began
 
 
-def _require_reply(error: StoreError) -> None:
-    """Raise the error again, unless the server has replied that the user may not do this."""
-    if error.concerns != "rule":
-        raise error
+@contextmanager
+def if_permitted() -> Generator[None]:
+    """End the block without an error if the server replies that the user may not do this."""
+    try:
+        yield
+    except StoreError as error:
+        if error.concerns != "rule":  # the server is down
+            raise
