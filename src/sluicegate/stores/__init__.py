@@ -122,24 +122,14 @@ class _Opener(Protocol):
 
 
 DEADLINE: Final = 0.1  # the seconds that one request may wait for a store
+_REDIS: Final = "sluicegate.stores.redis"
 SCHEMES: Final = {
     "memory": "sluicegate.stores.memory",
     "embedded": "sluicegate.stores.embedded",
-    "redis": "sluicegate.stores.redis",
-    "rediss": "sluicegate.stores.redis",
-    "unix": "sluicegate.stores.redis",
-    "valkey": "sluicegate.stores.redis",
-    "valkeys": "sluicegate.stores.redis",
-    "redis+sentinel": "sluicegate.stores.redis",
-    "rediss+sentinel": "sluicegate.stores.redis",
-    "valkey+sentinel": "sluicegate.stores.redis",
-    "valkeys+sentinel": "sluicegate.stores.redis",
-    "redis+cluster": "sluicegate.stores.redis",
-    "rediss+cluster": "sluicegate.stores.redis",
-    "valkey+cluster": "sluicegate.stores.redis",
-    "valkeys+cluster": "sluicegate.stores.redis",
-    "redis+cell": "sluicegate.stores.redis.cell",
-    "rediss+cell": "sluicegate.stores.redis.cell",
+    **dict.fromkeys(("redis", "rediss", "unix", "valkey", "valkeys"), _REDIS),
+    **dict.fromkeys(("redis+sentinel", "rediss+sentinel", "valkey+sentinel", "valkeys+sentinel"), _REDIS),
+    **dict.fromkeys(("redis+cluster", "rediss+cluster", "valkey+cluster", "valkeys+cluster"), _REDIS),
+    **dict.fromkeys(("redis+cell", "rediss+cell"), f"{_REDIS}.cell"),
 }
 
 

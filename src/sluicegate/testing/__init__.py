@@ -31,26 +31,19 @@ if TYPE_CHECKING:
     from sluicegate.testing.budgets import separate_budgets as separate_budgets
     from sluicegate.testing.store import StoreExam as StoreExam
 
-_EXAMS: Final = {  # name → module
-    "AdapterExam": "sluicegate.testing.adapter",
-    "AlgorithmExam": "sluicegate.testing.algorithm",
-    "StoreExam": "sluicegate.testing.store",
+_LATER: Final = {  # name → module of this package
+    "AdapterExam": "adapter",
+    "AlgorithmExam": "algorithm",
+    "StoreExam": "store",
+    "assert_allowed": "assertions",
+    "assert_limited": "assertions",
+    "separate_budgets": "budgets",
 }
-
-_LATER: Final = {
-    **_EXAMS,
-    "assert_allowed": "sluicegate.testing.assertions",
-    "assert_limited": "sluicegate.testing.assertions",
-    "separate_budgets": "sluicegate.testing.budgets",
-}
-
-_PARTS: Final = tuple(
-    f"sluicegate.testing.{part}" for part in ("charges", "functions", "held", "rollout")
-)  # of the exams
+_EXAMS: Final = ("adapter", "algorithm", "charges", "functions", "held", "rollout", "store")  # modules with laws
 
 if "pytest" in sys.modules:
     # pytest then shows the values in a failed assert.
-    sys.modules["pytest"].register_assert_rewrite(*_EXAMS.values(), *_PARTS)
+    sys.modules["pytest"].register_assert_rewrite(*[f"{__name__}.{module}" for module in _EXAMS])
 
 __all__ = [
     "AdapterExam",
@@ -69,4 +62,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from typing import Any
+from typing import Any, Final
 
 from sluicegate.clock import ManualClock
 from sluicegate.rules.rule import Rule
 from sluicegate.testing.charges import AfterLaws
 from sluicegate.testing.functions import FunctionLaws, plan_of
+
+_PREFLIGHT: Final = [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]
 
 
 class AdapterExam(AfterLaws, FunctionLaws):
@@ -174,8 +176,7 @@ class AdapterExam(AfterLaws, FunctionLaws):
 
     def test_a_preflight_is_charged_if_a_view_may_answer_it(self) -> None:
         client = self.client(default_limits=["2/minute"], clock=ManualClock())
-        preflight = [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]
-        statuses = [client.request("OPTIONS", "/open", headers=preflight).status for _ in range(3)]
+        statuses = [client.request("OPTIONS", "/open", headers=_PREFLIGHT).status for _ in range(3)]
         assert [status == 429 for status in statuses] == [False, False, self.charges_preflights]
         assert [client.request("OPTIONS", "/open").status for _ in range(3)][2] == 429
 
@@ -250,9 +251,8 @@ class AdapterExam(AfterLaws, FunctionLaws):
             assert [key for key, _ in answer.headers if key == "retry-after" or "ratelimit" in key] == []
             problem = json.loads(answer.body)
             assert (problem["type"], problem["title"], problem["status"]) == ("about:blank", "Forbidden", 403)
-        preflight = [("Origin", "https://a.example"), ("Access-Control-Request-Method", "POST")]
         for method, path in (("GET", "/exempt"), ("GET", "/nowhere"), ("OPTIONS", "/open"), ("HEAD", "/open")):
-            assert client.request(method, path, headers=preflight, peer=denied).status == 403
+            assert client.request(method, path, headers=_PREFLIGHT, peer=denied).status == 403
         assert client.calls == ["open"] * 6
         browser = client.request("GET", "/open", headers=[("Accept", "text/html")], peer=denied)
         assert browser.body == b"Forbidden. This client is not allowed here.\n"

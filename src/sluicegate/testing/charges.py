@@ -14,7 +14,7 @@ from sluicegate.rules.response import Response
 from sluicegate.rules.rule import Rule
 from sluicegate.stores import Hit
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
-from sluicegate.testing.client import AdapterClient
+from sluicegate.testing.client import AdapterLaws
 
 
 def wrong(response: Response) -> bool:
@@ -22,15 +22,8 @@ def wrong(response: Response) -> bool:
     return response.status_code == 401
 
 
-class AfterLaws:
+class AfterLaws(AdapterLaws):
     """Tests of charges after the response. `AdapterExam` lists the routes that the application needs."""
-
-    is_async = False
-    """Whether the adapter is async and takes an async store."""
-
-    def client(self, **options: Any) -> AdapterClient:
-        """Return the application, limited by the adapter with these options."""
-        raise NotImplementedError
 
     def test_only_wrong_guesses_are_charged(self) -> None:
         client = self.client(clock=ManualClock())

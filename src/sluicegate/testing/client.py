@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 Headers = Sequence[tuple[str, str]]
 
@@ -33,3 +33,14 @@ class AdapterClient(Protocol):
     def request(
         self, method: str, path: str, *, headers: Headers = (), peer: str | None = "198.51.100.9", body: bytes = b""
     ) -> Answer: ...
+
+
+class AdapterLaws:
+    """The base of the parts of AdapterExam."""
+
+    is_async = False
+    """Whether the adapter is async and takes an async store."""
+
+    def client(self, **options: Any) -> AdapterClient:
+        """Return the application, limited by the adapter with these options."""
+        raise NotImplementedError

@@ -12,15 +12,11 @@ from typing import Any
 from sluicegate.clock import ManualClock
 from sluicegate.errors import ConfigurationError
 from sluicegate.rules.tiers import Tiers
-from sluicegate.testing.client import AdapterClient
+from sluicegate.testing.client import AdapterLaws
 
 
-class FunctionLaws:
+class FunctionLaws(AdapterLaws):
     """Tests of quotas, tiers, costs and conditions that are functions, and of limits that are only counted."""
-
-    def client(self, **options: Any) -> AdapterClient:
-        """Return the application, limited by the adapter with these options."""
-        raise NotImplementedError
 
     def test_functions_of_the_request(self) -> None:
         rule = {"name": "tier", "key": "ip", "quota": _quota, "cost": _cost, "when": plan_of}
