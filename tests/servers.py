@@ -244,6 +244,14 @@ def wait_until(what: str, done: Callable[..., object], *arguments: Any, patience
     raise TimeoutError(f"{what}: not within {patience} seconds")
 
 
+def has_ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
 def is_master(server: Server) -> bool:
     return bool(ask(server, "ROLE")[0] == "master")
 

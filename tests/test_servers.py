@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -13,18 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import MAKERS, Server, ask, free_port, is_master, valkey_server, wait_until
+from tests.servers import MAKERS, Server, ask, free_port, has_ended, is_master, valkey_server, wait_until
 
 ROOT = Path(__file__).parent.parent
 EACH = pytest.mark.parametrize("make", MAKERS.values(), ids=list(MAKERS))
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 def test_both_reply_to_ping(server: Server) -> None:

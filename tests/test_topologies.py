@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,15 +13,7 @@ from redis.retry import Retry
 
 from tests.cluster import SLOTS, Cluster
 from tests.sentinels import Sentinels
-from tests.servers import Server, ask, wait_until
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
+from tests.servers import Server, ask, has_ended, wait_until
 
 
 def pids(servers: list[Server]) -> list[int]:

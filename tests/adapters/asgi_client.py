@@ -179,3 +179,22 @@ class AsgiClient:
 
         anyio.run(main, backend=self._backend)
         return sent
+
+
+def at_once(app: App, path: str, *, number: int = 50) -> list[int]:
+    """The statuses of this number of requests at a time, in one event loop."""
+    statuses: list[int] = []
+
+    async def send(message: Any) -> None:
+        statuses.extend([message["status"]] if "status" in message else [])
+
+    async def one() -> None:
+        await app(make_scope(path=path), anyio.sleep_forever, send)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(number):
+                tasks.start_soon(one)
+
+    anyio.run(main)
+    return statuses

@@ -12,24 +12,11 @@ from sluicegate.asgi import AsgiCaller, RateLimitMiddleware
 from sluicegate.errors import SettingsError
 from sluicegate.identity import identity_text
 from sluicegate.testing import AsyncAdapter, BrokenStore
-from sluicegate.testing.adapter import AdapterExam
-from sluicegate.testing.charges import wrong
 from sluicegate.testing.client import AdapterClient
 from tests.adapters.asgi_client import MOUNT, AsgiClient, make_scope
+from tests.adapters.plain_exam import RULES, PlainExam, respond
 from tests.adapters.wsgi_client import Recorder, addresses, check_fields
 
-PAGES = {
-    f"/{name}": name.rpartition("/")[2] for name in ("limited", "above", "strict", "posted", "shared/a", "shared/b")
-}
-RULES = (
-    Rule(name="limited", quota="2/minute", path="/limited"),
-    Rule(name="above", quota="2/minute", path="/above"),
-    Rule(name="posted", quota="1/minute", path="/posted", methods=["POST"]),
-    Rule(name="shared", quota="2/minute", path="/shared/*"),
-    Rule(name="stream", quota="2/minute", path="/stream"),
-    Rule(name="guess", quota="2/minute", path="/guess/*", charge_when=wrong),
-    Rule(name="items", quota="2/minute", path="/items/*", key=lambda scope: scope["path"]),
-)
 Send = Callable[[Any], Any]
 
 
@@ -39,9 +26,8 @@ def make_app(calls: list[str]) -> Any:
     async def app(scope: Any, receive: Any, send: Send) -> None:
         path = scope["path"].removeprefix(MOUNT)
         status, chunks, headers = respond(scope["method"], path, calls)
-        await send(
-            {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain"), *headers]}
-        )
+        lines = [(name.lower().encode(), value.encode()) for name, value in (("Content-Type", "text/plain"), *headers)]
+        await send({"type": "http.response.start", "status": status, "headers": lines})
         for chunk in chunks:
             if path == "/slow":
                 calls.append(chunk.decode())
@@ -51,49 +37,14 @@ def make_app(calls: list[str]) -> Any:
     return app
 
 
-def respond(method: str, path: str, calls: list[str]) -> tuple[int, list[bytes], list[tuple[bytes, bytes]]]:
-    if path == "/open":
-        if method not in ("GET", "HEAD", "POST", "OPTIONS"):
-            return 405, [b"no"], []
-        calls.append("open")
-        return 200, [b"open"], []
-    if path == "/slow":
-        return 200, [b"one", b"two", b"three"], []
-    if path.startswith("/guess/"):
-        word = path.removeprefix("/guess/")
-        calls.append(word)
-        return 200 if word == "right" else 401, [word.encode()], []
-    if path == "/redirect":
-        calls.append("redirect")
-        return 302, [], [(b"location", b"/open")]
-    if path == "/boom":
-        calls.append("boom")
-        raise RuntimeError("boom")
-    if path == "/stream":
-        return 200, [b"one", b"two"], []
-    if path.startswith("/items/"):
-        return 200, [path.removeprefix("/items/").encode()], []
-    return (200, [PAGES[path].encode()], []) if path in PAGES else (404, [b"nothing"], [])
-
-
-class TestASGI(AdapterExam):
+class TestASGI(PlainExam):
     is_async = True
-    charges_preflights = True
     backend = "asyncio"
 
     def client(self, **options: Any) -> AdapterClient:
         calls: list[str] = []
         rules = [*RULES, *options.pop("rules", ())]
         return AsgiClient(RateLimitMiddleware(make_app(calls), rules=rules, **options), calls, backend=self.backend)
-
-    def test_override_scope_methods_exempt_and_path_keys(self) -> None:
-        """Without decorators nothing is exempt and no default is overridden. Rules do the rest."""
-        client = self.client(clock=ManualClock())
-        assert [client.request("GET", f"/shared/{name}").status for name in "aba"] == [200, 200, 429]
-        assert [client.request(method, "/posted").status for method in ("GET", "POST", "GET", "POST")] == [200] * 3 + [
-            429
-        ]
-        assert [client.request("GET", f"/items/{name}").status for name in "xxyx"] == [200, 200, 200, 429]
 
 
 class TestASGIOnTrio(TestASGI):

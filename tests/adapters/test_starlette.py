@@ -32,7 +32,7 @@ from sluicegate.starlette import RateLimitMiddleware, decision, exempt, limit
 from sluicegate.testing import AsyncAdapter
 from sluicegate.web.http import EXPOSED
 from sluicegate.web.settings import Settings
-from tests.adapters.asgi_client import AsgiClient, make_scope
+from tests.adapters.asgi_client import AsgiClient, at_once, make_scope
 from tests.adapters.wsgi_client import Recorder, addresses, check_fields
 
 
@@ -238,20 +238,7 @@ def test_st10_a_cancelled_request_is_cancelled(backend: str) -> None:
 
 def test_c12_concurrent_requests_are_admitted_exactly() -> None:
     app = app_of(Route("/", page), default_limits="7/minute")
-    statuses: list[int] = []
-
-    async def one() -> None:
-        async def send(message: Any) -> None:
-            statuses.extend([message["status"]] if "status" in message else [])
-
-        await app(make_scope(path="/"), cast(Any, None), send)
-
-    async def main() -> None:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(50):
-                tasks.start_soon(one)
-
-    anyio.run(main)
+    statuses = at_once(app, "/")
     assert (statuses.count(200), statuses.count(429)) == (7, 43)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
-import anyio
 import pytest
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint, WebSocketEndpoint
@@ -21,7 +20,7 @@ from sluicegate import ManualClock, RateLimitExceeded
 from sluicegate.errors import NotEnforcedError, RuleError
 from sluicegate.starlette import RateLimitMiddleware, exempt, limit
 from sluicegate.testing import AsyncAdapter
-from tests.adapters.asgi_client import AsgiClient, make_scope
+from tests.adapters.asgi_client import AsgiClient, at_once, make_scope
 from tests.adapters.wsgi_client import Recorder, check_fields
 
 MAIN = threading.get_ident()
@@ -474,18 +473,5 @@ def test_c12_by_the_guard_exactly_the_limit_passes() -> None:
         return where()
 
     app = Starlette(routes=[Mount("/m", app=opaque(Router([Route("/", view)])))], middleware=middleware())
-    statuses: list[int] = []
-
-    async def one() -> None:
-        async def send(message: Any) -> None:
-            statuses.extend([message["status"]] if "status" in message else [])
-
-        await app(make_scope(path="/m/"), anyio.sleep_forever, send)  # type: ignore[arg-type]
-
-    async def main() -> None:
-        async with anyio.create_task_group() as tasks:
-            for _ in range(50):
-                tasks.start_soon(one)
-
-    anyio.run(main)
+    statuses = at_once(app, "/m/")
     assert (statuses.count(200), statuses.count(429)) == (7, 43)

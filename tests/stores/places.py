@@ -16,7 +16,7 @@ from redis.retry import Retry
 from sluicegate.clock import Clock
 from sluicegate.stores import AsyncStore, Store, open_async_store, open_store
 from sluicegate.stores.redis import AsyncRedisStore, RedisStore
-from tests.servers import MAKERS
+from tests.servers import MAKERS, Server
 
 PATIENCE = 10.0  # seconds: CI machines may be busy
 
@@ -38,6 +38,24 @@ def client(server: object, **options: object) -> redis.Redis:
     """A client with the recommended settings: no retries, and a timeout."""
     settings = {"retry": Retry(NoBackoff(), 0), "socket_timeout": 10, **options}
     return redis.Redis.from_url(server.url, **settings)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def monitored(server: Server) -> Iterator[list[dict[str, str]]]:
+    """Note the commands that the server gets in the block, also from scripts. The list has them after the block."""
+    seen: list[dict[str, str]] = []
+    with client(server, decode_responses=True) as plain, plain.monitor() as monitor:
+        yield seen
+        server.command("ECHO the-end")
+        for command in monitor.listen():
+            if "the-end" in command["command"]:
+                break
+            seen.append(command)
+
+
+def sent_by_clients(seen: list[dict[str, str]]) -> list[str]:
+    """The names of the commands that clients sent."""
+    return [command["command"].split()[0] for command in seen if command["client_type"] != "lua"]
 
 
 @contextmanager

@@ -9,8 +9,8 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -287,22 +287,31 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd") if Path("/proc/self/fd").exists() else os.listdir("/dev/fd"))  # noqa: PTH208
 
 
-def test_a_limiter_of_a_module_leaves_no_descriptor_in_any_run(server: Server) -> None:
+@contextmanager
+def module_limiter(server: Server) -> Iterator[tuple[Callable[[], Coroutine[Any, Any, None]], int]]:
+    """A limiter that one event loop has used: a function that uses it in another one, and the descriptors before that.
+    Nothing is collected in the block.
+    """
     limiter = AsyncLimiter(server.url, deadline=PATIENCE)
 
-    async def main() -> None:
+    async def hit() -> None:
         assert not (await limiter.hit("1000000/day", "alice", action="runs")).degraded
 
-    asyncio.run(main())
+    asyncio.run(hit())
     gc.collect()
     before = descriptors()
     gc.disable()
     try:
-        for _ in range(300):
-            asyncio.run(main())
-        assert descriptors() == before
+        yield hit, before
     finally:
         gc.enable()
+
+
+def test_a_limiter_of_a_module_leaves_no_descriptor_in_any_run(server: Server) -> None:
+    with module_limiter(server) as (hit, before):
+        for _ in range(300):
+            asyncio.run(hit())
+        assert descriptors() == before
 
 
 def test_a_connection_keeps_nothing_of_the_request_that_opened_it(server: Server) -> None:
@@ -328,27 +337,16 @@ def test_a_connection_keeps_nothing_of_the_request_that_opened_it(server: Server
 
 
 def test_the_next_loop_closes_the_sockets_of_loops_that_just_vanished(server: Server) -> None:
-    limiter = AsyncLimiter(server.url, deadline=PATIENCE)
-
-    async def main() -> None:
-        assert not (await limiter.hit("1000000/day", "alice", action="runs")).degraded
-
-    asyncio.run(main())
-    gc.collect()
-    before = descriptors()
-    gc.disable()
-    try:
-        with warnings.catch_warnings(action="ignore"):  # asyncio warns of such a loop
-            for _ in range(20):
-                loop = asyncio.new_event_loop()
-                loop.run_until_complete(main())
-                loop.close()
-            assert descriptors() <= before + 1
-            asyncio.run(main())
-            assert descriptors() == before
-            gc.collect()
-    finally:
-        gc.enable()
+    # asyncio warns of such a loop.
+    with module_limiter(server) as (hit, before), warnings.catch_warnings(action="ignore"):
+        for _ in range(20):
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(hit())
+            loop.close()
+        assert descriptors() <= before + 1
+        asyncio.run(hit())
+        assert descriptors() == before
+        gc.collect()
 
 
 @pytest.mark.parametrize("turns", range(0, 240, 20))

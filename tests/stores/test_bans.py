@@ -39,7 +39,7 @@ from tests.servers import MAKERS, Server
 from tests.stores.breakable import Breakable, Called, Mode
 from tests.stores.breakable import check as plain
 from tests.stores.modes import MODES, PATIENCE
-from tests.stores.places import PLACES, Place, client, url
+from tests.stores.places import PLACES, Place, client, monitored, sent_by_clients, url
 
 SECOND, HOUR = MICROSECOND, 3600 * MICROSECOND
 BANNED = Ban(after=3, within="10 minutes", duration="1 hour", factor=2, longest="3 hours")
@@ -367,19 +367,12 @@ def limiters(request: pytest.FixtureRequest) -> Any:
 
 def test_a_refusal_is_counted_in_the_round_trip_that_refuses(server: Server, limiters: Any) -> None:
     plan = Plan(checks(check(identity=uuid4().hex)))
-    with limiters(url(server)) as limiter, client(server, decode_responses=True) as connection:
+    with limiters(url(server)) as limiter:
         limiter.run(plan)
         limiter.run(plan)
-        with connection.monitor() as monitor:
+        with monitored(server) as seen:
             decisions = [limiter.run(plan) for _ in range(2)]
-            server.command("ECHO the-end")
-            seen = []
-            for command in monitor.listen():
-                if "the-end" in command["command"]:
-                    break
-                seen.append(command)
-    sent = [command["command"].split()[0] for command in seen if command["client_type"] != "lua"]
-    assert sent == ["EVALSHA"] * 2
+    assert sent_by_clients(seen) == ["EVALSHA"] * 2
     assert [decision.banned for decision in decisions] == [False, True]
 
 

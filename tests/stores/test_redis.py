@@ -28,7 +28,7 @@ from sluicegate.testing.store import NAMES, terms
 from tests.proxies import Proxy
 from tests.servers import Server, valkey_server
 from tests.stores.modes import MODES, PATIENCE, sync_limiter
-from tests.stores.places import client, url
+from tests.stores.places import client, monitored, sent_by_clients, url
 
 ALGORITHMS = pytest.mark.parametrize("algorithm", NAMES)
 THREE = "5/minute; 100/hour; 1000/day"
@@ -56,19 +56,12 @@ def keys_of(connection: Any, identity: str) -> list[str]:
     return sorted(connection.scan_iter(f"sg:{{{digest(identity_text(identity))}}}:*", count=10_000))
 
 
-def test_a_request_with_three_rules_is_one_evalsha(server: Server, connection: Any, mode: Any, identity: str) -> None:
+def test_a_request_with_three_rules_is_one_evalsha(server: Server, mode: Any, identity: str) -> None:
     with mode(url(server)) as limiter:
         limiter.hit(THREE, identity)  # connects and loads the script
-        with connection.monitor() as monitor:
+        with monitored(server) as seen:
             limiter.hit(THREE, identity)
-            server.command("ECHO the-end")
-            seen = []
-            for command in monitor.listen():
-                if "the-end" in command["command"]:
-                    break
-                seen.append(command)
-    sent = [command["command"] for command in seen if command["client_type"] != "lua"]
-    assert [line.split()[0] for line in sent] == ["EVALSHA"]
+    assert sent_by_clients(seen) == ["EVALSHA"]
     assert not any(identity in command["command"] for command in seen), "an identity was sent in plain text"
 
 
