@@ -107,7 +107,7 @@ CATCHES_ALL: dict[str, str] = {
     "stores.redis.connections:_Pool._connect": "any error of `prepare`; raised again in the request that waits",
     "stores.redis.async_connections:AsyncConnection._connect": "any error: every asker gets it or raises it",
     "cli.application:load_django": "a project may raise anything at import; the error names its settings",
-    "django.overview:endpoint_rules": "a view may raise anything without a request; its throttles are marked as chosen",
+    "django.overview:_throttled": "a view may raise anything without a request; its throttles are marked as chosen",
     "cli.application:_imported": "a user's module may raise anything at import; the error names the application",
     "flask.responses:with_error_handlers": "Flask's own handlers answer it; without one Flask raises it again",
     "django.users:UserLookup.run": "session and user back ends may raise anything; the failure policy decides",

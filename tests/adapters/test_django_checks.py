@@ -9,17 +9,22 @@ from typing import Any, ClassVar
 import pytest
 from django.core.checks import run_checks
 from django.core.checks.registry import registry
+from django.http import HttpResponse
 from django.middleware.cache import CacheMiddleware
 from django.test import override_settings
+from django.urls import path
 
 from sluicegate import Rule
-from sluicegate.django import RateLimitMiddleware
+from sluicegate.django import RateLimitMiddleware, limit, overview
 from sluicegate.django.checks import CHECKS, check
 from sluicegate.testing import AsyncAdapter, OpenStore
+from sluicegate.web.gate import AsyncGate
 from sluicegate.web.settings import Settings
 from tests.adapters.django_app import AUTH, OURS, SESSIONS
 
 with override_settings():  # REST framework reads the settings of the module before when it is imported
+    from rest_framework.views import APIView
+
     from sluicegate.drf import ScopedRateThrottle, UserRateThrottle
 
 NOWHERE = "redis://127.0.0.1:1/0"  # no server listens there
@@ -86,6 +91,29 @@ def throttled(*names: str) -> dict[str, Any]:
     return {"REST_FRAMEWORK": {"DEFAULT_THROTTLE_CLASSES": paths}}
 
 
+def routed(view: Any) -> dict[str, Any]:
+    """The settings of a project with one view."""
+    return {"ROOT_URLCONF": (path("x", view),)}
+
+
+def viewed(kind: Any, **attributes: Any) -> dict[str, Any]:
+    """The settings of a project with one view of REST framework, which has this throttle class."""
+    view: Any = type("Viewed", (APIView,), {"throttle_classes": (kind,), **attributes})
+    return routed(view.as_view())
+
+
+@limit("5/minute burst 3")
+def with_burst(request: Any) -> HttpResponse:
+    """Its quota does not suit the default algorithm."""
+    return HttpResponse()
+
+
+@limit("5/minute", key=key_async)
+async def with_async_key(request: Any) -> HttpResponse:
+    """Its key can be called under ASGI only."""
+    return HttpResponse()
+
+
 CACHE = "django.middleware.cache.UpdateCacheMiddleware"
 FETCH = "django.middleware.cache.FetchFromCacheMiddleware"
 CHILD = f"{__name__}.Child"
@@ -145,6 +173,20 @@ TABLE: list[tuple[str, Any, list[str], dict[str, Any], list[str]]] = [
     ("a rate of a scope with two meanings", None, [], throttled("ScopedMonthly"), ["sluicegate.E003"]),
     ("a scope without a rate", None, [], throttled("Nowhere"), ["sluicegate.E003"]),
     ("no throttle", None, [], throttled("sluicegate.drf.RateThrottle"), ["sluicegate.E003"]),
+    ("a view with a wrong limit", FINE, [OURS], routed(with_burst), ["sluicegate.E004"]),
+    ("the same without the middleware", None, [], routed(with_burst), ["sluicegate.E004"]),
+    ("a view for ASGI", FINE, [OURS], routed(with_async_key), []),
+    (
+        "a view for ASGI, a sync store",
+        {**FINE, "STORE": OpenStore()},
+        [OURS],
+        routed(with_async_key),
+        ["sluicegate.E002"],
+    ),
+    ("a view's throttle", FINE, [OURS], viewed(Monthly), ["sluicegate.E004"]),
+    ("a view's throttle without a rate", FINE, [OURS], viewed(Nowhere), ["sluicegate.E004"]),
+    ("a view's throttle for some requests", FINE, [OURS], viewed(Rated, get_throttles=lambda self: 1 / 0), []),
+    ("no URLconf", FINE, [OURS], {"ROOT_URLCONF": None}, []),
     ("settings of django-ratelimit", FINE, [OURS], {"RATELIMIT_VIEW": "a.b"}, ["sluicegate.W008"]),
     ("a setting that has no name here", FINE, [OURS], {"RATELIMIT_HASH_ALGORITHM": "md5", "RATELIMIT_X": 1}, []),
     ("foreign throttles", None, [], throttled("rest_framework.throttling.ScopedRateThrottle"), []),
@@ -177,6 +219,7 @@ def test_dj06_ids_are_stable_and_unique() -> None:
         "sluicegate.E001",
         "sluicegate.E002",
         "sluicegate.E003",
+        "sluicegate.E004",
         "sluicegate.W001",
         "sluicegate.W002",
         "sluicegate.W003",
@@ -204,3 +247,10 @@ def test_dj10_an_error_names_the_nearest_option() -> None:
     (message,) = check()
     assert 'did you mean "default_limits"?' in message.msg
     assert message.hint
+
+
+def test_the_commands_take_the_gate_for_asgi_if_a_view_needs_it() -> None:
+    with override_settings(SLUICEGATE=FINE, MIDDLEWARE=[OURS], **routed(with_async_key)):
+        gate, (_, rules) = overview.project_rules()
+        assert isinstance(gate, AsyncGate)
+        assert [each.rule.name for each in rules.bounds] == ["default", "with_async_key"]

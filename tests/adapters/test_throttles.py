@@ -18,6 +18,8 @@ from django.urls import path
 
 from sluicegate import ManualClock, Quota, Rule, Tiers
 from sluicegate.awaiting import label_of
+from sluicegate.cli.application import Limiting
+from sluicegate.cli.budgets import Budgets
 from sluicegate.cli.commands import sluicegate
 from sluicegate.django import acharge, charge, limit, overview, rate_limited
 from sluicegate.django.throttles import RateThrottle, read_rate
@@ -278,8 +280,7 @@ def test_commands_know_the_rules_that_are_charged(kind: str) -> None:
     target, quotas, keys = DESCRIBED[kind]
     store = Counting(ManualClock())
     with serving(asgi=False, urls=[path("x", target)], store=store, default_limits=["99/day"]) as site:
-        gate = overview.project_gate()
-        _, (_, (default, *found), chosen) = overview.endpoint_rules(gate)
+        gate, (_, (_, (default, *found), chosen)) = overview.project_rules()
         assert (chosen is not None) == (kind == "get_throttles")
         assert default.rule.name == "default"
         shown = [
@@ -300,11 +301,12 @@ def needs_request(self: Any, view: Any) -> bool:
 @pytest.mark.parametrize(
     ("target", "status", "says"),
     [
-        (view(Two, get_throttles=lambda self: []), 0, "get_throttles: chosen for each request"),
-        (view(throttle(rate="2/min", prepare=needs_request)), 0, "get_throttles: chosen for each request"),
+        (view(Two, get_throttles=lambda self: []), 0, "get_throttles: chosen for each request, not checked"),
+        (view(throttle(rate="2/min", prepare=needs_request)), 0, "get_throttles: chosen for each request, not checked"),
         (view(drf.ScopedRateThrottle, throttle_scope="nowhere"), 2, f"in the throttles of {__name__}.Shown"),
+        (view(throttle(rate="10/month")), 1, f"the throttles of {__name__}.Shown: Own: rate '10/month'"),
     ],
-    ids=["get_throttles", "needs the request", "no rate"],
+    ids=["get_throttles", "needs the request", "no rate", "a rate of two meanings"],
 )
 def test_check_names_the_view_and_what_it_chooses(target: Any, status: int, says: str) -> None:
     env = {"DJANGO_SETTINGS_MODULE": "its settings", "COLUMNS": "200"}
@@ -315,6 +317,21 @@ def test_check_names_the_view_and_what_it_chooses(target: Any, status: int, says
             assert "2/minute" not in done.output
 
 
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (view(Two, get_throttles=lambda self: []), f" (chosen for each request by {__name__}.Shown)"),
+        (view(Two), ""),
+    ],
+)
+def test_show_names_the_views_that_choose_throttles(target: Any, says: str) -> None:
+    with serving(asgi=False, urls=[path("x", target), path("y", target)]):
+        gate, endpoints = overview.project_rules()
+        budgets = Budgets([Limiting(gate.settings, gate, tuple(endpoints))], None)
+        why = "No rule of the application has this id: it is of an old quota, or in Django of a throttle class"
+        assert budgets.why_unknown("uploads:sw86400") == why + says
+
+
 def test_commands_know_a_throttle_with_a_rate_for_each_view() -> None:
     def prepare(self: Any, view: Any) -> bool:
         self.rate = view.rate
@@ -323,7 +340,7 @@ def test_commands_know_a_throttle_with_a_rate_for_each_view() -> None:
 
     own = throttle(rate="9/min", prepare=prepare)
     with serving(asgi=False, urls=[path(rate[0], view(own, rate=rate)) for rate in ("1/min", "2/min")]):
-        _, *rules = overview.endpoint_rules(overview.project_gate())
+        _, (_, *rules) = overview.project_rules()
         assert [str(terms.quota) for each in rules for terms in each.bounds[0].terms or ()] == ["1/minute", "2/minute"]
 
 

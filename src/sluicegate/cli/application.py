@@ -70,8 +70,7 @@ def load_django() -> Application:
     try:
         from sluicegate.django import overview
 
-        gate = overview.project_gate()
-        endpoints = overview.endpoint_rules(gate)
+        gate, endpoints = overview.project_rules()
     except ConfigurationError:
         raise
     except Exception as error:  # its row in tests/test_house.py says why

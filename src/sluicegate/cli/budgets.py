@@ -142,6 +142,18 @@ class Budgets:
         """Return the rule or the view that alone knows the quota of a budget; None for other budgets."""
         return self.rule_of(rule_id) or view_of(rule_id)
 
+    def why_unknown(self, rule_id: str) -> str:
+        """Return why no command knows the quota of this budget."""
+        rule, view = self.rule_of(rule_id), view_of(rule_id)
+        if rule is not None:
+            return f"The quota of the rule {rule} is a function of the request"
+        if view is not None:
+            return f"Only the view {view} knows its quota"
+        endpoints = [each for limiting in self._limiters for each in limiting.endpoints]
+        choosing = dict.fromkeys([each.endpoint.label for each in endpoints if each.chosen is not None])
+        some = f" (chosen for each request by {', '.join(choosing)})" if choosing else ""
+        return f"No rule of the application has this id: it is of an old quota, or in Django of a throttle class{some}"
+
     @cached_property
     def bans(self) -> dict[str, Ban]:
         """The bans of all rules, by name and by the name of each rule that has one."""

@@ -13,7 +13,6 @@ from sluicegate.clock import MICROSECOND
 from sluicegate.extras import needs
 from sluicegate.identity import digest
 from sluicegate.plan import Outcome, Terms
-from sluicegate.web.charge import view_of
 
 with needs("cli"):
     import click
@@ -160,17 +159,7 @@ def _kept(budgets: Budgets, text: str, *, quick: bool) -> tuple[list[tuple[Known
     read = [(each, outcome) for each in known for outcome in budgets.read([(each.terms, text)])]
     used = [(each, outcome) for each, outcome in read if outcome is not None and outcome.reset_after > 0]
     foreign = sorted({each.terms.rule_id for each, outcome in read if outcome is None})
-    return used, {rule_id: _reason(budgets, rule_id) for rule_id in stored if rule_id not in budgets.known}, foreign
-
-
-def _reason(budgets: Budgets, rule_id: str) -> str:
-    """Return why no command knows the quota of this budget."""
-    rule, view = budgets.rule_of(rule_id), view_of(rule_id)
-    if rule is not None:
-        return f"The quota of the rule {rule} is a function of the request"
-    if view is not None:
-        return f"Only the view {view} knows its quota"
-    return "No rule of the application has this id: it is of an old quota, or in Django of a throttle class"
+    return used, {rule_id: budgets.why_unknown(rule_id) for rule_id in stored if rule_id not in budgets.known}, foreign
 
 
 def print_budgets(

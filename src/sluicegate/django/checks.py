@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -20,10 +20,12 @@ from django.urls import get_resolver
 from django.utils.module_loading import import_string
 
 from sluicegate.django import conf
+from sluicegate.django.overview import endpoint_rules
 from sluicegate.django.throttles import RateThrottle
 from sluicegate.errors import AsyncMismatchError, ConfigurationError, SettingsError, name_here
 from sluicegate.rules.key import reads_user
 from sluicegate.rules.rule import Rule
+from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.settings import Settings
 
 
@@ -35,6 +37,7 @@ class Facts(NamedTuple):
     unreadable: str  # the error, if the settings cannot be read
     unusable: str  # the error, if the settings can be read but no gate can be made from them
     middleware: tuple[str, ...]  # "module.Class" of all middleware and of their base classes
+    bad_view: str  # the error, if the limits or the throttles of a view cannot be used
     bad_throttle: str  # the error, if a default throttle of REST framework cannot be used
     idle_throttles: str  # the default throttles of REST framework that have no rate
     left_over: str  # the settings of another rate limiter, and their names here
@@ -120,6 +123,13 @@ CHECKS: Final = (
         hint="Each request would be an error. Correct DEFAULT_THROTTLE_RATES, or the rate or scope of the class.",
     ),
     Row(
+        id="sluicegate.E004",
+        kind=Error,
+        applies=lambda facts: facts.bad_view and not facts.bad_throttle,  # a default throttle is in most views
+        message="The limits of a view cannot be used: {bad_view}",
+        hint="Each request to it would be an error. sluicegate check prints the rules of every route.",
+    ),
+    Row(
         id="sluicegate.W001",
         kind=CheckWarning,
         applies=_is_empty,
@@ -189,13 +199,13 @@ def check(app_configs: Sequence[Any] | None = None, **options: Any) -> list[Chec
 
 
 def _facts() -> Facts:
-    read, unreadable, unusable = None, "", ""
+    read, unreadable, unusable, bad_view = None, "", "", ""
     try:
         read = conf.read_settings()
     except ConfigurationError as error:
         unreadable = str(error)
     if read is not None:
-        unusable = _gate_error(read)
+        unusable, bad_view = _gate_errors(read)
     bad_throttle, idle_throttles = _throttles()
     return Facts(
         conf.raw_settings(),
@@ -203,6 +213,7 @@ def _facts() -> Facts:
         unreadable,
         unusable=unusable,
         middleware=tuple(conf.ancestors(django_settings.MIDDLEWARE)),
+        bad_view=bad_view,
         bad_throttle=bad_throttle,
         idle_throttles=idle_throttles,
         left_over=_left_over(),
@@ -253,16 +264,29 @@ def _is_limiting(kind: Any) -> bool:
     return True
 
 
-def _gate_error(settings: Settings) -> str:
-    """Return the error of making a gate from these settings; "" if none. It opens no connection.
+def _gate_errors(settings: Settings) -> tuple[str, str]:
+    """Return the error of making a gate from these settings, and that of a view's rules; "" for none. It opens no
+    connection.
 
-    Whether WSGI or ASGI will serve is not known here: settings that need ASGI are tried with an async gate.
+    Whether WSGI or ASGI will serve is not known here: functions that need ASGI are tried with an async gate.
     """
     try:
         try:
-            conf.make_sync(settings).close()
+            with closing(conf.make_sync(settings)) as gate:
+                return "", _view_error(gate)
         except AsyncMismatchError:
-            conf.make_async(settings)
+            return "", _view_error(conf.make_async(settings))
     except ConfigurationError as error:
-        return str(error)
+        return str(error), ""
+
+
+def _view_error(gate: Gate | AsyncGate) -> str:
+    """Return the first error of the limits and throttles of the views; "" if none. Raises AsyncMismatchError."""
+    try:
+        if getattr(django_settings, "ROOT_URLCONF", None):
+            endpoint_rules(gate)
+    except AsyncMismatchError:
+        raise
+    except (ConfigurationError, ImproperlyConfigured) as error:
+        return "; ".join([str(error), *getattr(error, "__notes__", ())])
     return ""
