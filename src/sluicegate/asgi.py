@@ -45,7 +45,7 @@ from sluicegate.web.settings import Settings, SettingsOptions, hide
 from sluicegate.web.settlement import AsyncSettlement
 
 if TYPE_CHECKING:
-    from sluicegate.events import DecisionEvent
+    from sluicegate.events import DecisionEvent, Delivery
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -127,11 +127,10 @@ class AsgiCaller:
     def pending(self) -> Any:
         """Return what keeps the decisions about the request until its answer was sent; None if nothing does."""
         try:
-            state = self.scope["state"][_STATE]
-            return None if state.made is None else state
-        except (KeyError, TypeError, AttributeError):  # the state is no dict, or another adapter's
+            state = self.scope["state"][_STATE]  # nearly always: the same as below, in half the time
+        except (KeyError, TypeError):  # the state is no dict
             state = state_of(self.scope)
-            return None if getattr(state, "made", None) is None else state
+        return state if hasattr(state, "made") else None
 
 
 class Exchange(RequestState):
@@ -141,15 +140,17 @@ class Exchange(RequestState):
 
     at: tuple[str, str]  # the template of the route, and the method
     is_over: bool  # True: the events of the request are delivered at once
+    made: list[DecisionEvent]  # its events that wait; unset, as are the others, if there is no `on_decision`
 
     def __init__(self, gate: AsyncGate) -> None:
-        # Not by super(): this runs for every request.
-        self.gate, self.decision, self.settlement, self.enforced = gate, None, None, NO_MARKS
+        self.gate = gate  # not by super(), nor in one line: this runs for every request
+        self.decision = None
+        self.settlement = None
+        self.enforced = NO_MARKS
         # The type of the message that started the response, or of a later one that closed the socket, or _ENDED.
         self.begun = ""
         self.covered = False  # True: an inner limiter sends the response to a raised refusal
         self.refused: Decision | None = None  # a refusal that the application raised; its response is still to be sent
-        self.made: list[DecisionEvent] | None = None  # its events that wait, if the application has `on_decision`
 
     @property
     def can_hold(self) -> bool:
@@ -232,7 +233,7 @@ class RateLimitMiddleware:
         self._everywhere = NO_BOUNDS
         self.settings = Settings.given(settings, options, source="RateLimitMiddleware")
         self.gate = AsyncGate(self.settings)
-        self._watched = self.gate.limiter.events is not None
+        self._events = self.gate.limiter.events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
@@ -241,7 +242,7 @@ class RateLimitMiddleware:
             return
         if not self._checked:
             self._check(scope)
-        scope_state = scope.get("state")
+        application, scope_state = scope.get("app"), scope.get("state")  # a mounted application replaces the first
         if scope_state is None:
             scope_state = scope["state"] = {}
         gate = self.gate
@@ -249,7 +250,7 @@ class RateLimitMiddleware:
         if outer is not None and not isinstance(outer, Exchange):
             raise _name_taken()
         scope_state[_STATE] = state
-        if self._watched:  # the application may change the root path and the method
+        if self._events is not None:  # the application may change the root path and the method
             state.made, state.is_over = [], False
             state.at = scope.get("root_path", ""), scope.get("method", "GET")
             if kind == "websocket":
@@ -257,8 +258,10 @@ class RateLimitMiddleware:
         try:
             if self.settings.enabled:
                 caller, arrival = self.arrive(scope)
-                is_plain = arrival is NOWHERE and outer is None
-                bounds = self._everywhere if is_plain else self._bounds(state, outer, arrival)
+                if arrival is NOWHERE and outer is None:
+                    bounds = self._everywhere
+                else:
+                    bounds = self._bounds(state, outer, arrival)
                 if scope.get("method") == "OPTIONS" and self._is_free(scope, caller):
                     bounds = NO_BOUNDS
                 if bounds or gate.denies:
@@ -275,7 +278,7 @@ class RateLimitMiddleware:
                     if decision is not None and not decision.allowed:
                         if kind == "websocket":
                             await receive()  # ASGI: receive the handshake before the response to it
-                        await self._deny(decision, caller, (scope, receive, send), state=state)
+                        await self._deny(decision, caller, (scope, receive, send), state=state, application=application)
                         return
             if outer is not None:
                 outer.covered = True
@@ -289,14 +292,15 @@ class RateLimitMiddleware:
                         raise
                 if state.refused is not None:
                     refused, state.refused = state.refused, None
-                    await self._deny(refused, self.caller(scope), (scope, receive, send), state=state)
+                    call = scope, receive, send
+                    await self._deny(refused, self.caller(scope), call, state=state, application=application)
             finally:
                 state.begun = _ENDED
                 if state.settlement is not None:
                     await cast("AsyncSettlement", state.settlement).over(sys.exception())
             SERVED.set(before)  # not in the `finally`: after an error nothing reads it
         finally:
-            if state.made is not None:
+            if self._events is not None:
                 self._deliver(state, scope)
 
     async def reset_all(self, identity: object) -> int:
@@ -339,8 +343,13 @@ class RateLimitMiddleware:
         answering = (type(each) for each in chain(self.app) if is_cors(type(each)) or not passes_preflight(type(each)))
         return is_cors(next(answering, None))
 
-    def own_answer(self, decision: Decision, caller: AsgiCaller) -> Awaitable[ASGIApp | None] | None:
-        """Return the user's own response to a refused request. None if the user has made none."""
+    def own_answer(
+        self, decision: Decision, caller: AsgiCaller, application: object
+    ) -> Awaitable[ASGIApp | None] | None:
+        """Return the user's own response to a refused request. None if the user has made none.
+
+        `application` is the framework's application around the limiter, if there is one.
+        """
         return None if self.settings.answer_to(decision) is None else answer_of(self.settings, caller, decision)
 
     def _is_free(self, scope: Scope, caller: AsgiCaller) -> bool:
@@ -390,7 +399,7 @@ class RateLimitMiddleware:
         if not state.is_over:
             root_path, method = state.at
             state.at = self.template(scope, root_path), method.upper()  # also for events that come later
-            self.gate.events.deliver(state)
+            cast("Delivery", self._events).deliver(state)
 
     def _adding_fields(self, state: Exchange, send: Send) -> Send:
         """Make a `send` that adds the fields of the decision to the start of the response."""
@@ -433,7 +442,13 @@ class RateLimitMiddleware:
             await settlement.sent()
 
     async def _deny(
-        self, decision: Decision, caller: AsgiCaller, call: tuple[Scope, Receive, Send], *, state: Exchange
+        self,
+        decision: Decision,
+        caller: AsgiCaller,
+        call: tuple[Scope, Receive, Send],
+        *,
+        state: Exchange,
+        application: object,
     ) -> None:
         """Respond to a refused request: before its body is read, or later if the application raised the refusal."""
         scope, receive, send = call
@@ -444,7 +459,7 @@ class RateLimitMiddleware:
                 await self._adding_fields(state, send)(closing)
                 return
             start, rest = WEBSOCKET
-        answering = self.own_answer(decision, caller)
+        answering = self.own_answer(decision, caller, application)
         if answering is not None and (own := await answering) is not None:
             await own(scope, receive, self._adding_fields(state, send))
             return

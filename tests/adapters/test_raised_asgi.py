@@ -48,6 +48,10 @@ async def endpoint(request: Request) -> Response:
     return fail()
 
 
+async def inner_page(request: Request) -> Response:
+    return PlainTextResponse("page")
+
+
 def sync_endpoint(request: Request) -> Response:
     return fail()
 
@@ -219,6 +223,21 @@ def test_a_handler_of_the_application_is_used(kind: Any, inside: Any, where: str
     if not inside or kind == 429:
         assert (answer.one("retry-after"), answer.one("ratelimit")) == ("60", '"post";r=0;t=60')
     check_fields(answer)
+
+
+@pytest.mark.parametrize("raised", [False, True], ids=["by the limiter", "in a mounted application"])
+def test_each_application_around_one_limiter_has_its_own_handlers(raised: bool) -> None:
+    """One route with a limiter may be in two applications. The one without a handler has the usual answer."""
+    view = endpoint if raised else inner_page
+    shared = Mount("/", Starlette(routes=[Route("/", view)]), middleware=[limiter(default_limits="2/minute")])
+    one = AsgiClient(Starlette(routes=[shared], exception_handlers={429: handler}))
+    two = AsgiClient(Starlette(routes=[shared]))
+    three = AsgiClient(Starlette(routes=[shared], exception_handlers={429: lambda request, error: Response("3", 420)}))
+    for client in () if raised else (one, two):
+        assert client.get("/").status == 200
+    assert [client.get("/").status for client in (one, two, three)] == [429, 429, 420]
+    assert one.get("/").body == b"wait 60"
+    assert json.loads(two.get("/").body)["detail"] == "Retry after 60 seconds."
 
 
 def test_on_denied_makes_the_response() -> None:

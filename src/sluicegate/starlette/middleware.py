@@ -14,7 +14,7 @@ from sluicegate.errors import ConfigurationError, NotEnforcedError, warn
 from sluicegate.plan import Decision
 from sluicegate.starlette.request import StarletteCaller
 from sluicegate.starlette.responses import handles_refusals, own_answer
-from sluicegate.starlette.routes import RouteFinder, is_built_late
+from sluicegate.starlette.routes import RouteFinder, Routes, is_built_late
 from sluicegate.web.bound import Bounds
 from sluicegate.web.endpoint import Arrival, Endpoint, label_of
 from sluicegate.web.gate import AsyncGate
@@ -37,21 +37,23 @@ class RateLimitMiddleware(AsgiMiddleware):
     ) -> None:
         options = hide(options)
         self._error: ConfigurationError | None = None
+        self._finder = RouteFinder(app)
+        self._routes: Routes | None = None  # in which the endpoint has to be found if it has a mark, and else not
         try:
             super().__init__(app, settings=settings, **options)
         except ConfigurationError as error:
             if not is_built_late(app):
                 raise
             self._error = error
-        self._finder = RouteFinder(app)
-        self._application: Any = None
+        else:
+            self._routes = None if self.gate.knows_routes else self._finder.routes
 
     def arrive(self, scope: Scope) -> tuple[AsgiCaller, Arrival]:
         """Return the client, and the endpoint that the router will choose if that makes a difference."""
-        caller, routes = StarletteCaller(scope, self._finder), self._finder.routes
-        if routes is None or self.gate.knows_routes:
+        caller = StarletteCaller(scope, self._finder)
+        if self._routes is None:
             return caller, caller.arrival
-        return caller, routes.find_marked(scope)
+        return caller, self._routes.find_marked(scope)
 
     def endpoints(self, scope: Scope) -> list[Endpoint]:
         """Return every endpoint that the middleware can find. If `add_middleware` was given wrong options, raise.
@@ -80,17 +82,17 @@ class RateLimitMiddleware(AsgiMiddleware):
         """True if a CORS layer or the router responds to this CORS preflight, and no view."""
         return self._finder.answers_preflight(scope)
 
-    def own_answer(self, decision: Decision, caller: AsgiCaller) -> Awaitable[ASGIApp | None] | None:
+    def own_answer(
+        self, decision: Decision, caller: AsgiCaller, application: object
+    ) -> Awaitable[ASGIApp | None] | None:
         """Return the response of `on_denied`, or of the application's exception handler."""
-        app = self._application
-        is_plain = caller.scope.get("app") is app and not handles_refusals(app)
+        is_plain = caller.scope.get("app") is application and not handles_refusals(application)
         if is_plain and self.settings.answer_to(decision) is None:
             return None
-        return own_answer(self.settings, caller, decision, outer=app)
+        return own_answer(self.settings, caller, decision, outer=application)
 
     def _check(self, scope: Scope) -> None:
         """Bind the rules of all endpoints that can be found. Warn (SG110) if an AuthenticationMiddleware is inside."""
-        self._application = scope.get("app")
         super()._check(scope)
         is_late = any([isinstance(each, AuthenticationMiddleware) for each in chain(self.app)])
         if is_late and self.gate.asks_for_users(self.endpoints(scope)):

@@ -45,7 +45,8 @@ async def own_answer(
     """Return the response of `on_denied`; else of the application's handler for the status, or RateLimitExceeded; or
     None.
 
-    After a mounted application has raised, `scope["app"]` is the mounted one. `outer` is the limiter's application.
+    After a mounted application has raised, `scope["app"]` is the mounted one. `outer` is the application that has
+    called the limiter for this request.
     """
     own = await answer_of(settings, caller, decision)
     if own is not None:
