@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import is_
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -110,23 +110,16 @@ class Refusals:
                         self._remember(plan.checks, outcomes, before)
                         return
                     break
-            self.changed(plan)
+            self.changed(plan[0])
 
-    def changed(self, plan: Plan) -> None:
-        """Drop the refusals on all budgets that the plan charges or refunds."""
+    def changed(self, checks: Checks) -> None:
+        """Drop the refusals on all budgets that these checks charge or refund."""
         marks, known = self.marks, self.index
-        for terms, identity, cost in plan[0]:
+        for terms, identity, cost in checks:
             if cost or terms.algorithm == BAN:
                 marks[hash(identity) & MASK] = object()
                 if known and (terms.rule_id, identity) in known:
                     self.drop(terms.rule_id, identity)
-
-    def charged(self, keys: Sequence[tuple[str, str]]) -> None:
-        """Do the same as `changed` for budgets of one identity, none of which is charged 0 or is of a ban."""
-        self.marks[hash(keys[0][1]) & MASK] = object()
-        for key in keys:
-            if key in self.index:
-                self.drop(*key)
 
     def drop(self, rule_id: str, identity: str) -> None:
         """Drop the refusals on one budget."""
@@ -250,14 +243,14 @@ class DenyCache(_DenyCache[Store]):
         try:
             self.inside.refund(plan, outcomes)
         finally:
-            self.refusals.changed(plan)
+            self.refusals.changed(plan.checks)
 
     def renew(self, plan: Plan, outcomes: Outcomes) -> Outcomes:
         """Renew in the store inside, then drop the refusals on these budgets: their slots are held for longer now."""
         try:
             return self.inside.renew(plan, outcomes)
         finally:
-            self.refusals.changed(plan)
+            self.refusals.changed(plan.checks)
 
     def forget(self, rule_id: str, identity: str) -> None:
         """Drop a budget in the store inside, then the refusals on it."""
@@ -289,13 +282,13 @@ class AsyncDenyCache(_DenyCache[AsyncStore]):
         try:
             await self.inside.refund(plan, outcomes)
         finally:
-            self.refusals.changed(plan)
+            self.refusals.changed(plan.checks)
 
     async def renew(self, plan: Plan, outcomes: Outcomes) -> Outcomes:
         try:
             return await self.inside.renew(plan, outcomes)
         finally:
-            self.refusals.changed(plan)
+            self.refusals.changed(plan.checks)
 
     async def forget(self, rule_id: str, identity: str) -> None:
         try:

@@ -26,8 +26,8 @@ from sluicegate.stores.memory_table import Network
 
 NOTES: Final = 5_000  # this many of the newest notes are kept, at most twice as many
 
-Note = tuple[int, Check, Outcome]  # a reading of the clock, a check and its outcome
-Key = tuple[str, str]  # of a budget: the rule's id, and the identity
+_Note = tuple[int, Checks, Outcomes]  # a reading of the clock, the checks of a plan and their outcomes
+_Key = tuple[str, str]  # of a budget: the rule's id, and the identity
 
 
 class LocalFallback:
@@ -43,8 +43,8 @@ class LocalFallback:
         self._memory = MemoryStore(clock=self._clock)
         # A note is charged once, before the plan that asked for it. Reentrant, as the lock of the memory store.
         self._lock = threading.RLock()
-        self._fresh: dict[Key, Note] = {}
-        self._older: dict[Key, Note] = {}
+        self._fresh: dict[_Key, _Note] = {}
+        self._older: dict[_Key, _Note] = {}
         fork.hold(self, outer=True)
 
     def fork_lock(self) -> Any:
@@ -55,15 +55,12 @@ class LocalFallback:
         """Go on with the copy of the notes and budgets."""
         self._lock = threading.RLock()
 
-    def note(self, checks: Checks, outcomes: Outcomes, keys: tuple[Key, ...] = ()) -> None:
-        """Remember the outcomes that the store returned. Every request calls this, so it does as little as possible. If
-        the caller has the keys of the budgets, it gives them.
-        """
-        fresh, read, at = self._fresh, self._read, 0
-        now = read()
-        for key in keys or [(check.terms.rule_id, check.identity) for check in checks]:
-            fresh[key] = (now, checks[at], outcomes[at])
-            at += 1  # noqa: SIM113  # `enumerate` costs more
+    def note(self, checks: Checks, outcomes: Outcomes) -> None:
+        """Remember the outcomes that the store returned. Every request calls this, so it does as little as possible."""
+        fresh, read = self._fresh, self._read
+        note = (read(), checks, outcomes)
+        for terms, identity, _ in checks:
+            fresh[terms[1], identity] = note  # by the id of the rule: a number costs less than a name
         if len(fresh) >= NOTES:
             self._older, self._fresh = fresh, {}
 
@@ -137,11 +134,13 @@ class LocalFallback:
             outcomes = self._run(self._divided_plan(plan), now)
         return [outcome._replace(source="local") for outcome in outcomes]
 
-    def _recall(self, key: Key, now: int, network: Network) -> None:
+    def _recall(self, key: _Key, now: int, network: Network) -> None:
         """Charge once the units of a budget that were used according to its last note, except those free again."""
         note = self._fresh.pop(key, None) or self._older.pop(key, None)
         if note is not None:
-            read, check, outcome = note
+            read, checks, outcomes = note
+            pairs = zip(checks, outcomes, strict=True)
+            check, outcome = {(pair[0].terms.rule_id, pair[0].identity): pair for pair in pairs}[key]
             noted_at = read // self._unit
             free_at = noted_at + outcome.reset_after
             if check.terms.algorithm == BAN and not outcome.allowed:

@@ -78,10 +78,10 @@ class _Stock:
 class Permits:
     """The permits of one process. The sync and the async wrapper share this class.
 
-    `on_return` is called with each plan whose permits were refunded.
+    `on_return` is called with the checks of each plan whose permits were refunded.
     """
 
-    def __init__(self, *, clock: Clock | None, size: int, on_return: Callable[[Plan], object] | None) -> None:
+    def __init__(self, *, clock: Clock | None, size: int, on_return: Callable[[Checks], object] | None) -> None:
         self._now_us = (SystemClock() if clock is None else clock).now_us
         self._size = size
         self._on_return = on_return
@@ -160,7 +160,7 @@ class Permits:
             _ = yield call
         self.returned += call.permits
         if self._on_return is not None:
-            self._on_return(call.plan)
+            self._on_return(call.plan.checks)
 
     def _prepare(self, checks: Checks) -> tuple[_Stock, int, int, list[StoreCall]]:
         """Return the stock of a plan, how many permits to ask for, the time now, and what to refund on the way."""

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from sluicegate.clock import Clock
 from sluicegate.errors import StoreError
-from sluicegate.plan import Outcome, Plan, Terms
+from sluicegate.plan import Checks, Outcome, Plan, Terms
 from sluicegate.status import Status, describe
 from sluicegate.stores import AsyncStore, Hit, Store
 from sluicegate.stores.completion import complete
@@ -33,7 +33,7 @@ class _Prefetch(Generic[_AnyStore]):
         *,
         clock: Clock | None = None,
         size: int = SIZE,
-        on_return: Callable[[Plan], object] | None = None,
+        on_return: Callable[[Checks], object] | None = None,
     ) -> None:
         self._store = store
         self._permits = Permits(clock=clock, size=size, on_return=on_return)
@@ -65,7 +65,7 @@ class Prefetch(_Prefetch[Store]):
     for rules with `prefetch`.
 
     A peek counts the permits that this process holds as free. `forget` and `close` first refund the held permits in the
-    store. `on_return` is called with each plan whose permits were refunded.
+    store. `on_return` is called with the checks of each plan whose permits were refunded.
     """
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
