@@ -189,7 +189,7 @@ def test_the_frame_of_a_batch_and_its_reply() -> None:
         command for identity in "xabc" if isinstance(command := encoder.run(hits(rule, identity)[0]), SingleCheck)
     ]
     assert len(commands) == 3
-    whole = batch(commands)
+    whole = batch(commands[0].shape, [command.digest for command in commands], commands[0].tag)
     name, _, number, *words = unpacked(whole)[0]
     assert (name, number) == (b"EVALSHA", b"3")
     assert words[:3] == [encoder.key(rule.rule_id, identity).encode() for identity in "abc"]

@@ -10,6 +10,7 @@ A key is `prefix:{digest}:rule_id`. The digest of the identity is the hash tag. 
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,9 +30,8 @@ with needs("redis"):
     import redis.asyncio
 
     from sluicegate.stores.redis.async_connections import AsyncConnections
-    from sluicegate.stores.redis.commands import Fields, whole
     from sluicegate.stores.redis.connections import NOT_SENT, Connections
-    from sluicegate.stores.redis.encoding import Encoder, passed
+    from sluicegate.stores.redis.encoding import Encoder, packed_digest, passed
     from sluicegate.stores.redis.operations import Operations
     from sluicegate.stores.redis.scan import KeyPage, Position, send_to
     from sluicegate.stores.redis.server_info import warn_of_eviction
@@ -48,8 +48,8 @@ with needs("redis"):
         warn_about,
     )
 
-Sent = tuple[Any, Address, Fields, float]
-"""A prepared charge that was sent: its reply, the server, the command and the deadline."""
+Sent = tuple[Any, Any, float]
+"""A prepared charge that was sent: its reply, the pool or the connection, and the deadline."""
 
 _ROUND_TRIPS: Final = 100  # the last ones, for the status
 
@@ -136,6 +136,10 @@ class _RedisStore:
         self._version, seconds = found
         self._round_trips.append(seconds)
 
+    def _step(self, plan: Plan, address: Address) -> Send:
+        """Return the step that runs a plan on this server."""
+        return Send(address, self._encoder.run(plan))
+
     def _check_eviction(self, reply: Any) -> None:
         """Warn of a server that evicts: once, or at every request if the warning is an error."""
         try:
@@ -188,19 +192,22 @@ class RedisStore(_RedisStore):
         deadline, unknown = connections.deadline, self._operations.unknown
 
         def send(identity: str, cost: int) -> Sent | None:
-            pool = connections.pools.get(where.address)
-            if pool is None or self._memory_unknown or unknown:
+            if self._memory_unknown or unknown:
                 return None
-            command, now = pack(identity, cost), monotonic()
-            reply = pool.ask(command, now, deadline)
-            return None if reply is NOT_SENT else (reply, pool.address, command, now + deadline)
+            try:
+                pool = connections.pools[where.address]
+            except KeyError:  # no connection is open
+                return None
+            now = monotonic()
+            reply = pool.ask(pack(identity, cost), now, deadline)
+            return None if reply is NOT_SENT else (reply, pool, now + deadline)
 
         return send
 
     def resume(self, plan: Plan, sent: Sent, reply: Any) -> tuple[Outcome, ...]:
         """Do the rest of `run`, after the first step was sent."""
-        _, address, command, until = sent
-        return self._connections.drive(self._operations.run(plan, Send(address, whole(command)), reply), until)
+        _, pool, until = sent
+        return self._connections.drive(self._operations.run(plan, self._step(plan, pool.address), reply), until)
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Refund each charge to its window."""
@@ -292,23 +299,29 @@ class AsyncRedisStore(_RedisStore):
         connections, where, pack = self._connections, self._where, self._encoder.prepare(terms, batches=True)
         if pack is None or not isinstance(connections, AsyncConnections):
             return None
-        ready, deadline, unknown = connections.ready, connections.deadline, self._operations.unknown
+        deadline, unknown, running_loop = connections.deadline, self._operations.unknown, asyncio.get_running_loop
+        shape = self._encoder.batched(terms)
 
         def send(identity: str, cost: int) -> Sent | None:
-            connection = None if self._memory_unknown or unknown else ready(where.address)
-            if connection is None:
+            if self._memory_unknown or unknown:
                 return None
-            command = pack(identity, cost)
-            answer = connection.join(command)
+            try:
+                connection = connections.loops[running_loop()].used[where.address]
+            except (KeyError, RuntimeError):  # no connection is open, or another event loop than asyncio's runs
+                return None
+            answer = None if shape is None or cost != 1 else connection.join(shape, packed_digest(identity))
             if answer is None:
-                answer = connection.send(command, connections.until())
-            return answer, connection.address, command, connection.turn + deadline
+                if not connection.is_usable():
+                    return None
+                answer = connection.send(pack(identity, cost), connections.until())
+            return answer, connection, connection.turn + deadline
 
         return send
 
     async def resume(self, plan: Plan, sent: Sent, reply: Any) -> tuple[Outcome, ...]:
-        _, address, command, until = sent
-        return await self._connections.drive(self._operations.run(plan, Send(address, whole(command)), reply), until)
+        _, connection, until = sent
+        steps = self._operations.run(plan, self._step(plan, connection.address), reply)
+        return await self._connections.drive(steps, until)
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         await self._connections.drive(self._operations.refund(plan, outcomes), self._connections.until())

@@ -32,7 +32,7 @@ from redis.exceptions import NoPermissionError
 
 from sluicegate import fork
 from sluicegate.plan import new
-from sluicegate.stores.redis.commands import Batch, Fields, HitShape, batch, split_reply, whole
+from sluicegate.stores.redis.commands import Batch, Command, Fields, HitShape, SingleCheck, batch, split_reply
 from sluicegate.stores.redis.connections import BUSY, NEARLY, TRIPS, check_tag, concerns_of, failure_of, watcher
 from sluicegate.stores.redis.drivers import AsyncDriver
 from sluicegate.stores.redis.steps import MALFORMED, Address, Concerns, NoReplyError, Send
@@ -59,9 +59,12 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
 
 
 class _Waiting(NamedTuple):
-    """A group: commands that can be one batch, and the futures of their callers. Until it is written, others join."""
+    """One command, or single checks that can be one batch, and the futures of the callers. Until it is written, other
+    single checks join.
+    """
 
-    commands: list[Any]
+    command: Fields  # of the first caller
+    digests: list[Any]  # of the identities of all callers, if it can be a batch
     answers: list[_Answer]
     asked: float
     until: float  # of the first command
@@ -113,15 +116,15 @@ class AsyncConnection(asyncio.Protocol):
             self.fail(ConnectionError("the server closed the connection"))
         return not self._closed and not self._retired
 
-    def join(self, command: Fields, answer: _Answer | None = None) -> _Answer | None:
-        """Add a command to the group of its rule that leaves in this turn of the loop. Return None without a group."""
-        group = self.unsent.get(id(command[0]))  # a SingleCheck begins with its shape
+    def join(self, shape: HitShape, digest: bytes, answer: _Answer | None = None) -> _Answer | None:
+        """Add a single check to the batch of its rule that leaves in this turn of the loop. Return None without one."""
+        group = self.unsent.get(id(shape))
         if group is None:
             return None
         if answer is None:
             answer = self._loop.create_future()
-        group.commands.append(command)
-        answers = group.answers
+        _, digests, answers, _, _, _ = group
+        digests.append(digest)
         answers.append(answer)
         if len(answers) >= _FEW and (len(answers) >= _MANY or not self._waiting):
             self._flush()
@@ -131,9 +134,10 @@ class AsyncConnection(asyncio.Protocol):
         """Return a future of the reply, or of a NoReplyError. The time before the write does not count, unless the
         connection is being opened.
         """
-        group = self.unsent.get(id(command[0]))
+        shape, digest, _, _ = command  # of a single check; else nothing may join
+        group = self.unsent.get(id(shape))
         if group is not None and group.until <= until:
-            return cast(_Answer, self.join(command, answer))
+            return cast(_Answer, self.join(shape, digest, answer))
         if answer is None:
             answer = self._loop.create_future()
         unsent, is_open = self.unsent, self._transport is not None
@@ -141,8 +145,9 @@ class AsyncConnection(asyncio.Protocol):
             self.turn = self._loop.time()
             if is_open:
                 self._loop.call_soon(self._flush)
-        key = id(command[0]) if type(command[0]) is HitShape and is_open else id(answer)
-        unsent[key if key not in unsent else id(answer)] = new(_Waiting, ([command], [answer], self.turn, until, None))
+        key = id(shape) if is_open and type(shape) is HitShape and shape.many is not None else id(answer)
+        group = new(_Waiting, (command, [digest], [answer], self.turn, until, None))
+        unsent[key if key not in unsent else id(answer)] = group
         if not is_open:
             self._set_timer(until)
             self._open()
@@ -297,7 +302,7 @@ class AsyncConnection(asyncio.Protocol):
             if each.until - now < min(TRIPS * self.trip, NEARLY * (each.until - each.asked)):
                 late.append(each)
             else:
-                self.send(each.commands[0], each.until, each.answers[0])
+                self.send(each.command, each.until, each.answers[0])
         self._answer(late, TimeoutError("the connection opened too late"), sent=False, concerns="plan")
         self._flush()
         if self._retired:
@@ -312,22 +317,23 @@ class AsyncConnection(asyncio.Protocol):
         now = self._loop.time()
         writes, late = [], []
         for each in unsent.values():
-            commands, answers, asked, until, sent = each
+            command, digests, answers, asked, until, sent = each
             if now - asked > _STALL:
                 until += now - asked
             if until <= now:
                 late.append(each)
                 continue
             if any(map(_DONE, answers)):
-                left = [pair for pair in zip(commands, answers, strict=True) if not pair[1].done()]
-                commands, answers = [command for command, _ in left], [answer for _, answer in left]
-            groups: Iterable[tuple[Any, list[_Answer]]] = zip(commands, [[answer] for answer in answers], strict=True)
-            if len(commands) > 1 and commands[0][0].many is not None:
-                groups = ((batch(commands), answers),)
-            for command, callers in groups:
-                made = whole(command) if type(command) is tuple else command
-                made = made if sent is None else made.with_text()
-                writes.append(new(_Waiting, (commands, callers, asked, until, made)))
+                left = [pair for pair in zip(digests, answers, strict=True) if not pair[1].done()]
+                if not left:
+                    continue
+                digests, answers = [digest for digest, _ in left], [answer for _, answer in left]
+            shape, _, tag, _ = command
+            made: Any = Command(*command)
+            if type(shape) is HitShape:
+                made = batch(shape, digests, tag) if len(digests) > 1 else SingleCheck(shape, digests[0], tag)
+            made = made if sent is None else made.with_text()
+            writes.append(new(_Waiting, (command, digests, answers, asked, until, made)))
         if late:
             self._answer(late, TimeoutError("no time is left"), sent=False, concerns="plan")
         if writes:
@@ -463,13 +469,13 @@ class AsyncConnections(AsyncDriver):
     def __init__(self, servers: Servers, *, deadline: float) -> None:
         self._servers = servers
         self.deadline = deadline
-        self._loops: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
+        self.loops: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
         fork.renew(self)
 
     def after_fork(self) -> None:
         """Drop all connections without closing them: their sockets and loops belong to the parent."""
-        fork.keep(self._loops)
-        self._loops = {}
+        fork.keep(self.loops)
+        self.loops = {}
 
     def until(self) -> float:
         """Return the deadline of a call that begins now."""
@@ -490,22 +496,13 @@ class AsyncConnections(AsyncDriver):
             return _and_a_turn(answer)
         return answer
 
-    def ready(self, address: Address | None) -> AsyncConnection | None:
-        """Return the open connection of the running loop to an address, if there is one."""
-        try:
-            here = self._loops.get(asyncio.get_running_loop())
-        except RuntimeError:  # another event loop than asyncio's runs
-            return None
-        connection = None if here is None else here.used.get(address)
-        return connection if connection is not None and (connection.unsent or connection.is_usable()) else None
-
     def _of_this_loop(self) -> _LoopConnections:
         loop = asyncio.get_running_loop()
-        if loop in self._loops:
-            return self._loops[loop]
-        for other in [each for each in list(self._loops) if each.is_closed()]:
-            self._loops.pop(other).forget()
-        return self._loops.setdefault(loop, _LoopConnections())
+        if loop in self.loops:
+            return self.loops[loop]
+        for other in [each for each in list(self.loops) if each.is_closed()]:
+            self.loops.pop(other).forget()
+        return self.loops.setdefault(loop, _LoopConnections())
 
     def retire(self, address: Address) -> None:
         """Let the next caller open another connection. This one closes when its waiting commands have their reply."""

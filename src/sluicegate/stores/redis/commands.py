@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any, Final, NamedTuple, cast, final
 
 from sluicegate.clock import MICROSECOND
@@ -136,17 +135,11 @@ Fields = tuple[Any, Any, Any, int]
 """The fields of a command. A plain tuple costs a fifth of a named one."""
 
 
-def whole(fields: Fields) -> AnyCommand:
-    """Return the command with these fields."""
-    return (Command if type(fields[0]) is bytes else SingleCheck)(*fields)
-
-
-def batch(single: Sequence[Fields]) -> Batch:
+def batch(shape: HitShape, digests: Sequence[bytes], tag: int) -> Batch:
     """Return a batch of single checks of one shape, which must have a script for many plans."""
-    shape, _, tag, _ = single[0]
-    rule, many = shape.rule, cast(Script, shape.many)
-    keys = (rule.after + rule.before).join(map(itemgetter(1), single))
-    head = b"*%d\r\n%s%s" % (3 + len(single) + 1 + shape.params.count(b"$"), many.start, bulk(len(single)))
+    rule, many, count = shape.rule, cast(Script, shape.many), len(digests)
+    keys = (rule.after + rule.before).join(digests)
+    head = b"*%d\r\n%s%s" % (3 + count + 1 + shape.params.count(b"$"), many.start, bulk(count))
     tail = b"$6\r\n%d\r\n%s" % (tag, shape.params)
     return Batch(b"".join((head, rule.before, keys, rule.after, tail)), tag, script=many, read=shape.read)
 

@@ -31,7 +31,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from sluicegate import fork
 from sluicegate.clock import monotonic
 from sluicegate.errors import SluicegateError
-from sluicegate.stores.redis.commands import Command, Fields, SingleCheck, pack
+from sluicegate.stores.redis.commands import Fields, SingleCheck, pack
 from sluicegate.stores.redis.drivers import Driver
 from sluicegate.stores.redis.steps import MALFORMED, Address, Concerns, NoReplyError, Send
 from sluicegate.stores.redis.url import OPENING, Servers
@@ -42,7 +42,7 @@ _USUAL: Final = 400  # bytes of the first read: Python allocates so few without 
 BUSY: Final = 0.001  # seconds: a connection that was used more recently is not checked before it is used again
 _STUCK: Final = 1.0  # seconds: after this time another opening may begin, because the packets of this one may be lost
 _LATE: Final = 0.001  # seconds to read a reply that came in time, if this thread was stalled until the deadline
-_PING: Final = Command(pack("PING"))
+_PING: Final = pack("PING")
 NEARLY: Final = 0.9  # of the deadline: a call that has more left takes all of it, so that its socket keeps its timeout
 TRIPS: Final = 2.0  # round trips: the time that a command needs, because one round trip may be slower than another
 _TURNED_AWAY: Final = {"NOAUTH", "DENIED", "ERR"}  # no password, protected mode, too many clients
@@ -67,20 +67,17 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
         self.used = began  # when TCP and TLS were ready; later when the last answered command began, -inf before one
         self.until = began + seconds
         self.limited = 0.0  # the seconds that a system call may take at present
-        self._feed: Callable[[bytes], object] = len  # without a reader, no reply comes in one piece
-        self._gets: Callable[[], object] = _no_reply
 
     def on_connect(self, connection: Any, **options: Any) -> None:
         """Start to read from the socket of this connection."""
         super().on_connect(connection, **options)
         self.used = monotonic()
-        self._socket, reader = _socket(connection), getattr(self, _READER, None)
-        self._set_timeout, self.is_readable = self._socket.set_timeout, self._socket.is_readable
-        if reader is None:
-            self._socket = self._socket._replace(receive=_no_bytes)
+        file, write, self.send_all, receive, self._set_timeout, self.is_readable = _socket(connection)
+        reader = getattr(self, _READER, None)
+        if reader is None:  # no reply comes in one piece
+            self.wire: _Wire = file, write, _no_bytes, len, bool, False
         else:
-            self._feed, self._gets = reader.feed, reader.gets
-        self._nothing = self._gets()  # before a reply is whole
+            self.wire = file, write, receive, reader.feed, reader.gets, reader.gets()
 
     def parse_error(self, response: str) -> Exception:
         """Return an error reply, with the whole text of the server. The opening of redis-py needs its own classes."""
@@ -90,39 +87,10 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
         error.args = (response,)
         return error
 
-    def calling(self) -> Callable[[Fields, float], Any]:
-        """Return a function that sends a command and returns its reply, perhaps an error reply. It raises OSError or
-        RedisError if none comes. It is no method, because it finds its variables faster than attributes.
-        """
-        file, write, send_all, receive, *_ = self._socket
-        feed, gets, nothing = self._feed, self._gets, self._nothing
-
-        def call(command: Fields, until: float) -> Any:
-            frame, tag, _, replies = command
-            self.until = until
-            # A socket with a timeout does not block, so write at once: `sendall` would first wait for its buffer.
-            # The file descriptor is read each time: that of a closed socket may belong to another file now.
-            try:
-                sent = write(file(), frame)
-            except BlockingIOError:
-                sent = 0
-            if sent != len(frame):
-                send_all(frame[sent:])
-            try:  # nearly always one piece has the reply
-                feed(receive(_USUAL))
-                reply = gets()
-            except TimeoutError:  # `read_from_socket` looks once more
-                reply = nothing
-            if reply is nothing:
-                reply = self.read_response()
-            if replies > 1:
-                for _ in range(1, replies):
-                    reply = self.read_response()
-            if type(reply) is not bytes or tag is None or reply[:6] != b"%d" % tag:
-                check_tag(tag, reply)
-            return reply
-
-        return call
+    def read(self, until: float) -> Any:
+        """Return the next reply, perhaps an error reply. Raises OSError or RedisError if none comes."""
+        self.until = until
+        return self.read_response()
 
     def read_from_socket(self, **options: Any) -> Any:
         """Read a piece of a reply. At the deadline, look once more: the server was in time if the reply is here."""
@@ -141,6 +109,12 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
             raise TooLateError("the deadline passed before the command was written")
         self.limited = seconds
         self._set_timeout(seconds)
+
+
+_Wire = tuple[Callable[[], int], Callable[[int, bytes], int], Callable[[int], bytes], Callable[[bytes], Any], Any, Any]
+"""What each call uses: `file`, `write` and `receive` of the socket; `feed` and `gets` of the reader of replies, and
+what `gets` returns before a reply is whole.
+"""
 
 
 class _Socket(NamedTuple):
@@ -196,10 +170,6 @@ def _no_bytes(size: int) -> bytes:
     return b""
 
 
-def _no_reply() -> None:
-    """Return that there is no reply yet."""
-
-
 def _can_read(redis_connection: Any) -> bool:
     try:
         return bool(redis_connection.can_read(timeout=0))
@@ -210,7 +180,7 @@ def _can_read(redis_connection: Any) -> bool:
 class Connection:
     """One open connection. Raises OSError or RedisError if it cannot be opened in so many seconds."""
 
-    __slots__ = ("__weakref__", "_redis", "call", "parser", "trip")
+    __slots__ = ("__weakref__", "_redis", "parser", "trip")
 
     def __init__(self, servers: Servers, step: Send, *, seconds: float) -> None:
         began = monotonic()
@@ -228,9 +198,8 @@ class Connection:
         )
         self._redis.connect()
         parser.opened = True
-        self.call = parser.calling()
         if not (self._redis.username or self._redis.password or self._redis.db):
-            self._greet(parser.until)
+            self._greet()
         # The seconds since TCP and TLS were ready: one round trip or more. A proxy may have answered for TCP.
         self.trip = monotonic() - parser.used
         parser.used = -inf
@@ -239,9 +208,10 @@ class Connection:
         """Close the connection."""
         self._redis.disconnect()
 
-    def _greet(self, until: float) -> None:
+    def _greet(self) -> None:
         """Ask for one reply, because redis-py has asked for none: does the server answer, and does it serve us?"""
-        reply = self.call(_PING, until)
+        self.parser.send_all(_PING)
+        reply = self.parser.read_response()
         if str(reply).partition(" ")[0] in _TURNED_AWAY:
             self.close()
             raise ConnectionError(str(reply))
@@ -383,14 +353,35 @@ class _Pool:
                 connection = self._idle.pop()
             except IndexError:
                 return NOT_SENT
-        parser, call = connection.parser, connection.call
+        parser = connection.parser
         try:
             if now - parser.used >= BUSY and parser.is_readable():  # the server has closed it
                 self.discard(connection)
                 return NOT_SENT
             if parser.limited != seconds:
                 parser.limit(seconds)
-            reply = call(command, now + seconds)
+            frame, tag, _, replies = command
+            file, write, receive, feed, gets, nothing = parser.wire
+            # A socket with a timeout does not block, so write at once: `sendall` would first wait for its buffer.
+            # The file descriptor is read each time: that of a closed socket may belong to another file now.
+            try:
+                sent = write(file(), frame)
+            except BlockingIOError:
+                sent = 0
+            if sent != len(frame):
+                parser.send_all(frame[sent:])
+            try:  # nearly always one piece has the reply
+                feed(receive(_USUAL))
+                reply = gets()
+            except TimeoutError:  # `read_from_socket` looks once more
+                reply = nothing
+            if reply is nothing:
+                reply = parser.read(now + seconds)
+            if replies > 1:
+                for _ in range(1, replies):
+                    reply = parser.read(now + seconds)
+            if type(reply) is not bytes or tag is None or reply[:6] != b"%d" % tag:
+                check_tag(tag, reply)
             parser.used = now
         except BaseException as error:  # noqa: BLE001  # `_lost` raises it again
             return self._lost(connection, error, began=now)

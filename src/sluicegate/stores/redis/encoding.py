@@ -113,7 +113,7 @@ class Encoder:
         """Return a function that makes the command of a charge of these terms for one identity at one cost, if the
         script is for such charges alone, else None. `batches`: the command may become a part of a batch.
 
-        The function returns the fields of the command as a tuple. Where the command itself is needed, `whole` makes it.
+        The function returns the fields of the command as a tuple.
         """
         if self._split or not self._hitting or any([each.count_denied or each.algorithm == BAN for each in terms]):
             return None
@@ -135,6 +135,10 @@ class Encoder:
             return usual % ((packed, tag) if count == 1 else (*[packed] * count, tag)), tag, script, 1
 
         return command
+
+    def batched(self, terms: tuple[Terms, ...]) -> HitShape | None:
+        """Return the shape of the charges of these terms at cost 1, if they can be in one batch."""
+        return self._shape_of(terms[0]) if len(terms) == 1 and self.clock is None else None
 
     def _shape_of(self, terms: Terms) -> HitShape:
         shape = self._hits.get(terms)
