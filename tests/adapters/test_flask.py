@@ -1,6 +1,6 @@
 """Our checklist for Flask (FL…), and its items for all adapters that need a real Flask request (C…).
 
-FL03 is in test_flask_views.py; FL09, a command line, is not implemented.
+FL03 is in test_flask_views.py; FL09, the command line, is in cli/test_check.py.
 """
 
 from __future__ import annotations
