@@ -379,7 +379,13 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 
 
 MENTIONED = {  # page → what must be in its text
-    "reference.md": {f"::: sluicegate.{name}\n" for name in sluicegate.__all__ if name not in vars(sluicegate.errors)},
+    "reference.md": {f"::: sluicegate.{name}\n" for name in sluicegate.__all__ if name not in vars(sluicegate.errors)}
+    | {  # a function of the name of its module: the reference of the package has the module in its place, and drops it
+        f"::: sluicegate.{adapter}.{name}.{name}\n"
+        for adapter in ("starlette", "flask", "django")
+        for name in import_module(f"sluicegate.{adapter}").__all__
+        if (PACKAGE / adapter / f"{name}.py").exists()
+    },
     "commands.md": {
         text
         for name in OURS
