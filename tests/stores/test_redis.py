@@ -205,7 +205,8 @@ def test_protocols_and_decoding(server: Server, protocol: int, decode: bool, ide
             socket_timeout=10,
             **options,  # type: ignore[arg-type]
         ) as given:
-            decision = await AsyncLimiter(AsyncRedisStore(given)).hit("5/hour; 7/day", identity, cost=2)
+            limiter = AsyncLimiter(AsyncRedisStore(given, deadline=PATIENCE))
+            decision = await limiter.hit("5/hour; 7/day", identity, cost=2)
             assert [outcome.remaining for outcome in decision.outcomes] == [1, 3]
 
     asyncio.run(main())
