@@ -44,7 +44,7 @@ def facts(decision: Decision | None) -> tuple[bool, tuple[str, ...]]:
 
 @pytest.mark.parametrize("percent", [0.5, 1, 10, 33.3, 50, 99])
 def test_a_share_of_all_identities_is_enforced(percent: float) -> None:
-    count = sum(position(person) < share("", "enforce", percent) for person in PEOPLE)
+    count = sum(position(person) < share("enforce", percent) for person in PEOPLE)
     assert abs(count - len(PEOPLE) * percent / 100) < 4 * (len(PEOPLE) * percent * (100 - percent)) ** 0.5 / 100
 
 
@@ -55,10 +55,10 @@ PERCENT = st.floats(0, 100).filter(lambda percent: percent == 0 or percent > 1e-
 def test_an_identity_enforced_at_some_percentage_is_enforced_at_any_higher(
     identity: str, one: float, other: float
 ) -> None:
-    lower, higher = sorted((share("", "enforce", one), share("", "enforce", other)))
+    lower, higher = sorted((share("enforce", one), share("enforce", other)))
     assert not position(identity) < lower or position(identity) < higher
-    assert 0 <= position(identity) < EVERYBODY == share("", "enforce", 100)
-    assert share("", "shadow", 100) == share("", "enforce", 0) == 0
+    assert 0 <= position(identity) < EVERYBODY == share("enforce", 100)
+    assert share("shadow", 100) == share("enforce", 0) == 0
 
 
 def test_only_the_digest_decides() -> None:
@@ -72,7 +72,7 @@ def test_the_gate_enforces_for_them(ask: Ask, percent: float) -> None:
     rule = Rule(name="r", quota="1/minute", key=by_name, enforce_percent=percent)
     people = [Visitor(path=f"/{number}") for number in range(40)]
     decisions = ask(settings(rules=[rule]), NOWHERE.endpoint, *people, *people)[40:]
-    enforced = [position(f"s/{number}") < share("", "enforce", percent) for number in range(40)]
+    enforced = [position(f"s/{number}") < share("enforce", percent) for number in range(40)]
     assert 40 * (percent == 100) <= sum(enforced) <= 40 * (percent > 0)
     assert [facts(decision) for decision in decisions] == [(False, ()) if each else (True, ("r",)) for each in enforced]
 

@@ -71,7 +71,7 @@ class Refund(NamedTuple):
         return bool(answer) is self.wanted
 
 
-def when_to_refund(rule: str, charge_when: Any, refund_when: Any) -> Refund | None:
+def when_to_refund(charge_when: Any, refund_when: Any) -> Refund | None:
     """Make one value from the two options of a rule; None if neither is given.
 
     Raises RuleError if both options are given, or if the value is not a function. Raises AsyncMismatchError for an
@@ -80,16 +80,15 @@ def when_to_refund(rule: str, charge_when: Any, refund_when: Any) -> Refund | No
     if charge_when is None and refund_when is None:
         return None
     option, given = ("refund_when", refund_when) if charge_when is None else ("charge_when", charge_when)
-    what = f"rule {rule!r}: {option}"
     if charge_when is not None and refund_when is not None:
         expected = "keep one of the two, each is the opposite of the other"
-        raise RuleError(what, given, problem="given beside refund_when", expected=expected)
+        raise RuleError(option, given, problem="given beside refund_when", expected=expected)
     if not callable(given) or type(given).__hash__ is None:  # the cache of terms has these values as keys
         expected = "give a plain function of the response, as lambda response: response.status_code == 401"
-        raise RuleError(what, given, problem="not a function", expected=expected)
+        raise RuleError(option, given, problem="not a function", expected=expected)
     if is_async(given):
-        raise _is_async(what, given)
-    check_call(what, given, takes=("response",), error=RuleError)
+        raise _is_async(option, given)
+    check_call(option, given, takes=("response",), error=RuleError)
     return Refund(given, wanted=charge_when is None)
 
 

@@ -22,16 +22,16 @@ _CHARACTERS: Final = 8  # of the digest: 48 bits
 _PLAIN: Final = str.maketrans("-_", "+/")
 
 
-def share(what: str, mode: object, percent: object) -> int:
+def share(mode: object, percent: object) -> int:
     """Return the share of identities that a rule is enforced for, up to EVERYBODY. Raises RuleError for wrong
     arguments.
 
-    >>> share("rule", "enforce", 100) == EVERYBODY, share("rule", "shadow", 100), share("rule", "enforce", 0)
+    >>> share("enforce", 100) == EVERYBODY, share("shadow", 100), share("enforce", 0)
     (True, 0, 0)
     """
     if mode not in MODES:
-        raise RuleError(f"{what}mode", mode, problem="not known", expected=f"use one of {', '.join(MODES)}")
-    wrong = partial(RuleError, f"{what}enforce_percent", percent)
+        raise RuleError("mode", mode, problem="not known", expected=f"use one of {', '.join(MODES)}")
+    wrong = partial(RuleError, "enforce_percent", percent)
     if not isinstance(percent, (int, float)) or isinstance(percent, bool) or not 0 <= percent <= 100:
         raise wrong(problem="not a percentage", expected="give a number from 0 to 100")
     if mode == "shadow" and percent not in (0, 100):

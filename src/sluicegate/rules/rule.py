@@ -127,22 +127,22 @@ class Rule:
         object.__setattr__(self, "route", _routes(self))
         _check_path(self)
         if self.when is not None and not callable(self.when):
-            raise _error(self, "when", self.when, "not a function", "give a function of the request, or leave it out")
+            raise _error("when", self.when, "not a function", "give a function of the request, or leave it out")
         for option in ("count_denied", "per_method"):
-            check_flag(f"{self._label}: {option}", getattr(self, option), error=RuleError)
+            check_flag(option, getattr(self, option), error=RuleError)
         if self.on_store_failure not in (None, *FAILURE_POLICIES):
             known = ", ".join(FAILURE_POLICIES)
-            raise _error(self, "on_store_failure", self.on_store_failure, "not known", f"use one of {known}")
-        check_answer(f"rule {self.name!r}: ", self.error_message, self.on_denied)
-        when_to_refund(self.name, self.charge_when, self.refund_when)
-        enforced = share(f"rule {self.name!r}: ", self.mode, self.enforce_percent)
+            raise _error("on_store_failure", self.on_store_failure, "not known", f"use one of {known}")
+        check_answer(self.error_message, self.on_denied)
+        when_to_refund(self.charge_when, self.refund_when)
+        enforced = share(self.mode, self.enforce_percent)
         if self.ban is not None and not isinstance(self.ban, Ban):
-            raise _error(self, "ban", self.ban, "not a Ban", "give Ban(after=10, within=…, duration=…)")
+            raise _error("ban", self.ban, "not a Ban", "give Ban(after=10, within=…, duration=…)")
         if not callable(self.quota) or isinstance(self.quota, type):  # the class Quota is not a function of a request
             object.__setattr__(self, "quota", read(self.quota))
         for option in ("quota", "cost", "when"):
             if callable(given := getattr(self, option)):
-                check_call(f"{self._label}: {option}", given, takes=("request",), error=RuleError)
+                check_call(option, given, takes=("request",), error=RuleError)
         for quotas in self.known:
             self._check_options_of(quotas)
         _check_cost(self)
@@ -177,7 +177,7 @@ class Rule:
                 on_store_failure=self.on_store_failure,
                 prefetch=self.prefetch,
                 ban=None if self.ban is None else self.ban.terms,
-                refund_when=when_to_refund(self.name, self.charge_when, self.refund_when),
+                refund_when=when_to_refund(self.charge_when, self.refund_when),
                 message=self.error_message,
                 on_denied=self.on_denied,
             )
@@ -193,7 +193,7 @@ class Rule:
         """Raise RuleError for options that have no meaning together with a Concurrency."""
         if isinstance(quotas, Concurrency):
             for option, given in _given(self, _NOT_AT_ONCE):
-                raise _error(self, option, given, "has no meaning for a Concurrency", "leave it out, or make two rules")
+                raise _error(option, given, "has no meaning for a Concurrency", "leave it out, or make two rules")
 
 
 def _given(rule: Rule, options: Iterable[str]) -> Iterator[tuple[str, object]]:
@@ -203,24 +203,22 @@ def _given(rule: Rule, options: Iterable[str]) -> Iterator[tuple[str, object]]:
             yield option, given
 
 
-def _error(rule: Rule, option: str, given: object, problem: str, expected: str) -> RuleError:
-    return RuleError(f"rule {rule.name!r}: {option}", given, problem=problem, expected=expected)
+def _error(option: str, given: object, problem: str, expected: str) -> RuleError:
+    return RuleError(option, given, problem=problem, expected=expected)
 
 
-def check_answer(what: str, message: object, on_denied: object, *, error: type[ConfigurationError] = RuleError) -> None:
+def check_answer(message: object, on_denied: object, *, error: type[ConfigurationError] = RuleError) -> None:
     """Raise an error for a value that is no text of a refusal, or no function that makes its response."""
     if message is not None and (not isinstance(message, str) or not message.strip()):
-        raise error(
-            f"{what}error_message", message, problem="not a text", expected="give a sentence for the client, or None"
-        )
+        raise error("error_message", message, problem="not a text", expected="give a sentence for the client, or None")
     if isinstance(message, str) and any("\ud800" <= letter <= "\udfff" for letter in message):
         problem = "it has half of a surrogate pair, which UTF-8 cannot encode"
-        raise error(f"{what}error_message", message, problem=problem, expected="give the whole character")
+        raise error("error_message", message, problem=problem, expected="give the whole character")
     if on_denied is not None and not callable(on_denied):
         expected = "give a function of (request, decision), or its dotted name"
-        raise error(f"{what}on_denied", on_denied, problem="not a function", expected=expected)
+        raise error("on_denied", on_denied, problem="not a function", expected=expected)
     if on_denied is not None:
-        check_call(f"{what}on_denied", on_denied, takes=("request", "decision"), error=error)
+        check_call("on_denied", on_denied, takes=("request", "decision"), error=error)
 
 
 def check_name(option: str, name: object) -> None:
@@ -238,10 +236,10 @@ def _check_path(rule: Rule) -> None:
     if path is None:
         return
     if not isinstance(path, str) or not path.startswith("/"):
-        raise _error(rule, "path", path, "does not begin with a slash", 'write it like "/api/*"')
+        raise _error("path", path, "does not begin with a slash", 'write it like "/api/*"')
     for pattern, problem, expected in _NOT_IN_A_PATH:
         if re.fullmatch(pattern, path, re.DOTALL):
-            raise _error(rule, "path", path, problem, expected)
+            raise _error("path", path, problem, expected)
 
 
 def _methods(rule: Rule) -> frozenset[str] | None:
@@ -250,9 +248,9 @@ def _methods(rule: Rule) -> frozenset[str] | None:
     given = _listed(rule.methods)
     methods = frozenset([method.upper() for method in given if isinstance(method, str)])
     if not given or not all(isinstance(method, str) for method in given):
-        raise _error(rule, "methods", rule.methods, "not names of HTTP methods", 'give a list like ["POST", "PUT"]')
+        raise _error("methods", rule.methods, "not names of HTTP methods", 'give a list like ["POST", "PUT"]')
     for method in sorted(methods - METHODS):
-        raise _error(rule, "methods", method, "no such method", _instead_of(method))
+        raise _error("methods", method, "no such method", _instead_of(method))
     return methods | {"HEAD"} if "GET" in methods else methods
 
 
@@ -270,10 +268,10 @@ def _routes(rule: Rule) -> frozenset[str] | None:
     given = _listed(rule.route)
     routes = [route for route in given if isinstance(route, str) and route]
     if not given or routes != given:
-        raise _error(rule, "route", rule.route, "not the name of a route", "give a name or a list of names")
+        raise _error("route", rule.route, "not the name of a route", "give a name or a list of names")
     for route in routes:
         if route != route.strip():
-            raise _error(rule, "route", route, "has blanks around it", "leave them out")
+            raise _error("route", route, "has blanks around it", "leave them out")
     return frozenset(routes)
 
 
@@ -292,17 +290,17 @@ def _fixed(rule: Rule) -> list[Quota]:
 def _check_prefetch(rule: Rule, enforced: int) -> None:
     prefetch = rule.prefetch
     if not isinstance(prefetch, int) or isinstance(prefetch, bool) or prefetch < 1:
-        raise _error(rule, "prefetch", prefetch, "not a whole number above 0", "give 1 (no prefetch) or more")
+        raise _error("prefetch", prefetch, "not a whole number above 0", "give 1 (no prefetch) or more")
     if prefetch > 1:
         for option, _ in _given(rule, ("count_denied", "ban")):
             problem = "refusals cannot be counted in a process alone"
-            raise _error(rule, "prefetch", prefetch, problem, f"leave out {option}")
+            raise _error("prefetch", prefetch, problem, f"leave out {option}")
     if prefetch > 1 and enforced < EVERYBODY:
-        raise _error(rule, "prefetch", prefetch, "a rule in shadow is counted one by one", "leave out prefetch for now")
+        raise _error("prefetch", prefetch, "a rule in shadow is counted one by one", "leave out prefetch for now")
     for quota in _fixed(rule):
         if prefetch > _capacity(quota):
             problem = f"more than {_capacity(quota)}, the whole budget"
-            raise _error(rule, "prefetch", prefetch, problem, "give a small part of the budget")
+            raise _error("prefetch", prefetch, problem, "give a small part of the budget")
 
 
 def _capacity(quota: Quota) -> int:
@@ -314,12 +312,12 @@ def _check_cost(rule: Rule) -> None:
     cost = rule.cost
     if callable(cost):
         return
-    whole_cost(f"rule {rule.name!r}: cost", cost)
+    whole_cost("cost", cost)
     if cost == 0:
         for option, given in _given(rule, _NOT_AT_NO_COST):
             problem = "a cost of 0 charges nothing and never refuses"
-            raise _error(rule, option, given, problem, "leave it out, or give a cost")
+            raise _error(option, given, problem, "leave it out, or give a cost")
     for quota in _fixed(rule):
         if cost > _capacity(quota):
             problem = f"more than {_capacity(quota)}, so it could never pass"
-            raise _error(rule, "cost", cost, problem, "lower the cost or raise the limit")
+            raise _error("cost", cost, problem, "lower the cost or raise the limit")

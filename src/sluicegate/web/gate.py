@@ -168,7 +168,7 @@ class _Rules:
                 self._accept(each)
                 self.may_owe = self.may_owe or each.held or each.refund_when is not None
         self.may_owe = self.may_owe or not rule.known
-        narrow, shared = rule.methods is not None or rule.path is not None, share("", rule.mode, rule.enforce_percent)
+        narrow, shared = rule.methods is not None or rule.path is not None, share(rule.mode, rule.enforce_percent)
         terms = None if callable(rule.quota) else rule.terms(self.settings.algorithm)
         constant = rule.when is None and not rule.per_method and terms is not None and isinstance(rule.cost, int)
         named = type(key) is str and (self._sync or key != "user")  # Django's user may be a coroutine

@@ -190,9 +190,9 @@ class Settings:
             raise _error("on_store_failure", "raise", "an adapter has no one to raise to", "use local, allow or deny")
         StoreOptions.of(self)  # raises for wrong options
         check_flag("enabled", self.enabled)
-        share("", self.mode, 100)  # raises for a wrong mode
+        share(self.mode, 100)  # raises for a wrong mode
         settle("on_denied", _function(self.on_denied, option="on_denied"))
-        check_answer("", self.error_message, self.on_denied, error=SettingsError)
+        check_answer(self.error_message, self.on_denied, error=SettingsError)
         with within("default_limits"):
             settle("default_limits", _default_limits(self.default_limits))
             if self.default_limits:
