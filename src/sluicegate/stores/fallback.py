@@ -15,12 +15,11 @@ import asyncio
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import Context
 from functools import partial
 from math import inf
-from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 from weakref import WeakMethod
 
@@ -77,25 +76,36 @@ class _Fallback(ABC, Generic[_AnyStore]):
     def _watch(self, plan: Plan, breaker: Breaker) -> None:
         """Begin to probe the store of an open breaker between requests, if nothing does it already."""
 
-    def _asking(self, plan: Plan) -> _Asking:
-        """Return a `with` block for a call of the store. It reports and suppresses a failure of the store."""
+    @contextmanager
+    def _asking(self, plan: Plan) -> Generator[bool]:
+        """Return a `with` block for a call of the store that is no decision. It gets True if the store is available. It
+        reports and suppresses a failure of the store.
+        """
         breaker = self._breaker_of(plan)
-        failed = partial(self._failed, asked=breaker, closed=breaker.closed, plan=plan)
-        return _Asking(failed, available=breaker.closed != 0)
+        closed = breaker.closed
+        try:
+            yield closed != 0
+        except StoreError as error:
+            self._failed(error, breaker, closed=closed, plan=plan)
 
-    def _forgetting(self, rule_id: str, identity: str) -> _Asking | Attempt:
+    @contextmanager
+    def _forgetting(self, rule_id: str, identity: str) -> Generator[None]:
         """Drop a budget in the local fallback. Return a `with` block to drop it in the store. It raises a failure."""
         self._local_fallback.forget(rule_id, identity)
-        breaker = self._breakers.of(identity)
+        breaker, attempt = self._breakers.of(identity), None
         closed = breaker.closed
         if not closed:
             attempt = breaker.trial(charge=False) or breaker.probe()
-            if attempt is not None:
-                return attempt
-            if breaker.needs_probe:
+            if attempt is None and breaker.needs_probe:
                 raise self._circuit_open(breaker)
-            # The store has replied to a probe: this call may succeed, but it proves nothing.
-        return _Asking(partial(self._failed, asked=breaker, closed=closed), available=True, raises=True)
+            # Without an attempt the store has replied to a probe: this call may succeed, but it proves nothing.
+        try:
+            with attempt or nullcontext():
+                yield
+        except StoreError as error:
+            if attempt is None:
+                self._failed(error, breaker, closed=closed)
+            raise
 
     def _breaker_of(self, plan: Plan) -> Breaker:
         return self._breakers.of(*_identities(plan))
@@ -134,13 +144,18 @@ class _Fallback(ABC, Generic[_AnyStore]):
         It is one function, and not two that sync and async code share: a call costs 4 % of what the client does.
         """
 
-    def _rest(self, checks: Checks, before: _Before, *, refusals: Refusals, breaker: Breaker) -> _Rest:
-        """Return a `with` block for the rest of a charge whose reply does not say that all checks were charged."""
+    @contextmanager
+    def _rest(self, checks: Checks, before: _Before, *, refusals: Refusals, breaker: Breaker) -> Generator[_Rest]:
+        """Return a `with` block for a refusal, an error reply, or no reply to a charge. It sets the outcomes."""
         _, now, mark, closed, origin = before
-        plan = Plan(checks, network=network_of(origin))
-        learn = partial(refusals.learn, plan, before=(now, [mark] * len(checks)))
-        failed = partial(self._failed_over, plan, asked=breaker, closed=closed)
-        return _Rest(plan, learn, note=self._local_fallback.note, failed=failed)
+        rest = _Rest(Plan(checks, network=network_of(origin)))
+        try:
+            yield rest
+            self._local_fallback.note(checks, rest.outcomes)
+        except StoreError as error:
+            rest.outcomes = self._failed_over(rest.plan, error, breaker, closed=closed)
+        finally:
+            refusals.learn(rest.plan, rest.outcomes, (now, [mark] * len(checks)))
 
     def _report(self, error: StoreError, plan: Plan) -> None:
         """Log a failure that opens no circuit: once for a rule, or once a minute if the failure concerns plans."""
@@ -161,26 +176,6 @@ class _Fallback(ABC, Generic[_AnyStore]):
         return StoreError(breaker.store, f"circuit open since a failure: {breaker.cause}", concerns=breaker.concerns)
 
 
-class _Asking:
-    """A call of the store that is no decision. The block gets True if the store is available."""
-
-    __slots__ = ("_available", "_failed", "_raises")
-
-    def __init__(self, failed: Callable[[StoreError], None], *, available: bool, raises: bool = False) -> None:
-        self._failed, self._available, self._raises = failed, available, raises
-
-    def __enter__(self) -> bool:
-        return self._available
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, StoreError):
-            return False
-        self._failed(error)
-        return not self._raises
-
-
 _Before = tuple[int, int, object, int, Origin | None]
 """What was read before a charge: for the deny cache the place of the identity's mark, the time and the mark; whether
 the breaker was `closed`; and the origin.
@@ -188,33 +183,10 @@ the breaker was `closed`; and the origin.
 
 
 class _Rest:
-    """A `with` block for the rest of a charge: a refusal, an error reply, or no reply. The block sets `outcomes`."""
+    """A charge whose reply does not say that all checks were charged."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        learn: Callable[[Outcomes], None],
-        *,
-        note: Callable[[Checks, Outcomes], None],
-        failed: Callable[[StoreError], Outcomes],
-    ) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan, self.outcomes = plan, _NO_ANSWER
-        self._learn, self._note, self._failed = learn, note, failed
-
-    def __enter__(self) -> _Rest:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        try:
-            if isinstance(error, StoreError):
-                self.outcomes = self._failed(error)
-            elif error is None:
-                self._note(self.plan.checks, self.outcomes)
-        finally:
-            self._learn(self.outcomes)
-        return isinstance(error, StoreError)
 
     @property
     def decision(self) -> Decision:

@@ -8,9 +8,10 @@ request for a suspect loads the map first, and asks the suspects for it last.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from binascii import crc_hqx
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Any, Final, cast
 
 from sluicegate.clock import monotonic
 from sluicegate.errors import StoreError
@@ -35,93 +36,73 @@ def slot_of(identity: str) -> int:
     return crc_hqx(packed_digest(identity), 0) % SLOTS
 
 
-class Topology(Protocol):
-    """The addresses of slots."""
+class Topology(ABC):
+    """The addresses of slots. What is written here is for one server at a time."""
 
     name: TopologyName
-    split: bool  # whether keys of different slots may be on different servers
-
-    @property
-    def address(self) -> Address | None:
-        """The server of all slots, if there is one and no look-up is needed."""
-        ...
+    split = False  # whether keys of different slots may be on different servers
+    address: Address | None = None  # the server of all slots, if there is one and no look-up is needed
 
     def known(self, slot: int) -> Address | None:
         """Return the address of a slot, if no look-up is needed."""
-        ...
+        return self.address
 
-    def find(self, slot: int) -> Steps[Address]: ...
+    @abstractmethod
+    def find(self, slot: int) -> Steps[Address]:
+        """Return the address of a slot."""
 
+    @abstractmethod
     def lost(self, address: Address) -> bool:
         """Note that an address cannot be reached or refuses writes. True if a new look-up may find another server."""
-        ...
 
-    def answered(self, address: Address) -> None:
+    def answered(self, address: Address) -> None:  # noqa: B027  # only a cluster has another server to prefer
         """Note that an address has answered a command."""
-        ...
 
-    def moved(self, slot: int, address: Address) -> None: ...
+    @abstractmethod
+    def moved(self, slot: int, address: Address) -> None:
+        """Note that another node has a slot. Raises StoreError if the URL is not the URL of a cluster."""
 
     def masters(self) -> Steps[tuple[Address, ...]]:
         """Return every server that is not a replica."""
-        ...
+        return ((yield from self.find(0)),)
 
 
-class Single:
+class Single(Topology):
     """One server at a fixed address."""
 
     name: TopologyName = "single"
-    split = False
 
     def __init__(self, servers: Servers) -> None:
         self.address = servers.seeds[0]
 
-    def known(self, slot: int) -> Address | None:
-        """Return the address, which is always known."""
-        return self.address
-
     def find(self, slot: int) -> Steps[Address]:
         """Return the address in the URL."""
-        return self.address
+        return cast(Address, self.address)
         yield
 
     def lost(self, address: Address) -> bool:
         """Return False: a new look-up cannot find another server, because there is only one."""
         return False
 
-    def answered(self, address: Address) -> None:
-        """Nothing: there is no other server to prefer."""
-
     def moved(self, slot: int, address: Address) -> None:
-        """Raise StoreError: only a node of a cluster redirects, and the URL is not the URL of a cluster."""
+        """Raise StoreError: only a node of a cluster redirects."""
         raise StoreError(str(self.address), "it is a node of a cluster; use redis+cluster://")
 
-    def masters(self) -> Steps[tuple[Address, ...]]:
-        """Return the one server."""
-        return (self.address,)
-        yield
 
-
-class Sentinel:
-    """The master that Sentinels name."""
+class Sentinel(Topology):
+    """The master that Sentinels name. `address` is None until a Sentinel has named it."""
 
     name: TopologyName = "sentinel"
-    split = False
 
     def __init__(self, servers: Servers) -> None:
         self._seeds = list(servers.seeds)
         self._names = ", ".join(map(str, servers.seeds))
         self._service = servers.service
         self._command = Command(pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", servers.service))
-        self.address: Address | None = None  # of the master, once a Sentinel has named it
 
     def serving(self) -> str:
         """Return the master as errors show it; "" while no Sentinel has named it."""
         return "" if self.address is None else str(self.address)
-
-    def known(self, slot: int) -> Address | None:
-        """Return the master, once a Sentinel has named it."""
-        return self.address
 
     def find(self, slot: int) -> Steps[Address]:
         """Return the master. If it is unknown, query the Sentinels, first the one that replied last time."""
@@ -157,24 +138,16 @@ class Sentinel:
             self.address = None
         return True
 
-    def answered(self, address: Address) -> None:
-        """Nothing: a master that answers is kept."""
-
     def moved(self, slot: int, address: Address) -> None:
         """Raise StoreError, because Sentinels do not manage clusters."""
         raise StoreError(str(address), "the master is a node of a cluster; use redis+cluster://")
 
-    def masters(self) -> Steps[tuple[Address, ...]]:
-        """Return the one server."""
-        return ((yield from self.find(0)),)
 
-
-class Cluster:
+class Cluster(Topology):
     """The nodes of a cluster, by slot."""
 
     name: TopologyName = "cluster"
     split = True
-    address = None
 
     def __init__(self, servers: Servers) -> None:
         self._seeds = servers.seeds
@@ -288,5 +261,5 @@ def _slots_of(reply: list[Any], asked: Address) -> list[Address | None]:
 
 def topology(servers: Servers) -> Topology:
     """Return the topology that a URL names."""
-    kinds: dict[str, type[Single] | type[Sentinel] | type[Cluster]] = {"sentinel": Sentinel, "cluster": Cluster}
+    kinds = {"sentinel": Sentinel, "cluster": Cluster}
     return kinds.get(servers.kind, Single)(servers)
