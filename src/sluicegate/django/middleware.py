@@ -93,16 +93,16 @@ class RateLimitMiddleware:
                 await settle_without_response_async(state, sys.exception())
 
     def _process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
-        state = state_of(request)
-        if state is None or state.charged:
+        state = vars(request).get(STATE)  # not state_of: Django calls this with its own request
+        if not isinstance(state, DjangoRequestState) or state.charged:
             return None
         return enforce(request, state, _arrive(request, state))
 
     async def _process_view_async(
         self, request: HttpRequest, view: Any, args: Any, kwargs: Any
     ) -> HttpResponseBase | None:
-        state = state_of(request)
-        if state is None or state.charged:
+        state = vars(request).get(STATE)  # not state_of: Django calls this with its own request
+        if not isinstance(state, DjangoRequestState) or state.charged:
             return None
         return await enforce_async(request, state, _arrive(request, state))
 

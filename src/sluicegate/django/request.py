@@ -23,6 +23,7 @@ from sluicegate.web.request_state import NO_MARKS, RequestState
 
 _PENDING: Final = "_sluicegate_pending"  # attribute of a request
 STATE: Final = "sluicegate"  # attribute of a request: its state
+OUTER: Final = "sluicegate.state"  # key of an environ: the state that `sluicegate.wsgi` has made
 _LATE: Final = frozenset(("rest_framework", "ninja"))  # packages that authenticate inside the view
 
 
@@ -234,7 +235,7 @@ def outer_of(request: HttpRequest) -> RequestState | None:
     """Return the state that a limiter around the whole project (`sluicegate.wsgi` or `sluicegate.asgi`) has made."""
     scope: Any = vars(request).get("scope")
     state: RequestState | None = None if scope is None else scope.get("state", {}).get("sluicegate")
-    return state or request.META.get("sluicegate.state")
+    return state or request.META.get(OUTER)
 
 
 def decision(request: Any) -> Decision | None:

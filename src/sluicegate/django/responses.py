@@ -18,7 +18,7 @@ from django.http.response import HttpResponseBase, ResponseHeaders
 
 from sluicegate.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.django.lifecycle import release_at_close
-from sluicegate.django.request import DjangoRequestState, outer_of
+from sluicegate.django.request import OUTER, DjangoRequestState, outer_of
 from sluicegate.django.signals import rate_limited
 from sluicegate.errors import SettingsError
 from sluicegate.plan import Decision
@@ -60,8 +60,8 @@ async def enforce_async(request: HttpRequest, state: DjangoRequestState, bounds:
 
 def _noted(request: HttpRequest, state: DjangoRequestState, decision: Decision | None) -> Decision | None:
     """Note the decision on the request, and return it if it refuses."""
-    if (outer := outer_of(request)) is not None:
-        warn_of_twice(outer, state.gate, decision)
+    if OUTER in state.meta or "scope" in vars(request):  # nearly never under WSGI: most requests make no call here
+        warn_of_twice(outer_of(request), state.gate, decision)
     state.note(decision)
     if state.settlement is not None:
         release_at_close(state)
