@@ -6,7 +6,7 @@ else. A check that the user of the URL may not do is "unknown", which is not wro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from secrets import token_hex
@@ -31,7 +31,7 @@ from sluicegate.stores.wrappers import PREFIX
 with needs("cli"):
     import click
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
 PATIENCE: Final = 2.0  # seconds that one command may take: a doctor may be far from the server
 PINGS: Final = 50
@@ -165,7 +165,7 @@ def _patients(examined: Examined) -> Iterator[Patient]:
     store: Any = examined.store
     if not hasattr(store, "servers"):
         says = "the budgets are in the memory of each process: there is no server to examine"
-        yield Patient(examined.shown, (_good("store", says), *_scripts(examined)))
+        yield Patient(examined.shown, (_good("store", says), _scripts(examined)))
         return
     try:
         addresses = store.servers()
@@ -180,171 +180,142 @@ class _Server:
     """The examination of one server."""
 
     def __init__(self, examined: Examined, address: Any) -> None:
+        from sluicegate.stores.redis import server_info  # here: it needs redis-py
+
         self._examined = examined
         self._store: Any = examined.store
         self._address = address
+        self._info = server_info
 
     def examine(self) -> Patient:
         """Run all checks. If the server does not answer, the first one says so, and no other one runs."""
-        name, findings = str(self._address), list[Finding]()
+        name, findings, rules = str(self._address), list[Finding](), tuple[RuleMemory, ...]()
         try:
-            self._ask(["PING"])
-            findings += self._of_info("server", "server", self._version)
-            findings += self._latency()
-            findings += self._scripts()
-            findings += self._of_info("topology", "replication", self._role)
-            findings += self._of_info("memory", "memory", self._memory)
-            findings += self._of_info("persistence", "persistence", self._persistence)
-            findings += self._clock()
-            findings += self._permissions(findings)
-            with scanning(name) as advance:
-                rules = self._rules(advance)
+            self._ping()
+            findings.append(self._of_info("server", "server", self._version))
+            findings.append(self._latency())
+            findings.append(self._scripts())
+            findings.append(self._of_info("topology", "replication", self._role))
+            findings.append(self._of_info("memory", "memory", self._memory))
+            findings.append(self._of_info("persistence", "persistence", self._persistence))
+            findings.append(self._clock())
+            findings.append(self._permissions(findings))
+            with scanning(name) as advance, self._info.if_permitted():
+                rules = tuple(self._sampled(advance))
         except StoreError as error:
-            return Patient(name, (*findings, _unreached(self._examined, error, self._address)))
+            findings.append(_unreached(self._examined, error, self._address))
         return Patient(name, tuple(findings), rules)
 
-    def _ask(self, words: list[str | int]) -> Any:
-        """Send a command. Raises StoreError, except that the server forbids PING."""
-        try:
-            return self._store.send(self._address, words)
-        except StoreError as error:
-            if error.concerns == "rule" and words == ["PING"]:
-                return None
-            raise
+    def _ask(self, *words: str | int) -> Any:
+        """Send a command. Raises StoreError."""
+        return self._store.send(self._address, [*words])
+
+    def _ping(self) -> None:
+        with self._info.if_permitted():
+            self._ask("PING")
 
     def _facts(self, section: str) -> Mapping[str, Any] | None:
         """Return a section of INFO; None if the user may not call it."""
-        from sluicegate.stores.redis.server_info import facts_of  # here: it needs redis-py
+        with self._info.if_permitted():
+            return self._info.facts_of(self._ask("INFO", section))
+        return None
 
-        try:
-            return facts_of(self._ask(["INFO", section]))
-        except StoreError as error:
-            if error.concerns == "rule":
-                return None
-            raise
-
-    def _of_info(
-        self, about: str, section: str, check: Callable[[Mapping[str, Any]], Iterable[Finding]]
-    ) -> Iterable[Finding]:
+    def _of_info(self, about: str, section: str, check: Callable[[Mapping[str, Any]], Finding]) -> Finding:
         """Check a section of INFO, if the user may call it."""
         facts = self._facts(section)
-        return [_FORBIDDEN._replace(about=about)] if facts is None else check(facts)
+        return _FORBIDDEN._replace(about=about) if facts is None else check(facts)
 
-    def _version(self, facts: Mapping[str, Any]) -> Iterator[Finding]:
-        from sluicegate.stores.redis.server_info import version_of  # here: it needs redis-py
-
-        version = version_of(facts)
+    def _version(self, facts: Mapping[str, Any]) -> Finding:
+        version = self._info.version_of(facts)
         if version is None:
-            yield _FORBIDDEN._replace(about="server")
-            return
+            return _FORBIDDEN._replace(about="server")
         name, _, number = version.partition(" ")
         parts = tuple([int(part) for part in number.split(".")[:2] if part.isdecimal()])
         oldest = OLDEST.get(name)
         if oldest is not None and parts < oldest:
             wanted = ".".join(map(str, oldest))
-            yield _bad("server", f"{version} is too old", f"install {name} {wanted} or later")
-        else:
-            yield _good("server", version)
+            return _bad("server", f"{version} is too old", f"install {name} {wanted} or later")
+        return _good("server", version)
 
-    def _latency(self) -> Iterator[Finding]:
-        times = [_timed(lambda: self._ask(["PING"])) for _ in range(PINGS)]
-        yield Finding("round trip", *_compared(times, self._examined.deadline))
+    def _latency(self) -> Finding:
+        return Finding("round trip", *_compared([_timed(self._ping) for _ in range(PINGS)], self._examined.deadline))
 
-    def _scripts(self) -> Iterator[Finding]:
+    def _scripts(self) -> Finding:
         parts = getattr(self._store, "parts", None)
         return _scripts(self._examined, lambda identity: parts is None or parts(identity) == (str(self._address),))
 
-    def _role(self, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    def _role(self, facts: Mapping[str, Any]) -> Finding:
         replicas, topology = int(facts.get("connected_slaves", 0)), describe(self._store).topology
         enabled = (self._facts("cluster") or {}).get("cluster_enabled", "0")
         if facts.get("role") == "slave":
             advice = "give the URL of the master, of the Sentinels (redis+sentinel://) or of the cluster"
-            yield _bad("topology", "it is a replica, which only reads", advice)
-        elif str(enabled) == "1" and topology != "cluster":
-            yield _bad("topology", "it is a node of a cluster", "change the URL to redis+cluster://")
-        elif topology in ("sentinel", "cluster") and not replicas:
+            return _bad("topology", "it is a replica, which only reads", advice)
+        if str(enabled) == "1" and topology != "cluster":
+            return _bad("topology", "it is a node of a cluster", "change the URL to redis+cluster://")
+        if topology in ("sentinel", "cluster") and not replicas:
             advice = "add a replica: if this server stops, no other one can take its place"
-            yield _bad("topology", "a master without a replica", advice)
-        else:
-            yield _good("topology", f"a master with {count(replicas, 'replica')}")
+            return _bad("topology", "a master without a replica", advice)
+        return _good("topology", f"a master with {count(replicas, 'replica')}")
 
-    def _memory(self, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    def _memory(self, facts: Mapping[str, Any]) -> Finding:
         used, most = int(facts.get("used_memory", 0)), int(facts.get("maxmemory", 0))
         policy = str(facts.get("maxmemory_policy", "noeviction"))
         if not most:
             advice = "set maxmemory, so that the server does not take the memory of the whole machine"
-            yield _bad("memory", f"{used / MB:.1f} MB used, without a maxmemory", advice)
-            return
+            return _bad("memory", f"{used / MB:.1f} MB used, without a maxmemory", advice)
         says = f"{used / MB:.1f} of {most / MB:.1f} MB used, {policy}"
         if used > FULL * most:
-            yield _bad("memory", f"{says}: nearly full", "raise maxmemory, or take other data elsewhere")
-        elif policy in ("noeviction", "volatile-ttl"):
-            yield _good("memory", says)
-        else:
-            advice = "CONFIG SET maxmemory-policy noeviction; on a server that is also a cache, volatile-ttl (SG109)"
-            yield _bad("memory", f"{says}: a full server forgets clients that are refused", advice)
+            return _bad("memory", f"{says}: nearly full", "raise maxmemory, or take other data elsewhere")
+        if policy in ("noeviction", "volatile-ttl"):
+            return _good("memory", says)
+        advice = "CONFIG SET maxmemory-policy noeviction; on a server that is also a cache, volatile-ttl (SG109)"
+        return _bad("memory", f"{says}: a full server forgets clients that are refused", advice)
 
-    def _persistence(self, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    def _persistence(self, facts: Mapping[str, Any]) -> Finding:
         failed = [name for name in ("rdb_last_bgsave_status", "aof_last_write_status") if facts.get(name, "ok") != "ok"]
-        aof = str(facts.get("aof_enabled", "0")) == "1"
         if str(facts.get("loading", "0")) == "1":
-            yield _bad("persistence", "it is reading its data from disk", "wait until it has read them")
-        elif failed:
+            return _bad("persistence", "it is reading its data from disk", "wait until it has read them")
+        if failed:
             says, advice = f"it cannot save its data to disk ({failed[0]})", "see its log; it may refuse all writes"
-            yield _bad("persistence", says, advice)
-        else:
-            yield _good("persistence", "it writes an append-only file") if aof else _FORGETS
+            return _bad("persistence", says, advice)
+        aof = str(facts.get("aof_enabled", "0")) == "1"
+        return _good("persistence", "it writes an append-only file") if aof else _FORGETS
 
-    def _clock(self) -> Iterator[Finding]:
+    def _clock(self) -> Finding:
         try:
-            before, (seconds, micros), after = epoch_seconds(), self._ask(["TIME"]), epoch_seconds()
+            before, (seconds, micros), after = epoch_seconds(), self._ask("TIME"), epoch_seconds()
         except StoreError as error:
-            yield _failure("clock", error)
-            return
+            return _failure("clock", error)
         apart = int(seconds) + int(micros) / 1_000_000 - (before + after) / 2
-        says = f"{abs(apart):.1f} s {'ahead of' if apart > 0 else 'behind'} this machine"
         if abs(apart) < SKEW:
-            yield _good("clock", "the same time as this machine")
-        else:
-            advice = "run NTP on both: limits use the server's clock, also that of a server that takes over"
-            yield _bad("clock", says, advice)
+            return _good("clock", "the same time as this machine")
+        says = f"{abs(apart):.1f} s {'ahead of' if apart > 0 else 'behind'} this machine"
+        advice = "run NTP on both: limits use the server's clock, also that of a server that takes over"
+        return _bad("clock", says, advice)
 
-    def _permissions(self, findings: Sequence[Finding]) -> Iterator[Finding]:
+    def _permissions(self, findings: Sequence[Finding]) -> Finding:
         refused = [found.about for found in findings if found.state == "bad" and "Permissions" in found.advice]
         if refused:
             says = f"the user may not call what sluicegate needs: see {' and '.join(refused)}"
-            yield _bad("permissions", says, 'grant what the page "Redis and Valkey" lists under Permissions')
-            return
-        try:
-            self._ask(["SCAN", 0, "COUNT", 1])
-        except StoreError as error:
-            if error.concerns != "rule":
-                raise
-            says = "the user may not call SCAN: bans, reset_all and the commands show and top cannot work"
-            yield Finding("permissions", "unknown", says, advice="add +scan to the user if you need them")
-        else:
-            yield _good("permissions", "the user may call what sluicegate needs, and SCAN")
-
-    def _rules(self, advance: Callable[[float], object]) -> tuple[RuleMemory, ...]:
-        """Return the memory of each rule, from a sample of the keys."""
-        try:
-            return tuple(self._sampled(advance))
-        except StoreError as error:
-            if error.concerns != "rule":
-                raise
-            return ()
+            return _bad("permissions", says, 'grant what the page "Redis and Valkey" lists under Permissions')
+        with self._info.if_permitted():
+            self._ask("SCAN", 0, "COUNT", 1)
+            return _good("permissions", "the user may call what sluicegate needs, and SCAN")
+        says = "the user may not call SCAN: bans, reset_all and the commands show and top cannot work"
+        return Finding("permissions", "unknown", says, advice="add +scan to the user if you need them")
 
     def _sampled(self, advance: Callable[[float], object]) -> Iterator[RuleMemory]:
+        """Yield the memory of each rule, from a sample of the keys."""
         pattern = f"{_escaped(self._examined.prefix)}:{{*"
-        total, looked, cursor = max(1, int(self._ask(["DBSIZE"]))), 0, 0
+        total, looked, cursor = max(1, int(self._ask("DBSIZE"))), 0, 0
         counts, sizes, measured = dict[str, int](), dict[str, list[int]](), 0
         while looked < LOOKED_AT:
-            cursor, keys = self._ask(["SCAN", cursor, "MATCH", pattern, "COUNT", STEP])
+            cursor, keys = self._ask("SCAN", cursor, "MATCH", pattern, "COUNT", STEP)
             looked += STEP
             for key in [each.decode() if isinstance(each, bytes) else str(each) for each in keys]:
                 rule = key.partition("}:")[2]
                 counts[rule] = counts.get(rule, 0) + 1
-                if measured < MEASURED and (size := self._ask(["MEMORY", "USAGE", key])) is not None:
+                if measured < MEASURED and (size := self._ask("MEMORY", "USAGE", key)) is not None:
                     measured += 1
                     sizes.setdefault(rule, []).append(int(size))
             advance(min(1, looked / min(total, LOOKED_AT)))
@@ -359,7 +330,7 @@ class _Server:
             yield RuleMemory(shown, round(number / part), round(sum(found) / len(found)))
 
 
-def _scripts(examined: Examined, fits: Callable[[str], bool] = bool) -> Iterator[Finding]:
+def _scripts(examined: Examined, fits: Callable[[str], bool] = bool) -> Finding:
     """Run every algorithm for a client of its own. `fits` says whether a server has the keys of an identity."""
     limiter = Limiter()
     limiter.store = examined.store  # without wrappers: its errors are raised
@@ -376,12 +347,10 @@ def _scripts(examined: Examined, fits: Callable[[str], bool] = bool) -> Iterator
         except AlgorithmError:  # the store knows fewer algorithms
             continue
         except (StoreError, ConfigurationError) as error:
-            yield _failure("scripts", error)
-            return
+            return _failure("scripts", error)
         ran += 1
     state, says, advice = _compared(times, examined.deadline)
-    says = f"{count(ran, 'algorithm')} ran, {says}"
-    yield Finding(about="scripts", state=state, says=says, advice=advice)
+    return Finding("scripts", state, f"{count(ran, 'algorithm')} ran, {says}", advice=advice)
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -442,10 +411,7 @@ def _print(out: Console, examined: Examined, patients: Sequence[Patient]) -> Non
     for patient in patients:
         if patient.address not in examined.shown:
             out.print(plain(patient.address))
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        grid.add_column()
-        grid.add_column()
-        grid.add_column(overflow="fold")
+        grid = Table.grid("", "", Column(overflow="fold"), padding=(0, 2, 0, 0))
         for about, state, says, advice in patient.findings:
             sign, color = _SIGNS[state]
             grid.add_row(plain(sign, color), about, plain(says))
