@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -60,7 +61,7 @@ def _proxies(_context: click.Context, _option: click.Parameter, given: str | Non
 
 _OPTIONS: Final = (
     click.argument("logs", metavar="LOG…", nargs=-1, required=True),
-    click.option("--format", "form", default="auto", metavar="FORMAT", help="The log's format, or its format string."),
+    click.option("--format", default="auto", metavar="FORMAT", help="The log's format, or its format string."),
     click.option("--field", "fields", multiple=True, callback=_fields, metavar="COLUMN=NAME", help="Name a field."),
     click.option("--zone", default="UTC", callback=_zone, metavar="ZONE", help="The zone of times that have none."),
     click.option("--window", default=60.0, type=Between(0.0, _DAY), metavar="SECONDS", help="How late a line may be."),
@@ -80,25 +81,22 @@ def takes_logs(command: Command) -> Command:
     return command
 
 
-def open_log(options: dict[str, Any]) -> Log:
-    """Return the log that these options of `takes_logs` name. They are taken out of the options."""
+def open_log(options: dict[str, Any]) -> tuple[Log, dict[str, Any]]:
+    """Return the log that these options of `takes_logs` name, and the arguments common to `replay` and `suggest`."""
     from sluicegate.replay.log import Log  # here: the help needs no extra
 
-    return Log(
-        options.pop("logs"),
-        format=options.pop("form"),
-        fields=options.pop("fields"),
-        zone=options["zone"].key,
-        window=options.pop("window"),
-        strict=options.pop("strict"),
-        show_identities=options.pop("show_identities"),
-    )
+    zone, since, until, show = [options[name] for name in ("zone", "since", "until", "show_identities")]
+    reading = {name: options[name] for name in ("format", "fields", "window", "strict")}
+    log = Log(options["logs"], zone=zone.key, show_identities=show, **reading)
+    first, end = [None if each is None else moment(each, zone) for each in (since, until)]
+    if first is not None and end is not None and first >= end:
+        raise click.BadParameter(f"--since {since} is not before --until {until}; give an earlier --since")
+    return log, {"since": first, "until": end, "show_identities": show, "processes": os.cpu_count() or 1}
 
 
 def trusted(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings about proxies that were given. They are taken out of the options."""
-    given = {name: options.pop(name) for name in ("trusted_proxies", "trusted_header")}
-    return {name: value for name, value in given.items() if value is not None}
+    """Return the settings about proxies that were given."""
+    return {name: options[name] for name in ("trusted_proxies", "trusted_header") if options[name] is not None}
 
 
 class Nothing(Failure):
@@ -112,15 +110,6 @@ def some(requests: int, log: Log) -> None:
     if not requests:
         expected = "give a log with requests, or other --since and --until"
         raise Nothing(f"no request is left (lines read: {log.read.lines:,}); {expected}")
-
-
-def chosen(options: dict[str, Any]) -> tuple[int | None, int | None]:
-    """Return the times of `--since` and `--until`. They are taken out of the options."""
-    zone, since, until = [options.pop(name) for name in ("zone", "since", "until")]
-    first, end = [None if each is None else moment(each, zone) for each in (since, until)]
-    if first is not None and end is not None and first >= end:
-        raise click.BadParameter(f"--since {since} is not before --until {until}; give an earlier --since")
-    return first, end
 
 
 class Bar:

@@ -23,7 +23,7 @@ with needs("cli"):
     import click
     from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
     from rich.progress import Progress
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -142,9 +142,7 @@ class Listing:
             for column, cell in zip(self._columns[1:], cells, strict=False):
                 name = column or next(reversed(lines))
                 lines[name] = lines[name] + "  " + cell if name in lines else cell
-            block = Table.grid(padding=(0, 2, 0, 0))
-            block.add_column(no_wrap=True)
-            block.add_column(overflow="fold")
+            block = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
             for name, cell in lines.items():
                 if cell.plain.strip():
                     block.add_row(Text(f"  {name}"), cell)

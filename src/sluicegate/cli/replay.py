@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +11,7 @@ with needs("cli"):
     import click
 
     from sluicegate.cli.commands import Failure
-    from sluicegate.cli.logs import chosen, open_log, progress, some, takes_logs, trusted
+    from sluicegate.cli.logs import open_log, progress, some, takes_logs, trusted
     from sluicegate.cli.output import as_json, console
 
 if TYPE_CHECKING:
@@ -66,19 +65,14 @@ def replay(
     candidates = _candidates(rules, files, together=together, proxies=trusted(options))
     if not candidates:
         raise click.UsageError('no candidate; give --rule "5/minute by ip", or --rules limits.toml')
-    show = options["show_identities"]
-    log = open_log(options)
-    since, until = chosen(options)
+    log, common = open_log(options)
     with progress() as bar:
         result = run.replay(
             log,
             candidates,
+            **common,
             sane=sane,
-            show_identities=show,
-            since=since,
-            until=until,
             curves=as_json or page is not None,
-            processes=os.cpu_count() or 1,
             progress=bar.read,
             deciding=bar.decided,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicegate.extras import needs
@@ -11,7 +10,7 @@ from sluicegate.replay.words import count, share
 with needs("cli"):
     import click
 
-    from sluicegate.cli.logs import Nothing, chosen, open_log, progress, some, takes_logs, trusted
+    from sluicegate.cli.logs import Nothing, open_log, progress, some, takes_logs, trusted
     from sluicegate.cli.output import Listing, as_json, console, plain
 
 if TYPE_CHECKING:
@@ -82,21 +81,15 @@ def suggest(
     from sluicegate.replay import document, paste  # here: the help needs no extra
     from sluicegate.replay.suggest import suggest
 
-    show = options["show_identities"]
-    settings = trusted(options)
-    log = open_log(options)
-    since, until = chosen(options)
+    log, common = open_log(options)
     with progress() as bar:
         found = suggest(
             log,
             groups,
+            **common,
             key=key,
             share=allowed,
-            options=settings,
-            since=since,
-            until=until,
-            show_identities=show,
-            processes=os.cpu_count() or 1,
+            options=trusted(options),
             progress=lambda: bar.read(log),
             counting=bar.decided,
         )
