@@ -49,10 +49,9 @@ class Facts(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One check. `message` is a format string; its fields are facts."""
+    """One check: an error if its id has an E, else a warning. `message` is a format string; its fields are facts."""
 
     id: str
-    kind: type[Error] | type[CheckWarning]
     applies: Callable[[Facts], object]
     message: str
     hint: str
@@ -100,66 +99,62 @@ def _is_missing(facts: Facts) -> bool:
     return facts.installed == 0 and facts.read is not None and bool(facts.read.default_limits or facts.read.rules)
 
 
+def _has_bad_view(facts: Facts) -> bool:
+    """True if there is an error that is not that of a default throttle, which most views have."""
+    return bool(facts.bad_view) and not facts.bad_throttle
+
+
 CHECKS: Final = (
     Row(
         id="sluicegate.E001",
-        kind=Error,
         applies=attrgetter("unreadable"),
         message="settings.SLUICEGATE is wrong: {unreadable}",
         hint="Use the options of sluicegate.Settings; upper and lower case are both accepted.",
     ),
     Row(
         id=conf.UNUSABLE,
-        kind=Error,
         applies=attrgetter("unusable"),
         message="settings.SLUICEGATE cannot be used: {unusable}",
         hint="A rule does not suit its algorithm or names an unknown route, or STORE cannot be opened.",
     ),
     Row(
         id="sluicegate.E003",
-        kind=Error,
         applies=attrgetter("bad_throttle"),
         message="A class in DEFAULT_THROTTLE_CLASSES of REST framework cannot be used: {bad_throttle}",
         hint="Each request would be an error. Correct DEFAULT_THROTTLE_RATES, or the rate or scope of the class.",
     ),
     Row(
         id="sluicegate.E004",
-        kind=Error,
-        applies=lambda facts: facts.bad_view and not facts.bad_throttle,  # a default throttle is in most views
+        applies=_has_bad_view,
         message="The limits of a view cannot be used: {bad_view}",
         hint="Each request to it would be an error. sluicegate check prints the rules of every route.",
     ),
     Row(
         id="sluicegate.W001",
-        kind=CheckWarning,
         applies=_is_empty,
         message="RateLimitMiddleware is installed, but settings.SLUICEGATE is empty: only decorators limit.",
         hint='Set SLUICEGATE = {"DEFAULT_LIMITS": ["1000/day"]}, or silence this check.',
     ),
     Row(
         id="sluicegate.W002",
-        kind=CheckWarning,
         applies=_has_no_users,
         message='A key in settings.SLUICEGATE is "user", but AuthenticationMiddleware is missing: the address is used.',
         hint='Install it, use the key "ip", or silence this check if something else sets request.user.',
     ),
     Row(
         id="sluicegate.W003",
-        kind=CheckWarning,
         applies=_is_installed_twice,
         message="RateLimitMiddleware is {installed} times in MIDDLEWARE; only the first one limits.",
         hint="Keep one.",
     ),
     Row(
         id="sluicegate.W004",
-        kind=CheckWarning,
         applies=_trusts_no_proxy,
         message="The project is behind a proxy that SLUICEGATE does not name: all anonymous users share one budget.",
         hint='Set SLUICEGATE["TRUSTED_PROXIES"] to its network or to the number of proxies.',
     ),
     Row(
         id="sluicegate.W005",
-        kind=CheckWarning,
         applies=_is_inside_cache,
         message="UpdateCacheMiddleware comes before RateLimitMiddleware: the cache stores each page after the "
         "limiter, and a page that the cache answers before the limiter is not counted.",
@@ -167,7 +162,6 @@ CHECKS: Final = (
     ),
     Row(
         id="sluicegate.W006",
-        kind=CheckWarning,
         applies=_is_missing,
         message="DEFAULT_LIMITS or RULES are in settings.SLUICEGATE, but RateLimitMiddleware is missing: they limit "
         "nothing.",
@@ -175,7 +169,6 @@ CHECKS: Final = (
     ),
     Row(
         id="sluicegate.W007",
-        kind=CheckWarning,
         applies=attrgetter("idle_throttles"),
         message="Classes in DEFAULT_THROTTLE_CLASSES of REST framework have no rate, so they limit nothing: "
         "{idle_throttles}.",
@@ -183,7 +176,6 @@ CHECKS: Final = (
     ),
     Row(
         id="sluicegate.W008",
-        kind=CheckWarning,
         applies=attrgetter("left_over"),
         message="Settings of a rate limiter that the project does not import have no effect here: {left_over}.",
         hint="Write them into SLUICEGATE by the name that the message gives, and delete them; or silence this check.",
@@ -195,7 +187,11 @@ CHECKS: Final = (
 def check(app_configs: Sequence[Any] | None = None, **options: Any) -> list[CheckMessage]:
     facts = _facts()
     fields = {**facts._asdict(), "installed": facts.installed}
-    return [row.kind(row.message.format_map(fields), hint=row.hint, id=row.id) for row in CHECKS if row.applies(facts)]
+    return [
+        (Error if ".E" in row.id else CheckWarning)(row.message.format_map(fields), hint=row.hint, id=row.id)
+        for row in CHECKS
+        if row.applies(facts)
+    ]
 
 
 def _facts() -> Facts:

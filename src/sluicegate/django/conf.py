@@ -6,7 +6,6 @@ the gates are closed, and the next request makes new ones.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -23,7 +22,7 @@ from django.utils.module_loading import import_string
 from sluicegate import fork
 from sluicegate.django.routes import names_of_routes
 from sluicegate.errors import AsyncMismatchError, SettingsError
-from sluicegate.stores.completion import running_loop
+from sluicegate.stores.completion import running_loop, start
 from sluicegate.stores.memory import AsyncMemoryStore
 from sluicegate.stores.wrappers import PREFIX
 from sluicegate.web.gate import AsyncGate, Gate
@@ -38,8 +37,6 @@ ADVISED: Final = "sluicegate.django.RateLimitMiddleware"
 """The name of OURS in the documentation and in errors."""
 
 AnyGate = TypeVar("AnyGate", Gate, AsyncGate)
-
-_closing: Final[set[asyncio.Task[None]]] = set()  # an event loop keeps only weak references to its tasks
 
 
 class _Gates:
@@ -189,13 +186,10 @@ def reload(*, setting: str, **_: Any) -> None:
 
 def _close(gate: AsyncGate) -> None:
     """Close an async gate, from a thread with or without a running event loop."""
-    loop = running_loop()
-    if loop is None:
+    if running_loop() is None:
         async_to_sync(gate.close)()
-        return
-    task = loop.create_task(gate.close())
-    _closing.add(task)
-    task.add_done_callback(_closing.discard)
+    else:
+        start(gate.close())
 
 
 setting_changed.connect(reload, dispatch_uid="sluicegate.django.conf.reload")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 from weakref import finalize, ref
 
 from django.core.handlers.asgi import ASGIRequest
@@ -47,6 +47,7 @@ class DjangoRequestState(RequestState):
         "own_request",
         "releases_at_close",
     )
+    is_async = False
 
     def __init__(self, request: HttpRequest, gate: Gate | AsyncGate) -> None:
         # Not by super(): this runs for every request.
@@ -112,13 +113,15 @@ class DjangoRequestState(RequestState):
         return None if value is None else str(value)
 
     def user(self) -> Hashable | Awaitable[Hashable | None] | None:
-        name: Any = known_user(self.native, is_async=False)
+        """Return the primary key of the signed-in user, or an awaitable of it where the session has to be awaited."""
+        name: Any = known_user(self.native, is_async=self.is_async)
         if name is UNKNOWN:
             name = self.found_user
-        if name is UNKNOWN:
-            name = self.found_user = UserLookup(self, self.gate, self.bounds).run()
-        found: Hashable | None = name
-        return found
+        return self._look_up() if name is UNKNOWN else cast("Hashable | None", name)
+
+    def _look_up(self) -> Hashable | Awaitable[Hashable | None] | None:
+        name = self.found_user = UserLookup(self, self.gate, self.bounds).run()
+        return name
 
     def signs_in_later(self) -> bool:
         """True if the request has credentials, and the project has a framework that reads them inside the view."""
@@ -138,6 +141,7 @@ class AsyncDjangoRequestState(DjangoRequestState):
     """The same on an event loop, where finding the user may have to be awaited."""
 
     __slots__ = ("_scope",)
+    is_async = True
 
     def __init__(self, request: HttpRequest, gate: Gate | AsyncGate) -> None:
         super().__init__(request, gate)
@@ -150,16 +154,6 @@ class AsyncDjangoRequestState(DjangoRequestState):
         wanted = name.lower().encode("latin-1")
         lines = [value.decode("latin-1") for key, value in self._scope["headers"] if key == wanted]
         return (",".join(lines),) if lines else ()
-
-    def user(self) -> Hashable | Awaitable[Hashable | None] | None:
-        """Return the primary key of the signed-in user, or an awaitable of it where the session has to be read."""
-        name: Any = known_user(self.native, is_async=True)
-        if name is UNKNOWN:
-            name = self.found_user
-        if name is UNKNOWN:
-            return self._look_up()
-        found: Hashable | None = name
-        return found
 
     async def _look_up(self) -> Hashable | None:
         name = self.found_user = await UserLookup(self, self.gate, self.bounds).run_async()

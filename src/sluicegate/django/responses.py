@@ -76,7 +76,8 @@ def refuse(request: HttpRequest, state: DjangoRequestState, decision: Decision) 
     if rate_limited.receivers:
         rate_limited.send_robust(type(request), request=request, decision=decision)
     own = gate.settings.answer_to(decision)
-    return _refusal(request, state, decision, own=None if own is None else _rendered(own(request, decision)))
+    response: Any = None if own is None else own(request, decision)
+    return _refusal(request, state, decision, own=response.render() if _is_unrendered(response) else response)
 
 
 async def refuse_async(request: HttpRequest, state: DjangoRequestState, decision: Decision) -> HttpResponseBase:
@@ -87,10 +88,9 @@ async def refuse_async(request: HttpRequest, state: DjangoRequestState, decision
     if rate_limited.receivers:
         await rate_limited.asend_robust(type(request), request=request, decision=decision)
     own = gate.settings.answer_to(decision)
-    response = None if own is None else own(request, decision)
+    response: Any = None if own is None else own(request, decision)
     response = await response if isawaitable(response) else response
-    if _is_unrendered(response):
-        response = await sync_to_async(_rendered)(response)
+    response = await sync_to_async(response.render)() if _is_unrendered(response) else response
     return _refusal(request, state, decision, own=response)
 
 
@@ -256,7 +256,3 @@ def _fields_of(answer: Denial) -> dict[str, Field]:
 def _is_unrendered(response: Any) -> bool:
     """True if this is an unrendered TemplateResponse: Django renders only those that a view returns."""
     return getattr(response, "is_rendered", True) is False
-
-
-def _rendered(response: Any) -> Any:
-    return response.render() if _is_unrendered(response) else response
