@@ -103,8 +103,7 @@ def _limiter(limiting: Limiting) -> dict[str, Any]:
     endpoints = []
     for endpoint, bounds, chosen in limiting.endpoints:
         rules = [_rule(bound, limiting, endpoint) for bound in bounds if _may_hold(bound, endpoint)]
-        methods = [*endpoint.methods]
-        facts = {"methods": methods, "route": endpoint.route, "view": endpoint.label, "rules": rules}
+        facts = {"methods": [*endpoint.methods], "route": endpoint.route, "view": endpoint.label, "rules": rules}
         endpoints.append({**facts, "throttles": None if chosen is None else _CHOSEN})
     return {
         "store": store_name(settings.store),

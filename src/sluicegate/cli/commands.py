@@ -43,7 +43,7 @@ COMMANDS: Final = {
     "replay": "sluicegate.cli.replay",
     "suggest": "sluicegate.cli.suggest",
 }
-"""The module of each command. It has a click command of the same name, with a hyphen as an underscore."""
+"""The module of each command. It has a click command of the same name."""
 
 VARIABLE: Final = "SLUICEGATE_APP"
 _FULL: Final = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO, errno.EBADF)  # what an output can say
@@ -58,7 +58,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name.replace("-", "_"))
+        found: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
         return found
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

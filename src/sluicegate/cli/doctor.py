@@ -206,18 +206,18 @@ class _Server:
             findings.append(_unreached(self._examined, error, self._address))
         return Patient(name, tuple(findings), rules)
 
-    def _ask(self, *words: str | int) -> Any:
+    def _ask(self, words: list[str | int]) -> Any:
         """Send a command. Raises StoreError."""
-        return self._store.send(self._address, [*words])
+        return self._store.send(self._address, words)
 
     def _ping(self) -> None:
         with self._info.if_permitted():
-            self._ask("PING")
+            self._ask(["PING"])
 
     def _facts(self, section: str) -> Mapping[str, Any] | None:
         """Return a section of INFO; None if the user may not call it."""
         with self._info.if_permitted():
-            return self._info.facts_of(self._ask("INFO", section))
+            return self._info.facts_of(self._ask(["INFO", section]))
         return None
 
     def _of_info(self, about: str, section: str, check: Callable[[Mapping[str, Any]], Finding]) -> Finding:
@@ -283,7 +283,7 @@ class _Server:
 
     def _clock(self) -> Finding:
         try:
-            before, (seconds, micros), after = epoch_seconds(), self._ask("TIME"), epoch_seconds()
+            before, (seconds, micros), after = epoch_seconds(), self._ask(["TIME"]), epoch_seconds()
         except StoreError as error:
             return _failure("clock", error)
         apart = int(seconds) + int(micros) / 1_000_000 - (before + after) / 2
@@ -299,7 +299,7 @@ class _Server:
             says = f"the user may not call what sluicegate needs: see {' and '.join(refused)}"
             return _bad("permissions", says, 'grant what the page "Redis and Valkey" lists under Permissions')
         with self._info.if_permitted():
-            self._ask("SCAN", 0, "COUNT", 1)
+            self._ask(["SCAN", 0, "COUNT", 1])
             return _good("permissions", "the user may call what sluicegate needs, and SCAN")
         says = "the user may not call SCAN: bans, reset_all and the commands show and top cannot work"
         return Finding("permissions", "unknown", says, advice="add +scan to the user if you need them")
@@ -307,15 +307,15 @@ class _Server:
     def _sampled(self, advance: Callable[[float], object]) -> Iterator[RuleMemory]:
         """Yield the memory of each rule, from a sample of the keys."""
         pattern = f"{_escaped(self._examined.prefix)}:{{*"
-        total, looked, cursor = max(1, int(self._ask("DBSIZE"))), 0, 0
+        total, looked, cursor = max(1, int(self._ask(["DBSIZE"]))), 0, 0
         counts, sizes, measured = dict[str, int](), dict[str, list[int]](), 0
         while looked < LOOKED_AT:
-            cursor, keys = self._ask("SCAN", cursor, "MATCH", pattern, "COUNT", STEP)
+            cursor, keys = self._ask(["SCAN", cursor, "MATCH", pattern, "COUNT", STEP])
             looked += STEP
             for key in [each.decode() if isinstance(each, bytes) else str(each) for each in keys]:
                 rule = key.partition("}:")[2]
                 counts[rule] = counts.get(rule, 0) + 1
-                if measured < MEASURED and (size := self._ask("MEMORY", "USAGE", key)) is not None:
+                if measured < MEASURED and (size := self._ask(["MEMORY", "USAGE", key])) is not None:
                     measured += 1
                     sizes.setdefault(rule, []).append(int(size))
             advance(min(1, looked / min(total, LOOKED_AT)))

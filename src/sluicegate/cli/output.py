@@ -158,18 +158,9 @@ def scanning(what: str) -> Generator[Callable[[float], None]]:
         yield lambda share: progress.update(task, completed=share)
 
 
-def count(number: int, what: str) -> str:
-    """Return a number of things.
-
-    >>> count(1, "budget"), count(2, "key")
-    ('1 budget', '2 keys')
-    """
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def foreign_keys(number: int) -> str:
     """Return the hint that some keys were skipped; nothing if none was."""
-    return f"{count(number, 'key')} under the prefix skipped: another program wrote them." if number else ""
+    return f"{words.count(number, 'key')} under the prefix skipped: another program wrote them." if number else ""
 
 
 def print_json(found: Any) -> None:

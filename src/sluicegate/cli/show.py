@@ -13,6 +13,7 @@ from sluicegate.clock import MICROSECOND
 from sluicegate.extras import needs
 from sluicegate.identity import digest
 from sluicegate.plan import Outcome, Terms
+from sluicegate.replay.words import count
 
 with needs("cli"):
     import click
@@ -25,7 +26,6 @@ with needs("cli"):
         bar,
         confirm,
         console,
-        count,
         option_yes,
         plain,
         print_json,

@@ -21,6 +21,7 @@ from sluicegate.clock import monotonic
 from sluicegate.extras import needs
 from sluicegate.identity import Digested
 from sluicegate.plan import Outcome
+from sluicegate.replay.words import count
 
 with needs("cli"):
     import click
@@ -32,7 +33,6 @@ with needs("cli"):
         Listing,
         as_json,
         console,
-        count,
         foreign_keys,
         option_every,
         plain,
@@ -216,7 +216,7 @@ def _table(found: Top, share: float) -> Group:
         rows.add_row(known.rule, who, *used_of(facts), now_of(facts))
     unknown = f", {count(found.unknown, 'budget')} of unknown quota" if found.unknown else ""
     progress = "" if share == 1 else f" ({share:.0%} scanned)"
-    title = f"{count(found.scanned, 'budget')}, {found.refused} used up{unknown}{progress}"
+    title = f"{count(found.scanned, 'budget')}, {found.refused:,} used up{unknown}{progress}"
     return Group(plain(title, "bold"), rows, *([plain(foreign_keys(found.foreign), "dim")] if found.foreign else []))
 
 

@@ -171,12 +171,11 @@ class _Guard:
             except RateLimitExceeded as error:
                 _roll_back()
                 response = refuse(call.request, call.state, call.state.refuse(error.decision))
-            if call.state.settlement is not None:
-                settle_response(response, call.state)
+            settle_response(response, call.state)
             done = _finish(call, response)
             return done
         finally:  # every other exception of the view propagates
-            if done is None and call.state.settlement is not None:
+            if done is None:
                 settle_without_response(call.state, sys.exception())
 
     async def later(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -203,12 +202,11 @@ async def _call_async(call: _ViewCall, view: functools.partial[Any], *, always: 
             response = _checked(await view(), view.func)
         except RateLimitExceeded as error:
             response = await refuse_async(call.request, call.state, call.state.refuse(error.decision))
-        if call.state.settlement is not None:
-            await settle_response_async(response, call.state)
+        await settle_response_async(response, call.state)
         done = _finish(call, response)
         return done
     finally:
-        if done is None and call.state.settlement is not None:
+        if done is None:
             await settle_without_response_async(call.state, sys.exception())
 
 
