@@ -114,17 +114,21 @@ def hit(budget: Budget, now: int, cost: int, params: tuple[int, ...]) -> Outcome
     if not state or not cost:
         return None
     limit, window, grain = params
-    used, newest, ends = state[0] + cost, state[-2], window - now
-    left, following = limit - used, state[1] + ends
-    stamp = newest if newest > now else now if grain == 1 else -(-now // grain) * grain
-    if left < 0 or following <= 0 or stamp - now >= grain:
+    used = state[0] + cost
+    ends = window - now
+    following = state[1] + ends
+    if used > limit or following <= 0:
         return None
-    if newest < stamp:
-        state += (stamp, cost)
-    else:
+    newest = state[-2]
+    if newest < now:
+        newest = now if grain == 1 else -(-now // grain) * grain
+        state += (newest, cost)
+    elif newest < now + grain:
         state[-1] += cost
+    else:
+        return None
     state[0] = used
-    return new(Outcome, (True, limit, left, 0, stamp + ends, following, now, "store"))
+    return new(Outcome, (True, limit, limit - used, 0, newest + ends, following, now, "store"))
 
 
 def refund(state: State | None, now: int, cost: int, params: tuple[int, ...], at: int) -> State | None:
