@@ -241,6 +241,8 @@ def _text(seal: Seal | None) -> Callable[[object], str]:
 @lru_cache(maxsize=4096)
 def _terms(quota: Quota | str | Quotas, action: str, algorithm: str) -> tuple[Terms, ...]:
     found = make_terms("default" if action == "" else action, read(quota), algorithm=algorithm, scope=action)
+    if len(found) == 1:
+        return found
     # A bucket has one budget for two quotas of one rate. It is charged once, by the stricter.
     stricter = {each.rule_id: each for each in sorted(found, key=lambda each: -each.limit)}
     return tuple([each for each in found if stricter[each.rule_id] is each])
@@ -718,7 +720,8 @@ class Limit(_Limit[Limiter]):
         text = limiter.text(identity)
         if self._hit_of is not limiter.hit_of:  # the same as `begin`, without a call
             self._prepare()
-        decision: Decision | None = self._hit(text, cost, None)
+        hit = self._hit  # first: the call of an attribute looks for a method before
+        decision: Decision | None = hit(text, cost, None)
         if decision is not None:
             return decision
         return limiter.run(self._plan(text, cost))
@@ -763,7 +766,8 @@ class AsyncLimit(_Limit[AsyncLimiter]):
         if self._hit_of is not limiter.hit_of:  # the same as `begin`, without a call
             self._prepare()
         try:
-            decision: Any = self._hit(text, cost, None)
+            hit = self._hit
+            decision: Any = hit(text, cost, None)
             if decision is not None:
                 return decision if type(decision) is Decision else await decision
             plan = self._plan(text, cost)

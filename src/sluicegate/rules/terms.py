@@ -98,6 +98,8 @@ def _parsed(text: str) -> Quotas:
 
 
 def _check_apart(quotas: tuple[Quota, ...]) -> None:
+    if len(quotas) == 1:
+        return
     wrong = partial(QuotaError, "quota", "; ".join(map(str, quotas)))
     if len(set(quotas)) < len(quotas):
         raise wrong(problem="the same quota twice", expected="leave out one of the two")
