@@ -462,3 +462,22 @@ def test_a_signal_handler_may_decide_while_an_entry_is_evicted(
         assert hit(f"new {number}")
     assert not handled
     assert len(store) <= 10 + 12  # a handler adds its own key
+
+
+def test_a_signal_handler_may_decide_before_a_charge_is_noted(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new key of the handler removes expired entries. The one that is charged now had expired before."""
+    store = MemoryStore(clock=clock)
+    hit = hitter(store, quota="1/hour")
+    assert hit("alice")
+    clock.advance(3600)
+    mark, handled = Entry.mark, ["bob"]
+
+    def interrupted(self: Entry, *noted: Any) -> None:
+        if handled:
+            assert hit(handled.pop())
+        mark(self, *noted)
+
+    monkeypatch.setattr(Entry, "mark", interrupted)
+    assert [hit("alice"), hit("alice"), hit("bob")] == [True, False, False]

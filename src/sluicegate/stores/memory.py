@@ -114,22 +114,24 @@ class MemoryStore:
                     entry = known.get(identity)
                     if entry is None or refunds:
                         return None
+                entry.expires = 0  # first: a signal handler that decides during the charge must not find it expired
                 now = read() // unit
-                if entry.refused_until <= now:
-                    outcome = charge(entry, now, cost, params)
-                    if outcome is not None:
-                        left = entry.remaining = outcome[2]
-                        if not (left or shadow):  # the same as entry.mark
-                            entry.refused_until = now + outcome.next_after
-                        return new(Decision, (True, (new(Check, (terms, identity, cost)),), (outcome,)))
-                if refuses:
+                outcome = charge(entry, now, cost, params) if entry.refused_until <= now else None
+                if outcome is None:
                     refusal = check(entry.state, now, cost, params)
                     if not refusal.allowed:
-                        wait = refusal.retry_after
-                        if wait is not None:
-                            entry.refused_until = now + wait
+                        if not refuses:
+                            return None
+                        if refusal.retry_after is not None:
+                            entry.refused_until = now + refusal.retry_after
                         return new(Decision, (False, (new(Check, (terms, identity, cost)),), (refusal,)))
-            return None
+                    outcome = charge(entry, now, cost, params)  # again: the check has dropped what has expired
+                    if outcome is None:
+                        return None
+                left = entry.remaining = outcome[2]
+                if not (left or shadow):  # the same as entry.mark, except that the expiry is not computed
+                    entry.refused_until = now + outcome.next_after
+                return new(Decision, (True, (new(Check, (terms, identity, cost)),), (outcome,)))
 
         return hit
 
@@ -152,13 +154,15 @@ class MemoryStore:
                     return None
                 allowed, checks, outcomes = decision
                 if allowed:
+                    entry.expires = 0
                     entry.state = charge(entry.state, now, cost, params)
                     entry.mark(terms, outcome, now)
                 elif counted:
                     return None
                 else:
                     outcome = check(entry.state, now, 0, params)
-                checks, outcomes = (*checks, new(Check, (terms, identity, cost))), (*outcomes, outcome)
+                checks += (new(Check, (terms, identity, cost)),)
+                outcomes += (outcome,)
                 return new(Decision, (allowed, checks, outcomes))
 
         return hit
@@ -272,6 +276,7 @@ class MemoryStore:
         terms, _, cost = check
         if isinstance(entry, SharedBudget):
             self._table.add_user(check, entry, now)
+        entry.expires = 0  # as in a prepared hit; `mark` notes it again
         entry.state = KEPT[terms.algorithm].charge(entry.state, now, cost, terms.params)
         return entry
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import islice
 from os import urandom
 from typing import Any, Final
@@ -43,7 +42,7 @@ class Entry:
 
     def __init__(self, terms: Terms, identity: str = "", state: Any = None) -> None:
         self.terms, self.identity, self.state = terms, identity, state
-        self.expires = 0  # at the earliest: a prepared hit does not note when its charge expires
+        self.expires = 0  # not known: computed by `mark`, or when it is needed, because a prepared hit does not
         self.refused_until = self.remaining = 0
 
     @property
@@ -53,22 +52,17 @@ class Entry:
 
     def mark(self, terms: Terms, outcome: Outcome, now: int) -> None:
         """Note after a charge what is left, when the entry expires, and until when it must not be evicted."""
-        _, _, remaining, _, reset, following, _, _ = outcome
-        self.terms, self.remaining, self.expires = terms, remaining, now + reset
-        if remaining == 0 and not terms.shadow:
-            self.refused_until = now + following
-
-    def peek(self, now: int) -> Outcome:
-        """Return the outcome of a check of no cost."""
-        terms = self.terms
-        return KEPT[terms.algorithm].check(self.state, now, 0, terms.params)
+        self.terms, self.expires = terms, now + outcome.reset_after
+        left = self.remaining = outcome.remaining
+        if not (left or terms.shadow):
+            self.refused_until = now + outcome.next_after
 
     def expired(self, now: int) -> bool:
         """True if nothing of the limit is used: removing the entry changes no outcome."""
-        if self.expires > now:
-            return False
-        self.expires = now + self.peek(now).reset_after
-        return self.expires == now
+        if self.expires == 0:
+            terms = self.terms
+            self.expires = now + KEPT[terms.algorithm].check(self.state, now, 0, terms.params).reset_after
+        return self.expires <= now
 
     def forget(self) -> None:
         """Reset the entry. The next inspection removes it."""
@@ -131,16 +125,16 @@ class MemoryTable:
     def admit(self, check: Check, now: int, *, state: Any = None, network: Network = None) -> Entry:
         """Return the entry to charge for a new identity: a new entry, or a shared budget."""
         terms, identity, _ = check
-        entry = self.get(terms.rule_id, identity)
-        if entry is not None:  # a plan names one budget twice, which it should not
-            return entry
         if len(self._queue) >= self._most and not self._make_room(now) and terms.algorithm != BAN:
             return self._shared_budget(check, now, network)
         self._sweep(now)
         if self._shared:
             self._tidy(now)
-        entry = self.by_rule.setdefault(terms.rule_id, {})[identity] = Entry(terms, identity, state)
-        self._queue.append(entry)
+        known = self.by_rule.setdefault(terms.rule_id, {})
+        entry = known.get(identity)  # already there if a plan names one budget twice, which it should not
+        if entry is None:
+            entry = known[identity] = Entry(terms, identity, state)
+            self._queue.append(entry)
         return entry
 
     def has_room(self, now: int) -> bool:
@@ -223,14 +217,19 @@ class MemoryTable:
 
     def _sweep(self, now: int) -> None:
         """Remove the expired ones among the next few entries."""
-        for _ in range(min(_SWEEP, len(self._queue))):
-            entry = self._queue[0]
+        queue = self._queue
+        for _ in range(_SWEEP):
+            if not queue:
+                return
+            entry = queue[0]
             if not entry.expired(now):
-                self._queue.rotate(-1)
+                queue.rotate(-1)
                 continue
-            with suppress(ValueError):  # a signal handler that decides has removed it
-                self._queue.remove(entry)
-                self._remove(entry)
+            try:
+                queue.remove(entry)
+            except ValueError:  # a signal handler that decides has removed it
+                continue
+            self._remove(entry)
 
     def _make_room(self, now: int) -> bool:
         """Evict one of the next few entries; False if all of them are currently refused.
