@@ -51,15 +51,16 @@ from sluicegate.fastapi import RateLimit, RateLimitMiddleware
 from sluicegate.flask import RateLimiter
 
 STORE = os.environ["STORE"]
-limiter = Limiter(STORE)
-later = AsyncLimiter(STORE)
+PATIENT = {"deadline": 10}  # seconds: the machine may be busy
+limiter = Limiter(STORE, **PATIENT)
+later = AsyncLimiter(STORE, **PATIENT)
 
 flask_app = Flask("app")
-RateLimiter(flask_app, store=STORE, default_limits=["2/minute"])
+RateLimiter(flask_app, store=STORE, default_limits=["2/minute"], **PATIENT)
 flask_app.get("/")(lambda: "hello")
 
 fastapi_app = FastAPI()
-fastapi_app.add_middleware(RateLimitMiddleware, store=STORE)
+fastapi_app.add_middleware(RateLimitMiddleware, store=STORE, **PATIENT)
 @fastapi_app.get("/", dependencies=[Depends(RateLimit("2/minute", name="default"))])
 async def home():
     return "hello"
@@ -68,7 +69,7 @@ settings.configure(
     ALLOWED_HOSTS=["*"],
     ROOT_URLCONF=__name__,
     MIDDLEWARE=["sluicegate.django.RateLimitMiddleware"],
-    SLUICEGATE={"STORE": STORE, "DEFAULT_LIMITS": ["2/minute"]},
+    SLUICEGATE={"STORE": STORE, "DEFAULT_LIMITS": ["2/minute"], **PATIENT},
 )
 django.setup()
 urlpatterns = [path("", lambda request: HttpResponse("hello"))]
