@@ -35,26 +35,16 @@ Labels = tuple[str, str, str, str, tuple[Line, ...]]
 
 _new: Final = object.__new__
 _METHODS: Final = METHODS | {""}
-_RULE_FIELDS: Final = (
-    "rule",
-    "result",
-    "limit",
-    "remaining",
-    "cost",
-    "retry_after",
-    "reset_after",
-    "near",
-    "source",
-    "identity",
-)
-_FIELDS: Final = ("application", "endpoint", "method", "allowed", "forbidden", "degraded", "store_seconds", "rules")
 
 
 class _Value:
-    """A value whose fields are properties, compared and shown by them."""
+    """A value whose fields are its properties, in order: it is compared and shown by them."""
 
     __slots__ = ()
     _fields: tuple[str, ...]
+
+    def __init_subclass__(cls) -> None:
+        cls._fields = tuple([name for name, part in vars(cls).items() if isinstance(part, property)])
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and all([getattr(self, name) == getattr(other, name) for name in self._fields])
@@ -75,7 +65,6 @@ class RuleEvent(_Value):
     """One rule of a decision."""
 
     __slots__ = ("_check", "_line", "_outcome", "_shows")
-    _fields = _RULE_FIELDS
 
     def __init__(self, check: Check, outcome: Outcome, line: Line, *, shows: bool) -> None:
         self._check = check
@@ -150,7 +139,6 @@ class DecisionEvent(_Value):
     """
 
     __slots__ = ("_rules", "about", "at", "delivery", "elapsed")
-    _fields = _FIELDS
 
     at: tuple[str, str]
     """The endpoint and the method. The limiter sets them before it delivers the event."""
@@ -193,11 +181,6 @@ class DecisionEvent(_Value):
         return self.labels()[2]
 
     @property
-    def store_seconds(self) -> float | None:
-        """The time of the calls of the store; None if it was not called."""
-        return self.elapsed
-
-    @property
     def allowed(self) -> bool:
         """True if the request may pass."""
         return self.about.allowed
@@ -211,6 +194,11 @@ class DecisionEvent(_Value):
     def degraded(self) -> bool:
         """True if the store was unavailable for at least one rule."""
         return self.about.degraded
+
+    @property
+    def store_seconds(self) -> float | None:
+        """The time of the calls of the store; None if it was not called."""
+        return self.elapsed
 
     @property
     def rules(self) -> tuple[RuleEvent, ...]:

@@ -144,14 +144,17 @@ class Kinds(dict[Labels, Kind]):
 
 
 class StoreNumbers(NamedTuple):
-    """The numbers of all limiters of this process that use one store."""
+    """The numbers of all limiters of this process that use one store. Those in GROWING are since the last reading."""
 
     open_circuits: int = 0
     entries: int = 0
     permits: int = 0
-    evictions: int = 0  # since the last reading, as are the next
+    evictions: int = 0
     degraded_allowed: int = 0
     permits_returned: int = 0
+
+
+GROWING: Final = StoreNumbers._fields[3:]
 
 
 class Stores:
@@ -175,8 +178,8 @@ class Stores:
             limiters: list[Limiter | AsyncLimiter] = [*Limiter.existing(), *AsyncLimiter.existing()]
             for limiter in limiters:
                 status = describe(limiter.store)
-                grown = status.evictions, status.degraded_allowed, status.permits_returned
-                before = self._before.get(limiter, (0, 0, 0))
+                grown: tuple[int, ...] = tuple([getattr(status, name) for name in GROWING])
+                before = self._before.get(limiter, (0,) * len(GROWING))
                 self._before[limiter] = grown
                 numbers = StoreNumbers(
                     sum(circuit.state != "closed" for circuit in status.circuits),

@@ -16,7 +16,7 @@ from typing import Final
 from sluicegate import fork
 from sluicegate.events import DecisionEvent, Labels
 from sluicegate.extras import needs
-from sluicegate.measures import HELP, SECONDS, Bans, Kinds, Names, Series, Slots, StoreNumbers, Stores
+from sluicegate.measures import GROWING, HELP, SECONDS, Bans, Kinds, Names, Series, Slots, StoreNumbers, Stores
 
 with needs("opentelemetry"):
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter
@@ -30,7 +30,14 @@ _RESULT: Final = f"{PREFIX}.result"
 _SOURCE: Final = f"{PREFIX}.source"
 _BY_POLICY: Final = (_POLICY, _RESULT, _SOURCE)
 _BY_ROUTE: Final = ("http.route", "http.request.method", _RESULT)
-
+_UNITS: Final = (
+    "{circuit}",
+    "{entry}",
+    "{permit}",
+    "{entry}",
+    "{decision}",
+    "{permit}",
+)  # of StoreNumbers
 
 _Reader = Callable[[CallbackOptions], Iterable[Observation]]
 
@@ -84,16 +91,12 @@ class OpenTelemetryMetrics:
         )
         self._stores = Stores()
         self._totals: dict[str, StoreNumbers] = {}
-        observe("store.open_circuits", self._store_reader("open_circuits"), unit="{circuit}", rises=False)
-        observe("store.entries", self._store_reader("entries"), unit="{entry}", rises=False)
-        observe("store.permits", self._store_reader("permits"), unit="{permit}", rises=False)
-        observe("store.permits_returned", self._store_reader("permits_returned"), unit="{permit}")
+        for name, unit in zip(StoreNumbers._fields, _UNITS, strict=True):
+            observe(f"store.{name}", self._store_reader(name), unit=unit, rises=name in GROWING)
         self._banned, held = Bans(), Slots()
         observe("slots", self._sums_reader(held.read, _STORE, _POLICY), unit="{slot}", rises=False)
         banned = self._sums_reader(self._banned.read, _APPLICATION, _POLICY)
         meter.create_observable_gauge(f"{PREFIX}.bans", [banned], unit="{identity}", description=HELP["bans"])
-        observe("store.evictions", self._store_reader("evictions"), unit="{entry}")
-        observe("store.degraded_allowed", self._store_reader("degraded_allowed"), unit="{decision}")
         fork.renew(self)
 
     def after_fork(self) -> None:
@@ -138,11 +141,8 @@ class OpenTelemetryMetrics:
             with self._lock:
                 for store, numbers in self._stores.read().items():
                     before = self._totals.get(store, StoreNumbers())
-                    self._totals[store] = numbers._replace(
-                        evictions=before.evictions + numbers.evictions,
-                        degraded_allowed=before.degraded_allowed + numbers.degraded_allowed,
-                        permits_returned=before.permits_returned + numbers.permits_returned,
-                    )
+                    grown = {name: getattr(before, name) + getattr(numbers, name) for name in GROWING}
+                    self._totals[store] = numbers._replace(**grown)
                 return [Observation(getattr(total, field), {_STORE: store}) for store, total in self._totals.items()]
 
         return read

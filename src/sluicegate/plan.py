@@ -31,6 +31,12 @@ FailurePolicy = Literal["local", "allow", "deny"]
 
 FAILURE_POLICIES: Final[tuple[str, ...]] = get_args(FailurePolicy)
 
+LIMITED: Final = 429
+UNAVAILABLE: Final = 503
+DENIED: Final = 403
+STATUSES: Final = frozenset({LIMITED, UNAVAILABLE, DENIED})
+"""Every status that a refusal may have. `Decision.status` says which one means what."""
+
 
 Handler = Callable[[Any], object]
 Handlers = Handler | Sequence[Handler]
@@ -170,7 +176,7 @@ class Decision(NamedTuple):
     @property
     def status(self) -> int:
         """The status of a refusal: 429; 503 if the store is unavailable; 403 if the `deny` list refused it."""
-        return 403 if self.forbidden else 503 if self.unavailable else 429
+        return DENIED if self.forbidden else UNAVAILABLE if self.unavailable else LIMITED
 
     @property
     def by_rule(self) -> dict[str, Outcome]:

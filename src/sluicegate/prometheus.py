@@ -19,7 +19,7 @@ from sluicegate.clock import monotonic
 from sluicegate.errors import ConfigurationError
 from sluicegate.events import DecisionEvent
 from sluicegate.extras import needs
-from sluicegate.measures import HELP, SECONDS, Add, Bans, Kinds, Series, Slots, Stores
+from sluicegate.measures import GROWING, HELP, SECONDS, Add, Bans, Kinds, Series, Slots, StoreNumbers, Stores
 
 with needs("prometheus"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
@@ -73,9 +73,9 @@ class PrometheusMetrics:
             made = Counter(f"sluicegate_{name}", HELP[name], labels, registry=registry)
             return Series(lambda values: made.labels(*values).inc)
 
-        def gauge(name: str, *labels: str, mode: Literal["livesum", "livemax"] = "livesum") -> Series[Gauge]:
+        def gauge(name: str, *labels: str, mode: Literal["livesum", "livemax"] = "livesum") -> Series[Add]:
             made = Gauge(f"sluicegate_{name}", HELP[name], labels, registry=registry, multiprocess_mode=mode)
-            return Series(lambda values: made.labels(*values))
+            return Series(lambda values: made.labels(*values).set)
 
         self._lock = threading.RLock()  # a finalizer may deliver an event in a thread that holds it
         self._shared = getattr(ValueClass, "_multiprocess", True)  # another process may be scraped
@@ -100,13 +100,11 @@ class PrometheusMetrics:
             degraded=counter("degraded_decisions", "application"),
             observe=lambda application: self._seconds[application].observe,
         )
-        self._open, self._entries = gauge("open_circuits", "store"), gauge("entries", "store")
-        self._permits, self._returned = gauge("permits", "store"), counter("permits_returned", "store")
+        fields = StoreNumbers._fields
+        self._of_stores = [(counter if name in GROWING else gauge)(name, "store") for name in fields]
         self._slots, self._held = gauge("slots", "store", "rule"), Slots()
         # Each process counts the clients that come to it, so one client may be in the number of each.
         self._bans, self._banned = gauge("bans", "application", "rule", mode="livemax"), Bans()
-        self._evictions = counter("evictions", "store")
-        self._allowed = counter("degraded_allowed", "store")
         self._stores, self._read_at = Stores(), 0.0
         fork.renew(self)
 
@@ -152,14 +150,10 @@ class PrometheusMetrics:
             self._kinds.flush()
             for series, sums in ((self._slots, self._held.read()), (self._bans, self._banned.read())):
                 for labels, count in sums.items():
-                    series[labels].set(count)
+                    series[labels](count)
         for store, numbers in self._stores.read().items():
-            self._open[store,].set(numbers.open_circuits)
-            self._entries[store,].set(numbers.entries)
-            self._permits[store,].set(numbers.permits)
-            self._returned[store,](numbers.permits_returned)
-            self._evictions[store,](numbers.evictions)
-            self._allowed[store,](numbers.degraded_allowed)
+            for series, number in zip(self._of_stores, numbers, strict=True):
+                series[store,](number)
         families = self.describe()
         for family in families:
             with self._lock:

@@ -101,40 +101,40 @@ class RefusalLog:
     def _note(self, event: DecisionEvent, rule: RuleEvent, now: int) -> list[_Line]:
         """Return the line of a refusal if its identity is new, or count the refusal."""
         name, identity = (event.application, _shown(rule.rule), rule.result), _shown(rule.identity)
-        entry = self._followed.get((name, identity))
-        if entry is not None:
-            entry[1] += 1
-        elif len(self._followed) < self._most:
-            self._followed[name, identity] = [now + self._period_us, 0]
-            wait = "never passes" if rule.retry_after is None else f"passes after {rule.retry_after:.1f} s"
-            fields = {
-                **_fields("refused", name, identity),
-                "sluicegate_endpoint": _shown(event.endpoint),
-                "sluicegate_method": event.method,
-                "sluicegate_limit": rule.limit,
-                "sluicegate_cost": rule.cost,
-                "sluicegate_retry_after": rule.retry_after,
-                "sluicegate_source": rule.source,
-            }
-            return [(f"{_SAID[name[2]]} identity %s: it %s", (_quoted(name[1]), _word(identity), wait), fields)]
-        else:
+        if (name, identity) not in self._followed and len(self._followed) >= self._most:
             if name not in self._others and len(self._others) >= self._most:
                 name = (name[0], "other", name[2])
             if not self._others:
                 self._others_end_us = now + self._period_us
             self._others[name] = self._others.get(name, 0) + 1
-        return []
+            return []
+        if not self._follows(name, identity, now):
+            return []
+        wait = "never passes" if rule.retry_after is None else f"passes after {rule.retry_after:.1f} s"
+        fields = {
+            **_place(event, name, identity),
+            "sluicegate_limit": rule.limit,
+            "sluicegate_cost": rule.cost,
+            "sluicegate_retry_after": rule.retry_after,
+            "sluicegate_source": rule.source,
+        }
+        return [(f"{_SAID[name[2]]} identity %s: it %s", (_quoted(name[1]), _word(identity), wait), fields)]
 
     def _note_forbidden(self, event: DecisionEvent, now: int) -> list[_Line]:
         """Return the line of a refusal by the list if it is the first one, or count it."""
         name = event.application, _DENY, "forbidden"
-        entry = self._followed.get((name, ""))
+        if not self._follows(name, "", now):
+            return []
+        return [(f"{_SAID['forbidden']} a request", (_quoted(_DENY),), _place(event, name, ""))]
+
+    def _follows(self, name: _Rule, identity: str, now: int) -> bool:
+        """True if this refusal begins a period. Within a period it is counted."""
+        entry = self._followed.get((name, identity))
         if entry is not None:
             entry[1] += 1
-            return []
-        self._followed[name, ""] = [now + self._period_us, 0]
-        place = {"sluicegate_endpoint": _shown(event.endpoint), "sluicegate_method": event.method}
-        return [(f"{_SAID['forbidden']} a request", (_quoted(_DENY),), {**_fields("refused", name, ""), **place})]
+            return False
+        self._followed[name, identity] = [now + self._period_us, 0]
+        return True
 
     def _end_periods(self, now: int) -> list[_Line]:
         """Return the counts of the oldest periods that have ended. An identity that was refused is followed on."""
@@ -158,6 +158,12 @@ class RefusalLog:
         numbers = {"sluicegate_count": count, "sluicegate_period": self._period}
         message, given = f"{_SAID[name[2]]} %s: %d refusals in %g s", (_quoted(name[1]), who, count, self._period)
         return message, given, {**_fields("refused_again", name, identity), **numbers}
+
+
+def _place(event: DecisionEvent, name: _Rule, identity: str) -> dict[str, Any]:
+    """Return the fields of a first refusal: who was refused, and where."""
+    place = {"sluicegate_endpoint": _shown(event.endpoint), "sluicegate_method": event.method}
+    return {**_fields("refused", name, identity), **place}
 
 
 def _fields(kind: str, name: _Rule, identity: str) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from starlette.websockets import WebSocket, WebSocketState
 
 from sluicegate.asgi import REASON, ASGIApp, AsgiCaller, Scope, answer_of, can_deny
 from sluicegate.errors import SluicegateError
-from sluicegate.plan import Decision, RateLimitExceeded
+from sluicegate.plan import DENIED, STATUSES, Decision, RateLimitExceeded
 from sluicegate.web.http import denial
-from sluicegate.web.problem import STATUSES
 from sluicegate.web.settings import Settings
 
 
@@ -72,7 +71,7 @@ def handles_refusals(app: object) -> bool:
 def _handler_of(handlers: Mapping[Any, Any], decision: Decision) -> Any:
     """Return an application's handler for this refusal; None without one."""
     status = decision.status
-    for kind in (status,) if status == 403 else (status, *_KINDS):
+    for kind in (status,) if status == DENIED else (status, *_KINDS):
         if kind in handlers:
             return handlers[kind]
     return None

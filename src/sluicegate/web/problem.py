@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sluicegate.plan import BAN, Decision
+from sluicegate.plan import BAN, DENIED, LIMITED, UNAVAILABLE, Decision
 
 TYPES: Final = "https://iana.org/assignments/http-problem-types#"  # requested by draft 11, not yet registered
 PROBLEM: Final = "application/problem+json"
-_FORBIDDEN: Final = 403
-_TITLES: Final = {429: "Quota Exceeded", 503: "Temporary Reduced Capacity", _FORBIDDEN: "Forbidden"}
-STATUSES: Final = frozenset(_TITLES)
-"""Every status that a refusal may have."""
+_TITLES: Final = {LIMITED: "Quota Exceeded", UNAVAILABLE: "Temporary Reduced Capacity", DENIED: "Forbidden"}
 FORBIDDEN: Final = "This client is not allowed here."
 _BANNED: Final = "Abnormal Usage Detected"
 
@@ -22,9 +19,9 @@ _BANNED: Final = "Abnormal Usage Detected"
 def problem(decision: Decision, *, status: int, wait: int | None) -> dict[str, Any]:
     """Return the body of the response to a refused request. `wait` is the value of `Retry-After`."""
     name = _BANNED if decision.banned else _TITLES[status]  # the title: the problem's type in words
-    kind = "about:blank" if status == _FORBIDDEN else TYPES + name.lower().replace(" ", "-")
+    kind = "about:blank" if status == DENIED else TYPES + name.lower().replace(" ", "-")
     body = {"type": kind, "title": name, "status": status, "detail": detail(decision, wait)}
-    if status == _FORBIDDEN:
+    if status == DENIED:
         return body
     pairs = zip(decision.checks, decision.outcomes, strict=True)
     refused = [check.terms for check, outcome in pairs if not outcome.allowed and outcome.source != "policy"]
