@@ -17,7 +17,7 @@ from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.routing import Mount, Route, Router, WebSocketRoute
 from starlette.websockets import WebSocket
 
 import sluicegate.asgi
@@ -373,6 +373,23 @@ def test_in_a_mounted_application_the_innermost_limiter_charges() -> None:
     assert passed.one("ratelimit") == '"default";r=4;t=86400, "own";r=0;t=60, "default-2";r=8;t=3600'
     assert client.get("/in/").status == 429
     assert client.get("/in/plain").one("ratelimit") == '"default";r=3;t=86400, "default-2";r=6;t=3600'
+
+
+class Charging:
+    """A middleware that charges before the routes below it are matched."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await charge(Request(scope), "1/minute", name="own")
+        await self.app(scope, receive, send)
+
+
+def test_a_middleware_of_a_mounted_router_may_charge() -> None:
+    """The endpoint of the scope is the router then, and a router cannot be hashed."""
+    client = limited(Mount("/in", app=Router([Route("/", plain)], middleware=[Middleware(Charging)])))
+    assert client.statuses("/in/", "/in/") == [200, 429]
 
 
 # ---- the wrong kind of code -----------------------------------------------------------------------------------------

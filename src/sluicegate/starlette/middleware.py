@@ -14,7 +14,7 @@ from sluicegate.errors import ConfigurationError, NotEnforcedError, warn
 from sluicegate.plan import Decision
 from sluicegate.starlette.request import StarletteCaller
 from sluicegate.starlette.responses import handles_refusals, own_answer
-from sluicegate.starlette.routes import RouteFinder, Routes, is_built_late
+from sluicegate.starlette.routes import RouteFinder, Routes, answers_preflight, is_built_late
 from sluicegate.web.bound import Bounds
 from sluicegate.web.endpoint import Arrival, Endpoint, label_of
 from sluicegate.web.gate import AsyncGate
@@ -80,7 +80,7 @@ class RateLimitMiddleware(AsgiMiddleware):
 
     def answers_preflight(self, scope: Scope) -> bool:
         """True if a CORS layer or the router responds to this CORS preflight, and no view."""
-        return self._finder.answers_preflight(scope)
+        return answers_preflight(self.app, scope)
 
     def own_answer(
         self, decision: Decision, caller: AsgiCaller, application: object

@@ -72,7 +72,7 @@ class _KnownRoute(NamedTuple):
         if self.below is None:
             return self.arrivals.of(scope), child
         below, added = self.below.find({**scope, **child})
-        if below is NOWHERE and not self.below.known:
+        if below is NOWHERE and not any(self.below.endpoints()):
             return self.arrivals.of(scope), child  # a mounted application without routes
         return below, {**child, **added}
 
@@ -110,11 +110,6 @@ class Routes:
                 if taken is not None:
                     return NOWHERE if any(other.take(seen) for other in before) else taken[0]
         return NOWHERE
-
-    @property
-    def known(self) -> bool:
-        """True if there is any route."""
-        return bool(self._known_routes())
 
     def endpoints(self) -> Iterator[Endpoint]:
         """Yield the endpoints of these routes and of those below."""
@@ -161,11 +156,9 @@ class RouteFinder:
 
     def __init__(self, app: Any) -> None:
         owner = _owner_of(app)
-        self._app = app
         self.templates: Templates = {}
         self.routes = None if owner is None else Routes(owner, templates=self.templates)
         self._others: dict[int, tuple[Any, Routes]] = {}  # by owner
-        self._arrivals: dict[int, tuple[Any, EndpointArrivals]] = {}  # by endpoint
 
     def find(self, scope: Scope) -> tuple[Arrival, Scope]:
         """Return the arrival of a request, and what the routes will add to its scope."""
@@ -175,14 +168,7 @@ class RouteFinder:
         endpoint = scope.get("endpoint")
         if endpoint is None:
             return NOWHERE, scope
-        known = self._arrivals.get(id(endpoint))
-        if known is None:
-            known = self._arrivals[id(endpoint)] = endpoint, arrivals_of(endpoint, template_of(scope))
-        return known[1].of(scope), scope
-
-    def answers_preflight(self, scope: Scope) -> bool:
-        """True if a CORS layer or the router responds to this preflight, and no view."""
-        return answers_preflight(self._app, scope)
+        return known_arrivals(endpoint, template_of(scope)).of(scope), scope
 
     def endpoints(self, scope: Scope) -> list[Endpoint]:
         """Return every endpoint that can be found, and the one of requests that match no route."""
@@ -258,7 +244,18 @@ def _shown_method(handler: str) -> str:
     return "GET" if handler == "on_connect" else handler.upper()
 
 
-known_arrivals = lru_cache(maxsize=1024)(arrivals_of)
+def known_arrivals(endpoint: Any, template: str) -> EndpointArrivals:
+    """Return the arrivals of an endpoint, which are remembered by its id: a router cannot be hashed."""
+    known = _known.get((id(endpoint), template))
+    if known is None:
+        if len(_known) >= _MOST:
+            _known.clear()
+        known = _known[id(endpoint), template] = endpoint, arrivals_of(endpoint, template)
+    return known[1]
+
+
+_MOST: Final = 1024
+_known: Final[dict[tuple[int, str], tuple[Any, EndpointArrivals]]] = {}  # it keeps an endpoint, so no other has its id
 
 
 def endpoint_at(scope: Scope) -> Endpoint:
