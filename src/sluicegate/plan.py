@@ -89,6 +89,11 @@ class Check(NamedTuple):
     identity: str
     cost: int
 
+    @property
+    def budget(self) -> tuple[str, str]:
+        """What the check charges: one rule's budget of one identity."""
+        return self.terms.rule_id, self.identity
+
     def __repr__(self) -> str:  # an identity is personal data and must not be logged
         return f"Check({self.terms.rule_id!r}, identity=…, cost={self.cost})"
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, MutableMapping
 from functools import lru_cache
 from typing import Any, Final
 
-from sluicegate.plan import Decision
+from sluicegate.clock import MICROSECOND
+from sluicegate.plan import Decision, Terms
 from sluicegate.rules.response import Headers, Response
-from sluicegate.web.http import NAMES, Fields, encoded, encoded_item_text, fields_for, merge, one_item
+from sluicegate.web.http import LESS, NAMES, Fields, encoded, fields_for, item_text, merge
 
 Message = MutableMapping[str, Any]
 
@@ -45,6 +46,13 @@ def is_last(message: Message) -> bool:
 _NAMES: Final = frozenset([name.encode("latin-1") for name in NAMES])
 
 
+@lru_cache(maxsize=4096)
+def _item_text(terms: Terms) -> tuple[tuple[bytes, bytes], bytes] | None:
+    """Return the text of `item_text`, encoded for ASGI messages."""
+    text = item_text(terms)
+    return None if text is None else (encoded(text[0]), text[1].encode("latin-1"))
+
+
 @lru_cache(maxsize=64)
 def encoded_name(name: str) -> bytes:
     """Return the name of a field encoded for ASGI messages."""
@@ -54,14 +62,18 @@ def encoded_name(name: str) -> bytes:
 def with_fields(message: Message, decision: Decision, dialect: str | None) -> Message:
     """Return the start of a response with the fields of the decision."""
     status, own = message["status"], [*message.get("headers", ())]
-    one = one_item(decision, dialect, status, texts=encoded_item_text)
-    if one is not None:  # nearly all responses: the same as below, without text
-        for name, _ in own:
-            if name.lower() in _NAMES:
-                break
-        else:
-            own += one
-            return {**message, "headers": own}
+    allowed, checks, outcomes = decision
+    if allowed and len(checks) == 1 and dialect == "draft-11" and status // 100 == 2:  # nearly all responses
+        _, _, left, _, _, ahead, _, source = outcomes[0]
+        text = _item_text(checks[0][0])
+        if text is not None and ahead and source != "policy":  # the same as below, without text and calls
+            for name, _ in own:
+                if name.lower() in _NAMES:
+                    break
+            else:
+                policy, item = text
+                own += policy, (b"ratelimit", item % (left, (ahead + LESS) // MICROSECOND))
+                return {**message, "headers": own}
     fields = fields_for(decision, dialect, status=status)
     if fields or "headers" in message:  # an iterator has been read
         message = {**message, "headers": merged(own, fields) if fields else own}

@@ -236,7 +236,7 @@ def _shown(part: object) -> str:
 
 
 def unlimited() -> Charged:
-    """Return the decision of a charge where limits are off."""
+    """Return the decision where there was nothing to charge, or limits are off."""
     return Charged(allowed=True, checks=(), outcomes=())
 
 
@@ -249,9 +249,6 @@ class Charge:
         self._state = state
         self._is_message = is_message  # a message of a WebSocket: each is charged, whatever was charged before
         self._gives_back = rule.refund_earlier
-        self._begin()
-
-    def _begin(self) -> None:
         self._known: Charges = []  # what the request was charged already, under this rule
         self._looser: Charges = []  # what it was charged in the same budgets under a higher limit: that is given back
         self._instead: Plan | None = None  # the plan that runs after that
@@ -300,10 +297,10 @@ class Charge:
         """
         if any([check.terms.held for check in plan.checks]):
             self._check_held()
-        earlier = {_budget(check): (check, outcome) for check, outcome in self._earlier()}
+        earlier = {check.budget: (check, outcome) for check, outcome in self._earlier()}
         checks: list[Check] = []
         for check in plan.checks:
-            pair = earlier.get(_budget(check))
+            pair = earlier.get(check.budget)
             if pair is not None and check.terms.limit >= pair[0].terms.limit:
                 self._known.append(pair)
                 continue
@@ -327,7 +324,7 @@ class Charge:
         """
         state = self._state
         if decision is None:
-            return [], NOTHING
+            return [], unlimited()
         with state.gate.lock:  # a view may charge in several threads
             if self._is_message or not state.can_refuse:  # no response will refund a charge, or show it
                 slots = held(owed(decision))
@@ -375,17 +372,9 @@ class Charge:
         return self._state.settlement or self._state.gate.settlement()
 
 
-NOTHING: Final = Decision(allowed=True, checks=(), outcomes=())
-"""The decision where there was nothing to charge."""
-
-
 async def run_async(charge: Charge | None, caller: Caller) -> Charged:
     """Run a charge; None allows, because limits are off."""
     return unlimited() if charge is None else await charge.run_async(caller)
 
 
 run_async.__qualname__ = "charge"  # Python's warning about a forgotten await shows it
-
-
-def _budget(check: Check) -> tuple[str, str]:
-    return check.terms.rule_id, check.identity

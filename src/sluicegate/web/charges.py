@@ -77,11 +77,10 @@ def apart(charges: Charges) -> list[Charges]:
     """
     parts: list[dict[tuple[str, str], tuple[Check, Outcome]]] = []
     for check, outcome in charges:
-        budget = check.terms.rule_id, check.identity
-        part = next((each for each in parts if budget not in each), None)
+        part = next((each for each in parts if check.budget not in each), None)
         if part is None:
             parts.append(part := {})
-        part[budget] = check, outcome
+        part[check.budget] = check, outcome
     return [list(part.values()) for part in parts]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC
 from functools import lru_cache
-from typing import Final, Literal, TypeVar, cast
+from typing import Final, Literal, cast
 
 from sluicegate.clock import MICROSECOND, epoch_seconds
 from sluicegate.errors import RuleError, SettingsError
@@ -49,7 +49,8 @@ _DATE: Final = re.compile(  # the three date forms of RFC 9110 §5.6.7; the last
     "|[A-Z][a-z]{5,8}, [0-9]{2}-[A-Z][a-z]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT"
     "|[A-Z][a-z]{2} [A-Z][a-z]{2} [ 0-9][0-9] [0-9]{2}:[0-9]{2}:[0-9]{2} [1-9][0-9]{3}"
 )
-_LESS: Final = MICROSECOND - 1  # added before a division, to round up: faster than to negate twice
+LESS: Final = MICROSECOND - 1
+"""Added before a division, to round up: faster than to negate twice."""
 _LONGEST_ACCEPT: Final = 1_024  # characters; browsers send about 150
 
 
@@ -69,7 +70,7 @@ class Denial:
 
 def seconds(microseconds: int) -> int:
     """Convert microseconds to whole seconds, rounded up, so that a client that waits this long is not too early."""
-    return (microseconds + _LESS) // MICROSECOND
+    return (microseconds + LESS) // MICROSECOND
 
 
 def retry_after(decision: Decision) -> int | None:
@@ -95,13 +96,17 @@ def fields_for(decision: Decision, dialect: str | None, *, status: int, epoch: f
     response with the status 1xx or 3xx, and except if no rule applied. `epoch` is the time in seconds since
     1970, by default now. Only the dialect "x-ratelimit" uses it.
     """
-    one = one_item(decision, dialect, status, texts=_item_text)
-    if one is not None:
-        return one
+    allowed, checks, outcomes = decision
+    if allowed and len(checks) == 1 and dialect == "draft-11" and status // 100 == 2:  # nearly all responses
+        _, _, left, _, _, ahead, _, source = outcomes[0]
+        text = item_text(checks[0][0])
+        if text is not None and ahead and source != "policy":  # the same as below, without a call
+            policy, item = text
+            return [policy, ("RateLimit", item % (left, (ahead + LESS) // MICROSECOND))]
     fields: Fields = []
     if dialect is not None and status >= 200 and not 300 <= status < 400:
         fields = DIALECTS[dialect](decision, epoch_seconds() if epoch is None else epoch)
-    if decision.allowed:
+    if allowed:
         # Other code made this 429: the remaining units of this limiter do not explain it.
         return [field for field in fields if field[0] != "RateLimit"] if status == 429 else fields
     if status >= 400 and (delay := retry_after(decision)) is not None:  # has another meaning on a redirect
@@ -120,8 +125,8 @@ def denial(decision: Decision, dialect: str | None, *, accept: str = "", epoch: 
     _, checks, outcomes = decision
     if len(checks) == 1 and dialect != "x-ratelimit":  # nearly always: the same as below, without a call
         allowed, limit, left, retry, reset, ahead, _, source = outcomes[0]
-        wait, following = retry and (retry + _LESS) // MICROSECOND, (ahead + _LESS) // MICROSECOND
-        full = 0 if dialect == "draft-11" else (reset + _LESS) // MICROSECOND
+        wait, following = retry and (retry + LESS) // MICROSECOND, (ahead + LESS) // MICROSECOND
+        full = 0 if dialect == "draft-11" else (reset + LESS) // MICROSECOND
         row: _Row = (checks[0][0], allowed, limit, left, wait, full, following, source, 0)
         return _denial((row,), dialect, text)
     second, since = 0.0, None if dialect == "draft-11" else 0
@@ -264,44 +269,18 @@ def policy_text(terms: Terms) -> tuple[Field, str, bool] | None:
     return ("RateLimit-Policy", f"{name};q={terms.limit};{unit}"), f"{name};r=", not terms.held
 
 
-Text = TypeVar("Text", str, bytes)
-ItemText = tuple[tuple[Text, Text], Text, Text]
-"""The policy of a rule, and the name and the value of its item. The value has places for two numbers."""
-
-
 @lru_cache(maxsize=4096)
-def _item_text(terms: Terms) -> ItemText[str] | None:
-    """Return the constant text of draft 11 for a rule whose item has a time; None for any other rule."""
+def item_text(terms: Terms) -> tuple[Field, str] | None:
+    """Return the policy of a rule whose item has a time, and the item with places for two numbers; None for any other
+    rule.
+    """
     text = policy_text(terms)
-    return (text[0], "RateLimit", text[1].replace("%", "%%") + "%d;t=%d") if text is not None and text[2] else None
-
-
-@lru_cache(maxsize=4096)
-def encoded_item_text(terms: Terms) -> ItemText[bytes] | None:
-    """Return the same text, encoded for ASGI messages."""
-    text = _item_text(terms)
-    return None if text is None else (encoded(text[0]), *encoded(text[1:]))
+    return (text[0], text[1].replace("%", "%%") + "%d;t=%d") if text is not None and text[2] else None
 
 
 def encoded(field: Field) -> tuple[bytes, bytes]:
     """Return a field encoded for ASGI messages."""
     return field[0].lower().encode("latin-1"), field[1].encode("latin-1")
-
-
-def one_item(
-    decision: Decision, dialect: str | None, status: int, *, texts: Callable[[Terms], ItemText[Text] | None]
-) -> list[tuple[Text, Text]] | None:
-    """Return the fields of a response if they are one policy and one item of draft 11, as in nearly all responses; else
-    None. `texts` gives the constant text of the rule.
-    """
-    allowed, checks, outcomes = decision
-    if allowed and len(checks) == 1 and dialect == "draft-11" and status // 100 == 2:
-        _, _, left, _, _, ahead, _, source = outcomes[0]
-        text = texts(checks[0][0])
-        if text is not None and ahead and source != "policy":
-            policy, name, item = text
-            return [policy, (name, item % (left, (ahead + _LESS) // MICROSECOND))]
-    return None
 
 
 def _draft_11(decision: Decision, epoch: float) -> Fields:
@@ -318,7 +297,7 @@ def _draft_11(decision: Decision, epoch: float) -> Fields:
         policies = f"{policies}, {policy}" if policies else policy
         if allowed or not passed:  # a refusal lists only the violated policies
             # The same rounding as in `seconds`, without a call.
-            value = f"{item}{left};t={(ahead + _LESS) // MICROSECOND}" if ahead and timed else f"{item}{left}"
+            value = f"{item}{left};t={(ahead + LESS) // MICROSECOND}" if ahead and timed else f"{item}{left}"
             items = f"{items}, {value}" if items else value
     fields = [("RateLimit-Policy", policies)] if policies else []
     return [*fields, ("RateLimit", items)] if items else fields  # there are no items if only a ban refuses

@@ -133,10 +133,10 @@ def warn_of_twice(outer: RequestState | None, gate: Gate | AsyncGate, decision: 
         return
     if not count_together(outer.gate.settings, gate.settings):
         return
-    charged = {(check.terms.rule_id, check.identity) for check in outer.decision.checks}
-    for terms, identity, _ in decision.checks:
-        if (terms.rule_id, identity) in charged:
-            warn("SG105", terms.name, strict=gate.settings.strict)
+    charged = {check.budget for check in outer.decision.checks}
+    for check in decision.checks:
+        if check.budget in charged:
+            warn("SG105", check.terms.name, strict=gate.settings.strict)
 
 
 def _printable(check: Check) -> Check:

@@ -8,7 +8,7 @@ nearest known name.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
@@ -420,12 +420,7 @@ def _rule(given: object, number: int) -> Rule:
         raise _error(
             label, [*given], "an option is given twice, in capitals and in small letters", "keep one of the two"
         )
-    for name in options:
-        if name not in _RULE_OPTIONS:
-            raise _unknown(label, name, _RULE_OPTIONS, kind="option")
-    for name in ("name", "quota"):
-        if name not in options:
-            raise RuleError(label, dict(given), problem=f'has no "{name}"', expected=f'add "{name}"')
+    _check_names(label, given, known=_RULE_OPTIONS, needed=("name", "quota"))
     with within(label):
         options["key"] = _key(options.get("key"))
         if isinstance(options.get("ban"), Mapping):
@@ -437,14 +432,19 @@ def _rule(given: object, number: int) -> Rule:
 
 def _ban(given: Mapping[str, Any]) -> Ban:
     """Make a ban from a mapping."""
-    options, known = {str(name).lower(): value for name, value in given.items()}, [each.name for each in fields(Ban)]
-    for name in options:
+    _check_names("ban", given, known=[each.name for each in fields(Ban)], needed=("after", "within", "duration"))
+    return Ban(**{str(name).lower(): value for name, value in given.items()})
+
+
+def _check_names(what: str, given: Mapping[Any, Any], *, known: Collection[str], needed: Iterable[str]) -> None:
+    """Raise ConfigurationError if a mapping has an option that is not known, or has not one that is needed."""
+    names = [str(name).lower() for name in given]
+    for name in names:
         if name not in known:
-            raise _unknown("ban", name, known, kind="option")
-    for name in ("after", "within", "duration"):
-        if name not in options:
-            raise RuleError("ban", dict(given), problem=f'has no "{name}"', expected=f'add "{name}"')
-    return Ban(**options)
+            raise _unknown(what, name, known, kind="option")
+    for name in needed:
+        if name not in names:
+            raise RuleError(what, dict(given), problem=f'has no "{name}"', expected=f'add "{name}"')
 
 
 def _key(given: object) -> Any:
