@@ -217,7 +217,7 @@ LOOPS: Final = {
         ' ,;"=\\\0',
         FORWARDED,
     ),
-    "web.access:AccessLists._verdict": Loop(
+    "web.access:AccessList.has": Loop(
         CLIENT, lambda text: list(LISTS.plan(FuzzCaller(peer=text, signed_in=text, lines=[text]), ())), " ,:/["
     ),
     "web.asgi_messages:response_of": Loop(
@@ -297,12 +297,15 @@ ASIDE: Final = {
     "hidden:hide_options": OPERATOR,
     "rules.key:can_be": OPERATOR,
     "web.access:AccessLists.asks_the_key": OPERATOR,
+    "web.access:AccessLists.plan": "the two lists",
+    "address:is_in": "the networks of the settings",
     "web.access:_as_the_key_gives": OPERATOR,
     "asgi:RateLimitMiddleware.endpoint_rules": "the routes of the application",
     "wsgi:RateLimitMiddleware.__init__": "the rules of the settings",
     "wsgi:SettlingBody.__iter__": "the chunks of the application's own answer, each passed on",
     "wsgi:_Unstarted.__iter__": "the same",
     "starlette.middleware:RateLimitMiddleware._check": "the layers of the application",
+    "starlette.middleware:RateLimitMiddleware.answers_preflight": "the same",
     "starlette.middleware:RateLimitMiddleware.own_answer": "nothing: it calls another function with its name",
     "django.responses:*": "the checks of one decision, and the fields of one answer",
     "django.overview:*": "the routes of the project, for commands",
@@ -566,7 +569,7 @@ def test_a_loop_works_in_proportion_to_its_text(row: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*SG102")
 @pytest.mark.parametrize(
-    "row", ["address:_believed", "rules.key:_look_for_proxies", "web.access:AccessLists._verdict", *ALSO]
+    "row", ["address:_believed", "rules.key:_look_for_proxies", "web.access:AccessList.has", *ALSO]
 )
 def test_no_long_text_is_cached(row: str) -> None:
     """New invented texts of 32 kB leave nothing in the caches."""

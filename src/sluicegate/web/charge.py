@@ -236,7 +236,7 @@ def _shown(part: object) -> str:
 
 
 def unlimited() -> Charged:
-    """Return the decision where there was nothing to charge, or limits are off."""
+    """Return the decision of a charge where limits are off."""
     return Charged(allowed=True, checks=(), outcomes=())
 
 
@@ -249,6 +249,9 @@ class Charge:
         self._state = state
         self._is_message = is_message  # a message of a WebSocket: each is charged, whatever was charged before
         self._gives_back = rule.refund_earlier
+        self._begin()
+
+    def _begin(self) -> None:
         self._known: Charges = []  # what the request was charged already, under this rule
         self._looser: Charges = []  # what it was charged in the same budgets under a higher limit: that is given back
         self._instead: Plan | None = None  # the plan that runs after that
@@ -324,7 +327,7 @@ class Charge:
         """
         state = self._state
         if decision is None:
-            return [], unlimited()
+            return [], NOTHING
         with state.gate.lock:  # a view may charge in several threads
             if self._is_message or not state.can_refuse:  # no response will refund a charge, or show it
                 slots = held(owed(decision))
@@ -370,6 +373,10 @@ class Charge:
 
     def _settlement(self) -> Settlement | AsyncSettlement:
         return self._state.settlement or self._state.gate.settlement()
+
+
+NOTHING: Final = Decision(allowed=True, checks=(), outcomes=())
+"""The decision where there was nothing to charge."""
 
 
 async def run_async(charge: Charge | None, caller: Caller) -> Charged:
