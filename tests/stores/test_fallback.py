@@ -603,6 +603,15 @@ def test_a_shared_budget_is_charged_once_for_its_notes(clock: ManualClock) -> No
     assert local_fallback.answer(Plan((one, check("9/hour"))), DOWN)[0].remaining == 3
 
 
+def test_each_budget_of_a_plan_has_its_own_note(clock: ManualClock) -> None:
+    local_fallback, inside = LocalFallback(policy="local", clock=clock), MemoryStore(clock=clock)
+    login, read = check("5/minute", scope="login", cost=3), check("9/hour", "b", scope="read", cost=2)
+    plan = Plan((login, read))
+    local_fallback.note(plan.checks, inside.run(plan))
+    for budget, left in ((read, 6), (login, 1)):
+        assert local_fallback.answer(Plan((budget._replace(cost=1),)), DOWN)[0].remaining == left
+
+
 def test_a_reset_is_remembered(mode: Mode, clock: ManualClock) -> None:
     inside = Breakable(clock)
     store = around(inside, mode, clock)

@@ -123,8 +123,8 @@ class AsyncConnection(asyncio.Protocol):
             return None
         if answer is None:
             answer = self._loop.create_future()
-        _, digests, answers, _, _, _ = group
-        digests.append(digest)
+        group[1].append(digest)  # by numbers, which cost less than names
+        answers = group[2]
         answers.append(answer)
         if len(answers) >= _FEW and (len(answers) >= _MANY or not self._waiting):
             self._flush()
