@@ -119,6 +119,7 @@ CATCHES_ALL: dict[str, str] = {
     "stores.fallback:Fallback._charging.hit": "after any error the charge may be made; raised again",
     "stores.fallback:AsyncFallback._charging.hit": "after any error the charge may be made; raised again",
     "stores.fallback:AsyncFallback._charging.end": "after any error the charge may be made; raised again",
+    "stores.breaker:Breaker._attempt": "an interrupt gives the probe or the trial back; raised again",
     "stores.breaker:Breaker._call_hook": "a failing hook is logged and must not change the answer",
     "events:Delivery.deliver": "a failing handler is logged; any other error is raised after all were called",
     "web.charges:_is_refunded": "a failing predicate is logged and must not change the answer",

@@ -22,8 +22,8 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 from sluicegate import fork
@@ -46,6 +46,9 @@ _OPENED: Final = {  # by what the breaker concerns
 _REPLACED: Final = "sluicegate: store %s replaced by %s: circuit closed"
 
 log = logging.getLogger("sluicegate")
+
+Attempt = AbstractContextManager[None]
+"""A probe or a trial: a `with` block that reports its result to the breaker."""
 
 
 class Breaker:
@@ -106,7 +109,7 @@ class Breaker:
 
     def probe(self) -> Attempt | None:
         """Return the right to check, outside of any request, whether the store replies; None while no check is due."""
-        return Attempt(self, then=self._answered) if self._start(half=False) else None
+        return self._attempt(self._answered) if self._start(half=False) else None
 
     def trial(self, *, charge: bool = True) -> Attempt | None:
         """Return the right to send one request to the store; None while the store has not replied to a probe, or if the
@@ -114,7 +117,25 @@ class Breaker:
         """
         if not (charge or self._fails_peeks) or not self._start(half=True):
             return None
-        return Attempt(self, then=self.recovered, charge=charge)
+        return self._attempt(self.recovered, charge=charge)
+
+    @contextmanager
+    def _attempt(self, then: Callable[[], None], *, charge: bool = False) -> Generator[None]:
+        """Return a `with` block that reports its result. `then` is called if the server has answered."""
+        try:
+            yield
+        except StoreError as error:
+            if self.is_opened_by(error):
+                self.failed_again(error, charge=charge)
+            elif error.concerns == "plan":
+                self.give_back()
+            else:  # the server has answered, and refuses the rule
+                then()
+            raise
+        except BaseException:
+            self.give_back()
+            raise
+        then()
 
     @property
     def needs_probe(self) -> bool:
@@ -274,30 +295,3 @@ class Breakers:
         self._of.pop(breaker.store, None)
         breaker.replaced()
         return True
-
-
-class Attempt:
-    """A probe or a trial: a `with` block that reports its result to the breaker."""
-
-    __slots__ = ("_breaker", "_charge", "_then")
-
-    def __init__(self, breaker: Breaker, *, then: Callable[[], None], charge: bool = False) -> None:
-        self._breaker, self._then, self._charge = breaker, then, charge
-
-    def __enter__(self) -> None:
-        """Do nothing: the caller may call the store."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if not isinstance(error, StoreError):
-            if error is None:
-                self._then()
-            else:
-                self._breaker.give_back()
-        elif self._breaker.is_opened_by(error):
-            self._breaker.failed_again(error, charge=self._charge)
-        elif error.concerns == "plan":
-            self._breaker.give_back()
-        else:  # the server has answered, and refuses the rule
-            self._then()
