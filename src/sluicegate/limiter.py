@@ -623,19 +623,19 @@ class AsyncLimiter(_Engine[AsyncStore]):
 class _Limit(Generic[_AnyLimiter]):
     """The common part of both prepared limits."""
 
-    __slots__ = ("_held", "_hit", "_hit_of", "_limiter", "_single", "_terms")
+    __slots__ = ("_hit", "_hit_of", "_limiter", "_single", "_terms")
 
     def __init__(self, limiter: _AnyLimiter, terms: tuple[Terms, ...]) -> None:
         self._limiter = limiter
         self._terms = terms
-        self._held = terms[0].held
         self._single = terms[0] if len(terms) == 1 else None
         self._prepare()
 
     def _prepare(self) -> None:
         """Take the function of the store that the limiter uses now. A test may give it another one."""
         hit_of = self._hit_of = self._limiter.hit_of
-        hit: Hit | None = partial(_no_hit, self._terms[0]) if self._held else hit_of and hit_of(*self._terms)
+        first = self._terms[0]
+        hit: Hit | None = partial(_no_hit, first) if first.held else hit_of and hit_of(*self._terms)
         self._hit = hit or _undecided
 
     def __call__(self, view: object, *_: object, **__: object) -> NoReturn:
@@ -674,7 +674,7 @@ class _Limit(Generic[_AnyLimiter]):
 
     def _charge(self, identity: object, cost: int) -> Plan:
         """Return the plan of a reservation."""
-        if self._held:
+        if self._terms[0].held:
             _no_hit(self._terms[0], "", cost)
         return self._given(identity, cost)
 
@@ -687,7 +687,7 @@ class _Limit(Generic[_AnyLimiter]):
         """Return the plan that takes slots."""
         if cost == 0 and isinstance(cost, int):
             raise RuleError("cost", cost, problem="it holds no slot", expected="give 1 or more")
-        if not self._held:
+        if not self._terms[0].held:
             given, problem = "; ".join([str(each.quota) for each in self._terms]), "a quota per time, no Concurrency"
             raise RuleError("concurrency", given, problem=problem, expected='give a Concurrency or "10 at once"')
         return self._given(identity, cost)

@@ -44,9 +44,8 @@ class MemoryStore:
             raise StoreURLError("max_keys", max_keys, problem="not a whole number above 0", expected="give 1 or more")
         if clock is not None:
             read_us(clock)  # raises for a clock that cannot work
-        self._max_keys, self.clock = max_keys, clock
+        self.clock = clock
         self._now_us = (SystemClock() if clock is None else clock).now_us
-        self._reading = reading(clock)
         # Taken only by `with`: after `acquire` the exception of a signal handler could leave it taken. A handler or
         # finalizer may call this store in a thread that holds it, so it is reentrant.
         self._lock: Any = threading.RLock()  # the stubs lack `_is_owned`, which threading.Condition uses too
@@ -59,11 +58,11 @@ class MemoryStore:
         return len(self._table)
 
     def __repr__(self) -> str:
-        return f"MemoryStore(max_keys={self._max_keys})"
+        return f"MemoryStore(max_keys={self._table.most})"
 
     def separate(self, name: str, *, clock: Clock | None = None) -> MemoryStore:
         """Return an empty store, on this clock unless the store has one."""
-        return MemoryStore(max_keys=self._max_keys, clock=self.clock or clock)
+        return MemoryStore(max_keys=self._table.most, clock=self.clock or clock)
 
     def warn(self, *, strict: bool) -> None:
         """Warn (SG101) if this process is one of several workers, each with a separate memory store."""
@@ -75,7 +74,7 @@ class MemoryStore:
         """Return the status: how full the memory is."""
         from sluicegate.status import Status
 
-        most, evictions = self._max_keys, self._table.evictions
+        most, evictions = self._table.most, self._table.evictions
         return Status("memory://", topology="memory", entries=len(self), max_entries=most, evictions=evictions)
 
     def fork_lock(self) -> Any:
@@ -102,7 +101,7 @@ class MemoryStore:
         rule_id, params, shadow = terms.rule_id, terms.params, terms.shadow
         charge, check = KEPT[terms.algorithm].hit, KEPT[terms.algorithm].check
         refuses = not (shadow or terms.count_denied)
-        rules, refunds, (read, unit) = self._table.by_rule, self._refunds, self._reading
+        rules, refunds, (read, unit) = self._table.by_rule, self._refunds, reading(self.clock)
         known = rules.get(rule_id, {})
 
         def hit(identity: str, cost: int, origin: Origin | None = None) -> Decision | None:
@@ -110,8 +109,9 @@ class MemoryStore:
             with self._lock:
                 entry = known.get(identity)
                 if entry is None or refunds:
-                    known = rules.get(rule_id, known)  # another one, if the table dropped the one that was empty
-                    entry = known.get(identity)
+                    if not known:  # the table drops one that is empty, and makes another for the next identity
+                        known = rules.get(rule_id, known)
+                        entry = known.get(identity)
                     if entry is None or refunds:
                         return None
                 entry.expires = 0  # first: a signal handler that decides during the charge must not find it expired
@@ -139,7 +139,7 @@ class MemoryStore:
         """Return the function for one check more than the `inner` one has: it checks this one, lets the inner one
         decide, and charges this one if that has charged its own.
         """
-        find, (read, unit) = self._table.get, self._reading
+        find, (read, unit) = self._table.get, reading(self.clock)
         rule_id, params, counted = terms.rule_id, terms.params, terms.count_denied
         charge, check = KEPT[terms.algorithm].charge, KEPT[terms.algorithm].check
 

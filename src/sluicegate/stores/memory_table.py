@@ -89,7 +89,7 @@ class MemoryTable:
 
     def __init__(self, most: int) -> None:
         self.by_rule: dict[str, dict[str, Entry]] = {}  # by the rule's id and the identity; no rule without an entry
-        self._most = most
+        self.most = most
         self.evictions = 0
         self._queue: deque[Entry] = deque()  # every entry once, in the order of inspection
         self._shared: OrderedDict[tuple[_Kind, int], SharedBudget] = OrderedDict()
@@ -125,7 +125,7 @@ class MemoryTable:
     def admit(self, check: Check, now: int, *, state: Any = None, network: Network = None) -> Entry:
         """Return the entry to charge for a new identity: a new entry, or a shared budget."""
         terms, identity, _ = check
-        if len(self._queue) >= self._most and not self._make_room(now) and terms.algorithm != BAN:
+        if len(self._queue) >= self.most and not self._make_room(now) and terms.algorithm != BAN:
             return self._shared_budget(check, now, network)
         self._sweep(now)
         if self._shared:
@@ -139,7 +139,7 @@ class MemoryTable:
 
     def has_room(self, now: int) -> bool:
         """True if a key may be added. If all of the next few are refused, the next call inspects others."""
-        if len(self._queue) < self._most:
+        if len(self._queue) < self.most:
             return True
         for entry in self._next():
             if entry.refused_until <= now:
@@ -169,13 +169,14 @@ class MemoryTable:
 
     def _shared_budget(self, check: Check, now: int, network: Network) -> SharedBudget:
         """Return the shared budget of new identities of this network under rules of one algorithm, limit and period."""
-        kind = _kind(check.terms)
+        terms = check.terms
+        kind = terms.algorithm, terms.params, terms.held, terms.shadow
         bucket = kind, self._bucket_of(check.identity if network is None else network())
         found = self._shared.get(bucket)
         if found is None:
             if not self._tidy(now) and len(self._shared) >= SHARED:
-                return self._common_budget(kind, check.terms)
-            found = self._shared[bucket] = SharedBudget(check.terms)
+                return self._common_budget(kind, terms)
+            found = self._shared[bucket] = SharedBudget(terms)
         return found
 
     def _common_budget(self, kind: _Kind, terms: Terms) -> SharedBudget:
@@ -276,7 +277,3 @@ class MemoryTable:
         if not known:
             del self.by_rule[rule_id]
         entry.expires = _EVICTED
-
-
-def _kind(terms: Terms) -> _Kind:
-    return terms.algorithm, terms.params, terms.held, terms.shadow

@@ -184,7 +184,8 @@ class Permits:
         """Keep what the store granted. Permits that cannot be kept are refunded at once: no request would find them."""
         checks, extra = plan.checks, count - 1
         with self._lock:
-            kept = _all_from_store(outcomes) and self._stocks.get(checks) is stock and not stock.left
+            from_store = all([outcome.source == "store" for outcome in outcomes])
+            kept = from_store and self._stocks.get(checks) is stock and not stock.left
             if kept:
                 stock.outcomes, stock.granted, stock.left = outcomes, count, extra
                 stock.room = min(
@@ -234,7 +235,3 @@ def _times(plan: Plan, count: int) -> Plan:
 
 def _all_allowed(outcomes: Outcomes) -> bool:
     return all([outcome.allowed for outcome in outcomes])
-
-
-def _all_from_store(outcomes: Outcomes) -> bool:
-    return all([outcome.source == "store" for outcome in outcomes])
