@@ -24,7 +24,7 @@ from sluicegate.quota import Quota
 from sluicegate.stores import open_store
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.redis.commands import PARAMS, pack, split_reply
-from sluicegate.stores.redis.encoding import CHARGE, Encoder, decode, reader_of, script
+from sluicegate.stores.redis.encoding import CHARGE, MOST, Encoder, decode, reader_of, script
 from sluicegate.testing.scenarios import COSTS, LATEST, LONGEST, MOMENTS, WAITS, examples, quotas, takes
 from sluicegate.testing.store import NAMES, terms
 from tests.servers import Server
@@ -199,6 +199,20 @@ def test_several_checks_are_answered_as_by_run(server: Server, name: str) -> Non
                 last = answers[0][chosen]
 
         examine()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_as_many_checks_as_hit_holds_and_one_more(server: Server, name: str) -> None:
+    """A function in Lua has at most 200 local names."""
+    encoder = Encoder(prefix="hits", clock=Skewed(1_700_000_000_000_000), split=False)
+    for count, kind in ((MOST, bytes), (MOST + 1, list)):
+        rules = [terms(name, "5/minute", scope=f"rule{number}") for number in range(count)]
+        plan = Plan(tuple([Check(rule, uuid4().hex, 2) for rule in rules]))
+        with client(server) as connection:
+            for remaining in (3, 1):
+                reply = connection.execute_command(*unpacked(encoder.run(plan).with_text().frame))
+                assert isinstance(reply, kind)
+                assert [outcome.remaining for outcome in decode(plan, reply)] == [remaining] * count
 
 
 @pytest.mark.parametrize("shadow", [False, True])

@@ -3,8 +3,7 @@
 
 --@HIT
 
-local limit, window, used, start, left = a, b, nil, nil, nil
-local value = call('GET', key)
+local window, value, used, start, left = b, call('GET', key), 0, nil, nil
 if value then
   -- As a double the value has the used units, and the start within a millisecond: nearly always that is enough.
   local number = tonumber(value)
@@ -17,27 +16,22 @@ if value then
     start, used = tonumber(string.sub(value, -16)), tonumber(string.sub(value, 1, -17))
     left = start and used and used > 0 and start - now <= window and start + window - now or 0
   end
-  if left > 0 then
-    local total = used + cost
-    local passed = total <= limit
-    if passed and cost > 0 then
-      --@WRITE
-      if total < 900 then
-        call('INCRBY', key, cost == 1 and '10000000000000000' or cost .. '0000000000000000')
-      else
-        call('SET', key, string.format('%.0f', total) .. string.sub(value, -16), 'KEEPTTL')
-      end
-      --@END
-    end
-    return HEAD .. value --@ALSO passed or cost == 0
-  end
+  if left <= 0 then value, used = nil, 0 end
 end
-if cost <= limit and cost > 0 then
-  --@WRITE
+local total = used + cost
+local passed = total <= a
+
+--@WRITE
+if not value then
   call('SET', key, string.format('%.0f%016.0f', cost, now), 'PX', (window - window % 2000) / 1000 + slack)
-  --@END
+elseif total < 900 then
+  call('INCRBY', key, cost == 1 and '10000000000000000' or cost .. '0000000000000000')
+else
+  call('SET', key, string.format('%.0f', total) .. string.sub(value, -16), 'KEEPTTL')
 end
-return HEAD --@ALSO cost <= limit
+
+--@TEXT
+text = (value or '')
 
 --@PLAN
 

@@ -39,12 +39,12 @@ local value = call('GET', key)
 local level, lag = read(value, now, burst, unit, leak)
 level = level + cost * unit
 local passed = level <= burst * unit
-if passed and cost > 0 then
-  --@WRITE
-  keep(key, now, level, lag, leak)
-  --@END
-end
-return HEAD .. (value or '') --@ALSO passed or cost == 0
+
+--@WRITE
+keep(key, now, level, lag, leak)
+
+--@TEXT
+text = (value or '')
 
 --@PLAN
 

@@ -16,19 +16,20 @@ else
 end
 local total = current + cost
 local free = (limit - total) * window - previous * (window - math.max(0, at - start))
-if free >= 0 and cost > 0 then
-  --@WRITE
-  if kept then
-    if total >= 1e14 then total = string.format('%.0f', total) end
-    call('SET', key, start .. ':' .. total .. ':' .. previous, 'KEEPTTL')
-  else
-    local wait = (start + 2 * window) * tick - now
-    local fresh = string.format('%.0f:%.0f:%s', start, total, previous)
-    call('SET', key, fresh, 'PX', (wait - wait % 2000) / 1000 + slack)
-  end
-  --@END
+local passed = free >= 0
+
+--@WRITE
+if kept then
+  if total >= 1e14 then total = string.format('%.0f', total) end
+  call('SET', key, start .. ':' .. total .. ':' .. previous, 'KEEPTTL')
+else
+  local wait = (start + 2 * window) * tick - now
+  local fresh = string.format('%.0f:%.0f:%s', start, total, previous)
+  call('SET', key, fresh, 'PX', (wait - wait % 2000) / 1000 + slack)
 end
-return HEAD .. (age and value or '') --@ALSO free >= 0 or cost == 0
+
+--@TEXT
+text = (age and value or '')
 
 --@PLAN
 

@@ -4,7 +4,16 @@
 -- A state is the number of units in the period and before it, the oldest and the newest moment, and the last member.
 
 --@HIT
---@GENERAL
+--@FUNCTIONS
+local state = open(key, now, a, b, c)
+local passed, remaining, retry, reset, following = check(state, now, cost, a, b, c)
+
+--@WRITE
+charge(state, now, cost, a, b, c)
+
+--@TEXT
+if passed and not all then passed, remaining, retry, reset, following = check(state, now, 0, a, b, c) end
+text = string.format('=%.0f %.0f %.0f %.0f %.0f', passed and 1 or 0, remaining, retry, reset, following)
 
 --@PLAN
 

@@ -7,7 +7,6 @@
 -- The key lives until a window after the end of the newest stamp's part, an eighth of a window. So a hit in the same part
 -- sets no expiry.
 
-local BLOCK = 12 -- the items that are read first; the rest of a longer list is read only if it is needed
 local FEW = 100 -- RESOLUTION of sliding_window.py
 
 --@HIT
@@ -15,83 +14,115 @@ local FEW = 100 -- RESOLUTION of sliding_window.py
 -- is used, or more than one unit is missing. If the hit passed and its stamp is the newest, the reply ends before that.
 -- The used units are one byte, or the head and the count of the newest stamp, as text: a number costs more to format.
 local limit, window, stamp, few = a, b, now, a <= FEW
-local items, head, used, newest, count, units, oldest, gone = nil, nil, nil, nil, nil, nil, nil, 0
-if not few then
+local items, head, oldest, newest, count, tail, used, gone = nil, nil, nil, nil, nil, nil, nil, 0
+if few then
+  c = 1
+  if limit <= 10 then
+    items = call('LRANGE', key, '0', '11')
+    head, used = items[1], #items
+    newest = used < 12 and items[used]
+  else
+    head = call('LINDEX', key, '0')
+    if head then newest, used = call('LINDEX', key, '-1'), call('LLEN', key) end
+  end
+  oldest = head
+else
   c = window < 200 and 1 or (window - window % 100) / 100 -- the grain, as of `params` in sliding_window.py
   stamp = now + -now % c
   items = call('LRANGE', key, '0', '6')
   head, oldest = items[1], items[2]
-  local first = (head or 0) + 0
-  if first < 0 then
-    local ends, size = items, #items
-    if size == 7 then ends, size = call('LRANGE', key, '-2', '-1'), 2 end
-    newest, count = ends[size - 1], ends[size]
-    units = -count
-    used = units - 1 - first
+  local first = head and head + 0
+  if first and first < 0 then
+    newest, count = oldest, items[3]
+    if items[4] then
+      local ends, size = items, #items
+      if size == 7 then ends, size = call('LRANGE', key, '-2', '-1'), 2 end
+      newest, count = ends[size - 1], ends[size]
+    end
+    tail = count + 0
+    used = -1 - first - tail
   end
-elseif limit <= 10 then
-  c, items = 1, call('LRANGE', key, '0', '11')
-  head, used = items[1], #items
-  oldest, newest = head, used < 12 and items[used]
-else
-  c, head = 1, call('LINDEX', key, '0')
-  if head then oldest, newest, used = head, call('LINDEX', key, '-1'), call('LLEN', key) end
 end
 local last = newest and newest + 0
-if last and last < 0 then
-  last = nil -- a count, because the limit was higher
-elseif not head or last and (last + window <= now or last - now > window + c) then
+if last and last >= 0 and last + window > now and last - now <= window + c then
+  if oldest ~= newest and oldest + window <= now then
+    items = items or call('LRANGE', key, '0', '6')
+    local step = count and 2 or 1
+    repeat
+      used = used - (count and -items[gone + 3] or 1)
+      gone = gone + step
+      oldest = items[gone + step] -- nil if more units have passed than were read
+    until not oldest or oldest + window > now
+  end
+elseif not head or (last and last >= 0) then
   used, last, oldest = 0, -1, ''
-elseif last and oldest ~= newest and oldest + window <= now then
-  items = items or call('LRANGE', key, '0', '6')
-  local step = count and 2 or 1
-  repeat
-    used = used - (count and -items[gone + 3] or 1)
-    gone = gone + step
-    oldest = items[gone + step] -- nil if more units have passed than were read
-  until not oldest or oldest + window > now
+else
+  last = nil -- not known yet, or a count, because the limit was higher
 end
-if last and oldest and used <= limit and (cost <= 1 or (not few and used + cost <= limit)) then
-  local passed = used + cost <= limit
-  if gone > 0 and not few then head = string.format('%.0f', units - 1 - used) end
-  if passed and cost > 0 then
-    --@WRITE
-    if head and used == 0 then call('DEL', key) end
-    if gone > 0 then call('LTRIM', key, gone, '-1') end
-    if few then
-      call('RPUSH', key, last > stamp and newest or stamp)
-    elseif used == 0 then
-      call('RPUSH', key, '-1', stamp, -cost)
-    elseif last >= stamp then
-      if gone > 0 then call('LSET', key, '0', head) end
-      call('LSET', key, '-1', -units - cost)
-    else
-      call('LSET', key, '0', -1 - used)
-      call('RPUSH', key, stamp, -cost)
+local passed, general = used and used + cost <= limit, nil
+if not last or not oldest or used > limit or (cost > 1 and (few or not passed)) then
+  --@FUNCTIONS
+  local state, remaining, retry, reset, following = open(key, now, a, b, c), nil, nil, nil, nil
+  passed, remaining, retry, reset, following = check(state, now, cost, a, b, c)
+  function general()
+    if all and cost > 0 then
+      charge(state, now, cost, a, b, c)
+    elseif passed then
+      passed, remaining, retry, reset, following = check(state, now, 0, a, b, c)
     end
-    if last < stamp then
-      local part = (window + -window % 8) / 8
-      local from = stamp - stamp % part
-      if last < from then
-        local wait = from + part + window - now
-        call('PEXPIRE', key, (wait - wait % 2000) / 1000 + slack)
-      end
+    return string.format('=%.0f %.0f %.0f %.0f %.0f', passed and 1 or 0, remaining, retry, reset, following)
+  end
+elseif gone > 0 and not few then
+  head = string.format('%.0f', -1 - tail - used)
+end
+
+--@WRITE
+if general then
+  -- The text is not known before the charge.
+elseif few then
+  if head and used == 0 then call('DEL', key) end
+  if gone > 0 then call('LTRIM', key, gone, '-1') end
+  call('RPUSH', key, last > stamp and newest or stamp)
+elseif used == 0 then
+  if head then call('DEL', key) end
+  call('RPUSH', key, '-1', stamp, -cost)
+else
+  if gone > 0 then call('LTRIM', key, gone, '-1') end
+  if last < stamp then
+    call('LSET', key, '0', -1 - used)
+    call('RPUSH', key, stamp, -cost)
+  else
+    if gone > 0 then call('LSET', key, '0', head) end
+    call('LSET', key, '-1', tail - cost)
+  end
+end
+if not general then
+  if last < stamp then
+    local part = (window + -window % 8) / 8
+    local from = stamp - stamp % part
+    if last < from then
+      local wait = from + part + window - now
+      call('PEXPIRE', key, (wait - wait % 2000) / 1000 + slack)
     end
-    if last <= stamp then newest = nil end
-    --@END
   end
-  if used == 0 then
-    return HEAD --@ALSO passed
-  end
-  if newest then oldest = oldest .. ' ' .. newest end
+end
+
+--@TEXT
+if general then
+  text = general()
+elseif used == 0 then
+  text = ''
+else
+  if last > stamp or not all or cost == 0 then oldest = oldest .. ' ' .. newest end
   if few then
-    return HEAD .. string.char(used + 128) .. oldest --@ALSO passed
+    text = string.char(used + 128) .. oldest
+  else
+    text = head .. ' ' .. count .. ' ' .. oldest
   end
-  return HEAD .. head .. ' ' .. count .. ' ' .. oldest --@ALSO passed
 end
---@GENERAL
 
 --@PLAN
+local BLOCK = 12 -- the items that are read first; the rest of a longer list is read only if it is needed
 
 -- The stamp at an index, its count, and the index of the next stamp.
 local function entry(state, index)

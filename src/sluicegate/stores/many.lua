@@ -7,12 +7,22 @@
 
 local tag, a, b, c, clock = unpack(ARGV)
 --@PROLOGUE
---@ALGORITHMS
+--@HEADS
+
+local function hit(key)
+  local cost, all = 1, nil
+  --@READ
+  all = passed
+  if all then
+    --@WRITE
+  end
+  --@TEXT
+end
 
 local reply = {HEAD}
 a, b = a + 0, b + 0
 for i, key in ipairs(KEYS) do
-  local done, answer = pcall(hit, key, now, 1, a, b, c)
+  local done, answer = pcall(hit, key)
   reply[i + 1] = (done or type(answer) == 'table') and answer or {err = answer}
 end
 return reply

@@ -7,15 +7,14 @@
 -- of 10^8 as 1e+8. They read it again as the same number, but do not accept it as an expiry. Lua's `..` writes only the
 -- first 14 digits of a number.
 --
--- An algorithm is a block of code and four functions. hit.lua, many.lua and several.lua use the block, run.lua the first
--- three functions, and refund.lua the last three. Lines --@HIT, --@PLAN and --@REFUND begin these parts. a, b, c are its
--- parameters.
---   the block: charges a check if it is allowed; has key, now, cost, a, b, c, of which c may be text or nil
---                                             -> text that begins with HEAD, of which `decode` makes the outcome. --@ALSO
---                                                     says whether it is allowed. In several.lua, what is between
---                                                     --@WRITE and --@END runs only if all checks pass, and lines
---                                                     --@SHARED know it by `all`. A block has no name `i`, `final`,
---                                                     `all` or `others`, and no other algorithm's names before --@HIT
+-- An algorithm is a block of code and four functions. hit.lua and many.lua use the block, run.lua the first three functions,
+-- and refund.lua the last three. Its file has, in this order and each after a line with its name: HIT, WRITE and TEXT, the
+-- parts of the block; PLAN, the first three functions; REFUND.
+--   the block has key, now, cost, a, b, c, of which c may be text or nil, and `all`: whether all checks of the plan pass
+--     HIT     reads, and says in `passed` whether the check is allowed, except at cost 0. A line FUNCTIONS becomes the
+--             first three functions: they are made only when they are needed
+--     WRITE   charges the check; runs after HIT of every check of the plan, if all pass and the cost is not 0
+--     TEXT    sets `text`, of which `decode` makes the outcome
 --   open(key, now, a, b, c)                   -> state   the stored state as of now
 --   check(state, now, cost, a, b, c)          -> allowed, remaining, retry_after, reset_after, next_after
 --   charge(state, now, cost, a, b, c)                    writes; the state must not be used again

@@ -6,12 +6,13 @@ Plans of one check that differ only in their identity can be in one batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, lru_cache
 from hashlib import sha1
 from importlib.resources import files
 from itertools import chain, repeat
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sluicegate.algorithms import fixed_window, gcra, sliding_counter, sliding_window
 from sluicegate.algorithms.checks import MAX
@@ -52,6 +53,7 @@ _FUNCTIONS: Final = {  # the functions of an algorithm that a script calls, if i
 _MAX_SHAPES: Final = (
     4096  # combinations of rules before the cache is cleared: rules made per request would grow without bound
 )
+MOST: Final = 6  # checks of a plan for which hit.lua may be used: a function in Lua has at most 200 local names
 _TAGS: Final = range(100_000, 1_000_000)  # all have six digits
 _TWO: Final = {"fixed-window", "sliding-window", "sliding-log"}  # whose blocks read two parameters
 _LITERAL: Final = str.maketrans({sign: f"\\{sign}" for sign in "*?[]^-\\"})
@@ -215,22 +217,20 @@ class Encoder:
         return shape
 
     def _pack(self, name: str, terms: tuple[Terms, ...]) -> Shape:
-        names = frozenset([each.algorithm for each in terms])
-        packed, count, number = _script(name, names), len(terms), bulk(len(terms))
+        algorithms = [each.algorithm for each in terms]
+        packed, count, number = _script(name, frozenset(algorithms)), len(terms), bulk(len(terms))
         rules = tuple([self._rule(each) for each in terms])
         # Three words of the command, three for all checks, and a key and six words for each check.
         head = b"*%d\r\n%s%s" % (6 + 7 * count, packed.start, number)
         # A plan should not name one budget twice. If it does, run.lua charges it twice.
         different = len({each.rule_id for each in terms}) == count
         ordinary = different and all([rule.counted == _PLAIN for rule in rules])
-        if name != "run" or count == 1 or not ordinary:
+        if name != "run" or not 1 < count <= MOST or not ordinary:
             return Shape(head, packed, rules, hits=None)
-        packed_hits, several, params = _script("several", names), len(names) > 1, _params_read(names)
-        arguments = b"".join(
-            [(bulk(each.algorithm) if several else b"") + _packed(each.params, params) for each in terms]
-        )
-        # Three words of the command and a tag; for each check a key, perhaps the algorithm, and its parameters.
-        words = 4 + count + (several + params) * count
+        packed_hits = _script("hit", tuple(algorithms))
+        arguments = b"".join([_packed(each.params, _params_read(each.algorithm)) for each in terms])
+        # Three words of the command, the keys, a tag, and the parameters of each check.
+        words = 4 + count + arguments.count(b"$")
         usual = _usual(b"*%d\r\n%s%s" % (words, packed_hits.start, number), rules, arguments)
         # Any others have a cost for each check, too, and perhaps a time.
         head_of_hits = b"*%d\r\n%s%s" % (words + count + (self.clock is not None), packed_hits.start, number)
@@ -238,13 +238,13 @@ class Encoder:
         return Shape(head, packed, rules, hits=hits)
 
     def _pack_hit(self, terms: Terms) -> HitShape:
-        names, rule = frozenset([terms.algorithm]), self._rule(terms)
-        packed, count = _script("hit", names), _params_read(names)
+        algorithm, rule = (terms.algorithm,), self._rule(terms)
+        packed, count = _script("hit", algorithm), _params_read(terms.algorithm)
         params = _packed(terms.params, count)
         return HitShape(
             usual=_usual(b"*%d\r\n%s%s" % (5 + count, packed.start, _ONE), (rule,), params),
             script=packed,
-            many=None if self._split else _script("many", names),
+            many=None if self._split else _script("many", algorithm),
             rule=rule,
             params=params,
             read=reader_of(terms),
@@ -269,7 +269,7 @@ class Encoder:
 
 
 @cache
-def _script(name: str, algorithms: frozenset[str]) -> Script:
+def _script(name: str, algorithms: frozenset[str] | tuple[str, ...]) -> Script:
     text = script(name, algorithms)
     checksum = sha1(text.encode(), usedforsecurity=False).hexdigest()
     return Script(bulk("EVALSHA") + bulk(checksum), bulk("EVAL") + bulk(text))
@@ -281,9 +281,9 @@ def _usual(start: bytes, rules: tuple[PackedRule, ...], arguments: bytes) -> byt
     return start + b"".join(keys) + b"$6\r\n%d\r\n" + arguments
 
 
-def _params_read(algorithms: frozenset[str]) -> int:
-    """Return how many parameters the blocks of these algorithms read."""
-    return 2 if algorithms <= _TWO else PARAMS
+def _params_read(algorithm: str) -> int:
+    """Return how many parameters the block of this algorithm reads."""
+    return 2 if algorithm in _TWO else PARAMS
 
 
 def _packed(params: tuple[str | int, ...], count: int) -> bytes:
@@ -316,8 +316,8 @@ def _start_of_frame(shape: Shape, checks: Checks) -> list[bytes]:
 def decode(plan: Plan, reply: Sequence[int] | bytes) -> Outcomes:
     """Return one outcome for each check, from a script's reply. Raises one of MALFORMED if it is none.
 
-    The reply is the tag, the time, then five integers for each check. The reply of hit.lua and several.lua is text: the
-    tag, the time in two words, and the answers of the algorithms.
+    The reply is the tag, the time, then five integers for each check. The reply of hit.lua is text: the tag, the time
+    in two words, and the answers of the algorithms.
     """
     checks = plan.checks
     if isinstance(reply, bytes):
@@ -352,12 +352,13 @@ def decode_time(reply: Any) -> int:
 
 
 def passed(terms: tuple[Terms, ...]) -> Callable[[Checks, Any], Outcomes | None]:
-    """Return a function that makes the outcomes of checks of these terms from the reply of hit.lua or several.lua, if
-    they were charged. It returns None for any other reply, and if a check was refused.
+    """Return a function that makes the outcomes of checks of these terms from the reply of hit.lua, if they were
+    charged. It returns None for any other reply, and if a check was refused.
 
     It does the same as `decode`, in fewer calls.
     """
-    most = _SHORT * min(len(terms), 3)  # three times as many digits are still a float
+    count = len(terms)
+    most = _SHORT * min(count, 3)  # three times as many digits are still a float
     readers = [reader_of(each) for each in terms]
     first = readers[0]
 
@@ -377,21 +378,21 @@ def passed(terms: tuple[Terms, ...]) -> Callable[[Checks, Any], Outcomes | None]
     def several(checks: Checks, reply: Any) -> Outcomes | None:
         try:
             _, seconds, microseconds, kept = reply.split(b" ", 3)
-            now, at, cost, outcomes = int(seconds) * MICROSECOND + int(microseconds), 1, checks[0][2], _NONE
-            for read in readers:
-                end = at + kept[at - 1]
+            now, at, cost, outcomes = int(seconds) * MICROSECOND + int(microseconds), count, checks[0][2], _NONE
+            for read, length in zip(readers, kept[:count], strict=True):
+                end = at + length
                 outcome = read(kept[at:end], now, cost)
                 if outcome is None:
                     outcome = _decode_hit(checks[len(outcomes)], now, kept[at:end])
                     if not outcome[0]:
                         return None
                 outcomes += (outcome,)
-                at = end + 1
+                at = end
         except MALFORMED:
             return None
         return outcomes if len(reply) <= most else None
 
-    return one if len(terms) == 1 else several
+    return one if count == 1 else several
 
 
 def reader_of(terms: Terms) -> Reader:
@@ -437,20 +438,20 @@ def _decode_hit(checked: Check, now: int, kept: bytes) -> Outcome:
 
 def _decode_several(checks: Checks, now: int, kept: bytes) -> Outcomes:
     """Return the outcomes of several checks. If one refused, nothing was charged, and those that passed show that."""
-    at, outcomes, passed = 0, [], True
-    for check in checks:
-        end = at + 1 + kept[at]
-        outcome = _decode_hit(check, now, kept[at + 1 : end])
-        outcomes.append(outcome)
-        at, passed = end, passed and outcome.allowed
-    if not passed:
-        at = 0
-        for i, check in enumerate(checks):
-            end = at + 1 + kept[at]
-            if outcomes[i].allowed:
-                outcomes[i] = _decode_hit(check._replace(cost=0), now, kept[at + 1 : end])
-            at = end
-    return tuple(outcomes)
+    at, texts = len(checks), []
+    for length in kept[:at]:
+        texts.append(kept[at : at + length])
+        at += length
+    pairs = tuple(zip(checks, texts, strict=True))
+    outcomes = [_decode_hit(check, now, text) for check, text in pairs]
+    if all([outcome.allowed for outcome in outcomes]):
+        return tuple(outcomes)
+    return tuple(
+        [
+            _decode_hit(check._replace(cost=0), now, text) if outcome.allowed else outcome
+            for (check, text), outcome in zip(pairs, outcomes, strict=True)
+        ]
+    )
 
 
 def _counts(kept: bytes) -> list[int]:
@@ -564,7 +565,7 @@ _Reader = tuple[
     Callable[[tuple[int, ...]], Reader],
 ]
 _GCRA: Final[_Reader] = (gcra.check, _level, _passed_gcra)
-_HITS: Final[dict[str, _Reader]] = {  # other algorithms have `general` as their hit
+_HITS: Final[dict[str, _Reader]] = {  # the texts of other algorithms are the numbers of the outcome
     "sliding-window": (sliding_window.check, _log, _passed_window),
     "sliding-counter": (sliding_counter.check, _counts, lambda _: _unknown),
     "fixed-window": (fixed_window.check, _window, _passed_fixed),
@@ -572,76 +573,77 @@ _HITS: Final[dict[str, _Reader]] = {  # other algorithms have `general` as their
 }
 
 
-def script(name: str, algorithms: frozenset[str]) -> str:
-    """Return the text of a script with these algorithms and no others.
+class _Algorithm(NamedTuple):
+    """The parts of an algorithm's file: see prologue.lua."""
+
+    head: str
+    read: str
+    write: str
+    text: str
+    plan: str
+    refund: str
+
+    def block(self, code: str, *, result: str) -> str:
+        """Return the code of a check with this algorithm's block. `result` takes the text of the reply."""
+        code = code.replace("--@READ", self.read).replace("--@WRITE", self.write)
+        return code.replace("--@TEXT", self.text.replace("text = ", result))
+
+
+def script(name: str, algorithms: Collection[str]) -> str:
+    """Return the text of a script with these algorithms and no others: for "hit" those of its checks, in their order.
 
     The functions of a single algorithm keep their names. Each of several algorithms is a block, and the lines marked
     --@SEVERAL pick the functions for a check. Bans are a separate block.
     """
-    usual, _, plans = _lua("sluicegate.stores", "prologue").partition("--@PLAN\n")
-    prologue = usual + plans if name in {"run", "refund"} else usual
-    text = _lua("sluicegate.stores", name).replace("--@PROLOGUE", prologue)
+    known = {each: _algorithm(each) for each in sorted(set(algorithms) - {BAN})}
+    prologue, _, plans = _lua("sluicegate.stores", "prologue").partition("--@PLAN\n")
+    text = _lua("sluicegate.stores", name)
+    if name in {"hit", "many"}:
+        heads = "".join([each.head for each in known.values()])
+        text = _hits(text, algorithms, known) if name == "hit" else known.popitem()[1].block(text, result="return ")
+        return text.replace("--@PROLOGUE", prologue).replace("--@HEADS", heads).replace("HEAD", _HEAD)
+    text = text.replace("--@PROLOGUE", prologue + plans)
     if BAN in algorithms:
         bans = f"local strike_bans\ndo\n{_lua('sluicegate.algorithms', BAN)}\n{_lua('sluicegate.stores', 'bans')}\nend"
         text = text.replace("--@BANS", bans).replace("--@BANNED ", "")
-    parts = [(each, *_parts(name, each, plans)) for each in sorted(algorithms - {BAN})]
-    alone, width, heads = len(parts) == 1, _params_read(algorithms), "".join([head for _, head, _ in parts])
-    if not alone:
-        text = text.replace("--@SEVERAL ", "")
-    if name == "several":
-        text = text.replace("--@HEADS", heads).replace("WORDS", str(width if alone else width + 1))
-        text = text.replace("NAME ", "" if alone else "name, ")
-        branches = [f"if name == '{each}' then\n{body}" for each, _, body in parts]
-        code = parts[0][2] if alone else "else".join(branches) + "end"
-    elif alone:
-        code = heads + parts[0][2]
-    else:
+    code = [each.head + each.plan + (each.refund if name == "refund" else "") for each in known.values()]
+    if len(code) != 1:
         picked = f"function() return {_FUNCTIONS[name]} end"
-        blocks = [f"do\n{head}{body}\nalgorithms['{each}'] = {picked}\nend\n" for each, head, body in parts]
-        code = "local algorithms = {}\n" + "".join(blocks)
-    return text.replace("--@ALGORITHMS", code).replace("HEAD", _HEAD)
+        blocks = [f"do\n{part}\nalgorithms['{each}'] = {picked}\nend\n" for each, part in zip(known, code, strict=True)]
+        text, code = text.replace("--@SEVERAL ", ""), ["local algorithms = {}\n", *blocks]
+    return text.replace("--@ALGORITHMS", "".join(code))
 
 
 _HEAD: Final = "tag .. ' ' .. time[1] .. ' ' .. time[2] .. ' '"
 
 
-def _parts(name: str, algorithm: str, plans: str) -> tuple[str, str]:
-    """Return the code of an algorithm that a script runs: what comes first, and the functions for plans or the block.
-
-    In a script for several hits, the block is the body of a function that returns no HEAD.
-    """
-    head, _, rest = _lua("sluicegate.algorithms", algorithm).partition("--@HIT\n")
-    hit, _, rest = rest.partition("--@PLAN\n")
-    plan, _, refund = rest.partition("--@REFUND\n")
-    if name in {"run", "refund"}:
-        return head, plan + (refund if name == "refund" else "")
-    hit = hit.replace("--@GENERAL", _lua("sluicegate.stores", "general").replace("--@PLAN", plans + plan))
-    if name == "hit":
-        return head, hit
-    several = name == "several"
-    if several:
-        hit = hit.replace("--@WRITE", "if i < final then all, others = hit(i + 1, final) end if all then")
-        hit = hit.replace("--@END", "end").replace("--@SHARED ", "")
-    body = "\n".join([_end(line, several=several) for line in hit.split("\n")])
-    return head, body if several else f"local function hit(key, now, cost, a, b, c)\n{body}\nend"
-
-
-def _end(line: str, *, several: bool) -> str:
-    """Return a line of a block for a script of several hits.
-
-    A line that returns does so without HEAD: the text alone, or whether all checks pass and the ends of several.
-    """
-    before, found, after = line.partition("return HEAD")
-    if not found:
-        return line
-    text, _, allowed = after.removeprefix(" .. ").partition(" --@ALSO ")
-    if not several:
-        return f"{before}return {text or _EMPTY}"
-    passed = f"all and ({allowed})" if allowed else "all"
-    return f"{before}local text = {text or _EMPTY} return {passed}, string.char(#text) .. text .. others"
+def _hits(text: str, algorithms: Collection[str], known: Mapping[str, _Algorithm]) -> str:
+    """Return the text of hit.lua for checks of these algorithms. A check's code has that of the next check in it."""
+    text, _, check = text.partition("--@CHECK\n")
+    alone, code = len(algorithms) == 1, ""
+    numbered = list(enumerate(algorithms, 1))
+    texts, words = [f"text{number}" for number, _ in numbered], [f"cost{number}" for number, _ in numbered]
+    for number, name in reversed(numbered):
+        count = (
+            PARAMS if alone else _params_read(name)
+        )  # the cost of one check is always the word after three parameters
+        a, b, *c = [f"{word}{number}" for word in "abc"[:count]]
+        each = check.replace("NUMBER", str(number)).replace("PARAMETERS", ", ".join([f"{a} + 0", f"{b} + 0", *c]))
+        each = known[name].block(each, result="return HEAD .. " if alone else f"text{number} = ")
+        code, words = each.replace("--@NEXT", code), [a, b, *c, *words]
+    if not alone:
+        lengths = ", ".join([f"#{each}" for each in texts])
+        code = f"local {', '.join(texts)}\n{code}return HEAD .. string.char({lengths}) .. {' .. '.join(texts)}"
+    return text.replace("WORDS", ", ".join(words)) + code
 
 
-_EMPTY: Final = "''"  # the text of no state
+def _algorithm(name: str) -> _Algorithm:
+    found = _Algorithm(*_PART.split(_lua("sluicegate.algorithms", name)))
+    plans = _lua("sluicegate.stores", "prologue").partition("--@PLAN\n")[2]
+    return found._replace(read=found.read.replace("--@FUNCTIONS", plans + found.plan))
+
+
+_PART: Final = re.compile("--@(?:HIT|WRITE|TEXT|PLAN|REFUND)\n")
 
 
 # Found now, because `files` imports modules: a fork in the middle of an import would leave it locked in the child.
