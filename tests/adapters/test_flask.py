@@ -599,6 +599,11 @@ def after_the_response(take: Callable[[], None], late: list[Any]) -> Any:
     return "done"
 
 
+def after_an_error(take: Callable[[], None], late: list[Any]) -> Any:
+    late.append(copy_current_request_context(take))
+    raise RuntimeError("lost")
+
+
 def in_a_stream(take: Callable[[], None], late: list[Any]) -> Any:
     return Response(stream_with_context(str(step()) for step in (take, take)))
 
@@ -612,9 +617,10 @@ REFUNDED = Rule(name="refunded", quota="9/day", refund_when=lambda response: res
 
 
 @pytest.mark.parametrize("rules", [[], [REFUNDED]], ids=["no rule", "a refund"])
-@pytest.mark.parametrize("view", [after_the_response, in_a_stream, in_a_copy_in_a_stream])
+@pytest.mark.parametrize("view", [after_the_response, after_an_error, in_a_stream, in_a_copy_in_a_stream])
 def test_fl06_a_late_slot_is_released_or_not_taken(view: Any, rules: list[Rule]) -> None:
     app, late, seen = Flask("x"), list[Any](), list[object]()
+    app.config["PROPAGATE_EXCEPTIONS"] = True
     RateLimiter(app, clock=ManualClock(), rules=rules)
 
     def take() -> None:
@@ -629,7 +635,8 @@ def test_fl06_a_late_slot_is_released_or_not_taken(view: Any, rules: list[Rule])
         for task in late:
             task()
         late.clear()
-    assert set(seen) in ([{NotEnforcedError}] if view is after_the_response else [{NotEnforcedError}, {True}])
+    ended = view in (after_the_response, after_an_error)
+    assert set(seen) in ([{NotEnforcedError}] if ended else [{NotEnforcedError}, {True}])
 
 
 def test_fl06_a_stream_with_the_context_holds_its_slot_until_it_ends() -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
 from inspect import currentframe
@@ -25,10 +26,12 @@ from flask.signals import got_request_exception, request_tearing_down
 from sluicegate.errors import NotEnforcedError, RuleError, SettingsError, SluicegateError, name_here, warn
 from sluicegate.flask.request import PENDING, FlaskCaller
 from sluicegate.flask.responses import (
-    OnDenied,
     add_fields,
+    end_with,
+    own_response,
     refusal_class,
     refuse,
+    separate,
     statuses_with_handlers,
     with_error_handlers,
 )
@@ -70,6 +73,9 @@ _MEMBERS: Final = {  # of Flask-Limiter's class → what to use here
 }
 _ON_REQUEST: Final = "_sluicegate_{}"  # attribute of a request: its state under one limiter
 _CORS: Final = ("access-control-", "vary")
+
+Hooks = tuple[Callable[[], Response | None], Callable[[Response], Response]]
+"""What Flask calls before each request and after it."""
 
 _native: Final[Callable[[], Request]] = cast(Any, request)._get_current_object
 """The request itself, not the proxy for it."""
@@ -136,9 +142,10 @@ class RateLimiter:
         added = Installation(self, app, settings)
         if added.gate.limiter.events is not None:
             added.gate.limiter.events.take_part(added, _Watched)
-        app.before_request(added.before)
+        before, after = added.hooks()
+        app.before_request(before)
         # Flask calls the first one last: it sees the response that is sent.
-        app.after_request_funcs.setdefault(None, []).insert(len(installed), added.after)
+        app.after_request_funcs.setdefault(None, []).insert(len(installed), after)
         app.error_handler_spec[None][None].setdefault(RateLimitExceeded, added.answer_raised)
         got_request_exception.connect(added.note_error, app)
         installed.append(added)
@@ -229,7 +236,7 @@ def _warn_of_leftovers(app: Flask, prefix: str | None, *, strict: bool) -> None:
 class _FlaskState(RequestState):
     """The state of one request under one limiter, with the response if it was refused."""
 
-    __slots__ = ("answered", "context", "denial", "denied", "failed", "route_decided")
+    __slots__ = ("added", "context", "denial", "denied", "failed", "route_decided")
 
     denial: Denial
 
@@ -239,7 +246,8 @@ class _FlaskState(RequestState):
         self.route_decided = False  # whether the rules of the route have been decided
         self.denied: Decision | None = None  # the decision of `denial`; later decisions may follow
         self.failed = False  # whether an unhandled error came before the decision
-        self.answered = False  # whether the response is finished, except for the body of a stream
+        # The fields that were added to the response. None until it is finished, except for the body of a stream.
+        self.added: list[Field] | None = None
         self.context = id(context)  # a copy of it (copy_current_request_context) may end while the view runs
 
     @property
@@ -247,12 +255,12 @@ class _FlaskState(RequestState):
         """True while a slot would be released: by the end of the response, or of this context."""
         if not has_request_context():
             return False
-        return super().can_hold if self.settlement or not self.answered else self.context == id(_context())
+        return super().can_hold if self.settlement or self.can_refuse else self.context == id(_context())
 
     @property
     def can_refuse(self) -> bool:
         """True until the response is finished."""
-        return not self.answered
+        return self.added is None
 
 
 class Installation:
@@ -286,44 +294,51 @@ class Installation:
         """Return the rules of all routes. Raises for rules that cannot work."""
         return self._routes.endpoint_rules()
 
-    def before(self) -> Response | None:
-        """Decide about a request, before its view or its error page."""
-        if not self.settings.enabled:
-            return None
-        context = _context()
-        native = context.request
-        facts = vars(native)
-        state = facts.get(self._on_request)
-        if state is None or state.route_decided:
-            state = facts[self._on_request] = _FlaskState(self.gate, context)
-        if native.method == "OPTIONS" and not _reaches_a_view(native) and _is_preflight(native):
-            # Its response decides whether it is charged.
-            return self._enforce(native, state, NO_BOUNDS)
-        return self._enforce(native, state, None)
+    def hooks(self) -> Hooks:
+        """Return the two functions for Flask. They are no methods: before each call Flask asks `inspect` whether its
+        function is async, and the answer for a method takes half as long again.
+        """
 
-    def after(self, response: Response) -> Response:
-        """Add the fields of the decision to the response."""
-        native = _native()
-        state: _FlaskState | None = vars(native).get(self._on_request)
-        if state is None or not state.route_decided:
-            response = _decide_late(self._app(), native, response)
-            state = vars(native).get(self._on_request)
-        if state is None:
-            return response
-        state.answered = True
-        if state.settlement is not None:
-            self._settle_by(state, response)
-        decision = state.decision
-        if decision is None:
-            return response
-        status = response.status_code
-        fields: Sequence[Field]
-        if decision is state.denied and status == state.denial.status:
-            fields = state.denial.fields
-        else:
-            fields = fields_for(decision, self.settings.headers, status=status)
-        add_fields(response.headers, fields)
-        return response
+        def before() -> Response | None:
+            """Decide about a request, before its view or its error page."""
+            if not self.settings.enabled:
+                return None
+            context = _context()
+            native = context.request
+            facts = vars(native)
+            state = facts.get(self._on_request)
+            if state is None or state.route_decided:
+                state = facts[self._on_request] = _FlaskState(self.gate, context)
+            if native.method == "OPTIONS" and not _reaches_a_view(native) and _is_preflight(native):
+                decision = self._decide(native, state, NO_BOUNDS)  # its response decides whether it is charged
+            else:
+                decision = self._decide(native, state, None)
+            return None if decision is None or decision.allowed else self._refuse(native, state, decision)
+
+        def after(response: Response) -> Response:
+            """Add the fields of the decision to the response."""
+            native = _native()
+            state: _FlaskState | None = vars(native).get(self._on_request)
+            if state is None or not state.route_decided:
+                response = _decide_late(self._app(), native, response)
+                state = vars(native).get(self._on_request)
+                if state is None:
+                    return response
+            added: list[Field] = []
+            state.added = added
+            if state.settlement is not None:
+                response = self._settle_by(native, state, response)
+            decision = state.decision
+            if decision is None:
+                return response
+            status = response.status_code
+            if decision is state.denied and status == state.denial.status:
+                added += state.denial.fields
+            else:
+                added += fields_for(decision, self.settings.headers, status=status)
+            return response if add_fields(response.headers, added) else separate(response, added, _all_added(native))
+
+        return before, after
 
     def decide_late(self, native: Request, response: Response) -> Response:
         """Decide about a request that was answered before `before` was called. Return that answer, or the refusal."""
@@ -333,7 +348,9 @@ class Installation:
 
         def refusal() -> Response | None:
             state.route_decided = True
-            return self._enforce(native, state, NO_BOUNDS if _is_free(native, response.status_code) else None)
+            free = _is_free(native, response.status_code)
+            decision = self._decide(native, state, NO_BOUNDS if free else None)
+            return None if decision is None or decision.allowed else self._refuse(native, state, decision)
 
         refused = with_error_handlers(self._app(), refusal)
         return response if refused is None else _replacing(refused, response)
@@ -344,6 +361,8 @@ class Installation:
         if not state.route_decided and self.settings.enabled:
             state.failed = True
             self._await_end()
+        else:
+            _watch_loss()  # a copy of the context may take a slot after that
 
     def answer_raised(self, error: RateLimitExceeded) -> Any:
         """Handle a RateLimitExceeded that a view raised, as our own refusals. The application's handlers come first."""
@@ -354,10 +373,9 @@ class Installation:
         state = self._state(native)
         ours = error.decision is state.denied
         decision = state.refuse(error.decision)
-        on_denied = None if ours else self.settings.answer_to(decision)  # it has raised our own decision
         if decision.forbidden:  # the fields of the rules would not explain it
             state.decision = decision
-        return with_error_handlers(app, lambda: self._refuse(native, state, decision, on_denied=on_denied))
+        return with_error_handlers(app, lambda: self._refuse(native, state, decision, again=ours))
 
     def _state(self, native: Request) -> _FlaskState:
         """Return the state of this request, made now if there is none."""
@@ -367,15 +385,18 @@ class Installation:
             state = facts[self._on_request] = _FlaskState(self.gate, _context())
         return state
 
-    def _settle_by(self, state: _FlaskState, response: Response) -> None:
+    def _settle_by(self, native: Request, state: _FlaskState, response: Response) -> Response:
         """Refund charges by this response, and release held slots when the response is closed."""
         settlement = cast("Settlement", state.settlement)
         state.regain(settlement.answered(Answer(response.status_code, Headers(response.headers))))
-        _end_with(response, settlement.ended)  # also if it holds nothing yet: the stream may take a slot
+        response = own_response(response, _all_added(native))
         if settlement.holds:
             response.direct_passthrough = False  # with it, werkzeug gives a file to the server and closes only the file
             if response.is_streamed:
+                response = copy(response)  # the view may return the same stream to another request
                 response.response = SettlingBody(cast("Iterable[bytes]", response.response), state)
+        end_with(response, settlement.ended)  # also if it holds nothing yet: the stream may take a slot
+        return response
 
     def end_request(self, app: Flask, exc: BaseException | None) -> None:
         """End the request, with its own context. Its response, unless an error has lost it, is still to be sent."""
@@ -384,8 +405,7 @@ class Installation:
         if state is None or state.context != id(_context()):
             return
         if state.failed and not state.route_decided:
-            state.route_decided = True
-            self._decide(native, state, self._routes.find(native.url_rule, native.method).bounds)
+            self._decide(native, state, None)
         settlement = cast("Settlement | None", state.settlement)
         if settlement is not None and (exc is not None or not settlement.answered_once):
             settlement.over(exc)
@@ -397,7 +417,9 @@ class Installation:
         if not self.settings.enabled or mark in state.enforced:
             return None
         state.note_marks((mark,))
-        return self._enforce(native, state, self._routes.own(mark, label=label), before_view=False)
+        decision = self._decide(native, state, self._routes.own(mark, label=label))
+        allowed = decision is None or decision.allowed
+        return None if allowed else self._refuse(native, state, cast("Decision", decision), before_view=False)
 
     def charge(self, rule: ChargedRule, native: Request) -> Charged:
         """Charge a rule of the view's own. Raises RateLimitExceeded if it refuses."""
@@ -409,37 +431,26 @@ class Installation:
             self._await_end()
         return charged
 
-    def _enforce(
-        self, native: Request, state: _FlaskState, bounds: Bounds | None, *, before_view: bool = True
-    ) -> Response | None:
-        """Enforce these rules, or those of the route that the request has matched. Return None to continue, or the
-        response. Raises if `on_denied` does not answer a refusal and a handler may.
-
-        `before_view` is False for a guard, inside a view: there a refusal without `on_denied` always raises.
-        """
+    def _decide(self, native: Request, state: _FlaskState, bounds: Bounds | None) -> Decision | None:
+        """Charge these rules; None for those of the route that the request has matched."""
         if bounds is None:
             state.route_decided = True
             bounds, marks = self._routes.find(native.url_rule, native.method)
             if marks:
                 state.note_marks(marks)
-        decision = self._decide(native, state, bounds)
-        if decision is None or decision.allowed:
-            return None
-        return self._refuse(
-            native, state, decision, on_denied=self.settings.answer_to(decision), before_view=before_view
-        )
-
-    def _decide(self, native: Request, state: _FlaskState, bounds: Bounds) -> Decision | None:
-        """Charge these rules."""
-        decision = self.gate.decide(FlaskCaller(native, self.settings), bounds)
+        gate, caller = self.gate, FlaskCaller(native, self.settings)
+        begin = bounds.begin  # the same as `gate.decide`, without a call
+        decision: Decision | None = begin(caller)
+        if type(decision) is not Decision:
+            decision = gate.finish(decision, caller, bounds) if bounds or gate.denies else None
         if (outer := native.environ.get(KEY)) is not None:
-            warn_of_twice(outer, self.gate, decision)
-        if self.gate.may_owe or state.decision is not None:
+            warn_of_twice(outer, gate, decision)
+        if gate.may_owe or state.decision is not None:
             state.note(decision)
+            if state.settlement is not None:
+                self._await_end()
         else:
             state.decision = decision
-        if state.settlement is not None:
-            self._await_end()
         return decision
 
     def _await_end(self) -> None:
@@ -453,9 +464,15 @@ class Installation:
         state: _FlaskState,
         decision: Decision,
         *,
-        on_denied: OnDenied | None,
+        again: bool = False,
         before_view: bool = True,
     ) -> Response:
+        """Return the response to a refused request. Raises if `on_denied` does not answer and a handler may.
+
+        `again` is True if this decision was refused before: then `on_denied` has been asked. `before_view` is False for
+        a guard, inside a view: there a refusal without `on_denied` always raises.
+        """
+        on_denied = None if again else self.settings.answer_to(decision)
         if decision.outcomes and state.decision is not None:
             decision = state.decision  # with the names that the fields have
         state.denied = decision
@@ -473,13 +490,20 @@ class _Watched(Installation):
     request.
     """
 
-    def after(self, response: Response) -> Response:
-        response = super().after(response)
-        pending: Pending | None = vars(_native()).get(PENDING)
-        if pending is not None and not response.direct_passthrough:
-            pending.ends_with_answer = True
-            _end_with(response, pending.end)  # each response: Flask drops one whose session cannot be saved
-        return response
+    def hooks(self) -> Hooks:
+        before, after = super().hooks()
+
+        def watched(response: Response) -> Response:
+            response = after(response)
+            native = _native()
+            pending: Pending | None = vars(native).get(PENDING)
+            if pending is not None and not response.direct_passthrough:
+                pending.ends_with_answer = True
+                response = own_response(response, _all_added(native))
+                end_with(response, pending.end)  # each response: Flask drops one whose session cannot be saved
+            return response
+
+        return before, watched
 
     def end_request(self, app: Flask, exc: BaseException | None) -> None:
         super().end_request(app, exc)
@@ -489,7 +513,7 @@ class _Watched(Installation):
         self._expect(native)
         return super().charge(rule, native)
 
-    def _decide(self, native: Request, state: _FlaskState, bounds: Bounds) -> Decision | None:
+    def _decide(self, native: Request, state: _FlaskState, bounds: Bounds | None) -> Decision | None:
         self._expect(native)
         return super()._decide(native, state, bounds)
 
@@ -510,20 +534,6 @@ def _end_pending(app: Flask, exc: BaseException | None) -> None:
         pending.end()
 
 
-def _end_with(response: Response, end: Callable[[], None]) -> None:
-    """Let the `close` of a response also call `end`. Werkzeug calls no further function after one that raises."""
-    before = response.close
-
-    def close() -> None:
-        vars(response).pop("close", None)  # it refers to the response
-        try:
-            before()
-        finally:
-            end()
-
-    vars(response)["close"] = close
-
-
 def _watch_loss() -> None:
     """Let Flask call `_pop` for the context of this request."""
     context = _context()
@@ -541,8 +551,10 @@ def _pop(reference: weakref.ref[RequestContext], *given: Any) -> None:
     finally:
         if _raised_in(cast("FrameType", currentframe())):
             for state in _states(context.request):
-                if state.settlement is not None and state.context == id(context):
-                    cast("Settlement", state.settlement).over(sys.exception())
+                if state.context == id(context):
+                    state.added = state.added or []
+                    if state.settlement is not None:
+                        cast("Settlement", state.settlement).over(sys.exception())
             pending: Pending | None = vars(context.request).get(PENDING)
             if pending is not None and pending.context == id(context):
                 pending.end()
@@ -605,6 +617,11 @@ def _states(native: Request) -> list[_FlaskState]:
     return [each for each in facts if type(each) is _FlaskState]
 
 
+def _all_added(native: Request) -> list[list[Field]]:
+    """Return what each limiter adds to the response of this request."""
+    return [each.added for each in _states(native) if each.added is not None]
+
+
 def _decide_late(app: Flask, native: Request, response: Response) -> Response:
     """Ask the limiters that have not decided yet, in their order. After a refusal the later ones do not charge."""
     for limiter in app.extensions[_NAME]:
@@ -616,10 +633,10 @@ def _decide_late(app: Flask, native: Request, response: Response) -> Response:
 def _replacing(refusal: Response, response: Response) -> Response:
     """Return the refusal that replaces a response. The client never sees that response."""
     own = {name.lower() for name, _ in refusal.headers}
-    for name, value in response.headers:  # `after_request` functions added them only to that one, and scripts need them
-        if name.lower().startswith(_CORS) and name.lower() not in own:
-            refusal.headers.add(name, value)
-    refusal.call_on_close(response.close)
+    # `after_request` functions added them only to that one, and scripts need them
+    cors = [field for field in response.headers if field[0].lower().startswith(_CORS) and field[0].lower() not in own]
+    refusal = separate(refusal, cors)
+    end_with(refusal, response.close)
     return refusal
 
 
