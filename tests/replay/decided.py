@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from sluicegate.replay.candidates import Candidate
-from sluicegate.replay.decide import Decider, Ready, refusals_of, suspected
+from sluicegate.replay.decide import Decider, Ready, decided
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ def decisions(frame: pl.DataFrame, candidate: Candidate) -> pl.DataFrame:
     whole = frame.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64()))
     if ready.by_identity:
         whole = whole.with_columns(ready.identify(frame).alias("identity"))
-        refusals = refusals_of(ready, suspected(ready, whole.sort("identity", maintain_order=True)))
+        _, refusals = decided(ready, whole.sort("identity", maintain_order=True))
     else:
-        refusals, _ = Decider(ready).feed(whole, whole["row"].to_list())
+        refusals, _ = Decider(ready).feed(whole)
     names = pl.Series("rule", ready.names, dtype=pl.String())
     joined = whole.select("row", "time").join(
         refusals.with_columns(pl.lit(value=True).alias("refused")), on="row", how="left", maintain_order="left"

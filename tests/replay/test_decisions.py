@@ -23,8 +23,8 @@ from sluicegate.algorithms import ALGORITHMS
 from sluicegate.flask import RateLimiter
 from sluicegate.replay.caller import StatusIn
 from sluicegate.replay.candidates import Candidate, from_rules
-from sluicegate.replay.closed_loop import Client, Waits
-from sluicegate.replay.decide import Decider, Pieces, Ready, refusals_of, suspected
+from sluicegate.replay.closed_loop import Waits, waits_of
+from sluicegate.replay.decide import Decider, Ready, budget, decided
 from sluicegate.replay.traffic import COLUMNS
 from sluicegate.rules.ban import Ban
 from sluicegate.starlette import RateLimitMiddleware
@@ -229,7 +229,7 @@ def test_a_whole_identity_is_decided_as_one_request_after_the_other(
 ) -> None:
     candidate = Candidate("drawn", made([rule | {"when": None, "key": "ip"} | less for rule in rules]))
     ready, numbered = Ready(candidate), traffic.with_row_index("row")
-    refusals, _ = Decider(ready).feed(numbered, numbered["row"].to_list())
+    refusals, _ = Decider(ready).feed(numbered)
     found = decisions(traffic, candidate).with_row_index("row").filter(~pl.col("allowed"))
     assert found["row"].to_list() == refusals["row"].to_list()
     waits = [
@@ -247,15 +247,15 @@ def test_more_rules_than_a_number_has_bits(*, is_plain: bool) -> None:
     traffic = pl.DataFrame(asked, schema=["time", "address", "path", "identity"], orient="row").with_row_index("row")
     refused = [at for at in range(284) if at % 71 < 70 and at // 71 > at % 71 % 3]
     ready = Ready(candidate)
-    fresh = ready.fresh()
-    ready.plain = fresh.plain = is_plain
-    whole, pieces, client = suspected(ready, traffic), Pieces(ready), Client(fresh)
-    assert refusals_of(ready.fresh(), whole)["row"].to_list() == refused
+    whole, fresh = ready.fresh(), ready.fresh()
+    ready.plain = whole.plain = fresh.plain = is_plain
+    assert decided(whole, traffic)[1]["row"].to_list() == refused
+    kept, waiting = budget(ready), budget(fresh)
     found, waits = list[int](), Waits()
     for half in (traffic[:142], traffic[142:]):
-        some, refusals = pieces.decide(half)
+        some, refusals = decided(ready, half, kept)
         found += refusals["row"].to_list()
-        waits += client.feed(some)
+        waits += waits_of(ready, some.rest, waiting)
     assert found == refused
     assert (waits.delays.total(), waits.retries, waits.never) == (210, 72, 0)
 

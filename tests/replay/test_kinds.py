@@ -41,11 +41,11 @@ def told(frame: pl.DataFrame, resolution: int = SECOND) -> Kinds:
 def test_the_model_is_told_apart(seed: int, resolution: int) -> None:
     """Every program of the model is one here, and no person. The office is many people."""
     traffic = pl.concat(frames(Model(seed=seed, visitors=200, distributed=40))).with_columns(
-        pl.col("time") // resolution * resolution, pl.col("address").alias("who")
+        pl.col("time") // resolution * resolution, pl.col("address").alias("identity")
     )
     found = told(traffic, resolution)
-    truth = traffic.group_by("who").agg(pl.col("kind").first().alias("truth"))
-    pairs = found.table.join(truth, on="who").select("kind", "truth").unique().rows()
+    truth = traffic.group_by("identity").agg(pl.col("kind").first().alias("truth"))
+    pairs = found.table.join(truth, on="identity").select("kind", "truth").unique().rows()
     assert {truth for kind, truth in pairs if kind == AUTOMATED}.isdisjoint(PEOPLE)
     assert {truth for kind, truth in pairs if kind != AUTOMATED} == PEOPLE
     assert {kind for kind, truth in pairs if truth == "office"} == {SHARED}
@@ -97,16 +97,22 @@ CASES: dict[str, tuple[str, Iterable[Request]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_each_sign(case: str) -> None:
     kind, requests = CASES[case]
-    schema = {"who": pl.String(), "time": pl.Int64(), "path": pl.String(), "status": pl.Int16(), "agent": pl.String()}
+    schema = {
+        "identity": pl.String(),
+        "time": pl.Int64(),
+        "path": pl.String(),
+        "status": pl.Int16(),
+        "agent": pl.String(),
+    }
     rows = [
         (name, int(at * SECOND), *rest)
         for name, some in (("it", requests), ("other", browsing()))
         for at, *rest in some
     ]
     found = told(pl.DataFrame(sorted(rows, key=lambda row: row[1]), schema=schema, orient="row"))
-    assert found.table.row(by_predicate=pl.col("who") == "it", named=True)["kind"] == kind, found.reasons("it")
+    assert found.table.row(by_predicate=pl.col("identity") == "it", named=True)["kind"] == kind, found.reasons("it")
     for name in set(case.split("+")) & set(SIGNS):
-        assert found.table.filter(who="it")[name].item(), name
+        assert found.table.filter(identity="it")[name].item(), name
         assert any(reason.split("{")[0][:8] in "".join(found.reasons("it")) for reason in [SIGNS[name].reason])
 
 
@@ -132,9 +138,9 @@ CHECKERS = (
 def test_a_health_check_is_known_by_its_name() -> None:
     """After one request, when its path and its pauses say nothing."""
     frame = pl.DataFrame({"agent": CHECKERS}).with_columns(
-        who=pl.col("agent"), time=pl.int_range(len(CHECKERS)), path=pl.lit("/"), status=pl.lit(200)
+        identity=pl.col("agent"), time=pl.int_range(len(CHECKERS)), path=pl.lit("/"), status=pl.lit(200)
     )
-    found = told(frame).table.select("who", "kind", "check").rows()
+    found = told(frame).table.select("identity", "kind", "check").rows()
     assert sorted(found) == sorted((agent, AUTOMATED, True) for agent in CHECKERS)
 
 
@@ -144,18 +150,20 @@ def test_users_behind_one_program_are_many_people() -> None:
     frame = pl.DataFrame(rows, schema=["path", "status", "user"], orient="row").with_columns(
         time=pl.int_range(900, dtype=pl.Int64) * 7 * SECOND + pl.int_range(900) % 11 * SECOND,
         agent=pl.lit("python-requests/2.32"),
-        who=pl.when(pl.col("status") == 200).then(pl.lit("server")).otherwise(pl.lit("list")),
+        identity=pl.when(pl.col("status") == 200).then(pl.lit("server")).otherwise(pl.lit("list")),
     )
     found = told(frame.sort("time"))
-    assert dict(found.table.select("who", "kind").iter_rows()) == {"server": SHARED, "list": AUTOMATED}
+    assert dict(found.table.select("identity", "kind").iter_rows()) == {"server": SHARED, "list": AUTOMATED}
 
 
 def test_assets_say_nothing_if_most_do_not_load_them() -> None:
     """As where most people get images from elsewhere, and the pages of one part still have their own."""
     names = "abcdefgh"
     rows = [(name, *each) for number, name in enumerate(names) for each in browsing(start=number) * 2]
-    frame = pl.DataFrame(rows, schema=["who", "time", "path", "status", "agent"], orient="row")
-    frame = frame.filter(pl.col("who").is_in(["a", "b", "c"]) | ~is_asset()).with_columns(pl.col("time").cast(pl.Int64))
+    frame = pl.DataFrame(rows, schema=["identity", "time", "path", "status", "agent"], orient="row")
+    frame = frame.filter(pl.col("identity").is_in(["a", "b", "c"]) | ~is_asset()).with_columns(
+        pl.col("time").cast(pl.Int64)
+    )
     assert not sees_assets(*loading([frame.with_columns(asset=is_asset(), program=is_program())]))
 
 
@@ -163,16 +171,19 @@ def test_what_the_log_lacks_is_said() -> None:
     """Without statuses, agents and assets fewer signs are left, and none of them accuses a person."""
     traffic = pl.concat(frames(Model(visitors=60, office=20))).filter(~is_asset())
     bare = traffic.with_columns(
-        pl.col("address").alias("who"),
+        pl.col("address").alias("identity"),
         pl.lit(None, pl.Int16()).alias("status"),
         pl.lit(None, pl.String()).alias("agent"),
     )
     found = told(bare, 1)
     notes = suggest(Given([bare]), ["/"]).notes
     assert [each[:15] for each in notes if "the log has no" in each] == 3 * ["the log has no "]
-    people = bare.filter(kind="human")["who"].unique()
-    assert AUTOMATED not in found.table.filter(pl.col("who").is_in(people.implode()))["kind"].to_list()
+    people = bare.filter(kind="human")["identity"].unique()
+    assert AUTOMATED not in found.table.filter(pl.col("identity").is_in(people.implode()))["kind"].to_list()
 
 
 def test_an_empty_log_has_no_kinds() -> None:
-    assert told(next(frames(Model(visitors=5))).with_columns(pl.col("address").alias("who")).clear()).table.height == 0
+    assert (
+        told(next(frames(Model(visitors=5))).with_columns(pl.col("address").alias("identity")).clear()).table.height
+        == 0
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Final, cast
 
 from sluicegate.clock import MICROSECOND
@@ -13,9 +14,9 @@ from sluicegate.extras import needs
 from sluicegate.plan import Terms
 from sluicegate.quota import MAX_LIMIT, Quota
 from sluicegate.replay.candidates import Candidate
-from sluicegate.replay.decide import Ready, charged, refusals_of, suspected
-from sluicegate.replay.peaks import PEAK, peaks
-from sluicegate.replay.plain import reach, steps_of, with_limit
+from sluicegate.replay.decide import Budget, Ready, budget, charged, decided
+from sluicegate.replay.peaks import Peaks
+from sluicegate.replay.plain import Steps, Strict, reach, steps_of, with_limit
 from sluicegate.rules.rule import Rule
 
 with needs("replay"):
@@ -46,8 +47,10 @@ def limits(limit: int, steps: int) -> list[int]:
 class Scale:
     """The limits of each curve of a candidate. They depend on the number of requests, because each point is decided."""
 
-    def __init__(self, candidate: Candidate, requests: int) -> None:
+    def __init__(self, candidate: Candidate, requests: int, *, single: bool = False) -> None:
+        """`single`: the points are of one identity, whose requests come in pieces."""
         self._ready = ready = Ready(candidate)
+        self._single = single
         self.candidate = candidate
         self.rules: list[tuple[int, Terms, list[int]]] = []  # the number of the rule's quota, and its limits
         steps = STEPS if ready.plain or requests <= _SMALL else FEW if requests <= _LARGE else 0
@@ -76,42 +79,56 @@ class Scale:
             at += len(quotas)
         return Ready(self.candidate._replace(settings=replace(settings, rules=rules)))
 
+    @cached_property
+    def _tried(self) -> list[list[tuple[Ready, Budget | None]]]:
+        """The candidate with each limit of each rule, and what a single identity has left under it."""
+        ready = [[self.ready(number, limit) for limit in limits] for number, _, limits in self.rules]
+        return [[(each, budget(each) if self._single else None) for each in points] for points in ready]
+
+    @cached_property
+    def _plain(self) -> list[tuple[Terms, Steps | Strict | None]]:
+        """The same for the only rule, if it is a plain one."""
+        ((_, terms, limits),) = self.rules
+        chosen = [with_limit(terms, limit) for limit in limits]
+        return [(each, steps_of(each, self._ready.cost) if self._single else None) for each in chosen]
+
+    @cached_property
+    def _fastest(self) -> Peaks:
+        """The most requests of each identity within the longest time that matters to one of the limits."""
+        return Peaks(["identity"], [max([reach(terms, self._ready.cost) for terms, _ in self._plain])])
+
     def points(self, frame: pl.DataFrame, insane: pl.Series) -> list[Points]:
         """Return what each limit would have refused of a frame, sorted by identity and time, for each rule."""
-        found = []
-        for number, terms, chosen in self.rules:
-            if self._ready.alone is not None:
-                found.append(self._alone([with_limit(terms, limit) for limit in chosen], frame, insane))
-                continue
-            points = []
-            for limit in chosen:
-                ready = self.ready(number, limit)
-                points.append(_point(frame, refusals_of(ready, suspected(ready, frame)), insane))
-            found.append(points)
-        return found
+        if self._ready.alone is not None:
+            return [self._alone(frame, insane) for _ in self.rules]
+        return [[_point(frame, decided(ready, frame, kept)[1], insane) for ready, kept in each] for each in self._tried]
 
-    def _alone(self, chosen: Sequence[Terms], frame: pl.DataFrame, insane: pl.Series) -> Points:
-        """Return what one plain rule would have refused with each of these terms, whose limits rise."""
-        mine, cost = charged(self._ready, frame, self._ready.bounds[0])
-        points, fast = [[0, 0, 0] for _ in chosen], set(insane.to_list())
+    def _alone(self, frame: pl.DataFrame, insane: pl.Series) -> Points:
+        """Return what one plain rule would have refused with each limit. They rise."""
+        ready, single = self._ready, self._single
+        mine = charged(ready, frame, ready.bounds[0])
+        cost, points, fast = ready.cost, [[0, 0, 0] for _ in self._plain], set(insane.to_list())
         if cost == 0 or not mine.height:
             return points
         if cost is None:  # as floats: the sum may leave int64
             most = mine.group_by("identity").agg(pl.col("cost").cast(pl.Float64()).sum().alias("most"))
         else:
-            span = max([reach(terms, cost) for terms in chosen])
-            most = peaks(mine.select("identity", "time"), ["identity"], [span]).rename({f"{PEAK}{span}": "most"})
-        units = cost or 1
-        most = most.filter(pl.col("most") > chosen[0].limit // units)
-        columns = ["time", *(["cost"] if cost is None else [])]
+            most = self._fastest.add(mine).select("identity", pl.nth(1).alias("most"))
+        units, columns = cost or 1, ["time", *(["cost"] if cost is None else [])]
+        if not single:
+            most = most.filter(pl.col("most") > self._plain[0][0].limit // units)
         groups = mine.join(most, on="identity", how="semi").group_by("identity").agg(columns).join(most, on="identity")
         for identity, highest, times, *costs in groups.select("identity", "most", *columns).iter_rows():
-            for point, terms in zip(points, chosen, strict=True):
+            for point, (terms, kept) in zip(points, self._plain, strict=True):
                 if highest <= terms.limit // units:
-                    break
-                runs = steps_of(terms, cost).refused(times, costs[0] if costs else units)
+                    if not single:
+                        break
+                    if isinstance(kept, Strict):
+                        kept.admitted(times)
+                        continue
+                runs = (kept or steps_of(terms, cost)).refused(times, costs[0] if costs else units)
                 if runs:
-                    point[0] += sum([after - at for at, after, _ in runs])
+                    point[0] += sum([after - at for at, after, *_ in runs])
                     point[1] += 1
                     point[2] += identity not in fast
         return points

@@ -1,18 +1,18 @@
 """Decisions about logged requests: the gate of `web/` on a clock that the log moves, and a step for a whole identity.
 
-`Decider` is the gate, request after request in order of time, over a store that never evicts. Most identities never
-come near a limit: `spared` finds those that no algorithm can refuse, without a loop. A candidate with one plain rule is
-decided identity by identity, by the loops of `plain`. Tests prove that all three agree
-event by event with a Limiter.
+`Decider` is the gate, request after request in order of time, over a store that never evicts. A candidate that counts
+each identity alone is decided identity by identity, each with a `Budget`. Most never come near a limit: `suspected`
+leaves out those that no algorithm can refuse, without a loop. Tests prove that all of this agrees event by event with a
+Limiter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from sluicegate.address import IPV4_PREFIX
 from sluicegate.algorithms import KEPT
@@ -22,7 +22,7 @@ from sluicegate.identity import identity_text, joined
 from sluicegate.plan import Decision, Terms
 from sluicegate.replay.caller import LoggedRequest
 from sluicegate.replay.candidates import Candidate
-from sluicegate.replay.plain import Steps, Strict, reach, steps_of
+from sluicegate.replay.plain import PATIENCE, Met, Run, reach, steps_of
 from sluicegate.replay.traffic import COLUMNS, HEADER
 from sluicegate.rules.key import Caller, KeySpec, ReadyKey, identity_of
 from sluicegate.rules.response import Response
@@ -92,6 +92,8 @@ class Ready:
         self.plain = self._has_only_plain_rules()
         # The only rule, if it has one quota and its charges depend on nothing else.
         self.alone = self.bounds[0] if self.plain and len(self.terms) == 1 else None
+        cost = self.alone.rule.cost if self.alone is not None else None
+        self.cost = cost if isinstance(cost, int) else None  # of each request; None: they differ
 
     def fresh(self) -> Ready:
         """Return the same candidate with empty budgets."""
@@ -247,30 +249,28 @@ class Decider:
                 self._push(now + self._third, settlement, None)
         return decision
 
-    def feed(self, frame: pl.DataFrame, rows: Sequence[int]) -> tuple[pl.DataFrame, list[int]]:
-        """Decide about a frame whose rows have these numbers. Return the refusals, and which rows a rule applied to."""
-        ready, decide, rule_at = self.ready, self.decide, self._rule_at
+    def ask(self, now: int, caller: LoggedRequest) -> tuple[bool, tuple[int | None, int] | None]:
+        """Return whether a rule applies to a request. If it is refused, return until when, and by which rule."""
+        decision = self.decide(now, caller)
+        if decision is None or decision.allowed:
+            return decision is not None and bool(decision.checks), None
+        rule = FORBIDDEN_RULE if decision.binding is None else decision.binding[0].terms.name
+        wait = None if decision.binding is None else wait_of(decision)
+        number = self._rule_at.get(rule, self._rule_at[FORBIDDEN_RULE])
+        return True, (None if wait is None else now + wait, number)
+
+    def feed(self, frame: pl.DataFrame) -> tuple[pl.DataFrame, list[int]]:
+        """Decide about a frame. Return the refusals, and the rows that a rule applied to."""
         at = {name: place for place, name in enumerate(frame.columns)}
         refused: list[tuple[int, int | None, int]] = []
         decided: list[int] = []
-        for row, values in zip(rows, frame.iter_rows(), strict=True):
-            now = values[at["time"]]
-            decision = decide(now, ready.request(values, at))
-            if decision is None or (decision.allowed and not decision.checks):
-                continue
-            decided.append(row)
-            if not decision.allowed:
-                refused.append((row, *self._refusal(decision, now, rule_at)))
+        for values in frame.iter_rows():
+            applied, refusal = self.ask(values[at["time"]], self.ready.request(values, at))
+            if applied:
+                decided.append(values[at["row"]])
+            if refusal is not None:
+                refused.append((values[at["row"]], *refusal))
         return pl.DataFrame(refused, schema=REFUSALS, orient="row"), decided
-
-    @staticmethod
-    def _refusal(decision: Decision, now: int, rule_at: dict[str, int]) -> tuple[int | None, int]:
-        """Return until when the request would be refused, and by which rule."""
-        binding = decision.binding
-        if binding is None:
-            return None, rule_at[FORBIDDEN_RULE]
-        wait = wait_of(decision)
-        return None if wait is None else now + wait, rule_at.get(binding[0].terms.name, rule_at[FORBIDDEN_RULE])
 
     def _push(self, at: int, settlement: Settlement, status: int | None) -> None:
         heappush(self._ends, (at, next(self._numbers), settlement, status))
@@ -297,14 +297,14 @@ def wait_of(decision: Decision) -> int | None:
     return max(known) if waits and len(known) == len(waits) else None
 
 
-def suspects(frame: pl.DataFrame, terms: Terms, cost: int | None) -> pl.Series:
+def suspects(frame: pl.DataFrame, terms: Terms, cost: object) -> pl.Series:
     """Return the identities that a rule might refuse, from the rows that it applies to, sorted by identity and time.
 
-    Too many requests must have come within the reach of its algorithm. For costs that differ (None: they are in the
-    column `cost`) the sum over the whole log must pass the limit.
+    Too many requests must have come within the reach of its algorithm. For costs that differ, which are in the column
+    `cost`, the sum over the whole log must pass the limit.
     """
     limit = terms.limit
-    if cost is None:
+    if not isinstance(cost, int):
         # A sum of whole numbers may leave int64. As floats it is exact up to 2**53, which is above each limit.
         heavy = frame.group_by("identity").agg(pl.col("cost").cast(pl.Float64()).sum()).filter(pl.col("cost") > limit)
         return heavy["identity"]
@@ -318,8 +318,22 @@ def suspects(frame: pl.DataFrame, terms: Terms, cost: int | None) -> pl.Series:
     return found
 
 
-class Budgets:
-    """The state of one identity under several plain rules."""
+class Budget(Protocol):
+    """What one identity has left under a candidate. Its requests may come in pieces, in order of time. Each piece has
+    the times of its requests, and what else they are decided by, as `by_identity` yields it.
+    """
+
+    def refused(self, times: Sequence[int], values: Any) -> list[Run]:
+        """Ask the requests at their times. Return those that are refused."""
+        ...
+
+    def wait(self, times: Sequence[int], values: Any, met: Met) -> None:
+        """Ask the requests one after the other, and wait as long as each refusal says."""
+        ...
+
+
+class Several:
+    """The budget of one identity under several plain rules. What else decides is the set of rules that apply."""
 
     def __init__(self, ready: Ready) -> None:
         algorithms = [KEPT[terms.algorithm] for terms in ready.terms]
@@ -332,8 +346,9 @@ class Budgets:
         self._sets = ready.sets
         self._states: list[Any] = [None] * len(self._steps)
         self._chosen: dict[int, Any] = {}
+        self._now = 0
 
-    def ask(self, now: int, chosen: int) -> tuple[int | None, int] | None:
+    def _ask(self, now: int, chosen: int) -> tuple[int | None, int] | None:
         """Charge the rules of the set with this number, or none of them. Return None, or if it is refused how long to
         wait and the number of the rule that refuses longest.
         """
@@ -354,68 +369,95 @@ class Budgets:
                     states[number] = charge(states[number], now, cost, params)
         return refusal
 
+    def refused(self, times: Sequence[int], sets: Sequence[int]) -> list[Run]:
+        runs: list[Run] = []
+        known: dict[int, tuple[int | None, int]] = {}  # by set: a refusal changes nothing, so it holds until it ends
+        for place, (now, chosen) in enumerate(zip(times, sets, strict=True)):
+            refusal = known.get(chosen)
+            if refusal is None or (refusal[0] is not None and refusal[0] <= now):
+                asked = self._ask(now, chosen)
+                if asked is None:
+                    known.clear()
+                    continue
+                wait, rule = asked
+                refusal = known[chosen] = None if wait is None else now + wait, rule
+            runs.append((place, place + 1, *refusal))
+        return runs
 
-Ask = Callable[[int, int], tuple[int | None, int] | None]  # Budgets.ask
+    def wait(self, times: Sequence[int], sets: Sequence[int], met: Met) -> None:
+        now = self._now
+        for logged, chosen in zip(times, sets, strict=True):
+            now = max(now, logged)
+            while (refusal := self._ask(now, chosen)) is not None and refusal[0] is not None:
+                met.retries += 1
+                now += refusal[0]
+            met.end(logged, now if refusal is None else None)
+        self._now = now
 
 
-def refusals_of_several(
-    times: Sequence[int], sets: Sequence[int], ask: Ask
-) -> tuple[list[int], list[int | None], list[int]]:
-    """Decide about all requests of one identity under several plain rules. Return the places of the refused ones, until
-    when each is refused, and by which rule.
-    """
-    places: list[int] = []
-    untils: list[int | None] = []
-    rules: list[int] = []
-    refused: dict[int, tuple[int | None, int]] = {}  # by set: a refusal changes nothing, so it holds until it ends
-    for place, now in enumerate(times):
-        chosen = sets[place]
-        known = refused.get(chosen)
-        if known is None or (known[0] is not None and known[0] <= now):
-            refusal = ask(now, chosen)
-            if refusal is None:
-                refused.clear()
-                continue
-            wait, rule = refusal
-            known = refused[chosen] = None if wait is None else now + wait, rule
-        places.append(place)
-        untils.append(known[0])
-        rules.append(known[1])
-    return places, untils, rules
+class ByGate:
+    """The budget of one identity under any rules. What else decides is the whole request."""
+
+    def __init__(self, ready: Ready) -> None:
+        self._decider = Decider(ready)
+        self._now = 0
+
+    def refused(self, times: Sequence[int], requests: Sequence[LoggedRequest]) -> list[Run]:
+        found = [self._decider.ask(now, request)[1] for now, request in zip(times, requests, strict=True)]
+        return [(place, place + 1, *each) for place, each in enumerate(found) if each is not None]
+
+    def wait(self, times: Sequence[int], requests: Sequence[LoggedRequest], met: Met) -> None:
+        now = self._now
+        for logged, request in zip(times, requests, strict=True):
+            now = max(now, logged)
+            passed = False
+            for _ in range(PATIENCE):
+                decision = self._decider.decide(now, request)
+                passed = decision is None or decision.allowed
+                wait = None if decision is None or passed else wait_of(decision)
+                if wait is None:
+                    break
+                met.retries += 1
+                now += wait
+            met.end(logged, now if passed else None)
+        self._now = now
+
+
+def budget(ready: Ready) -> Budget:
+    """Return the whole budget of an identity."""
+    if ready.alone is not None:
+        return steps_of(ready.terms[0], ready.cost)
+    return Several(ready) if ready.plain else ByGate(ready)
 
 
 class Suspected(NamedTuple):
     """The requests of identities that might be refused, and all rows that a rule applied to."""
 
     rest: pl.DataFrame  # only the rows that a rule applies to
-    cost: int | None  # of each of them; None: it is in the column `cost`
     decided: pl.Series
 
 
-def charged(ready: Ready, frame: pl.DataFrame, bound: Bound) -> tuple[pl.DataFrame, int | None]:
-    """Return the rows that a rule applies to, and the cost of each; None: it is in the column `cost`."""
+def charged(ready: Ready, frame: pl.DataFrame, bound: Bound) -> pl.DataFrame:
+    """Return the rows that a rule applies to. Costs that differ are in the column `cost`."""
     mine = frame.filter(ready.applies(frame, bound) & frame["identity"].is_not_null())
     cost: Any = bound.rule.cost
     if isinstance(cost, int):
-        return mine, cost
+        return mine
     costs = mapped(mine, [*cost.columns], lambda values, at: cost(ready.request(values, at)), kind=pl.Int64())
-    return mine.with_columns(costs.alias("cost")), None
+    return mine.with_columns(costs.alias("cost"))
 
 
 def suspected(ready: Ready, frame: pl.DataFrame) -> Suspected:
     """Find who might be refused in a frame that has all requests of its identities, sorted by identity, then by time.
     Its columns are those of traffic, and `identity`, `row`. The candidate must count each identity alone.
     """
-    rules = []
-    for bound in ready.bounds:
-        mine, cost = charged(ready, frame, bound)
-        found = [suspects(mine, terms, cost) for terms in bound.terms or ()]
-        rules.append((mine, cost, pl.concat(found).unique()))
-    decided = rules[0][0]["row"] if len(rules) == 1 else pl.concat([mine["row"] for mine, _, _ in rules]).unique()
-    who = pl.concat([found for _, _, found in rules]).unique().implode()
-    if ready.alone is not None:
-        return Suspected(rules[0][0].filter(pl.col("identity").is_in(who)), rules[0][1], decided)
-    return Suspected(ruled(ready, frame.filter(pl.col("identity").is_in(who))), None, decided)
+    rules = [charged(ready, frame, bound) for bound in ready.bounds]
+    owned = zip(ready.owner, ready.terms, strict=True)
+    found = [suspects(rules[at], terms, ready.bounds[at].rule.cost) for at, terms in owned]
+    decided = rules[0]["row"] if len(rules) == 1 else pl.concat([mine["row"] for mine in rules]).unique()
+    might = pl.col("identity").is_in(pl.concat(found).unique().implode())
+    rest = rules[0].filter(might) if ready.alone is not None else ruled(ready, frame.filter(might))
+    return Suspected(rest, decided)
 
 
 def ruled(ready: Ready, frame: pl.DataFrame) -> pl.DataFrame:
@@ -423,59 +465,45 @@ def ruled(ready: Ready, frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(ready.numbered(frame).alias("set")).filter(pl.col("set") > 0)
 
 
-def refusals_of(ready: Ready, found: Suspected) -> pl.DataFrame:
-    """Decide about the requests of those who might be refused."""
-    if ready.alone is not None:
-        return _alone(found.rest, found.cost, lambda: steps_of(ready.terms[0], found.cost))
+def by_identity(ready: Ready, frame: pl.DataFrame) -> Iterator[tuple[list[int], list[int], Any]]:
+    """Yield the rows of each identity, their times, and what else its `Budget` decides by."""
+    names = [name for name in frame.columns if name != "identity"]
     if ready.plain:
-        return _several(found.rest, lambda: Budgets(ready).ask)
-    in_order = found.rest.sort("row")
-    return Decider(ready).feed(in_order, in_order["row"].to_list())[0]
+        names = ["row", "time", *(["set"] if ready.alone is None else ["cost"] if ready.cost is None else [])]
+    at = {name: place for place, name in enumerate(names)}
+    groups = frame.group_by("identity", maintain_order=True).agg(names).select(names)
+    for values in groups.iter_rows():
+        rows, times = values[at["row"]], values[at["time"]]
+        if not ready.plain:
+            yield rows, times, [ready.request(each, at) for each in zip(*values, strict=True)]
+        else:
+            yield rows, times, values[2] if len(values) > 2 else ready.cost
 
 
-class Pieces:
-    """The decisions about one identity whose requests come in pieces. The candidate must count each identity alone."""
-
-    def __init__(self, ready: Ready) -> None:
-        self.ready = ready
-        cost = ready.alone.rule.cost if ready.alone is not None else None
-        self._steps = steps_of(ready.terms[0], cost if isinstance(cost, int) else None)
-        self._ask = Budgets(ready).ask
-        self._decider = Decider(ready)
-
-    def decide(self, frame: pl.DataFrame) -> tuple[Suspected, pl.DataFrame]:
-        """Return the rows that a rule applies to, and the refusals."""
-        ready, known = self.ready, frame.filter(pl.col("identity").is_not_null())
-        if ready.alone is not None:
-            mine, cost = charged(ready, known, ready.alone)
-            return Suspected(mine, cost, mine["row"]), _alone(mine, cost, lambda: self._steps)
-        mine = ruled(ready, known)
-        decided = _several(mine, lambda: self._ask) if ready.plain else self._decider.feed(mine, [*mine["row"]])[0]
-        return Suspected(mine, None, mine["row"]), decided
+def decided(ready: Ready, frame: pl.DataFrame, kept: Budget | None = None) -> tuple[Suspected, pl.DataFrame]:
+    """Decide about a frame as `suspected` takes it. Return who might be refused, and the refusals. If the frame has a
+    piece of the requests of one identity, its budget is `kept`, and it is suspected.
+    """
+    if kept is None:
+        some = suspected(ready, frame)
+    else:
+        known = frame.filter(pl.col("identity").is_not_null())
+        mine = ruled(ready, known) if ready.alone is None else charged(ready, known, ready.alone)
+        some = Suspected(mine, mine["row"])
+    return some, _refusals(ready, some, kept)
 
 
-def _several(frame: pl.DataFrame, made: Callable[[], Ask]) -> pl.DataFrame:
-    """Decide about the requests under several plain rules, identity by identity."""
-    rows: list[tuple[int, int | None, int]] = []
-    columns = ["time", "set", "row"]
-    for times, sets, mine in frame.group_by("identity", maintain_order=True).agg(columns).select(columns).iter_rows():
-        places, untils, rules = refusals_of_several(times, sets, made())
-        rows += zip([mine[place] for place in places], untils, rules, strict=True)
-    return pl.DataFrame(rows, schema=REFUSALS, orient="row")
-
-
-def _alone(frame: pl.DataFrame, cost: int | None, made: Callable[[], Steps | Strict]) -> pl.DataFrame:
-    """Decide about the requests under one plain rule, identity by identity."""
-    rows: list[int] = []
+def _refusals(ready: Ready, found: Suspected, kept: Budget | None) -> pl.DataFrame:
+    """Decide about the requests of those who might be refused, each with a whole budget, or with the one `kept`."""
+    refused: list[int] = []
     untils: list[int | None] = []
-    columns = ["time", "row", *(["cost"] if cost is None else [])]
-    for group in frame.group_by("identity", maintain_order=True).agg(columns).select(columns).iter_rows():
-        mine = group[1]
-        for at, after, until in made().refused(group[0], group[2] if cost is None else cost):
-            rows += mine[at:after]
+    rules: list[int] = []
+    for rows, times, values in by_identity(ready, found.rest):
+        for at, after, until, rule in (kept or budget(ready)).refused(times, values):
+            refused += rows[at:after]
             untils += [until] * (after - at)
-    found = pl.DataFrame({"row": rows, "until": untils}, schema={"row": pl.Int64(), "until": pl.Int64()})
-    return found.with_columns(pl.lit(0, pl.UInt16()).alias("rule"))
+            rules += [rule] * (after - at)
+    return pl.DataFrame({"row": refused, "until": untils, "rule": rules}, schema=REFUSALS)
 
 
 def _narrowing(bound: Bound) -> list[str]:

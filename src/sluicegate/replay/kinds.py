@@ -113,11 +113,11 @@ SIGNS: Final[Mapping[str, Sign]] = {
 class Kinds(NamedTuple):
     """The kind of each identity."""
 
-    table: pl.DataFrame  # `who`, `kind`, `people`, a column for each sign, their figures, and `check`
+    table: pl.DataFrame  # `identity`, `kind`, `people`, a column for each sign, their figures, and `check`
 
     def reasons(self, who: Any) -> tuple[str, ...]:
         """Return why an identity has its kind."""
-        row = self.table.row(by_predicate=pl.col("who") == who, named=True)
+        row = self.table.row(by_predicate=pl.col("identity") == who, named=True)
         texts = {"failures": share(row["failed"], 1), "pauses": _pauses(row["low"] or 0, row["high"] or 0)}
         signs = [name for name in SIGNS if row[name] and not (name == "failing" and row["refused"])]  # says more
         found = [SIGNS[name].reason.format(**row, **texts) for name in signs]
@@ -152,10 +152,10 @@ def is_program() -> pl.Expr:
 def loading(pieces: Iterable[pl.DataFrame]) -> tuple[int, int]:
     """Return how many identities that may be people loaded some assets, as browsers do, and how many there are."""
     counted = [
-        frame.filter(~pl.col("program")).group_by("who").agg(requests=pl.len(), assets=pl.col("asset").sum())
+        frame.filter(~pl.col("program")).group_by("identity").agg(requests=pl.len(), assets=pl.col("asset").sum())
         for frame in pieces
     ]
-    each = pl.concat(counted).group_by("who").agg(pl.col("requests", "assets").sum())
+    each = pl.concat(counted).group_by("identity").agg(pl.col("requests", "assets").sum())
     known = each.filter(pl.col("requests") >= _FEW)
     return known.filter(pl.col("assets") >= _ASSETS * pl.col("requests")).height, known.height
 
@@ -175,15 +175,15 @@ class Figures:
         self._days: list[pl.DataFrame] = []  # the largest figures of days that are over
         self._open: list[pl.DataFrame] = []  # what differs in the latest day
         self._pauses: list[pl.DataFrame] = []
-        self._fastest = Peaks(["who"], [_LOOK])
+        self._fastest = Peaks(["identity"], [_LOOK])
         self._last: int | None = None
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Add requests: `who`, `time`, `path`, `status`, `agent`, `user`, `asset` by `is_asset`, `program` by
+        """Add requests: `identity`, `time`, `path`, `status`, `agent`, `user`, `asset` by `is_asset`, `program` by
         `is_program`, and the User-Agent of a program as `name`. Of path, agent and user only equal values matter.
         """
         status, day = pl.col("status"), (pl.col("time") // _DAY).alias("day")
-        whole = frame.group_by("who", maintain_order=True).agg(
+        whole = frame.group_by("identity", maintain_order=True).agg(
             requests=pl.len(),
             known=status.count(),
             failed=status.is_in([401, 403, 404]).sum(),
@@ -206,14 +206,14 @@ class Figures:
         }
         self._open += [
             frame.filter(those)
-            .group_by("who", day, what=pl.lit(what), value=value.hash())
+            .group_by("identity", day, what=pl.lit(what), value=value.hash())
             .agg(requests=pl.len(), assets=pl.col("asset").sum())
             for what, (value, those) in different.items()
         ]
-        pause = pl.col("time").diff().over("who").fill_null(pl.col("time") - pl.lit(self._last, pl.Int64))
-        pauses = frame.select("who", pause=pause.cast(pl.Float64).round_sig_figs(_DIGITS)).drop_nulls()
-        pauses = pauses.group_by("who", "pause").agg(number=pl.len())
-        self._pauses = [pl.concat([*self._pauses, pauses]).group_by("who", "pause").agg(pl.col("number").sum())]
+        pause = pl.col("time").diff().over("identity").fill_null(pl.col("time") - pl.lit(self._last, pl.Int64))
+        pauses = frame.select("identity", pause=pause.cast(pl.Float64).round_sig_figs(_DIGITS)).drop_nulls()
+        pauses = pauses.group_by("identity", "pause").agg(number=pl.len())
+        self._pauses = [pl.concat([*self._pauses, pauses]).group_by("identity", "pause").agg(pl.col("number").sum())]
         self._fastest.add(frame.filter(~pl.col("asset")))
         if len(frame):
             if self._last is not None:
@@ -222,17 +222,17 @@ class Figures:
 
     def _close(self, day: int) -> None:
         """Take the figures of days before this one."""
-        values = ["who", "day", "what", "value"]
+        values = ["identity", "day", "what", "value"]
         rows = pl.concat(self._open).group_by(values, maintain_order=True).agg(pl.col("requests", "assets").sum())
         self._open = [rows.filter(pl.col("day") >= day).head(_MOST)]
-        over = rows.filter(pl.col("day") < day).group_by("who", "day", "what")
+        over = rows.filter(pl.col("day") < day).group_by("identity", "day", "what")
         is_browser = pl.col("requests") >= 3
         numbers = over.agg(
             number=pl.len().cast(pl.Int64),
             browsers=is_browser.sum().cast(pl.Int64),
             loading=(is_browser & (pl.col("assets") > 0)).sum().cast(pl.Int64),
         )
-        self._days.append(numbers.group_by("who", "what").agg(pl.col("number", "browsers", "loading").max()))
+        self._days.append(numbers.group_by("identity", "what").agg(pl.col("number", "browsers", "loading").max()))
 
     def kinds(self, *, sees_assets: bool, resolution: int) -> Kinds:
         """Return the kinds. People are the different User-Agents that do not say that they are programs, or the
@@ -241,10 +241,10 @@ class Figures:
         request has none.
         """
         self._close(2**63 - 1)
-        days = pl.concat(self._days).group_by("who", "what").agg(pl.col("number", "browsers", "loading").max())
+        days = pl.concat(self._days).group_by("identity", "what").agg(pl.col("number", "browsers", "loading").max())
         of = [(pl.col("what") == what) for what in ("hour", "path", "agent", "user")]
         number, browsers = pl.col("number"), pl.col("loading" if sees_assets else "browsers")
-        daily = days.group_by("who").agg(
+        daily = days.group_by("identity").agg(
             hours=number.filter(of[0]).max(),
             paths=number.filter(of[1]).max().fill_null(0),
             people=number.filter(of[2] | of[3]).max(),
@@ -252,9 +252,9 @@ class Figures:
         )
         table = (
             self._whole[0]
-            .join(daily, on="who", how="left")
-            .join(_middle(pl.concat(self._pauses)), on="who", how="left")
-            .join(self._fastest.found.rename({f"{PEAK}{_LOOK}": "fastest"}), on="who", how="left")
+            .join(daily, on="identity", how="left")
+            .join(_middle(pl.concat(self._pauses)), on="identity", how="left")
+            .join(self._fastest.found.rename({f"{PEAK}{_LOOK}": "fastest"}), on="identity", how="left")
             .with_columns(
                 pl.col("people").fill_null(1).clip(1),
                 pl.col(["browsers", "fastest"]).fill_null(0),
@@ -303,18 +303,20 @@ def _merged(pieces: list[pl.DataFrame]) -> list[pl.DataFrame]:
     numbers = pl.col(["requests", "known", "failed", "denied", "fine", "assets", "program", "checker"]).sum()
     same = pl.col("single").all() & (pl.col("path").n_unique() == 1)
     first = pl.col("agent").drop_nulls().first()
-    each = pl.concat(pieces).group_by("who", maintain_order=True)
+    each = pl.concat(pieces).group_by("identity", maintain_order=True)
     return [each.agg([numbers, first, pl.col("named").any(), pl.col("path").first()], single=same)]
 
 
 def _middle(pauses: pl.DataFrame) -> pl.DataFrame:
     """Return the quarters of the pauses of each identity, in seconds: its `low`, `middle` and `high` pause."""
-    rows = pauses.sort("who", "pause")
-    until, of = pl.col("number").cum_sum().over("who"), pl.col("number").sum().over("who")
-    rows = rows.select("who", pl.col("pause") / 1e6, until=until, of=of)
+    rows = pauses.sort("identity", "pause")
+    until, of = pl.col("number").cum_sum().over("identity"), pl.col("number").sum().over("identity")
+    rows = rows.select("identity", pl.col("pause") / 1e6, until=until, of=of)
     parts = {"low": 0.25, "middle": 0.5, "high": 0.75}
     reached = {name: pl.col("until") > ((pl.col("of") - 1) * part).round() for name, part in parts.items()}
-    return rows.group_by("who").agg(**{name: pl.col("pause").filter(is_it).first() for name, is_it in reached.items()})
+    return rows.group_by("identity").agg(
+        **{name: pl.col("pause").filter(is_it).first() for name, is_it in reached.items()}
+    )
 
 
 def unseen(*, assets: bool, agents: bool, statuses: bool) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -38,8 +38,12 @@ class Partition(NamedTuple):
     texts: pl.DataFrame
 
     def load(self) -> Partition:
-        """Return the partition, which is in memory."""
-        return self
+        """Return the partition with its rows in the order of identities; those of one are in the order of the log."""
+        return self._replace(frame=self.frame.sort("identity", maintain_order=True, nulls_last=True))
+
+    def pieces(self) -> Iterable[Partition]:
+        """Return the partition, which is one piece."""
+        return [self]
 
 
 class Block(NamedTuple):
@@ -67,7 +71,7 @@ class Written(NamedTuple):
     large: tuple[int | None, ...] = ()  # identities that are not in it
 
     def load(self) -> Partition:
-        """Return the rows in the order of the log, and their texts."""
+        """Return the partition, sorted."""
         of = self.of
         is_large = pl.any_horizontal(pl.lit(value=False), *[pl.col("identity").eq_missing(each) for each in self.large])
         is_mine = (_number(of) == self.number) & ~is_large
@@ -77,7 +81,7 @@ class Written(NamedTuple):
             rows, named = block.read(self.path)
             frames.append(rows if kept is None else rows.filter(kept))
             texts += [] if named is None else [named if kept is None else named.filter(kept)]
-        return _partition(frames, texts)
+        return _partition(frames, texts).load()
 
 
 class Single(NamedTuple):
@@ -86,6 +90,10 @@ class Single(NamedTuple):
     path: Path
     identity: int | None
     blocks: tuple[Block, ...]  # they contain rows of others too
+
+    def load(self) -> Single:
+        """Return the same: its pieces are read one by one."""
+        return self
 
     def pieces(self) -> Iterator[Partition]:
         """Return the rows in the order of the log, a part of them at a time."""
@@ -103,6 +111,7 @@ class Single(NamedTuple):
 
 
 Part = Partition | Written | Single
+"""What `load` returns has `pieces`."""
 
 
 class Partitions:

@@ -6,7 +6,7 @@ limit would refuse.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, cast
 
 from sluicegate.extras import needs
@@ -75,7 +75,13 @@ class Peaks:
             before = self._last.filter(time > time.max() - max(self._periods))
             rows = pl.concat([before.group_by(*self._by, "time").agg(pl.col("cost").sum()), rows])
         latest = peaks(rows, self._by, self._periods, cost="cost")
-        both = pl.concat([self.found, latest]) if len(self.found) else latest
-        self.found = both.group_by(self._by, maintain_order=True).agg(pl.exclude(self._by).max())
+        both = pl.concat([self.found, latest]).group_by(self._by, maintain_order=True) if len(self.found) else None
+        self.found = latest if both is None else both.agg(pl.exclude(self._by).max())
         self._last = rows
         return latest
+
+    def counted(self) -> Iterator[tuple[int, int, int]]:
+        """Yield each period, each peak in it, and how many have it."""
+        for period in self._periods if len(self.found) else ():
+            for peak, number in self.found[f"{PEAK}{period}"].value_counts().iter_rows():
+                yield period, peak, number

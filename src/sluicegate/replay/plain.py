@@ -18,8 +18,12 @@ from sluicegate.clock import MICROSECOND
 from sluicegate.plan import Terms
 from sluicegate.quota import Quota
 
-Run = tuple[int, int, int | None]
-"""Refused requests: the first, the one after the last, and until when they are refused (None: always)."""
+Run = tuple[int, int, int | None, int]
+"""Refused requests: the first, the one after the last, until when they are refused (None: always), and by which rule.
+"""
+
+PATIENCE: Final = 20
+"""Refusals of one request, after which its client gives up: waiting does not help."""
 
 _STRICT: Final = {*sliding_log.NAMES, *sliding_window.NAMES}
 
@@ -31,6 +35,13 @@ class Met:
     delays: list[int] = field(default_factory=list)  # microseconds, of the requests that passed later than logged
     retries: int = 0
     never: int = 0  # requests that no wait lets through
+
+    def end(self, logged: int, passed: int | None) -> None:
+        """Count a request that passed at this time; None: it never does."""
+        if passed is None:
+            self.never += 1
+        elif passed > logged:
+            self.delays.append(passed - logged)
 
 
 class Steps:
@@ -62,30 +73,28 @@ class Steps:
             until = None if wait is None else now + wait
             # A refusal changes nothing, and its retry_after is exact: all requests of this cost before it are refused.
             after = at + 1 if not same else end if until is None else bisect_left(times, until, at + 1)
-            runs.append((at, after, until))
+            runs.append((at, after, until, 0))
             at = after
         return runs
 
     def wait(self, times: Sequence[int], costs: Sequence[int] | int, met: Met) -> None:
         """Ask the requests one after the other, and wait as long as each refusal says."""
         params, hit, check, charge = self._params, self._hit, self._check, self._charge
-        now, passed = self._now, True
+        now = self._now
         for at, logged in enumerate(times):
             cost = costs if isinstance(costs, int) else costs[at]
             now = max(now, logged)
+            wait: int | None = 0
             while hit(self, now, cost, params) is None:
                 outcome = check(self.state, now, cost, params)
-                passed = outcome.retry_after is not None
                 if outcome.allowed and cost:
                     self.state = charge(self.state, now, cost, params)
-                if outcome.allowed or not passed:
+                wait = outcome.retry_after
+                if outcome.allowed or wait is None:
                     break
                 met.retries += 1
-                now += outcome.retry_after or 0
-            met.never += not passed
-            if now > logged and passed:
-                met.delays.append(now - logged)
-            passed = True
+                now += wait
+            met.end(logged, None if wait is None else now)
         self._now = now
 
 
@@ -106,7 +115,7 @@ class Strict:
             now = times[at]
             if oldest >= 0 and (until := ends[oldest]) > now:
                 after = bisect_left(times, until, at + 1)
-                runs.append((at, after, until))
+                runs.append((at, after, until, 0))
                 at = after
             else:
                 ends.append(window - -now // grain * grain)  # rounded up to the grain

@@ -73,7 +73,7 @@ class Group:
         """Add a frame. A candidate that does not count each identity alone decides about it at once."""
         identities, found = self.members[0].identify(frame).alias("identity"), list[pl.Series]()
         for number, decider in self._deciders.items():
-            refusals, decided = decider.feed(frame, frame["row"].to_list())
+            refusals, decided = decider.feed(frame)
             ruled = pl.DataFrame({"row": decided, "ruled": True}, schema={"row": pl.Int64(), "ruled": pl.Boolean()})
             mine = frame.with_columns(identities).join(ruled, on="row", how="semi", maintain_order="left")
             self._loops[number].feed(mine)

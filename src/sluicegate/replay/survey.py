@@ -5,16 +5,16 @@ people and what limits would refuse. Several processes share the partitions, and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from sluicegate.extras import needs
 from sluicegate.replay.candidates import Candidate
-from sluicegate.replay.decide import Pieces, Ready, refusals_of, suspected
+from sluicegate.replay.decide import Ready, budget, decided
 from sluicegate.replay.kinds import AUTOMATED, MANY, Figures, loading
-from sluicegate.replay.partitions import Part, Partition, Single
+from sluicegate.replay.partitions import Part, Single
 from sluicegate.replay.peaks import PEAK, Peaks
 from sluicegate.rules.rule import Rule
 from sluicegate.web.settings import Settings
@@ -89,23 +89,23 @@ class Survey:
 
     def loading(self, part: Part) -> tuple[int, int]:
         """Return how many identities that may be people loaded assets, and how many there are."""
-        return loading(piece.frame.rename({"identity": "who"}) for piece in _pieces(part)())
+        return loading(piece.frame for piece in part.load().pieces())
 
     def count(self, part: Part) -> Surveyed:
         """Return the kinds of the identities, with the counts of each group."""
-        pieces, figures, texts = _pieces(part), Figures(), list[pl.DataFrame]()
-        for piece in pieces():
-            figures.add(piece.frame.rename({"identity": "who"}))
+        held, figures, texts = part.load(), Figures(), list[pl.DataFrame]()
+        for piece in held.pieces():
+            figures.add(piece.frame)
             texts = [pl.concat([*texts, piece.texts]).unique("identity")]
         kinds = figures.kinds(sees_assets=self.sees_assets, resolution=self.resolution)
         is_program = pl.col("kind") == AUTOMATED
-        programs = kinds.table.filter(is_program).select("requests", "check", identity="who")
+        programs = kinds.table.filter(is_program).select("requests", "check", "identity")
         most = programs.join(texts[0], on="identity").sort("requests", "text", descending=[True, False])
         named = pl.concat([most.head(LISTED), most.filter("check").head(LISTED)]).unique("identity")
         common = list[pl.DataFrame]()
-        people = kinds.table.filter(~is_program).select("people", identity="who")
+        people = kinds.table.filter(~is_program).select("people", "identity")
         groups = [_Peaks(self.windows) for _ in self.rules]
-        for piece in pieces():
+        for piece in held.pieces():
             theirs = piece.frame.filter(pl.col("identity").is_in(named["identity"].implode()))
             common = [_common([*common, theirs.select("identity", "path", "agent", number=1)])]
             for group, rows in zip(groups, self._rows(piece.frame), strict=True):
@@ -124,7 +124,7 @@ class Survey:
     def busiest(self, part: Part, group: int) -> list[tuple[int, str, int, int]]:
         """Return a group's identities with most requests: the number negated, identity, busiest minute and hour."""
         most, sizes = Peaks(["identity"], [DAY // 1440, DAY // 24]), list[pl.DataFrame]()
-        for piece in _pieces(part)():
+        for piece in part.load().pieces():
             rows = [*self._rows(piece.frame)][group]
             size = rows.group_by("identity").len().join(piece.texts, on="identity")
             sizes.append(size.sort("len", "text", descending=[True, False]).head(LISTED))
@@ -135,16 +135,13 @@ class Survey:
 
     def effects(self, part: Part, automated: pl.Series, quotas: Sequence[Sequence[str]]) -> list[Effect]:
         """Return what the engine refuses of each group with each of its quotas."""
-        pieces, found = _pieces(part), [Effect() for _ in self.rules]
+        found, single = [Effect() for _ in self.rules], isinstance(part, Single)
         ready = [[Ready(_limit(quota)) for quota in each] for each in quotas]
-        deciders = [[Pieces(one) for one in each] for each in ready]
+        limits = [[(one, budget(one) if single else None) for one in each] for each in ready]
         is_program = pl.col("identity").is_in(automated.implode())
-        for piece in pieces():
+        for piece in part.load().pieces():
             for number, rows in enumerate(self._rows(piece.frame)):
-                if isinstance(part, Single):
-                    refused = [one.decide(rows)[1] for one in deciders[number]]
-                else:
-                    refused = [refusals_of(one, suspected(one, rows)) for one in ready[number]]
+                refused = [decided(one, rows, kept)[1] for one, kept in limits[number]]
                 named = [each.select("row", limit=pl.lit(2**at, pl.Int64)) for at, each in enumerate(refused)]
                 if named:
                     hits = rows.select("row", "identity").join(pl.concat(named), on="row")
@@ -180,15 +177,6 @@ def _common(counted: list[pl.DataFrame]) -> pl.DataFrame:
 
 def _limit(quota: str) -> Candidate:
     return Candidate("limit", Settings(rules=[Rule(name="limit", quota=quota, key="ip")]))
-
-
-def _pieces(part: Part) -> Callable[[], Iterable[Partition]]:
-    """Return the function that returns the pieces of a part. Their rows are sorted by identity, then by time."""
-    if isinstance(part, Single):
-        return part.pieces
-    whole = part.load()
-    pieces = [whole._replace(frame=whole.frame.sort("identity", maintain_order=True))]
-    return lambda: pieces
 
 
 class _Peaks:

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import pickle
 import signal
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -23,10 +23,9 @@ from sluicegate.quota import Quota
 from sluicegate.replay.candidates import Candidate
 from sluicegate.replay.closed_loop import waits_of
 from sluicegate.replay.curves import Scale
-from sluicegate.replay.decide import Ready, refusals_of, suspected
-from sluicegate.replay.one import NOBODY, Fastest, One
+from sluicegate.replay.decide import Ready, budget, decided
 from sluicegate.replay.partitions import Part, Single
-from sluicegate.replay.peaks import PEAK, peaks
+from sluicegate.replay.peaks import Peaks
 from sluicegate.replay.tally import (
     Common,
     Grid,
@@ -48,6 +47,7 @@ with needs("replay"):
     import polars as pl
 
 Counted = tuple[Common, list[Tally]]
+_NOBODY: Final = pl.Series("identity", [], dtype=pl.UInt64())
 _THREADS: Final = "POLARS_MAX_THREADS"
 
 
@@ -71,19 +71,31 @@ class Work:
 
     def count(self, part: Part) -> Counted:
         """Decide about the requests of one partition under each candidate, and count."""
-        if isinstance(part, Single):
-            return self._count_single(part)
-        found = part.load()
-        ordered = found.frame.sort("identity", maintain_order=True, nulls_last=True)
-        insane = passing(ordered.filter(pl.col("identity").is_not_null()), self.sane)
-        shared = common(ordered, insane, grid=self.grid)
-        name = self._namer(found.texts)
-        tallies = [
-            self._tally(Ready(candidate), number, ordered, insane=insane, name=name)
-            for number, candidate in enumerate(self.candidates)
-        ]
-        if self.curves:
-            shared.rates = self._rates(ordered)
+        single = isinstance(part, Single)
+        ones = [_One(self, candidate, number, single=single) for number, candidate in enumerate(self.candidates)]
+        shared, tallies = Common(), [Tally() for _ in ones]
+        rates = self._rates() if self.curves else {}
+        fastest = Peaks(["identity"], [self.sane.period_us])
+        for piece in part.load().pieces():
+            rows, name = piece.frame, self._namer(piece.texts)
+            known = rows.filter(pl.col("identity").is_not_null())
+            if single:  # whether it is insane is known at the end
+                insane = _NOBODY
+                fastest.add(known)
+            else:
+                insane = passing(known, self.sane)
+            shared = add(shared, common(rows, insane, grid=self.grid))
+            found = [one.tally(rows, insane, name) for one in ones]
+            tallies = [*map(following if single else add, tallies, found)]
+            for ready, bound, peaks in rates.values():
+                peaks.add(known.filter(ready.applies(known, bound)))
+        if single:
+            is_insane = any(peak > self.sane.limit for _, peak, _ in fastest.counted())
+            for each in tallies:
+                of_one(shared, each, grid=self.grid, insane=is_insane)
+        for text, (_, _, peaks) in rates.items():
+            for period, peak, number in peaks.counted():
+                shared.rates[period, text, rounded(peak)] += number
         return shared, tallies
 
     def _namer(self, texts: pl.DataFrame) -> Name:
@@ -95,65 +107,52 @@ class Work:
 
         return name
 
-    def _count_single(self, part: Single) -> Counted:
-        """Decide about the requests of one identity, piece by piece."""
-        ones = [
-            One(Ready(candidate), number, curves=Scale(candidate, self.requests) if self.curves else None)
-            for number, candidate in enumerate(self.candidates)
-        ]
-        shared, tallies = Common(), [Tally() for _ in ones]
-        periods = self._periods() if self.curves else {}
-        sane, fastest = Fastest([self.sane.period_us]), {text: Fastest(each[2]) for text, each in periods.items()}
-        for piece in part.pieces():
-            rows, name = piece.frame, self._namer(piece.texts)
-            known = rows.filter(pl.col("identity").is_not_null())
-            shared = add(shared, common(rows, NOBODY, grid=self.grid))
-            sane.feed(known["time"])
-            for text, (ready, bound, _) in periods.items():
-                fastest[text].feed(known.filter(ready.applies(known, bound))["time"])
-            found = [one.tally(rows, self.grid, name) for one in ones]
-            tallies = [*map(following, tallies, found)]
-        insane = sane.most[self.sane.period_us] > self.sane.limit
-        for each in tallies:
-            of_one(shared, each, grid=self.grid, insane=insane)
-        for text, fast in fastest.items():
-            shared.rates.update([(period, text, rounded(peak)) for period, peak in fast.most.items() if peak])
-        return shared, tallies
-
-    def _periods(self) -> dict[str, tuple[Ready, Bound, set[int]]]:
-        """Return the periods of the rules, by what the rules apply to."""
-        periods: dict[str, tuple[Ready, Bound, set[int]]] = {}
+    def _rates(self) -> dict[str, tuple[Ready, Bound, Peaks]]:
+        """Return what counts the requests of each identity in the periods of the rules, by what the rules apply to."""
+        rules: dict[str, tuple[Ready, Bound, set[int]]] = {}
         for ready in [each for each in map(Ready, self.candidates) if each.by_identity]:
             for bound in ready.bounds:
-                of_rule = periods.setdefault(applies_to(bound), (ready, bound, set()))[2]
-                of_rule |= {each.quota.period_us for each in bound.terms or ()}
-        return periods
+                periods = rules.setdefault(applies_to(bound), (ready, bound, set()))[2]
+                periods |= {each.quota.period_us for each in bound.terms or ()}
+        return {text: (ready, bound, Peaks(["identity"], each)) for text, (ready, bound, each) in rules.items()}
 
-    def _rates(self, ordered: pl.DataFrame) -> Counter[tuple[int, str, int]]:
-        """Count the identities by their peak in each period of a rule, of the requests that the rule applies to."""
-        found: Counter[tuple[int, str, int]] = Counter()
-        for text, (ready, bound, chosen) in self._periods().items():
-            mine = ordered.filter(ready.applies(ordered, bound) & ordered["identity"].is_not_null())
-            most = peaks(mine.select("identity", "time"), ["identity"], sorted(chosen))
-            for period in chosen:
-                for peak, number in most[f"{PEAK}{period}"].value_counts().iter_rows():
-                    found[period, text, rounded(peak)] += number
-        return found
 
-    def _tally(self, ready: Ready, number: int, ordered: pl.DataFrame, *, insane: pl.Series, name: Name) -> Tally:
+class _One:
+    """What one candidate decides about a partition. If it has a `single` identity, its requests come in pieces, and
+    its budgets stay between them.
+    """
+
+    def __init__(self, work: Work, candidate: Candidate, number: int, *, single: bool) -> None:
+        self._ready = ready = Ready(candidate)
+        self._number = number
+        self._grid = work.grid
+        self._scale = Scale(candidate, work.requests, single=single) if work.curves else None
+        self._kept = budget(ready) if single else None
+        self._waiting = budget(ready.fresh()) if single else None
+        self._until = 0
+
+    def tally(self, rows: pl.DataFrame, insane: pl.Series, name: Name) -> Tally:
+        """Count what is decided about the requests of some identities, or about the next piece of a single one."""
+        ready = self._ready
+        if ready.by_identity:
+            some, refusals = decided(ready, rows, self._kept)
+            rest, ruled = some.rest, some.decided
+        else:
+            refusals, ruled = in_order(rows, self._number)
+        found = tally(rows, refusals, decided=ruled, insane=insane, grid=self._grid, name=name, until=self._until)
+        if self._kept is not None:
+            until = refusals["until"].max()
+            self._until = max(self._until, until if isinstance(until, int) else 0)
         if not ready.by_identity:
-            refusals, decided = in_order(ordered, number)
-            return tally(ordered, refusals, decided=decided, insane=insane, grid=self.grid, name=name)
-        some = suspected(ready, ordered)
-        refusals = refusals_of(ready, some)
-        found = tally(ordered, refusals, decided=some.decided, insane=insane, grid=self.grid, name=name)
+            return found
+        if self._waiting is None:  # who is never refused never waits
+            who = rest.join(refusals, on="row", how="semi").select("identity").unique()
+            rest = rest.join(who, on="identity", how="semi", maintain_order="left")
         fast = pl.col("identity").is_in(insane.implode())
-        who = some.rest.join(refusals, on="row", how="semi").select("identity").unique()
-        wait = some.rest.join(who, on="identity", how="semi", maintain_order="left")  # who is never refused never waits
-        found.innocent_waits = waits_of(ready, some._replace(rest=wait.filter(~fast)))
-        found.waits = found.innocent_waits + waits_of(ready, some._replace(rest=wait.filter(fast)))
-        if self.curves:
-            found.curves = Scale(ready.candidate, self.requests).points(ordered, insane)
+        found.innocent_waits = waits_of(ready, rest.filter(~fast), self._waiting)
+        found.waits = found.innocent_waits + waits_of(ready, rest.filter(fast), self._waiting)
+        if self._scale is not None:
+            found.curves = self._scale.points(rows, insane)
         return found
 
 
