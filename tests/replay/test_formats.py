@@ -286,6 +286,8 @@ REQUESTS: Final = [
     ("GET /a b HTTP/1.1", (None, None, None, None)),
     ("", (None, None, None, None)),
     ("-", (None, None, None, None)),
+    ("GET /a? HTTP/1.1", ("GET", "/a", None, None)),
+    ("GET /a?- HTTP/1.1", ("GET", "/a", "-", None)),
 ]
 
 
@@ -295,6 +297,28 @@ def test_a_request_line_is_read(request_line: str, expected: tuple[Any, ...], tm
     path.write_text(f'192.0.2.1 - - [01/Mar/2026:12:00:00 +0000] "{request_line}" 400 -\n')
     (frame,) = Log([path]).frames(("method", "path", "query", "host", "bytes"))
     assert frame.row(0)[1:] == (*expected, None)
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "query"),
+    [
+        ("$args", "-", None),
+        ("$args", "a", "a"),
+        ("$args", "a?-", "a?-"),
+        ("%q", "-", None),
+        ("%q", "", None),
+        ("%q", "?-", "-"),
+        ("%q", "?x=1", "x=1"),
+    ],
+)
+def test_a_dash_is_no_query_only_where_the_server_writes_it_for_none(
+    form: str, text: str, query: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "access.log"
+    path.write_text(f'192.0.2.1 [01/Mar/2026:12:00:00 +0000] "{text}" 200\n')
+    whole = f'$remote_addr [$time_local] "{form}" $status' if "$" in form else f'%h %t "{form}" %s'
+    (frame,) = Log([path], format=whole).frames(("query",))
+    assert frame["query"].to_list() == [query]
 
 
 TIMES: Final = [

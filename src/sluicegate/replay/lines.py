@@ -215,9 +215,10 @@ def _finished(texts: pl.DataFrame, wanted: str, format: Format) -> pl.Series:  #
         return texts[column].str.strip_prefix("+").cast(dtype, strict=False)
     if dtype != pl.String():
         return texts[column]
-    if kind == "?":
-        texts = texts.with_columns(pl.col(column).str.strip_prefix("?"))
-    found = texts.select(_present(column).alias(wanted))[wanted]
+    # A server writes a dash for nothing. Behind the question mark of a target, a dash is what the client sent.
+    text = pl.col(column) if column == "query" and kind is None else _present(column)
+    text = text.str.strip_prefix("?") if kind == "?" else text
+    found = texts.select(pl.when(text != "").then(text).alias(wanted))[wanted]
     if column == "method":
         return found.str.to_uppercase()
     if column == "address":
