@@ -152,7 +152,7 @@ PROXY = '10.0.0.{} - - [23/Nov/2026:14:00:{:02} +0000] "POST /login HTTP/1.1" 20
     [
         ("header:X-Foo", "No line of the log has the key header:X-Foo"),
         ("field:nope", "No line of the log has the key field:nope"),
-        ("user", "requests without a user are counted by address"),
+        ("user", "requests without a user are counted by address. If it has another name, give --field user=NAME."),
         ("ip", ""),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,27 @@ def test_without_a_rule_it_says_what_there_is_instead(log: str, group: str, says
         done = run(log, "--group", group, *form)
         assert (done.exit_code, done.stdout) == (1, "")
         assert f"no rule for {group}: {says}" in done.stderr
+
+
+@pytest.mark.parametrize(("key", "whose"), [("user", "users"), ("header:X-Team, user", "header:X-Team or user")])
+def test_a_log_without_users_gives_no_rule_by_user(log: str, key: str, whose: str, tmp_path: Path) -> None:
+    """Its requests are counted by address, of which the figures are."""
+    path = tmp_path / "anonymous.log"
+    path.write_text(
+        "".join(
+            [re.sub(" - [^ ]* ", " - - ", line, count=1) for line in Path(log).read_text().splitlines(keepends=True)]
+        )
+    )
+    said = f"The log names no {whose}: these figures are of addresses, and no rule by {key} follows from them."
+    done = run(str(path), "--by", key, *ON)
+    assert said in " ".join(done.stdout.split())
+    assert "count by address with --by ip" in " ".join(done.stdout.split())
+    assert "[sluicegate]" not in done.stdout
+    done = run(str(path), "--by", key, *ON, "--toml")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert f"no rule for POST /login: {said}" in done.stderr
+    assert "[sluicegate]" in run(log, "--by", "user").stdout
+    assert "[sluicegate]" in run(str(path), "--by", "ip").stdout
 
 
 @pytest.mark.parametrize("command", [("suggest",), ("replay", "--rule", "1/minute")])

@@ -93,19 +93,6 @@ def from_rules(texts: Sequence[str], **options: Any) -> Candidate:
     return Candidate(name, Settings.from_mapping(given, source="--rule"))
 
 
-def told_apart(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return the candidates, each with a name of its own."""
-    taken: set[str] = set()
-    found = []
-    for candidate in candidates:
-        name, number = candidate.name, 2
-        while name in taken:
-            name, number = f"{candidate.name} ({number})", number + 1
-        taken.add(name)
-        found.append(candidate._replace(name=name))
-    return found
-
-
 def parse_rule(text: str) -> dict[str, Any]:
     """Read the options of one rule from its text.
 
@@ -117,12 +104,12 @@ def parse_rule(text: str) -> dict[str, Any]:
 
 def parse_key(text: str) -> Any:
     """Read a key alone, from the text of --by."""
-    return _Reader(text, "--by").key()
+    return _Reader(text, "--by").by(text, 0)["key"]
 
 
 def parse_requests(text: str) -> dict[str, Any]:
     """Read the path and the methods alone, from the text of --group."""
-    return _Reader(text, "--group").requests()
+    return _Reader(text, "--group").on(text, 0)
 
 
 class _Reader:
@@ -135,13 +122,6 @@ class _Reader:
     def error(self, at: int, problem: str, expected: str) -> RuleError:
         """Return an error about the text from this place on."""
         return RuleError(self._what, self.text, problem=f"at character {at + 1}, {problem}", expected=expected)
-
-    def key(self) -> Any:
-        return self._by(self.text, 0)["key"]
-
-    def requests(self) -> dict[str, Any]:
-        """Return the options about requests, which the whole text is."""
-        return self._on(self.text, 0)
 
     def options(self) -> dict[str, Any]:
         text = self.text
@@ -156,8 +136,8 @@ class _Reader:
         plain = not any(sign in quota for sign in ";,|")  # several quotas get the words of their periods
         options: dict[str, Any] = {"name": named[1] if named else quota if plain else "rule", "quota": quota}
         readers: dict[str, Callable[[str, int], dict[str, Any]]] = {
-            "by": self._by,
-            "on": self._on,
+            "by": self.by,
+            "on": self.on,
             "with": lambda given, _: {"algorithm": given},
             "cost": self._cost,
             "when": self._when,
@@ -199,7 +179,7 @@ class _Reader:
                 place = quota[1] + quota[0].index(f" {word}") + 1
                 raise self.error(place, f'"{word}" is not known', f'did you mean "{near[0]}"?')
 
-    def _by(self, given: str, at: int) -> dict[str, Any]:
+    def by(self, given: str, at: int) -> dict[str, Any]:
         keys = [self._key(part, place) for part, place in _items(given, at)]
         return {"key": keys[0] if len(keys) == 1 else tuple(keys)}
 
@@ -219,7 +199,7 @@ class _Reader:
         near = get_close_matches(f"{kind}{colon}", _KEYS, 1)
         raise self.error(at, f'"{part}" is no key', f'did you mean "{near[0]}"? {known}' if near else known)
 
-    def _on(self, given: str, at: int) -> dict[str, Any]:
+    def on(self, given: str, at: int) -> dict[str, Any]:
         words = given.split() or [""]
         if len(words) > 2:
             place = at + given.index(words[2])

@@ -183,7 +183,7 @@ class Ready:
         if not others.any():
             return found
         texts = mapped(frame.filter(others), [*self.reads], self._known_text, kind=pl.String())
-        return found.zip_with(~others, texts.gather((others.cum_sum().cast(pl.Int64) - 1).clip(0)))
+        return found.scatter(others.arg_true(), texts)
 
     def _text(self, values: Sequence[Any], at: dict[str, int]) -> str | None:
         return self.text_of(self.request(values, at))

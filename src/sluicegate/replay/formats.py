@@ -179,15 +179,18 @@ def _until(sign: str, *, is_lax: bool) -> str:
 
 Path = tuple[str, ...]
 
+KINDS: Final = {"time": "any", "end": "any", "duration": "seconds", "status": "status", "bytes": "number"}
+"""The usual kinds of columns in JSON and CSV; others are text."""
+
 
 @dataclass(frozen=True)
 class Json:
     """Lines of JSON, with the places of columns."""
 
     name: str
-    kinds: Mapping[str, str] = field(hash=False)
     places: Mapping[str, Sequence[Path]] = field(hash=False)
     """For a column, the paths where its value may be: the first that is there counts."""
+    kinds: Mapping[str, str] = field(hash=False, default_factory=lambda: KINDS)
     header: Callable[[str], Sequence[Path]] | None = None
     """Where the value of a header is."""
     marker: Path = ()

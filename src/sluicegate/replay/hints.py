@@ -20,6 +20,7 @@ _PRIVATE: Final = r"^(?:10\.|127\.|192\.168\.|172\.(?:1[6-9]|2\d|3[01])\.|::1$|f
 _FEW: Final = 3  # addresses: of a load balancer, not of all clients
 _LISTED: Final = 15  # fields of the log
 _DAY: Final = 86_400_000_000
+_BY_ADDRESS: Final = "are counted by address"
 _FAR: Final = 30  # days without a request, between most requests and those whose clock may be wrong
 
 
@@ -58,6 +59,12 @@ class Hints:
             if len(self._peers) <= _FEW:
                 self._peers.update(peers.unique().head(_FEW + 1))
 
+    @property
+    def absent(self) -> list[str]:
+        """The keys that no line has, and without which a request is counted by address."""
+        keys = [(key, self._have[name], without) for name, (key, _, without) in self._keys.items()]
+        return [key for key, has, without in keys if not has and without.endswith(_BY_ADDRESS)]
+
     def found(self, fields: Iterable[str] = ()) -> tuple[str, ...]:
         """Return the hints as sentences. `fields` are the names of what the log has."""
         listed = ", ".join([*fields][:_LISTED])
@@ -65,9 +72,9 @@ class Hints:
         hints = [*self._far()]
         for name, (key, rules, without) in self._keys.items():
             has, of = self._have[name], f"the key {key} of {', '.join(sorted(rules))}: {without}."
-            column = f" If it has another name, give --field {key.lower()}=NAME." if key.startswith("header:") else ""
             if not has:
-                hints.append(f"No line of the log has {of}{'' if key == 'user' else known}{column}")
+                named = "" if key.startswith("field:") else f" If it has another name, give --field {key.lower()}=NAME."
+                hints.append(f"No line of the log has {of}{'' if key == 'user' else known}{named}")
             elif has < self.requests:
                 hints.append(f"{has:,} of {self.requests:,} requests {'has' if has == 1 else 'have'} {of}")
         if self._forwards and (2 * self._private > self.requests or len(self._peers) <= _FEW):
@@ -114,8 +121,8 @@ def _read_by(key: Any) -> Iterator[tuple[str, str, str]]:
     """Yield what a key reads that a log may lack: its text, its column, and what its rule does without."""
     for part in key if isinstance(key, tuple) else (key,):
         if part == "user":
-            yield part, "user", "requests without a user are counted by address"
+            yield part, "user", f"requests without a user {_BY_ADDRESS}"
         elif isinstance(part, str) and part.startswith("header:"):
-            yield part, f"{HEADER}{part.partition(':')[2].lower()}", "requests without it are counted by address"
+            yield part, f"{HEADER}{part.partition(':')[2].lower()}", f"requests without it {_BY_ADDRESS}"
         elif isinstance(part, LogKey) and part.kind == "field":
             yield str(part), part.columns[0], "the rule applies to no request without it"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from sluicegate.errors import LogError
-from sluicegate.replay.formats import EACH, Csv, Format, Json, Layout, Part, cells_of, paths_of
+from sluicegate.replay.formats import EACH, KINDS, Csv, Format, Json, Layout, Part, cells_of, paths_of
 from sluicegate.replay.syntaxes import apache, gunicorn, haproxy, nginx
 from sluicegate.replay.traffic import FIELD
 
@@ -57,23 +57,15 @@ UVICORN_WITHOUT_TIME: Final = Layout("uvicorn", (Part("", "words"), *_UVICORN, P
 ALB: Final = Layout(
     "alb",
     (
-        *(
-            Part("field:type"),
-            " ",
-            Part("end", "iso"),
-            " ",
-            Part("field:elb"),
-            " ",
-            Part("address", "address:port"),
-            " ",
-        ),
-        *(Part("field:target"), " ", Part("field:request_processing_time"), " "),
-        *(Part("field:target_processing_time"), " ", Part("field:response_processing_time"), " "),
-        *(Part("status", "status"), " ", Part("field:target_status_code"), " ", Part("field:received_bytes"), " "),
-        *(Part("bytes", "number"), ' "', Part("request"), '" "', Part("agent"), '" ', Part("field:ssl_cipher"), " "),
-        *(Part("field:ssl_protocol"), " ", Part("field:target_group_arn"), ' "', Part("field:trace_id"), '" "'),
-        *(Part("host"), '" "', Part("field:chosen_cert_arn"), '" ', Part("field:matched_rule_priority"), " "),
-        *(Part("time", "iso"), Part("", "rest")),
+        *nginx("$type $time_iso8601 $elb ").parts,
+        Part("address", "address:port"),
+        *nginx(
+            " $target $request_processing_time $target_processing_time $response_processing_time $status"
+            ' $target_status_code $received_bytes $bytes_sent "$request" "$http_user_agent" $ssl_cipher $ssl_protocol'
+            ' $target_group_arn "$trace_id" "$host" "$chosen_cert_arn" $matched_rule_priority '
+        ).parts,
+        Part("time", "iso"),
+        Part("", "rest"),
     ),
 )
 
@@ -126,7 +118,6 @@ CLOUDFRONT: Final = w3c(_CLOUDFRONT)
 # https://caddyserver.com/docs/caddyfile/directives/log; `ts` is the time of logging.
 CADDY: Final = Json(
     "caddy",
-    kinds={"end": "any", "duration": "seconds", "status": "status", "bytes": "number"},
     places={
         "end": [("ts",)],
         "address": [("request", "remote_ip"), ("request", "remote_addr")],
@@ -146,7 +137,7 @@ CADDY: Final = Json(
 # https://doc.traefik.io/traefik/observability/access-logs/
 TRAEFIK_JSON: Final = Json(
     "traefik-json",
-    kinds={"time": "iso", "duration": "nanoseconds", "status": "status", "bytes": "number"},
+    kinds={**KINDS, "time": "iso", "duration": "nanoseconds"},
     places={
         "time": [("StartUTC",), ("StartLocal",)],
         "address": [("ClientHost",)],
@@ -166,7 +157,6 @@ TRAEFIK_JSON: Final = Json(
 # https://developers.cloudflare.com/logs/logpush/logpush-job/datasets/zone/http_requests/
 CLOUDFLARE: Final = Json(
     "cloudflare",
-    kinds={"time": "any", "status": "status", "bytes": "number"},
     places={
         "time": [("EdgeStartTimestamp",)],
         "address": [("ClientIP",)],
@@ -184,7 +174,7 @@ CLOUDFLARE: Final = Json(
 # https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry#HttpRequest
 GCP: Final = Json(
     "gcp",
-    kinds={"time": "iso", "duration": "seconds", "status": "status", "bytes": "number"},
+    kinds={**KINDS, "time": "iso"},
     places={
         "time": [("timestamp",)],
         "address": [("httpRequest", "remoteIp")],
@@ -200,7 +190,6 @@ GCP: Final = Json(
 # DecisionEvent.asdict(), to which the application has added a time. What the first rule counted is the identity.
 EVENTS: Final = Json(
     "sluicegate",
-    kinds={"time": "any"},
     places={
         "time": [("time",), ("timestamp",), ("ts",)],
         "address": [("rules", "0", "identity")],
@@ -233,7 +222,6 @@ _USUAL: Final = {
     "agent": "agent user_agent http_user_agent userAgent user_agent.original",
     "forwarded": "forwarded x_forwarded_for http_x_forwarded_for xff",
 }
-_KINDS: Final = {"time": "any", "end": "any", "duration": "seconds", "status": "status", "bytes": "number"}
 _OTHERS: Final = ("end", "duration", "path")  # have no usual name
 _DURATION: Final = re.compile("(duration)_?(seconds|s|milliseconds|ms|microseconds|us|nanoseconds|ns)")
 _UNITS: Final = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -242,7 +230,7 @@ _UNITS: Final = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns
 def _columns(fields: Mapping[str, str]) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Return the names for each column, and the kinds of columns. What the user names comes before usual names."""
     names = {column: usual.split() for column, usual in _USUAL.items()}
-    kinds = dict(_KINDS)
+    kinds = dict(KINDS)
     for given, name in fields.items():
         column = given
         if unit := _DURATION.fullmatch(given):

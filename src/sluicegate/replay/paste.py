@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from sluicegate.replay.suggest import Suggestion, Suggestions
-from sluicegate.replay.words import printable
+from sluicegate.replay.words import listed, printable, quoted
 
 FRAMEWORKS: Final = {
     "starlette": ("sluicegate.starlette", "async def {}(request): ..."),
@@ -23,10 +23,10 @@ def as_toml(found: Suggestions) -> str:
     lines = ["[sluicegate]", "# the settings of your application"]
     key, note = _key(found.key)
     for each in _suggested(found):
-        lines += ["", f"# {_about(each)}", "[[sluicegate.rules]]", f"name = {_quoted(each.name)}"]
-        lines += [f"quota = {_quoted(each.quota or '')}", *([note] if note else []), f"key = {key}"]
-        lines += [f"path = {_quoted(each.path)}"] if each.path is not None else []
-        lines += [f"methods = {_list(each.methods)}"] if each.methods else []
+        lines += ["", f"# {_about(each)}", "[[sluicegate.rules]]", f"name = {quoted(each.name)}"]
+        lines += [f"quota = {quoted(each.quota or '')}", *([note] if note else []), f"key = {key}"]
+        lines += [f"path = {quoted(each.path)}"] if each.path is not None else []
+        lines += [f"methods = {listed(each.methods)}"] if each.methods else []
         lines += ['mode = "shadow"  # counts, and refuses no request; remove it to enforce the limit']
     return "\n".join(lines) + "\n"
 
@@ -41,13 +41,13 @@ def as_decorators(found: Suggestions, framework: str) -> str:
         if each.path is None:
             lines += ["", "", f"# {_about(each)}", f"# No view of its own: default_limits = {_parts(each)}"]
             continue
-        options = [f"name={_quoted(each.name)}", f"scope={_quoted(each.name)}", f"key={key}"]
-        options += [f"methods={_list(each.methods)}"] if each.methods else []
+        options = [f"name={quoted(each.name)}", f"scope={quoted(each.name)}", f"key={key}"]
+        options += [f"methods={listed(each.methods)}"] if each.methods else []
         options += ['mode="shadow"']
         name = each.name.replace("-", "_")
         name += "_" if keyword.iskeyword(name) or name == "limit" else ""
         lines += ["", "", f"# {_about(each)}", *([note] if note else [])]
-        lines += [f"@limit({_quoted(each.quota or '')}, {', '.join(options)})", view.format(name)]
+        lines += [f"@limit({quoted(each.quota or '')}, {', '.join(options)})", view.format(name)]
     return "\n".join(lines) + "\n"
 
 
@@ -56,7 +56,7 @@ def _suggested(found: Suggestions) -> Iterator[Suggestion]:
 
 
 def _parts(each: Suggestion) -> str:
-    return _list((each.quota or "").split("; "))
+    return listed((each.quota or "").split("; "))
 
 
 def _about(each: Suggestion) -> str:
@@ -70,21 +70,4 @@ def _key(key: str) -> tuple[str, str]:
     if any(part.startswith(_LOGGED) for part in parts):
         return '"user"', f"# The log's key is {key}: give the key of your application that is the same."
     written = [part if part.startswith("header:") else part.replace(":", ".") for part in parts]
-    return (_quoted(written[0]) if len(written) == 1 else _list(written)), ""
-
-
-def _list(texts: Iterable[str]) -> str:
-    return f"[{', '.join(map(_quoted, texts))}]"
-
-
-def _quoted(text: str) -> str:
-    """Return a text as a string that TOML and Python both read. JSON's escapes of emoji are no TOML."""
-    return '"' + "".join(map(_escaped, text)) + '"'
-
-
-def _escaped(sign: str) -> str:
-    if sign in '"\\':
-        return f"\\{sign}"
-    if sign.isprintable():
-        return sign
-    return f"\\u{ord(sign):04x}" if ord(sign) < 0x10000 else f"\\U{ord(sign):08x}"
+    return (quoted(written[0]) if len(written) == 1 else listed(written)), ""

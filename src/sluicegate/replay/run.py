@@ -17,7 +17,7 @@ from sluicegate.errors import LogError, SettingsError
 from sluicegate.extras import needs
 from sluicegate.plan import Terms
 from sluicegate.replay import result as results
-from sluicegate.replay.candidates import Candidate, as_if_enforced, enforced, told_apart
+from sluicegate.replay.candidates import Candidate, as_if_enforced, enforced
 from sluicegate.replay.closed_loop import Loop, Waits
 from sluicegate.replay.curves import Scale
 from sluicegate.replay.decide import FORBIDDEN_RULE, Decider, Ready, mapped
@@ -28,6 +28,7 @@ from sluicegate.replay.routes import Routes
 from sluicegate.replay.sane import Sane
 from sluicegate.replay.spool import spool
 from sluicegate.replay.tally import Common, Grid, Tally, line, quantile, rule_column, until_column
+from sluicegate.replay.words import told_apart
 from sluicegate.replay.work import Work, applies_to, total
 
 with needs("replay"):
@@ -115,7 +116,8 @@ def replay(
     stated = None if sane is None else Sane.given(sane)
     if not candidates:
         raise SettingsError("candidates", candidates, problem="there is none", expected="give --rule or --rules")
-    given = told_apart(candidates)
+    names = told_apart([each.name for each in candidates], "{} ({})")
+    given = [each._replace(name=name) for each, name in zip(candidates, names, strict=True)]
     ready = [Ready(as_if_enforced(candidate)) for candidate in given]
     wanted = {"time", "method", "path", "status", "duration", *[name for each in ready for name in each.wanted]}
     seen, routes, columns, hints = Seen(), Routes(), set[str](), Hints(ready)
@@ -153,10 +155,8 @@ def replay(
                 tallies[number].waits = waits
             members = zip(group.members, tallies, strict=True)
             counted |= {each.name: (each, tally, shared, rate) for each, tally in members}
-    names, first = routes.names, counted[ready[0].name][2]
-    found = tuple(
-        [Answer(*counted[each.name], grid=grid, names=names, curves=curves).candidate(each) for each in given]
-    )
+    found = tuple([Answer(*counted[each.name], grid, routes.names, curves).candidate(each) for each in given])
+    first = counted[ready[0].name][2]
     traffic = _traffic(log, seen, identities=first.identities, wanted=wanted, columns=columns)
     traffic = traffic._replace(warnings=(*_keys(ready), *hints.found(getattr(log, "fields", ()))))
     return Result(traffic, found, rates=_rates(groups, counted), seconds=(clock.now_us() - began) / MICROSECOND)
@@ -231,27 +231,25 @@ def _numbered(frame: pl.DataFrame, routes: Routes, seen: Seen) -> pl.DataFrame:
     )
 
 
+@dataclass(frozen=True)
 class Answer:
     """What one candidate would have done, from what was counted."""
 
-    def __init__(
-        self, ready: Ready, tally: Tally, shared: Common, sane: Sane, *, grid: Grid, names: Sequence[str], curves: bool
-    ) -> None:
-        self._ready = ready
-        self._tally = tally
-        self._shared = shared
-        self._sane = sane
-        self._curved = curves
-        self._grid = grid
-        self._names = names
+    ready: Ready
+    tally: Tally
+    shared: Common
+    sane: Sane
+    grid: Grid
+    names: Sequence[str]
+    curves: bool
 
     def candidate(self, given: Candidate) -> results.Candidate:
         """Return the whole answer about a candidate as it was given."""
-        tally, shared, sane = self._tally, self._shared, self._sane
-        scale = Scale(self._ready.candidate, shared.routes.total()) if self._curved else None
+        tally, shared, sane = self.tally, self.shared, self.sane
+        scale = Scale(self.ready.candidate, shared.routes.total()) if self.curves else None
         return results.Candidate(
-            name=self._ready.name,
-            rules=_rules(self._ready, tally, given),
+            name=self.ready.name,
+            rules=_rules(self.ready, tally, given),
             decided=tally.decided,
             refused=tally.refused,
             identities=tally.identities,
@@ -273,10 +271,10 @@ class Answer:
         )
 
     def _closed_loop(self) -> results.ClosedLoop:
-        waits, innocent = self._tally.waits, self._tally.innocent_waits
+        waits, innocent = self.tally.waits, self.tally.innocent_waits
         if waits.unknown:
             return results.ClosedLoop.unknown(waits.unknown)
-        alone = self._ready.by_identity
+        alone = self.ready.by_identity
         return results.ClosedLoop(
             delayed=waits.delays.total(),
             never=waits.never,
@@ -292,13 +290,13 @@ class Answer:
 
     def _curves(self, scale: Scale) -> tuple[results.Curve, ...]:
         found = []
-        for (_, terms, limits), counted in zip(scale.rules, self._tally.curves, strict=bool(self._tally.curves)):
+        for (_, terms, limits), counted in zip(scale.rules, self.tally.curves, strict=bool(self.tally.curves)):
             points = [results.Point(limit, *each) for limit, each in zip(limits, counted, strict=True)]
             found.append(results.Curve(terms.name, terms.quota.period, terms.quota.limit, points=tuple(points)))
         return tuple(found)
 
     def _load(self) -> results.Load:
-        grid, shared, tally = self._grid, self._shared, self._tally
+        grid, shared, tally = self.grid, self.shared, self.tally
         logged, refused = line(shared.buckets, grid.buckets), line(tally.buckets, grid.buckets)
         busy, idle = (line(shared.busy, grid.buckets), line(tally.busy, grid.buckets)) if shared.timed else ([], [])
         return results.Load(
@@ -311,14 +309,14 @@ class Answer:
         )
 
     def _worst(self) -> tuple[results.Moment, ...]:
-        grid, tally = self._grid, self._tally
+        grid, tally = self.grid, self.tally
         worst = sorted(tally.buckets.items(), key=lambda each: (-each[1], each[0]))[:_WORST]
         return tuple(
             [
                 results.Moment(
                     start=(grid.start + bucket * grid.width) / _SECOND,
                     seconds=grid.width / _SECOND,
-                    requests=self._shared.buckets[bucket],
+                    requests=self.shared.buckets[bucket],
                     refused=refused,
                     identities=tally.bucket_identities[bucket],
                 )
@@ -327,9 +325,9 @@ class Answer:
         )
 
     def _route(self, number: int) -> results.Route:
-        tally, shared = self._tally, self._shared
+        tally, shared = self.tally, self.shared
         return results.Route(
-            route=self._names[number],
+            route=self.names[number],
             requests=shared.routes[number],
             refused=tally.routes[number],
             identities=shared.route_identities[number],
@@ -338,15 +336,15 @@ class Answer:
 
     def _most_refused_routes(self, most: int) -> list[int]:
         """Return the numbers of the routes with the most refusals, then those with the most requests."""
-        refused, asked = self._tally.routes, self._shared.routes
+        refused, asked = self.tally.routes, self.shared.routes
         return sorted(asked, key=lambda number: (-refused[number], -asked[number], number))[:most]
 
     def _heat(self) -> results.HeatMap:
         shown = self._most_refused_routes(_HEAT)
         return results.HeatMap(
-            routes=tuple([self._names[number] for number in shown]),
-            requests=tuple([self._by_hour(self._shared.hours, number) for number in shown]),
-            refused=tuple([self._by_hour(self._tally.hours, number) for number in shown]),
+            routes=tuple([self.names[number] for number in shown]),
+            requests=tuple([self._by_hour(self.shared.hours, number) for number in shown]),
+            refused=tuple([self._by_hour(self.tally.hours, number) for number in shown]),
         )
 
     @staticmethod

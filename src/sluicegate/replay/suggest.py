@@ -37,6 +37,7 @@ from sluicegate.replay.tally import add, readable
 from sluicegate.replay.traffic import COLUMNS
 from sluicegate.replay.words import count as count_of
 from sluicegate.replay.words import share as share_of
+from sluicegate.replay.words import told_apart
 from sluicegate.replay.work import Each, workers
 from sluicegate.rules.rule import Rule
 from sluicegate.web.settings import Settings
@@ -214,7 +215,23 @@ def suggest(
         found = _Suggester(seen, every, share=share, resolution=_resolution(log)).all(
             rules, _said(log, hints), key=key, show=show_identities
         )
-        return found._replace(uncounted=hints.requests - seen.requests)
+        found = found._replace(uncounted=hints.requests - seen.requests)
+        return _without_rules(found, hints.absent) if seen.requests else found
+
+
+def _without_rules(found: Suggestions, absent: Sequence[str]) -> Suggestions:
+    """Return suggestions without rules if they count by address, because no line of the log has what the key reads."""
+    if not absent:
+        return found
+    whose = "users" if absent == ["user"] else " or ".join(absent)
+    verdict = (
+        f"The log names no {whose}: these figures are of addresses, and no rule by {found.key} follows from them. If "
+        f"the log has it under another name, give --field {absent[0].lower()}=NAME. Otherwise log it, or count by "
+        "address with --by ip."
+    )
+    return found._replace(
+        suggestions=tuple([each._replace(quota=None, verdict=verdict, warning="") for each in found.suggestions])
+    )
 
 
 def _resolution(log: Frames) -> int:
@@ -293,7 +310,9 @@ class _Suggester:
     def all(self, given: Sequence[Rule], read: Sequence[str], *, key: str, show: bool) -> Suggestions:
         """Suggest limits for these groups of requests, or for those that are found."""
         left_out: list[str] = []
-        seen, rules = self._seen, tuple(_told_apart(given or self._groups(left_out)))
+        seen, asked = self._seen, given or self._groups(left_out)
+        names = told_apart([rule.name for rule in asked], "{}-{}")
+        rules = tuple([replace(rule, name=name) for rule, name in zip(asked, names, strict=True)])
         survey = Survey(rules, tuple(self._windows.values()), self.resolution)
         pairs = [*self._every(survey.loading)]
         assets = sees_assets(sum([loads for loads, _ in pairs]), sum([of for _, of in pairs]))
@@ -325,7 +344,7 @@ class _Suggester:
             warning = " ".join(filter(None, [one.warning, *harmed]))
             found.append(one._replace(busiest=busiest, warning=warning))
         lacks = unseen(assets=assets, agents=seen.agents > 0, statuses=seen.statuses > 0) if seen.requests else ()
-        names: dict[int | None, str] = dict([*seen.names])
+        agents: dict[int | None, str] = dict([*seen.names])
         return Suggestions(
             key=key,
             share=self.share,
@@ -334,7 +353,7 @@ class _Suggester:
             resolution=self.resolution / SECOND,
             kinds=tuple([Kind(*each) for each in sorted(kinds.items())]),
             notes=(*self._notes((*read, *lacks)), *_left_out(left_out)),
-            programs=tuple([_program(each, names, show=show) for each in programs[:LISTED]]),
+            programs=tuple([_program(each, agents, show=show) for each in programs[:LISTED]]),
             suggestions=tuple(found),
         )
 
@@ -639,14 +658,3 @@ def _left_out(requests: Sequence[str]) -> tuple[str, ...]:
     if not requests:
         return ()
     return (f"no rule can be written for {count_of(len(requests), 'route')}, as {requests[0][:_SHOWN]}",)
-
-
-def _told_apart(rules: Iterable[Rule]) -> list[Rule]:
-    """Return the rules, each with a name of its own."""
-    found: dict[str, Rule] = {}
-    for rule in rules:
-        name, number = rule.name, 2
-        while name in found:
-            name, number = f"{rule.name}-{number}", number + 1
-        found[name] = replace(rule, name=name)
-    return [*found.values()]

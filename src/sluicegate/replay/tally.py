@@ -193,8 +193,15 @@ def common(frame: pl.DataFrame, insane: pl.Series, *, grid: Grid) -> Common:
     )
     if "duration" in placed.columns:
         found.timed = placed.height - placed["duration"].null_count()
-        found.busy = Counter(dict(placed.group_by("bucket").agg(pl.col("duration").sum()).iter_rows()))
+    found.busy = _busy(placed)
     return found
+
+
+def _busy(placed: pl.DataFrame) -> Counter[int]:
+    """Return the microseconds of work in each bucket, if durations are known."""
+    if "duration" not in placed.columns:
+        return Counter()
+    return Counter(dict(placed.group_by("bucket").agg(pl.col("duration").sum()).iter_rows()))
 
 
 def of_one(shared: Common, tally: Tally, *, grid: Grid, insane: bool) -> None:
@@ -273,32 +280,19 @@ def tally(
     found.routes, found.route_identities = counts(hits, "route"), different(hits, "route")
     found.buckets, found.bucket_identities = counts(hits, "bucket"), different(hits, "bucket")
     found.hours = counts(hits, "route", "hour")
-    if "duration" in hits.columns:
-        work = hits.group_by("bucket").agg(pl.col("duration").sum()).iter_rows()
-        found.busy = Counter(dict(work))
+    found.busy = _busy(hits)
     # Blocked from a refusal until its wait is over; the parts of one identity that overlap count once.
     known = pl.col("until").fill_null(pl.col("time"))
     before = pl.max_horizontal("time", known.cum_max().shift(1).over("identity"), pl.lit(until))
     hits = hits.with_columns((known - before).clip(lower_bound=0).alias("blocked"))
-    who = hits.group_by("identity").agg(
-        [
-            pl.len().alias("refused"),
-            pl.col("blocked").sum(),
-            pl.col("time").first().alias("first"),
-            pl.col("time").last().alias("last"),
-        ]
-    )
-    who = who.with_columns((~pl.col("identity").is_in(insane.implode())).alias("innocent"))
+    time = pl.col("time")
+    who = hits.group_by("identity").agg(pl.col("blocked").sum(), refused=pl.len(), first=time.first(), last=time.last())
+    who = who.with_columns(innocent=~pl.col("identity").is_in(insane.implode()))
     found.refused_identities, found.blocked = who.height, int(who["blocked"].sum())
     innocent = who.filter("innocent")
     found.innocent, found.innocent_requests = innocent.height, int(innocent["refused"].sum())
-    found.most = _most(
-        frame,
-        hits,
-        who.sort(["refused", "identity"], descending=[True, False]).head(MOST_REFUSED),
-        grid=grid,
-        name=name,
-    )
+    listed = who.sort(["refused", "identity"], descending=[True, False]).head(MOST_REFUSED)
+    found.most = _most(frame, hits, listed, grid=grid, name=name)
     return found
 
 

@@ -92,7 +92,7 @@ class Report:
         yield from self._table(
             ["Rule", "Quota", "Key", "On", "Refused", "Identities"],
             [
-                [rule.name, rule.quota, rule.key, rule.applies_to or "all", f"{rule.refused:,}", f"{rule.identities:,}"]
+                [rule.name, rule.quota, rule.key, rule.applies_to or "all", rule.refused, rule.identities]
                 for rule in found.rules
             ],
         )
@@ -127,8 +127,8 @@ class Report:
             [
                 [
                     route.route,
-                    f"{route.requests:,}",
-                    f"{route.refused:,}",
+                    route.requests,
+                    route.refused,
                     words.share(route.refused, route.requests),
                     f"{route.refused_identities:,} of {route.identities:,}",
                 ]
@@ -138,24 +138,15 @@ class Report:
         )
         yield from self._table(
             ["Worst moments", "For", "Requests", "Refused", "Identities"],
-            [
-                [
-                    f"{words.moment(each.start)} UTC",
-                    words.span(each.seconds),
-                    f"{each.requests:,}",
-                    f"{each.refused:,}",
-                    f"{each.identities:,}",
-                ]
-                for each in found.worst
-            ],
+            [[f"{words.moment(at)} UTC", words.span(seconds), *numbers] for at, seconds, *numbers in found.worst],
         )
         yield from self._table(
             ["Most refused", "Requests", "Refused", "Blocked", "", "When refused"],
             [
                 [
                     each.identity,
-                    f"{each.requests:,}",
-                    f"{each.refused:,}",
+                    each.requests,
+                    each.refused,
                     words.span(each.seconds),
                     "innocent" if each.innocent else "",
                     self._sparkline(each.refusals, size=max(12, min(40, self._width - 69)), top=0),
@@ -164,10 +155,11 @@ class Report:
             ],
         )
 
-    def _table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[RenderableType]:
+    def _table(self, columns: Sequence[str], given: Sequence[Sequence[str | int]]) -> Iterator[RenderableType]:
         """Yield a table, or, on a terminal that is too narrow, one line for each cell."""
-        if not rows:
+        if not given:
             return
+        rows = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in given]
         widths = [max([cell_len(self._shown(each)) for each in column]) for column in zip(columns, *rows, strict=True)]
         if min(_NAME, widths[0]) + sum(widths[1:]) + _GAP * (len(widths) - 1) > self._width:
             if columns[0] not in ("", "Rule"):

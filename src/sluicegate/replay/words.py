@@ -121,6 +121,43 @@ def printable(text: str) -> str:
     return "".join([sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text])
 
 
+def quoted(text: str) -> str:
+    """Return a text as a string that TOML and Python both read. JSON's escapes of emoji are no TOML.
+
+    >>> quoted('a "b"')
+    '"a \\\\"b\\\\""'
+    """
+    return '"' + "".join(map(_escaped, text)) + '"'
+
+
+def _escaped(sign: str) -> str:
+    if sign in '"\\':
+        return f"\\{sign}"
+    if sign.isprintable():
+        return sign
+    return f"\\u{ord(sign):04x}" if ord(sign) < 0x10000 else f"\\U{ord(sign):08x}"
+
+
+def listed(texts: Iterable[str]) -> str:
+    """Return texts as a list that TOML and Python both read."""
+    return f"[{', '.join(map(quoted, texts))}]"
+
+
+def told_apart(names: Iterable[str], form: str) -> list[str]:
+    """Return names that are all different: to one that was there, its number is added in this form.
+
+    >>> told_apart(["login", "login", "api", "login"], "{}-{}")
+    ['login', 'login-2', 'api', 'login-3']
+    """
+    found: dict[str, None] = {}
+    for name in names:
+        different, number = name, 2
+        while different in found:
+            different, number = form.format(name, number), number + 1
+        found[different] = None
+    return [*found]
+
+
 def rollout(candidate: Candidate) -> str:
     """Return which rules were replayed as if enforced for everybody; empty if all of them are."""
     several = dict.fromkeys(

@@ -75,22 +75,18 @@ def _limit(curve: Curve, rule: RuleText | None) -> dict[str, Any]:
     number = None if rule is None else _NUMBER.match(rule.quota)
     if rule is None or number is None:
         return {"period": period, "toml": None, "decorator": None}
-    keys = [_quoted(each) for each in rule.key.split(" + ")]
-    several = ", ".join(keys)
+    keys = rule.key.split(" + ")
+    key = words.listed(keys) if len(keys) > 1 else words.quoted(rule.key)
     methods, slash, path = rule.applies_to.partition("/")
     unnamed = rule.name == rule.quota  # the limit of a name like "5/minute" would be another
-    name = _quoted(name_of(slash + path or None) if unnamed else rule.name)
+    name = words.quoted(name_of(slash + path or None) if unnamed else rule.name)
     options = {
-        "methods": f"[{', '.join(map(_quoted, methods.replace(',', ' ').split()))}]" if methods else "",
-        "algorithm": "" if rule.algorithm in _LEFT_OUT else _quoted(rule.algorithm),
+        "methods": words.listed(methods.replace(",", " ").split()) if methods else "",
+        "algorithm": "" if rule.algorithm in _LEFT_OUT else words.quoted(rule.algorithm),
         "mode": '"shadow"',
     }
-    in_toml = {
-        "key": several if len(keys) == 1 else f"[{several}]",
-        "path": _quoted(slash + path) if slash else "",
-        **options,
-    }
-    of_view = {"name": name, "scope": name, "key": several if len(keys) == 1 else f"({several})", **options}
+    in_toml = {"key": key, "path": words.quoted(slash + path) if slash else "", **options}
+    of_view = {"name": name, "scope": name, "key": f"({key[1:-1]})" if len(keys) > 1 else key, **options}
     lines = "".join([f"{option} = {value}\n" for option, value in in_toml.items() if value])
     arguments = "".join([f", {option}={value}" for option, value in of_view.items() if value])
     views = f"# The views of {words.printable(rule.applies_to) or 'every request'} share this limit.\n"
@@ -100,10 +96,3 @@ def _limit(curve: Curve, rule: RuleText | None) -> dict[str, Any]:
         "toml": [f'[[sluicegate.rules]]\nname = {name}\nquota = "', f"{rest}\n{lines}"],
         "decorator": [f'{views}@limit("', f"{rest}{arguments})\n"],
     }
-
-
-def _quoted(text: str) -> str:
-    """Return text in quotes, with the escapes that TOML and Python share."""
-    escaped = text.replace("\\", r"\\").replace('"', r"\"")
-    signs = [sign if sign.isprintable() else f"\\U{ord(sign):08x}" for sign in escaped]
-    return f'"{"".join(signs)}"'
