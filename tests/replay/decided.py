@@ -9,10 +9,11 @@ import polars as pl
 
 from sluicegate.replay.candidates import Candidate
 from sluicegate.replay.decide import Decider, Ready, decided
+from sluicegate.replay.log import Frames
 
 
 @dataclass(frozen=True)
-class Given:
+class Given(Frames):
     """A log of frames that are in memory."""
 
     given: Sequence[pl.DataFrame]

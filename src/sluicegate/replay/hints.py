@@ -10,6 +10,7 @@ from typing import Any, Final
 from sluicegate.extras import needs
 from sluicegate.replay.caller import LogKey
 from sluicegate.replay.decide import Ready
+from sluicegate.replay.log import Frames
 from sluicegate.replay.traffic import HEADER
 from sluicegate.replay.words import count, share
 
@@ -38,6 +39,8 @@ class Hints:
         self._have = Counter[str]()  # requests, by the columns of keys
         self._days = Counter[int]()
         self.requests = self._private = 0
+        self.first: int | None = None
+        self.last: int | None = None
         self._forwards = False
         self._peers: set[str] = set()
 
@@ -46,7 +49,17 @@ class Hints:
         """The columns that it reads, beside those of the candidates."""
         return set() if self._trusts_all else {"address", "forwarded"}
 
-    def add(self, frame: pl.DataFrame) -> None:
+    def watch(self, log: Frames, wanted: set[str], *, since: int | None, until: int | None) -> Iterator[pl.DataFrame]:
+        """Yield the frames of a log with these columns, from `since` to before `until`. Count what they have."""
+        for whole in log.frames(wanted | self.wanted):
+            frame = whole if since is None else whole.filter(pl.col("time") >= since)
+            frame = frame if until is None else frame.filter(pl.col("time") < until)
+            self._add(frame)
+            yield frame
+
+    def _add(self, frame: pl.DataFrame) -> None:
+        if frame.height:
+            self.first, self.last = frame["time"][0] if self.first is None else self.first, frame["time"][-1]
         self.requests += frame.height
         self._days.update(dict((frame["time"] // _DAY).value_counts().iter_rows()))
         self._have.update({name: frame[name].count() for name in self._keys if name in frame.columns})

@@ -116,18 +116,11 @@ class Kinds(NamedTuple):
     table: pl.DataFrame  # `identity`, `kind`, `people`, a column for each sign, their figures, and `check`
 
     def reasons(self, who: Any) -> tuple[str, ...]:
-        """Return why an identity has its kind."""
+        """Return why an identity is taken for a program."""
         row = self.table.row(by_predicate=pl.col("identity") == who, named=True)
         texts = {"failures": share(row["failed"], 1), "pauses": _pauses(row["low"] or 0, row["high"] or 0)}
         signs = [name for name in SIGNS if row[name] and not (name == "failing" and row["refused"])]  # says more
-        found = [SIGNS[name].reason.format(**row, **texts) for name in signs]
-        if row["kind"] == SHARED:
-            return (f"{row['people']} browsers or users in one day", *found)
-        if row["kind"] == UNCLEAR and row["people"] >= MANY:
-            return (f"{row['people']} User-Agents in one day: many people, or a program with many names", *found)
-        if row["kind"] == UNCLEAR:
-            return (f"only {row['requests']} requests", *found)
-        return tuple(found) or ("no sign of a program",)
+        return tuple([SIGNS[name].reason.format(**row, **texts) for name in signs])
 
 
 def _pauses(low: float, high: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import inf
 from pathlib import Path
@@ -34,16 +35,34 @@ class Counts(NamedTuple):
     """What was read so far."""
 
     lines: int
-    unreadable: Unreadable
-    late: int
-    bytes: int  # as they are in the files, perhaps compressed
-    total: int | None  # of all files; None if standard input is one
-    formats: tuple[File, ...]
-    resolution: float  # seconds between two times that the log can tell apart
-    missing: tuple[str, ...]  # columns that are wanted and that no line of this log has
+    unreadable: Unreadable = Unreadable(0, ())
+    late: int = 0
+    bytes: int = 0  # as they are in the files, perhaps compressed
+    total: int | None = None  # of all files; None if standard input is one
+    formats: tuple[File, ...] = ()
+    resolution: float = 1  # seconds between two times that the log can tell apart
+    missing: tuple[str, ...] = ()  # columns that are wanted and that no line of this log has
 
 
-class Log:
+class Frames(ABC):
+    """Frames of traffic in order of time."""
+
+    @property
+    def read(self) -> Counts | None:
+        """What was read so far; None if nobody counts."""
+        return None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of what the lines have, as far as they are known: those that `fields` of a Log and keys may use."""
+        return ()
+
+    @abstractmethod
+    def frames(self, wanted: Collection[str]) -> Iterator[pl.DataFrame]:
+        """Yield frames that have these columns, as far as the log has them."""
+
+
+class Log(Frames):
     """Access logs as traffic. Each iteration over `frames` reads the files again."""
 
     def __init__(
@@ -110,7 +129,6 @@ class Log:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of what the lines have, as far as they are known: those that `fields` and keys may use."""
         found = [name for each in self._formats for form in each for name in _names(form, self._first)]
         return tuple(dict.fromkeys(found))
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from operator import sub
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
 from sluicegate.concurrency import Concurrency
@@ -22,8 +22,9 @@ from sluicegate.replay.closed_loop import Loop, Waits
 from sluicegate.replay.curves import Scale
 from sluicegate.replay.decide import FORBIDDEN_RULE, Decider, Ready, mapped
 from sluicegate.replay.hints import Hints
+from sluicegate.replay.log import Counts, Frames
 from sluicegate.replay.partitions import Partitions, temporary
-from sluicegate.replay.result import Result, Traffic, Unreadable
+from sluicegate.replay.result import Result, Traffic
 from sluicegate.replay.routes import Routes
 from sluicegate.replay.sane import Sane
 from sluicegate.replay.spool import spool
@@ -40,24 +41,6 @@ _SHOWN: Final = 30  # routes
 _HEAT: Final = 12  # routes of the heat map
 _TOO_MANY: Final = 429
 _SECOND: Final = MICROSECOND
-
-
-class Frames(Protocol):
-    """A log: frames of traffic in order of time. `Log` of `sluicegate.replay.reading` is one."""
-
-    def frames(self, wanted: Collection[str]) -> Iterator[pl.DataFrame]:
-        """Yield frames that have these columns, as far as the log has them."""
-        ...
-
-
-@dataclass
-class Seen:
-    """What is counted of the log itself, while it is read."""
-
-    requests: int = 0
-    first: int | None = None
-    last: int | None = None
-    refused: int = 0
 
 
 class Group:
@@ -120,23 +103,25 @@ def replay(
     given = [each._replace(name=name) for each, name in zip(candidates, names, strict=True)]
     ready = [Ready(as_if_enforced(candidate)) for candidate in given]
     wanted = {"time", "method", "path", "status", "duration", *[name for each in ready for name in each.wanted]}
-    seen, routes, columns, hints = Seen(), Routes(), set[str](), Hints(ready)
+    routes, columns, hints, refused = Routes(), set[str](), Hints(ready), 0
     with ExitStack() as stack:
         with temporary():
             folder = stack.enter_context(spool())
         groups = _grouped(ready, folder)
-        for read in log.frames(wanted | hints.wanted):
-            columns |= set(read.columns)
-            frame = read if since is None else read.filter(pl.col("time") >= since)
-            frame = frame if until is None else frame.filter(pl.col("time") < until)
-            hints.add(frame)
-            numbered = _numbered(frame, routes, seen)
+        for frame in hints.watch(log, wanted, since=since, until=until):
+            columns |= set(frame.columns)
+            refused += int((frame["status"] == _TOO_MANY).sum()) if "status" in frame.columns else 0
+            numbered = frame.with_columns(
+                pl.int_range(hints.requests - frame.height, hints.requests, dtype=pl.Int64, eager=True).alias("row"),
+                mapped(frame, ["method", "path"], routes.number, kind=pl.UInt16()).alias("route"),
+            )
             for group in groups:
                 group.add(numbered)
             if progress is not None:
                 progress(log)
-        _check_durations(log, ready, wanted - columns)
-        grid = Grid.over(seen.first, seen.last)
+        read = log.read or Counts(hints.requests, resolution=1e-6, missing=tuple(wanted - columns))
+        _check_durations(read, ready)
+        grid = Grid.over(hints.first, hints.last)
         counted: dict[str, tuple[Ready, Tally, Common, Sane]] = {}
         parts = [group.partitions.all() for group in groups]
         step = _steps(sum(map(len, parts)), deciding)
@@ -146,7 +131,7 @@ def replay(
                 candidates=tuple([each.candidate for each in group.members]),
                 sane=rate.rate,
                 grid=grid,
-                requests=seen.requests,
+                requests=hints.requests,
                 curves=curves,
                 show=show_identities,
             )
@@ -156,9 +141,20 @@ def replay(
             members = zip(group.members, tallies, strict=True)
             counted |= {each.name: (each, tally, shared, rate) for each, tally in members}
     found = tuple([Answer(*counted[each.name], grid, routes.names, curves).candidate(each) for each in given])
-    first = counted[ready[0].name][2]
-    traffic = _traffic(log, seen, identities=first.identities, wanted=wanted, columns=columns)
-    traffic = traffic._replace(warnings=(*_keys(ready), *hints.found(getattr(log, "fields", ()))))
+    traffic = Traffic(
+        files=read.formats,
+        lines=read.lines,
+        unreadable=read.unreadable,
+        late=read.late,
+        first=None if hints.first is None else hints.first / _SECOND,
+        last=None if hints.last is None else hints.last / _SECOND,
+        resolution=read.resolution,
+        requests=hints.requests,
+        identities=counted[ready[0].name][2].identities,
+        refused=refused,
+        missing=tuple(sorted(wanted & set(read.missing))),
+        warnings=(*_keys(ready), *hints.found(log.fields)),
+    )
     return Result(traffic, found, rates=_rates(groups, counted), seconds=(clock.now_us() - began) / MICROSECOND)
 
 
@@ -199,10 +195,9 @@ def _rates(groups: Sequence[Group], counted: dict[str, tuple[Ready, Tally, Commo
     return tuple(found)
 
 
-def _check_durations(log: Any, ready: Sequence[Ready], absent: Collection[str]) -> None:
+def _check_durations(read: Counts, ready: Sequence[Ready]) -> None:
     """Raise LogError if requests at the same time shall be counted, and the log does not say how long they took."""
-    missing = getattr(getattr(log, "read", None), "missing", absent)
-    for terms in [each for one in ready for each in one.terms if each.held and "duration" in missing]:
+    for terms in [each for one in ready for each in one.terms if each.held and "duration" in read.missing]:
         problem = "the log has no durations, which say how many requests ran at once"
         raise LogError("rule", _quota(terms), problem=problem, expected="log them, or give the field with --field")
 
@@ -214,21 +209,6 @@ def _grouped(ready: Sequence[Ready], folder: Path) -> list[Group]:
         same = each.key, settings.trust, settings.ipv4_prefix, settings.ipv6_prefix
         found.setdefault(same, []).append(each)
     return [Group(members, Partitions(folder / str(at))) for at, members in enumerate(found.values())]
-
-
-def _numbered(frame: pl.DataFrame, routes: Routes, seen: Seen) -> pl.DataFrame:
-    """Return the frame with the numbers of its rows and routes. Count its requests."""
-    start = seen.requests
-    if frame.height:
-        first, last = frame["time"][0], frame["time"][-1]
-        seen.first, seen.last = first if seen.first is None else seen.first, last
-        seen.requests += frame.height
-    if "status" in frame.columns:
-        seen.refused += int((frame["status"] == _TOO_MANY).sum())
-    return frame.with_columns(
-        pl.int_range(start, start + frame.height, dtype=pl.Int64, eager=True).alias("row"),
-        mapped(frame, ["method", "path"], routes.number, kind=pl.UInt16()).alias("route"),
-    )
 
 
 @dataclass(frozen=True)
@@ -390,22 +370,4 @@ def key_text(key: Any) -> str:
         str(key)
         if isinstance(key, str) or hasattr(key, "columns")
         else getattr(key, "__qualname__", type(key).__name__)
-    )
-
-
-def _traffic(log: Any, seen: Seen, *, identities: int, wanted: set[str], columns: set[str]) -> Traffic:
-    """Return what was read. A log that counts says so in `read`."""
-    read = getattr(log, "read", None)
-    return Traffic(
-        files=tuple(getattr(read, "formats", ())),
-        lines=getattr(read, "lines", seen.requests),
-        unreadable=getattr(read, "unreadable", Unreadable(0, ())),
-        late=getattr(read, "late", 0),
-        first=None if seen.first is None else seen.first / _SECOND,
-        last=None if seen.last is None else seen.last / _SECOND,
-        resolution=getattr(read, "resolution", 1e-6),
-        requests=seen.requests,
-        identities=identities,
-        refused=seen.refused,
-        missing=tuple(sorted(wanted & set(getattr(read, "missing", wanted - columns)))),
     )

@@ -26,10 +26,9 @@ from sluicegate.replay.candidates import Candidate, parse_key, parse_requests
 from sluicegate.replay.decide import Ready
 from sluicegate.replay.hints import Hints
 from sluicegate.replay.kinds import is_asset, is_program, sees_assets, unseen
-from sluicegate.replay.log import Counts
+from sluicegate.replay.log import Counts, Frames
 from sluicegate.replay.partitions import Partitions, temporary
 from sluicegate.replay.routes import name_of, route_of
-from sluicegate.replay.run import Frames
 from sluicegate.replay.sane import nice
 from sluicegate.replay.spool import spool
 from sluicegate.replay.survey import ALL, DAY, GONE, HIGHEST, INSTEAD, LISTED, ONE_DAY, Effect, Group, Named, Survey
@@ -86,8 +85,8 @@ class Limit(NamedTuple):
     high: int | None
     held_out: float | None  # the largest share of people refused on a day that the limit was not taken from
     without_shared: int  # the exact limit if nobody shared an address
-    people: int  # identities of people that the replay refused
-    stopped: float  # the share of the programs' requests that the replay refused
+    people: int = 0  # identities of people that the replay refused
+    stopped: float = 0.0  # the share of the programs' requests that the replay refused
 
     @property
     def quota(self) -> str:
@@ -192,10 +191,8 @@ def suggest(
         with temporary():
             folder = stack.enter_context(spool())
         partitions = Partitions(folder / "0")
-        for whole in log.frames({*WANTED, *ready.wanted, *hints.wanted}):
+        for frame in hints.watch(log, {*WANTED, *ready.wanted}, since=since, until=until):
             progress()
-            frame = whole.filter(pl.col("time") >= (since or 0), pl.col("time") < (until or 2**62))
-            hints.add(frame)
             identities = ready.identify(frame)
             known = identities.is_not_null()
             named = frame.filter(known)
@@ -212,9 +209,10 @@ def suggest(
                 if counting is not None:
                     counting(done, len(parts))
 
-        found = _Suggester(seen, every, share=share, resolution=_resolution(log)).all(
-            rules, _said(log, hints), key=key, show=show_identities
-        )
+        read = log.read or Counts(0)
+        said = [each.removesuffix(".") for each in hints.found(log.fields)] + what_was_read(read)
+        suggester = _Suggester(seen, every, share=share, resolution=round(read.resolution * SECOND))
+        found = suggester.all(rules, said, key=key, show=show_identities)
         found = found._replace(uncounted=hints.requests - seen.requests)
         return _without_rules(found, hints.absent) if seen.requests else found
 
@@ -232,18 +230,6 @@ def _without_rules(found: Suggestions, absent: Sequence[str]) -> Suggestions:
     return found._replace(
         suggestions=tuple([each._replace(quota=None, verdict=verdict, warning="") for each in found.suggestions])
     )
-
-
-def _resolution(log: Frames) -> int:
-    read = getattr(log, "read", None)
-    return SECOND if read is None else round(read.resolution * SECOND)
-
-
-def _said(log: Frames, hints: Hints) -> tuple[str, ...]:
-    """Return what a reader must know about the lines of the log."""
-    read: Counts | None = getattr(log, "read", None)
-    warnings = [each.removesuffix(".") for each in hints.found(getattr(log, "fields", ()))]
-    return (*warnings, *(what_was_read(read) if read else ()))
 
 
 def _kept(frame: pl.DataFrame) -> pl.DataFrame:
@@ -337,12 +323,14 @@ class _Suggester:
         for number, (rule, group) in enumerate(zip(rules, groups, strict=True)):
             only = chosen[number][0] if len(chosen[number]) == 1 else None
             effect, bit = (effects[number], 2 ** limits[number].index(only)) if only else (both[number], 1)
-            people, stopped = _effect(effect, group, bit)
-            busiest = self._busiest(survey, number, show=show) if group.requests and not limits[number] else ()
-            one = self._suggestion(rule, group, limits[number], chosen=chosen[number], people=people, stopped=stopped)
-            harmed = [_checked(each, effect.checks[each.identity, bit], show=show) for each in checks if one.quota]
-            warning = " ".join(filter(None, [one.warning, *harmed]))
-            found.append(one._replace(busiest=busiest, warning=warning))
+            known = _effect(effect, group, bit)
+            one = self._suggestion(rule, group, limits=limits[number], chosen=chosen[number], effect=known)
+            if one.quota:
+                harmed = [_checked(each, effect.checks[each.identity, bit], show=show) for each in checks]
+                one = one._replace(warning=" ".join(filter(None, [one.warning, *harmed])))
+            elif group.requests and not one.limits:
+                one = one._replace(busiest=self._busiest(survey, number, show=show))
+            found.append(one)
         lacks = unseen(assets=assets, agents=seen.agents > 0, statuses=seen.statuses > 0) if seen.requests else ()
         agents: dict[int | None, str] = dict([*seen.names])
         return Suggestions(
@@ -389,7 +377,8 @@ class _Suggester:
         return rules
 
     def _notes(self, read: Sequence[str]) -> tuple[str, ...]:
-        floors = [f"{_quotas(floor)} for {what}" for what, floor in FLOORS.items()]
+        quotas = {what: [f"{limit}/{unit}" for unit, limit in floor.items()] for what, floor in FLOORS.items()}
+        floors = [f"{'; '.join(each)} for {what}" for what, each in quotas.items()]
         notes = [
             *read,
             f"the exact limit refuses at most {100 * self.share:.4g} % of the people; each limit is at least "
@@ -405,11 +394,12 @@ class _Suggester:
         return tuple(notes)
 
     def _suggestion(
-        self, rule: Rule, group: Group, limits: Sequence[Limit], *, chosen: Sequence[Limit], people: int, stopped: float
+        self, rule: Rule, group: Group, *, limits: Sequence[Limit], chosen: Sequence[Limit], effect: tuple[int, float]
     ) -> Suggestion:
-        verdict, separates = (
-            _verdict(group, limits, stopped, floor=_floor(rule)) if group.requests else (self._no_requests(), False)
-        )
+        people, stopped = effect
+        verdict, separates = self._no_requests(), False
+        if group.requests:
+            verdict, separates = _verdict(group, limits, stopped, floor=_floor(rule))
         return Suggestion(
             name=rule.name,
             methods=tuple(sorted(rule.methods or ())),
@@ -418,7 +408,7 @@ class _Suggester:
             identities=group.identities,
             people=group.people,
             programs=group.programs.total(),
-            program_requests=_requests(group),
+            program_requests=group.program_requests,
             limits=tuple(limits),
             quota="; ".join([limit.quota for limit in chosen]) if separates and chosen else None,
             people_refused=people,
@@ -453,19 +443,7 @@ class _Suggester:
             exact = self._smallest(alone + counted[ALL].get(1, Counter()))
             days = self._by_days(counted, floor=floor[unit])
             limit = _raised(exact, floor[unit], days.steps)
-            found.append(
-                Limit(
-                    unit,
-                    exact,
-                    limit,
-                    low=days.low,
-                    high=days.high,
-                    held_out=days.held_out,
-                    without_shared=self._smallest(alone),
-                    people=0,
-                    stopped=0.0,
-                )
-            )
+            found.append(Limit(unit, exact, limit, *days[:3], without_shared=self._smallest(alone)))
         return found
 
     def _smallest(self, people: Counter[int]) -> int:
@@ -530,18 +508,13 @@ class _Days(NamedTuple):
     steps: int = 0
 
 
-def _requests(group: Group) -> int:
-    """Return the requests of programs."""
-    return sum([size * number for size, number in group.programs.items()])
-
-
 def _effect(effect: Effect, group: Group, limits: int) -> tuple[int, float]:
     """Return how many identities of people a limit refuses, and which share of the requests of programs. `limits` has a
     bit for each limit, as in `Effect`. With several limits only the share has a meaning. It is a little too high,
     because the limits were tried one by one, and together they refuse less.
     """
     stopped = sum([number for refused, number in effect.programs.items() if refused & limits])
-    return effect.people[limits], stopped / _requests(group) if group.programs else 0.0
+    return effect.people[limits], stopped / group.program_requests if group.programs else 0.0
 
 
 def _with_effects(limits: Sequence[Limit], effect: Effect, group: Group) -> list[Limit]:
@@ -587,7 +560,7 @@ def _verdict(group: Group, limits: Sequence[Limit], stopped: float, *, floor: Ma
     if stopped >= _SEPARATES:
         return f"Stops {share_of(stopped, 1)} of what programs sent.{shared}", True
     number, most = group.programs.total(), max(group.programs)
-    spread = number >= 10 and most * 10 <= _requests(group)
+    spread = number >= 10 and most * 10 <= group.program_requests
     what = f"it comes from {number} identities, none of which sent more than {most} requests"
     slow = "the rest is" if stopped > _NOTHING else "these programs are"
     what = what if spread else f"{slow} as slow as people are"
@@ -599,7 +572,7 @@ def _verdict(group: Group, limits: Sequence[Limit], stopped: float, *, floor: Ma
     return f"No limit tells programs from people here: {what}. {instead}{shared}", False
 
 
-def what_was_read(read: Counts) -> tuple[str, ...]:
+def what_was_read(read: Counts) -> list[str]:
     """Return what a reader must know about the lines of a log."""
     found = []
     if read.unreadable.lines:
@@ -609,7 +582,7 @@ def what_was_read(read: Counts) -> tuple[str, ...]:
         )
     if read.late:
         found.append(f"{count_of(read.late, 'line')} out of order beyond the window")
-    return tuple(found)
+    return found
 
 
 def _what(methods: Collection[str], path: str | None) -> str:
@@ -627,11 +600,6 @@ def _floor(rule: Rule) -> Mapping[str, int]:
 def _raised(exact: int, floor: int, steps: int) -> int:
     """Return the limit that is suggested for an exact one."""
     return max(floor, nice(ceil(exact * MARGIN), steps))
-
-
-def _quotas(limits: Mapping[str, int]) -> str:
-    """Return limits by period as quotas."""
-    return "; ".join([f"{limit}/{unit}" for unit, limit in limits.items()])
 
 
 def _rule(method: str | None, path: str | None) -> Rule:

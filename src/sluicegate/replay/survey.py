@@ -43,6 +43,10 @@ class Group:
     peaks: Counter[tuple[str, int, int, int]] = field(default_factory=Counter)
     """The people, by kind of peak, window, peak and day. Of ALL, the day is 1 for an address of many people, else 0."""
 
+    @property
+    def program_requests(self) -> int:
+        return sum([size * number for size, number in self.programs.items()])
+
 
 @dataclass
 class Effect:

@@ -53,7 +53,7 @@ _NGINX: Final = {
 _NGINX_VARIABLE: Final = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
-def nginx(given: str, *, name: str = "nginx", escape: str = "backslash") -> Layout:
+def nginx(given: str, *, name: str = "nginx") -> Layout:
     """Return the format of an nginx `log_format`. A format that is an object of JSON has its escapes."""
 
     def part_of(braced: str, bare: str) -> Iterator[str | Part]:
@@ -61,7 +61,7 @@ def nginx(given: str, *, name: str = "nginx", escape: str = "backslash") -> Layo
         yield header(variable[5:]) if variable.startswith("http_") else _NGINX.get(variable, Part(FIELD + variable))
 
     parts = _parts(_NGINX_VARIABLE.split(given), 2, part_of)
-    return Layout(name, tuple(parts), "json" if given.lstrip().startswith("{") else escape)
+    return Layout(name, tuple(parts), "json" if given.lstrip().startswith("{") else "backslash")
 
 
 # https://httpd.apache.org/docs/2.4/mod/mod_log_config.html; %t is the start of the request.
