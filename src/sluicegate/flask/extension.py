@@ -313,7 +313,9 @@ class Installation:
                 decision = self._decide(native, state, NO_BOUNDS)  # its response decides whether it is charged
             else:
                 decision = self._decide(native, state, None)
-            return None if decision is None or decision.allowed else self._refuse(native, state, decision)
+            if decision is None or decision.allowed:
+                return None
+            return self._refuse(native, state, decision)
 
         def after(response: Response) -> Response:
             """Add the fields of the decision to the response."""
@@ -350,7 +352,9 @@ class Installation:
             state.route_decided = True
             free = _is_free(native, response.status_code)
             decision = self._decide(native, state, NO_BOUNDS if free else None)
-            return None if decision is None or decision.allowed else self._refuse(native, state, decision)
+            if decision is None or decision.allowed:
+                return None
+            return self._refuse(native, state, decision)
 
         refused = with_error_handlers(self._app(), refusal)
         return response if refused is None else _replacing(refused, response)
@@ -418,8 +422,9 @@ class Installation:
             return None
         state.note_marks((mark,))
         decision = self._decide(native, state, self._routes.own(mark, label=label))
-        allowed = decision is None or decision.allowed
-        return None if allowed else self._refuse(native, state, cast("Decision", decision), before_view=False)
+        if decision is None or decision.allowed:
+            return None
+        return self._refuse(native, state, decision, before_view=False)
 
     def charge(self, rule: ChargedRule, native: Request) -> Charged:
         """Charge a rule of the view's own. Raises RateLimitExceeded if it refuses."""
