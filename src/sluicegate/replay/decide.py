@@ -323,11 +323,11 @@ class Budget(Protocol):
     the times of its requests, and what else they are decided by, as `by_identity` yields it.
     """
 
-    def refused(self, times: Sequence[int], values: Any) -> list[Run]:
+    def refused(self, times: Sequence[int], values: Any, /) -> list[Run]:
         """Ask the requests at their times. Return those that are refused."""
         ...
 
-    def wait(self, times: Sequence[int], values: Any, met: Met) -> None:
+    def wait(self, times: Sequence[int], values: Any, met: Met, /) -> None:
         """Ask the requests one after the other, and wait as long as each refusal says."""
         ...
 

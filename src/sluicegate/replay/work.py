@@ -133,7 +133,7 @@ class _One:
 
     def tally(self, rows: pl.DataFrame, insane: pl.Series, name: Name) -> Tally:
         """Count what is decided about the requests of some identities, or about the next piece of a single one."""
-        ready = self._ready
+        ready, rest = self._ready, rows
         if ready.by_identity:
             some, refusals = decided(ready, rows, self._kept)
             rest, ruled = some.rest, some.decided

@@ -186,7 +186,8 @@ class _Rest:
     """A charge whose reply does not say that all checks were charged."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.outcomes = plan, _NO_ANSWER
+        self.plan = plan
+        self.outcomes: Outcomes = _NO_ANSWER
 
     @property
     def decision(self) -> Decision:

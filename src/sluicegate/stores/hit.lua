@@ -16,7 +16,7 @@ local all = true
 --@CHECK
 do
   local key, cost, a, b, c = KEYS[NUMBER], costNUMBER and costNUMBER + 0 or 1, PARAMETERS
-  --@READ
+  --@HIT
   if not passed and cost > 0 then all = false end
   --@NEXT
   if all and cost > 0 then

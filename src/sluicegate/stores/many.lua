@@ -11,7 +11,7 @@ local tag, a, b, c, clock = unpack(ARGV)
 
 local function hit(key)
   local cost, all = 1, nil
-  --@READ
+  --@HIT
   all = passed
   if all then
     --@WRITE

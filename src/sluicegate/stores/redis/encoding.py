@@ -6,12 +6,11 @@ Plans of one check that differ only in their identity can be in one batch.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, lru_cache
 from hashlib import sha1
 from importlib.resources import files
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from typing import Any, Final, NamedTuple
 
 from sluicegate.algorithms import fixed_window, gcra, sliding_counter, sliding_window
@@ -574,10 +573,10 @@ _HITS: Final[dict[str, _Reader]] = {  # the texts of other algorithms are the nu
 
 
 class _Algorithm(NamedTuple):
-    """The parts of an algorithm's file: see prologue.lua."""
+    """The parts of an algorithm's file: see prologue.lua. All but the head have their name before them, in capitals."""
 
     head: str
-    read: str
+    hit: str
     write: str
     text: str
     plan: str
@@ -585,7 +584,7 @@ class _Algorithm(NamedTuple):
 
     def block(self, code: str, *, result: str) -> str:
         """Return the code of a check with this algorithm's block. `result` takes the text of the reply."""
-        code = code.replace("--@READ", self.read).replace("--@WRITE", self.write)
+        code = code.replace("--@HIT", self.hit).replace("--@WRITE", self.write)
         return code.replace("--@TEXT", self.text.replace("text = ", result))
 
 
@@ -624,9 +623,7 @@ def _hits(text: str, algorithms: Collection[str], known: Mapping[str, _Algorithm
     numbered = list(enumerate(algorithms, 1))
     texts, words = [f"text{number}" for number, _ in numbered], [f"cost{number}" for number, _ in numbered]
     for number, name in reversed(numbered):
-        count = (
-            PARAMS if alone else _params_read(name)
-        )  # the cost of one check is always the word after three parameters
+        count = PARAMS if alone else _params_read(name)  # the cost of a single check is the word after all of them
         a, b, *c = [f"{word}{number}" for word in "abc"[:count]]
         each = check.replace("NUMBER", str(number)).replace("PARAMETERS", ", ".join([f"{a} + 0", f"{b} + 0", *c]))
         each = known[name].block(each, result="return HEAD .. " if alone else f"text{number} = ")
@@ -638,12 +635,12 @@ def _hits(text: str, algorithms: Collection[str], known: Mapping[str, _Algorithm
 
 
 def _algorithm(name: str) -> _Algorithm:
-    found = _Algorithm(*_PART.split(_lua("sluicegate.algorithms", name)))
+    parts, rest = {}, _lua("sluicegate.algorithms", name)
+    for part, following in pairwise((*_Algorithm._fields, "")):
+        parts[part], _, rest = rest.partition(f"--@{following.upper()}\n")
+    found = _Algorithm(**parts)
     plans = _lua("sluicegate.stores", "prologue").partition("--@PLAN\n")[2]
-    return found._replace(read=found.read.replace("--@FUNCTIONS", plans + found.plan))
-
-
-_PART: Final = re.compile("--@(?:HIT|WRITE|TEXT|PLAN|REFUND)\n")
+    return found._replace(hit=found.hit.replace("--@FUNCTIONS", plans + found.plan))
 
 
 # Found now, because `files` imports modules: a fork in the middle of an import would leave it locked in the child.
