@@ -481,3 +481,25 @@ def test_a_signal_handler_may_decide_before_a_charge_is_noted(
 
     monkeypatch.setattr(Entry, "mark", interrupted)
     assert [hit("alice"), hit("alice"), hit("bob")] == [True, False, False]
+
+
+def test_a_signal_handler_may_empty_the_table_of_a_rule_before_a_new_entry_is_in_it(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore(clock=clock)
+    hit, other = hitter(store, quota="1/hour"), hitter(store, quota="1/day")
+    assert hit("alice")
+    clock.advance(3500)
+    made, handled = Entry.__init__, ["bob"]
+
+    def interrupted(self: Entry, *given: Any) -> None:
+        made(self, *given)
+        if handled:
+            clock.advance(200)
+            assert other(handled.pop())  # removes the only entry of the rule
+
+    monkeypatch.setattr(Entry, "__init__", interrupted)
+    assert [hit("carol"), hit("carol")] == [True, False]
+    clock.advance(86_400)
+    assert other("dave")
+    assert len(store) == 1

@@ -130,11 +130,15 @@ class MemoryTable:
         self._sweep(now)
         if self._shared:
             self._tidy(now)
-        known = self.by_rule.setdefault(terms.rule_id, {})
-        entry = known.get(identity)  # already there if a plan names one budget twice, which it should not
-        if entry is None:
-            entry = known[identity] = Entry(terms, identity, state)
-            self._queue.append(entry)
+        rules, rule_id, entry = self.by_rule, terms.rule_id, Entry(terms, identity, state)
+        # No call until it is in: after one a signal handler may decide, and drop the rule's table with its last entry.
+        if rule_id not in rules:
+            rules[rule_id] = {identity: entry}
+        elif identity not in rules[rule_id]:
+            rules[rule_id][identity] = entry
+        else:  # a plan names one budget twice, which it should not
+            return rules[rule_id][identity]
+        self._queue.append(entry)
         return entry
 
     def has_room(self, now: int) -> bool:
