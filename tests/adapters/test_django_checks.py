@@ -73,6 +73,13 @@ class Nowhere(UserRateThrottle):
     scope = "nowhere"
 
 
+class Late(Nowhere):
+    """The same with code of its own, which may find a rate when the application serves."""
+
+    def get_rate(self) -> str:
+        return str(super().get_rate())
+
+
 class Scoped(ScopedRateThrottle):
     """The throttle of views with scopes, of which one has no rate."""
 
@@ -172,6 +179,7 @@ TABLE: list[tuple[str, Any, list[str], dict[str, Any], list[str]]] = [
     ("a rate with two meanings", None, [], throttled("Monthly", "Idle"), ["sluicegate.E003", "sluicegate.W007"]),
     ("a rate of a scope with two meanings", None, [], throttled("ScopedMonthly"), ["sluicegate.E003"]),
     ("a scope without a rate", None, [], throttled("Nowhere"), ["sluicegate.E003"]),
+    ("a scope whose rate code finds", None, [], throttled("Late"), []),
     ("no throttle", None, [], throttled("sluicegate.drf.RateThrottle"), ["sluicegate.E003"]),
     ("a view with a wrong limit", FINE, [OURS], routed(with_burst), ["sluicegate.E004"]),
     ("the same without the middleware", None, [], routed(with_burst), ["sluicegate.E004"]),

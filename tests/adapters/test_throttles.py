@@ -6,6 +6,7 @@ import gc
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import permutations
 from typing import Any, cast
 from uuid import uuid4
@@ -21,7 +22,7 @@ from sluicegate.awaiting import label_of
 from sluicegate.cli.application import Limiting
 from sluicegate.cli.budgets import Budgets
 from sluicegate.cli.commands import sluicegate
-from sluicegate.django import acharge, charge, limit, overview, rate_limited
+from sluicegate.django import acharge, charge, checks, limit, overview, rate_limited
 from sluicegate.django.throttles import RateThrottle, read_rate
 from sluicegate.errors import AsyncMismatchError, NotEnforcedError, QuotaError, RuleError
 from sluicegate.plan import Outcome, Plan
@@ -33,7 +34,9 @@ with pytest.MonkeyPatch.context() as patch:
     import ninja
     from ninja.throttling import SimpleRateThrottle as NinjaOwn
     from rest_framework.authentication import BaseAuthentication
+    from rest_framework.decorators import api_view, throttle_classes
     from rest_framework.exceptions import AuthenticationFailed, Throttled
+    from rest_framework.permissions import AllowAny, BasePermission
     from rest_framework.renderers import JSONRenderer
     from rest_framework.response import Response
     from rest_framework.settings import api_settings
@@ -298,11 +301,132 @@ def needs_request(self: Any, view: Any) -> bool:
     return bool(view.request.user)
 
 
+# ---- what is chosen for each request is no error -----------------------------------------------------------------
+
+ByPlanScope = throttle(drf.ScopedRateThrottle, THROTTLE_RATES={"uploads_free": "2/min"})
+
+
+def name_the_plan(view: Any) -> None:
+    view.throttle_scope = "uploads_free"
+
+
+def give_rates(self: Any) -> list[Any]:
+    return [throttle(kind, rate="2/min")() for kind in self.throttle_classes]
+
+
+def scope_in_get_throttles(self: Any) -> list[Any]:
+    name_the_plan(self)
+    return [*APIView.get_throttles(self)]
+
+
+def scope_in_initial(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+    name_the_plan(self)
+    APIView.initial(self, request, *args, **kwargs)
+
+
+def scope_in_allow_request(self: Any, request: Any, view: Any) -> bool:
+    name_the_plan(view)
+    return bool(drf.ScopedRateThrottle.allow_request(self, request, view))
+
+
+def scope_in_a_foreign_throttle(self: Any, request: Any, view: Any) -> bool:
+    name_the_plan(view)
+    return True
+
+
+class ScopeInPermission(BasePermission):
+    """A permission that chooses the scope of the view."""
+
+    def has_permission(self, request: Any, view: Any) -> bool:
+        name_the_plan(view)
+        return True
+
+
+class Composed(APIView):
+    """A view whose scope is a property."""
+
+    throttle_classes = (ByPlanScope,)
+    renderer_classes = (JSONRenderer,)
+
+    @property
+    def throttle_scope(self) -> str:
+        return "uploads_free" if hasattr(self, "request") else "uploads"
+
+    def get(self, request: Any) -> Response:
+        return Response("passed")
+
+
+class Late(drf.UserRateThrottle):
+    """A throttle whose scope is known when the application serves."""
+
+    serving = False
+
+    def get_rate(self) -> str:
+        return "2/min" if self.serving else str(super().get_rate())
+
+
+CHOSEN: dict[str, Any] = {
+    "rates in get_throttles": view(throttle(scope="none"), get_throttles=give_rates),
+    "get_throttles": view(ByPlanScope, throttle_scope="uploads", get_throttles=scope_in_get_throttles),
+    "initial": view(ByPlanScope, throttle_scope="uploads", initial=scope_in_initial),
+    "allow_request": view(throttle(ByPlanScope, allow_request=scope_in_allow_request), throttle_scope="uploads"),
+    "another throttle": view(
+        type("Foreign", (DrfOwn,), {"rate": "9/min", "allow_request": scope_in_a_foreign_throttle}),
+        ByPlanScope,
+        throttle_scope="uploads",
+    ),
+    "a permission": view(ByPlanScope, throttle_scope="uploads", permission_classes=(ScopeInPermission,)),
+    "permissions": view(ByPlanScope, throttle_scope="uploads", permission_classes=(ScopeInPermission & AllowAny,)),
+    "a property": Composed.as_view(),
+    "get_rate": view(type("Late", (Late,), {"scope": "none"})),
+    "a factory": view(partial(throttle(rate="2/min")), type("Late", (Late,), {"scope": "none"})),
+}
+
+
+@pytest.mark.parametrize("kind", CHOSEN)
+def test_what_is_chosen_for_each_request_is_no_error(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(asgi=False, urls=[path("x", CHOSEN[kind])], default_limits=["99/day"], clock=ManualClock()) as site:
+        assert [each.id for each in checks.check() if str(each.id).startswith("sluicegate.E")] == []
+        done = CliRunner().invoke(sluicegate, ["check"], env={"DJANGO_SETTINGS_MODULE": "x", "COLUMNS": "200"})
+        assert (done.exit_code, "chosen for each request, not checked" in done.output) == (0, True), done.output
+        monkeypatch.setattr(Late, "serving", True)
+        assert site.statuses("/x", "/x", "/x") == [200, 200, 429]
+
+
+class WithOwnKey(drf.SimpleRateThrottle):
+    """What most projects write: a scope and a key. The scope has no rate."""
+
+    scope = "nowhere"
+
+    def get_cache_key(self, request: Any, view: Any) -> str:
+        return "everybody"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        view(WithOwnKey),
+        view(drf.ScopedRateThrottle, throttle_scope="nowhere"),
+        view(Two, throttle(WithOwnKey, allow_request=scope_in_allow_request)),
+        view(WithOwnKey, get_view_name=needs_request, finalize_response=needs_request),
+        view(WithOwnKey, permission_classes=(AllowAny,)),
+        view(throttle(rate="10/month")),
+        view(throttle(rate="2/min", options={"algorithm": "none"})),
+        api_view(["GET"])(throttle_classes([WithOwnKey])(lambda request: Response("passed"))),
+        Actions.as_view({"get": "get"}, throttle_classes=[WithOwnKey]),
+    ],
+)
+def test_what_no_request_can_change_is_an_error(target: Any) -> None:
+    with serving(asgi=False, urls=[path("x", target)]) as site:
+        assert [each.id for each in checks.check() if str(each.id).startswith("sluicegate.E")] == ["sluicegate.E004"]
+        assert site.statuses("/x") == [500]
+
+
 @pytest.mark.parametrize(
     ("target", "status", "says"),
     [
-        (view(Two, get_throttles=lambda self: []), 0, "get_throttles: chosen for each request, not checked"),
-        (view(throttle(rate="2/min", prepare=needs_request)), 0, "get_throttles: chosen for each request, not checked"),
+        (view(Two, get_throttles=lambda self: []), 0, "throttles: chosen for each request, not checked"),
+        (view(throttle(rate="2/min", prepare=needs_request)), 0, "throttles: chosen for each request, not checked"),
         (view(drf.ScopedRateThrottle, throttle_scope="nowhere"), 2, f"in the throttles of {__name__}.Shown"),
         (view(throttle(rate="10/month")), 1, f"the throttles of {__name__}.Shown: Own: rate '10/month'"),
     ],

@@ -29,7 +29,7 @@ _OPTIONS: Final = (
     *("cost", "scope", "methods", "path", "when", "count_denied", "prefetch", "charge_when", "refund_when"),
     *("per_method", "error_message", "on_denied"),
 )
-_CHOSEN: Final = "get_throttles: chosen for each request, not checked"
+_CHOSEN: Final = "throttles: chosen for each request, not checked"
 
 
 class Wrong(Failure):

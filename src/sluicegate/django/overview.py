@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 import django
@@ -18,7 +18,21 @@ from sluicegate.web.bound import Bound, EndpointRules, unique
 from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import AsyncGate, Gate
 
-_DRF: Final = "rest_framework.views"  # where its own get_throttles is
+_FRAMEWORKS: Final = frozenset(("django", "rest_framework", "sluicegate", "builtins"))  # what is not the project's own
+
+# What decides about throttles, in the order of REST framework's `dispatch`, `initial` and `check_throttles`.
+_CHOICE: Final = frozenset(("get_throttles",))
+_BEFORE_THROTTLES: Final = _CHOICE | {
+    *("__getattribute__", "__init__", "setup", "dispatch", "default_response_headers", "allowed_methods"),
+    *("_allowed_methods", "initialize_request", "get_parser_context", "get_parsers", "get_authenticators"),
+    *("get_content_negotiator", "initial", "get_format_suffix", "perform_content_negotiation", "get_renderers"),
+    *("determine_version", "perform_authentication", "check_permissions", "get_permissions", "check_throttles"),
+    "throttle_classes",
+}
+MAKES_THROTTLE: Final = frozenset(
+    ("__getattribute__", "__new__", "__init__", "get_rate", "parse_rate", "rate", "scope", "THROTTLE_RATES")
+)
+_ASKS_THROTTLE: Final = frozenset(("allow_request", "prepare", "get_cache_key", "bounds"))
 
 
 def project_rules() -> tuple[Gate | AsyncGate, list[EndpointRules]]:
@@ -49,37 +63,75 @@ def _throttled(
     """Return the rules of a view's throttles, and False if the view or a throttle chooses them for each request.
 
     A throttle has one rule in all views, which `known` keeps. `get_throttles` is not called: it may read the request.
+    An error is raised only if it is sure to be one of a request too: what the project's own code may change is chosen.
     """
-    view: Any = endpoint.view
-    func = view and view[0]
-    place = f"the throttles of {endpoint.label}"
+    route: Any = endpoint.view
+    func = route and route[0]
+    cls: Any = getattr(func, "cls", None)
     found: list[Bound] = []
+    if not hasattr(cls, "throttle_classes"):
+        return found, True
+    place = f"the throttles of {endpoint.label}"
+    view: Any = cls
+    kinds: list[Any] = []
+    asked = False
     try:
+        view = cls(**func.initkwargs)  # an action of a viewset may have its own
+        kinds += view.throttle_classes
         with within(place):
-            for throttle in _throttles(func):
-                same = type(throttle), throttle.scope, repr(throttle.rate)
-                known[same] = known.get(same) or throttle.declared(gate)
-                found += known[same]
-    except ConfigurationError:
+            # As REST framework does: it makes all throttles, and then asks one after the other.
+            ours = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, RateThrottle)]
+            throttles: list[Any] = [kind() for kind in ours]
+            asked = True
+            for throttle in throttles:
+                if throttle.prepare(view):
+                    same = type(throttle), throttle.scope, repr(throttle.rate)
+                    known[same] = known.get(same) or throttle.declared(gate)
+                    found += known[same]
+    except AsyncMismatchError:
         raise
-    except ImproperlyConfigured as error:  # of REST framework, which names no view
-        error.add_note(f"in {place}")
+    except (ConfigurationError, ImproperlyConfigured) as error:
+        if _may_change(cls, view, kinds, asked=asked):
+            return found, False
+        if not isinstance(error, ConfigurationError):  # of REST framework, which names no view
+            error.add_note(f"in {place}")
         raise
     except Exception:  # noqa: BLE001  # of a view or a throttle that needs a request
         return found, False
-    chooses = getattr(getattr(func, "cls", None), "get_throttles", None)
-    return found, getattr(chooses, "__module__", _DRF) == _DRF
+    return found, not has_own_code(cls, _CHOICE)
 
 
-def _throttles(func: Any) -> Iterator[Any]:
-    """Yield the throttles of sluicegate in the `throttle_classes` of a view of REST framework, in order."""
-    if hasattr(getattr(func, "cls", None), "throttle_classes"):
-        view = func.cls(**func.initkwargs)  # an action of a viewset may have its own
-        for kind in view.throttle_classes:
-            if isinstance(kind, type) and issubclass(kind, RateThrottle):
-                throttle: Any = kind()
-                if throttle.prepare(view):
-                    yield throttle
+def _may_change(cls: type, view: Any, kinds: list[Any], *, asked: bool) -> bool:
+    """True if the project's own code runs before REST framework meets the error in one of these throttles.
+
+    Permissions are asked before throttles, and get the view.
+    """
+    scopes = {scope for kind in kinds if isinstance(scope := getattr(kind, "scope_attr", None), str)}
+    if has_own_code(cls, _BEFORE_THROTTLES | scopes):
+        return True
+    if any([not isinstance(kind, type) or _is_own(kind) for kind in getattr(view, "permission_classes", ())]):
+        return True
+    names = MAKES_THROTTLE | _ASKS_THROTTLE if asked else MAKES_THROTTLE
+    return any([not isinstance(kind, type) or has_own_code(kind, names) for kind in kinds])
+
+
+def has_own_code(cls: type, names: AbstractSet[str]) -> bool:
+    """True if the project's own code, or a package's, stands behind one of these names of a class.
+
+    A value, such as a text or a list, is the same for each request; a function or a property need not be.
+    """
+    for base in cls.__mro__:
+        for name in names & vars(base).keys():
+            value = vars(base)[name]
+            if hasattr(type(value), "__get__") and (_is_own(base) or _is_own(value)):
+                return True
+    return False
+
+
+def _is_own(thing: Any) -> bool:
+    """True if a class or a function is neither of Django, nor of REST framework, nor of this library."""
+    module = getattr(thing, "__module__", None) or "builtins"  # those of C have none
+    return str(module).partition(".")[0] not in _FRAMEWORKS
 
 
 def project_name() -> str:

@@ -79,7 +79,7 @@ class EndpointRules(NamedTuple):
 
     endpoint: Endpoint
     bounds: tuple[Bound, ...]
-    chosen: tuple[Bound, ...] | None = None  # the view's `get_throttles` may choose these, for each request
+    chosen: tuple[Bound, ...] | None = None  # the view's own code may choose these, for each request
 
 
 def _as_routed(path: str) -> str:
