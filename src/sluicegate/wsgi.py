@@ -338,12 +338,12 @@ class SettlingBody:
     """The body of a response that settles when it ends. While it is sent, held charges are renewed."""
 
     def __init__(self, chunks: Iterable[bytes], state: RequestState) -> None:
-        self._chunks = chunks
+        self.chunks = chunks
         self._state = state
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            for chunk in self._chunks:
+            for chunk in self.chunks:
                 if self._state.settlement is not None:
                     cast("Settlement", self._state.settlement).going_on()
                 yield chunk
@@ -354,7 +354,7 @@ class SettlingBody:
     def close(self) -> None:
         """Close the application's iterable. The server calls this even if it could not send everything."""
         try:
-            _close(self._chunks)
+            _close(self.chunks)
         finally:
             if self._state.settlement is not None:
                 cast("Settlement", self._state.settlement).ended()

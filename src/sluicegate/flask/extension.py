@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable
-from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
 from inspect import currentframe
@@ -24,14 +23,11 @@ from flask.globals import request_ctx
 from flask.signals import got_request_exception, request_tearing_down
 
 from sluicegate.errors import NotEnforcedError, RuleError, SettingsError, SluicegateError, name_here, warn
+from sluicegate.flask.own_response import add_fields, end_with, own_response
 from sluicegate.flask.request import PENDING, FlaskCaller
 from sluicegate.flask.responses import (
-    add_fields,
-    end_with,
-    own_response,
     refusal_class,
     refuse,
-    separate,
     statuses_with_handlers,
     with_error_handlers,
 )
@@ -43,7 +39,7 @@ from sluicegate.status import Status
 from sluicegate.web.bound import NO_BOUNDS, Bounds, EndpointRules
 from sluicegate.web.charge import AnyQuota, Charge, Charged, ChargedRule, ChargeOptions, unlimited
 from sluicegate.web.gate import Gate
-from sluicegate.web.http import Denial, Field, denial, fields_for
+from sluicegate.web.http import Denial, denial, fields_for
 from sluicegate.web.marks import Mark
 from sluicegate.web.preflight import is_preflight
 from sluicegate.web.request_state import NO_MARKS, RequestState, count_together, warn_of_twice
@@ -236,7 +232,7 @@ def _warn_of_leftovers(app: Flask, prefix: str | None, *, strict: bool) -> None:
 class _FlaskState(RequestState):
     """The state of one request under one limiter, with the response if it was refused."""
 
-    __slots__ = ("added", "context", "denial", "denied", "failed", "route_decided")
+    __slots__ = ("answered", "context", "denial", "denied", "failed", "route_decided")
 
     denial: Denial
 
@@ -246,8 +242,7 @@ class _FlaskState(RequestState):
         self.route_decided = False  # whether the rules of the route have been decided
         self.denied: Decision | None = None  # the decision of `denial`; later decisions may follow
         self.failed = False  # whether an unhandled error came before the decision
-        # The fields that were added to the response. None until it is finished, except for the body of a stream.
-        self.added: list[Field] | None = None
+        self.answered = False  # whether the response is finished, except for the body of a stream
         self.context = id(context)  # a copy of it (copy_current_request_context) may end while the view runs
 
     @property
@@ -260,7 +255,7 @@ class _FlaskState(RequestState):
     @property
     def can_refuse(self) -> bool:
         """True until the response is finished."""
-        return self.added is None
+        return not self.answered
 
 
 class Installation:
@@ -320,25 +315,25 @@ class Installation:
         def after(response: Response) -> Response:
             """Add the fields of the decision to the response."""
             native = _native()
+            response = own_response(response, native)
             state: _FlaskState | None = vars(native).get(self._on_request)
             if state is None or not state.route_decided:
                 response = _decide_late(self._app(), native, response)
                 state = vars(native).get(self._on_request)
                 if state is None:
                     return response
-            added: list[Field] = []
-            state.added = added
+            state.answered = True
             if state.settlement is not None:
-                response = self._settle_by(native, state, response)
+                self._settle_by(state, response)
             decision = state.decision
             if decision is None:
                 return response
             status = response.status_code
             if decision is state.denied and status == state.denial.status:
-                added += state.denial.fields
+                add_fields(response.headers, state.denial.fields)
             else:
-                added += fields_for(decision, self.settings.headers, status=status)
-            return response if add_fields(response.headers, added) else separate(response, added, _all_added(native))
+                add_fields(response.headers, fields_for(decision, self.settings.headers, status=status))
+            return response
 
         return before, after
 
@@ -357,7 +352,7 @@ class Installation:
             return self._refuse(native, state, decision)
 
         refused = with_error_handlers(self._app(), refusal)
-        return response if refused is None else _replacing(refused, response)
+        return response if refused is None else _replacing(own_response(refused, native), response)
 
     def note_error(self, app: Flask, exception: Exception) -> None:
         """Note an error without a handler. If `after` is not called for its response, `end_request` charges it."""
@@ -389,18 +384,15 @@ class Installation:
             state = facts[self._on_request] = _FlaskState(self.gate, _context())
         return state
 
-    def _settle_by(self, native: Request, state: _FlaskState, response: Response) -> Response:
+    def _settle_by(self, state: _FlaskState, response: Response) -> None:
         """Refund charges by this response, and release held slots when the response is closed."""
         settlement = cast("Settlement", state.settlement)
         state.regain(settlement.answered(Answer(response.status_code, Headers(response.headers))))
-        response = own_response(response, _all_added(native))
         if settlement.holds:
             response.direct_passthrough = False  # with it, werkzeug gives a file to the server and closes only the file
             if response.is_streamed:
-                response = copy(response)  # the view may return the same stream to another request
                 response.response = SettlingBody(cast("Iterable[bytes]", response.response), state)
         end_with(response, settlement.ended)  # also if it holds nothing yet: the stream may take a slot
-        return response
 
     def end_request(self, app: Flask, exc: BaseException | None) -> None:
         """End the request, with its own context. Its response, unless an error has lost it, is still to be sent."""
@@ -504,7 +496,6 @@ class _Watched(Installation):
             pending: Pending | None = vars(native).get(PENDING)
             if pending is not None and not response.direct_passthrough:
                 pending.ends_with_answer = True
-                response = own_response(response, _all_added(native))
                 end_with(response, pending.end)  # each response: Flask drops one whose session cannot be saved
             return response
 
@@ -557,7 +548,7 @@ def _pop(reference: weakref.ref[RequestContext], *given: Any) -> None:
         if _raised_in(cast("FrameType", currentframe())):
             for state in _states(context.request):
                 if state.context == id(context):
-                    state.added = state.added or []
+                    state.answered = True
                     if state.settlement is not None:
                         cast("Settlement", state.settlement).over(sys.exception())
             pending: Pending | None = vars(context.request).get(PENDING)
@@ -622,11 +613,6 @@ def _states(native: Request) -> list[_FlaskState]:
     return [each for each in facts if type(each) is _FlaskState]
 
 
-def _all_added(native: Request) -> list[list[Field]]:
-    """Return what each limiter adds to the response of this request."""
-    return [each.added for each in _states(native) if each.added is not None]
-
-
 def _decide_late(app: Flask, native: Request, response: Response) -> Response:
     """Ask the limiters that have not decided yet, in their order. After a refusal the later ones do not charge."""
     for limiter in app.extensions[_NAME]:
@@ -640,7 +626,7 @@ def _replacing(refusal: Response, response: Response) -> Response:
     own = {name.lower() for name, _ in refusal.headers}
     # `after_request` functions added them only to that one, and scripts need them
     cors = [field for field in response.headers if field[0].lower().startswith(_CORS) and field[0].lower() not in own]
-    refusal = separate(refusal, cors)
+    add_fields(refusal.headers, cors)
     end_with(refusal, response.close)
     return refusal
 

@@ -7,8 +7,7 @@ and the handlers of a blueprint work as for any other error. The extension adds 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeVar
 
 from blinker import Namespace
@@ -19,8 +18,9 @@ from werkzeug.http import HTTP_STATUS_CODES
 
 from sluicegate.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.errors import RuleError
+from sluicegate.flask.own_response import lines_of
 from sluicegate.plan import Decision
-from sluicegate.web.http import NAMES, Denial, Field, merge
+from sluicegate.web.http import Denial
 from sluicegate.web.problem import detail
 
 log = logging.getLogger("sluicegate")
@@ -148,81 +148,12 @@ def refuse(
         if own is None:
             raise _ERRORS[answer.status].of(decision, answer)
         headers = Headers()
-        (vars(headers)["_list"] if _KEEPS_A_LIST else headers).extend(answer.body_fields)
+        lines_of(headers).extend(answer.body_fields)
         return own([answer.body], _STATUS_LINES[answer.status], headers)  # a number would be looked up
     response = app.make_response(value)
     if not _has_status(value):
         response.status_code = answer.status
     return response
-
-
-def add_fields(headers: Headers, added: list[Field]) -> bool:
-    """Add fields to the headers of a response, and return True. Return False and add nothing if the headers have such
-    fields already: from the view, another limiter, or an earlier request with the same response.
-
-    They are added to the list inside. Werkzeug's own method makes four calls for each, to look for line feeds: the
-    fields of this library have none.
-    """
-    if not _KEEPS_A_LIST:
-        return False
-    facts = vars(headers)
-    own = facts["_list"]
-    for name, _ in own:
-        if name.lower() in NAMES:
-            return False
-    if facts.setdefault(_ADDED, added) is not added:  # another thread sends the same headers
-        return False
-    own += added
-    return True
-
-
-def own_response(response: Response, added: Sequence[list[Field]]) -> Response:
-    """Return a response, or a copy if an earlier request was answered with it or with its headers: a view may return
-    the same response again and again, in several threads.
-
-    `added` has what each limiter adds for this request: the list that it gives to `add_fields`.
-    """
-    first = vars(response.headers).setdefault(_ADDED, added[0] if added else [])
-    return response if any([first is each for each in added]) else separate(response, (), added)
-
-
-def separate(response: Response, fields: Iterable[Field], added: Sequence[list[Field]] = ()) -> Response:
-    """Return a copy of a response with these fields, without those of earlier requests. `added` is that of
-    `own_response`.
-    """
-    earlier = vars(response.headers).get(_ADDED, ())
-    response = copy(response)
-    if any([earlier is each for each in added]):
-        earlier = ()
-    elif type(vars(response).get("close")) is _Closing:  # of an earlier request, which has not ended
-        del vars(response)["close"]
-    response.headers = Headers(merge([field for field in response.headers if field not in earlier], fields))
-    return response
-
-
-class _Closing:
-    """The `close` of a response that calls `end` as well. Werkzeug calls no further function after one that raises."""
-
-    def __init__(self, response: Response, end: Callable[[], None]) -> None:
-        self._response = response
-        self._before = response.close
-        self._end = end
-
-    def __call__(self) -> None:
-        vars(self._response).pop("close", None)  # it refers to the response
-        try:
-            self._before()
-        finally:
-            self._end()
-
-
-def end_with(response: Response, end: Callable[[], None]) -> None:
-    """Let the `close` of a response also call `end`."""
-    vars(response)["close"] = _Closing(response, end)
-
-
-_ADDED: Final = "_sluicegate_added"  # attribute of headers: the fields that `add_fields` has added, or will add
-_KEEPS_A_LIST: Final = vars(Headers([("A", "b")])) == {"_list": [("A", "b")]}
 
 
 def statuses_with_handlers(app: Flask) -> frozenset[int]:
