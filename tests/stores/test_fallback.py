@@ -648,6 +648,27 @@ def test_notes_are_bounded_and_the_newest_stay(clock: ManualClock) -> None:
     assert results == [True, False, False]
 
 
+def test_an_older_note_of_a_budget_is_not_charged_after_its_newest(clock: ManualClock) -> None:
+    """The older one says that all is used. Nine units have come free since."""
+    local_fallback, inside = LocalFallback(policy="local", clock=clock), MemoryStore(clock=clock)
+
+    def hit(identity: str = "a", cost: int = 1) -> int:
+        plan = Plan((check("10/minute", identity, cost=cost),))
+        outcomes = inside.run(plan)
+        local_fallback.note(plan.checks, outcomes)
+        return outcomes[0].remaining
+
+    assert hit(cost=9) == 1
+    clock.advance(30)
+    assert hit() == 0
+    for number in range(NOTES):
+        hit(f"client {number}")
+    clock.advance(31)
+    assert hit() == 8
+    one = Plan((check("10/minute"),))
+    assert [local_fallback.answer(one, DOWN)[0].remaining for _ in range(3)] == [7, 6, 5]
+
+
 # Refunds, resets, closing
 
 

@@ -136,7 +136,8 @@ class LocalFallback:
 
     def _recall(self, key: _Key, now: int, network: Network) -> None:
         """Charge once the units of a budget that were used according to its last note, except those free again."""
-        note = self._fresh.pop(key, None) or self._older.pop(key, None)
+        fresh, older = self._fresh.pop(key, None), self._older.pop(key, None)  # both, or the older is charged later
+        note = fresh or older
         if note is not None:
             read, checks, outcomes = note
             pairs = zip(checks, outcomes, strict=True)
