@@ -8,6 +8,7 @@ Limiter.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -372,16 +373,23 @@ class Several:
     def refused(self, times: Sequence[int], sets: Sequence[int]) -> list[Run]:
         runs: list[Run] = []
         known: dict[int, tuple[int | None, int]] = {}  # by set: a refusal changes nothing, so it holds until it ends
-        for place, (now, chosen) in enumerate(zip(times, sets, strict=True)):
+        at, end = 0, len(times)
+        while at < end:
+            now, chosen = times[at], sets[at]
             refusal = known.get(chosen)
             if refusal is None or (refusal[0] is not None and refusal[0] <= now):
                 asked = self._ask(now, chosen)
                 if asked is None:
                     known.clear()
+                    at += 1
                     continue
                 wait, rule = asked
                 refusal = known[chosen] = None if wait is None else now + wait, rule
-            runs.append((place, place + 1, *refusal))
+            until, first = refusal[0], at
+            last = end if until is None else bisect_left(times, until, at + 1)
+            while at < last and sets[at] == chosen:
+                at += 1
+            runs.append((first, at, *refusal))
         return runs
 
     def wait(self, times: Sequence[int], sets: Sequence[int], met: Met) -> None:
