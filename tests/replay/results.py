@@ -233,8 +233,6 @@ def candidate(name: str, *rules: Asked) -> Candidate:
         ),
         curves=tuple(curve(rule, rules, sane) for rule in rules),
         curves_note="",
-        exact=True,
-        error="",
     )
 
 
@@ -344,8 +342,6 @@ def hostile() -> Result:
                 heat=found.heat._replace(routes=(*HOSTILE, *found.heat.routes[len(HOSTILE) :])),
                 curves=(found.curves[0]._replace(rule=image),),
                 closed_loop=ClosedLoop.unknown(image),
-                exact=False,
-                error=first,
             ),
         ),
         rates=(

@@ -24,7 +24,7 @@ from sluicegate.flask import RateLimiter
 from sluicegate.replay.caller import StatusIn
 from sluicegate.replay.candidates import Candidate, from_rules
 from sluicegate.replay.closed_loop import Waits, waits_of
-from sluicegate.replay.decide import Decider, Ready, budget, decided
+from sluicegate.replay.decide import Decider, Ready, decided, one_identity
 from sluicegate.replay.traffic import COLUMNS
 from sluicegate.rules.ban import Ban
 from sluicegate.starlette import RateLimitMiddleware
@@ -250,7 +250,7 @@ def test_more_rules_than_a_number_has_bits(*, is_plain: bool) -> None:
     whole, fresh = ready.fresh(), ready.fresh()
     ready.plain = whole.plain = fresh.plain = is_plain
     assert decided(whole, traffic)[1]["row"].to_list() == refused
-    kept, waiting = budget(ready), budget(fresh)
+    kept, waiting = one_identity(ready), one_identity(fresh)
     found, waits = list[int](), Waits()
     for half in (traffic[:142], traffic[142:]):
         some, refusals = decided(ready, half, kept)

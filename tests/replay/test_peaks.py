@@ -20,8 +20,9 @@ def framed(events: list[tuple[str, int, int]]) -> pl.DataFrame:
     return pl.DataFrame(events, schema={"who": pl.String(), "time": pl.Int64(), "cost": pl.Int64()}, orient="row")
 
 
-@given(EVENTS, PERIODS)
-def test_peaks_equal_those_of_a_loop(events: list[tuple[str, int, int]], periods: list[int]) -> None:
+@given(EVENTS, PERIODS, st.sampled_from([1, 300, 2**63]))
+def test_peaks_equal_those_of_a_loop(events: list[tuple[str, int, int]], periods: list[int], end: int) -> None:
+    """Also if the line of all identities would be too long, so that they are halved."""
     each: dict[str, list[tuple[int, int]]] = {}
     for who, at, spent in events:
         each.setdefault(who, []).append((at, spent))
@@ -39,7 +40,9 @@ def test_peaks_equal_those_of_a_loop(events: list[tuple[str, int, int]], periods
             )
             for who, mine in sorted(each.items())
         ]
-        assert peaks(framed(events), ["who"], periods, cost=cost).rows() == expected
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sluicegate.replay.peaks._END", end)
+            assert peaks(framed(events), ["who"], periods, cost=cost).rows() == expected
 
 
 def test_there_may_be_several_columns_and_none_rows() -> None:
@@ -58,7 +61,7 @@ def test_gaps_of_years_do_not_overflow(period: int) -> None:
 
 def test_many_identities_and_long_periods_do_not_overflow() -> None:
     year = 31_536_000_000_000
-    events = [(str(who), number * year, 1) for who in range(3000) for number in range(40 if who == 7 else 2)]
+    events = [(str(who), number * year, 1) for who in range(9000) for number in range(40 if who == 7 else 2)]
     found = peaks(framed(events), ["who"], [3 * year, 100 * year], cost="cost")
     assert set(found.filter(pl.col("who") != "7").select(pl.exclude("who")).rows()) == {(2, 2)}
     assert found.filter(pl.col("who") == "7").rows() == [("7", 3, 40)]

@@ -12,7 +12,7 @@ from typing import Final
 
 from sluicegate.extras import needs
 from sluicegate.replay.caller import LoggedRequest
-from sluicegate.replay.decide import Budget, Decider, Ready, budget, by_identity, wait_of
+from sluicegate.replay.decide import Decider, OneIdentity, Ready, by_identity, one_identity, wait_of
 from sluicegate.replay.plain import PATIENCE, Met
 
 with needs("replay"):
@@ -55,14 +55,14 @@ def _shortened(delays: pl.Series) -> pl.Series:
     return value.to_frame().select(-(-pl.col("delay") // scale) * scale).to_series()
 
 
-def waits_of(ready: Ready, found: pl.DataFrame, kept: Budget | None = None) -> Waits:
+def waits_of(ready: Ready, found: pl.DataFrame, kept: OneIdentity | None = None) -> Waits:
     """Return what those who might be refused would have met. The others would not have waited. If they are a piece of
-    the requests of one identity, its budget is `kept`.
+    the requests of one identity, that one is `kept`.
     """
     waits, met = Waits(), Met()
     fresh = ready if ready.plain or kept else ready.fresh()
     for _, times, values in by_identity(ready, found):
-        (kept or budget(fresh)).wait(times, values, met)
+        (kept or one_identity(fresh)).wait(times, values, met)
     waits.add(met)
     return waits
 

@@ -14,7 +14,7 @@ from sluicegate.extras import needs
 from sluicegate.plan import Terms
 from sluicegate.quota import MAX_LIMIT, Quota
 from sluicegate.replay.candidates import Candidate
-from sluicegate.replay.decide import Budget, Ready, budget, charged, decided
+from sluicegate.replay.decide import OneIdentity, Ready, charged, decided, one_identity
 from sluicegate.replay.peaks import Peaks
 from sluicegate.replay.plain import Steps, Strict, reach, steps_of, with_limit
 from sluicegate.rules.rule import Rule
@@ -80,10 +80,10 @@ class Scale:
         return Ready(self.candidate._replace(settings=replace(settings, rules=rules)))
 
     @cached_property
-    def _tried(self) -> list[list[tuple[Ready, Budget | None]]]:
-        """The candidate with each limit of each rule, and what a single identity has left under it."""
+    def _tried(self) -> list[list[tuple[Ready, OneIdentity | None]]]:
+        """The candidate with each limit of each rule, and the single identity under it."""
         ready = [[self.ready(number, limit) for limit in limits] for number, _, limits in self.rules]
-        return [[(each, budget(each) if self._single else None) for each in points] for points in ready]
+        return [[(each, one_identity(each) if self._single else None) for each in points] for points in ready]
 
     @cached_property
     def _plain(self) -> list[tuple[Terms, Steps | Strict | None]]:

@@ -1,7 +1,7 @@
 """Decisions about logged requests: the gate of `web/` on a clock that the log moves, and a step for a whole identity.
 
 `Decider` is the gate, request after request in order of time, over a store that never evicts. A candidate that counts
-each identity alone is decided identity by identity, each with a `Budget`. Most never come near a limit: `suspected`
+each identity alone is decided identity by identity, each as `OneIdentity`. Most never come near a limit: `suspected`
 leaves out those that no algorithm can refuse, without a loop. Tests prove that all of this agrees event by event with a
 Limiter.
 """
@@ -319,9 +319,9 @@ def suspects(frame: pl.DataFrame, terms: Terms, cost: object) -> pl.Series:
     return found
 
 
-class Budget(Protocol):
-    """What one identity has left under a candidate. Its requests may come in pieces, in order of time. Each piece has
-    the times of its requests, and what else they are decided by, as `by_identity` yields it.
+class OneIdentity(Protocol):
+    """One identity under a candidate, with its budgets. Its requests may come in pieces, in order of time. Each piece
+    has the times of its requests, and what else they are decided by, as `by_identity` yields it.
     """
 
     def refused(self, times: Sequence[int], values: Any, /) -> list[Run]:
@@ -334,7 +334,7 @@ class Budget(Protocol):
 
 
 class Several:
-    """The budget of one identity under several plain rules. What else decides is the set of rules that apply."""
+    """One identity under several plain rules. What else decides is the set of rules that apply."""
 
     def __init__(self, ready: Ready) -> None:
         algorithms = [KEPT[terms.algorithm] for terms in ready.terms]
@@ -404,7 +404,7 @@ class Several:
 
 
 class ByGate:
-    """The budget of one identity under any rules. What else decides is the whole request."""
+    """One identity under any rules. What else decides is the whole request."""
 
     def __init__(self, ready: Ready) -> None:
         self._decider = Decider(ready)
@@ -431,8 +431,8 @@ class ByGate:
         self._now = now
 
 
-def budget(ready: Ready) -> Budget:
-    """Return the whole budget of an identity."""
+def one_identity(ready: Ready) -> OneIdentity:
+    """Return an identity that has asked nothing yet."""
     if ready.alone is not None:
         return steps_of(ready.terms[0], ready.cost)
     return Several(ready) if ready.plain else ByGate(ready)
@@ -474,7 +474,7 @@ def ruled(ready: Ready, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def by_identity(ready: Ready, frame: pl.DataFrame) -> Iterator[tuple[list[int], list[int], Any]]:
-    """Yield the rows of each identity, their times, and what else its `Budget` decides by."""
+    """Yield the rows of each identity, their times, and what else `OneIdentity` decides by."""
     names = [name for name in frame.columns if name != "identity"]
     if ready.plain:
         names = ["row", "time", *(["set"] if ready.alone is None else ["cost"] if ready.cost is None else [])]
@@ -488,9 +488,9 @@ def by_identity(ready: Ready, frame: pl.DataFrame) -> Iterator[tuple[list[int], 
             yield rows, times, values[2] if len(values) > 2 else ready.cost
 
 
-def decided(ready: Ready, frame: pl.DataFrame, kept: Budget | None = None) -> tuple[Suspected, pl.DataFrame]:
+def decided(ready: Ready, frame: pl.DataFrame, kept: OneIdentity | None = None) -> tuple[Suspected, pl.DataFrame]:
     """Decide about a frame as `suspected` takes it. Return who might be refused, and the refusals. If the frame has a
-    piece of the requests of one identity, its budget is `kept`, and it is suspected.
+    piece of the requests of one identity, that one is `kept`, and it is suspected.
     """
     if kept is None:
         some = suspected(ready, frame)
@@ -501,13 +501,13 @@ def decided(ready: Ready, frame: pl.DataFrame, kept: Budget | None = None) -> tu
     return some, _refusals(ready, some, kept)
 
 
-def _refusals(ready: Ready, found: Suspected, kept: Budget | None) -> pl.DataFrame:
-    """Decide about the requests of those who might be refused, each with a whole budget, or with the one `kept`."""
+def _refusals(ready: Ready, found: Suspected, kept: OneIdentity | None) -> pl.DataFrame:
+    """Decide about the requests of those who might be refused, each for itself, or of the one `kept`."""
     refused: list[int] = []
     untils: list[int | None] = []
     rules: list[int] = []
     for rows, times, values in by_identity(ready, found.rest):
-        for at, after, until, rule in (kept or budget(ready)).refused(times, values):
+        for at, after, until, rule in (kept or one_identity(ready)).refused(times, values):
             refused += rows[at:after]
             untils += [until] * (after - at)
             rules += [rule] * (after - at)

@@ -127,7 +127,6 @@ class Partitions:
         self._parts = PARTS
         self._pieces: list[list[Block]] = []
         self._often: Counter[int | None] = Counter()  # the rows of identities that have many in a piece
-        self.most = 0  # rows in memory
 
     def add(self, frame: pl.DataFrame, identities: pl.Series) -> None:
         """Add a frame, and the identity of each of its rows as text."""
@@ -135,7 +134,6 @@ class Partitions:
         self._frames.append(frame.with_columns(ids["identity"]))
         self._texts.append(ids.unique("identity").drop_nulls())
         self._rows += frame.height
-        self.most = max(self.most, self._rows)
         if self._rows >= self._piece:
             self._write()
 

@@ -186,8 +186,6 @@ class Candidate(NamedTuple):
     heat: HeatMap
     curves: tuple[Curve, ...]
     curves_note: str  # why there is no curve, or only few points; "" if there are all
-    exact: bool  # False if a sketch was used; then `error` states its bound
-    error: str
 
 
 class Result(NamedTuple):

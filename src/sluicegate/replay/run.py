@@ -246,8 +246,6 @@ class Answer:
             heat=self._heat(),
             curves=self._curves(scale) if scale else (),
             curves_note=scale.note if scale else "",
-            exact=True,
-            error="",
         )
 
     def _closed_loop(self) -> results.ClosedLoop:

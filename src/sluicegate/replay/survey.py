@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from sluicegate.extras import needs
 from sluicegate.replay.candidates import Candidate
-from sluicegate.replay.decide import Ready, budget, decided
+from sluicegate.replay.decide import Ready, decided, one_identity
 from sluicegate.replay.kinds import AUTOMATED, MANY, Figures, loading
 from sluicegate.replay.partitions import Part, Single
 from sluicegate.replay.peaks import PEAK, Peaks
@@ -141,7 +141,7 @@ class Survey:
         """Return what the engine refuses of each group with each of its quotas."""
         found, single = [Effect() for _ in self.rules], isinstance(part, Single)
         ready = [[Ready(_limit(quota)) for quota in each] for each in quotas]
-        limits = [[(one, budget(one) if single else None) for one in each] for each in ready]
+        limits = [[(one, one_identity(one) if single else None) for one in each] for each in ready]
         is_program = pl.col("identity").is_in(automated.implode())
         for piece in part.load().pieces():
             for number, rows in enumerate(self._rows(piece.frame)):

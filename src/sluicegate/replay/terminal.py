@@ -87,8 +87,6 @@ class Report:
 
     def _candidate(self, found: Candidate) -> Iterator[RenderableType]:
         yield self._title(found.name)
-        if not found.exact:
-            yield self._indented(found.error, "yellow")
         yield from self._table(
             ["Rule", "Quota", "Key", "On", "Refused", "Identities"],
             [

@@ -23,7 +23,7 @@ from sluicegate.quota import Quota
 from sluicegate.replay.candidates import Candidate
 from sluicegate.replay.closed_loop import waits_of
 from sluicegate.replay.curves import Scale
-from sluicegate.replay.decide import Ready, budget, decided
+from sluicegate.replay.decide import Ready, decided, one_identity
 from sluicegate.replay.partitions import Part, Single
 from sluicegate.replay.peaks import Peaks
 from sluicegate.replay.tally import (
@@ -127,8 +127,8 @@ class _One:
         self._number = number
         self._grid = work.grid
         self._scale = Scale(candidate, work.requests, single=single) if work.curves else None
-        self._kept = budget(ready) if single else None
-        self._waiting = budget(ready.fresh()) if single else None
+        self._kept = one_identity(ready) if single else None
+        self._waiting = one_identity(ready.fresh()) if single else None
         self._until = 0
 
     def tally(self, rows: pl.DataFrame, insane: pl.Series, name: Name) -> Tally:

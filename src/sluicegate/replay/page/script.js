@@ -462,8 +462,7 @@ function mostRefused({ most_refused: found }) {
 
 function clients(candidate, texts) {
   return section("What clients would have met", null, html("div", { class: "words" },
-    html("p", {}, sentence(texts.closed_loop)), candidate.innocent.of ? html("p", {}, `Innocent: ${texts.innocent}.`) : null,
-    candidate.exact ? null : html("p", {}, logged(candidate.error))));
+    html("p", {}, sentence(texts.closed_loop)), candidate.innocent.of ? html("p", {}, `Innocent: ${texts.innocent}.`) : null));
 }
 
 // ---- the page --------------------------------------------------------------------------------------------------
