@@ -235,13 +235,13 @@ class Figures:
         """
         self._close(2**63 - 1)
         days = pl.concat(self._days).group_by("identity", "what").agg(pl.col("number", "browsers", "loading").max())
-        of = [(pl.col("what") == what) for what in ("hour", "path", "agent", "user")]
+        hour, path, agent, user = [pl.col("what") == what for what in ("hour", "path", "agent", "user")]
         number, browsers = pl.col("number"), pl.col("loading" if sees_assets else "browsers")
         daily = days.group_by("identity").agg(
-            hours=number.filter(of[0]).max(),
-            paths=number.filter(of[1]).max().fill_null(0),
-            people=number.filter(of[2] | of[3]).max(),
-            browsers=pl.max_horizontal(browsers.filter(of[2]).max(), number.filter(of[3]).max()),
+            hours=number.filter(hour).max(),
+            paths=number.filter(path).max().fill_null(0),
+            people=number.filter(agent | user).max(),
+            browsers=pl.max_horizontal(browsers.filter(agent).max(), number.filter(user).max()),
         )
         table = (
             self._whole[0]

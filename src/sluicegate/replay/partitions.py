@@ -6,16 +6,14 @@ partition the order of the log is kept.
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from sluicegate.errors import ReplayError
 from sluicegate.extras import needs
+from sluicegate.replay.spool import temporary
 
 with needs("replay"):
     import polars as pl
@@ -190,17 +188,6 @@ def identified(texts: pl.Series) -> pl.DataFrame:
     """
     number = pl.when(pl.col("text").is_not_null()).then(pl.col("text").hash(seed=_SEED)).alias("identity")
     return texts.alias("text").to_frame().select(number, "text")
-
-
-@contextmanager
-def temporary() -> Generator[None]:
-    """Raise a ReplayError if temporary files cannot be written or read."""
-    try:
-        yield
-    except OSError as error:
-        expected = "set TMPDIR to a folder that can be written and has room for half of the log"
-        folder, problem = tempfile.tempdir or "TMPDIR", error.strerror or str(error)
-        raise ReplayError("temporary files in", folder, problem=problem, expected=expected) from error
 
 
 def _number(parts: int) -> pl.Expr:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from operator import sub
@@ -18,12 +17,12 @@ from sluicegate.extras import needs
 from sluicegate.plan import Terms
 from sluicegate.replay import result as results
 from sluicegate.replay.candidates import Candidate, as_if_enforced, enforced
-from sluicegate.replay.closed_loop import Loop, Waits
+from sluicegate.replay.closed_loop import Loop
 from sluicegate.replay.curves import Scale
 from sluicegate.replay.decide import FORBIDDEN_RULE, Decider, Ready, mapped
 from sluicegate.replay.hints import Hints
 from sluicegate.replay.log import Counts, Frames
-from sluicegate.replay.partitions import Partitions, temporary
+from sluicegate.replay.partitions import Part, Partitions
 from sluicegate.replay.result import Result, Traffic
 from sluicegate.replay.routes import Routes
 from sluicegate.replay.sane import Sane
@@ -68,9 +67,15 @@ class Group:
         kept = frame.select([name for name in frame.columns if name in self._kept]).with_columns(found)
         self.partitions.add(kept, identities)
 
-    def waits(self) -> dict[int, Waits]:
-        """Return what clients would have met, for the numbers of the candidates that are decided in order of time."""
-        return {number: loop.end() for number, loop in self._loops.items()}
+    def answers(
+        self, work: Work, parts: Sequence[Part], processes: int, *, names: Sequence[str], step: Callable[[], object]
+    ) -> Iterator[Answer]:
+        """Count the partitions. Yield what each candidate would have done; `names` are those of the routes."""
+        shared, tallies = total(work, parts, processes, step=step)
+        for number, (ready, tally) in enumerate(zip(self.members, tallies, strict=True)):
+            if number in self._loops:
+                tally.waits = self._loops[number].end()
+            yield Answer(ready, tally, shared, work=work, names=names)
 
 
 def replay(
@@ -104,9 +109,7 @@ def replay(
     ready = [Ready(as_if_enforced(candidate)) for candidate in given]
     wanted = {"time", "method", "path", "status", "duration", *[name for each in ready for name in each.wanted]}
     routes, columns, hints, refused = Routes(), set[str](), Hints(ready), 0
-    with ExitStack() as stack:
-        with temporary():
-            folder = stack.enter_context(spool())
+    with spool() as folder:
         groups = _grouped(ready, folder)
         for frame in hints.watch(log, wanted, since=since, until=until):
             columns |= set(frame.columns)
@@ -122,25 +125,20 @@ def replay(
         read = log.read or Counts(hints.requests, resolution=1e-6, missing=tuple(wanted - columns))
         _check_durations(read, ready)
         grid = Grid.over(hints.first, hints.last)
-        counted: dict[str, tuple[Ready, Tally, Common, Sane]] = {}
+        answers: dict[str, Answer] = {}
         parts = [group.partitions.all() for group in groups]
         step = _steps(sum(map(len, parts)), deciding)
         for group, mine in zip(groups, parts, strict=True):
-            rate = stated or Sane.of(mine)
             work = Work(
                 candidates=tuple([each.candidate for each in group.members]),
-                sane=rate.rate,
+                sane=stated or Sane.of(mine),
                 grid=grid,
                 requests=hints.requests,
                 curves=curves,
                 show=show_identities,
             )
-            shared, tallies = total(work, mine, processes, step=step)
-            for number, waits in group.waits().items():
-                tallies[number].waits = waits
-            members = zip(group.members, tallies, strict=True)
-            counted |= {each.name: (each, tally, shared, rate) for each, tally in members}
-    found = tuple([Answer(*counted[each.name], grid, routes.names, curves).candidate(each) for each in given])
+            found = group.answers(work, mine, processes, names=routes.names, step=step)
+            answers |= {answer.ready.name: answer for answer in found}
     traffic = Traffic(
         files=read.formats,
         lines=read.lines,
@@ -150,12 +148,17 @@ def replay(
         last=None if hints.last is None else hints.last / _SECOND,
         resolution=read.resolution,
         requests=hints.requests,
-        identities=counted[ready[0].name][2].identities,
+        identities=answers[ready[0].name].shared.identities,
         refused=refused,
         missing=tuple(sorted(wanted & set(read.missing))),
         warnings=(*_keys(ready), *hints.found(log.fields)),
     )
-    return Result(traffic, found, rates=_rates(groups, counted), seconds=(clock.now_us() - began) / MICROSECOND)
+    return Result(
+        traffic,
+        candidates=tuple([answers[each.name].candidate(each) for each in given]),
+        rates=_rates([answers[group.members[0].name] for group in groups]),
+        seconds=(clock.now_us() - began) / MICROSECOND,
+    )
 
 
 def _keys(ready: Sequence[Ready]) -> tuple[str, ...]:
@@ -182,14 +185,13 @@ def _steps(of: int, deciding: Callable[[int, int], object] | None) -> Callable[[
     return step
 
 
-def _rates(groups: Sequence[Group], counted: dict[str, tuple[Ready, Tally, Common, Sane]]) -> tuple[results.Rates, ...]:
-    """Return the identities of each key by the most requests in each period."""
+def _rates(answers: Iterable[Answer]) -> tuple[results.Rates, ...]:
+    """Return the identities of each key by the most requests in each period, from one answer of each group."""
     found = []
-    for group in groups:
-        shared = counted[group.members[0].name][2]
-        key = key_text(group.members[0].key)
+    for answer in answers:
+        key = key_text(answer.ready.key)
         bins: dict[tuple[int, str], list[tuple[int, int]]] = {}
-        for (period, to, peak), number in sorted(shared.rates.items()):
+        for (period, to, peak), number in sorted(answer.shared.rates.items()):
             bins.setdefault((period, to), []).append((peak, number))
         found += [results.Rates(period / _SECOND, key, to, bins=tuple(each)) for (period, to), each in bins.items()]
     return tuple(found)
@@ -218,15 +220,13 @@ class Answer:
     ready: Ready
     tally: Tally
     shared: Common
-    sane: Sane
-    grid: Grid
-    names: Sequence[str]
-    curves: bool
+    work: Work
+    names: Sequence[str]  # of the routes
 
     def candidate(self, given: Candidate) -> results.Candidate:
         """Return the whole answer about a candidate as it was given."""
-        tally, shared, sane = self.tally, self.shared, self.sane
-        scale = Scale(self.ready.candidate, shared.routes.total()) if self.curves else None
+        tally, shared, sane = self.tally, self.shared, self.work.sane
+        scale = Scale(self.ready.candidate, shared.routes.total()) if self.work.curves else None
         return results.Candidate(
             name=self.ready.name,
             rules=_rules(self.ready, tally, given),
@@ -274,7 +274,7 @@ class Answer:
         return tuple(found)
 
     def _load(self) -> results.Load:
-        grid, shared, tally = self.grid, self.shared, self.tally
+        grid, shared, tally = self.work.grid, self.shared, self.tally
         logged, refused = line(shared.buckets, grid.buckets), line(tally.buckets, grid.buckets)
         busy, idle = (line(shared.busy, grid.buckets), line(tally.busy, grid.buckets)) if shared.timed else ([], [])
         return results.Load(
@@ -287,7 +287,7 @@ class Answer:
         )
 
     def _worst(self) -> tuple[results.Moment, ...]:
-        grid, tally = self.grid, self.tally
+        grid, tally = self.work.grid, self.tally
         worst = sorted(tally.buckets.items(), key=lambda each: (-each[1], each[0]))[:_WORST]
         return tuple(
             [

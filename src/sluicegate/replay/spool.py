@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Final
+
+from sluicegate.errors import ReplayError
 
 if sys.platform != "win32":
     from fcntl import LOCK_EX, LOCK_NB, flock
@@ -24,7 +27,26 @@ _MARK: Final = "locked"  # a file in each folder that was locked: without it, a 
 
 @contextmanager
 def spool() -> Generator[Path]:
-    """Make a folder for files with numbers as names, and remove it at the end. Raises OSError if it cannot be made."""
+    """Make a folder for files with numbers as names, and remove it at the end."""
+    with ExitStack() as stack:
+        with temporary():
+            folder = stack.enter_context(_folder())
+        yield folder
+
+
+@contextmanager
+def temporary() -> Generator[None]:
+    """Raise a ReplayError if temporary files cannot be written or read."""
+    try:
+        yield
+    except OSError as error:
+        expected = "set TMPDIR to a folder that can be written and has room for half of the log"
+        folder, problem = tempfile.tempdir or "TMPDIR", error.strerror or str(error)
+        raise ReplayError("temporary files in", folder, problem=problem, expected=expected) from error
+
+
+@contextmanager
+def _folder() -> Generator[Path]:
     if sys.platform == "win32":  # there are no such locks: a folder that was left stays
         with TemporaryDirectory(prefix=_PREFIX) as made:
             yield Path(made)

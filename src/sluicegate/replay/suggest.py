@@ -27,7 +27,7 @@ from sluicegate.replay.decide import Ready
 from sluicegate.replay.hints import Hints
 from sluicegate.replay.kinds import is_asset, is_program, sees_assets, unseen
 from sluicegate.replay.log import Counts, Frames
-from sluicegate.replay.partitions import Partitions, temporary
+from sluicegate.replay.partitions import Partitions
 from sluicegate.replay.routes import name_of, route_of
 from sluicegate.replay.sane import nice
 from sluicegate.replay.spool import spool
@@ -187,9 +187,7 @@ def suggest(
     settings = Settings.from_mapping({"key": "ip", "rules": [rule], **(options or {})}, source="--by")
     ready = Ready(Candidate(key, settings))
     seen, hints = _Seen(), Hints([ready])
-    with ExitStack() as stack:
-        with temporary():
-            folder = stack.enter_context(spool())
+    with spool() as folder, ExitStack() as stack:
         partitions = Partitions(folder / "0")
         for frame in hints.watch(log, {*WANTED, *ready.wanted}, since=since, until=until):
             progress()
@@ -303,15 +301,15 @@ class _Suggester:
         pairs = [*self._every(survey.loading)]
         assets = sees_assets(sum([loads for loads, _ in pairs]), sum([of for _, of in pairs]))
         survey = replace(survey, sees_assets=assets)
-        kinds, programs, checks, automated = Counter[str](), list[Named](), list[Named](), list[pl.Series]()
+        kinds, programs, automated = Counter[str](), list[Named](), list[pl.Series]()
         groups = [Group() for _ in rules]
         for part in self._every(survey.count):
             kinds += part.kinds
+            programs += part.programs
             automated.append(part.automated)
-            programs = sorted([*programs, *part.programs])
-            checks = [each for each in programs if each.is_check][:LISTED]
-            programs = sorted({*programs[:LISTED], *checks})
             groups = [*map(add, groups, part.groups)]
+        programs.sort()
+        checks = [each for each in programs if each.is_check][:LISTED]
         limits = [self._limits(group, _floor(rule)) for group, rule in zip(groups, rules, strict=True)]
         survey = replace(survey, checks=tuple([each.identity for each in checks]))
         effects = self._effects(survey, automated, [[limit.quota for limit in each] for each in limits])

@@ -19,13 +19,13 @@ from typing import Any, Final
 from sluicegate.errors import ReplayError
 from sluicegate.extras import needs
 from sluicegate.identity import digest
-from sluicegate.quota import Quota
 from sluicegate.replay.candidates import Candidate
 from sluicegate.replay.closed_loop import waits_of
 from sluicegate.replay.curves import Scale
 from sluicegate.replay.decide import Ready, decided, one_identity
 from sluicegate.replay.partitions import Part, Single
 from sluicegate.replay.peaks import Peaks
+from sluicegate.replay.sane import Sane
 from sluicegate.replay.tally import (
     Common,
     Grid,
@@ -63,7 +63,7 @@ class Work:
     """What is to be counted of each partition of one key."""
 
     candidates: tuple[Candidate, ...]
-    sane: Quota
+    sane: Sane
     grid: Grid
     requests: int
     curves: bool
@@ -75,7 +75,7 @@ class Work:
         ones = [_One(self, candidate, number, single=single) for number, candidate in enumerate(self.candidates)]
         shared, tallies = Common(), [Tally() for _ in ones]
         rates = self._rates() if self.curves else {}
-        fastest = Peaks(["identity"], [self.sane.period_us])
+        fastest = Peaks(["identity"], [self.sane.rate.period_us])
         for piece in part.load().pieces():
             rows, name = piece.frame, self._namer(piece.texts)
             known = rows.filter(pl.col("identity").is_not_null())
@@ -83,14 +83,14 @@ class Work:
                 insane = _NOBODY
                 fastest.add(known)
             else:
-                insane = passing(known, self.sane)
+                insane = passing(known, self.sane.rate)
             shared = add(shared, common(rows, insane, grid=self.grid))
             found = [one.tally(rows, insane, name) for one in ones]
             tallies = [*map(following if single else add, tallies, found)]
             for ready, bound, peaks in rates.values():
                 peaks.add(known.filter(ready.applies(known, bound)))
         if single:
-            is_insane = any(peak > self.sane.limit for _, peak, _ in fastest.counted())
+            is_insane = any(peak > self.sane.rate.limit for _, peak, _ in fastest.counted())
             for each in tallies:
                 of_one(shared, each, grid=self.grid, insane=is_insane)
         for text, (_, _, peaks) in rates.items():
