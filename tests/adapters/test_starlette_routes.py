@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Host, Mount, Route, Router
+from starlette.testclient import TestClient
 
-from sluicegate.starlette import exempt, limit
+from sluicegate import Rule
+from sluicegate.starlette import RateLimitMiddleware, exempt, limit
 from sluicegate.starlette.routes import Routes
 from sluicegate.web.endpoint import NOWHERE
 from tests.adapters.asgi_client import make_scope
@@ -109,3 +114,33 @@ def test_a_route_without_a_mark_is_not_matched() -> None:
     matched.clear()
     assert known.find_marked(make_scope(path="/b")).marks
     assert matched == ["/b", "/a"]
+
+
+def test_routes_that_are_sorted_or_replaced_are_read_again() -> None:
+    router = Router([Route("/{name}", plain), Route("/b", marked)])
+    known = Routes(router)
+    scope = make_scope(path="/b")
+
+    def finds_the_mark() -> tuple[bool, bool]:
+        return bool(known.find(scope)[0].marks), bool(known.find_marked(scope).marks)
+
+    assert finds_the_mark() == (False, False)
+    router.routes.reverse()
+    assert finds_the_mark() == (True, True)
+    router.routes[0] = Route("/b", plain)
+    assert finds_the_mark() == (False, False)
+    router.routes = [Route("/b", marked), Route("/c", plain)]
+    assert finds_the_mark() == (True, True)
+    assert Routes(router).find(scope) == known.find(scope)
+
+
+def test_routes_that_the_lifespan_sorts_keep_their_limits() -> None:
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        app.router.routes.sort(key=lambda route: "{" in getattr(route, "path", ""))
+        yield
+
+    app = Starlette(routes=[Route("/{name}", free), Route("/b", plain)], lifespan=lifespan)
+    app.add_middleware(RateLimitMiddleware, rules=[Rule(name="b", quota="1/minute", route="/b")])
+    with TestClient(app) as client:
+        assert [client.get("/b").status_code for _ in range(2)] == [200, 429]

@@ -78,14 +78,18 @@ class _KnownRoute(NamedTuple):
 
 
 class Routes:
-    """The routes of one application, router or mount. Read at first use, and again when their number changes."""
+    """The routes of one application, router or mount. Read at first use, and again when the list of them changes.
+
+    An application may sort or replace its routes, for example in its lifespan. So each request compares the list with
+    the one that was read. Routes that are the same objects are compared by identity, which costs almost nothing.
+    """
 
     def __init__(self, owner: Any, *, prefix: str = "", name: str = "", templates: Templates | None = None) -> None:
         self.templates: Templates = {} if templates is None else templates
         self._owner = owner
         self._prefix = prefix
         self._name = name
-        self._count = -1
+        self._read: list[Any] | None = None  # the routes as they were when they were read
         self._known: list[_KnownRoute] = []
         self._marked: list[tuple[_KnownRoute, list[_KnownRoute]]] = []  # routes with marks, and the routes before each
 
@@ -101,7 +105,7 @@ class Routes:
         """Return the arrival of a scope if its endpoint has a mark, else NOWHERE. It is faster than `find`, because
         most routes are not matched.
         """
-        if len(self._owner.routes) != self._count:
+        if self._owner.routes != self._read:
             self._known_routes()
         if self._marked:
             seen = dict(scope)
@@ -119,9 +123,10 @@ class Routes:
             yield from route.arrivals.endpoints()
 
     def _known_routes(self) -> list[_KnownRoute]:
-        """Return the routes, read again if their number has changed."""
+        """Return the routes, read again if the list has changed."""
         routes = self._owner.routes
-        if len(routes) != self._count:
+        if routes != self._read:
+            read = list(routes)
             self._known = [self._learn(route) for route in _flat(routes) if hasattr(route, "matches")]
             self._marked = []
             before: list[_KnownRoute] = []
@@ -130,7 +135,7 @@ class Routes:
                     self._marked.append((route, before[:]))
                 else:
                     before.append(route)
-            self._count = len(routes)
+            self._read = read
         return self._known
 
     def _learn(self, route: Any) -> _KnownRoute:
