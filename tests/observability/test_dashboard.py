@@ -77,3 +77,30 @@ def test_promtool_accepts_the_rules_and_the_queries(tmp_path: Path) -> None:
     for path in (FILE, panels):
         checked = subprocess.run([promtool, "check", "rules", path], capture_output=True, text=True, check=False)
         assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize(("minutes", "fires"), [(1, []), (2, []), (10, [*range(6, 13)])])
+def test_the_alert_about_decisions_without_the_store(minutes: int, fires: list[int], tmp_path: Path) -> None:
+    """An outage begins at 0:30. A short one wakes nobody once it is over, and a long one after five minutes."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool here: scripts/programs installs it")
+    alert: dict[str, Any] = {
+        "exp_labels": {"application": "shop", "severity": "warning"},
+        "exp_annotations": {
+            "summary": "shop decides without its store",
+            "description": "Each process counts by itself. At most sluicegate_degraded_allowed_total requests passed that "
+            "the store would have refused.",
+        },
+    }
+    grown = {"series": 'sluicegate_degraded_decisions_total{application="shop"}'}
+    grown["values"] = f"0x1 150+150x{4 * minutes - 1} {600 * minutes}x80"  # ten a second, read every 15 seconds
+    asked = [
+        {"eval_time": f"{at}m", "alertname": "RateLimitDegraded", "exp_alerts": [alert] if at in fires else []}
+        for at in range(20)
+    ]
+    case = {"interval": "15s", "input_series": [grown], "alert_rule_test": asked}
+    file = tmp_path / "outage.yml"
+    file.write_text(json.dumps({"rule_files": [str(FILE)], "evaluation_interval": "15s", "tests": [case]}), "utf-8")
+    checked = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
