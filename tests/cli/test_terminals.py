@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, start_http_server
+from rich.console import Console
 
 from sluicegate import Limiter
 from sluicegate.cli.commands import COMMANDS, sluicegate
+from sluicegate.cli.output import Listing
 from sluicegate.prometheus import PrometheusMetrics
 from sluicegate.stores.redis import RedisStore
 from tests.servers import Server
@@ -212,3 +214,13 @@ def test_sigterm_gives_the_terminal_back(kind: str, words: str, folder: Path, me
         assert found.rindex(b"\x1b[?25h") > found.rindex(b"\x1b[?25l")  # the cursor
         if words.startswith("top"):
             assert found.rindex(b"\x1b[?1049l") > found.rindex(b"\x1b[?1049h")  # the screen
+
+
+@pytest.mark.parametrize("width", range(12, 40))
+def test_nothing_is_cut_off_at_any_width(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    listing = Listing("A", "B")
+    listing.add_row("aaaa bbbbbb cccc", "scope: anon of shop")
+    Console(width=width).print(listing)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= width
+    assert all(word in shown for word in ("aaaa", "bbbbbb", "cccc", "scope:", "anon", "of", "shop"))

@@ -111,7 +111,7 @@ class Listing:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         widths = [self._narrowest(place) for place in range(len(self._columns))]
-        fits = sum(widths) + 2 * (len(widths) - 1) <= options.max_width
+        fits = sum(widths) + 2 * len(widths) <= options.max_width  # rich counts padding after the last column too
         yield self._table(widths) if fits else Group(*self._blocks())
 
     def _narrowest(self, place: int) -> int:
