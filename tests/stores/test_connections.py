@@ -281,10 +281,7 @@ def test_a_frame_has_every_word_of_its_plan(drawn: list[tuple[str, int]], mode: 
                 continue
             if charge and mode is None:
                 assert int(words[0]) == command.tag
-                names = {rule.algorithm for rule in rules}
-                expected = []
-                for rule in rules:
-                    expected += [*([rule.algorithm] if len(names) > 1 else []), *sent(rule, names)]
+                expected: list[Any] = [word for rule in rules for word in sent(rule)]
                 costs = [cost for _, cost in drawn]
                 if given_clock or set(costs) != {1}:
                     expected += [*costs, *([5000000] if given_clock else [])]
@@ -300,16 +297,16 @@ def test_a_frame_has_every_word_of_its_plan(drawn: list[tuple[str, int]], mode: 
                 assert rest[6 * n : 6 * n + 6] == [str(word).encode() for word in expected]
 
 
-def sent(rule: Terms, names: set[str]) -> list[int]:
-    """The parameters that a script of these algorithms reads."""
-    return [*rule.params, 0][: 2 if names <= {"fixed-window", "sliding-window", "sliding-log"} else 3]
+def sent(rule: Terms) -> list[int]:
+    """The parameters that a script reads for this rule."""
+    return [*rule.params, 0][: 2 if rule.algorithm in {"fixed-window", "sliding-window", "sliding-log"} else 3]
 
 
 def assert_words_of_a_hit(words: list[bytes], rule: Terms, cost: int, now: bytes | None) -> None:
     """A tag and the parameters; then, unless the cost is 1 and the clock is the server's, these two."""
     _, *rest = words
-    usual = [b"%d" % number for number in sent(rule, {rule.algorithm})]
-    padded = [*usual, *[b""] * (3 - len(usual)), b"%d" % cost, *([] if now is None else [now])]
+    usual, params = [b"%d" % number for number in sent(rule)], [b"%d" % number for number in rule.params]
+    padded = [*params, *[b""] * (3 - len(params)), b"%d" % cost, *([] if now is None else [now])]
     assert rest == padded or (rest == usual and cost == 1 and now is None)
 
 
