@@ -89,8 +89,8 @@ def test_the_alert_about_decisions_without_the_store(minutes: int, fires: list[i
         "exp_labels": {"application": "shop", "severity": "warning"},
         "exp_annotations": {
             "summary": "shop decides without its store",
-            "description": "Each process counts by itself. At most sluicegate_degraded_allowed_total requests passed that "
-            "the store would have refused.",
+            "description": "Each process counts by itself. At most sluicegate_degraded_allowed_total requests passed "
+            "that the store would have refused.",
         },
     }
     grown = {"series": 'sluicegate_degraded_decisions_total{application="shop"}'}
