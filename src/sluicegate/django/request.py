@@ -37,6 +37,7 @@ class DjangoRequestState(RequestState):
     """
 
     __slots__ = (
+        "__weakref__",
         "_request",
         "answered",
         "bounds",

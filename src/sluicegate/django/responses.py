@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from inspect import isawaitable
 from typing import Any, Final, TypeVar, cast
+from weakref import ref
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpRequest, HttpResponse
@@ -28,6 +29,7 @@ from sluicegate.web.http import Denial, Field, Fields, denial, fields_for, merge
 from sluicegate.web.request_state import warn_of_twice
 
 _DECISION: Final = "_sluicegate"  # attribute of a refusal made here: the decision whose RateLimit fields it has
+_OWNER: Final = "_sluicegate_owner"  # attribute of a response: the request that it answers
 
 Response = TypeVar("Response", bound=HttpResponseBase)
 
@@ -94,6 +96,45 @@ async def refuse_async(request: HttpRequest, state: DjangoRequestState, decision
     return _refusal(request, state, decision, own=response)
 
 
+class _Owner(ref[DjangoRequestState]):
+    """The request that a response answers. A cache pickles responses: one from a pickle answers no request yet."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+def own_response(response: Response, state: DjangoRequestState) -> Response:
+    """Return the response, or a copy of it if it has answered another request: a view may return one object to all.
+
+    Django closes a request by the response that answers it. Without a copy the end of one request would end the others,
+    and free their slots.
+    """
+    facts, mine = vars(response), _Owner(state)
+    owner = facts.setdefault(_OWNER, mine)  # one step: two threads may have the same response
+    if owner is None:  # from a pickle
+        owner = facts[_OWNER] = mine
+    return response if owner() is state else _copy_of(response, mine)
+
+
+def _copy_of(response: Response, owner: _Owner) -> Response:
+    """Return the response for another request: with headers, cookies and an end of its own.
+
+    Not by the copy module: a class may be pickled in a way of its own.
+    """
+    facts = {name: [*value] if type(value) is list else value for name, value in vars(response).copy().items()}
+    for name in (_DECISION, "close"):  # those of the other request
+        facts.pop(name, None)
+    headers, cookies = _Headers({}), SimpleCookie()
+    _write(headers, _without_ours(response.headers))
+    dict.update(cookies, [(name, morsel.copy()) for name, morsel in [*response.cookies.items()]])
+    facts |= {_OWNER: owner, "headers": headers, "cookies": cookies, "_resource_closers": [], "closed": False}
+    copied: Response = object.__new__(type(response))
+    vars(copied).update(facts)
+    return copied
+
+
 def add_fields(response: Response, state: DjangoRequestState) -> Response:
     """Add the fields of the decision to the response. Its body is not changed."""
     state.open, state.answered = False, True
@@ -156,7 +197,7 @@ class _ClientHeaders(_Headers):
         added = _by_name(fields)
         self.before: ResponseHeaders = headers
         self.added: AbstractSet[str] = added.keys()
-        if type(headers) is _ClientHeaders:
+        if type(headers) is _ClientHeaders:  # of this request too: `own_response` has removed those of others
             self.before, self.added = headers.before, headers.added | self.added
         if merges and not (_KEEPS_A_STORE and self.added.isdisjoint(headers._store)):
             added = _by_name(merge([(name, headers[name]) for name, _ in fields if name in headers], fields))
@@ -167,9 +208,17 @@ class _ClientHeaders(_Headers):
             _write(self, added)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        others = {name: value for name, value in self.items() if name.lower() not in self.added}
-        before = {name: value for name, value in self.before.items() if name.lower() in self.added}
-        return ResponseHeaders, ({**others, **before},)
+        return ResponseHeaders, (dict(_without_ours(self).values()),)
+
+
+def _without_ours(headers: ResponseHeaders) -> dict[str, Field]:
+    """Return the fields of a response by their names in lower case, as they would be without this library."""
+    found = _by_name([*headers._store.values()] if _KEEPS_A_STORE else [*headers.items()])
+    if isinstance(headers, _ClientHeaders):
+        before = _by_name(headers.before.items())
+        found = {name: field for name, field in found.items() if name not in headers.added}
+        found |= {name: field for name, field in before.items() if name in headers.added}
+    return found
 
 
 def replace_response(answer: HttpResponseBase, response: HttpResponseBase) -> HttpResponseBase:
@@ -178,13 +227,6 @@ def replace_response(answer: HttpResponseBase, response: HttpResponseBase) -> Ht
     refusal: Any = answer
     refusal._resource_closers.extend(cast("Any", response)._resource_closers)
     return answer
-
-
-def _add_own(response: HttpResponseBase, fields: Fields) -> None:
-    """Merge fields into those of a response of `on_denied`: other fields of the response stay."""
-    own = [(name, response.headers[name]) for name, _ in fields if name in response.headers]
-    for name, value in merge(own, fields):
-        response.headers[name] = value
 
 
 def _refusal(
@@ -209,7 +251,9 @@ def _refusal(
         expected = "return one of Django's responses, or None for the usual answer"
         raise SettingsError("on_denied", type(own), problem="what it returned is no response", expected=expected)
     else:
-        _add_own(own, fields_for(decision, None, status=own.status_code))
+        own = own_response(own, state)
+        fields = fields_for(decision, None, status=own.status_code)
+        own.headers = _ClientHeaders(own.headers, fields, merges=True)  # its other fields stay
     own._has_been_logged = True  # type: ignore[attr-defined]  # Django then logs nothing: refusals must not fill the log
     return own
 
