@@ -338,7 +338,7 @@ def test_an_unknown_name_suggests_the_nearest(name: Any, near: str | None) -> No
         ({"error_message": "\ud800 bad"}, SettingsError, "half of a surrogate pair"),
         ({"secret": "short"}, SettingsError, "only 5 bytes long"),
         ({"strict": 1}, SettingsError, "neither True nor False"),
-        ({"on_store_failure": "open"}, SettingsError, "local, allow, deny"),
+        ({"on_store_failure": "open"}, SettingsError, "not known; use local, allow or deny"),
         ({"on_store_failure": "raise"}, SettingsError, "use local, allow or deny"),
         ({"on_store_failure": None}, SettingsError, "not known"),
         ({"deadline": 0}, SettingsError, "seconds above 0"),

@@ -289,6 +289,12 @@ def test_fl01_only_a_flask_application_can_be_limited(thing: Any) -> None:
             install(thing)
 
 
+def test_fl01_a_key_by_position_beside_an_application_by_name() -> None:
+    make: Any = RateLimiter
+    with pytest.raises(SettingsError, match="options by name"):
+        make(lambda: "key", app=Flask(__name__))
+
+
 def test_fl01_none_is_not_an_application() -> None:
     nothing: Any = None
     with pytest.raises(SettingsError, match="give a Flask application"):

@@ -117,6 +117,7 @@ def test_what_cannot_be_read(url: str) -> None:
     found = CliRunner().invoke(sluicegate, ["watch", url.format(port=free_port()), "--once"])
     assert found.exit_code == 2
     assert "give the URL of the application's metrics" in found.output
+    assert ("nothing listens there; start the application" in " ".join(found.output.split())) is ("{port}" in url)
 
 
 class Answers:

@@ -50,6 +50,8 @@ def ban(
     as_json: bool,
 ) -> None:
     """Ban one identity from now on: all rules that have this ban refuse it."""
+    if duration is not None and duration.isdecimal():  # seconds in a file; here a person may mean hours
+        raise click.BadParameter(f'{duration!r}: no unit; give words like "2 hours"', param_hint=["--for"])
     with opened(load_app(app)) as limiters:
         budgets, found = _chosen(limiters, which)
         terms = found.terms if duration is None else found.lasting(duration)

@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 _DAY: Final = 86_400
 
 
-def moment(given: str, zone: ZoneInfo) -> int:
-    """Read a time of the command line, in microseconds since 1970."""
+def moment(given: str, zone: ZoneInfo, option: str) -> int:
+    """Read the time that an option was given, in microseconds since 1970."""
     try:
         found = datetime.fromisoformat(given)
         found = found if found.tzinfo is not None else found.replace(tzinfo=zone)
         return round(found.astimezone(UTC).timestamp() * MICROSECOND)
     except (ValueError, OverflowError):
-        raise click.BadParameter(f"{given!r}: give a time like 2026-11-23 or 2026-11-23T14:05:00Z") from None
+        problem = f"{given!r}: give a time like 2026-11-23 or 2026-11-23T14:05:00Z"
+        raise click.BadParameter(problem, param_hint=[option]) from None
 
 
 def _zone(_context: click.Context, _option: click.Parameter, given: str) -> ZoneInfo:
@@ -88,7 +89,8 @@ def open_log(options: dict[str, Any]) -> tuple[Log, dict[str, Any]]:
     zone, since, until, show = [options[name] for name in ("zone", "since", "until", "show_identities")]
     reading = {name: options[name] for name in ("format", "fields", "window", "strict")}
     log = Log(options["logs"], zone=zone.key, show_identities=show, **reading)
-    first, end = [None if each is None else moment(each, zone) for each in (since, until)]
+    first = None if since is None else moment(since, zone, "--since")
+    end = None if until is None else moment(until, zone, "--until")
     if first is not None and end is not None and first >= end:
         raise click.BadParameter(f"--since {since} is not before --until {until}; give an earlier --since")
     return log, {"since": first, "until": end, "show_identities": show, "processes": os.cpu_count() or 1}

@@ -15,6 +15,7 @@ from http.client import HTTPException
 from math import inf, isfinite
 from threading import Event
 from typing import Final, NamedTuple
+from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
@@ -122,6 +123,8 @@ def _read(urls: Sequence[str]) -> Reading:
             problem = str(error) or type(error).__name__
             problem = problem if problem.isprintable() else ascii(problem)  # a server may have sent it
             expected = "give the URL of the application's metrics"
+            if isinstance(error, URLError) and isinstance(error.reason, ConnectionRefusedError):
+                problem, expected = "nothing listens there", f"start the application, or {expected}"
             raise UnreadableError(f"{shown_url(url) or repr(url)}: {problem}; {expected}") from error
     if not found:
         problem = "no metrics of sluicegate there; give PrometheusMetrics() as on_decision, and let it serve metrics"

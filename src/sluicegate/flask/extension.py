@@ -108,6 +108,12 @@ class RateLimiter:
 
     if not TYPE_CHECKING:  # a type checker knows what there is
 
+        def __new__(cls, *given: Any, **options: Any) -> RateLimiter:
+            """Say what to give for `RateLimiter(key_func, app=app)`, as Flask-Limiter's class is called."""
+            if given and "app" in options:
+                raise _no_application(given[0])
+            return super().__new__(cls)
+
         def __getattr__(self, name: str) -> NoReturn:
             """Say what there is here for a member of Flask-Limiter's class."""
             text = f"{type(self).__name__!r} object has no attribute {name!r}"
@@ -123,9 +129,7 @@ class RateLimiter:
         `app.extensions["sluicegate"]`, where you can read its settings and close it.
         """
         if not isinstance(cast("object", app), Flask):
-            problem = "not an application of Flask"
-            expected = 'give a Flask application, and options by name, such as key="ip"'
-            raise SettingsError("RateLimiter", app, problem=problem, expected=expected)
+            raise _no_application(app)
         installed: list[Installation] = app.extensions.setdefault(_NAME, [])
         if any(other.extension is self for other in installed):
             problem = "this RateLimiter limits it already"
@@ -656,3 +660,9 @@ def _check_prefixes(settings: Settings, other: Settings) -> None:
     if count_together(settings, other):
         problem = "another RateLimiter of this application counts under it in the same store"
         raise SettingsError("prefix", settings.prefix, problem=problem, expected="give each a prefix of its own")
+
+
+def _no_application(given: object) -> SettingsError:
+    problem = "not an application of Flask"
+    expected = 'give a Flask application, and options by name, such as key="ip"'
+    return SettingsError("RateLimiter", given, problem=problem, expected=expected)

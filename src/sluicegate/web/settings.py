@@ -33,7 +33,7 @@ from sluicegate.errors import (
 )
 from sluicegate.hidden import hide_options
 from sluicegate.identity import Seal
-from sluicegate.plan import Decision, FailurePolicy, Handlers
+from sluicegate.plan import FAILURE_POLICIES, Decision, FailurePolicy, Handlers
 from sluicegate.quota import Quota
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeyPart, KeySpec, address_key, check_nesting, validate_key
@@ -186,8 +186,10 @@ class Settings:
         check_dialect(self.headers)
         valid_prefix(self.prefix)
         settle("on_store_change", _function(self.on_store_change, option="on_store_change"))
-        if cast("str", self.on_store_failure) == "raise":
-            raise _error("on_store_failure", "raise", "an adapter has no one to raise to", "use local, allow or deny")
+        if self.on_store_failure not in FAILURE_POLICIES:
+            given = cast("str", self.on_store_failure)
+            problem = "an adapter has no one to raise to" if given == "raise" else "not known"
+            raise _error("on_store_failure", given, problem, "use local, allow or deny")
         StoreOptions.of(self)  # raises for wrong options
         check_flag("enabled", self.enabled)
         share(self.mode, 100)  # raises for a wrong mode
