@@ -255,8 +255,9 @@ class Decider:
         decision = self.decide(now, caller)
         if decision is None or decision.allowed:
             return decision is not None and bool(decision.checks), None
-        rule = FORBIDDEN_RULE if decision.binding is None else decision.binding[0].terms.name
-        wait = None if decision.binding is None else wait_of(decision)
+        binding = decision.binding  # computed at each read
+        rule = FORBIDDEN_RULE if binding is None else binding[0].terms.name
+        wait = None if binding is None else wait_of(decision)
         number = self._rule_at.get(rule, self._rule_at[FORBIDDEN_RULE])
         return True, (None if wait is None else now + wait, number)
 
