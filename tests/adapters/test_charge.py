@@ -115,6 +115,20 @@ def test_a_stricter_rule_of_the_same_budget_takes_the_place_of_the_looser_one(ma
     assert site.left() == '"default";r=4;t=60'
 
 
+@pytest.mark.parametrize(("cost", "left"), [(1, 8), (2, 7)])
+def test_the_looser_rule_shows_what_is_left_after_the_stricter_one(make: Sites, cost: int, left: int) -> None:
+    def view() -> Steps:
+        yield ask("9/minute", scope="both")
+        yield ask("5/minute", scope="both", cost=cost)
+        return "done"
+
+    site = make({"/a": view}, clock=ManualClock())
+    stricter = 5 - cost
+    assert site.get().one("ratelimit") == f'"both";r={left};t=60, "both-2";r={stricter};t=60'
+    again = f'"both";r={left - cost};t=60, "both-2";r={stricter - cost};t=60'
+    assert site.get().one("ratelimit") == again
+
+
 def test_a_caught_refusal_of_a_stricter_rule_leaves_the_looser_one_charged(make: Sites) -> None:
     def view() -> Steps:
         yield ask("3/minute", scope="both")

@@ -329,6 +329,8 @@ class Charge:
         if decision is None:
             return [], NOTHING
         with state.gate.lock:  # a view may charge in several threads
+            if decision.allowed:
+                state.replace(self._looser, made(list(zip(decision.checks, decision.outcomes, strict=True))))
             if self._is_message or not state.can_refuse:  # no response will refund a charge, or show it
                 slots = held(owed(decision))
                 if slots:

@@ -61,6 +61,19 @@ def without(decision: Decision, refunded: Charges) -> Decision:
     return decision._replace(checks=tuple(checks), outcomes=tuple(outcomes))
 
 
+def replaced(decision: Decision, returned: Charges, taken: Charges) -> Decision:
+    """Return the decision after charges that were given back have been replaced: `taken` are those of the stricter
+    limits in their place. The earlier limits show what is left after that, because each budget is charged once.
+    """
+    costs = {check.budget: check.cost for check, _ in taken}
+    earlier = {
+        check._replace(cost=0): _with_refund(outcome, check.cost - costs.get(check.budget, 0))
+        for check, outcome in returned
+    }
+    outcomes = [earlier.get(check, outcome) for check, outcome in zip(decision.checks, decision.outcomes, strict=True)]
+    return decision._replace(outcomes=tuple(outcomes))
+
+
 def kept(decision: Decision | None) -> Charges:
     """Return the charges of a request that were made and not refunded. A shadow check that would have refused is among
     them, although it was not charged.

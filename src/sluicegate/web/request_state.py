@@ -11,7 +11,7 @@ from typing import Final
 
 from sluicegate.errors import warn
 from sluicegate.plan import BAN, Check, Decision, Terms
-from sluicegate.web.charges import Charges, owed, without
+from sluicegate.web.charges import Charges, owed, replaced, without
 from sluicegate.web.endpoint import printable
 from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.marks import Mark
@@ -113,6 +113,11 @@ class RequestState:
         """Subtract refunded charges from the decision, so that the header fields show what is left now."""
         if charges and self.decision is not None:
             self.decision = without(self.decision, charges)
+
+    def replace(self, returned: Charges, taken: Charges) -> None:
+        """Show that the charges that were given back have been replaced by others in the same budgets."""
+        if returned and self.decision is not None:
+            self.decision = replaced(self.decision, returned, taken)
 
 
 def count_together(one: Settings, other: Settings) -> bool:
