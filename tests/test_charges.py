@@ -24,6 +24,9 @@ def is_fine(response: Response) -> bool:
     return response.status_code < 400
 
 
+def deny(self: object, request: object, decision: object) -> None: ...
+
+
 async def is_fine_async(response: Response) -> bool:
     return is_fine(response)
 
@@ -65,7 +68,8 @@ def test_headers_are_found_in_any_case_and_cannot_be_changed() -> None:
         ({"charge_when": wrong, "refund_when": wrong}, RuleError, "keep one"),
         ({"charge_when": 401}, RuleError, "plain function"),
         ({"refund_when": "later"}, RuleError, "plain function"),
-        ({"refund_when": type("Unhashable", (), {"__call__": is_fine, "__hash__": None})()}, RuleError, "plain"),
+        ({"refund_when": type("Unhashable", (), {"__call__": is_fine, "__hash__": None})()}, RuleError, "has no hash"),
+        ({"on_denied": type("Unhashable", (), {"__call__": deny, "__hash__": None})()}, RuleError, "has no hash"),
         ({"charge_when": is_fine_async}, AsyncMismatchError, "plain function"),
         ({"refund_when": type("Later", (), {"__call__": is_fine_async})()}, AsyncMismatchError, "plain function"),
     ],

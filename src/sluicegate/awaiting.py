@@ -129,6 +129,15 @@ def check_call(what: str, function: Any, *, takes: tuple[str, ...], error: type[
         raise error(what, label_of(function), problem=problem, expected=expected) from None
 
 
+def check_hash(what: str, function: object, *, error: type[ConfigurationError]) -> None:
+    """Raise an error for a callable object without a hash, where equal values are found again by their hash."""
+    try:
+        hash(function)
+    except TypeError as wrong:
+        expected = "give a function, or a callable object with a hash, such as one of a @dataclass(frozen=True)"
+        raise error(what, label_of(function), problem=f"it has no hash: {wrong}", expected=expected) from None
+
+
 def _signature(function: Any) -> inspect.Signature:
     """Return the signature of exactly this function. From Python 3.14 on the annotations are not evaluated."""
     if sys.version_info >= (3, 14):

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, NoReturn, Unpack, get_origin
 from uuid import UUID
 
 from sluicegate.asgi import Scope, charge_of
+from sluicegate.awaiting import check_hash
 from sluicegate.errors import IdentityError, RuleError
 from sluicegate.extras import needs
 from sluicegate.plan import Decision, RateLimitExceeded
@@ -122,6 +123,8 @@ class RateLimit(Depends):
         if self.user is not None:
             options = {"key": "user", **options}
         self.rule = ChargedRule.of("RateLimit", quota, refund_earlier=refund_earlier, **options)
+        for option in ("key", "quota", "cost", "when"):  # FastAPI finds equal dependencies by their hash
+            check_hash(option, getattr(self.rule.mark.rule, option), error=RuleError)
         self.__signature__ = _signature(self.user)
 
     def __eq__(self, other: object) -> bool:

@@ -557,3 +557,11 @@ def test_a_dependency_as_an_annotation_is_an_error() -> None:
 def test_the_repr_of_a_dependency_has_its_quota() -> None:
     assert repr(RateLimit("5/minute")) == "RateLimit((Quota('5/minute'),))"
     assert isinstance(RateLimit("5/minute"), DependsMarker)
+
+
+@pytest.mark.parametrize("option", ["key", "quota", "cost", "when"])
+def test_a_callable_object_without_a_hash_is_an_error_where_it_is_written(option: str) -> None:
+    unhashable = type("Unhashable", (), {"__call__": lambda self, request: None, "__hash__": None})()
+    options: dict[str, Any] = {"quota": "5/minute", option: unhashable}
+    with pytest.raises(RuleError, match=rf"{option} .*: it has no hash: .*@dataclass\(frozen=True\) \[SG002\]"):
+        RateLimit(**options)

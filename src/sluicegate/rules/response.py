@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sluicegate.awaiting import check_call, close_unawaited, is_async, label_of, waits
+from sluicegate.awaiting import check_call, check_hash, close_unawaited, is_async, label_of, waits
 from sluicegate.errors import AsyncMismatchError, RuleError
 
 
@@ -83,9 +83,10 @@ def when_to_refund(charge_when: Any, refund_when: Any) -> Refund | None:
     if charge_when is not None and refund_when is not None:
         expected = "keep one of the two, each is the opposite of the other"
         raise RuleError(option, given, problem="given beside refund_when", expected=expected)
-    if not callable(given) or type(given).__hash__ is None:  # the cache of terms has these values as keys
+    if not callable(given):
         expected = "give a plain function of the response, as lambda response: response.status_code == 401"
         raise RuleError(option, given, problem="not a function", expected=expected)
+    check_hash(option, given, error=RuleError)  # the cache of terms has these values as keys
     if is_async(given):
         raise _is_async(option, given)
     check_call(option, given, takes=("response",), error=RuleError)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from sluicegate.algorithms import AlgorithmName, find
-from sluicegate.awaiting import check_call
+from sluicegate.awaiting import check_call, check_hash
 from sluicegate.concurrency import Concurrency
 from sluicegate.errors import ConfigurationError, RuleError, check_flag, nearest, takes_names, within
 from sluicegate.plan import FAILURE_POLICIES, FailurePolicy, Terms
@@ -134,6 +134,7 @@ class Rule:
             known = ", ".join(FAILURE_POLICIES)
             raise _error("on_store_failure", self.on_store_failure, "not known", f"use one of {known}")
         check_answer(self.error_message, self.on_denied)
+        check_hash("on_denied", self.on_denied, error=RuleError)  # it is a key of the cache of terms
         when_to_refund(self.charge_when, self.refund_when)
         enforced = share(self.mode, self.enforce_percent)
         if self.ban is not None and not isinstance(self.ban, Ban):
