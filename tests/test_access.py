@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pytest
 
 from sluicegate import Ban, Decision, ManualClock, Rule
-from sluicegate.errors import AsyncMismatchError, ConfigurationError, RuleError
+from sluicegate.errors import AsyncMismatchError, ConfigurationError, RuleError, SettingsError
 from sluicegate.plan import FORBIDDEN
 from sluicegate.testing import AsyncAdapter, BrokenStore
 from sluicegate.web.bound import NO_BOUNDS
@@ -177,6 +177,47 @@ def test_asynchronous_functions() -> None:
 def test_a_wrong_network_cannot_start(option: str, entry: str) -> None:
     with pytest.raises(ConfigurationError, match=option):
         settings(**{option: [entry]})
+
+
+@pytest.mark.parametrize(
+    ("key", "entry"),
+    [
+        ("ip", ("ip", "2001:db8::7")),
+        ("user", ("ip", "2001:db8::/48")),
+        ("ip", ("ip", "192.0.2.7")),
+        ("ip", ("ip", "::ffff:192.0.2.7")),
+        ("ip", ("ip", "bob")),
+        ("ip", ("ip", 3221225991)),
+        ("user", ("user", 42)),
+        ("user", ("user", b"42")),
+        ("header:X-A", ("header:x-a", 42)),
+        (("user", "ip"), [["user", "42"], ["ip", "192.0.2.7"]]),
+    ],
+)
+def test_an_identity_that_the_key_never_gives_cannot_start(key: Any, entry: Any) -> None:
+    with pytest.raises(SettingsError, match=r"deny .*: the key never gives this identity; .*SG003"):
+        settings(key=key, ipv4_prefix=24, deny=[entry])
+
+
+@pytest.mark.parametrize(
+    ("entry", "peer"),
+    [
+        (("ip", "192.0.2.0/24"), "192.0.2.7"),
+        (("ip", "127.0.0.1"), "127.0.0.1"),
+        (("ip", "2001:db8::/64"), "2001:db8::7"),
+        (("ip", "::1"), "::1"),
+        (("ip", "no-peer"), None),
+        (("ip", "peer testclient"), "testclient"),
+    ],
+)
+def test_an_address_is_denied_as_the_key_gives_it(ask: Ask, entry: Any, peer: str | None) -> None:
+    [decision] = ask(settings(key="user", ipv4_prefix=24, deny=[entry]), Visitor(peer))
+    assert decision is FORBIDDEN
+
+
+def test_the_error_shows_the_network_that_the_key_gives() -> None:
+    with pytest.raises(SettingsError, match=r"give \('ip', '2001:db8::/64'\), or only the address, as text"):
+        settings(key="ip", deny=[("ip", "2001:db8::7")])
 
 
 @pytest.mark.parametrize("given", [7, [7.5], [None], ["no.such.module.of.mine"]])

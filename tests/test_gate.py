@@ -195,7 +195,7 @@ KEY_USES: dict[str, Callable[[Any], dict[str, Any]]] = {  # settings by a key fu
     "defaults and rules": lambda key: rules_by(None, key) | {"key": key, "default_limits": ["9/minute", "99/day"]},
     "lists": lambda key: rules_by(key) | {"key": key, "allow": ["blue"], "deny": ["green"]},
     "parts of tuples": lambda key: rules_by(key, (key,), ("ip", key), (key, key), ((key, "ip"), "ip")),
-    "a list of tuples": lambda key: rules_by(key) | {"key": (key, "ip"), "deny": [("blue", ("ip", "x"))]},
+    "a list of tuples": lambda key: rules_by(key) | {"key": (key, "ip"), "deny": [("blue", ("ip", "192.0.2.1"))]},
 }
 
 

@@ -311,6 +311,7 @@ SETTINGS: list[Row] = [
     ({"rules": [{"name": "r", "quota": "5/m", "charge_when": "shop.NUMBER"}]}, SettingsError, "leads to a int"),
     ({"rules": [{"name": "r", "quota": "5/m", "key": "path:item"}]}, RuleError, "has no named parts of a path"),
     ({"key": "path:item", "default_limits": ["5/m"]}, RuleError, "has no named parts of a path"),
+    ({"key": ("ip", ("path:item",)), "default_limits": ["5/m"]}, RuleError, "has no named parts of a path"),
     ({"key": ("ip", "path:item"), "default_limits": ["5/m"]}, RuleError, "has no named parts of a path"),
     ({"rules": [{"name": "r", "quota": "5/m", "route": "home"}]}, RuleError, "no named routes"),
 ]  # fmt: skip

@@ -175,13 +175,16 @@ def _group_of(peer: str | None, prefix: int, ipv4_prefix: int) -> str:
     return f"peer {peer[:LONGEST]}" if address is None else group(address, prefix, ipv4_prefix)
 
 
-def is_counted(text: str) -> bool:
-    """True if this text is an address, or one of the texts under which clients are counted: those of `client_address`.
+def is_counted(text: str, prefix: int = IPV6_PREFIX, ipv4_prefix: int = IPV4_PREFIX) -> bool:
+    """True if this is one of the texts under which clients are counted: those of `client_address`.
 
-    >>> [is_counted(text) for text in ("203.0.113.7", "2001:db8::/64", "no-peer", "999.1.1.1")]
-    [True, True, True, False]
+    >>> [is_counted(text) for text in ("203.0.113.7", "2001:db8::/64", "no-peer", "999.1.1.1", "2001:db8::7")]
+    [True, True, True, False, False]
     """
-    return text == NO_PEER or text.startswith("peer ") or parse_address(text.partition("/")[0]) is not None
+    if text == NO_PEER or text.startswith("peer "):
+        return True
+    address = parse_address(text.partition("/")[0])
+    return address is not None and group(address, prefix, ipv4_prefix) == text
 
 
 def group(address: Address, prefix: int = IPV6_PREFIX, ipv4_prefix: int = IPV4_PREFIX) -> str:

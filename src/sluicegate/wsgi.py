@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 from sluicegate.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.errors import NotEnforcedError, RuleError
 from sluicegate.plan import Decision, RateLimitExceeded
+from sluicegate.rules.key import parts_of
 from sluicegate.rules.response import Headers, Response
 from sluicegate.rules.rule import Rule
 from sluicegate.status import Status
@@ -156,7 +157,7 @@ class RateLimitMiddleware:
                 problem, expected = "a bare WSGI application has no named routes", 'give a path such as "/api/*"'
                 raise RuleError(f"rule {rule.name!r}: route", rule.route, problem=problem, expected=expected)
         for key in (self.settings.key, *[getattr(rule, "key", None) for rule in self.settings.rules]):
-            for part in key if isinstance(key, tuple) else (key,):
+            for part in parts_of(key):
                 if isinstance(part, str) and part.startswith("path:"):
                     problem, expected = "a bare WSGI application has no named parts of a path", 'use "ip" or a function'
                     raise RuleError("key", part, problem=problem, expected=expected)

@@ -284,7 +284,7 @@ ASIDE: Final = {
     "drf:*": "the throttles of one view",
     "django.status:*": "the gates of this process",
     "rules.key:as_keys_give": OPERATOR,
-    "rules.key:reads_user": OPERATOR,
+    "rules.key:parts_of": OPERATOR,
     "rules.key:check_nesting": OPERATOR,
     "asgi:AsgiCaller.user": "the two names that a user may have",
     "asgi:RateLimitMiddleware._bounds": "the marks of one view",

@@ -92,6 +92,11 @@ class Budgets:
         """Return the identity that a person typed, as the application's keys make it."""
         return _joined([_typed(word, self.settings) for word in words])
 
+    def can_be(self, key: KeySpec, words: Iterable[str]) -> bool:
+        """True if a key could ever return the identity that a person typed."""
+        settings = self.settings
+        return can_be(key, self.identity(words), prefix=settings.ipv6_prefix, ipv4_prefix=settings.ipv4_prefix)
+
     def text(self, words: Iterable[str]) -> str:
         """Return its text."""
         return self._limiters[0].gate.limiter.text(self.identity(words))
@@ -332,7 +337,7 @@ def check_rule(limiters: Iterable[Budgets], rule: str) -> None:
 def mismatch(limiters: Iterable[Budgets], words: tuple[str, ...], rule: str | None = None) -> str | None:
     """Return a sentence if no rule, or no rule of this name, has a key that gives the typed identity."""
     keys = [(budgets, key) for budgets in limiters for key in budgets.keys(rule)]
-    if not words or not keys or any([can_be(key, budgets.identity(words)) for budgets, key in keys]):
+    if not words or not keys or any([budgets.can_be(key, words) for budgets, key in keys]):
         return None
     which = "no rule of this application" if rule is None else f"no rule with the name or the ban {rule!r}"
     listed = ", ".join(sorted({key_name(key) for _, key in keys}))

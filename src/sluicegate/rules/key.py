@@ -5,8 +5,8 @@ A key is prepared once, at start-up: it becomes functions of a Caller. A Caller 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 from itertools import count
 from types import MethodType
 from typing import Any, Final, Protocol, cast
@@ -22,6 +22,7 @@ from sluicegate.address import (
     client_address,
     client_network,
     group,
+    is_counted,
     is_rewritten,
     parse_address,
 )
@@ -193,16 +194,21 @@ def identity_of(
     return cast("str | None", text)
 
 
-def can_be(spec: object, identity: object) -> bool:
+def can_be(spec: object, identity: object, *, prefix: int, ipv4_prefix: int) -> bool:
     """True if a key could ever return this identity. Always True for a function."""
     if callable(spec):
         return True
     if isinstance(spec, tuple):
         parts: Sequence[object] = identity if isinstance(identity, (tuple, list)) else ()
-        return len(parts) == len(spec) and all(map(can_be, spec, parts))
+        fits = partial(can_be, prefix=prefix, ipv4_prefix=ipv4_prefix)
+        return len(parts) == len(spec) and all(map(fits, spec, parts))
     kind, _, name = str(spec).partition(":")
-    own = f"{kind}:{name.lower()}" if kind == "header" else spec  # each of these keys falls back to the address
-    return isinstance(identity, (tuple, list)) and len(identity) == 2 and identity[0] in ("ip", own)
+    match identity:
+        case ("ip", str() as address):  # each of these keys falls back to the address
+            return is_counted(address, prefix, ipv4_prefix)
+        case (given, str()):
+            return given == (f"{kind}:{name.lower()}" if kind == "header" else spec)
+    return False
 
 
 def as_keys_give(identity: object, *, prefix: int, ipv4_prefix: int) -> object:
@@ -290,9 +296,18 @@ def _path(name: str, address: KeyPart) -> KeyPart:
     return lambda caller: address(caller) if (value := caller.path_value(name)) is None else encode(value)
 
 
+def parts_of(key: object) -> Iterator[object]:
+    """Yield the parts of a key, also those of the tuples inside it; a key that is no tuple is its only part."""
+    if isinstance(key, tuple):
+        for part in key:
+            yield from parts_of(part)
+    else:
+        yield key
+
+
 def reads_user(key: object) -> bool:
     """True if a key is "user", or has "user" among its parts."""
-    return any(map(reads_user, key)) if isinstance(key, tuple) else key == "user"
+    return "user" in parts_of(key)
 
 
 def _address_of_nobody(address: KeyPart, *, strict: bool) -> KeyPart:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from sluicegate.address import Network, Trust, exact_address, is_in, network_of
@@ -15,7 +16,7 @@ from sluicegate.awaiting import Waiting, check_call, waits
 from sluicegate.errors import SettingsError, within
 from sluicegate.identity import identity_text
 from sluicegate.plan import FORBIDDEN, Decision, Plan
-from sluicegate.rules.key import Caller, KeySpec, ReadyKey, can_be, identity_of
+from sluicegate.rules.key import Caller, KeySpec, ReadyKey, as_keys_give, can_be, identity_of
 
 _ADDRESS: Final = re.compile(r"(?=.*[.:])[0-9A-Fa-f.:%\[\]]+(?:/.*)?|[0-9]+/.*")  # meant as an address
 _EXPECTED: Final = 'give networks like "10.0.0.0/8", identities like ["user", "42"], or functions of the request'
@@ -33,7 +34,7 @@ class AccessList(NamedTuple):
     functions: tuple[Callable[[Any], Any], ...]
 
     @classmethod
-    def of(cls, option: str, given: Iterable[Any], key: KeySpec) -> AccessList:
+    def of(cls, option: str, given: Iterable[Any], key: KeySpec, *, prefix: int, ipv4_prefix: int) -> AccessList:
         """Make a list from its entries. Raises SettingsError for an entry that looks like an address and is not one.
         Raises SettingsError also for an entry that the key cannot return.
 
@@ -49,9 +50,14 @@ class AccessList(NamedTuple):
             else:
                 with within(option):
                     identities.append(identity_text(entry))
-                if entry == "" or not can_be(key, entry) or _is_padded_address(entry):
+                fits = can_be(key, entry, prefix=prefix, ipv4_prefix=ipv4_prefix)
+                if entry == "" or not fits or _is_padded_address(entry):
+                    counted = as_keys_give(entry, prefix=prefix, ipv4_prefix=ipv4_prefix)
+                    expected = _as_the_key_gives(key)
+                    if not fits and can_be(key, counted, prefix=prefix, ipv4_prefix=ipv4_prefix):
+                        expected = f"give {counted!r}, or only the address, as text"
                     problem = "the key never gives this identity"
-                    raise SettingsError(option, entry, problem=problem, expected=_as_the_key_gives(key))
+                    raise SettingsError(option, entry, problem=problem, expected=expected)
         return cls(option, networks=tuple(networks), identities=frozenset(identities), functions=tuple(functions))
 
     def has(
@@ -76,8 +82,11 @@ class AccessList(NamedTuple):
 class AccessLists:
     """Both lists of an application. A client that is on both lists is refused."""
 
-    def __init__(self, allow: Iterable[Any], deny: Iterable[Any], *, key: KeySpec, trust: Trust) -> None:
-        self._lists = (AccessList.of("deny", deny, key), AccessList.of("allow", allow, key))  # those that decide first
+    def __init__(
+        self, allow: Iterable[Any], deny: Iterable[Any], *, key: KeySpec, trust: Trust, prefix: int, ipv4_prefix: int
+    ) -> None:
+        made = partial(AccessList.of, key=key, prefix=prefix, ipv4_prefix=ipv4_prefix)
+        self._lists = (made("deny", deny), made("allow", allow))  # those that decide first
         self._trust = trust
 
     @property

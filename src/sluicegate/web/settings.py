@@ -180,7 +180,8 @@ class Settings:
         for option in ("allow", "deny"):
             entries = [_function(entry, option=option) for entry in listed(option, getattr(self, option))]
             settle(option, tuple(entries))
-        both = AccessLists(self.allow, self.deny, key=self.key, trust=self.trust)
+        prefixes = {"prefix": self.ipv6_prefix, "ipv4_prefix": self.ipv4_prefix}
+        both = AccessLists(self.allow, self.deny, key=self.key, trust=self.trust, **prefixes)
         settle("lists", both if self.allow or self.deny else None)
         find(self.algorithm)
         check_dialect(self.headers)
