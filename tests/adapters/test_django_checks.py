@@ -23,6 +23,7 @@ from sluicegate.web.settings import Settings
 from tests.adapters.django_app import AUTH, OURS, SESSIONS
 
 with override_settings():  # REST framework reads the settings of the module before when it is imported
+    from rest_framework.throttling import SimpleRateThrottle
     from rest_framework.views import APIView
 
     from sluicegate.drf import ScopedRateThrottle, UserRateThrottle
@@ -209,6 +210,15 @@ def test_dj06_dj10_checks(
 ) -> None:
     monkeypatch.delitem(sys.modules, "django_ratelimit", raising=False)  # other tests import it
     with override_settings(SLUICEGATE=given, MIDDLEWARE=middleware, **others):
+        assert [message.id for message in check()] == ids
+
+
+@pytest.mark.parametrize(("scope", "ids"), [("fine", []), ("wrong", ["sluicegate.E004"])])
+def test_a_rate_of_another_class_is_no_error(scope: str, ids: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rates of the settings are those of all classes, of which some read them in their own way."""
+    monkeypatch.setattr(SimpleRateThrottle, "THROTTLE_RATES", {"fine": "5/minute", "wrong": "10/month"})
+    settings = {**viewed(ScopedRateThrottle, throttle_scope=scope), **throttled("sluicegate.drf.ScopedRateThrottle")}
+    with override_settings(SLUICEGATE=FINE, MIDDLEWARE=[OURS], **settings):
         assert [message.id for message in check()] == ids
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from sluicegate import ManualClock
 from sluicegate.django import decision, exempt, limit
+from sluicegate.django.checks import check
 from sluicegate.errors import NotEnforcedError
 from tests.adapters.django_app import OURS, serving
 
@@ -415,3 +417,42 @@ def test_decorated_views_stay_sync_or_async() -> None:
     assert iscoroutinefunction(two(copy_of(async_plain)))
     assert iscoroutinefunction(two(marked))
     assert not iscoroutinefunction(two(copy_of(plain)))
+
+
+@dataclass
+class Page:
+    """A view without a hash: two with the same text are equal."""
+
+    text: str
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(self.text)
+
+
+class Odd:
+    """A view that cannot be compared."""
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("odd")
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError
+
+    def __hash__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("kind", [lambda: Page("same"), Odd])
+def test_a_view_that_can_be_no_key(kind: Callable[[], Any], asgi: bool) -> None:
+    urls = [path("free", kind()), path("free2", kind()), path("a", two(kind())), path("b", two(kind()))]
+    with serving(asgi=asgi, urls=urls, clock=ManualClock(), default_limits=["9/minute"]) as site:
+        assert site.statuses("/free", "/free2") == [200, 200]
+        assert site.statuses("/a", "/a", "/a") == [200, 200, 429]
+        assert [each.id for each in check() if str(each.id).startswith("sluicegate.E")] == []
+
+
+def test_each_route_of_a_view_that_can_be_no_key_matches_the_rules_of_its_own() -> None:
+    rules = [{"name": "one", "quota": "1/minute", "route": "one"}, {"name": "two", "quota": "2/minute", "route": "two"}]
+    urls = [path("one", Page("same")), path("two", Page("same"))]
+    with serving(asgi=False, urls=urls, clock=ManualClock(), rules=rules) as site:
+        assert site.statuses("/one", "/one", "/two", "/two", "/two") == [200, 429, 200, 200, 429]

@@ -256,8 +256,10 @@ def _is_limiting(kind: Any) -> bool:
     throttle = kind()
     if hasattr(throttle, "rate"):
         return throttle.rate is not None
-    for rate in throttle.THROTTLE_RATES.values():  # each view has its own scope
-        throttle.parse_rate(rate)
+    # Each view has its own scope. The rates of the settings may be of other classes: E004 reads those that views use.
+    if throttle.THROTTLE_RATES is not throttle.framework.THROTTLE_RATES:
+        for rate in throttle.THROTTLE_RATES.values():
+            throttle.parse_rate(rate)
     return True
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from inspect import unwrap
-from typing import Any
+from types import FunctionType, MethodType
+from typing import Any, Final
 
 from django.http import HttpRequest
 from django.urls import URLResolver, get_resolver, get_urlconf
@@ -22,9 +23,10 @@ def arrival_of(request: HttpRequest) -> Arrival:
     match = request.resolver_match
     if match is None:
         return NOWHERE
-    cls = class_of(match.func)
+    view = match.func if type(match.func) is FunctionType else keyed(match.func)
+    cls = class_of(view)
     verb = "" if cls is None else _verb(cls, request.method)
-    return _arrival(match.func, match.view_name or "", match.route or "", verb=verb)
+    return _arrival(view, match.view_name or "", match.route or "", verb=verb)
 
 
 @lru_cache(maxsize=1024)
@@ -68,7 +70,7 @@ def _verbs(view: Any) -> list[str]:
     cls: Any = class_of(view)
     if cls is None:
         return [""]
-    actions = getattr(view, "actions", None) or {}
+    actions = getattr(_of_key(view), "actions", None) or {}
     names = [verb for verb in cls.http_method_names if verb in actions or hasattr(cls, verb)]
     return [verb for verb in names if verb not in ("options", "head")] or [""]
 
@@ -80,7 +82,7 @@ def _routes(resolver: URLResolver, route: str = "", space: str = "") -> Iterator
         if isinstance(pattern, URLResolver):
             yield from _routes(pattern, template, f"{space}{pattern.namespace}:" if pattern.namespace else space)
         else:
-            yield pattern.callback, template, f"{space}{pattern.name}" if pattern.name else ""
+            yield keyed(pattern.callback), template, f"{space}{pattern.name}" if pattern.name else ""
 
 
 @lru_cache(maxsize=16)
@@ -94,12 +96,44 @@ def _first_routes(resolver: URLResolver) -> dict[Any, str]:
 
 def _inmost(view: Any) -> Any:
     """Return the innermost part of a wrapped view: its class, or the function."""
-    return class_of(view) or unwrap(view)
+    return class_of(view) or keyed(unwrap(_of_key(view)))
+
+
+class _ByIdentity:
+    """The key of a view that has a hash or an equality of its own, or none: a dataclass with `__call__` has none."""
+
+    __slots__ = ("view",)
+
+    def __init__(self, view: Any) -> None:
+        self.view = view
+
+    def __hash__(self) -> int:
+        return id(self.view)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _ByIdentity and other.view is self.view
+
+
+_IDENTITIES: Final[tuple[Any, ...]] = (
+    object.__hash__,
+    MethodType.__hash__,
+)  # the hashes of objects that are equal only to themselves
+
+
+def keyed(view: Any) -> Any:
+    """Return the view, or a key of it where the view itself can be no key."""
+    return view if type(view).__hash__ in _IDENTITIES or type(view) is _ByIdentity else _ByIdentity(view)
+
+
+def _of_key(key: Any) -> Any:
+    """Return the view of a key."""
+    return key.view if type(key) is _ByIdentity else key
 
 
 @lru_cache(maxsize=4096)
 def class_of(view: Any) -> type | None:
     """Return the class behind `as_view()`: Django calls it `view_class`, REST framework `cls`."""
+    view = _of_key(view)
     found = getattr(view, "view_class", None) or getattr(view, "cls", None)
     return found if isinstance(found, type) else None
 
@@ -116,8 +150,8 @@ def _verb(cls: type, method: str | None) -> str:
 
 
 @lru_cache(maxsize=4096)  # more than the routes of a project; only override_settings makes more
-def _arrival(view: Callable[..., Any], name: str, route: str, *, verb: str) -> Arrival:
-    cls = class_of(view)
+def _arrival(key: Any, name: str, route: str, *, verb: str) -> Arrival:
+    cls, view = class_of(key), _of_key(key)
     label = label_of(view) if cls is None else _class_label(cls)
     marks = marks_of(view)
     of_endpoint = marks
@@ -129,7 +163,7 @@ def _arrival(view: Callable[..., Any], name: str, route: str, *, verb: str) -> A
         of_endpoint = (*marks_of(cls), *marks, *_method_marks(own, cls, handler, route=home))
         marks = (*marks, *own)
     names = tuple(dict.fromkeys(each for each in (name, route, f"/{route}", label) if each))
-    return Arrival(Endpoint((view, name, route, verb), of_endpoint, names=names, label=label, route=home), marks)
+    return Arrival(Endpoint((key, name, route, verb), of_endpoint, names=names, label=label, route=home), marks)
 
 
 def _class_label(cls: type) -> str:
