@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import itertools
+import sys
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,7 +19,7 @@ import pytest
 from sluicegate import ConfigurationError, Limiter, ManualClock, Quota
 from sluicegate.errors import AsyncMismatchError, StoreURLError
 from sluicegate.plan import Check, Plan
-from sluicegate.stores import open_async_store, open_store
+from sluicegate.stores import memory_table, open_async_store, open_store
 from sluicegate.stores.memory import MAX_KEYS, MemoryStore
 from sluicegate.stores.memory_table import BUCKETS, KINDS, SHARED, SHARING, USERS, Entry
 from sluicegate.testing.store import NAMES, terms
@@ -503,3 +507,80 @@ def test_a_signal_handler_may_empty_the_table_of_a_rule_before_a_new_entry_is_in
     clock.advance(86_400)
     assert other("dave")
     assert len(store) == 1
+
+
+class Interruption(BaseException):
+    """What a signal handler may raise."""
+
+
+@contextmanager
+def interrupted(at: int, handler: Callable[[], object]) -> Generator[list[int]]:
+    """Run a handler at one of the moments at which Python may run one, within the functions of the table. Returns a
+    `with` block; it gets the list of the moments until then. They are after a call and at the begin of a function or
+    of a round of a loop.
+    """
+    moments: list[int] = []
+    before: dict[FrameType, str] = {}
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename != memory_table.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            name = before.get(frame, "")
+            before[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            if name == "RESUME" or name.startswith("CALL") or "JUMP_BACKWARD" in name:
+                moments.append(frame.f_lineno)
+                if len(moments) == at:
+                    handler()
+        return trace
+
+    outside = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield moments
+    finally:
+        sys.settrace(outside)
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["decides", "raises"])
+def test_a_signal_handler_may_do_anything_at_any_moment(monkeypatch: pytest.MonkeyPatch, *, raises: bool) -> None:
+    for name, bound in {"SHARED": 1, "KINDS": 1, "USERS": 2, "SHARING": 3}.items():
+        monkeypatch.setattr(memory_table, name, bound)
+    kinds = [terms("sliding-window", quota) for quota in ("1/minute", "2/minute", "3/minute")]
+
+    def story(at: int) -> int:
+        clock = ManualClock()
+        store = MemoryStore(max_keys=2, clock=clock)
+
+        def hit(number: int, identity: str) -> bool:
+            check = Check(kinds[number % 3], identity, 1)
+            return store.run(Plan((check,), network=lambda: identity))[0].allowed
+
+        def handle() -> None:
+            if raises:
+                raise Interruption
+            clock.advance(61)
+            for number in range(6):
+                hit(number, f"the handler's {number % 4}")
+
+        with interrupted(at, handle) as moments:
+            for number in range(24):
+                with suppress(Interruption):
+                    hit(number, f"client {number % 7}")
+                clock.advance((1, 1, 1, 1, 30, 61)[number % 6])
+        table = store._table
+        assert sum(map(len, table.by_rule.values())) == len(store) <= 2 + 6  # a handler adds its own keys
+        assert all(key in budget.users for key, budget in table._budget_of.items())
+        clock.advance(3600)
+        for number in range(30):
+            assert hit(number, f"later {number}")
+            clock.advance(61)
+        assert sum(map(len, table.by_rule.values())) == len(store) <= 2
+        assert len(table._shared) <= 1
+        return len(moments)
+
+    moments = story(0)
+    assert moments > 200
+    for at in range(1, moments + 1):
+        story(at)

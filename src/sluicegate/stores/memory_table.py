@@ -6,6 +6,9 @@ present, the new identity gets no entry. It uses a shared budget until that has 
 this store spreads the networks of new identities over the shared budgets. So one network can use up one budget of each
 kind of rule, and cannot know which other networks share it. Strikes towards a ban are not counted on a shared budget:
 one client would ban all the others.
+
+A signal handler or a finalizer may decide, or raise, after any call and in each round of a loop. So no call is between
+a look into a table and the change of it, and every state that an exception leaves is cleaned up later.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from itertools import islice
 from os import urandom
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sluicegate.algorithms import KEPT
 from sluicegate.identity import Seal
@@ -33,6 +36,8 @@ _EVICTED: Final = -1  # the expiry of an evicted entry
 Key = tuple[str, str]  # the rule's id, and the identity
 Network = Callable[[], str] | None  # returns the network that a request came from
 _Kind = tuple[str, tuple[int, ...], bool, bool]  # rules of one kind have shared budgets in common
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 class Entry:
@@ -154,7 +159,7 @@ class MemoryTable:
     def clear(self) -> None:
         """Drop all entries and shared budgets."""
         self._queue.clear()
-        for known in self.by_rule.values():
+        for known in list(self.by_rule.values()):
             known.clear()  # a prepared hit may still have it
         self.by_rule.clear()
         self._shared.clear()
@@ -169,7 +174,8 @@ class MemoryTable:
         budget.users[key] = None
         self._budget_of[key] = budget
         if len(budget.users) > USERS or len(self._budget_of) > SHARING:
-            self._remove_user(budget, next(iter(budget.users)))
+            for oldest, _ in _first(budget.users):
+                self._remove_user(budget, oldest)
 
     def _shared_budget(self, check: Check, now: int, network: Network) -> SharedBudget:
         """Return the shared budget of new identities of this network under rules of one algorithm, limit and period."""
@@ -188,7 +194,9 @@ class MemoryTable:
         found = self._common.get(kind)
         if found is None:
             if len(self._common) >= KINDS:  # quotas that are made for each request would grow without bound
-                self._remove_users(self._common.pop(next(iter(self._common))))
+                for oldest, budget in _first(self._common):
+                    self._remove_users(budget)
+                    self._common.pop(oldest, None)
             found = self._common[kind] = SharedBudget(terms)
         return found
 
@@ -200,14 +208,16 @@ class MemoryTable:
 
     def _tidy(self, now: int) -> bool:
         """Remove the fully reset ones among the next few shared budgets; False if there is none."""
-        before = len(self._shared)
-        for _ in range(min(_SWEEP, before)):
-            bucket, shared = self._shared.popitem(last=False)
-            if shared.expired(now):
-                self._remove_users(shared)
-            else:
-                self._shared[bucket] = shared
-        return len(self._shared) < before
+        tidied = False
+        for _ in range(_SWEEP):
+            for bucket, shared in _first(self._shared):
+                if shared.expired(now):
+                    self._remove_users(shared)
+                    self._shared.pop(bucket, None)
+                    tidied = True
+                elif bucket in self._shared:
+                    self._shared.move_to_end(bucket)
+        return tidied
 
     def _remove_users(self, budget: SharedBudget) -> None:
         """Remove all users of a shared budget, which has fully reset or is evicted."""
@@ -216,9 +226,10 @@ class MemoryTable:
         budget.expires = _EVICTED
 
     def _remove_user(self, budget: SharedBudget, key: Key) -> None:
-        del budget.users[key]
-        if self._budget_of.get(key) is budget:
-            del self._budget_of[key]
+        known = self._budget_of
+        if key in known and known[key] is budget:
+            del known[key]
+        budget.users.pop(key, None)
 
     def _sweep(self, now: int) -> None:
         """Remove the expired ones among the next few entries."""
@@ -227,14 +238,10 @@ class MemoryTable:
             if not queue:
                 return
             entry = queue[0]
-            if not entry.expired(now):
+            if entry.expired(now):
+                self._remove(entry)
+            else:
                 queue.rotate(-1)
-                continue
-            try:
-                queue.remove(entry)
-            except ValueError:  # a signal handler that decides has removed it
-                continue
-            self._remove(entry)
 
     def _make_room(self, now: int) -> bool:
         """Evict one of the next few entries; False if all of them are currently refused.
@@ -258,26 +265,34 @@ class MemoryTable:
         if chosen is None:
             queue.rotate(-_LOOKS)
             return False
-        try:
-            queue.remove(chosen)
-        except ValueError:  # a signal handler that decides has evicted it
-            return True
-        queue.rotate(1 - seen)
         self.evictions += chosen.expires > now
         self._remove(chosen)
+        queue.rotate(1 - seen)
         return True
 
     def _next(self) -> tuple[Entry, ...]:
         """Return the next few entries: a copy, because a signal handler that decides may change the queue."""
-        return tuple(islice(self._queue, _LOOKS))
+        try:
+            return tuple(islice(self._queue, _LOOKS))
+        except RuntimeError:  # it has done so between the two calls
+            return self._next()
 
     def _remove(self, entry: Entry) -> None:
-        """Remove an entry that has left the queue: a signal handler may raise after any step, and each entry in the
-        queue must be in `by_rule`.
-        """
-        rule_id = entry.terms.rule_id
-        known = self.by_rule[rule_id]
-        del known[entry.identity]
-        if not known:
-            del self.by_rule[rule_id]
+        """Remove an entry. The only call is the last step, so no signal handler finds it half removed."""
+        rules, rule_id, identity = self.by_rule, entry.terms.rule_id, entry.identity
+        if rule_id in rules and identity in rules[rule_id] and rules[rule_id][identity] is entry:
+            del rules[rule_id][identity]
+            if not rules[rule_id]:
+                del rules[rule_id]
         entry.expires = _EVICTED
+        try:
+            self._queue.remove(entry)
+        except ValueError:  # a signal handler that decides has removed it
+            return
+
+
+def _first(table: dict[_K, _V]) -> tuple[tuple[_K, _V], ...]:
+    """Return the first item of a table, or nothing if the table is empty."""
+    for item in table.items():  # not `next(iter(…))`: between the two calls a signal handler may change the table
+        return (item,)
+    return ()
