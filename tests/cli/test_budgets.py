@@ -39,6 +39,7 @@ RULES = """
     STRIKES = Ban(after=3, within="10 minutes", duration="1 hour", name="strikes")
     OPTIONS = dict(
         store=STORE, prefix=PREFIX, key="header:X-Key", deny_cache=0, default_limits=["1000/day"], secret="s" * 16,
+        deadline=10,
         rules=[dict(name="login", quota="2/minute", path="/login", ban=STRIKES)],
     )
 """
