@@ -38,13 +38,18 @@ def _join(barrier: Barrier) -> None:
     _barrier = barrier
 
 
+def wait_for_all() -> None:
+    """Return when all processes of the pool have called this."""
+    assert _barrier is not None
+    _barrier.wait(60)
+
+
 def _hammer(work: tuple[str, str, str, Any, int]) -> int:
     """How many hits of one process are allowed. All processes start together."""
     where, quota, identity, algorithm, hits = work
     with Limiter(where, algorithm=algorithm, deadline=PATIENCE) as limiter:
         limiter.peek(quota, identity)
-        assert _barrier is not None
-        _barrier.wait(60)
+        wait_for_all()
         return sum(limiter.hit(quota, identity).allowed for _ in range(hits))
 
 
@@ -99,8 +104,7 @@ def _overstep(work: tuple[str, str, int]) -> list[str]:
     )
     gate = Gate(settings)
     caller, bounds = WsgiCaller({}), gate.bind(Endpoint())
-    assert _barrier is not None
-    _barrier.wait(60)
+    wait_for_all()
     decisions = [gate.decide(caller, bounds) for _ in range(hits)]
     gate.close()
     return ["passed" if each else "banned" if cast("Any", each).banned else "refused" for each in decisions]

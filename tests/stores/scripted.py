@@ -173,7 +173,7 @@ class Ask:
         self.asked = loop.now
 
         async def main() -> Any:
-            return await driver.send(Send(ADDRESS, command), driver.until())
+            return await driver.send(Send(ADDRESS, command), driver.patience.looks)
 
         self.task = loop.create_task(main())
 

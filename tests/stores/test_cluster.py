@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from time import monotonic
@@ -23,7 +24,7 @@ from redis.retry import Retry
 from sluicegate import AsyncLimiter, Limiter, ManualClock, StoreError
 from sluicegate.clock import Clock
 from sluicegate.identity import identity_text
-from sluicegate.plan import Check, Decision, Plan, Terms
+from sluicegate.plan import Check, Decision, Outcome, Plan, Terms
 from sluicegate.rules.ban import Ban
 from sluicegate.stores import AsyncStore, Store, StoreChange, open_async_store, open_store
 from sluicegate.stores.memory import MemoryStore
@@ -38,7 +39,7 @@ from sluicegate.testing.driver import Driver
 from sluicegate.testing.scenarios import examples
 from sluicegate.testing.store import NAMES, terms
 from tests.cluster import Cluster
-from tests.servers import wait_until
+from tests.servers import ask, wait_until
 from tests.stores.modes import PATIENCE
 
 OURS, THEIRS = ("sync", "async"), ("sync client", "async client")
@@ -369,6 +370,36 @@ def test_a_slot_that_is_half_moved_degrades_no_request(
     moving_cluster.finish_migration(slot, to)
     decision = watched.hit("1000/day; 10/minute", new)
     assert (decision.remaining, decision.degraded) == (6, False)
+    assert watched.changes == []
+    watched.close()
+
+
+@pytest.mark.parametrize("ours", OURS)
+def test_a_plan_of_two_identities_waits_for_a_move(moving_cluster: Cluster, ours: str, runner: asyncio.Runner) -> None:
+    """One identity has two budgets of which one has moved, and a ban, so that its checks must run together."""
+    watched = Watched(moving_cluster.url, ours, runner, deadline=PATIENCE)
+    moved, other = "moved", "other"
+    slot = slot_of(moved)
+    to = next(node for node in moving_cluster.masters if node is not moving_cluster.node_of(slot))
+    rules = [terms("fixed-window", "1000/day", scope=scope) for scope in ("one", "two")]
+    ban = Ban(after=100, within="1 day", duration="1 hour").terms
+    checks = [Check(each, moved, 1) for each in rules]
+    plan = Plan((*checks, Check(rules[0], other, 1), Check(ban, moved, 0)))
+
+    def run() -> tuple[Outcome, ...]:
+        done: Any = watched.limiter.store.run(plan)
+        outcomes: tuple[Outcome, ...] = done if ours == "sync" else runner.run(done)
+        return outcomes
+
+    run()
+    moving_cluster.begin_migration(slot, to)
+    moving_cluster.move_keys(slot, to, ask(moving_cluster.node_of(slot), "CLUSTER", "GETKEYSINSLOT", slot, 10)[0])
+    later = threading.Timer(0.1, lambda: moving_cluster.finish_migration(slot, to))
+    later.start()
+    outcomes = run()
+    later.join()
+    assert {each.source for each in outcomes} == {"store"}
+    assert [each.remaining for each in outcomes[:3]] == [998] * 3
     assert watched.changes == []
     watched.close()
 

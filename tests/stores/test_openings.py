@@ -21,7 +21,7 @@ from sluicegate.plan import Check, Plan
 from sluicegate.stores import open_store
 from sluicegate.stores.redis.commands import Command, pack
 from sluicegate.stores.redis.connections import Connection, Connections, _Pool
-from sluicegate.stores.redis.steps import Address, NoReplyError, Send
+from sluicegate.stores.redis.steps import Address, NoReplyError, Send, Steps
 from sluicegate.stores.redis.url import OPENING, servers
 from sluicegate.testing.store import terms
 from tests.proxies import Proxy
@@ -57,8 +57,9 @@ class Scripted:
         return Connections(servers(url.format(f"{HOST}:{self.port}")), deadline=deadline)
 
     def ask(self, connections: Connections, command: Command = GET, *, deadline: float | None = None) -> Any:
-        until = connections.until() if deadline is None else time.monotonic() + deadline
-        return connections.send(Send(Address(HOST, self.port), command), until)
+        patience = connections.patience
+        looks = patience.looks if deadline is None else deadline / patience.look
+        return connections.send(Send(Address(HOST, self.port), command), looks)
 
     def close(self) -> None:
         for each in (self._listener, *self._accepted):
@@ -155,7 +156,7 @@ def test_a_refused_connection_is_an_error_at_once(scripted: Callable[..., Script
     began = time.monotonic()
     with ThreadPoolExecutor(8) as threads:
         send = Send(Address(HOST, 1), GET)
-        errors = list(threads.map(lambda _: connections.send(send, connections.until()), range(8)))
+        errors = list(threads.map(lambda _: connections.send(send, connections.patience.looks), range(8)))
     assert time.monotonic() - began < PATIENCE / 2
     assert all((error.sent, error.concerns) == (False, "server") for error in errors)
     assert all(isinstance(error.cause, Exception) and "refused" in str(error.cause) for error in errors)
@@ -249,15 +250,25 @@ def test_a_node_that_does_not_open_leaves_time_for_another(scripted: Callable[..
         assert (error.sent, error.concerns) == (False, "server")
 
 
-def test_a_command_that_was_too_late_to_write_is_not_sent(scripted: Callable[..., Scripted]) -> None:
-    server = scripted()
-    with closing(server.connections(deadline=PATIENCE)) as connections:
-        assert server.ask(connections) == b"OK"
-        error = server.ask(connections, deadline=-1)
+def test_a_command_without_patience_left_is_not_sent(scripted: Callable[..., Scripted]) -> None:
+    server = scripted(lambda number, name: None if name == "SLOW" else OK)
+
+    def steps() -> Steps[NoReplyError]:
+        for command in (SLOW, GET):
+            with suppress(NoReplyError):
+                yield Send(Address(HOST, server.port), command)
+        try:
+            yield Send(Address(HOST, server.port), GET)
+        except NoReplyError as error:
+            return error
+        raise AssertionError("it was sent")
+
+    with closing(server.connections(deadline=0.2)) as connections:
+        wait_until("the server to answer", lambda: server.ask(connections) == b"OK")
+        heard = server.heard.count("GET")
+        error = connections.drive(steps())
         assert (error.sent, error.concerns) == (False, "plan")
-        assert server.ask(connections) == b"OK"
-        assert server.accepted == 1
-        assert server.heard.count("GET") == 2
+        assert server.heard.count("GET") == heard
 
 
 @pytest.mark.parametrize("text", ["LOADING Redis is loading", "NOAUTH give a password", "READONLY no", "X y z"])
@@ -376,7 +387,7 @@ from sluicegate.stores.redis.steps import Address, Send
 from sluicegate.stores.redis.url import servers
 connections = Connections(servers(sys.argv[1]), deadline=0.2)
 port = int(sys.argv[1].rpartition(":")[2])
-error = connections.send(Send(Address("127.0.0.1", port), Command(pack("GET", "x"))), connections.until())
+error = connections.send(Send(Address("127.0.0.1", port), Command(pack("GET", "x"))), connections.patience.looks)
 print(error.sent)
 print(time.monotonic(), flush=True)
 """
@@ -394,13 +405,12 @@ def test_an_opening_does_not_delay_the_end_of_the_process(scripted: Callable[...
 RELEASED_AT_THE_END = """
 import sys
 from sluicegate import Limiter
-limiter = Limiter(sys.argv[1], deadline=20)
+limiter = Limiter(sys.argv[1], deadline=0.2)
 def body():
     with limiter.hold("5 at once", "alice"):
         yield
 left = body()
 next(left)
-limiter.store.inside._store._connections.deadline = 0.2
 print("held", flush=True)
 sys.stdin.readline()
 """

@@ -17,7 +17,7 @@ from contextlib import suppress
 from copy import copy
 from typing import Any, Final, Self
 
-from sluicegate.clock import Clock, monotonic
+from sluicegate.clock import Clock
 from sluicegate.errors import SluicegateWarning, StoreError, StrictError
 from sluicegate.extras import needs
 from sluicegate.hidden import hide_store, shown_url
@@ -48,8 +48,8 @@ with needs("redis"):
         warn_about,
     )
 
-Sent = tuple[Any, Any, float]
-"""A prepared charge that was sent: its reply, the pool or the connection, and the deadline."""
+Sent = tuple[Any, Any]
+"""A prepared charge that was sent: its reply, and the pool or the connection."""
 
 _ROUND_TRIPS: Final = 100  # the last ones, for the status
 
@@ -172,14 +172,13 @@ class RedisStore(_RedisStore):
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
         """Charge every check of the plan, or none. Raises StoreError if a server does not reply in time."""
         connections, quick = self._connections, self._operations.quick(plan)
-        until = connections.until()
-        reply = None if quick is None else connections.send(quick, until)
+        reply = None if quick is None else connections.send(quick, connections.patience.looks)
         if quick is not None and not isinstance(reply, Exception):
             result = self._operations.decode(plan, reply)
         else:
-            result = connections.drive(self._operations.run(plan, quick, reply), until)
+            result = connections.drive(self._operations.run(plan, quick, reply))
         if self._memory_unknown:
-            self._read_memory(until)
+            self._read_memory()
         return result
 
     def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[str, int], Sent | None] | None:
@@ -189,7 +188,7 @@ class RedisStore(_RedisStore):
         connections, where, pack = self._connections, self._where, self._encoder.prepare(terms, batches=False)
         if pack is None or not isinstance(connections, Connections):
             return None
-        deadline, unknown = connections.deadline, self._operations.unknown
+        looks, unknown = connections.patience.looks, self._operations.unknown
 
         def send(identity: str, cost: int) -> Sent | None:
             if self._memory_unknown or unknown:
@@ -198,28 +197,26 @@ class RedisStore(_RedisStore):
                 pool = connections.pools[where.address]
             except KeyError:  # no connection is open
                 return None
-            now = monotonic()
-            reply = pool.ask(pack(identity, cost), now, deadline)
-            return None if reply is NOT_SENT else (reply, pool, now + deadline)
+            reply = pool.ask(pack(identity, cost), looks)
+            return None if reply is NOT_SENT else (reply, pool)
 
         return send
 
     def resume(self, plan: Plan, sent: Sent, reply: Any) -> tuple[Outcome, ...]:
         """Do the rest of `run`, after the first step was sent."""
-        _, pool, until = sent
-        return self._connections.drive(self._operations.run(plan, self._step(plan, pool.address), reply), until)
+        return self._connections.drive(self._operations.run(plan, self._step(plan, sent[1].address), reply))
 
     def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
         """Refund each charge to its window."""
-        self._connections.drive(self._operations.refund(plan, outcomes), self._connections.until())
+        self._connections.drive(self._operations.refund(plan, outcomes))
 
     def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
         """Refund each charge, then charge it again as of now."""
-        return self._connections.drive(self._operations.renew(plan, outcomes), self._connections.until())
+        return self._connections.drive(self._operations.renew(plan, outcomes))
 
     def forget(self, rule_id: str, identity: str) -> None:
         """Drop one budget."""
-        self._connections.drive(self._operations.forget(rule_id, identity), self._connections.until())
+        self._connections.drive(self._operations.forget(rule_id, identity))
 
     def bans(self, terms: Terms) -> dict[str, int]:
         """Return the digests of identities that this ban blocks, with the microseconds left. Scans every server."""
@@ -231,29 +228,29 @@ class RedisStore(_RedisStore):
 
     def servers(self) -> tuple[Address, ...]:
         """Return every server that is not a replica."""
-        return self._connections.drive(self._where.masters(), self._connections.until())
+        return self._connections.drive(self._where.masters())
 
     def send(self, address: Address, words: list[str | bytes | int]) -> Any:
         """Send one command to one server, for the command line. Raises StoreError for an error reply."""
-        return self._connections.drive(send_to(address, words), self._connections.until())
+        return self._connections.drive(send_to(address, words))
 
     def page(self, position: Position | None, identity: str | None = None) -> KeyPage:
         """Return the budgets among the next few keys, of one identity or of all. Start with None."""
-        return self._connections.drive(self._operations.page(position, identity), self._connections.until())
+        return self._connections.drive(self._operations.page(position, identity))
 
     def ask(self) -> None:
         """Ask the server for its version, for `describe`. Raises StoreError if it does not reply in time."""
-        self._note(self._connections.drive(self._operations.identify(), self._connections.until()))
+        self._note(self._connections.drive(self._operations.identify()))
 
     def close(self) -> None:
         """Close the connections that this store has opened."""
         self._connections.close()
 
-    def _read_memory(self, until: float) -> None:
-        """Read the eviction policy of the server in the rest of a request's time."""
+    def _read_memory(self) -> None:
+        """Read the eviction policy of the server."""
         self._memory_unknown = False
         with suppress(StoreError):  # the server may not allow it
-            self._check_eviction(self._connections.drive(self._operations.memory(), until))
+            self._check_eviction(self._connections.drive(self._operations.memory()))
 
 
 class AsyncRedisStore(_RedisStore):
@@ -284,14 +281,13 @@ class AsyncRedisStore(_RedisStore):
 
     async def run(self, plan: Plan) -> tuple[Outcome, ...]:
         connections, quick = self._connections, self._operations.quick(plan)
-        until = connections.until()
-        reply = None if quick is None else await connections.send(quick, until)
+        reply = None if quick is None else await connections.send(quick, connections.patience.looks)
         if quick is not None and not isinstance(reply, Exception):
             result = self._operations.decode(plan, reply)
         else:
-            result = await connections.drive(self._operations.run(plan, quick, reply), until)
+            result = await connections.drive(self._operations.run(plan, quick, reply))
         if self._memory_unknown:
-            await self._read_memory(until)
+            await self._read_memory()
         return result
 
     def prepare_send(self, terms: tuple[Terms, ...]) -> Callable[[str, int], Sent | None] | None:
@@ -299,7 +295,7 @@ class AsyncRedisStore(_RedisStore):
         connections, where, pack = self._connections, self._where, self._encoder.prepare(terms, batches=True)
         if pack is None or not isinstance(connections, AsyncConnections):
             return None
-        deadline, unknown, running_loop = connections.deadline, self._operations.unknown, asyncio.get_running_loop
+        looks, unknown, running_loop = connections.patience.looks, self._operations.unknown, asyncio.get_running_loop
         shape = self._encoder.batched(terms)
 
         def send(identity: str, cost: int) -> Sent | None:
@@ -313,24 +309,23 @@ class AsyncRedisStore(_RedisStore):
             if answer is None:
                 if not connection.is_usable():
                     return None
-                answer = connection.send(pack(identity, cost), connections.until())
-            return answer, connection, connection.turn + deadline
+                answer = connection.send(pack(identity, cost), looks)
+            return answer, connection
 
         return send
 
     async def resume(self, plan: Plan, sent: Sent, reply: Any) -> tuple[Outcome, ...]:
-        _, connection, until = sent
-        steps = self._operations.run(plan, self._step(plan, connection.address), reply)
-        return await self._connections.drive(steps, until)
+        steps = self._operations.run(plan, self._step(plan, sent[1].address), reply)
+        return await self._connections.drive(steps)
 
     async def refund(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> None:
-        await self._connections.drive(self._operations.refund(plan, outcomes), self._connections.until())
+        await self._connections.drive(self._operations.refund(plan, outcomes))
 
     async def renew(self, plan: Plan, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-        return await self._connections.drive(self._operations.renew(plan, outcomes), self._connections.until())
+        return await self._connections.drive(self._operations.renew(plan, outcomes))
 
     async def forget(self, rule_id: str, identity: str) -> None:
-        await self._connections.drive(self._operations.forget(rule_id, identity), self._connections.until())
+        await self._connections.drive(self._operations.forget(rule_id, identity))
 
     async def bans(self, terms: Terms) -> dict[str, int]:
         return await self._connections.scan(self._operations.bans(terms))
@@ -339,19 +334,19 @@ class AsyncRedisStore(_RedisStore):
         return await self._connections.scan(self._operations.rule_ids(identity))
 
     async def page(self, position: Position | None, identity: str | None = None) -> KeyPage:
-        return await self._connections.drive(self._operations.page(position, identity), self._connections.until())
+        return await self._connections.drive(self._operations.page(position, identity))
 
     async def ask(self) -> None:
-        self._note(await self._connections.drive(self._operations.identify(), self._connections.until()))
+        self._note(await self._connections.drive(self._operations.identify()))
 
     async def close(self) -> None:
         """Close the running loop's connections, if this store has opened them."""
         await self._connections.close()
 
-    async def _read_memory(self, until: float) -> None:
+    async def _read_memory(self) -> None:
         self._memory_unknown = False
         with suppress(StoreError):  # the server may not allow it
-            self._check_eviction(await self._connections.drive(self._operations.memory(), until))
+            self._check_eviction(await self._connections.drive(self._operations.memory()))
 
 
 def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> RedisStore:

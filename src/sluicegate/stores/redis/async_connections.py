@@ -33,15 +33,14 @@ from redis.exceptions import NoPermissionError
 from sluicegate import fork
 from sluicegate.plan import new
 from sluicegate.stores.redis.commands import Batch, Command, Fields, HitShape, SingleCheck, batch, split_reply
-from sluicegate.stores.redis.connections import BUSY, NEARLY, TRIPS, check_tag, concerns_of, failure_of, watcher
+from sluicegate.stores.redis.connections import BUSY, check_tag, concerns_of, failure_of, watcher
 from sluicegate.stores.redis.drivers import AsyncDriver
+from sluicegate.stores.redis.patience import Patience
 from sluicegate.stores.redis.steps import MALFORMED, Address, Concerns, NoReplyError, Send
 from sluicegate.stores.redis.url import OPENING, Servers
 
 _FEW: Final = 8  # commands that are sent at once to an idle server: it begins while the next ones are made
 _MANY: Final = 32  # and to a busy server: one run of many costs the server less
-_STALL: Final = 0.001  # seconds from a command to its write: a longer time means a busy loop, and does not count
-_LOOK: Final = 0.001  # seconds that the loop has to read what lies in the socket when a deadline passes
 _AGAIN: Final = 1.0  # seconds after which a further opening begins beside one that hangs: its packets may be lost
 
 _DONE: Final = methodcaller("done")
@@ -50,12 +49,20 @@ _DefaultParser: Any = redis.asyncio.connection.DefaultParser
 
 
 class _Parser(_DefaultParser):  # type: ignore[misc]
-    """The parser of redis-py, which notes when TCP and TLS are ready: round trips to the server follow."""
+    """The parser of redis-py, which notes each step of an opening."""
+
+    progress: Callable[[], object]
 
     def on_connect(self, connection: Any) -> None:
-        """Start to read from this connection."""
-        connection.reached = asyncio.get_running_loop().time()
+        """Start to read from this connection: TCP and TLS are ready."""
+        self.progress()
         super().on_connect(connection)
+
+    async def read_from_socket(self) -> Any:
+        """Read a piece of a reply."""
+        piece = await super().read_from_socket()
+        self.progress()
+        return piece
 
 
 class _Waiting(NamedTuple):
@@ -66,8 +73,8 @@ class _Waiting(NamedTuple):
     command: Fields  # of the first caller
     digests: list[Any]  # of the identities of all callers, if it can be a batch
     answers: list[_Answer]
-    asked: float
-    until: float  # of the first command
+    at: int  # the look when it was asked, later when it was written
+    looks: float  # that may find no reply
     sent: Any = None  # what was written: the command, or a Batch; before the next write, that it brings its script
 
     @property
@@ -82,8 +89,11 @@ class AsyncConnection(asyncio.Protocol):
     It takes commands while it opens: they wait. `at_end` is called when it is closed.
     """
 
-    def __init__(self, servers: Servers, step: Send, *, at_end: Callable[[AsyncConnection], object]) -> None:
+    def __init__(
+        self, servers: Servers, step: Send, patience: Patience, *, at_end: Callable[[AsyncConnection], object]
+    ) -> None:
         self._servers = servers
+        self._patience = patience
         self.address, self._sentinel = step.address, step.sentinel
         self._at_end = at_end
         self._loop = asyncio.get_running_loop()
@@ -91,10 +101,9 @@ class AsyncConnection(asyncio.Protocol):
         self._waiting: deque[_Waiting] = deque()
         self.unsent: dict[int, _Waiting] = {}  # by the identity of the shape, or of the future if nothing may join
         self._received = 0  # replies to the oldest command that have come before its answer
-        self.turn = 0.0  # when the first unsent command came; while the connection opens, the last one
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = inf
-        self._looked: _Waiting | None = None  # the command for which the loop was given time to read the socket
+        self._timer: asyncio.TimerHandle | None = None  # of the next look, while a command waits
+        self._looks = 0
+        self._progress = 0  # the look of the last step of the opening, or of the last reply
         self._openings: set[asyncio.Task[None]] = set()
         self._began = -inf  # when the last opening began
         self._transport: asyncio.Transport | None = None
@@ -102,7 +111,6 @@ class AsyncConnection(asyncio.Protocol):
         self._watch: Callable[[], Any] = bool
         self._heard = -inf  # when the last data came
         self._answered = False  # whether a command has its reply; it did not run if the script is unknown
-        self.trip = 0.0  # seconds: what a round trip took when it opened
         self._retired = self._closed = False
 
     def is_usable(self) -> bool:
@@ -130,26 +138,22 @@ class AsyncConnection(asyncio.Protocol):
             self._flush()
         return answer
 
-    def send(self, command: Fields, until: float, answer: _Answer | None = None) -> _Answer:
-        """Return a future of the reply, or of a NoReplyError. The time before the write does not count, unless the
-        connection is being opened.
-        """
+    def send(self, command: Fields, looks: float, answer: _Answer | None = None) -> _Answer:
+        """Return a future of the reply, or of a NoReplyError."""
         shape, digest, _, _ = command  # of a single check; else nothing may join
         group = self.unsent.get(id(shape))
-        if group is not None and group.until <= until:
+        if group is not None and group.looks <= looks:
             return cast(_Answer, self.join(shape, digest, answer))
         if answer is None:
             answer = self._loop.create_future()
         unsent, is_open = self.unsent, self._transport is not None
-        if not unsent or not is_open:
-            self.turn = self._loop.time()
-            if is_open:
-                self._loop.call_soon(self._flush)
+        if is_open and not unsent:
+            self._loop.call_soon(self._flush)
         key = id(shape) if is_open and type(shape) is HitShape and shape.many is not None else id(answer)
-        group = new(_Waiting, (command, [digest], [answer], self.turn, until, None))
+        group = new(_Waiting, (command, [digest], [answer], self._looks, looks, None))
         unsent[key if key not in unsent else id(answer)] = group
         if not is_open:
-            self._set_timer(until)
+            self._set_timer()
             self._open()
         elif len(unsent) >= (_MANY if self._waiting else _FEW):
             self._flush()
@@ -204,13 +208,13 @@ class AsyncConnection(asyncio.Protocol):
                     replies = split_reply(reply, len(answers), sent.read)
                 elif str(reply).startswith("NOSCRIPT"):  # it did not run: again, for the callers that still wait
                     waiting.popleft()
-                    self.unsent[id(oldest)] = oldest._replace(asked=self._heard)
+                    self.unsent[id(oldest)] = oldest
                     self._flush()
                     continue
                 else:
                     replies = [reply] * len(answers)
                 waiting.popleft()
-                self._answered = True
+                self._answered, self._progress = True, self._looks
                 for answer, each in zip(answers, replies, strict=True):
                     if not answer.done():
                         answer.set_result(each)
@@ -230,9 +234,10 @@ class AsyncConnection(asyncio.Protocol):
 
     def _open(self) -> None:
         """Begin an opening, unless one began a short time ago. The first that succeeds is kept."""
-        if self._closed or self.turn - self._began < _AGAIN:
+        now = self._loop.time()
+        if self._closed or now - self._began < _AGAIN:
             return
-        self._began = self.turn
+        self._began = now
         # The transport keeps the context in which it is made: that of a request would stay as long as the connection.
         opening = self._loop.create_task(self._connect(), context=Context())
         if not opening.done():  # an eager task may be done already
@@ -250,7 +255,7 @@ class AsyncConnection(asyncio.Protocol):
                     timeout=OPENING,
                     asynchronous=True,
                     sentinel=self._sentinel,
-                    parser_class=_Parser,
+                    parser_class=self._parser,
                 )
                 await redis_connection.connect()
                 if not (redis_connection.username or redis_connection.password or redis_connection.db):
@@ -258,7 +263,7 @@ class AsyncConnection(asyncio.Protocol):
                     await redis_connection.send_command("PING")
                     with suppress(NoPermissionError):
                         await redis_connection.read_response()
-            self._begin(_stream_of(redis_connection), reached=getattr(redis_connection, "reached", self._began))
+            self._begin(_stream_of(redis_connection))
         except BaseException as error:
             writer = None if redis_connection is None else _stream_of(redis_connection)
             if writer is not None:  # redis-py leaves it open if its task is cancelled
@@ -274,6 +279,15 @@ class AsyncConnection(asyncio.Protocol):
                 self.fail(ConnectionError("the opening of the connection was cancelled"), concerns="plan")
                 raise
 
+    def _parser(self, **options: Any) -> _Parser:
+        parser = _Parser(**options)
+        parser.progress = self._note
+        return parser
+
+    def _note(self) -> None:
+        """Note progress: the callers go on waiting."""
+        self._progress = self._looks
+
     def _raise(self, error: Exception) -> None:
         """Raise an error of `prepare` in each caller."""
         for each in self.unsent.values():
@@ -281,10 +295,8 @@ class AsyncConnection(asyncio.Protocol):
                 each.answers[0].set_exception(error)
         self.fail(error)
 
-    def _begin(self, writer: Any, *, reached: float) -> None:
-        """Use the open stream. Send the commands that wait for it, except those whose reply might come too late. The
-        server was `reached` one round trip ago, or earlier.
-        """
+    def _begin(self, writer: Any) -> None:
+        """Use the open stream. Send the commands that wait for it."""
         if self._closed or self._transport is not None:
             writer.transport.abort()
             return
@@ -294,16 +306,9 @@ class AsyncConnection(asyncio.Protocol):
         self._transport = transport = cast(asyncio.Transport, writer.transport)
         transport.set_protocol(self)
         self._watch = watcher(transport.get_extra_info("socket"))
-        now = self._loop.time()
-        self._stop_timer()
-        self.trip, unsent, late = now - reached, self.unsent, []
-        self.unsent = {}
+        unsent, self.unsent = self.unsent, {}
         for each in unsent.values():
-            if each.until - now < min(TRIPS * self.trip, NEARLY * (each.until - each.asked)):
-                late.append(each)
-            else:
-                self.send(each.command, each.until, each.answers[0])
-        self._answer(late, TimeoutError("the connection opened too late"), sent=False, concerns="plan")
+            self.send(each.command, each.looks, each.answers[0])
         self._flush()
         if self._retired:
             self._close_if_done()
@@ -314,15 +319,9 @@ class AsyncConnection(asyncio.Protocol):
         transport = self._transport
         if not unsent or transport is None:
             return
-        now = self._loop.time()
-        writes, late = [], []
+        writes = []
         for each in unsent.values():
-            command, digests, answers, asked, until, sent = each
-            if now - asked > _STALL:
-                until += now - asked
-            if until <= now:
-                late.append(each)
-                continue
+            command, digests, answers, _, looks, sent = each
             if any(map(_DONE, answers)):
                 left = [pair for pair in zip(digests, answers, strict=True) if not pair[1].done()]
                 if not left:
@@ -333,46 +332,50 @@ class AsyncConnection(asyncio.Protocol):
             if type(shape) is HitShape:
                 made = batch(shape, digests, tag) if len(digests) > 1 else SingleCheck(shape, digests[0], tag)
             made = made if sent is None else made.with_text()
-            writes.append(new(_Waiting, (command, digests, answers, asked, until, made)))
-        if late:
-            self._answer(late, TimeoutError("no time is left"), sent=False, concerns="plan")
+            writes.append(new(_Waiting, (command, digests, answers, self._looks, looks, made)))
         if writes:
-            self._set_timer(min([each.until for each in writes]))
+            self._set_timer()
             self._waiting += writes
             transport.write(b"".join([each.sent.frame for each in writes]))
 
-    def _check_deadlines(self) -> None:
-        """Fail the callers whose deadline has passed, and retire the connection if a command was written."""
-        now, at = self._loop.time(), self._timer_at
-        self._timer, self._timer_at = None, inf
+    def _look(self) -> None:
+        """Count a look, however late this loop is. Fail the callers whose looks are used up, and retire the connection
+        if a command was written.
+        """
+        self._timer = None
+        self._looks += 1
         opening = self._transport is None
         queue = list(self.unsent.values() if opening else self._waiting)
-        overdue = [each for each in queue if each.until <= now]
-        if not overdue or (not opening and overdue[0] is not self._looked and self._watch()):
-            # What lies in the socket may be the reply: the loop reads it before it calls this again.
-            if overdue:
-                self._looked = overdue[0]
-            if queue:
-                self._set_timer(now + _LOOK if overdue else min([each.until for each in queue]))
-            return
-        patience = min([each.until - each.asked for each in overdue])
-        concerns: Concerns = "plan" if now - at > patience / 2 else "server"  # a stall of this loop says nothing
-        if opening:
-            self.unsent = {id(each.answers[0]): each for each in queue if each.until > now}
-            self._answer(overdue, TimeoutError("no connection within the deadline"), sent=False, concerns=concerns)
-        else:
+        overdue: list[_Waiting] = []
+        left: list[_Waiting] = []
+        for each in queue:
+            (overdue if self._is_overdue(each) else left).append(each)
+        if overdue and opening:
+            self.unsent = {id(each.answers[0]): each for each in left}
+            self._answer(overdue, TimeoutError("no connection within the deadline"), sent=False)
+        elif overdue:
             error = TimeoutError("no answer within the deadline")
             self._retired = True
-            self._answer(overdue, error, sent=True, concerns=concerns)
+            self._answer(overdue, error, sent=True)
             unsent, self.unsent = self.unsent, {}
-            self._answer(unsent.values(), error, sent=False, concerns=concerns)
-        left = [each.until for each in queue if each.until > now]
+            self._answer(unsent.values(), error, sent=False)
         if left:
-            self._set_timer(min(left))
+            self._set_timer()
         if self._retired:
             self._close_if_done()
 
-    def _answer(self, group: Iterable[_Waiting], error: BaseException, *, sent: bool, concerns: Concerns) -> None:
+    def _is_overdue(self, each: _Waiting) -> bool:
+        """True if its looks have found nothing. The first look may come at once, so one more is due. Another one
+        follows if data lies in the socket, because the loop reads it before the next look: it may be the reply.
+        """
+        waited, silent = self._looks - each.at, self._looks - max(each.at, self._progress)
+        if silent <= each.looks and waited <= self._patience.longest:
+            return False
+        return silent > each.looks + 1 or waited > self._patience.longest + 1 or not self._watch()
+
+    def _answer(
+        self, group: Iterable[_Waiting], error: BaseException, *, sent: bool, concerns: Concerns = "server"
+    ) -> None:
         for answer in [answer for each in group for answer in each.answers if not answer.done()]:
             answer.set_result(NoReplyError(self.address, error, sent=sent, concerns=concerns))
 
@@ -380,16 +383,16 @@ class AsyncConnection(asyncio.Protocol):
         if not self.unsent and all([each.is_over for each in self._waiting]):
             self.fail(ConnectionError("left"))
 
-    def _set_timer(self, at: float) -> None:
-        """Check the deadlines at this time, or earlier."""
-        if at < self._timer_at:
-            self._stop_timer()
-            self._timer, self._timer_at = self._loop.call_at(at, self._check_deadlines), at
+    def _set_timer(self) -> None:
+        """Look again soon."""
+        if self._timer is None:
+            # A timer keeps its context: that of a request would stay until the next look, and so on.
+            self._timer = self._loop.call_later(self._patience.look, self._look, context=Context())
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._timer_at = None, inf
+        self._timer = None
 
 
 def _stream_of(redis_connection: Any) -> Any:
@@ -417,12 +420,12 @@ class _LoopConnections:
         self.closed = False  # whether `close` was called on this loop
         self._end: AsyncGenerator[None] | None = None
 
-    def connect(self, servers: Servers, step: Send) -> AsyncConnection:
+    def connect(self, servers: Servers, step: Send, patience: Patience) -> AsyncConnection:
         """Return a new connection to an address."""
         if self._end is None:
             self._end = _at_end_of_loop(self.open)
             _run(self._end.__anext__())
-        connection = self.used[step.address] = AsyncConnection(servers, step, at_end=self.open.discard)
+        connection = self.used[step.address] = AsyncConnection(servers, step, patience, at_end=self.open.discard)
         self.open.add(connection)
         return connection
 
@@ -468,7 +471,7 @@ class AsyncConnections(AsyncDriver):
 
     def __init__(self, servers: Servers, *, deadline: float) -> None:
         self._servers = servers
-        self.deadline = deadline
+        self.patience = Patience(deadline)
         self.loops: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
         fork.renew(self)
 
@@ -477,20 +480,13 @@ class AsyncConnections(AsyncDriver):
         fork.keep(self.loops)
         self.loops = {}
 
-    def until(self) -> float:
-        """Return the deadline of a call that begins now."""
-        return asyncio.get_running_loop().time() + self.deadline
-
-    def send(self, step: Send, until: float) -> Awaitable[Any]:
+    def send(self, step: Send, looks: float) -> Awaitable[Any]:
         """Send a command. Return the reply, or a NoReplyError."""
         here = self._of_this_loop()
         connection = here.used.get(step.address)
         if connection is None or not connection.is_usable():
-            connection = here.connect(self._servers, step)
-        if step.part < 1:
-            needs = min(TRIPS * connection.trip, NEARLY * self.deadline)
-            until = step.limit(until, asyncio.get_running_loop().time(), needs=needs)
-        answer = connection.send(step.command, until)
+            connection = here.connect(self._servers, step, self.patience)
+        answer = connection.send(step.command, looks)
         if here.closed:  # a slot is released after `close`, which is not called again
             self.retire(step.address)
             return _and_a_turn(answer)

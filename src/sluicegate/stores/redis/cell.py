@@ -243,7 +243,7 @@ class RedisCellStore(_CellStore):
         self._connections.close()
 
     def _send(self, step: Send) -> Any:
-        return self._commands.answer(self._connections.send(step, self._connections.until()))
+        return self._commands.answer(self._connections.send(step, self._connections.patience.looks))
 
 
 class AsyncRedisCellStore(_CellStore):
@@ -270,7 +270,7 @@ class AsyncRedisCellStore(_CellStore):
         await self._connections.close()
 
     async def _send(self, step: Send) -> Any:
-        return self._commands.answer(await self._connections.send(step, self._connections.until()))
+        return self._commands.answer(await self._connections.send(step, self._connections.patience.looks))
 
 
 def open_sync(url: str, *, prefix: str, clock: Clock | None, deadline: float) -> RedisCellStore:

@@ -1,9 +1,9 @@
 """Connections for threads and greenlets. redis-py opens them, encrypts, authenticates and reads the replies.
 
-This module has the pool, the deadline and the ownership. A connection carries one command at a time, for one thread.
+This module has the pool, the looks and the ownership. A connection carries one command at a time, for one thread.
 After any error it is closed, so that no reply can reach another request. A NoReplyError says whether the server may
-have run the command. A second thread opens a new connection. The request waits for it at most until its deadline. If
-the opening takes longer, a later request uses the connection.
+have run the command. A second thread opens a new connection. The request waits for it while the opening makes progress
+(see `patience`). If the opening takes longer, a later request uses the connection.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from sluicegate.clock import monotonic
 from sluicegate.errors import SluicegateError
 from sluicegate.stores.redis.commands import Fields, SingleCheck, pack
 from sluicegate.stores.redis.drivers import Driver
+from sluicegate.stores.redis.patience import Patience
 from sluicegate.stores.redis.steps import MALFORMED, Address, Concerns, NoReplyError, Send
 from sluicegate.stores.redis.url import OPENING, Servers
 from sluicegate.stores.threads import start_thread
@@ -41,10 +42,7 @@ _CHUNK: Final = 16384  # bytes that are read from a socket at once
 _USUAL: Final = 400  # bytes of the first read: Python allocates so few without `malloc`, and most replies are shorter
 BUSY: Final = 0.001  # seconds: a connection that was used more recently is not checked before it is used again
 _STUCK: Final = 1.0  # seconds: after this time another opening may begin, because the packets of this one may be lost
-_LATE: Final = 0.001  # seconds to read a reply that came in time, if this thread was stalled until the deadline
 _PING: Final = pack("PING")
-NEARLY: Final = 0.9  # of the deadline: a call that has more left takes all of it, so that its socket keeps its timeout
-TRIPS: Final = 2.0  # round trips: the time that a command needs, because one round trip may be slower than another
 _TURNED_AWAY: Final = {"NOAUTH", "DENIED", "ERR"}  # no password, protected mode, too many clients
 _CLOSED: Final = (ConnectionResetError, BrokenPipeError, RedisConnectionError, ssl.SSLEOFError)
 NOT_SENT: Final = object()
@@ -54,25 +52,26 @@ _DefaultParser: Any = redis.connection.DefaultParser
 _read_from_socket: Final = _DefaultParser.read_from_socket
 
 
-class TooLateError(TimeoutError):
-    """The deadline of a command passed before it was written."""
-
-
 class _Parser(_DefaultParser):  # type: ignore[misc]
-    """The parser of redis-py, with a deadline that also a reply in pieces must keep."""
+    """The parser of redis-py, which waits look by look. Each system call takes one look at most.
 
-    def __init__(self, began: float, seconds: float) -> None:
+    `progress` is called for each step of the opening.
+    """
+
+    def __init__(self, patience: Patience, *, looks: float, progress: Callable[[], object]) -> None:
         super().__init__(socket_read_size=_CHUNK)
+        self._patience = patience
+        self.left = looks  # of the opening; later of the present command
+        self._progress = progress
         self.opened = False
-        self.used = began  # when TCP and TLS were ready; later when the last answered command began, -inf before one
-        self.until = began + seconds
-        self.limited = 0.0  # the seconds that a system call may take at present
+        self.used = -inf  # when the last answered command began
 
     def on_connect(self, connection: Any, **options: Any) -> None:
         """Start to read from the socket of this connection."""
         super().on_connect(connection, **options)
-        self.used = monotonic()
-        file, write, self.send_all, receive, self._set_timeout, self.is_readable = _socket(connection)
+        self._progress()
+        file, write, self._send, receive, set_timeout, self.is_readable = _socket(connection)
+        set_timeout(self._patience.look)
         reader = getattr(self, _READER, None)
         if reader is None:  # no reply comes in one piece
             self.wire: _Wire = file, write, _no_bytes, len, bool, False
@@ -87,28 +86,30 @@ class _Parser(_DefaultParser):  # type: ignore[misc]
         error.args = (response,)
         return error
 
-    def read(self, until: float) -> Any:
-        """Return the next reply, perhaps an error reply. Raises OSError or RedisError if none comes."""
-        self.until = until
-        return self.read_response()
-
     def read_from_socket(self, **options: Any) -> Any:
-        """Read a piece of a reply. At the deadline, look once more: the server was in time if the reply is here."""
-        try:
-            self.limit(self.until - monotonic())
-            return _read_from_socket(self, **options)
-        except (TimeoutError, RedisTimeoutError):
-            if self.limited == _LATE or not self.is_readable():
-                raise TimeoutError("no answer within the deadline") from None
-            self.limit(_LATE)
-            return _read_from_socket(self, **options)
+        """Read a piece of a reply. After the last look, take what is here: the server was in time."""
+        while self.left > 0 or self.is_readable():
+            began = monotonic()
+            try:
+                piece = _read_from_socket(self, **options)
+            except (TimeoutError, RedisTimeoutError):
+                continue
+            finally:  # a piece costs its time too, or a server that sends a byte now and then never fails
+                self.left -= self._patience.cost(monotonic() - began)
+            if not self.opened:
+                self._progress()
+            return piece
+        raise TimeoutError("no answer within the deadline")
 
-    def limit(self, seconds: float) -> None:
-        """Let each system call take so many seconds. Raises TooLateError if none are left."""
-        if seconds <= 0:
-            raise TooLateError("the deadline passed before the command was written")
-        self.limited = seconds
-        self._set_timeout(seconds)
+    def send_all(self, frame: bytes) -> None:
+        """Write what the socket has no room for yet."""
+        while frame:
+            try:
+                frame = frame[self._send(frame) :]
+            except TimeoutError:
+                self.left -= 1.0
+                if self.left <= 0:
+                    raise
 
 
 _Wire = tuple[Callable[[], int], Callable[[int, bytes], int], Callable[[int], bytes], Callable[[bytes], Any], Any, Any]
@@ -122,7 +123,7 @@ class _Socket(NamedTuple):
 
     file: Callable[[], int]
     write: Callable[[int, bytes], int]  # to the file descriptor, without waiting: how many bytes were written
-    send_all: Callable[[bytes], object]
+    send: Callable[[bytes], int]  # waits for room: how many bytes were written
     receive: Callable[[int], bytes]  # at most so many bytes
     set_timeout: Callable[[float], object]
     is_readable: Callable[[], object]  # without waiting: true if there is data to read
@@ -136,8 +137,9 @@ def _socket(redis_connection: Any) -> _Socket:
     sock = getattr(redis_connection, _SOCKET, None)
     if sock is None:
 
-        def send(frame: bytes) -> None:
+        def send(frame: bytes) -> int:
             redis_connection.send_packed_command((frame,), check_health=False)
+            return len(frame)
 
         limit = redis_connection.update_current_socket_timeout
         return _Socket(
@@ -153,7 +155,7 @@ def _socket(redis_connection: Any) -> _Socket:
     return _Socket(
         sock.fileno,
         os.write if direct else _nothing_yet,
-        sock.sendall,
+        sock.send,
         receive=sock.recv,
         set_timeout=sock.settimeout,
         is_readable=(lambda: watch() and not _only_tls(sock)) if tls else watch,
@@ -161,7 +163,7 @@ def _socket(redis_connection: Any) -> _Socket:
 
 
 def _nothing_yet(file: int, frame: bytes) -> int:
-    """Write nothing: `send_all` writes the frame."""
+    """Write nothing: `send` writes the frame."""
     return 0
 
 
@@ -180,11 +182,12 @@ def _can_read(redis_connection: Any) -> bool:
 class Connection:
     """One open connection. Raises OSError or RedisError if it cannot be opened in so many seconds."""
 
-    __slots__ = ("__weakref__", "_redis", "parser", "trip")
+    __slots__ = ("__weakref__", "_redis", "parser")
 
-    def __init__(self, servers: Servers, step: Send, *, seconds: float) -> None:
-        began = monotonic()
-        self.parser = parser = _Parser(began, seconds)
+    def __init__(
+        self, servers: Servers, step: Send, patience: Patience, *, seconds: float, progress: Callable[[], object]
+    ) -> None:
+        self.parser = parser = _Parser(patience, looks=seconds / patience.look, progress=progress)
 
         def the_parser(**options: Any) -> _Parser:
             return parser
@@ -200,9 +203,6 @@ class Connection:
         parser.opened = True
         if not (self._redis.username or self._redis.password or self._redis.db):
             self._greet()
-        # The seconds since TCP and TLS were ready: one round trip or more. A proxy may have answered for TCP.
-        self.trip = monotonic() - parser.used
-        parser.used = -inf
 
     def close(self) -> None:
         """Close the connection."""
@@ -272,6 +272,7 @@ class _Opening:
 
     def __init__(self) -> None:
         self.began = monotonic()
+        self.steps = 0  # that it has done
         self.is_done = False  # the connection is open. Another thread may have taken it
 
 
@@ -285,37 +286,34 @@ class _Pool:
     Condition takes its lock in Python code, and an exception there leaves the lock taken for ever.
     """
 
-    def __init__(self, servers: Servers, address: Address, *, closed: bool) -> None:
+    def __init__(self, servers: Servers, address: Address, patience: Patience, *, closed: bool) -> None:
         self._servers = servers
+        self._patience = patience
         self.address = address
         self._idle: deque[Connection] = deque()  # the last used one at the end
         self._open: WeakSet[Connection] = WeakSet()
         self._openings: WeakSet[_Opening] = WeakSet()
         self._failed = 0  # openings that failed
         self._failure: Exception | None = None  # of the last one
-        self.trip = 0.0  # seconds: what a round trip took when the last connection opened
+        self._progress = 0  # steps of openings, and connections that were put back: they let a call wait on
+        self._furthest = 0  # steps of the opening that is furthest: the first steps of many do not add up to progress
         self._waiting: deque[Lock] = deque()  # one for each thread that waits; releasing it wakes the thread
         self._closed = closed
         # A signal handler or finalizer may need a connection in a thread that holds it.
         self._lock: Any = RLock()  # the stubs lack `_is_owned`
 
-    @property
-    def has_idle(self) -> bool:
-        """True if a connection is open and idle."""
-        return bool(self._idle)
-
-    def wait(self, step: Send, until: float) -> Connection:
+    def wait(self, step: Send, looks: float) -> Connection:
         """Wait for a connection: one that is put back, perhaps closed by the server, or one that is opened. Raises
-        NoReplyError at the deadline, or earlier if no connection can be opened.
+        NoReplyError after so many looks without progress, or earlier if no connection can be opened.
         """
         if self._lock._is_owned():  # the thread that opens a connection needs the lock
             cause = TimeoutError("a signal handler or finalizer cannot wait for the connection that its thread opens")
             raise NoReplyError(step.address, cause, sent=False, concerns="plan")
-        failed, now = self._failed, monotonic()
+        failed, seen, patience = self._failed, self._progress, self._patience
+        silent = waited = 0.0  # looks: since the last progress, and in all
         own: _Opening | None = None
         # A node that does not let us connect must leave time to ask where its keys are now.
         others = self._servers.kind in {"sentinel", "cluster"} and step.part == 1
-        soon = until - (until - now) / 2 if others else until
         woken = Lock()
         woken.acquire()
         try:
@@ -328,38 +326,42 @@ class _Pool:
                         continue
                     again = own is None or ((own.is_done or own in self._openings) and not self._fresh())
                     opening = self._reserve() if again else None
-                    left = (until if self._open else soon) - monotonic()
+                    over = silent >= (looks / 2 if others and not self._open else looks) or waited >= patience.longest
                     refused = failed != self._failed and not self._open and not self._fresh()
-                    if opening is None and (left <= 0 or refused):
+                    if opening is None and (over or refused):
                         raise self._no_connection(step.address, failed=failed != self._failed)
                 if opening is not None:
                     own = opening
-                    self._start(opening, step, until)
-                elif woken.acquire(timeout=min(left, _STUCK)):
+                    self._start(opening, step)
+                    continue
+                began = monotonic()
+                if woken.acquire(timeout=min(patience.look, _STUCK)):
                     self._waiting.append(woken)  # before the next look at `_idle`
+                look = patience.cost(monotonic() - began)
+                silent, seen = look + (silent if seen == self._progress else 0.0), self._progress
+                waited += look
         finally:
             with suppress(ValueError):  # it was woken
                 self._waiting.remove(woken)
             if self._idle:  # this thread may have been woken for it, and then interrupted
                 self._wake()
 
-    def ask(self, command: Fields, now: float, seconds: float, connection: Connection | None = None) -> Any:
+    def ask(self, command: Fields, looks: float, connection: Connection | None = None) -> Any:
         """Send a command over this connection, or an idle one, and put the connection back. Return the reply or a
         NoReplyError; NOT_SENT if no connection is idle, or if the server has closed the connection: then there is data
-        to read that belongs to no command. The call takes at most so many seconds from `now`.
+        to read that belongs to no command.
         """
         if connection is None:
             try:
                 connection = self._idle.pop()
             except IndexError:
                 return NOT_SENT
-        parser = connection.parser
+        parser, now = connection.parser, monotonic()
         try:
             if now - parser.used >= BUSY and parser.is_readable():  # the server has closed it
                 self.discard(connection)
                 return NOT_SENT
-            if parser.limited != seconds:
-                parser.limit(seconds)
+            parser.left = looks
             frame, tag, _, replies = command
             file, write, receive, feed, gets, nothing = parser.wire
             # A socket with a timeout does not block, so write at once: `sendall` would first wait for its buffer.
@@ -373,30 +375,28 @@ class _Pool:
             try:  # nearly always one piece has the reply
                 feed(receive(_USUAL))
                 reply = gets()
-            except TimeoutError:  # `read_from_socket` looks once more
-                reply = nothing
+            except TimeoutError:  # `read_from_socket` looks again
+                parser.left, reply = looks - 1.0, nothing
             if reply is nothing:
-                reply = parser.read(now + seconds)
+                reply = parser.read_response()
             if replies > 1:
                 for _ in range(1, replies):
-                    reply = parser.read(now + seconds)
+                    reply = parser.read_response()
             if type(reply) is not bytes or tag is None or reply[:6] != b"%d" % tag:
                 check_tag(tag, reply)
             parser.used = now
         except BaseException as error:  # noqa: BLE001  # `_lost` raises it again
             return self._lost(connection, error, began=now)
-        self._idle.append(connection)  # the same as `put`, without a call
+        self._idle.append(connection)  # before `_waiting` is read: a thread that begins to wait later finds it
         if self._waiting:
+            self._progress += 1
             self._wake()
         elif self._closed:
             self.close()
         return reply
 
     def _lost(self, connection: Connection, error: BaseException, *, began: float) -> NoReplyError:
-        """Close a connection without a reply, unless nothing was sent. Return the failure. Raises another error."""
-        if isinstance(error, TooLateError):
-            self.put(connection)
-            return NoReplyError(self.address, error, sent=False, concerns="plan")
+        """Close a connection without a reply. Return the failure. Raises another error."""
         self.discard(connection)
         failure = failure_of(error)
         if failure is None:
@@ -409,14 +409,6 @@ class _Pool:
                     self._idle.remove(idle)
                     self.discard(idle)
         return NoReplyError(self.address, failure, sent=True, concerns=concerns)
-
-    def put(self, connection: Connection) -> None:
-        """Put a connection back."""
-        self._idle.append(connection)  # before `_waiting` is read: a thread that begins to wait later finds it
-        if self._waiting:
-            self._wake()
-        elif self._closed:
-            self.close()
 
     def discard(self, connection: Connection) -> None:
         """Close a connection."""
@@ -450,34 +442,45 @@ class _Pool:
         self._openings.add(opening)
         return opening
 
-    def _start(self, opening: _Opening, step: Send, until: float) -> None:
-        left = until - monotonic()
+    def _start(self, opening: _Opening, step: Send) -> None:
+        deadline = self._patience.deadline
         try:
-            start_thread("opening", partial(self._connect, opening, step, seconds=max(OPENING, left)))
+            start_thread("opening", partial(self._connect, opening, step, seconds=max(OPENING, deadline)))
         except RuntimeError:
-            self._connect(opening, step, seconds=max(_LATE, left))
+            self._connect(opening, step, seconds=deadline)
         except BaseException:  # of a signal handler: `threading` keeps a thread for ever that it has not quite started
             self._openings.discard(opening)
             raise
 
+    def _step(self, opening: _Opening) -> None:
+        """Note a step of an opening."""
+        opening.steps += 1
+        if opening.steps > self._furthest:
+            self._furthest = opening.steps
+            self._progress += 1
+
     def _connect(self, opening: _Opening, step: Send, *, seconds: float) -> None:
         """Open a connection and give it to a thread that waits, or to the next request."""
+        step_done = partial(self._step, opening)
+        step_done()
         connection: Connection | None = None
         failure: Exception = ConnectionError("the opening was interrupted")
         try:
             if self._servers.prepare is not None:
                 self._servers.prepare()
-            connection = Connection(self._servers, step, seconds=seconds)
+            connection = Connection(self._servers, step, self._patience, seconds=seconds, progress=step_done)
         except Exception as error:  # noqa: BLE001  # the request that waits raises an error of `prepare`
             found = failure_of(error)
             failure = error if found is None else self._servers.shown(found)
         finally:
             with self._lock:
                 self._openings.discard(opening)
+                self._furthest = 0
                 if connection is None:
                     self._failed, self._failure = self._failed + 1, failure
                 else:
-                    opening.is_done, self.trip = True, connection.trip
+                    opening.is_done = True
+                    self._progress += 1
                     self._open.add(connection)
                     self._idle.append(connection)
             unwanted = self._closed and not self._waiting
@@ -507,42 +510,27 @@ class Connections(Driver):
 
     def __init__(self, servers: Servers, *, deadline: float) -> None:
         self._servers = servers
-        self.deadline = deadline
+        self.patience = Patience(deadline)
         self.pools: dict[Address | None, _Pool] = {}
         self._closed = False
         fork.renew(self)
 
-    def until(self) -> float:
-        """Return the deadline of a call that begins now."""
-        return monotonic() + self.deadline
-
-    def send(self, step: Send, until: float) -> Any:
+    def send(self, step: Send, looks: float) -> Any:
         """Send a command. Return the reply, or a NoReplyError."""
         pool = self.pools.get(step.address)
         if pool is None:
-            pool = self.pools.setdefault(step.address, _Pool(self._servers, step.address, closed=self._closed))
-        now, command = monotonic(), step.command
-        if step.part < 1:
-            until = step.limit(until, now, needs=self._needs(pool.trip) if pool.has_idle else 0.0)
-        whole, left = command.whole if isinstance(command, SingleCheck) else command, until - now
-        reply = pool.ask(whole, now, left if left < NEARLY * self.deadline else self.deadline)
+            pool = _Pool(self._servers, step.address, self.patience, closed=self._closed)
+            pool = self.pools.setdefault(step.address, pool)
+        command = step.command
+        whole = command.whole if isinstance(command, SingleCheck) else command
+        reply = pool.ask(whole, looks)
         while reply is NOT_SENT:
             try:
-                connection = pool.wait(step, until)
+                connection = pool.wait(step, looks)
             except NoReplyError as error:
                 return error
-            now = monotonic()
-            if until - now < self._needs(connection.trip):
-                # The reply might come too late, and then the next request would have to open a connection again.
-                pool.put(connection)
-                late = TimeoutError("the connection opened too late")
-                return NoReplyError(step.address, late, sent=False, concerns="plan")
-            reply = pool.ask(whole, now, until - now, connection=connection)
+            reply = pool.ask(whole, looks, connection)
         return reply
-
-    def _needs(self, trip: float) -> float:
-        """Return the seconds that a command needs: some round trips, and never more than a new request has."""
-        return min(TRIPS * trip, NEARLY * self.deadline)
 
     def retire(self, address: Address) -> None:
         """Close the connections to an address: the idle ones now, the others after their reply."""

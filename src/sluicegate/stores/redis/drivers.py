@@ -13,46 +13,75 @@ from typing import Any, Final, TypeVar
 
 from sluicegate.clock import monotonic
 from sluicegate.stores.redis.failures import timed_out
+from sluicegate.stores.redis.patience import Patience
 from sluicegate.stores.redis.scan import Scan
 from sluicegate.stores.redis.steps import Address, NoReplyError, Pause, Reconnect, Send, Steps
 
 T = TypeVar("T")
-_SHORT: Final = 0.25  # of the deadline: a server that had less time than this is not blamed for its silence
+_SHORT: Final = 0.25  # of the deadline: a server that had less patience than this is not blamed for its silence
+
+
+class Left:
+    """The patience that is left of one operation, in looks.
+
+    Silence costs looks of the deadline. A step that was answered costs none of them: the server is there. So an
+    operation whose steps are all answered goes on, at most `longest`.
+    """
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._looks, self._longest = patience.looks, patience.longest
+
+    def for_step(self, step: Send) -> float:
+        """Return the looks that this step has; 0.0: it is not sent."""
+        return self._looks * step.part if self._longest > 0 else 0.0
+
+    def take(self, reply: Any, seconds: float, *, looks: float) -> Any:
+        """Count a step that had so many looks and took so many seconds. Return its reply."""
+        if not isinstance(reply, NoReplyError):
+            self._longest -= self._patience.cost(seconds, most=self._patience.looks)
+            return reply
+        self._looks -= self._patience.cost(seconds, most=looks)
+        if timed_out(reply) and looks < _SHORT * self._patience.looks:
+            reply.concerns = "plan"  # the steps before this one took the time
+        return reply
+
+    def pause(self, seconds: float) -> bool:
+        """Count a pause. Return whether another step may follow."""
+        self._looks -= self._patience.cost(seconds, most=self._patience.looks)
+        return self._looks > 0
 
 
 class Driver(ABC):
     """Takes steps in a thread."""
 
-    @abstractmethod
-    def until(self) -> float:
-        """Return the deadline of a call that begins now."""
+    patience: Patience
 
     @abstractmethod
-    def send(self, step: Send, until: float) -> Any:
-        """Send a command. Return the reply, or a NoReplyError."""
+    def send(self, step: Send, looks: float) -> Any:
+        """Send a command. Return the reply, or a NoReplyError if so many looks found none."""
 
     @abstractmethod
     def retire(self, address: Address) -> None:
         """Stop using the open connections to an address."""
 
-    def drive(self, steps: Steps[T], until: float) -> T:
-        """Take all steps before the deadline `until`. Returns the result of the operation."""
-        took = self.until() - until  # seconds of the last step; at first, of one before this call
+    def drive(self, steps: Steps[T]) -> T:
+        """Take all steps while patience is left. Returns the result of the operation."""
+        left = Left(self.patience)
         reply: Any = None
         try:
             while True:
                 step = steps.throw(reply) if isinstance(reply, NoReplyError) else steps.send(reply)
                 reply = None
                 if isinstance(step, Send):
-                    begun = monotonic()
-                    reply = _too_late(step) if until - begun < took else self.send(step, until)
-                    took = 0.0 if isinstance(reply, NoReplyError) else monotonic() - begun
-                    if timed_out(reply) and until - begun < _SHORT * (self.until() - monotonic()):
-                        reply.concerns = "plan"  # the steps before this one took the time
+                    begun, looks = monotonic(), left.for_step(step)
+                    reply = self.send(step, looks) if looks > 0 else _too_late(step)
+                    reply = left.take(reply, monotonic() - begun, looks=looks)
                 elif isinstance(step, Reconnect):
                     self.retire(step.address)
                 elif isinstance(step, Pause):
-                    sleep(max(0.0, min(step.seconds, until - monotonic())))
+                    sleep(step.seconds)
+                    reply = left.pause(step.seconds)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
@@ -61,7 +90,7 @@ class Driver(ABC):
         reply: Any = None
         try:
             while True:
-                reply = self.drive(scan.send(reply), self.until())
+                reply = self.drive(scan.send(reply))
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
@@ -69,36 +98,33 @@ class Driver(ABC):
 class AsyncDriver(ABC):
     """Takes steps in an event loop."""
 
-    @abstractmethod
-    def until(self) -> float:
-        """Return the deadline of a call that begins now, by the running loop's time."""
+    patience: Patience
 
     @abstractmethod
-    def send(self, step: Send, until: float) -> Awaitable[Any]:
-        """Send a command. Return the reply, or a NoReplyError."""
+    def send(self, step: Send, looks: float) -> Awaitable[Any]:
+        """Send a command. Return the reply, or a NoReplyError if so many looks found none."""
 
     @abstractmethod
     def retire(self, address: Address) -> None:
         """Stop using the open connections to an address."""
 
-    async def drive(self, steps: Steps[T], until: float) -> T:
+    async def drive(self, steps: Steps[T]) -> T:
         now = asyncio.get_running_loop().time
-        took = self.until() - until  # seconds of the last step; at first, of one before this call
+        left = Left(self.patience)
         reply: Any = None
         try:
             while True:
                 step = steps.throw(reply) if isinstance(reply, NoReplyError) else steps.send(reply)
                 reply = None
                 if isinstance(step, Send):
-                    begun = now()
-                    reply = _too_late(step) if until - begun < took else await self.send(step, until)
-                    took = 0.0 if isinstance(reply, NoReplyError) else now() - begun
-                    if timed_out(reply) and until - begun < _SHORT * (self.until() - now()):
-                        reply.concerns = "plan"  # the steps before this one took the time
+                    begun, looks = now(), left.for_step(step)
+                    reply = await self.send(step, looks) if looks > 0 else _too_late(step)
+                    reply = left.take(reply, now() - begun, looks=looks)
                 elif isinstance(step, Reconnect):
                     self.retire(step.address)
                 elif isinstance(step, Pause):
-                    await asyncio.sleep(max(0.0, min(step.seconds, until - now())))
+                    await asyncio.sleep(step.seconds)
+                    reply = left.pause(step.seconds)
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
@@ -106,13 +132,11 @@ class AsyncDriver(ABC):
         reply: Any = None
         try:
             while True:
-                reply = await self.drive(scan.send(reply), self.until())
+                reply = await self.drive(scan.send(reply))
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
 
 def _too_late(step: Send) -> NoReplyError:
-    """Return the failure of a step that has less time left than the last one took. To send it would cost the connection
-    and what is known of the server. The next operation begins with this step.
-    """
+    """Return the failure of a step without patience left. The next operation begins with this step."""
     return NoReplyError(step.address, TimeoutError("too little time is left"), sent=False, concerns="plan")

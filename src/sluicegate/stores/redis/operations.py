@@ -205,10 +205,11 @@ class Operations:
         brings: Command | None = None  # the same command with its script
         if attempt is None and self.unknown:
             command = self._informed(command)
-        for _ in range(_TRIES):
-            if pause:
-                yield Pause(pause)
-                pause = 0.0
+        tries = 0
+        while tries < _TRIES:
+            if pause and not (yield Pause(pause)):
+                break
+            tries, pause = tries + 1, 0.0
             if attempt is None:
                 address = elsewhere if elsewhere is not None else (yield from self._topology.find(slot))
                 if isinstance(failed.get(address), NoReplyError):
@@ -241,8 +242,8 @@ class Operations:
             elif code == "TRYAGAIN" and alone:
                 self._topology.answered(address)
                 return reply
-            elif code == "TRYAGAIN":
-                again, pause = True, _PAUSE
+            elif code == "TRYAGAIN":  # until the slot has moved, or the patience ends
+                again, pause, tries = True, _PAUSE, 0
             elif kind_of(reply).concerns == "node":
                 again = "READONLY" in str(reply) and not known
                 self._topology.lost(address)

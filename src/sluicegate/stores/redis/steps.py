@@ -41,15 +41,8 @@ class Send(NamedTuple):
 
     address: Address
     command: AnyCommand
-    part: float = 1.0  # of the time that is left
+    part: float = 1.0  # of the patience that is left
     sentinel: bool = False  # whether the server is a Sentinel, which may need another password
-
-    def limit(self, until: float, now: float, *, needs: float) -> float:
-        """Return the deadline of this step, if all steps must end by `until`. It `needs` so many seconds: if fewer are
-        left, the deadline is now, and nothing is sent.
-        """
-        end = now + max((until - now) * self.part, needs)
-        return end if end <= until else now
 
 
 class Attempt(NamedTuple):
@@ -60,7 +53,7 @@ class Attempt(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """A step that waits until a server has finished its work."""
+    """A step that waits until a server has finished its work. The driver sends True if patience is left."""
 
     seconds: float
 

@@ -24,6 +24,7 @@ from sluicegate.stores.redis.url import Servers
 
 SLOTS: Final = 16384
 _FRESH: Final = 0.1  # seconds before the map of a cluster may be loaded again
+_PART: Final = 0.6  # of the patience, for one of several servers
 _ADVICE: Final = "check the hosts and the passwords in the URL"
 _UNKNOWN: Final = (
     "the Sentinels do not know this service name: compare the name in the URL with `redis-cli -p 26379 SENTINEL "
@@ -110,9 +111,9 @@ class Sentinel(Topology):
             return self.address
         answers: list[str] = []
         unknown = False  # whether a Sentinel has replied that it does not know the service
-        for seed in tuple(self._seeds):
+        for seed, part in _parts(self._seeds):
             try:
-                reply = yield Send(seed, self._command, part=0.5, sentinel=True)
+                reply = yield Send(seed, self._command, part, sentinel=True)
             except NoReplyError as error:
                 answers.append(f"{seed}: {said(error)}")
                 continue
@@ -154,7 +155,7 @@ class Cluster(Topology):
         self._slots: list[Address | None] = []
         self._nodes: tuple[Address, ...] = ()  # those that serve a slot
         self._suspects: set[Address] = set()
-        self._asked_at = -inf  # when a request last began to load the map
+        self._asked_at = self._loaded_at = -inf  # when a request last began to load the map, and had loaded it
         self._stale = True
         self._outdated = True  # whether a node was lost since then: a request for a suspect loads the map at once
 
@@ -214,16 +215,20 @@ class Cluster(Topology):
 
     def _load_map(self) -> Steps[list[str]]:
         """Load the map from the first node that has one, else keep the old map. Return the answers that were no map."""
-        self._asked_at, self._outdated = monotonic(), False
+        self._asked_at = asked = monotonic()
+        self._outdated = False
         answers: list[str] = []
-        for address in sorted(dict.fromkeys([*self._nodes, *self._seeds]), key=self._suspects.__contains__):
+        nodes = sorted(dict.fromkeys([*self._nodes, *self._seeds]), key=self._suspects.__contains__)
+        for address, part in _parts(nodes):
             try:
-                reply = yield Send(address, _MAP, part=0.5)
+                reply = yield Send(address, _MAP, part)
             except NoReplyError as error:
                 answers.append(f"{address}: {said(error)}")
                 if error.concerns == "server":
                     self._suspects.add(address)
                 continue
+            if self._loaded_at > asked:  # another request has, and reading 16,384 slots again would take its time
+                break
             if isinstance(reply, list) and reply:
                 try:
                     self._slots = _slots_of(reply, address)
@@ -232,7 +237,8 @@ class Cluster(Topology):
                     continue
                 self._nodes = tuple(dict.fromkeys(filter(None, self._slots)))
                 self._suspects &= {*self._nodes, *self._seeds}
-                self._stale, self._asked_at = False, monotonic()
+                self._stale = False
+                self._asked_at = self._loaded_at = monotonic()
                 break
             answers.append(f"{address}: {said(reply)}")
         return answers
@@ -244,6 +250,14 @@ class Cluster(Topology):
 
 _MAP: Final = Command(pack("CLUSTER", "SLOTS"))
 _CHECK: Final = "check the cluster with `redis-cli --cluster check`"
+
+
+def _parts(servers: list[Address]) -> list[tuple[Address, float]]:
+    """Return the servers that are asked in turn until one answers, each with its part of the patience that is left.
+
+    Each leaves some for the next one. A part is enough for one round trip where the deadline is enough for two steps.
+    """
+    return [*[(address, _PART) for address in servers[:-1]], (servers[-1], 1.0)]
 
 
 def _slots_of(reply: list[Any], asked: Address) -> list[Address | None]:

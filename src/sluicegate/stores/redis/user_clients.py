@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from inspect import iscoroutinefunction
-from math import inf
 from typing import Any, Final
 
 import hiredis
@@ -32,9 +31,11 @@ from redis.exceptions import (
 from sluicegate.errors import AsyncMismatchError, ConfigurationError, StoreURLError, warn
 from sluicegate.status import TopologyName
 from sluicegate.stores.redis.drivers import AsyncDriver, Driver
+from sluicegate.stores.redis.patience import Patience
 from sluicegate.stores.redis.steps import MALFORMED, Address, NoReplyError, Send, Steps
 from sluicegate.stores.redis.topology import Single
 
+_ENDLESS: Final = 86_400.0  # seconds: no deadline is used, because a call of the client cannot be interrupted
 _CODES: Final[tuple[tuple[type[Exception], str], ...]] = (  # redis-py removes the code from a reply
     (NoScriptError, "NOSCRIPT"),
     (NoPermissionError, "NOPERM"),
@@ -70,12 +71,9 @@ class UserClient(Driver):
 
     def __init__(self, client: Any) -> None:
         self.client = client
+        self.patience = Patience(_ENDLESS)
 
-    def until(self) -> float:
-        """Return infinity: no deadline is used, because a call of the client cannot be interrupted."""
-        return inf
-
-    def send(self, step: Send, until: float) -> Any:
+    def send(self, step: Send, looks: float) -> Any:
         try:
             return self.client.execute_command(*_words(step))
         except (RedisError, RedisClusterException, OSError, *MALFORMED) as error:
@@ -93,14 +91,11 @@ class AsyncUserClient(AsyncDriver):
 
     def __init__(self, client: Any, *, deadline: float) -> None:
         self.client = client
-        self._deadline = deadline
+        self.patience = Patience(deadline)
 
-    def until(self) -> float:
-        return asyncio.get_running_loop().time() + self._deadline
-
-    async def send(self, step: Send, until: float) -> Any:
+    async def send(self, step: Send, looks: float) -> Any:
         try:
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout(looks * self.patience.look):
                 return await self.client.execute_command(*_words(step))
         except (RedisError, RedisClusterException, OSError, *MALFORMED) as error:
             return _failed(step, error)
