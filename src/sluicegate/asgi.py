@@ -174,17 +174,19 @@ class Exchange(RequestState):
             return False
         return self.refused is not None
 
-    def holds_back(self, message: Message) -> bool:
-        """True if this message starts a framework's 500 for a RateLimitExceeded. The limiter sends its own response.
+    def holds_back(self, message: Message, scope: Scope) -> bool:
+        """True if this message starts a response to a RateLimitExceeded that the limiter replaces by its own: a
+        framework's 500, or an HTTP response on a WebSocket that can only be closed.
 
         Any other response during the handling of a RateLimitExceeded is the application's own response to the refusal.
         This response gets the fields of the refusal.
         """
         error = sys.exception()
-        if not isinstance(error, RateLimitExceeded) or self.covered or self.begun:
+        if not isinstance(error, RateLimitExceeded) or self.covered or not self.can_refuse:
             return False
-        refused = self.refuse(error.decision)
-        if message.get("status") == 500:
+        refused, is_answer = self.refuse(error.decision), message["type"] in STARTS
+        can_answer = not self.begun and (scope["type"] == "http" or can_deny(scope))
+        if is_answer and (message["status"] == 500 or not can_answer):
             self.refused = refused
         return self.refused is not None
 
@@ -286,7 +288,7 @@ class RateLimitMiddleware:
             SERVED.set(scope)
             try:
                 try:  # every other error of the application passes
-                    await self.app(scope, receive, self._adding_fields(state, send))
+                    await self.app(scope, receive, self._adding_fields(state, scope, send))
                 except (RateLimitExceeded, RuntimeError) as error:
                     if not state.takes(error):
                         raise
@@ -401,16 +403,16 @@ class RateLimitMiddleware:
             state.at = self.template(scope, root_path), method.upper()  # also for events that come later
             cast("Delivery", self._events).deliver(state)
 
-    def _adding_fields(self, state: Exchange, send: Send) -> Send:
+    def _adding_fields(self, state: Exchange, scope: Scope, send: Send) -> Send:
         """Make a `send` that adds the fields of the decision to the start of the response."""
         dialect = self.settings.headers
 
         def send_with_fields(message: Message) -> Awaitable[None]:
             if state.settlement is not None or state.refused is not None:
-                return self._send_and_settle(state, message, send)
+                return self._send_and_settle(message, state, (scope, send))
             kind = message["type"]
             if kind in BEGINNINGS:
-                if sys.exception() is not None and state.holds_back(message):
+                if sys.exception() is not None and state.holds_back(message, scope):
                     return _nothing()
                 state.begun = kind
                 decision = state.decision
@@ -420,12 +422,13 @@ class RateLimitMiddleware:
 
         return send_with_fields
 
-    async def _send_and_settle(self, state: Exchange, message: Message, send: Send) -> None:
+    async def _send_and_settle(self, message: Message, state: Exchange, call: tuple[Scope, Send]) -> None:
         """Send a message of a request with a settlement: refund, renew or release charges if the message needs it."""
+        scope, send = call
         if state.refused is not None:
             return  # the message belongs to a response that was held back
         if message["type"] in BEGINNINGS:
-            if state.holds_back(message):
+            if state.holds_back(message, scope):
                 return
             state.begun, message = message["type"], listed(message)
         settlement = cast("AsyncSettlement", state.settlement)
@@ -456,16 +459,16 @@ class RateLimitMiddleware:
         if scope["type"] != "http":
             if state.begun or not can_deny(scope):
                 closing = {"type": "websocket.close", "code": 1008, "reason": REASON}
-                await self._adding_fields(state, send)(closing)
+                await self._adding_fields(state, scope, send)(closing)
                 return
             start, rest = WEBSOCKET
         answering = self.own_answer(decision, caller, application)
         if answering is not None and (own := await answering) is not None:
-            await own(scope, receive, self._adding_fields(state, send))
+            await own(scope, receive, self._adding_fields(state, scope, send))
             return
         dialect = self.settings.headers
         if state.decision is not decision:  # the fields cover all decisions about the request
-            send, dialect = self._adding_fields(state, send), None
+            send, dialect = self._adding_fields(state, scope, send), None
         answer = denial(decision, dialect, accept=",".join(caller.header("accept")))
         body = b"" if scope.get("method") == "HEAD" else answer.body
         await send({"type": start, "status": answer.status, "headers": [*answer.lines]})

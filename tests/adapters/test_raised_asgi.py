@@ -426,6 +426,48 @@ def test_an_open_socket_is_closed_and_a_closed_one_gets_nothing(denial: bool) ->
     assert client.connect("/closed", denial=denial).code == 1000
 
 
+async def answering(connection: Any, error: Exception) -> Response:
+    return PlainTextResponse("slow down", 429)
+
+
+def answering_sync(connection: Any, error: Exception) -> Response:
+    return PlainTextResponse("slow down", 429)
+
+
+async def closing(connection: Any, error: Exception) -> None:
+    await connection.close(4029)
+
+
+@pytest.mark.parametrize("rules", [[], [Rule(name="busy", quota=Concurrency(9))]], ids=["plain", "settled"])
+@pytest.mark.parametrize("denial", [True, False])
+@pytest.mark.parametrize("handler", [answering, answering_sync, closing])
+@pytest.mark.parametrize("kind", [RateLimitExceeded, Refused, 429, HTTPException])
+def test_an_http_response_of_a_handler_never_goes_to_an_open_socket(
+    kind: Any, handler: Any, denial: bool, rules: Any
+) -> None:
+    """A handler that closes the socket itself does so (issue 26)."""
+    error = RateLimitExceeded if kind is RateLimitExceeded else Refused
+
+    async def opened(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.send_text("hello")
+        raise error(refused())
+
+    async def early(websocket: WebSocket) -> None:
+        raise error(refused())
+
+    routes = [WebSocketRoute("/opened", opened), WebSocketRoute("/early", early)]
+    app = Starlette(routes=routes, middleware=[limiter(rules=rules)], exception_handlers={kind: handler})
+    client, code = AsgiClient(app), 4029 if handler is closing else 1008
+    assert client.connect("/opened", denial=denial) == (True, None, code, ["hello"])
+    found = client.connect("/early", denial=denial)
+    if denial and handler is not closing:
+        assert found.answer is not None
+        assert (found.answer.status, found.answer.body) == (429, b"slow down")
+    else:
+        assert found == (False, None, code, ())
+
+
 def test_the_response_settles_the_charges() -> None:
     """The predicate of a rule gets the 429, and the slot is free again."""
     seen: list[int] = []
