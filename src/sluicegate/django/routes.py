@@ -14,7 +14,7 @@ from typing import Any, Final
 from django.http import HttpRequest
 from django.urls import URLResolver, get_resolver, get_urlconf
 
-from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint, label_of, scope_of, short_name
+from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint, label_of, method_marks
 from sluicegate.web.marks import Mark, marks_of
 
 
@@ -37,7 +37,8 @@ def arrival_by_call(cls: type | None, name: str, marks: tuple[Mark, ...], *, rou
     elif name == "dispatch":
         endpoint = Endpoint(marks=marks, label=_class_label(cls), route=route)
     else:
-        endpoint = Endpoint(marks=_method_marks(marks, cls, name, route=route), label=_class_label(cls), route=route)
+        label = _class_label(cls)
+        endpoint = Endpoint(marks=method_marks(marks, f"{label}.{name}"), label=label, route=route)
     return Arrival(endpoint, marks)
 
 
@@ -160,7 +161,7 @@ def _arrival(key: Any, name: str, route: str, *, verb: str) -> Arrival:
         actions = getattr(view, "actions", None) or {}  # a viewset maps each verb to a method
         handler = actions.get(verb, verb)
         own = marks_of(getattr(cls, handler, None))
-        of_endpoint = (*marks_of(cls), *marks, *_method_marks(own, cls, handler, route=home))
+        of_endpoint = (*marks_of(cls), *marks, *method_marks(own, f"{label}.{handler}"))
         marks = (*marks, *own)
     names = tuple(dict.fromkeys(each for each in (name, route, f"/{route}", label) if each))
     return Arrival(Endpoint((key, name, route, verb), of_endpoint, names=names, label=label, route=home), marks)
@@ -171,14 +172,3 @@ def _class_label(cls: type) -> str:
     # REST framework gives the class behind @api_view the name of the function, but not its qualified name.
     name = cls.__name__ if cls.__qualname__ == "WrappedAPIView" else cls.__qualname__
     return f"{cls.__module__}.{name}"
-
-
-def _method_marks(marks: tuple[Mark, ...], cls: type, name: str, *, route: str) -> tuple[Mark, ...]:
-    """Return the marks of one method, with other budgets than its class."""
-    shown = f"{short_name(Endpoint(label=cls.__name__))}.{short_name(Endpoint(label=name))}"[:128]
-    endpoint = Endpoint(marks=marks, label=f"{_class_label(cls)}.{name}", route=route)
-    rules = [mark.rule_for(shown, scope_of(endpoint, mark)) for mark in marks]
-    return tuple(
-        mark if mark.frees else Mark(rule, named=True, override_defaults=mark.override_defaults)
-        for rule, mark in zip(rules, marks, strict=True)
-    )

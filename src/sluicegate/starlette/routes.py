@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from inspect import unwrap
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +18,7 @@ from starlette.routing import Match, Router
 
 from sluicegate.asgi import RateLimitMiddleware, chain, is_cors, passes_preflight
 from sluicegate.web.charge import ChargedRule
-from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint, label_of, scope_of, short_name
+from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint, label_of, method_marks
 from sluicegate.web.marks import Mark, marks_of
 
 Scope = MutableMapping[str, Any]
@@ -215,7 +214,7 @@ def arrivals_of(
     for handler in HANDLERS if isinstance(endpoint, type) else ():
         own = marks_of(getattr(endpoint, handler, None))
         if own:
-            renamed = _method_marks(own, f"{label}.{handler}", template)
+            renamed = method_marks(own, f"{label}.{handler}")
             handlers[handler] = arrival((*marks, *renamed), (*marks, *own), (_shown_method(handler),))
     marked = [_shown_method(handler) for handler in handlers]
     others = [method for method in methods if method not in marked]
@@ -390,13 +389,3 @@ def _all_marks(view: Any) -> tuple[Mark, ...]:
         view = view.func
         marks = (*marks_of(view), *marks)
     return tuple(dict.fromkeys(marks))
-
-
-@lru_cache(maxsize=4096)  # it must return the same marks each time: they are compared by identity
-def _method_marks(marks: tuple[Mark, ...], label: str, route: str) -> tuple[Mark, ...]:
-    """Return the marks of one method, with budgets separate from those of its class."""
-    endpoint = Endpoint(marks=marks, label=label, route=route)
-    cls, _, method = label.rpartition(".")
-    shown = f"{short_name(Endpoint(label=cls))}.{method}"[-128:]
-    named = [(mark, mark.rule_for(shown, scope_of(endpoint, mark))) for mark in marks]
-    return tuple(replace(mark, rule=rule, named=True) for mark, rule in named)

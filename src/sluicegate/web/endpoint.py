@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from sluicegate.awaiting import label_of as label_of  # noqa: PLC0414  # the adapters import it from here
@@ -52,9 +54,19 @@ def scope_of(endpoint: Endpoint, mark: Mark | None = None) -> str:
     The scope of a lambda, or of a function that is defined inside another function, contains the route, because such
     functions can have the same name.
     """
-    scope = f"{endpoint.label}[{endpoint.route}]" if "<" in endpoint.label else endpoint.label
-    own = [each for each in endpoint.marks if each.rule.scope is None]
+    label = (mark and mark.label) or endpoint.label
+    scope = f"{label}[{endpoint.route}]" if "<" in label else label
+    own = [each for each in endpoint.marks if each.rule.scope is None and (each.label or endpoint.label) == label]
     if mark in own[1:]:
         scope = f"{scope}#{own.index(mark) + 1}"
     plain = len(scope) <= LONGEST_NAME and not _UNPRINTABLE.search(scope)
     return scope if plain else f"~{digest(scope)}"
+
+
+@lru_cache(maxsize=4096)  # it must return the same marks each time: they are compared by identity
+def method_marks(marks: tuple[Mark, ...], label: str) -> tuple[Mark, ...]:
+    """Return the marks of one method of a class, with budgets separate from those of the class."""
+    cls, _, method = label.rpartition(".")
+    name = f"{short_name(Endpoint(label=cls))}.{printable(method)}"[-LONGEST_NAME:]
+    named = [(mark, mark.rule if mark.named else replace(mark.rule, name=name)) for mark in marks]
+    return tuple([mark if mark.frees else replace(mark, rule=rule, named=True, label=label) for mark, rule in named])

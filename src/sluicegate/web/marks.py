@@ -42,6 +42,7 @@ class Mark:
     named: bool
     override_defaults: bool = False
     frees: bool = False  # a mark of `@exempt`: its rule is never charged
+    label: str = ""  # of the method that it is on, if that is part of a class
 
     def rule_for(self, name: str, scope: str) -> Rule:
         """Return the rule, with the view's own name and scope unless a name or scope was given."""
