@@ -34,8 +34,6 @@ FAILURE_POLICIES: Final[tuple[str, ...]] = get_args(FailurePolicy)
 LIMITED: Final = 429
 UNAVAILABLE: Final = 503
 DENIED: Final = 403
-STATUSES: Final = frozenset({LIMITED, UNAVAILABLE, DENIED})
-"""Every status that a refusal may have. `Decision.status` says which one means what."""
 
 
 Handler = Callable[[Any], object]

@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from fastapi import FastAPI
 from flask import Flask
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from werkzeug.exceptions import Forbidden, HTTPException
@@ -90,10 +91,11 @@ def test_starlette_s_handler_for_403_is_used_and_not_that_for_limits() -> None:
     app.add_exception_handler(RateLimitExceeded, lambda request, error: PlainTextResponse("slow down", 429))
     answer = AsgiClient(app).request("GET", "/open", peer=PEER)
     assert (answer.status, json.loads(answer.body)["title"]) == (403, "Forbidden")
-    app = starlette()
-    app.add_exception_handler(403, lambda request, error: PlainTextResponse(str(error.detail), 403))
-    answer = AsgiClient(app).request("GET", "/open", peer=PEER)
-    check(answer, b"Forbidden. This client is not allowed here.")
+    for kind in (403, StarletteHTTPException):
+        app = starlette()
+        app.add_exception_handler(kind, lambda request, error: PlainTextResponse(str(error.detail), error.status_code))
+        answer = AsgiClient(app).request("GET", "/open", peer=PEER)
+        check(answer, b"Forbidden. This client is not allowed here.")
 
 
 def test_starlette_s_on_denied_makes_the_response() -> None:

@@ -18,9 +18,10 @@ from starlette.routing import Mount, Route, WebSocketRoute
 
 from sluicegate import Decision, ManualClock, RateLimitExceeded, Rule
 from sluicegate.errors import NotEnforcedError, RuleError
-from sluicegate.fastapi import RESPONSES, RateLimit, RateLimitMiddleware, decision, exempt, limit
+from sluicegate.fastapi import RESPONSES, RateLimit, RateLimitMiddleware, charge, decision, exempt, limit
 from sluicegate.starlette.routes import RouteFinder
 from sluicegate.testing import AsyncAdapter
+from sluicegate.web.problem import PROBLEM
 from tests.adapters.asgi_client import AsgiClient, make_scope
 from tests.adapters.wsgi_client import Recorder, addresses, check_fields
 
@@ -384,10 +385,33 @@ def test_fa07_the_response_is_the_documented_one() -> None:
 # ---- FA8: handlers -----------------------------------------------------------------------------------------------
 
 
+async def charging(request: Request) -> str:
+    await charge(request, "1/minute", name="one")
+    return "x"
+
+
+def depending() -> str:
+    return "x"
+
+
+@limit("1/minute", name="one")
+def decorated() -> str:
+    return "x"
+
+
+WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "Depends": (depending, {"dependencies": [Depends(RateLimit("1/minute", name="one"))]}),
+    "@limit": (decorated, {}),
+    "charge": (charging, {}),
+}
+
+
 @pytest.mark.parametrize("kind", [RateLimitExceeded, 429, StarletteHTTPException, None])
-def test_fa08_a_handler_of_the_application_wins(kind: Any) -> None:
-    app = FastAPI(dependencies=[Depends(RateLimit("1/minute", name="one"))])
-    app.get("/")(lambda: "x")
+@pytest.mark.parametrize(("view", "options"), WAYS.values(), ids=WAYS)
+def test_fa08_a_handler_of_the_application_wins(kind: Any, view: Any, options: dict[str, Any]) -> None:
+    """The one for HTTPException too (issue 26)."""
+    app = FastAPI()
+    app.get("/", **options)(view)
 
     def handler(request: Request, error: Any) -> Response:
         return PlainTextResponse(f"wait {error.decision.retry_after:g}", 429)
@@ -397,7 +421,12 @@ def test_fa08_a_handler_of_the_application_wins(kind: Any) -> None:
     client = limited(app)
     client.get("/")
     refused = client.get("/")
-    assert refused.body == (b'{"detail":"Quota Exceeded. Retry after 60 seconds."}' if kind is None else b"wait 60")
+    if kind is not None:
+        assert refused.body == b"wait 60"
+    elif options:
+        assert json.loads(refused.body) == {"detail": "Quota Exceeded. Retry after 60 seconds."}
+    else:
+        assert refused.one("content-type") == PROBLEM
     assert refused.one("retry-after") == "60"
     assert refused.one("ratelimit") == '"one";r=0;t=60'
 

@@ -12,6 +12,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials, SimpleUser
 from starlette.convertors import CONVERTOR_TYPES, Convertor, register_url_convertor
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -467,7 +468,7 @@ def test_a_user_is_known_by_the_first_name_that_it_has(names: dict[str, Any], ex
     assert [client.serve({**scope}, raising=True).answer.status for _ in range(2)] == [200, 429]
 
 
-@pytest.mark.parametrize("kind", [RateLimitExceeded, 429])
+@pytest.mark.parametrize("kind", [RateLimitExceeded, 429, HTTPException])
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("late", [False, True], ids=["", "added in the lifespan"])
 def test_the_application_s_own_handler_is_used(kind: Any, is_async: bool, late: bool) -> None:

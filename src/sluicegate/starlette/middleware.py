@@ -13,7 +13,7 @@ from sluicegate.asgi import RateLimitMiddleware as AsgiMiddleware
 from sluicegate.errors import ConfigurationError, NotEnforcedError, warn
 from sluicegate.plan import Decision
 from sluicegate.starlette.request import StarletteCaller
-from sluicegate.starlette.responses import handles_refusals, own_answer
+from sluicegate.starlette.responses import handler_of, own_answer
 from sluicegate.starlette.routes import RouteFinder, Routes, answers_preflight, is_built_late
 from sluicegate.web.bound import Bounds
 from sluicegate.web.endpoint import Arrival, Endpoint, label_of
@@ -28,8 +28,8 @@ class RateLimitMiddleware(AsgiMiddleware):
         app.add_middleware(RateLimitMiddleware, store="redis://…", default_limits=["1000/day"])
 
     Options are those of `sluicegate.Settings`. `on_denied(request, decision)` returns a Response, or an awaitable of
-    one. Without it, the application's exception handler for RateLimitExceeded or for 429 makes the response. The
-    middleware may also be in the `middleware` of a Route, Mount or Router.
+    one. Without it, the application's exception handler for 429, RateLimitExceeded or HTTPException makes the
+    response. The middleware may also be in the `middleware` of a Route, Mount or Router.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RateLimitMiddleware(AsgiMiddleware):
         self, decision: Decision, caller: AsgiCaller, application: object
     ) -> Awaitable[ASGIApp | None] | None:
         """Return the response of `on_denied`, or of the application's exception handler."""
-        is_plain = caller.scope.get("app") is application and not handles_refusals(application)
+        is_plain = caller.scope.get("app") is application and handler_of(application, decision) is None
         if is_plain and self.settings.answer_to(decision) is None:
             return None
         return own_answer(self.settings, caller, decision, outer=application)

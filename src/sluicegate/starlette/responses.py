@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from inspect import iscoroutinefunction
 from typing import Any, Final, cast
 
@@ -13,7 +12,7 @@ from starlette.websockets import WebSocket, WebSocketState
 
 from sluicegate.asgi import REASON, ASGIApp, AsgiCaller, Scope, answer_of, can_deny
 from sluicegate.errors import SluicegateError
-from sluicegate.plan import DENIED, STATUSES, Decision, RateLimitExceeded
+from sluicegate.plan import DENIED, Decision, RateLimitExceeded
 from sluicegate.web.http import denial
 from sluicegate.web.settings import Settings
 
@@ -41,8 +40,7 @@ def error_for(scope: Scope, decision: Decision) -> Exception:
 async def own_answer(
     settings: Settings, caller: AsgiCaller, decision: Decision, *, outer: object = None
 ) -> ASGIApp | None:
-    """Return the response of `on_denied`; else of the application's handler for the status, or RateLimitExceeded; or
-    None.
+    """Return the response of `on_denied`, else of the application's exception handler; None without either.
 
     After a mounted application has raised, `scope["app"]` is the mounted one. `outer` is the application that has
     called the limiter for this request.
@@ -50,11 +48,7 @@ async def own_answer(
     own = await answer_of(settings, caller, decision)
     if own is not None:
         return own
-    handler = None
-    for app in (caller.scope.get("app"), outer):
-        handlers = getattr(app, "exception_handlers", None)
-        if handler is None and handlers:  # a plain Starlette application has none
-            handler = _handler_of(handlers, decision)
+    handler = handler_of(caller.scope.get("app"), decision) or handler_of(outer, decision)
     if handler is None:
         return None
     refused = Refused(decision)
@@ -63,22 +57,22 @@ async def own_answer(
     return cast("ASGIApp | None", await answer)
 
 
-def handles_refusals(app: object) -> bool:
-    """True if an application has an exception handler for a refusal. FastAPI has handlers for other errors."""
-    return not _HANDLED.isdisjoint(getattr(app, "exception_handlers", None) or ())
-
-
-def _handler_of(handlers: Mapping[Any, Any], decision: Decision) -> Any:
-    """Return an application's handler for this refusal; None without one."""
+def handler_of(app: object, decision: Decision) -> Any:
+    """Return an application's exception handler for this refusal: as Starlette finds it for `Refused`, but a denied
+    client is no RateLimitExceeded. None without one. The one that FastAPI itself has for HTTPException does not count.
+    """
+    handlers = getattr(app, "exception_handlers", None)
+    if not handlers:  # as in a plain Starlette application
+        return None
     status = decision.status
-    for kind in (status,) if status == DENIED else (status, *_KINDS):
-        if kind in handlers:
-            return handlers[kind]
+    for kind in (status, HTTPException) if status == DENIED else (status, *_KINDS):
+        found = handlers.get(kind)
+        if found is not None and getattr(found, "__module__", None) != "fastapi.exception_handlers":
+            return found
     return None
 
 
-_KINDS: Final = (Refused, RateLimitExceeded, SluicegateError)
-_HANDLED: Final = frozenset({*STATUSES, *_KINDS})
+_KINDS: Final = (Refused, RateLimitExceeded, SluicegateError, HTTPException)
 
 
 async def response_of(settings: Settings, caller: AsgiCaller, decision: Decision) -> Any:
