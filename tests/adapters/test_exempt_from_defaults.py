@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from starlette.routing import Route
 
 from sluicegate import ManualClock, Rule, django, fastapi, flask, starlette
 from sluicegate.errors import RuleError
-from tests.adapters.asgi_client import AsgiClient
+from tests.adapters.asgi_client import AsgiClient, make_scope
 from tests.adapters.django_app import serving
 from tests.adapters.wsgi_client import WsgiClient
 
@@ -108,7 +109,7 @@ def test_only_the_defaults_are_dropped(adapter: Any) -> None:
         assert [client.request("GET", "/limited").status for _ in range(3)] == [200, 200, 429]
 
 
-APP, OTHER = Flask("above"), FastAPI()
+APP, OTHER = Flask("app"), FastAPI()
 
 
 def view() -> str:
@@ -122,24 +123,84 @@ APP.add_url_rule("/free", "free", view)
 OTHER.get("/free")(fastapi.exempt(view))
 
 
-@flask.exempt
-@fastapi.exempt(defaults_only=True)
-@APP.get("/above")
-@OTHER.get("/above")
-def above() -> str:
-    return "not exempt"
-
-
 def test_a_route_that_has_the_function_without_exempt_is_limited() -> None:
     limits: Any = {"rules": [Rule(name="each", quota="1/minute", key=lambda request: str(request.url))]}
     flask.RateLimiter(APP, **limits)
     OTHER.add_middleware(fastapi.RateLimitMiddleware, **limits)
     for client in (WsgiClient(APP), AsgiClient(OTHER)):
-        assert [client.request("GET", path).status for path in ["/limited", "/above", "/free"] * 2] == [200] * 3 + [
-            429,
-            429,
-            200,
-        ]
+        assert [client.request("GET", path).status for path in ["/limited", "/free"] * 2] == [200, 200, 429, 200]
+
+
+EXEMPT: dict[str, tuple[Any, Callable[[], Any]]] = {
+    "flask": (flask, lambda: Flask("above")),
+    "fastapi": (fastapi, FastAPI),
+    "starlette": (starlette, Starlette),
+}
+
+
+def route(app: Any, path: str) -> Any:
+    """The decorator that adds a view to the routes of an application."""
+    if type(app) is Starlette:
+
+        def add(view: Any) -> Any:
+            app.add_route(path, view)
+            return view
+
+        return add
+    return app.get(path, **({"endpoint": path} if isinstance(app, Flask) else {}))
+
+
+def same(view: Any) -> Any:
+    """A usual decorator."""
+
+    @wraps(view)
+    def wrapper(*args: Any) -> Any:
+        return view(*args)
+
+    return wrapper
+
+
+def start(adapter: Any, app: Any) -> Any:
+    """Add the limiter, and make the first request."""
+    if adapter is flask:
+        flask.RateLimiter(app, default_limits="1/minute")
+        app.config["PROPAGATE_EXCEPTIONS"] = True
+        return WsgiClient(app).request("GET", "/")
+    app.add_middleware(adapter.RateLimitMiddleware, default_limits="1/minute")
+    return AsgiClient(app).serve(make_scope(path="/"), raising=True)
+
+
+@pytest.mark.parametrize("others", [(), (same,)], ids=["", "below another decorator"])
+@pytest.mark.parametrize("options", [{}, {"defaults_only": True}], ids=str)
+@pytest.mark.parametrize(("adapter", "make"), EXEMPT.values(), ids=EXEMPT)
+def test_exempt_above_the_route_decorator_is_an_error_at_the_start(
+    adapter: Any, make: Any, options: Any, others: Any
+) -> None:
+    """Issue 26."""
+    app, exempt = make(), adapter.exempt(**options) if options else adapter.exempt
+    other = others[0] if others else route(app, "/other")
+
+    @exempt
+    @other
+    @route(app, "/")
+    def above() -> None: ...
+
+    with pytest.raises(RuleError, match=r"@exempt on .*above.*: it stands above the route decorator") as raised:
+        start(adapter, app)
+    assert raised.value.expected == "write @exempt below the route decorator"
+
+
+@pytest.mark.parametrize(("adapter", "make"), EXEMPT.values(), ids=EXEMPT)
+def test_an_exempt_function_may_be_at_one_route_of_two(adapter: Any, make: Any) -> None:
+    app = make()
+
+    def limited(*args: Any) -> Any:
+        return PlainTextResponse("page") if args else "page"
+
+    route(app, "/")(limited)
+    route(app, "/a")(adapter.exempt(limited))
+    route(app, "/b")(adapter.exempt(same(limited)))
+    start(adapter, app)
 
 
 @pytest.mark.parametrize("exempt", [starlette.exempt, flask.exempt, django.exempt])

@@ -125,7 +125,7 @@ class AppRoutes:
             *self._place_all(kept, Endpoint(shown, outer, label=label_of(shown), route=rule.rule)),
         )
         key = _key(rule, method)
-        endpoint = Endpoint(key, placed, names=(rule.endpoint, rule.rule))
+        endpoint = Endpoint(key, placed, names=(rule.endpoint, rule.rule), label=label_of(shown))
         done = frozenset[Mark]() if self._owns_marks else frozenset(placed)
         own = [mark for mark in placed if mark not in done]
         bounds = self._gate.bind_own(endpoint, own) if exempt else self._gate.bind(endpoint, done)

@@ -143,6 +143,10 @@ class _Rules:
     def _bind(self, endpoint: Endpoint, done: frozenset[Mark]) -> Bounds:
         if EXEMPT in endpoint.marks:
             return NO_BOUNDS
+        if any(mark.is_misplaced for mark in endpoint.marks):
+            problem = "it stands above the route decorator, so the route has the view without it"
+            expected = "write @exempt below the route decorator"
+            raise RuleError("@exempt on", endpoint.label, problem=problem, expected=expected)
         overridden = any(mark.override_defaults for mark in endpoint.marks)
         matched = [
             bound for bound in self._rules if bound.routes is None or not bound.routes.isdisjoint(endpoint.names)

@@ -42,6 +42,7 @@ class Mark:
     named: bool
     override_defaults: bool = False
     frees: bool = False  # a mark of `@exempt`: its rule is never charged
+    is_misplaced: bool = False  # a mark below `@exempt`, for no route
     label: str = ""  # of the method that it is on, if that is part of a class
 
     def rule_for(self, name: str, scope: str) -> Rule:
@@ -56,6 +57,9 @@ EXEMPT: Final = Mark(_FREE, named=True, frees=True)
 
 EXEMPT_FROM_DEFAULTS: Final = Mark(_FREE, named=True, override_defaults=True, frees=True)
 """The mark of a view to which the default limits do not apply."""
+
+_BELOW_EXEMPT: Final = Mark(_FREE, named=True, frees=True, is_misplaced=True)
+"""The mark of a function that is being defined below `@exempt`. No route has it, unless `@exempt` stands too high."""
 
 
 def marks_of(view: object) -> tuple[Mark, ...]:
@@ -171,19 +175,24 @@ def not_a_view(what: str, given: object, *, problem: str = "not a view", expecte
 def _is_bare(quota: object) -> bool:
     """True if `@limit` was written without parentheses, on a class or on a function.
 
-    A function may also be a quota function. But a function that is being decorated is defined by the calling code, and
-    has no name there yet.
+    A function may also be a quota function.
     """
-    if isinstance(quota, type):
-        return True
-    code = getattr(inspect.unwrap(quota), "__code__", None) if callable(quota) else None
-    if code is None or code.co_name == "<lambda>":
-        return False
+    return isinstance(quota, type) or (callable(quota) and _is_being_defined(quota))
+
+
+def _is_being_defined(function: Callable[..., Any]) -> bool:
+    """True if a function stands below the decorator that asks. Then the calling code defines it, or a function that it
+    wraps, and no variable has it yet.
+    """
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "sluicegate":
         frame = frame.f_back
-    defined = any(code is constant for constant in frame.f_code.co_consts)
-    return defined and all(quota is not value for value in frame.f_locals.values())
+    named = [*frame.f_locals.values()]
+    inmost = inspect.unwrap(function, stop=lambda each: any(each is value for value in named))
+    code = getattr(inmost, "__code__", None)
+    if code is None or code.co_name == "<lambda>" or any(inmost is value for value in named):
+        return False
+    return any(code is constant for constant in frame.f_code.co_consts)
 
 
 _OF_OTHERS: Final = {  # an option that `@limit` does not have → where it belongs
@@ -314,5 +323,9 @@ def freed(view: Any, guard: Guard, mark: Mark = EXEMPT) -> Any:
         return type(view)(freed(view.__func__, guard, mark))
     if isbuiltin(view) or not callable(view):
         raise TypeError("not a view")
-    is_function = isinstance(view, functools.partial) or hasattr(view, "__code__") or hasattr(view, "__func__")
-    return declare(guarded(view, mark, guard) if is_function else view, mark)
+    if not (isinstance(view, functools.partial) or hasattr(view, "__code__") or hasattr(view, "__func__")):
+        return declare(view, mark)
+    free = guarded(view, mark, guard)
+    if _is_being_defined(view):
+        declare_within(view, _BELOW_EXEMPT)
+    return declare(free, mark)
