@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -232,7 +233,9 @@ def test_wrong_arguments_say_what_to_do(make: Sites, options: dict[str, Any], te
 
 
 @pytest.mark.parametrize("make", ["django-asgi", "django-async-view", "starlette", "fastapi", "asgi"], indirect=True)
-def test_python_names_a_charge_whose_await_was_forgotten(make: Sites) -> None:
+def test_a_charge_whose_await_was_forgotten_is_logged(make: Sites, caplog: pytest.LogCaptureFixture) -> None:
+    """By Python too, unless its warning is off (issue 26)."""
+
     def forgets() -> Steps:
         yield forget("5/minute")
         return "done"
@@ -240,6 +243,9 @@ def test_python_names_a_charge_whose_await_was_forgotten(make: Sites) -> None:
     name = "acharge" if "django" in make.name else "charge"
     with pytest.warns(RuntimeWarning, match=f"^coroutine '{name}' was never awaited"):
         assert make(forgets, clock=ManualClock()).get().body == b"done"
+    (line,) = [record.getMessage() for record in caplog.records if "[SG009]" in record.getMessage()]
+    assert re.fullmatch(rf".*charging\.py, line \d+: {name} was not awaited.* write await {name}\(…\) \[SG009\]", line)
+    assert caplog.records[-1].levelname == "ERROR"
 
 
 def test_without_the_middleware_it_never_allows(make: Sites) -> None:

@@ -405,23 +405,57 @@ async def blocks(request: Request) -> Response:
     return PlainTextResponse("unlimited")
 
 
-@pytest.mark.parametrize(("view", "advice"), [(forgets, "write charge_sync"), (blocks, "write await charge")])
+async def plain_with(request: Request) -> Response:
+    with charge(request, "5/minute"):  # type: ignore[attr-defined]  # pyright: ignore[reportGeneralTypeIssues]
+        return PlainTextResponse("unlimited")
+
+
+WRONG = [(forgets, "write charge_sync"), (blocks, "write await charge"), (plain_with, "write async with charge")]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("view", "advice"), WRONG)
 def test_the_wrong_kind_of_charge_says_which_one_is_right(view: Any, advice: str) -> None:
     with pytest.raises(AsyncMismatchError, match=advice):
         limited(Route("/", view)).serve(make_scope("GET", "/"), raising=True)
 
 
-def test_django_s_charge_on_an_event_loop_says_so() -> None:
-    errors: list[str] = []
+def with_block(request: HttpRequest, quota: str) -> None:
+    with sluicegate.django.acharge(request, quota):  # type: ignore[attr-defined]  # pyright: ignore[reportGeneralTypeIssues]
+        pass
 
-    async def view(request: HttpRequest) -> HttpResponse:
+
+DJANGO = [  # on the event loop of an async view under WSGI, `charge` may wait
+    (asgi, is_async, call, start, advice)
+    for is_async, call, start, advice in (
+        (True, sluicegate.django.charge, "charge '5/minute': ", "write await acharge(…)"),
+        (False, sluicegate.django.acharge, "acharge '5/minute': ", "write charge(…)"),
+        (False, with_block, "acharge '5/minute': ", "write charge(…)"),
+        (True, with_block, "acharge at ", "write async with acharge(…)"),
+    )
+    for asgi in (True, False)
+    if asgi or call is not sluicegate.django.charge
+]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("asgi", "is_async", "call", "start", "advice"), DJANGO)
+def test_the_wrong_kind_of_django_s_charge_says_which_one_is_right(
+    asgi: bool, is_async: bool, call: Any, start: str, advice: str
+) -> None:
+    """Issue 26."""
+
+    def view(request: HttpRequest) -> HttpResponse:
         try:
-            sluicegate.django.charge(request, "5/minute")
+            call(request, "5/minute")
         except AsyncMismatchError as error:
-            errors.append(str(error))
-        return HttpResponse("x")
+            return HttpResponse(str(error))
+        return HttpResponse("unlimited")
 
-    with serving(asgi=True, urls=[path("x", view)]) as site:
-        site.request("GET", "/x")
-    assert errors[0].startswith("charge '5/minute': ")
-    assert "write await acharge" in errors[0]
+    async def async_view(request: HttpRequest) -> HttpResponse:
+        return view(request)
+
+    with serving(asgi=asgi, urls=[path("x", async_view if is_async else view)]) as site:
+        text = site.request("GET", "/x").body.decode()
+    assert text.startswith(start)
+    assert text.endswith(f"{advice} [SG009]")

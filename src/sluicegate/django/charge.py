@@ -32,7 +32,9 @@ def charge(request: Any, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -
 
 def acharge(request: Any, /, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> AsyncCharge:
     """Do the same as `charge` in async code: `await acharge(…)`, or `async with acharge(…):`."""
-    return AsyncCharge(_acharge(ChargedRule.of("charge", quota, **options), request))
+    rule = ChargedRule.of("charge", quota, **options)
+    conf.check_is_async("acharge", quota, instead="charge(…)")
+    return AsyncCharge(_acharge(rule, request))
 
 
 def _charge(rule: ChargedRule, request: Any) -> Charged:

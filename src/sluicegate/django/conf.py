@@ -112,6 +112,13 @@ def check_can_wait(name: str, given: object, *, instead: str) -> None:
         raise AsyncMismatchError(name, given, problem=problem, expected=expected)
 
 
+def check_is_async(name: str, given: object, *, instead: str) -> None:
+    """Raise AsyncMismatchError without an event loop: nothing can await what is called."""
+    if running_loop() is None:
+        problem, expected = "called in a plain function, where nothing can await it", f"write {instead}"
+        raise AsyncMismatchError(name, given, problem=problem, expected=expected)
+
+
 def opened_async_gate() -> AsyncGate | None:
     """Return the gate for requests under ASGI, if this process has made it."""
     return _Gates.async_

@@ -8,13 +8,14 @@ are given back. Then it raises RateLimitExceeded, which the adapter answers like
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Sequence
 from functools import partial
 from types import FunctionType, TracebackType
-from typing import Any, Final, NamedTuple, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, Unpack, cast
 
 from sluicegate.awaiting import label_of
-from sluicegate.errors import NotEnforcedError, RuleError, check_flag
+from sluicegate.errors import AsyncMismatchError, NotEnforcedError, RuleError, check_flag
 from sluicegate.identity import digest
 from sluicegate.plan import BAN, Check, Decision, Outcome, Plan, RateLimitExceeded, uncharged
 from sluicegate.rules.key import Caller
@@ -22,7 +23,7 @@ from sluicegate.rules.rule import QuotaFunction
 from sluicegate.rules.terms import QuotaSpec
 from sluicegate.rules.tiers import Tiers
 from sluicegate.web.bound import Bound
-from sluicegate.web.charges import Charges, held, kept, made, owed
+from sluicegate.web.charges import Charges, held, kept, log, made, owed
 from sluicegate.web.endpoint import Endpoint, scope_of, short_name
 from sluicegate.web.gate import AsyncGate, Gate, Undecided
 from sluicegate.web.marks import Mark, RuleOptions, make_mark
@@ -109,22 +110,48 @@ class Charged(Decision):  # type: ignore[misc]  # pyright: ignore[reportGeneralT
 class AsyncCharge:
     """A charge that is made when it is awaited, or when its `async with` block begins."""
 
-    __slots__ = ("_charged", "_run")
+    __slots__ = ("_charged", "_place", "_run")
 
     def __init__(self, run: Coroutine[Any, Any, Charged]) -> None:
         self._run = run  # a coroutine: if it is never awaited, Python warns
+        caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  # of the function that makes the charge
+        self._place: tuple[str, int] | None = caller.f_code.co_filename, caller.f_lineno  # None: it was begun
 
     def __await__(self) -> Generator[Any, Any, Decision]:
-        return self._run.__await__()
+        return self._begun().__await__()
 
     async def __aenter__(self) -> Decision:
-        self._charged = await self._run
+        self._charged = await self._begun()
         return self._charged.__enter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._charged.leave()
+
+    if not TYPE_CHECKING:  # a type checker knows that this is no plain block
+
+        def __enter__(self) -> NoReturn:
+            place, name = self._shown_place(), self._run.__qualname__
+            self._begun().close()
+            problem, expected = "in a plain with block, which cannot wait", f"write async with {name}(…)"
+            raise AsyncMismatchError(f"{name} at", place, problem=problem, expected=expected)
+
+        def __exit__(self, *_: object) -> None:
+            """Never called. Python looks for it before it calls `__enter__`."""
+
+    def __del__(self) -> None:
+        if self._place is not None:
+            name = cast("Any", self._run).__qualname__
+            text = "sluicegate: %s: %s was not awaited, so nothing was charged; write await %s(…) [SG009]"
+            log.error(text, self._shown_place(), name, name)
+
+    def _begun(self) -> Coroutine[Any, Any, Charged]:
+        self._place = None
+        return self._run
+
+    def _shown_place(self) -> str:
+        return "{}, line {}".format(*(self._place or ()))
 
 
 class ChargedRule(NamedTuple):
