@@ -11,7 +11,7 @@ from sluicegate import Limiter, ManualClock, Rule
 from sluicegate.errors import AsyncMismatchError, RuleError, SettingsError
 from sluicegate.limiter import conclude
 from sluicegate.plan import Check, Decision, Outcome, Plan, Terms
-from sluicegate.rules.response import Headers, Response, when_to_refund
+from sluicegate.rules.response import Headers, Response, login_failed, when_to_refund
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.redis.cell import RedisCellStore
 from sluicegate.testing.charges import wrong
@@ -189,3 +189,27 @@ def test_a_refunded_decision_equals_the_store(hits: int, cost: int, remaining: i
 
 def test_a_decision_of_a_limiter_owes_nothing() -> None:
     assert owed(Limiter().hit("5/minute", "alice")) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "media", "failed"),
+    [
+        (200, "text/html; charset=utf-8", True),  # Django's LoginView, its admin, allauth: the form again
+        (200, "Text/HTML", True),
+        (200, "application/json", False),  # a token of REST framework
+        (200, None, False),
+        (204, None, False),
+        (302, "text/html", False),  # LoginView: signed in
+        (400, "application/json", True),  # REST framework's obtain_auth_token, dj-rest-auth, allauth with AJAX
+        (401, "application/json", True),
+        (403, "application/json", True),
+        (404, "text/html", False),
+        (429, "text/html", False),
+        (500, "text/html", False),
+    ],
+)
+def test_the_response_to_a_failed_login(status: int, media: str | None, failed: bool) -> None:
+    """Issue 26."""
+    headers = Headers([] if media is None else [("Content-Type", media)])
+    assert login_failed(Response(status, headers)) is failed
+    assert login_failed(Response(status, headers, login_failed=True))

@@ -15,6 +15,7 @@ from sluicegate.quota import Quota
 
 if TYPE_CHECKING:
     from sluicegate.rules.ban import Ban
+    from sluicegate.rules.response import login_failed
     from sluicegate.rules.rule import Rule
     from sluicegate.rules.tiers import Tiers
     from sluicegate.web.settings import Settings
@@ -38,21 +39,23 @@ __all__ = [
     "SluicegateWarning",
     "StoreError",
     "Tiers",
+    "login_failed",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """Import Ban, Rule, Settings and Tiers at their first use, because a plain limiter does not need them.
+    """Import what is for rules at its first use, because a plain limiter does not need it.
 
     Their import is a third of the time to import sluicegate. The import statements are written out, so that packers
     such as PyInstaller find the modules.
     """
-    if name in ("Ban", "Rule", "Settings", "Tiers"):
+    if name in ("Ban", "Rule", "Settings", "Tiers", "login_failed"):
         from sluicegate.rules.ban import Ban
+        from sluicegate.rules.response import login_failed
         from sluicegate.rules.rule import Rule
         from sluicegate.rules.tiers import Tiers
         from sluicegate.web.settings import Settings
 
-        globals().update(Ban=Ban, Rule=Rule, Settings=Settings, Tiers=Tiers)
+        globals().update(Ban=Ban, Rule=Rule, Settings=Settings, Tiers=Tiers, login_failed=login_failed)
         return globals()[name]
     raise AttributeError(f"module 'sluicegate' has no attribute {name!r}")

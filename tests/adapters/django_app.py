@@ -206,7 +206,7 @@ def by_wsgi(app: Any, request: dict[str, Any], body: bytes) -> Answer:
     if request["peer"] is not None:
         environ["REMOTE_ADDR"] = request["peer"]
     for name, value in request["headers"]:  # a server joins repeated lines, in order
-        key = f"HTTP_{name.upper().replace('-', '_')}"
+        key = "CONTENT_TYPE" if name.lower() == "content-type" else f"HTTP_{name.upper().replace('-', '_')}"
         raw = value.encode().decode("latin-1")
         environ[key] = f"{environ[key]},{raw}" if key in environ else raw
     started: list[Any] = []

@@ -14,14 +14,16 @@ from functools import partial
 from typing import Any
 
 from asgiref.sync import async_to_sync, sync_to_async
+from django.contrib.auth.signals import user_login_failed
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.core.handlers.asgi import ASGIRequest
+from django.dispatch import receiver
 from django.http import Http404, HttpRequest, StreamingHttpResponse
 from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 
 from sluicegate import fork
-from sluicegate.django.request import DjangoRequestState, end_here, end_with
+from sluicegate.django.request import DjangoRequestState, end_here, end_with, native_of, state_of
 from sluicegate.rules.response import Headers, Response
 from sluicegate.stores.completion import running_loop
 from sluicegate.web.settlement import AsyncSettlement, Settlement
@@ -56,7 +58,7 @@ def settle_response(response: HttpResponseBase, state: DjangoRequestState) -> No
     if isinstance(settlement, AsyncSettlement):  # a sync view under ASGI
         async_to_sync(settle_response_async)(response, state)
     elif settlement is not None:
-        state.regain(settlement.answered(_read_response(response)))
+        state.regain(settlement.answered(_read_response(response, state)))
         _renew_while_streaming(response, settlement)
 
 
@@ -66,7 +68,7 @@ async def settle_response_async(response: HttpResponseBase, state: DjangoRequest
     if isinstance(settlement, Settlement):  # an async view under WSGI
         await sync_to_async(settle_response)(response, state)
     elif settlement is not None:
-        state.regain(await settlement.answered(_read_response(response)))
+        state.regain(await settlement.answered(_read_response(response, state)))
         _renew_while_streaming(response, settlement)
 
 
@@ -100,8 +102,15 @@ def _status(error: Exception) -> int:
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 
-def _read_response(response: HttpResponseBase) -> Response:
-    return Response(response.status_code, Headers(response.items()))
+def _read_response(response: HttpResponseBase, state: DjangoRequestState) -> Response:
+    return Response(response.status_code, Headers(response.items()), login_failed=state.login_failed)
+
+
+@receiver(user_login_failed)
+def _note_failed_login(request: Any = None, **_: object) -> None:
+    state = None if native_of(request) is None else state_of(request)
+    if state is not None:
+        state.login_failed = True
 
 
 def _renew_while_streaming(response: HttpResponseBase, settlement: Settlement | AsyncSettlement) -> None:

@@ -43,6 +43,7 @@ class DjangoRequestState(RequestState):
         "bounds",
         "charged",
         "found_user",
+        "login_failed",
         "meta",
         "open",
         "own_request",
@@ -59,6 +60,7 @@ class DjangoRequestState(RequestState):
         self.bounds: Collection[Bound] = ()  # the rules that are being charged
         self.charged = False  # the plan of the endpoint has been decided
         self.found_user: Any = UNKNOWN  # the user found by the lookup: one request does one lookup
+        self.login_failed = False  # Django has sent its signal about it
         self.releases_at_close = False  # closing the request releases its slots
         self.answered = False  # whether the response is finished, except for the body of a stream
         self.open = True  # the middleware or an outer decorator will still add the fields to the response

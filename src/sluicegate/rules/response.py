@@ -51,6 +51,21 @@ class Response:
 
     status_code: int
     headers: Mapping[str, str] = field(default_factory=Headers)
+    login_failed: bool = False  # Django has sent its signal `user_login_failed` for the request
+
+
+def login_failed(response: Response) -> bool:
+    """True if this is the response to a failed login. Give it as `charge_when`, with `methods=["POST"]`.
+
+    A login fails with the status 400, 401 or 403, or with 200 and a page of HTML: the form again, as of Django's
+    LoginView, the admin and allauth. In Django it also fails if `authenticate` finds no user, whatever the response is.
+
+    >>> login_failed(Response(401)), login_failed(Response(302))
+    (True, False)
+    """
+    media = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    is_form = response.status_code == 200 and media == "text/html"
+    return response.login_failed or is_form or response.status_code in (400, 401, 403)
 
 
 class Refund(NamedTuple):
