@@ -355,7 +355,7 @@ WARNINGS: Final = {
     ),
     "SG105": CodedWarning(
         "rule",
-        "charged twice for one request, by two limiters that count in the same store",
+        "charged twice for one request, by two limiters",
         "remove one of the two limiters, or give each limiter a separate prefix",
     ),
     "SG106": CodedWarning(

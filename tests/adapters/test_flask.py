@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -38,7 +39,10 @@ from sluicegate.errors import (
     RuleError,
     SettingsError,
     SluicegateError,
+    SluicegateWarning,
     StoreURLError,
+    StrictError,
+    forget_warnings,
 )
 from sluicegate.flask import (
     Denied,
@@ -533,6 +537,45 @@ def test_fl05_two_that_would_count_one_budget_twice_cannot_start(prefix: str) ->
     else:
         with pytest.raises(SettingsError, match="give each a prefix of its own"):
             RateLimiter(app, store=url)
+
+
+DEFAULTS: dict[str, Any] = {"default_limits": ["9/minute"]}
+LOGIN: dict[str, Any] = {"rules": [{"name": "login", "quota": "5/minute", "route": "login"}]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "warns"),
+    [
+        (DEFAULTS, DEFAULTS, ["default"]),
+        (LOGIN, {"rules": [Rule(name="all", quota="9/minute"), *LOGIN["rules"]]}, ["login"]),
+        ({**DEFAULTS, **LOGIN}, {**DEFAULTS, **LOGIN}, ["default", "login"]),
+        ({}, {}, []),
+        (DEFAULTS, LOGIN, []),
+        (DEFAULTS, {"default_limits": ["9/hour"]}, []),
+        (DEFAULTS, {**DEFAULTS, "key": "ip"}, []),
+        (DEFAULTS, {**DEFAULTS, "prefix": "second"}, []),
+    ],
+)
+def test_fl05_two_with_equal_rules_in_memory_warn(first: Any, second: Any, warns: list[str]) -> None:
+    """Issue 26."""
+    app = Flask(__name__)
+    RateLimiter(app, **first)
+    forget_warnings()  # each is given once in a process
+    with warnings.catch_warnings(record=True, action="always") as seen:
+        RateLimiter(app, **second)
+    assert [str(each.message).partition(":")[0] for each in seen] == [f"rule '{name}'" for name in warns]
+    if warns:
+        with pytest.raises(StrictError, match=r"\[SG105\]"):
+            RateLimiter(app, **second, strict=True)
+
+
+def test_fl05_two_that_read_one_configuration_warn() -> None:
+    app = Flask(__name__)
+    app.config["SLUICEGATE_DEFAULT_LIMITS"] = ["9/minute"]
+    RateLimiter(app)
+    forget_warnings()
+    with pytest.warns(SluicegateWarning, match=r"\[SG105\]"):
+        RateLimiter(app)
 
 
 def test_fl05_init_app_twice_is_an_error() -> None:

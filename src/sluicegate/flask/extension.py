@@ -138,7 +138,7 @@ class RateLimiter:
         if "flask_limiter" not in sys.modules and self._prefix not in (None, _FLASK_LIMITER):
             _warn_of_leftovers(app, self._prefix, strict=settings.strict)
         for other in installed:
-            _check_prefixes(settings, other.settings)
+            _check_together(settings, other.settings)
         added = Installation(self, app, settings)
         if added.gate.limiter.events is not None:
             added.gate.limiter.events.take_part(added, _Watched)
@@ -655,11 +655,18 @@ def _is_free(native: Request, status: int) -> bool:
     return (200 <= status < 300 or (routed is not None and routed.code == status)) and _is_preflight(native)
 
 
-def _check_prefixes(settings: Settings, other: Settings) -> None:
-    """Raise SettingsError for two limiters of one application that would count the same budgets twice."""
+def _check_together(settings: Settings, other: Settings) -> None:
+    """Raise SettingsError for two limiters of one application that would count the same budgets twice. Warn (SG105) if
+    they have equal rules in two stores.
+    """
     if count_together(settings, other):
         problem = "another RateLimiter of this application counts under it in the same store"
         raise SettingsError("prefix", settings.prefix, problem=problem, expected="give each a prefix of its own")
+    if (settings.prefix, settings.key) == (other.prefix, other.key):
+        same = [cast("Any", rule).name for rule in settings.rules if rule in other.rules]
+        defaults = settings.default_limits and settings.default_limits == other.default_limits
+        for name in ["default", *same] if defaults else same:
+            warn("SG105", name, strict=settings.strict)
 
 
 def _no_application(given: object) -> SettingsError:
