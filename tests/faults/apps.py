@@ -6,6 +6,7 @@ They run in their own process: `uvicorn --factory tests.faults.apps:asgi`, `guni
 from __future__ import annotations
 
 import json
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ BODY = b"open"
 
 
 def options() -> dict[str, Any]:
+    logging.basicConfig()
+    logging.getLogger("sluicegate").setLevel(logging.INFO)  # of the line "recovered"
     return dict(json.loads(os.environ[VARIABLE]))
 
 

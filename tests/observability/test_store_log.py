@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ def fields(record: Any) -> dict[str, Any]:
 
 
 def test_a_transition_of_a_circuit_is_one_line_with_fields(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sluicegate")
     breaker = Breaker(deadline=0.1, clock=ManualClock())
     error = StoreError("db:6379", ConnectionError("refused"))
     for _ in range(2):
@@ -27,7 +29,7 @@ def test_a_transition_of_a_circuit_is_one_line_with_fields(caplog: pytest.LogCap
     facts = {"store": "db:6379", "error": "ConnectionError: refused"}
     assert [fields(record) for record in caplog.records] == [
         {"level": "WARNING", "event": "circuit_opened", **facts},
-        {"level": "WARNING", "event": "circuit_closed", **facts},
+        {"level": "INFO", "event": "circuit_closed", **facts},
     ]
 
 

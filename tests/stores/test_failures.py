@@ -213,6 +213,7 @@ STATES: dict[str, tuple[str, str]] = {  # by error reply: how the state of the s
 def test_a_server_that_cannot_answer_opens_the_circuit_and_closes_it_when_it_can(
     make: Any, how: str, runner: asyncio.Runner, state: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "sluicegate")
     changes: list[bool] = []
     with make("--replica-serve-stale-data", "no" if state == "MASTERDOWN" else "yes") as server:
         limiter = limiter_of(how, server.url, runner, on_store_change=lambda change: changes.append(change.available))
@@ -230,7 +231,7 @@ def test_a_server_that_cannot_answer_opens_the_circuit_and_closes_it_when_it_can
     assert state in opened.getMessage()
     assert KINDS[state].advice in opened.getMessage()
     assert (closed.levelno, closed.getMessage()) == (
-        logging.WARNING,
+        logging.INFO,
         f"sluicegate: store 127.0.0.1:{server.port} recovered: circuit closed",
     )
 

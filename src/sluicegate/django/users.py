@@ -104,7 +104,7 @@ class LookupHistory:
             return
         self._fails = False
         if self._warned:
-            log.warning("sluicegate: lookups of the signed-in user recovered")
+            log.info("sluicegate: lookups of the signed-in user recovered")
 
     def note_failure(self, error: Exception) -> None:
         """Log the first failure of an outage, without the error's text: it may contain a session id."""

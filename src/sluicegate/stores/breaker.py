@@ -218,7 +218,7 @@ class Breaker:
                 self._times, self._since = self._times + 1, epoch_seconds()
                 self.closed, self._half, self._closed_at = self._times, False, self._now_us()
         if changed:
-            log.warning(message, self.store, *more, extra=_fields("circuit_closed", self.store, self.cause))
+            log.info(message, self.store, *more, extra=_fields("circuit_closed", self.store, self.cause))
             self._call_hook(StoreChange(self.store, available=True, error=None))
 
     def _call_hook(self, change: StoreChange) -> None:
