@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import multiprocessing
 import pickle
+import pkgutil
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tests.adapters.django_app  # noqa: F401  # Django's modules cannot be imported before settings are configured
 from sluicegate import (
     AsyncLimiter,
     Ban,
@@ -26,7 +31,9 @@ from sluicegate import (
     Tiers,
 )
 from sluicegate.errors import AsyncMismatchError, MissingExtraError, QuotaError, StrictError
-from sluicegate.stores.memory import MemoryStore
+from sluicegate.rules.response import Headers
+from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
+from sluicegate.stores.redis.cell import RedisCellStore
 from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.marks import make_mark
 from sluicegate.web.settings import Settings
@@ -198,3 +205,21 @@ def test_a_function_that_cannot_be_pickled_is_named() -> None:
         assert copy.deepcopy(value) == value
         with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
             pickle.dumps(value)
+
+
+def public_classes() -> set[Any]:
+    """Every class that docs/reference.md shows: by itself, or as a member of its module."""
+    text = (Path(__file__).parent.parent / "docs" / "reference.md").read_text("utf-8")
+    shown = [pkgutil.resolve_name(name) for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)]
+    members = [getattr(each, name) for each in shown if inspect.ismodule(each) for name in dir(each) if name[0] != "_"]
+    found = {each for each in [*shown, *members] if isinstance(each, type) and each.__module__.startswith("sluicegate")}
+    return {each for each in found if not issubclass(each, tuple) and not inspect.isabstract(each)}
+
+
+SHOWN: set[Any] = public_classes() | {Headers, AsyncMemoryStore, RedisCellStore}
+
+
+@pytest.mark.parametrize("kind", sorted(SHOWN, key=str))
+def test_no_repr_of_a_half_made_value_raises(kind: Any) -> None:
+    """A traceback with variables, a debugger and an error tracker show `self` of an `__init__` that raised."""
+    assert repr(kind.__new__(kind))

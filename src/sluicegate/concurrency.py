@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from sluicegate.errors import QuotaError
+from sluicegate.errors import QuotaError, shows_half_made
 from sluicegate.quota import LONGEST, Quota
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ _WORDS: Final = r"\bat\s+once\b"
 _TEXT: Final = r"\s*+(\S++)\s++at\s++once(?:\s++for\s++(\S.*+))?\s*+"
 
 
+@shows_half_made
 class Concurrency:
     """At most `limit` requests of one identity in flight at the same time, in all processes together.
 

@@ -277,6 +277,22 @@ def takes_names(*needed: str, first: int = 0) -> Callable[[type[T]], type[T]]:
     return wrapped
 
 
+def shows_half_made(kind: type[T]) -> type[T]:
+    """Wrap the repr of a class, so that it does not raise for a value whose `__init__` has not ended: a traceback with
+    variables, a debugger and an error tracker show such values.
+    """
+    whole: Any = kind.__repr__
+
+    def shown(self: T) -> str:
+        try:
+            return str(whole(self))
+        except AttributeError:
+            return f"<{type(self).__name__}, half-made>"
+
+    kind.__repr__ = shown  # type: ignore[method-assign, assignment]
+    return kind
+
+
 def name_here(option: str) -> tuple[str, str] | None:
     """Return what another library's option is called here ("" if there is none), and how it is used or why there is
     none; None if no library has this name.

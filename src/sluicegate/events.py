@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NoReturn, final
 
 from sluicegate.awaiting import async_mismatch, check_call, close_unawaited, is_async, label_of, waits
 from sluicegate.clock import MICROSECOND
-from sluicegate.errors import SettingsError
+from sluicegate.errors import SettingsError, shows_half_made
 from sluicegate.identity import digest
 from sluicegate.plan import BAN, Check, Decision, Handler, Handlers, Outcome, Terms
 from sluicegate.rules.rule import METHODS
@@ -37,6 +37,7 @@ _new: Final = object.__new__
 _METHODS: Final = METHODS | {""}
 
 
+@shows_half_made
 class _Value:
     """A value whose fields are its properties, in order: it is compared and shown by them."""
 

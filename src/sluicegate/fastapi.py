@@ -16,7 +16,7 @@ from uuid import UUID
 
 from sluicegate.asgi import Scope, charge_of
 from sluicegate.awaiting import check_hash
-from sluicegate.errors import IdentityError, RuleError
+from sluicegate.errors import IdentityError, RuleError, shows_half_made
 from sluicegate.extras import needs
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.web.charge import AnyQuota, ChargedRule, LateOptions, run_async
@@ -85,6 +85,7 @@ class _OfTypes(_OnInstances):
         raise RuleError("dependency", instance, problem="given as an annotation", expected=expected)
 
 
+@shows_half_made
 class RateLimit(Depends):
     """A dependency of a route, a router or the whole application that limits each of their routes.
 

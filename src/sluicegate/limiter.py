@@ -24,6 +24,7 @@ from sluicegate.errors import (
     StoreError,
     check_flag,
     check_labels,
+    shows_half_made,
     unknown_option,
 )
 from sluicegate.hidden import hide_options, hide_secret, hide_store
@@ -620,6 +621,7 @@ class AsyncLimiter(_Engine[AsyncStore]):
         await self.close()
 
 
+@shows_half_made
 class _Limit(Generic[_AnyLimiter]):
     """The common part of both prepared limits."""
 

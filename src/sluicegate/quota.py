@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
-from sluicegate.errors import QuotaError, nearest
+from sluicegate.errors import QuotaError, nearest, shows_half_made
 
 if TYPE_CHECKING:  # imported only where needed: these imports are a third of the time to import sluicegate
     from datetime import timedelta
@@ -44,6 +44,7 @@ _PART: Final = (  # not compiled here: that would be a tenth of the time to impo
 )
 
 
+@shows_half_made
 class Quota:
     """A rate: `limit` units in any `period`, with an optional `burst`.
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicegate.algorithms.ban import lasting
-from sluicegate.errors import QuotaError, RuleError, takes_names
+from sluicegate.errors import QuotaError, RuleError, shows_half_made, takes_names
 from sluicegate.plan import BAN, Check, Terms, new
 from sluicegate.quota import MAX_LIMIT, Quota
 from sluicegate.rules.terms import scope_text
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _LONGEST_NAME: Final = 128
 
 
+@shows_half_made
 @takes_names("after", "within", "duration")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ban:

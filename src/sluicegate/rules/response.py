@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sluicegate.awaiting import check_call, check_hash, close_unawaited, is_async, label_of, waits
-from sluicegate.errors import AsyncMismatchError, RuleError
+from sluicegate.errors import AsyncMismatchError, RuleError, shows_half_made
 
 
+@shows_half_made
 class Headers(Mapping[str, str]):
     """The header fields of a response. Look a field up with its name in any case. Several lines with the same name are
     joined with commas.
@@ -39,6 +40,7 @@ class Headers(Mapping[str, str]):
         return f"Headers({list(self._lines)!r})"
 
 
+@shows_half_made
 @dataclass(frozen=True, slots=True)
 class Response:
     """The start of a response, without its body: the argument of `charge_when` and `refund_when` in every framework.

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 from sluicegate.algorithms import AlgorithmName, find
 from sluicegate.awaiting import check_call, check_hash
 from sluicegate.concurrency import Concurrency
-from sluicegate.errors import ConfigurationError, RuleError, check_flag, nearest, takes_names, within
+from sluicegate.errors import ConfigurationError, RuleError, check_flag, nearest, shows_half_made, takes_names, within
 from sluicegate.plan import FAILURE_POLICIES, FailurePolicy, Terms
 from sluicegate.quota import Quota
 from sluicegate.rules.ban import Ban
@@ -54,6 +54,7 @@ _NOT_AT_ONCE: Final = ("algorithm", "count_denied", "prefetch", "charge_when", "
 _NOT_AT_NO_COST: Final = ("ban", "count_denied", "prefetch", "charge_when", "refund_when")
 
 
+@shows_half_made
 @takes_names("name", "quota")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from sluicegate.awaiting import Later, check_call, waits
-from sluicegate.errors import RuleError, takes_names
+from sluicegate.errors import RuleError, shows_half_made, takes_names
 from sluicegate.rules.terms import Quotas, QuotaSpec, read
 
 Tier = Quotas | None
@@ -19,6 +19,7 @@ TierFunction = Callable[[Any], Hashable | Awaitable[Hashable]]
 _EXPECTED: Final = 'give a table like {"free": "10/minute", "pro": "100/minute; 5000/day"}'
 
 
+@shows_half_made
 @takes_names("table", "by", first=1)
 class Tiers:
     """A quota for each tier, as the `quota` of a rule or of `@limit`.

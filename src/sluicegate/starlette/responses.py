@@ -11,12 +11,13 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketState
 
 from sluicegate.asgi import REASON, ASGIApp, AsgiCaller, Scope, answer_of, can_deny
-from sluicegate.errors import SluicegateError
+from sluicegate.errors import SluicegateError, shows_half_made
 from sluicegate.plan import DENIED, Decision, RateLimitExceeded
 from sluicegate.web.http import denial
 from sluicegate.web.settings import Settings
 
 
+@shows_half_made
 class Refused(RateLimitExceeded, HTTPException):
     """The error of a refusal in a dependency, or in a function that a view calls.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sluicegate import fork
 from sluicegate.algorithms import KEPT
 from sluicegate.clock import Clock, SystemClock, read_us, reading
-from sluicegate.errors import StoreURLError
+from sluicegate.errors import StoreURLError, shows_half_made
 from sluicegate.hidden import shown_url
 from sluicegate.identity import digest
 from sluicegate.plan import BAN, NEVER, Check, Decision, Outcome, Plan, Terms, charged, in_shadow, new, strikers
@@ -30,6 +30,7 @@ _COUNT: Final = "[0-9]{1,15}"
 _DEEPEST: Final = 16  # rules of one function: it calls itself for each, and Python bounds how deep
 
 
+@shows_half_made
 class MemoryStore:
     """A store in this process's memory: safe between threads and tasks, not shared with other processes.
 
@@ -311,6 +312,7 @@ def _give_back(check: Check, entry: Entry, outcome: Outcome, *, now: int) -> Out
     return _check(check, 0, entry, now)
 
 
+@shows_half_made
 class AsyncMemoryStore(AsyncAdapter):
     """A memory store for AsyncLimiter. Its lock is held for microseconds, so it needs no thread."""
 

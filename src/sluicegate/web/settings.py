@@ -28,6 +28,7 @@ from sluicegate.errors import (
     SettingsError,
     check_flag,
     check_labels,
+    shows_half_made,
     unknown_option,
     within,
 )
@@ -89,6 +90,7 @@ class SettingsOptions(TypedDict, total=False):
     clock: Clock | None
 
 
+@shows_half_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The options of an adapter. The names are the same in every framework.

@@ -18,7 +18,7 @@ from copy import copy
 from typing import Any, Final, Self
 
 from sluicegate.clock import Clock
-from sluicegate.errors import SluicegateWarning, StoreError, StrictError
+from sluicegate.errors import SluicegateWarning, StoreError, StrictError, shows_half_made
 from sluicegate.extras import needs
 from sluicegate.hidden import hide_store, shown_url
 from sluicegate.plan import Outcome, Plan, Terms
@@ -54,6 +54,7 @@ Sent = tuple[Any, Any]
 _ROUND_TRIPS: Final = 100  # the last ones, for the status
 
 
+@shows_half_made
 class _RedisStore:
     """What the sync and the async store share: everything but the I/O."""
 

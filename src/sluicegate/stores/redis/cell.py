@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from sluicegate.algorithms import gcra
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
-from sluicegate.errors import AlgorithmError, RuleError, StoreURLError
+from sluicegate.errors import AlgorithmError, RuleError, StoreURLError, shows_half_made
 from sluicegate.hidden import hide_store, shown_url
 from sluicegate.identity import digest
 from sluicegate.plan import Check, Outcome, Plan, Terms, in_shadow
@@ -185,6 +185,7 @@ def _quantity(check: Check) -> int:
     return check.cost if check.cost <= _bucket(check.terms).burst else 0
 
 
+@shows_half_made
 class _CellStore:
     """What the sync and the async store share: everything but the calls of the server."""
 
