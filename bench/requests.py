@@ -521,7 +521,7 @@ def _frameworks(loop: asyncio.AbstractEventLoop, url: str) -> Iterator[tuple[str
                 App(NONE, "floor", on_loop(make(), loop)),
                 *_ours(limited, _instant_async),
                 *_watched(OURS, partial(limited, PLENTY, "memory://")),
-                *([] if name == "pure ASGI" else _over_redis(partial(limited, PLENTY, url, deny_cache=1, deadline=10))),
+                *([] if name == "pure ASGI" else _over_redis(partial(limited, PLENTY, url, deny_cache=1, deadline=5))),
                 App("limits by hand, fields", "peer", on_loop(make(ByHand), loop)),
                 App("limits by hand, fields, sync", "peer", on_loop(make(ByHandSync), loop)),
                 App(CONSTANT, "floor", on_loop(make(Constant), loop), 429),

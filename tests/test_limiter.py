@@ -290,6 +290,7 @@ WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str]] = [
     ({"algorithm": ["gcra"]}, AlgorithmError, "not known"),
     ({"on_store_failure": "open"}, SettingsError, "use one of local, allow, deny, raise"),
     ({"deadline": 0}, SettingsError, "seconds above 0"),
+    ({"deadline": 60.1}, SettingsError, "more than 60 seconds; give seconds, not milliseconds"),
     ({"replicas": 0}, SettingsError, "number of processes"),
     ({"deny_cache": -1}, SettingsError, "0 for none"),
     ({"on_store_change": "print"}, SettingsError, "not a plain function"),

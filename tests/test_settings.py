@@ -346,6 +346,8 @@ def test_an_unknown_name_suggests_the_nearest(name: Any, near: str | None) -> No
         ({"deadline": float("inf")}, SettingsError, "seconds above 0"),
         ({"deadline": True}, SettingsError, "seconds above 0"),
         ({"deadline": "fast"}, SettingsError, "seconds above 0"),
+        ({"deadline": 100}, SettingsError, "more than 60 seconds; give seconds, not milliseconds"),
+        ({"deadline": 1e9}, SettingsError, "more than 60 seconds; give seconds, not milliseconds"),
         ({"replicas": 0}, SettingsError, "number of processes"),
         ({"replicas": 2.0}, SettingsError, "number of processes"),
         ({"replicas": True}, SettingsError, "number of processes"),

@@ -405,12 +405,17 @@ WARNINGS: Final = {
         "an option of Flask-Limiter, which is not imported; here {use}",
         "delete this one",
     ),
+    "SG113": CodedWarning(
+        "deadline",
+        "while the store hangs, one request waits for so many seconds",
+        "give seconds, at most 5, for example 0.1",
+    ),
 }
 
 _warned: Final[set[str]] = set()
 
 
-def warn(code: str, given: str, *, strict: bool, **facts: object) -> None:
+def warn(code: str, given: object, *, strict: bool, **facts: object) -> None:
     """Warn about `given`, once per process. Under `strict` raise a StrictError instead, every time."""
     what, problem, expected = WARNINGS[code]
     problem = problem.format_map(facts)

@@ -125,6 +125,7 @@ class _Engine(Generic[_AnyStore]):
             deny_cache=deny_cache,
             on_store_change=on_store_change,
             clock=clock,
+            strict=strict,
         )
         if on_decision is not None:
             from sluicegate.events import Delivery

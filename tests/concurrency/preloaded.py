@@ -8,7 +8,7 @@ from typing import Any
 
 from sluicegate import Limiter
 
-limiter = Limiter(os.environ["STORE"], deadline=10)
+limiter = Limiter(os.environ["STORE"], deadline=5)
 before = [limiter.hit("1000/day", f"before {n}") for n in range(3)]  # connections that every worker inherits
 
 

@@ -10,7 +10,7 @@ from sluicegate import asgi, wsgi
 OPTIONS: Final[dict[str, Any]] = {
     "store": os.environ["STORE"],
     "default_limits": ["30/day"],
-    "deadline": 10,
+    "deadline": 5,
     "on_store_failure": "deny",
 }
 

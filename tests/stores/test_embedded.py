@@ -188,7 +188,7 @@ def test_4_processes_that_start_it_together_admit_exactly_the_limit(url: str, ho
 USER: Final = """
 import sys
 from sluicegate import Limiter
-limiter = Limiter(sys.argv[1], on_store_failure="raise", deadline=10)
+limiter = Limiter(sys.argv[1], on_store_failure="raise", deadline=5)
 assert limiter.hit("5/day", "alice").allowed
 print("ready", flush=True)
 sys.stdin.read()

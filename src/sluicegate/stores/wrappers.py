@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from sluicegate.clock import Clock
-from sluicegate.errors import AsyncMismatchError, ConfigurationError, SettingsError, StoreURLError
+from sluicegate.errors import AsyncMismatchError, ConfigurationError, SettingsError, StoreURLError, warn
 from sluicegate.hidden import Concealed
 from sluicegate.plan import FAILURE_POLICIES, FailurePolicy
 from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange
@@ -31,6 +31,7 @@ LimiterFailurePolicy = FailurePolicy | Literal["raise"]
 
 PREFIX: Final = "sg"
 _URL: Final = "give a URL such as memory://, as text"
+_LONG, _LONGEST = 5, 60  # seconds of a deadline: with a warning, and at most
 STALENESS: Final = 1.0  # seconds for which a refusal may be remembered
 
 
@@ -48,6 +49,7 @@ class StoreOptions:
         deny_cache: float = STALENESS,
         on_store_change: Callable[[StoreChange], object] | None = None,
         clock: Clock | None = None,
+        strict: bool = False,
     ) -> None:
         self.on_store_failure = on_store_failure
         self.deadline = deadline
@@ -55,6 +57,7 @@ class StoreOptions:
         self.deny_cache = deny_cache
         self.on_store_change = on_store_change
         self.clock = clock
+        self.strict = strict
         self._check()
 
     @classmethod
@@ -69,6 +72,11 @@ class StoreOptions:
         if not _seconds(self.deadline) or self.deadline <= 0:
             expected = f"give seconds, for example {DEADLINE}"
             raise _error("deadline", self.deadline, "not a number of seconds above 0", expected)
+        if self.deadline > _LONGEST:
+            expected = f"give seconds, not milliseconds, for example {DEADLINE}"
+            raise _error("deadline", self.deadline, f"more than {_LONGEST} seconds", expected)
+        if self.deadline > _LONG:
+            warn("SG113", self.deadline, strict=self.strict)
         if not isinstance(self.replicas, int) or isinstance(self.replicas, bool) or self.replicas < 1:
             raise _error("replicas", self.replicas, "not a whole number above 0", "give the number of processes")
         if not _seconds(self.deny_cache) or self.deny_cache < 0:
