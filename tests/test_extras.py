@@ -177,18 +177,23 @@ BROKEN = {
     "its library does not load": (
         {"hiredis/__init__.py": "raise ImportError('libhiredis.so: cannot open shared object file')"},
         "hiredis",
-        "cannot be imported (libhiredis.so: cannot open shared object file)",
+        "cannot be used (libhiredis.so: cannot open shared object file)",
     ),
     "a package of the application's": (
         {"hiredis/__init__.py": "import patched_by_us"},
         "patched_by_us",
         "this package is not installed",
     ),
-    "a part is missing": ({"redis/__init__.py": ""}, "redis", "cannot be imported (No module named 'redis.asyncio')"),
+    "a part is missing": ({"redis/__init__.py": ""}, "redis", "cannot be used (No module named 'redis.asyncio')"),
+    "it is too old": (
+        {"redis/__init__.py": "__version__ = '4.6.0'", "redis/asyncio.py": ""},
+        "redis",
+        "cannot be used (its version is 4.6.0, sluicegate needs 5.0.1 or later)",
+    ),
     "a name is missing": (
         {"hiredis/__init__.py": "from hiredis.hiredis import Reader", "hiredis/hiredis.py": ""},
         "hiredis",
-        "cannot be imported (cannot import name 'Reader' from 'hiredis.hiredis'",
+        "cannot be used (cannot import name 'Reader' from 'hiredis.hiredis'",
     ),
 }
 

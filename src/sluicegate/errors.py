@@ -119,7 +119,7 @@ class IdentityError(ConfigurationError):
 
 
 class MissingExtraError(ConfigurationError, ImportError):
-    """An optional package is not installed, or cannot be imported; the message says which extra installs it.
+    """An optional package is missing, too old, or cannot be imported; the message says which extra installs it.
 
     `broken` is the error of the import, if the package is installed.
     """
@@ -131,7 +131,7 @@ class MissingExtraError(ConfigurationError, ImportError):
         super().__init__(
             f"sluicegate[{extra}]",
             package,
-            problem=f"this package cannot be imported ({broken})" if broken else "this package is not installed",
+            problem=f"this package cannot be used ({broken})" if broken else "this package is not installed",
             expected=f"install it with: {install} 'sluicegate[{extra}]'",
         )
         self.extra = extra

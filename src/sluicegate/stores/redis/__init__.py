@@ -29,6 +29,9 @@ with needs("redis"):
     import redis
     import redis.asyncio
 
+    if [int(part) for part in redis.__version__.split(".") if part.isdecimal()] < [5, 0, 1]:
+        raise ImportError(f"its version is {redis.__version__}, sluicegate needs 5.0.1 or later", name="redis")
+
     from sluicegate.stores.redis.async_connections import AsyncConnections
     from sluicegate.stores.redis.connections import NOT_SENT, Connections
     from sluicegate.stores.redis.encoding import Encoder, packed_digest, passed
