@@ -42,6 +42,7 @@ from sluicegate import Limiter, ManualClock, SluicegateError
 from sluicegate.algorithms import ALGORITHMS, AlgorithmName
 from sluicegate.cli.commands import COMMANDS as OURS
 from sluicegate.cli.commands import sluicegate as command_line
+from sluicegate.django.users import MISSES
 from sluicegate.plan import FAILURE_POLICIES
 from sluicegate.quota import _UNITS
 from sluicegate.rules.rule import Rule
@@ -394,6 +395,7 @@ MENTIONED = {  # page → what must be in its text
         for text in (f"`sluicegate {name}", *(f"`{each}" for each in option.opts if each.startswith("-")))
     },
     "redis.md": {f"`{scheme}://" for scheme in SCHEMES},
+    "keys.md": {f"at most {MISSES.replace('/', ' a ')} for one address"},  # queries of made-up sessions
     "quotas.md": {f"`{unit}`" for unit in _UNITS},
     "settings.md": {f"`{option}`" for option in parameters(make_mark)},
     "errors.md": {f"\n## {code}\n" for code in codes(r"\bSG0\d\d\b")}
