@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sluicegate import AsyncLimiter, Concurrency, Limiter, ManualClock, StoreError
+from sluicegate import AsyncLimiter, Concurrency, Limiter, ManualClock, RateLimitExceeded, StoreError
 from sluicegate.errors import QuotaError, RuleError
 from sluicegate.testing import AsyncAdapter
 from sluicegate.testing.store import NAMES
@@ -281,6 +281,20 @@ def test_a_slot_is_held_for_a_block(limiter: EitherLimiter) -> None:
     assert limiter.left(two, action="report") == 1
     limiter.leave(blocks[1])
     assert limiter.left(two, action="report") == 2
+
+
+def test_a_block_that_refuses_does_not_run_without_a_slot(limiter: EitherLimiter) -> None:
+    """As `with lock:` does not (issue 26). `refuse` is an option of both forms."""
+    prepared = limiter.inner.limit("1 at once")
+    held = limiter.inner.hold("1 at once", "a", refuse=True)
+    assert limiter.enter(held)
+    for refused in (limiter.inner.hold("1 at once", "a", refuse=True), prepared.hold("a", refuse=True)):
+        with pytest.raises(RateLimitExceeded) as caught:
+            limiter.enter(refused)
+        assert caught.value.decision.limit == 1
+    assert limiter.left("1 at once") == 0, "a refused block releases no slot"
+    limiter.leave(held)
+    assert limiter.left("1 at once") == 1
 
 
 def test_hold_takes_a_text_and_several_slots(limiter: EitherLimiter) -> None:

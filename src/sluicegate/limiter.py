@@ -29,7 +29,7 @@ from sluicegate.errors import (
 )
 from sluicegate.hidden import hide_options, hide_secret, hide_store
 from sluicegate.identity import Seal, digest, identity_text
-from sluicegate.plan import Check, Decision, Handlers, Outcome, Plan, Terms, new, uncharged
+from sluicegate.plan import Check, Decision, Handlers, Outcome, Plan, RateLimitExceeded, Terms, new, uncharged
 from sluicegate.quota import MAX_LIMIT, Quota
 from sluicegate.reservation import AsyncReservation, AsyncSlot, Reservation, Slot
 from sluicegate.rules.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
@@ -396,10 +396,12 @@ class Limiter(_Engine[Store]):
         self.store.refund(*_charges(decision))
 
     def hold(
-        self, concurrency: QuotaSpec, identity: object, *, action: str = "", cost: int = 1
+        self, concurrency: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, refuse: bool = False
     ) -> AbstractContextManager[Slot]:
-        """Hold a concurrency slot during a `with` block, if a slot is free. The slot is released at the end of the
-        block.
+        """Hold a concurrency slot during a `with` block. The slot is released at the end of the block.
+
+        If no slot is free, `refuse=True` raises RateLimitExceeded, so the block does not run. Without it the block runs
+        and the slot is false.
 
         `concurrency` is a Concurrency or its text; `cost` is a number of slots. Raises RuleError for a quota per time.
 
@@ -409,7 +411,7 @@ class Limiter(_Engine[Store]):
         ...     bool(first), bool(second)
         (True, False)
         """
-        return self.limit(concurrency, action=action).hold(identity, cost)
+        return self.limit(concurrency, action=action).hold(identity, cost, refuse=refuse)
 
     def take(self, plan: Plan) -> Decision:
         """Decide a plan that the caller settles. If an interrupt finds it charged, refund it: nobody would settle."""
@@ -564,10 +566,10 @@ class AsyncLimiter(_Engine[AsyncStore]):
         await complete(self.store.refund(*_charges(decision)))
 
     def hold(
-        self, concurrency: QuotaSpec, identity: object, *, action: str = "", cost: int = 1
+        self, concurrency: QuotaSpec, identity: object, *, action: str = "", cost: int = 1, refuse: bool = False
     ) -> AbstractAsyncContextManager[AsyncSlot]:
-        """Hold a concurrency slot during a `with` block, if one is free. It is released at the block's end."""
-        return self.limit(concurrency, action=action).hold(identity, cost)
+        """Hold a concurrency slot during an `async with` block, as `Limiter.hold` does."""
+        return self.limit(concurrency, action=action).hold(identity, cost, refuse=refuse)
 
     async def take(self, plan: Plan) -> Decision:
         """Decide a plan that the caller settles. If the caller is cancelled meanwhile, refund it."""
@@ -744,11 +746,13 @@ class Limit(_Limit[Limiter]):
         return Reservation(self._limiter.store, self._limiter.take(self._charge(identity, cost)))
 
     @contextmanager
-    def hold(self, identity: object, cost: int = 1) -> Generator[Slot]:
-        """Hold a concurrency slot during a `with` block, if a slot is free."""
+    def hold(self, identity: object, cost: int = 1, *, refuse: bool = False) -> Generator[Slot]:
+        """Hold a concurrency slot during a `with` block, as `Limiter.hold` does."""
         slot = None
         try:
             slot = Slot(self._limiter.store, self._limiter.take(self._slots(identity, cost)))
+            if refuse and not slot:
+                raise RateLimitExceeded(slot.decision)
             yield slot
         finally:
             if slot is not None:
@@ -795,10 +799,12 @@ class AsyncLimit(_Limit[AsyncLimiter]):
         return AsyncReservation(self._limiter.store, await self._limiter.take(self._charge(identity, cost)))
 
     @asynccontextmanager
-    async def hold(self, identity: object, cost: int = 1) -> AsyncGenerator[AsyncSlot]:
-        """Hold a concurrency slot during a `with` block, if a slot is free."""
+    async def hold(self, identity: object, cost: int = 1, *, refuse: bool = False) -> AsyncGenerator[AsyncSlot]:
+        """Hold a concurrency slot during an `async with` block, as `Limiter.hold` does."""
         slot = AsyncSlot(self._limiter.store, await self._limiter.take(self._slots(identity, cost)))
         try:
+            if refuse and not slot:
+                raise RateLimitExceeded(slot.decision)
             yield slot
         finally:
             await slot.release()
