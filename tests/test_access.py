@@ -215,9 +215,17 @@ def test_an_address_is_denied_as_the_key_gives_it(ask: Ask, entry: Any, peer: st
     assert decision is FORBIDDEN
 
 
-def test_the_error_shows_the_network_that_the_key_gives() -> None:
-    with pytest.raises(SettingsError, match=r"give \('ip', '2001:db8::/64'\), or only the address, as text"):
-        settings(key="ip", deny=[("ip", "2001:db8::7")])
+@pytest.mark.parametrize(
+    ("entry", "hint"),
+    [
+        ("2001:db8::7", r"give \('ip', '2001:db8::/64'\), or only the address, as text"),
+        ("testclient", r"give \('ip', 'peer testclient'\)"),
+        ("300.1.1.1", r"write it as the key gives it"),
+    ],
+)
+def test_the_error_shows_what_the_key_gives(entry: str, hint: str) -> None:
+    with pytest.raises(SettingsError, match=hint):
+        settings(key="ip", deny=[("ip", entry)])
 
 
 @pytest.mark.parametrize("given", [7, [7.5], [None], ["no.such.module.of.mine"]])

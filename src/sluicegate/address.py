@@ -29,6 +29,8 @@ TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _PAIR: Final = re.compile(r'\s*+(?:([^=;\s]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^;"]*+)))?+\s*+(?:;|\Z)')
 _BACKWARDS: Final = re.compile(r'(?:[^",]|"(?:"\\|[^"])*+")*+(?=,|\Z)')  # one element, matched from its end
 LONGEST: Final = 64  # characters of an address with zone, brackets and port
+# Text that is meant as an address, also a wrong one.
+MEANT: Final = re.compile(r"(?=.*[.:])[0-9A-Fa-f.:%\[\]]+(?:/.*)?|[0-9]+/.*")
 _MOST_HOPS: Final = 32  # elements of the trusted header that are read, from its end
 _MOST_READ: Final = 8_192  # characters of the trusted header that are read, from its end
 """Proxies append on the right, so a client can only push its own text out of the part that is read. The cut may fall

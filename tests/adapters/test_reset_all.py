@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from sluicegate import asgi, django, fastapi, flask, starlette, wsgi
 from sluicegate.errors import AsyncMismatchError, NotEnforcedError
@@ -151,6 +152,25 @@ def test_a_client_passes_again(adapter: Any) -> None:
         assert reset() == 0
         assert statuses("2001:db8::3") == [200, 200, 429]
         assert statuses("2001:db8:1::2") == [429] * 3
+
+
+@pytest.mark.parametrize("given", ["testclient", "peer testclient"])
+def test_a_test_client_passes_again(given: str) -> None:
+    """Its peer is no address: the name that a test knows is enough (issue 26)."""
+
+    @starlette.exempt
+    async def reset(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(str(await starlette.reset_all(request, ("ip", given))))
+
+    @starlette.limit("1/hour")
+    def limited(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("limited")
+
+    app = Starlette(routes=[Route("/limited", limited), Route("/reset", reset)])
+    app.add_middleware(starlette.RateLimitMiddleware)
+    client = TestClient(app)
+    statuses = [client.get(path).status_code for path in ("/limited", "/limited", "/reset", "/limited")]
+    assert statuses == [200, 429, 200, 200]
 
 
 def test_outside_of_what_is_limited() -> None:

@@ -101,7 +101,7 @@ PATTERNS: Final = {
     "replay.syntaxes:_GUNICORN_ATOM": Pattern(OPERATOR, ("split",)),
     "replay.syntaxes:_HAPROXY_VARIABLE": Pattern(OPERATOR, ("split",)),
     "replay.syntaxes:_NGINX_VARIABLE": Pattern(OPERATOR, ("split",)),
-    "web.access:_ADDRESS": Pattern(OPERATOR, ("fullmatch",)),
+    "address:MEANT": Pattern(OPERATOR, ("fullmatch",)),
     "web.endpoint:_UNPRINTABLE": Pattern("the name of a view", ("search", "sub")),
     "web.charge:_UNREADABLE": Pattern("the name of a view", ("sub",)),
     "web.charge:_CHARGE": Pattern("an id in a key of the server, for commands", ("match",)),

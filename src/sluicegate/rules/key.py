@@ -16,12 +16,12 @@ from sluicegate.address import (
     IPV4_PREFIX,
     IPV6_PREFIX,
     LONGEST,
+    MEANT,
     TOKEN,
     Trust,
     check_prefixes,
     client_address,
     client_network,
-    group,
     is_counted,
     is_rewritten,
     parse_address,
@@ -212,7 +212,8 @@ def can_be(spec: object, identity: object, *, prefix: int, ipv4_prefix: int) -> 
 
 
 def as_keys_give(identity: object, *, prefix: int, ipv4_prefix: int) -> object:
-    """Return an identity that a person wrote, as the keys give it: each address becomes the network that it counts for.
+    """Return an identity that a person wrote, as the keys give it. An address becomes the network that it counts for,
+    and another text the peer of that name, such as that of a TestClient.
 
     >>> as_keys_give(("ip", "2001:db8::7"), prefix=64, ipv4_prefix=32)
     ('ip', '2001:db8::/64')
@@ -220,8 +221,11 @@ def as_keys_give(identity: object, *, prefix: int, ipv4_prefix: int) -> object:
     if not isinstance(identity, (tuple, list)):
         return identity
     if len(identity) == 2 and identity[0] == "ip" and isinstance(identity[1], str):
-        address = parse_address(identity[1])
-        return identity if address is None else ("ip", group(address, prefix, ipv4_prefix))
+        text = identity[1]
+        wrong = MEANT.fullmatch(text) is not None and parse_address(text) is None
+        if wrong or is_counted(text, prefix, ipv4_prefix):
+            return identity
+        return ("ip", client_address(text, (), Trust(), prefix=prefix, ipv4_prefix=ipv4_prefix))
     return tuple([as_keys_give(part, prefix=prefix, ipv4_prefix=ipv4_prefix) for part in identity])
 
 

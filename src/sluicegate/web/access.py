@@ -6,19 +6,17 @@ An entry is a network, an identity that the application's key returns, or a func
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from sluicegate.address import Network, Trust, exact_address, is_in, network_of
+from sluicegate.address import MEANT, Network, Trust, exact_address, is_in, network_of
 from sluicegate.awaiting import Waiting, check_call, waits
 from sluicegate.errors import SettingsError, within
 from sluicegate.identity import identity_text
 from sluicegate.plan import FORBIDDEN, Decision, Plan
 from sluicegate.rules.key import Caller, KeySpec, ReadyKey, as_keys_give, can_be, identity_of
 
-_ADDRESS: Final = re.compile(r"(?=.*[.:])[0-9A-Fa-f.:%\[\]]+(?:/.*)?|[0-9]+/.*")  # meant as an address
 _EXPECTED: Final = 'give networks like "10.0.0.0/8", identities like ["user", "42"], or functions of the request'
 
 PASSES: Final = Plan(())  # the plan of a client on `allow`
@@ -45,7 +43,7 @@ class AccessList(NamedTuple):
             if callable(entry):
                 check_call(option, entry, takes=("request",), error=SettingsError)
                 functions.append(entry)
-            elif isinstance(entry, str) and _ADDRESS.fullmatch(entry):
+            elif isinstance(entry, str) and MEANT.fullmatch(entry):
                 networks.append(network_of(entry, option, _EXPECTED))
             else:
                 with within(option):
@@ -123,7 +121,7 @@ class AccessLists:
 
 
 def _is_padded_address(entry: object) -> bool:
-    return isinstance(entry, str) and _ADDRESS.fullmatch(entry.strip()) is not None
+    return isinstance(entry, str) and MEANT.fullmatch(entry.strip()) is not None
 
 
 def _as_the_key_gives(key: KeySpec) -> str:
