@@ -262,7 +262,7 @@ class _Server:
         policy = str(facts.get("maxmemory_policy", "noeviction"))
         if not most:
             advice = "set maxmemory, so that the server does not take the memory of the whole machine"
-            return _bad("memory", f"{used / MB:.1f} MB used, without a maxmemory", advice)
+            return Finding("memory", "warning", f"{used / MB:.1f} MB used, without a maxmemory", advice=advice)
         says = f"{used / MB:.1f} of {most / MB:.1f} MB used, {policy}"
         if used > FULL * most:
             return _bad("memory", f"{says}: nearly full", "raise maxmemory, or take other data elsewhere")
