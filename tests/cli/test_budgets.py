@@ -39,7 +39,7 @@ RULES = """
     STRIKES = Ban(after=3, within="10 minutes", duration="1 hour", name="strikes")
     OPTIONS = dict(
         store=STORE, prefix=PREFIX, key="header:X-Key", deny_cache=0, default_limits=["1000/day"], secret="s" * 16,
-        deadline=10,
+        deadline=5,
         rules=[dict(name="login", quota="2/minute", path="/login", ban=STRIKES)],
     )
 """
@@ -578,14 +578,36 @@ def test_a_command_that_is_interrupted_says_so(
     assert shop.run(*words.split(), status=130).strip() == ""
 
 
-def test_top_shows_every_tier_of_a_budget(make_shop: MakeShop) -> None:
-    """The server knows nobody's tier: who may be refused in one of them comes first."""
+@pytest.fixture
+def shop_with_tiers(make_shop: MakeShop) -> Shop:
     shop = make_shop("flask")
     tiers = 'Tiers({"free": "2/hour", "pro": "9/hour"}, by=lambda request: "free")'
     text = shop.path.read_text("utf-8").replace("import Ban", "import Ban, Tiers")
     shop.path.write_text(text.replace("rules=[", f'rules=[dict(name="tiered", quota={tiers}), '), "utf-8")
     shop.log_in(2)
-    found = json.loads(shop.run("top", "--json", "--rule", "tiered"))
+    return shop
+
+
+@pytest.mark.parametrize("more", [(), ("--quick",)], ids=" ".join)
+def test_show_has_the_budgets_of_one_tier(more: tuple[str, ...], shop_with_tiers: Shop) -> None:
+    """A user on the tier "pro" is not shown as refused on the tier "free" (issue 26)."""
+
+    def shown(*words: str) -> list[tuple[str, str | None, str]]:
+        (limiter,) = json.loads(shop_with_tiers.run("show", WHO, "--json", *more, *words))["limiters"]
+        return sorted((row["rule"], row["tier"], row["state"]) for row in limiter["budgets"] if "tier" in row["rule"])
+
+    free, pro = ("tiered (free)", "free", "refused"), ("tiered (pro)", "pro", "passes")
+    assert (shown(), shown("--tier", "pro")) == ([free, pro], [pro])
+    assert "does not know the tier of an identity" in shop_with_tiers.run("show", WHO, *more)
+    printed = shop_with_tiers.run("show", WHO, "--tier", "pro", *more)
+    assert "(free)" not in printed
+    assert "does not know" not in printed
+    assert "the tiers are free, pro" in shop_with_tiers.run("show", WHO, "--tier", "por", status=2)
+
+
+def test_top_shows_every_tier_of_a_budget(shop_with_tiers: Shop) -> None:
+    """The server knows nobody's tier: who may be refused in one of them comes first."""
+    found = json.loads(shop_with_tiers.run("top", "--json", "--rule", "tiered"))
     assert [(row["rule"], row["used"], row["state"]) for row in found["top"]] == [
         ("tiered (free)", 2, "refused"),
         ("tiered (pro)", 2, "passes"),

@@ -56,6 +56,7 @@ class Known(NamedTuple):
     terms: Terms
     ban: Ban | None = None
     names: tuple[str, ...] = ()  # by which a person may mean it: that of the rule, and of one of its quotas
+    tier: str | None = None  # that has these terms, if the rule has tiers
 
 
 class Blocking:
@@ -215,31 +216,31 @@ class Budgets:
         for gate, bound in self._bounds():
             rule = bound.rule
             methods = (bound.methods or METHODS) - {"HEAD"} if rule.per_method else (None,)
-            for label, terms in _terms(rule, bound, gate.settings.algorithm):
+            for tier, terms in _terms(rule, bound, gate.settings.algorithm):
                 for method in sorted(methods, key=str):
                     for each in terms if method is None else of_method(terms, str(method)):
-                        words = [each.name, *label, *([] if method is None else [str(method)])]
-                        name = " ".join([*words, "(shadow)"] if each.shadow else words)
-                        yield Known(name, each, names=(rule.name, each.name))
+                        label, shadow = "" if tier is None else f"({tier})", "(shadow)" if each.shadow else ""
+                        name = " ".join(filter(None, (each.name, label, method, shadow)))
+                        yield Known(name, each, names=(rule.name, each.name), tier=tier)
             if rule.ban is not None:
                 yield Known(f"ban {rule.ban.name}", rule.ban.terms, rule.ban, names=(rule.ban.name,))
 
 
-def _terms(rule: Rule, bound: Bound, algorithm: str) -> Iterator[tuple[tuple[str, ...], tuple[Terms, ...]]]:
-    """Yield the terms that are known before a request, each with the tier that has them: those that are enforced for
-    some identity, and those that are in shadow for some.
+def _terms(rule: Rule, bound: Bound, algorithm: str) -> Iterator[tuple[str | None, tuple[Terms, ...]]]:
+    """Yield the terms that are known before a request, each with the tier that has them, if any: those that are
+    enforced for some identity, and those that are in shadow for some.
     """
-    found: list[tuple[tuple[str, ...], tuple[Terms, ...]]] = []
+    found: list[tuple[str | None, tuple[Terms, ...]]] = []
     if bound.terms is not None:
-        found = [((), bound.terms)]
+        found = [(None, bound.terms)]
     elif isinstance(rule.quota, Tiers):
         tiers = rule.quota.table.items()
-        found = [((f"({tier})",), rule.terms(algorithm, quotas)) for tier, quotas in tiers if quotas is not None]
-    for label, terms in found:
+        found = [(str(tier), rule.terms(algorithm, quotas)) for tier, quotas in tiers if quotas is not None]
+    for tier, terms in found:
         if bound.share > 0:
-            yield label, terms
+            yield tier, terms
         if bound.share < EVERYBODY:
-            yield label, shadows(terms)
+            yield tier, shadows(terms)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -332,6 +333,13 @@ def check_rule(limiters: Iterable[Budgets], rule: str) -> None:
     names.update(*[budgets.computed.values() for budgets in limiters])
     if rule not in names:
         raise click.UsageError(f"no rule {rule!r}; the rules are {', '.join(sorted(names))}")
+
+
+def check_tier(limiters: Iterable[Budgets], tier: str) -> None:
+    """Raise UsageError if no rule of these limiters has this tier."""
+    tiers = {each.tier for budgets in limiters for known in budgets.known.values() for each in known if each.tier}
+    if tier not in tiers:
+        raise click.UsageError(f"no tier {tier!r}; the tiers are {', '.join(sorted(tiers)) or 'none'}")
 
 
 def mismatch(limiters: Iterable[Budgets], words: tuple[str, ...], rule: str | None = None) -> str | None:

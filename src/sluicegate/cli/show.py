@@ -6,7 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sluicegate.address import parse_address
-from sluicegate.cli.budgets import Budgets, Known, check_rule, identity_text, opened, takes_identity, warn_of_mismatch
+from sluicegate.cli.budgets import (
+    Budgets,
+    Known,
+    check_rule,
+    check_tier,
+    identity_text,
+    opened,
+    takes_identity,
+    warn_of_mismatch,
+)
 from sluicegate.cli.check import store_name
 from sluicegate.cli.commands import load_app, option_app
 from sluicegate.clock import MICROSECOND
@@ -38,8 +47,11 @@ with needs("cli"):
 @takes_identity
 @option_app
 @click.option("--quick", is_flag=True, help="Look only at the rules of the application, and scan no keys.")
+@click.option("--tier", metavar="NAME", help="The tier of the identity: of a rule with tiers, show only this one.")
 @as_json
-def show(identity: tuple[str, ...], name: str | None, app: str | None, *, quick: bool, as_json: bool) -> None:
+def show(
+    identity: tuple[str, ...], name: str | None, app: str | None, tier: str | None, *, quick: bool, as_json: bool
+) -> None:
     """Show the budgets, slots and bans of one identity: user:alice, ip:203.0.113.7, header:X-API-Key=abc, text:alice.
 
     Several words are one identity, for a key of several parts.
@@ -48,9 +60,12 @@ def show(identity: tuple[str, ...], name: str | None, app: str | None, *, quick:
     out, found, text = console(), [], ""
     with opened(application) as limiters:
         warn_of_mismatch(limiters, identity)
+        if tier is not None:
+            check_tier(limiters, tier)
         for budgets in limiters:
             text = identity_text(budgets, identity, name)
             kept, unknown, foreign = _kept(budgets, text, quick=quick)
+            kept = [(known, outcome) for known, outcome in kept if known.tier is None or tier in (None, known.tier)]
             lists = _listed(budgets, identity, text)
             if as_json:
                 rows = [describe(known, outcome) for known, outcome in kept]
@@ -60,6 +75,9 @@ def show(identity: tuple[str, ...], name: str | None, app: str | None, *, quick:
             else:
                 out.print(plain(f"{' '.join(identity) or 'digest'} {digest(text)}", "bold"))
                 print_budgets(kept, unknown, foreign, out=out)
+                if tier is None and any([known.tier is not None for known, _ in kept]):
+                    says = "The server does not know the tier of an identity: a line holds only if it is on that tier."
+                    out.print(plain(f"{says} --tier NAME shows one.", "yellow"))
                 for listed in lists:
                     out.print(plain(listed.says, "yellow"))
     if as_json:
@@ -199,6 +217,7 @@ def describe(known: Known, outcome: Outcome) -> dict[str, Any]:
     state = "banned" if banned else "refused" if outcome.remaining == 0 and known.ban is None else "passes"
     return {
         "rule": known.rule,
+        "tier": known.tier,
         "id": known.terms.rule_id,
         "shadow": known.terms.shadow,
         "kind": "ban" if known.ban is not None else "slots" if known.terms.held else "budget",
