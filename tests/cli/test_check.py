@@ -223,13 +223,17 @@ ADMIN = {
     [
         ("-m", "sluicegate", "check", "--json"),
         ("-m", "django", "sluicegate", "check", "--json"),
+        ("-m", "django", "sluicegate", "check", "--settings={module}", "--pythonpath={folder}", "--json"),
+        ("-m", "django", "sluicegate", "--pythonpath", "{folder}", "check", "--settings", "{module}", "--json"),
         ("-c", "import django; django.setup(); from django.core.management import call_command as c; c(*{words})"),
     ],
 )
 def test_a_django_project(words: tuple[str, ...], tmp_path: Path) -> None:
     module = Path(write(tmp_path, "project", DJANGO)).stem
-    words = tuple([word.format(words=("sluicegate", "check", "--json")) for word in words])
-    out = process(tmp_path, *words, DJANGO_SETTINGS_MODULE=module, PYTHONPATH=str(tmp_path))
+    variables = {"DJANGO_SETTINGS_MODULE": module, "PYTHONPATH": str(tmp_path)}
+    given = {"words": ("sluicegate", "check", "--json"), "module": module, "folder": str(tmp_path)}
+    env = {} if "{folder}" in "".join(words) else variables
+    out = process(tmp_path.parent, *[word.format(**given) for word in words], **env)
     assert rules_of(json.loads(out)) == ADMIN
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import REMAINDER
+from argparse import REMAINDER, ArgumentParser
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
@@ -21,8 +21,12 @@ class Command(BaseCommand):
         parser.add_argument("words", nargs=REMAINDER)
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Give all words to click, options too."""
-        sluicegate.main(args=argv[2:], prog_name="manage.py sluicegate")
+        """Give all words to click, options too, except those of `manage.py` itself, which Django has read already."""
+        of_django = ArgumentParser(add_help=False, allow_abbrev=False)
+        of_django.add_argument("--settings")
+        of_django.add_argument("--pythonpath")
+        _, words = of_django.parse_known_args(argv[2:])
+        sluicegate.main(args=words, prog_name="manage.py sluicegate")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run a command for `call_command("sluicegate", "check")`."""
