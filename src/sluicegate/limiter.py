@@ -215,6 +215,10 @@ class _Engine(Generic[_AnyStore]):
 
         return describe(self._store)
 
+    def __dir__(self) -> list[str]:
+        """Return the names for users. The gates, the exams and the fixtures use the others."""
+        return [name for name in super().__dir__() if name not in _INSIDE]
+
     def __reduce__(self) -> NoReturn:
         name = type(self).__name__
         raise TypeError(f"{name} holds connections and cannot be copied or pickled; make one in each process")
@@ -231,6 +235,10 @@ class _Engine(Generic[_AnyStore]):
         return found
 
 
+_INSIDE: Final = frozenset(
+    {"accept", "after_fork", "check_loop", "events", "existing", "hit_of", "on_made", "own", "run", "store", "take"}
+    | {"text", "use", "watched"}
+)
 OPTIONS: Final = tuple(_Engine.__init__.__kwdefaults__ or ())
 """The names of a limiter's options. Settings have each of them under the same name."""
 
