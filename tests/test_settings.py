@@ -679,6 +679,52 @@ def test_an_error_names_the_file_and_the_rule(place: str, line: str, message: st
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
+def test_all_errors_of_a_file_are_reported(tmp_path: Path) -> None:
+    """One error does not hide the others, and none is reported that comes from another one."""
+    path = tmp_path / "shop.toml"
+    path.write_text(
+        """
+        [sluicegate]
+        stor = "memory://"
+        key = "users"
+        deny = [["team", "7"]]
+        algorithm = "leaky"
+        default_limits = ["9/minute burst 20"]
+        deadline = 0
+
+        [[sluicegate.rules]]
+        quota = "5/fortnight"
+
+        [[sluicegate.rules]]
+        name = "login"
+        quota = "5/minute"
+        pth = "/"
+
+        [[sluicegate.rules]]
+        name = "search"
+        quota = "9/minute burst 20"
+
+        [[sluicegate.rules]]
+        quota = "5/minute"
+        """,
+        "utf-8",
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        Settings.from_toml(path)
+    found = [str(caught.value), *getattr(pickle.loads(pickle.dumps(caught.value)), "__notes__", ())]
+    expected = [
+        "'stor': no such setting",
+        "key 'users': not known",
+        "algorithm 'leaky': not known",
+        "deadline 0: ",
+        "rule 1 (counted from 1) {'quota': '5/fortnight'}: has no",
+        "rule 'login' 'pth': no such option",
+        "rule 4 (counted from 1) {'quota': '5/minute'}: has no",
+    ]
+    starts = [text.removeprefix(f"{path} [sluicegate]").removeprefix(":").removeprefix(" ") for text in found]
+    assert [text[: len(start)] for text, start in zip(starts, expected, strict=True)] == expected
+
+
 @pytest.mark.parametrize(("place", "line", "message"), WRONG_LINES)
 def test_an_error_names_the_mapping_and_the_rule(place: str, line: str, message: str) -> None:
     other = {"settings": "", "rule": 'name = "last"\nquota = "1/minute"'}

@@ -134,6 +134,10 @@ def test_a_wrong_configuration_ends_with_1_and_a_wrong_command_with_2(tmp_path: 
     assert len(done.output.splitlines()) == 1
     done = check(module, "--json")
     assert (done.exit_code, json.loads(done.stdout)["error"]["code"]) == (1, "SG001")
+    limits = tmp_path / "limits.toml"
+    limits.write_text('[sluicegate]\nkey = "users"\ndeadline = 0\n')
+    assert ["'users'" in check(str(limits)).output, "deadline 0" in check(str(limits)).output] == [True, True]
+    assert len(json.loads(check(str(limits), "--json").stdout)["error"]["further"]) == 1
     assert [check(*words).exit_code for words in ((), ("no_such",), ("--nothing",))] == [2, 2, 2]
     failing = write(tmp_path, "failing", "raise OSError('no disk')")
     assert (check(failing).exit_code, "OSError: no disk" in check(failing).output) == (2, True)

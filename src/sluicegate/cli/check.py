@@ -52,9 +52,11 @@ def check(application: str | None, app: str | None, *, as_json: bool) -> None:
             warnings.simplefilter("always", SluicegateWarning)
             found = load_app(application or app)
     except ConfigurationError as error:
+        further = getattr(error, "__notes__", [])
         if as_json:
-            print_json({"application": application or app, "error": {"code": error.code, "message": str(error)}})
-        raise Wrong(str(error)) from error
+            facts = {"code": error.code, "message": str(error), "further": further}
+            print_json({"application": application or app, "error": facts})
+        raise Wrong("\n".join([str(error), *further])) from error
     cautions = [str(each.message) for each in warned if issubclass(each.category, SluicegateWarning)]
     if as_json:
         print_json({**describe(found), "warnings": cautions})

@@ -264,7 +264,26 @@ class Settings:
 
     @classmethod
     def _found(cls, options: Mapping[str, Any], source: str) -> Settings:
-        """Make settings from a mapping that was read from `source`. Every error shows the source."""
+        """Make settings from a mapping that was read from `source`. An error has all further ones as its notes."""
+        errors: list[ConfigurationError] = []
+        left: Mapping[str, Any] | None = options
+        while left is not None:
+            try:
+                made = cls._made(left, source)
+            except ConfigurationError as error:
+                errors.append(error)
+                left = _without(left, error, source)
+            else:
+                if not errors:
+                    return made
+                break
+        for further in errors[1:]:
+            errors[0].add_note(str(further))
+        raise errors[0]
+
+    @classmethod
+    def _made(cls, options: Mapping[str, Any], source: str) -> Settings:
+        """Make the settings. Every error shows the source."""
         known = _options(cls)
         found = {}
         for given, value in options.items():
@@ -412,15 +431,11 @@ def _rules(given: object) -> tuple[Rule, ...]:
 
 
 def _rule(given: object, number: int) -> Rule:
-    """Make a rule from a mapping. Its functions may be given as dotted names. Errors show the name of the rule, or its
-    number in the list, counted from 1.
-    """
+    """Make a rule from a mapping. Its functions may be given as dotted names."""
+    label = _label(given, number)
     if not isinstance(given, Mapping):
-        raise _error(
-            f"rule {number} (counted from 1)", given, "neither a Rule nor a mapping", 'give {"name": …, "quota": …}'
-        )
+        raise _error(label, given, "neither a Rule nor a mapping", 'give {"name": …, "quota": …}')
     options = {str(name).lower(): value for name, value in given.items()}
-    label = f"rule {options['name']!r}" if options.get("name") else f"rule {number} (counted from 1)"
     if len(options) < len(given):
         raise _error(
             label, [*given], "an option is given twice, in capitals and in small letters", "keep one of the two"
@@ -433,6 +448,37 @@ def _rule(given: object, number: int) -> Rule:
         for name in _FUNCTIONS:
             options[name] = _function(options.get(name), option=name)
         return Rule(**{name: value for name, value in options.items() if value is not None})
+
+
+def _without(options: Mapping[Any, Any], error: ConfigurationError, source: str) -> dict[Any, Any] | None:
+    """Return the options without the one, or the rule, that an error is about; None if it is about none of them."""
+    about = str(error.given) if error.what == source else error.what
+    wrong = about.lower().partition(":")[0].partition(" ")[0]
+    depending = ("allow", "deny") if wrong in ("key", "ipv6_prefix", "ipv4_prefix") else ()
+    left: dict[Any, Any] = {}
+    for name, value in options.items():
+        option = str(name).lower()
+        if option == "algorithm" == wrong and value != "gcra":
+            left[name] = "gcra"  # it counts every quota, so no other error is about the algorithm
+        elif option == "rules" and wrong == "rule":
+            left[name] = [_instead(rule, number, about) for number, rule in enumerate(value, 1)]
+        elif option not in (wrong, *depending):
+            left[name] = value
+    return None if [*left.values()] == [*options.values()] else left
+
+
+def _instead(rule: object, number: int, about: str) -> object:
+    """Return the rule, or if the error is about it one that is right, so that the others keep their numbers."""
+    label = _label(rule, number)
+    is_wrong = about == label or about.startswith(f"{label}:")
+    return Rule(name=f"wrong-{number}", quota="1/second") if is_wrong else rule
+
+
+def _label(rule: object, number: int) -> str:
+    """Return how errors call a rule: by its name, or else by its number in the list, counted from 1."""
+    options = {str(name).lower(): value for name, value in rule.items()} if isinstance(rule, Mapping) else {}
+    name = rule.name if isinstance(rule, Rule) else options.get("name")
+    return f"rule {name!r}" if name else f"rule {number} (counted from 1)"
 
 
 def _ban(given: Mapping[str, Any]) -> Ban:
