@@ -93,7 +93,7 @@ def run(command: str, server: Server, *, width: int = 80, colors: bool = False) 
     env = {"COLUMNS": str(width), "FORCE_COLOR": "1" if colors else None, "TERM": "xterm-256color", "NO_COLOR": None}
     words = command.split()[1:] + (["--once"] if colors and " top " in command else [])
     done = CliRunner().invoke(sluicegate, words, env=env, catch_exceptions=False)
-    lines = done.output.replace(server.url, SHOWN).splitlines()
+    lines = done.stdout.replace(server.url, SHOWN).splitlines()  # without the progress, which is on stderr
     return "".join([f"{line.rstrip()}\n" for line in lines])
 
 
