@@ -80,7 +80,9 @@ def test_the_hook_takes_every_file_of_the_wheel_that_is_no_module(environments: 
     with zipfile.ZipFile(environments.wheel) as wheel:
         files = {name for name in wheel.namelist() if name.startswith("sluicegate/") and not name.endswith(".py")}
     taken = {f"{folder}/{Path(path).name}" for path, folder in hook("sluicegate")["datas"]}
-    assert taken == files - {"sluicegate/py.typed"}
+    for_servers = {f"sluicegate/observability/{name}" for name in ("alerts.yml", "dashboard.json")}
+    assert for_servers <= files
+    assert taken == files - for_servers - {"sluicegate/py.typed"}
     assert {Path(name).suffix for name in taken} == {".lua", ".html", ".css", ".js"}
 
 

@@ -1,16 +1,16 @@
-"""The alert rules of examples/observability, evaluated over two scrapes: a small part of PromQL, for tests without a
+"""The alert rules in the package, evaluated over two scrapes: a small part of PromQL, for tests without a
 Prometheus server. Samples are added up by the name of the metric and by two labels.
 """
 
 from __future__ import annotations
 
 import re
+from importlib.resources import files
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from tests.running import ROOT
-
-FILE = ROOT / "examples" / "observability" / "alerts.yml"
+FILE = Path(str(files("sluicegate"))) / "observability" / "alerts.yml"
 _GAUGE = re.compile(r"max by \(store\) \((\w+)\) > 0")
 _GROWTH = re.compile(r"sum by \(\w+\) \(rate\((\w+)\[\w+\]\)\) > 0")
 

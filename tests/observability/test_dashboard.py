@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules of examples/observability: every metric and label in them exists."""
+"""The dashboard and the alert rules in the package: every metric and label in them exists."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from sluicegate.prometheus import PrometheusMetrics
 from tests.observability.alerts import FILE, alerts
-from tests.running import ROOT
 
-FOLDER = ROOT / "examples" / "observability"
-DASHBOARD: Any = json.loads((FOLDER / "dashboard.json").read_text("utf-8"))
+DASHBOARD: Any = json.loads(FILE.with_name("dashboard.json").read_text("utf-8"))
 FROM_PROMETHEUS = {"le"}
 WORDS = {"by", "sum", "max", "rate", "topk", "histogram_quantile", "label_values"}
 

@@ -1,5 +1,5 @@
-"""Hook for `sluicegate`: the stores' modules, which are imported by URL scheme, and all files that are
-no modules: Lua scripts for the server, and the parts of the report of a replay.
+"""Hook for `sluicegate`: the stores' modules, which are imported by URL scheme, and the files that it
+reads: Lua scripts for the server, and the parts of the report of a replay.
 
 The hook packs a store's module even without its client package. Its URL then raises SG007, as without PyInstaller.
 """
