@@ -12,6 +12,7 @@ from sluicegate.errors import AsyncMismatchError, RuleError, SettingsError
 from sluicegate.limiter import conclude
 from sluicegate.plan import Check, Decision, Outcome, Plan, Terms
 from sluicegate.rules.response import Headers, Response, login_failed, when_to_refund
+from sluicegate.rules.rollout import shadows
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.redis.cell import RedisCellStore
 from sluicegate.testing.charges import wrong
@@ -136,7 +137,6 @@ def test_charges_that_depend_on_the_response_are_owed(each: list[Terms], cost: i
         ({}, True),
         ({"source": "local"}, True),  # the local fallback refunds it
         ({"source": "policy"}, False),
-        ({"retry_after": 7}, False),  # a shadow rule that would have refused was not charged
         ({"allowed": False, "retry_after": 7}, False),
     ],
 )
@@ -144,6 +144,17 @@ def test_a_check_that_was_not_charged_is_not_owed(changes: dict[str, Any], owes:
     check = Check(terms(charge_when=wrong), "alice", 1)
     outcome = Outcome(True, 5, 4, 0, 60, 60)._replace(**changes)
     assert bool(owed(Decision(outcome.allowed, (check,), (outcome,)))) is owes
+
+
+def test_a_shadow_rule_that_would_have_refused_owes_nothing() -> None:
+    quotas = Rule(name="guess", quota="5/minute; 2/hour", mode="shadow", charge_when=wrong).terms("sliding-window")
+    store, rule = MemoryStore(clock=ManualClock()), shadows(quotas)
+    decisions = [decide(*rule, store=store) for _ in range(3)]
+    assert [(decision.would_refuse, len(owed(decision))) for decision in decisions] == [
+        ((), 2),
+        ((), 2),
+        (("guess-hour",), 0),
+    ]
 
 
 def test_a_counted_refusal_owes_nothing() -> None:

@@ -100,6 +100,18 @@ def test_with_only_shadow_rules_no_rule_is_binding(ask: Ask) -> None:
     assert (decision.retry_after, decision.reset_after, decision.would_refuse) == (0, 0, ("strict",))
 
 
+def test_each_rule_is_charged_as_a_whole_also_beside_one_of_the_same_name() -> None:
+    """The names of their quotas differ, so neither of the two rules gets another name."""
+    gate = Gate(settings(mode="shadow"))
+    bounds = gate.bind_own(PLACE, [make_mark("1/minute; 9/hour"), make_mark("5/day")])
+    left = []
+    for _ in range(3):
+        decision = gate.decide(Visitor(), bounds)
+        assert decision is not None
+        left.append({name: outcome.remaining for name, outcome in decision.by_rule.items()})
+    assert left == [{"reply-minute": 0, "reply-hour": 8, "reply": number} for number in (4, 3, 2)]
+
+
 def test_a_cost_that_never_fits_is_no_refusal_either(ask: Ask) -> None:
     rule = Rule(name="r", quota="1/minute", cost=lambda visitor: 2, mode="shadow")
     [decision] = ask(settings(rules=[rule]), NOWHERE.endpoint, Visitor())

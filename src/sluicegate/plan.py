@@ -6,7 +6,7 @@ read, has seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol, final, get_args
 
 from sluicegate.clock import MICROSECOND
@@ -54,6 +54,7 @@ class Terms(NamedTuple):
     on_store_failure: str | None = None  # the rule's policy; None means the application's policy
     prefetch: int = 1  # permits that a process may fetch in one call of the store
     shadow: bool = False  # a shadow rule: it is counted and reported, and never refuses
+    group: str = ""  # of a shadow rule: the name of its first quota; a group is charged as a whole or not at all
     refund_when: Callable[..., bool] | None = None  # the predicate that says whether a response refunds the charge
     held: bool = False  # the charge is refunded when the response has ended
     ban: Terms | None = None  # the ban that a refusal counts towards
@@ -91,6 +92,11 @@ class Check(NamedTuple):
     def budget(self) -> tuple[str, str]:
         """What the check charges: one rule's budget of one identity."""
         return self.terms.rule_id, self.identity
+
+    @property
+    def group(self) -> tuple[bool, str, str]:
+        """The same for the checks of one shadow rule for one identity. Either all of them are charged or none."""
+        return self.terms.shadow, self.terms.group, self.identity
 
     def __repr__(self) -> str:  # an identity is personal data and must not be logged
         return f"Check({self.terms.rule_id!r}, identity=…, cost={self.cost})"
@@ -269,11 +275,18 @@ def charged(plan: Plan, outcomes: tuple[Outcome, ...]) -> list[tuple[Check, Outc
     """Return the charges of a plan that a store made and can refund: none unless every check was allowed."""
     if not plan.charge or not all([outcome.allowed for outcome in outcomes]):
         return []
+    pairs = list(zip(plan.checks, outcomes, strict=True))
+    refused = shadow_refusals(pairs)
     return [
         (check, outcome)
-        for check, outcome in zip(plan.checks, outcomes, strict=True)
-        if check.cost and outcome.source == "store" and not (check.terms.shadow and outcome.retry_after != 0)
+        for check, outcome in pairs
+        if check.cost and outcome.source == "store" and check.group not in refused
     ]
+
+
+def shadow_refusals(pairs: Iterable[tuple[Check, Outcome]]) -> set[tuple[bool, str, str]]:
+    """Return the groups of the shadow checks that an enforced rule would have refused: nothing of them is charged."""
+    return {check.group for check, outcome in pairs if check.terms.shadow and outcome.retry_after != 0}
 
 
 def uncharged(decision: Decision) -> Decision:

@@ -130,6 +130,16 @@ def test_the_looser_rule_shows_what_is_left_after_the_stricter_one(make: Sites, 
     assert site.get().one("ratelimit") == again
 
 
+def test_a_shadow_rule_that_would_have_refused_gives_nothing_back_for_a_stricter_one(make: Sites) -> None:
+    def view() -> Steps:
+        first = yield ask("2/minute; 1/hour", scope="both")
+        second = yield ask("1/minute", scope="both")
+        return f"{len(first.would_refuse)} {len(second.would_refuse)}"
+
+    site = make({"/a": view}, mode="shadow", clock=ManualClock())
+    assert [site.get().body for _ in range(2)] == [b"0 0", b"1 1"]
+
+
 def test_a_caught_refusal_of_a_stricter_rule_leaves_the_looser_one_charged(make: Sites) -> None:
     def view() -> Steps:
         yield ask("3/minute", scope="both")

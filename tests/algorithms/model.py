@@ -164,11 +164,11 @@ class ModelStore:
         budgets = [self._budget(check.terms, check.identity) for check in plan.checks]
         pairs = list(zip(budgets, plan.checks, strict=True))
         allowed = [check.cost == 0 or _fits(budget, check.cost, now, check.terms) for budget, check in pairs]
-        passing = all(fits or check.terms.shadow for fits, (_, check) in zip(allowed, pairs, strict=True))
-        passing = passing and not (plan.charge and plan.forced)
+        refused = {check.group for fits, (_, check) in zip(allowed, pairs, strict=True) if not fits}
+        passing = all(shadow for shadow, _, _ in refused) and not (plan.charge and plan.forced)
         outcomes = []
         for (budget, check), fits in zip(pairs, allowed, strict=True):
-            taken = passing and fits
+            taken = passing and check.group not in refused
             counted = (check.terms.count_denied or plan.forced) and check.cost <= check.terms.params[0]
             if plan.charge and check.cost and (taken or counted):
                 budget.add(now, check.cost, check.terms)

@@ -21,11 +21,13 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from sluicegate import AsyncLimiter, Limiter, ManualClock, StoreError
+from sluicegate import AsyncLimiter, Limiter, ManualClock, Quota, StoreError
 from sluicegate.clock import Clock
 from sluicegate.identity import identity_text
 from sluicegate.plan import Check, Decision, Outcome, Plan, Terms
 from sluicegate.rules.ban import Ban
+from sluicegate.rules.rollout import shadows
+from sluicegate.rules.terms import make_terms
 from sluicegate.stores import AsyncStore, Store, StoreChange, open_async_store, open_store
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.redis import AsyncRedisStore, RedisStore
@@ -559,6 +561,27 @@ def test_a_slot_that_begins_to_move_while_a_plan_is_given_back() -> None:
     with pytest.raises(StopIteration) as ended:
         steps.send(moving)
     assert [outcome.allowed for outcome in ended.value.value] == [True, True, False]
+
+
+def test_a_shadow_rule_whose_quotas_are_on_two_nodes() -> None:
+    """TRYAGAIN: each check is sent alone. If one would refuse, the charges of the others of its rule are refunded."""
+    operations = Operations(topology(servers("redis+cluster://a:1")), Encoder(prefix="t", clock=None, split=True))
+    rule = make_terms("guess", (Quota(5, 60), Quota(20, 3600)), algorithm="fixed-window")
+    other = terms("fixed-window", "9/minute", scope="other", shadow=True)
+    plan = Plan(tuple([Check(each, "x", 1) for each in (*shadows(rule), other)]))
+    steps = operations.run(plan)
+    assert "map" in _asked(steps.send(None))
+    steps.send([[0, 16383, [b"a", 1]]])
+    steps.send(hiredis.ReplyError("TRYAGAIN Multiple keys request during rehashing of slot"))
+    steps.send(b"0 0 1 ")  # the first quota is charged
+    steps.send(b"0 0 1 =0 0 30 60 60")  # the second would refuse
+    refund: Any = steps.send(b"0 0 1 ")  # the other rule is charged
+    assert (_key_count(refund.command.frame), rule[0].rule_id.encode() in refund.command.frame) == (1, True)
+    steps.send([0, 2])
+    with pytest.raises(StopIteration) as ended:
+        steps.send([0, 3, *(1, 5, 0, 0, 0)])
+    outcomes = ended.value.value
+    assert [(each.remaining, each.retry_after) for each in outcomes] == [(5, 0), (0, 30), (8, 0)]
 
 
 def _asked(step: Any) -> str:

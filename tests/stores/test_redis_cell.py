@@ -193,7 +193,9 @@ def plays(draw: st.DrawFn, *, exact: bool) -> tuple[list[list[Terms]], list[Act]
         interval = draw(intervals)
         bursts = draw(st.tuples(st.integers(1, 6), st.integers(1, 6)))
         shadow = draw(st.sampled_from([False, False, True]))
-        rules.append([terms("gcra", buckets(each, interval), scope=f"rule{number}", shadow=shadow) for each in bursts])
+        of_rule = f"rule{draw(st.integers(0, number))}"
+        made = [terms("gcra", buckets(each, interval), scope=f"rule{number}", shadow=shadow) for each in bursts]
+        rules.append([each._replace(group=of_rule) for each in made])
     return rules, draw(st.lists(acts(exact=exact), min_size=1, max_size=16))
 
 

@@ -13,7 +13,7 @@ from sluicegate import Limiter, ManualClock, Quota
 from sluicegate.plan import Check, Outcome, Plan, charged
 from sluicegate.rules.rollout import shadows
 from sluicegate.rules.terms import make_terms
-from sluicegate.stores import open_async_store
+from sluicegate.stores import open_async_store, open_store
 from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
 from sluicegate.stores.local_fallback import LocalFallback
 from sluicegate.stores.prefetch import AsyncPrefetch, Prefetch
@@ -41,6 +41,38 @@ def pair(**options: Any) -> tuple[Check, Check]:
         for name, limit in (("shadow", 1), ("rule", 3))
     )
     return Check(shadows(shadow)[0], "a", 1), Check(rule[0], "a", 1)
+
+
+QUOTAS = (Quota(5, 60), Quota(20, 3600))
+
+
+@pytest.mark.parametrize("where", ["memory://", "valkey"])
+@pytest.mark.parametrize("algorithm", ["sliding-window", "gcra"])
+def test_a_rule_of_several_quotas_reports_what_enforcement_refuses(
+    request: pytest.FixtureRequest, clock: ManualClock, where: str, algorithm: str
+) -> None:
+    url = request.getfixturevalue("valkey").url if where == "valkey" else where
+    store = open_store(url, prefix=uuid4().hex, clock=clock, deadline=PATIENCE)
+    enforced = make_terms("guess", QUOTAS, algorithm=algorithm)
+    plans = [Plan(tuple([Check(each, "alice", 1) for each in rule])) for rule in (enforced, shadows(enforced))]
+    reports = []
+    for _ in range(80):
+        refused, shadowed = [store.run(plan) for plan in plans]
+        assert [each.retry_after for each in shadowed] == [each.retry_after for each in refused]
+        assert [each.remaining for each in shadowed] == [each.remaining for each in refused]
+        reports.append(any([each.retry_after != 0 for each in shadowed]))
+        clock.advance(7)
+    assert 0 < sum(reports) < 80
+    store.close()
+
+
+def test_the_quotas_of_each_rule_and_identity_are_one_group() -> None:
+    rules = [shadows(make_terms(name, QUOTAS, algorithm="gcra")) for name in ("one", "two")]
+    checks = [Check(each, who, 1) for who in "ab" for rule in rules for each in rule]
+    command = Encoder(prefix="t", clock=None, split=False).run(Plan((*checks, pair()[1])), CHARGE)
+    words = command.frame.split(b"\r\n")
+    found = [words[at + 2] for at, word in enumerate(words) if word in {b"gcra", b"sliding-window"}]
+    assert found == [b"00", b"00", b"02", b"02", b"04", b"04", b"06", b"06", b"0"]
 
 
 def say(outcomes: Iterable[Outcome]) -> list[tuple[bool, bool, str]]:
@@ -115,8 +147,8 @@ def test_the_arguments_of_a_shadow_check(shadow: bool, counted: bool) -> None:
     encoder = Encoder(prefix="t", clock=None, split=False)
     plan = Plan((Check(terms("gcra", "1/minute", shadow=shadow, counted=counted), "a", 1),))
     frame = encoder.run(plan, CHARGE).frame
-    word = {(False, False): b"0", (False, True): b"1", (True, False): b"s", (True, True): b"S"}[shadow, counted]
-    assert b"$4\r\ngcra\r\n$1\r\n%s\r\n$1\r\n1\r\n" % word in frame
+    word = {(False, False): b"0", (False, True): b"1", (True, False): b"00", (True, True): b"10"}[shadow, counted]
+    assert b"$4\r\ngcra\r\n$%d\r\n%s\r\n$1\r\n1\r\n" % (len(word), word) in frame
     assert (encoder.run(plan).frame == frame.replace(b"100000", b"100001")) is counted, "a hit counts no refusals"
 
 

@@ -7,9 +7,10 @@ A store turns a plan into outcomes. All I/O of sluicegate is in the stores.
   the same time. A forced plan charges all its checks in any case, as a plan that was refused elsewhere and whose checks
   all count refusals. `run` returns one Outcome for each check, in order. A failure is a StoreError. It leaves open
   whether the plan was charged.
-- A check whose terms have `shadow` refuses nothing: the other checks are charged as if it were not there. A shadow
-  check is charged when the others were and it would itself have passed. Its outcome is always allowed. The
-  `retry_after` is 0 if it would have passed, else that of the refusal.
+- A check whose terms have `shadow` refuses nothing: the other checks are charged as if it were not there. The shadow
+  checks of one rule for one identity (`Check.group`) are charged when the enforced checks were and each of the group
+  would have passed; else none of the group is. The outcome of a shadow check is always allowed. Its `retry_after` is 0
+  if the check would have passed, else that of the refusal.
 - `refund(plan, outcomes)` gives back what `run` charged: each check's cost, or a part of it, to the window of
   `outcome.at`. Nothing is given back if that window has passed, or for an outcome that has another source or is not
   allowed.

@@ -177,15 +177,18 @@ class MemoryStore:
             if self._refunds:
                 self._give_back_due(now)
             found = []
+            refused = set()  # the shadow rules that would refuse
             for check in checks:
                 entry = self._table.find(check, now, network)
                 outcome = _check(check, check.cost, entry, now)
                 found.append((check, entry, outcome))
-                if not outcome.allowed and not check.terms.shadow:
+                if not outcome.allowed and check.terms.shadow:
+                    refused.add(check.group)
+                elif not outcome.allowed:
                     taking = False
             outcomes = []
             for check, entry, outcome in found:
-                if not taking or not outcome.allowed:
+                if not taking or (refused and check.group in refused):
                     outcomes.append(self._uncharged(check, entry, outcome, plan=plan, now=now))
                     continue
                 if check.cost:

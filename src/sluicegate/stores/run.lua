@@ -4,14 +4,15 @@
 -- ARGV  the time in microseconds, or '' for the server's clock; the mode: '1' charges, '0' is a peek, '2' charges the
 --       checks that count refusals, because another server has refused the plan, '3' charges all; a tag;
 --       then for each check: algorithm, how it counts, cost, three parameters; bans last, see bans.lua
---       how a check counts: '1' also when it is refused, else '0'; 'S' and 's' the same for a shadow rule
+--       how a check counts: '1' also when it is refused, else '0'; then, in shadow, the number of its rule: the
+--       checks of a shadow rule are all charged or none
 -- reply the tag, the time, then for each check: allowed, remaining, retry_after (-1: never), reset_after, next_after
 
 local clock = ARGV[1] ~= '' and ARGV[1]
 --@PROLOGUE
 
 local charging, forced, allowed = ARGV[2] ~= '0', ARGV[2] == '3', ARGV[2] < '2'
-local reply, states = {ARGV[3] + 0, now, 0, 0, 0, 0, 0}, {}
+local reply, states, refused = {ARGV[3] + 0, now, 0, 0, 0, 0, 0}, {}, {}
 local plain = #KEYS
 --@BANS
 
@@ -21,17 +22,19 @@ for i = 1, plain do
   --@SEVERAL local open, check = algorithms[ARGV[at]]()
   local state, passed = open(key, now, a, b, c), nil
   passed, reply[to + 1], reply[to + 2], reply[to + 3], reply[to + 4] = check(state, now, cost, a, b, c)
-  local shadow = ARGV[at + 1] == 's' or ARGV[at + 1] == 'S'
-  states[key], reply[to], allowed = state, passed and 1 or 0, allowed and (passed or shadow)
+  states[key], reply[to] = state, passed and 1 or 0
+  if not passed then refused[ARGV[at + 1]] = true end
 end
+allowed = allowed and not (refused['0'] or refused['1'])
 --@BANNED allowed = strike_bans() and allowed
 
 for i = 1, plain do
   local key, at, to = KEYS[i], 6 * i - 2, 5 * i - 2
   local cost, a, b, c = ARGV[at + 2] + 0, ARGV[at + 3] + 0, ARGV[at + 4] + 0, ARGV[at + 5] + 0
   --@SEVERAL local open, check, charge = algorithms[ARGV[at]]()
-  local how, took = ARGV[at + 1], charging and allowed and reply[to] == 1
-  local counts = charging and (forced or how == '1' or how == 'S') and reply[to + 2] ~= NEVER
+  local how = ARGV[at + 1]
+  local took = charging and allowed and not refused[how]
+  local counts = charging and (forced or how >= '1') and reply[to + 2] ~= NEVER
   local charged = (took or counts) and cost > 0
   if charged then
     charge(states[key] or open(key, now, a, b, c), now, cost, a, b, c)
@@ -47,7 +50,7 @@ for i = 1, plain do
       passed, reply[to + 1], reply[to + 2], reply[to + 3], reply[to + 4] = check(state, now, 0, a, b, c)
     end
   end
-  if how == 's' or how == 'S' then
+  if #how > 1 then
     -- A shadow rule refuses nothing. Its retry_after shows that it would have.
     if reply[to] == 1 then reply[to + 2] = 0 end
     reply[to] = 1

@@ -1,7 +1,7 @@
 """Part of StoreExam: shadow rules do not change the others, and count as if they were enforced.
 
-The outcomes of the enforced checks must be the same as without the shadow checks. The outcome of a shadow check must be
-the outcome that its rule would have if it were the only rule and enforced.
+The outcomes of the enforced checks must be the same as without the shadow checks. The outcomes of the checks of one
+shadow rule must be those that they would have if it were the only rule and enforced: all are charged, or none is.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ def _compare(plan: Plan, stores: Stores, *, before: _Paid) -> tuple[tuple[Outcom
     assert among_all == without, "a shadow rule changed an enforced outcome"
     passed = all(outcome.allowed for outcome in without)
     paid: _Paid = [(stores.whole, plan, outcomes), (stores.enforced, enforced, without)]
-    for check, outcome in pairs:
-        if check.terms.shadow:
-            real = check._replace(terms=check.terms._replace(shadow=False))
-            one = plan._replace(checks=(real,) if passed else (real, NEVER_PASSES))
-            by_itself = stores.alone.run(one)
-            expected = in_shadow(by_itself[0], passed=by_itself[0].allowed)
+    for group in dict.fromkeys(check.group for check in plan.checks if check.terms.shadow):
+        mine = [(check, outcome) for check, outcome in pairs if check.group == group]
+        real = tuple(check._replace(terms=check.terms._replace(shadow=False)) for check, _ in mine)
+        one = plan._replace(checks=real if passed else (*real, NEVER_PASSES))
+        by_itself = stores.alone.run(one)
+        for (_, outcome), alone in zip(mine, by_itself, strict=False):
+            expected = in_shadow(alone, passed=alone.allowed)
             assert outcome == expected, "a shadow rule did not count as if it were enforced"
-            paid.append((stores.alone, one, by_itself))
+        paid.append((stores.alone, one, by_itself))
     return outcomes, paid if plan.charge and passed else before

@@ -172,18 +172,21 @@ class StoreExam(HeldLaws):
 
 @st.composite
 def plays(draw: st.DrawFn, algorithm: str, shadow: st.SearchStrategy[bool] = SELDOM) -> Play:
-    """Stories of rules with this algorithm, alone or with rules of other algorithms."""
+    """Stories of quotas with this algorithm, alone or with quotas of other algorithms. Several may be of one rule."""
     names = [algorithm, *draw(st.lists(st.sampled_from(NAMES), max_size=2))]
+    options = [(draw(st.booleans()), draw(shadow)) for _ in names]
     rules = []
     for number, name in enumerate(names):
-        make = partial(terms, name, scope=f"rule{number}", counted=draw(st.booleans()), shadow=draw(shadow))
+        of_rule = draw(st.integers(0, number))
+        counted, in_shadow = options[of_rule]
+        make = partial(terms, name, scope=f"rule{number}", counted=counted, shadow=in_shadow)
         quota = draw(quotas(ALGORITHMS[name]))
         period = Fraction(quota.period_us, MICROSECOND)
         others = st.integers(1, quota.limit).map(partial(Quota, period=period))
         if quota.burst is not None:
             others = st.builds(Quota, st.just(quota.limit), st.just(period), burst=st.integers(1, quota.burst))
         other = draw(others.filter(partial(takes, ALGORITHMS[name])))
-        pair = [make(each) for each in (quota, other)]
+        pair = [make(each)._replace(group=f"rule{of_rule}") for each in (quota, other)]
         rules.append((pair[0], pair[1]))
     kinds = st.sampled_from(["hit"] * 7 + ["peek", "forget", "change", "force", "refund", "refund"])
     acts = st.builds(Act, WAITS, st.lists(COSTS, min_size=1, max_size=3), kinds)

@@ -292,7 +292,7 @@ class Charge:
             decision = error.decision
         if self._instead is not None and decision is None:
             self._state.regain(self._looser)
-            cast("Settlement", self._settlement()).refund(made(self._looser))
+            cast("Settlement", self._settlement()).refund(self._looser)
             decision = gate.run(self._instead, caller)
         back, shown = self._join(decision)
         if back:
@@ -310,7 +310,7 @@ class Charge:
             decision = error.decision
         if self._instead is not None and decision is None:
             self._state.regain(self._looser)
-            await cast("AsyncSettlement", self._settlement()).refund(made(self._looser))
+            await cast("AsyncSettlement", self._settlement()).refund(self._looser)
             decision = await gate.run(self._instead, caller)
         back, shown = self._join(decision)
         if back:
@@ -327,14 +327,15 @@ class Charge:
         """
         if any([check.terms.held for check in plan.checks]):
             self._check_held()
-        earlier = {check.budget: (check, outcome) for check, outcome in self._earlier()}
+        charges = self._earlier()
+        earlier, taken = {check.budget: (check, outcome) for check, outcome in charges}, made(charges)
         checks: list[Check] = []
         for check in plan.checks:
             pair = earlier.get(check.budget)
             if pair is not None and check.terms.limit >= pair[0].terms.limit:
                 self._known.append(pair)
                 continue
-            if pair is not None and not check.terms.held:
+            if pair in taken and not check.terms.held:
                 self._looser.append(pair)
             checks.append(check)
         named = tuple(checks) if self._is_message else self._state.named(checks)

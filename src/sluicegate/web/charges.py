@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from sluicegate.plan import Check, Decision, Outcome, Plan
+from sluicegate.plan import Check, Decision, Outcome, Plan, shadow_refusals
 from sluicegate.rules.response import Response
 
 log = logging.getLogger("sluicegate.charges")
@@ -31,8 +31,8 @@ def owed(decision: Decision) -> Charges:
         return []
     if not allowed:
         return []  # only rules that count refusals were charged, and their charges stay
-    pairs = zip(checks, outcomes, strict=True)
-    return [(check, outcome) for check, outcome in pairs if _depends_on_response(check) and _is_charged(check, outcome)]
+    pairs = made(list(zip(checks, outcomes, strict=True)))
+    return [pair for pair in pairs if pair[0].terms.refund_when is not None or pair[0].terms.held]
 
 
 def refundable(charges: Charges, response: Response) -> Charges:
@@ -99,16 +99,12 @@ def apart(charges: Charges) -> list[Charges]:
 
 def made(charges: Charges) -> Charges:
     """Return those of these charges that a store made, and can refund."""
-    return [(check, outcome) for check, outcome in charges if _is_charged(check, outcome)]
-
-
-def _depends_on_response(check: Check) -> bool:
-    return check.terms.refund_when is not None or check.terms.held
-
-
-def _is_charged(check: Check, outcome: Outcome) -> bool:
-    """True if a store charged this check. A failure policy charges nothing, nor does a shadow rule's refusal."""
-    return check.cost > 0 and outcome.source != "policy" and outcome.retry_after == 0
+    refused = shadow_refusals(charges)
+    return [
+        (check, outcome)
+        for check, outcome in charges
+        if check.cost > 0 and outcome.source != "policy" and check.group not in refused
+    ]
 
 
 def _with_refund(outcome: Outcome, cost: int) -> Outcome:

@@ -8,10 +8,10 @@ second is added, and no wait is ever too short. The reply also has the whole uni
 The highest level of the bucket that agrees with both is used, and `gcra` computes the outcome from it.
 
 One check is one CL.THROTTLE. Several checks are one script. The script reads every bucket with a quantity of 0. If all
-checks that can refuse have room, the script charges every bucket. A forced plan charges each as far as it has room. One
-check of a fast rule is a script too, because the reply of a bucket before the charge is more exact. The server's clock
-is the only clock. There is no refund: a negative quantity is an error on Dragonfly, and on redis-cell it can leave a
-key that never expires.
+enforced checks have room, the script charges their buckets, and those of each shadow rule whose own checks all have
+room. A forced plan charges each as far as it has room. One check of a fast rule is a script too, because the reply of a
+bucket before the charge is more exact. The server's clock is the only clock. There is no refund: a negative quantity is
+an error on Dragonfly, and on redis-cell it can leave a key that never expires.
 """
 
 from __future__ import annotations
@@ -43,21 +43,22 @@ _HOUR: Final = 3600 * MICROSECOND
 _ELSEWHERE: Final = "or keep it in a redis:// or memory:// store"
 
 _ALL_OR_NONE: Final = """\
-local free, replies = ARGV[1] ~= '0', {}
+local refused, replies = {[''] = ARGV[1] == '0'}, {}
 for n, key in ipairs(KEYS) do
-  local at = 5 * n - 3
+  local at = 6 * n - 4
   replies[n] = redis.call('CL.THROTTLE', key, ARGV[at], ARGV[at + 1], ARGV[at + 2], 0)
-  free = free and replies[n][3] >= tonumber(ARGV[at + 4])
+  if replies[n][3] < tonumber(ARGV[at + 4]) then refused[ARGV[at + 5]] = true end
 end
-if free or ARGV[1] == '2' then
-  for n, key in ipairs(KEYS) do
-    local at = 5 * n - 3
-    local cost = ARGV[at + 3]
-    if ARGV[1] == '2' then cost = math.min(cost, replies[n][3]) end
+for n, key in ipairs(KEYS) do
+  local at = 6 * n - 4
+  local cost, taken = ARGV[at + 3], not (refused[''] or refused[ARGV[at + 5]])
+  if ARGV[1] == '2' then cost = math.min(cost, replies[n][3]) end
+  if taken or ARGV[1] == '2' then
     replies[n] = redis.call('CL.THROTTLE', key, ARGV[at], ARGV[at + 1], ARGV[at + 2], cost)
   end
+  replies[n][6] = taken and 1 or 0
 end
-return {free and 1 or 0, replies}
+return replies
 """
 
 
@@ -134,16 +135,18 @@ class _Commands:
                 "CL.THROTTLE", keys[0], *_bucket(checks[0].terms).words, _quantity(checks[0]) if charges else 0
             )
         words: list[Any] = ["EVAL", _ALL_OR_NONE, len(keys), *keys, charges + (charges and plan.forced)]
+        groups = [check.group for check in checks]
         for check in checks:
-            words += (*_bucket(check.terms).words, _quantity(check), 0 if check.terms.shadow else check.cost)
+            group = groups.index(check.group) if check.terms.shadow else ""
+            words += (*_bucket(check.terms).words, _quantity(check), check.cost, group)
         return self._step(*words)
 
     def outcomes(self, plan: Plan, reply: Any) -> tuple[Outcome, ...]:
-        """Return one outcome for each check, from one reply of CL.THROTTLE for each."""
-        charged, answers = (_charges(plan), [reply]) if _native(plan) else reply
+        """Return one outcome for each check, from one reply of CL.THROTTLE for each, and whether it was charged."""
+        answers = [[*reply, _charges(plan)]] if _native(plan) else reply
         now = self._clock.now_us()
         outcomes = []
-        for (terms, _, cost), (limited, _, free, _, reset) in zip(plan.checks, answers, strict=True):
+        for (terms, _, cost), (limited, _, free, _, reset, charged) in zip(plan.checks, answers, strict=True):
             burst, interval, _ = _bucket(terms)
             level = (reset + 1) * MICROSECOND
             if free or not limited:  # else the limit may have been lowered, and the level is unknown

@@ -44,7 +44,6 @@ FORCED: Final = b"3"  # charge everything
 REFUND: Final = b"0"  # the ways to undo a plan: refund it,
 RENEW: Final = b"1"  # or refund it and charge it again as of now
 
-_COUNTED: Final = {(False, False): "0", (False, True): "1", (True, False): "s", (True, True): "S"}
 _FUNCTIONS: Final = {  # the functions of an algorithm that a script calls, if it has several algorithms
     "run": "open, check, charge",
     "refund": "open, charge, refund",
@@ -59,7 +58,7 @@ _LITERAL: Final = str.maketrans({sign: f"\\{sign}" for sign in "*?[]^-\\"})
 _NONE: Final[Outcomes] = ()
 _SHORT: Final = 99  # bytes: the numbers of a reply that is longer may be too long for Python's own arithmetic
 _ONE: Final = bulk(1)
-_PLAIN: Final = bulk(0)  # neither a shadow rule nor one that counts refusals, nor a ban
+_PLAIN: Final = bulk(0)  # how a check counts: neither a shadow rule nor one that counts refusals, nor a ban
 
 
 packed_digest: Final = lru_cache(maxsize=4096)(digest_bytes)
@@ -218,7 +217,9 @@ class Encoder:
     def _pack(self, name: str, terms: tuple[Terms, ...]) -> Shape:
         algorithms = [each.algorithm for each in terms]
         packed, count, number = _script(name, frozenset(algorithms)), len(terms), bulk(len(terms))
-        rules = tuple([self._rule(each) for each in terms])
+        # A plan may have one rule for several identities. Their checks are separate groups.
+        groups = [(each.group, terms[:at].count(each)) for at, each in enumerate(terms)]
+        rules = tuple([self._rule(each, groups.index(group)) for each, group in zip(terms, groups, strict=True)])
         # Three words of the command, three for all checks, and a key and six words for each check.
         head = b"*%d\r\n%s%s" % (6 + 7 * count, packed.start, number)
         # A plan should not name one budget twice. If it does, run.lua charges it twice.
@@ -249,10 +250,10 @@ class Encoder:
             read=reader_of(terms),
         )
 
-    def _rule(self, terms: Terms) -> PackedRule:
+    def _rule(self, terms: Terms, group: int = 0) -> PackedRule:
         before, after = self.key(terms.rule_id, "").split(digest(""))
         length = len(before) + len(digest("")) + len(after.encode())
-        algorithm, counted = bulk(terms.algorithm), bulk(_COUNTED[terms.shadow, terms.count_denied])
+        algorithm, counted = bulk(terms.algorithm), bulk(f"{terms.count_denied:d}{group if terms.shadow else ''}")
         words: tuple[str | int, ...] = terms.params
         if terms.algorithm == BAN:
             counted, words = b"", (*words[:2], " ".join(map(str, words[2:])))

@@ -146,7 +146,9 @@ class Operations:
         return scan_page(self._topology, self._encoder, position, identity=identity)
 
     def _across(self, plan: Plan, groups: list[tuple[int, ...]]) -> Steps[tuple[Outcome, ...]]:
-        """Run the groups of the plan one after the other. If a later one refuses, refund what the others charged."""
+        """Run the groups of the plan one after the other. If a later one refuses, refund what the others charged. A
+        shadow rule's refusal refunds the checks of that rule.
+        """
         outcomes: dict[int, Outcome] = {}
         charged_groups: list[tuple[int, ...]] = []
         refused = False
@@ -167,8 +169,9 @@ class Operations:
         except StoreError:
             yield from self._give_back(plan, charged_groups, outcomes=outcomes)
             raise
-        if refused:
-            yield from self._give_back(plan, charged_groups, outcomes=outcomes)
+        stays = [] if refused else _charges(plan, range(len(plan.checks)), outcomes)
+        back = [group for group in charged_groups if any(pair not in stays for pair in _charges(plan, group, outcomes))]
+        yield from self._give_back(plan, back, outcomes=outcomes)
         return tuple([outcomes[i] for i in range(len(plan.checks))])
 
     def _give_back(self, plan: Plan, groups: list[tuple[int, ...]], *, outcomes: dict[int, Outcome]) -> Steps[None]:
@@ -283,6 +286,12 @@ def _groups(checks: Sequence[Check]) -> list[tuple[int, ...]]:
 def _alone(checks: Sequence[Check], group: Iterable[int]) -> list[tuple[int, ...]]:
     """Return the checks of a group one by one, in the order in which they are charged."""
     return _by_rate(checks, [[i] for i in group])
+
+
+def _charges(plan: Plan, group: Sequence[int], outcomes: dict[int, Outcome]) -> list[tuple[Check, Outcome]]:
+    """Return what a plan of this group of checks charges."""
+    part = plan._replace(checks=tuple([plan.checks[i] for i in group]))
+    return charged(part, tuple([outcomes[i] for i in group]))
 
 
 def _by_rate(checks: Sequence[Check], groups: Iterable[list[int]]) -> list[tuple[int, ...]]:
