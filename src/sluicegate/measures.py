@@ -34,6 +34,7 @@ DEGRADED: Final = frozenset({"local", "policy"})
 HELP: Final = {
     "decisions": "Decisions, by endpoint.",
     "outcomes": "What each rule of a decision said.",
+    "shadow_refusals": "Allowed decisions that rules in shadow would have refused, by endpoint.",
     "near_limit": "Outcomes that left at most a tenth of the limit.",
     "degraded_decisions": "Decisions without the store.",
     "store_seconds": "Seconds that the calls of the store took for a decision.",
@@ -100,24 +101,25 @@ class Kinds(dict[Labels, Kind]):
     """Counts events by their labels: one look-up for each event. `flush` adds the counts to those of each metric.
 
     The metrics are given as what adds to them: `decisions` by application, endpoint, method and result, `outcomes` by
-    application, rule, result and source, `near` by application and rule, `degraded` by application. `observe` returns
-    what adds to the histogram of an application.
+    application, rule, result and source, `shadow` by application, endpoint and method, `near` by application and rule,
+    `degraded` by application. `observe` returns what adds to the histogram of an application.
     """
 
-    __slots__ = ("_decisions", "_degraded", "_near", "_observe", "_outcomes")
+    __slots__ = ("_decisions", "_degraded", "_near", "_observe", "_outcomes", "_shadow")
 
     def __init__(
         self,
         *,
         decisions: Adders,
         outcomes: Adders,
+        shadow: Adders,
         near: Adders,
         degraded: Adders,
         observe: Callable[[Names], Observe],
     ) -> None:
         super().__init__()
         self._decisions, self._outcomes, self._near, self._degraded = decisions, outcomes, near, degraded
-        self._observe = observe
+        self._shadow, self._observe = shadow, observe
 
     def __missing__(self, labels: Labels) -> Kind:
         if len(self) >= MOST:
@@ -139,6 +141,8 @@ class Kinds(dict[Labels, Kind]):
             yield self._outcomes[application, rule, its, source]
             if near:
                 yield self._near[application, rule]
+        if said == "allowed" and any([its == "shadow" for _, its, _, _ in lines]):
+            yield self._shadow[application, endpoint, method]
         if any([source in DEGRADED for _, _, source, _ in lines]):
             yield self._degraded[application,]
 

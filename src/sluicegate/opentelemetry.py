@@ -47,6 +47,8 @@ class OpenTelemetryMetrics:
 
     - `sluicegate.rate_limiting.decisions`, by `http.route`, `http.request.method` and `…result`.
     - `sluicegate.rate_limiting.outcomes`: what each rule said, by `…policy` (the rule), `…result` and `…source`.
+    - `sluicegate.rate_limiting.shadow_refusals`: allowed decisions that rules in shadow would have refused, by
+      `http.route` and `http.request.method`.
     - `sluicegate.rate_limiting.near_limit`: outcomes that left at most a tenth of the limit, by `…policy`.
     - `sluicegate.rate_limiting.degraded_decisions`: decisions without the store.
     - `sluicegate.rate_limiting.store.duration`: a histogram of seconds, without attributes.
@@ -85,6 +87,7 @@ class OpenTelemetryMetrics:
         self._kinds = Kinds(
             decisions=counter("decisions", "{decision}", *_BY_ROUTE),
             outcomes=counter("outcomes", "{outcome}", *_BY_POLICY),
+            shadow=counter("shadow_refusals", "{decision}", *_BY_ROUTE[:-1]),
             near=counter("near_limit", "{outcome}", _POLICY),
             degraded=counter("degraded_decisions", "{decision}"),
             observe=lambda _: seconds.record,  # without attributes, which would double the time of a call

@@ -43,6 +43,8 @@ class PrometheusMetrics:
 
     - `sluicegate_decisions_total`, by `application`, `endpoint`, `method` and `result`.
     - `sluicegate_outcomes_total`: what each rule said, by `application`, `rule`, `result` and `source`.
+    - `sluicegate_shadow_refusals_total`: allowed decisions that rules in shadow would have refused, by `application`,
+      `endpoint` and `method`.
     - `sluicegate_near_limit_total`: outcomes that left at most a tenth of the limit, by `application` and `rule`.
     - `sluicegate_degraded_decisions_total`: decisions without the store, by `application`.
     - `sluicegate_store_seconds`: a histogram, by `application`.
@@ -96,6 +98,7 @@ class PrometheusMetrics:
         self._kinds = Kinds(
             decisions=decisions,
             outcomes=counter("outcomes", *BY_RULE),
+            shadow=counter("shadow_refusals", *BY_ENDPOINT[:-1]),
             near=counter("near_limit", "application", "rule"),
             degraded=counter("degraded_decisions", "application"),
             observe=lambda application: self._seconds[application].observe,

@@ -94,6 +94,8 @@ def test_decisions_are_counted_by_endpoint_and_outcomes_by_rule(probe: Probe) ->
         event((TEN, PASSED), (DAY, LAST), endpoint="/buy", method="POST"),
         event((TEN, REFUSED), (DAY, PASSED), endpoint="/buy", method="POST", store_seconds=None),
         event((TRIAL, WOULD), endpoint="/buy", method="GET"),
+        event((TRIAL, WOULD), (TRIAL, WOULD), (DAY, PASSED), endpoint="/try", method="GET"),
+        event((TRIAL, WOULD), (TEN, REFUSED), endpoint="/try", method="GET"),  # it is refused in any case
         event((TEN, REFUSED), (BAN, REFUSED), application=""),
         event((TEN, PASSED._replace(source="local")), (DAY, PASSED._replace(source="policy"))),
         DecisionEvent(FORBIDDEN, application="shop", endpoint="/buy", method="GET"),
@@ -103,24 +105,30 @@ def test_decisions_are_counted_by_endpoint_and_outcomes_by_rule(probe: Probe) ->
         ("shop", "/buy", "POST", "allowed"): 2,
         ("shop", "/buy", "POST", "refused"): 1,
         ("shop", "/buy", "GET", "allowed"): 1,
+        ("shop", "/try", "GET", "allowed"): 1,
+        ("shop", "/try", "GET", "refused"): 1,
         ("shop", "/buy", "GET", "forbidden"): 1,
         ("shop", "", "", "allowed"): 1,
         ("", "", "", "refused"): 1,
     }
     assert sums("outcomes_total", "rule", "result", "source") == {
         ("ten", "allowed", "store"): 2,
-        ("day", "allowed", "store"): 2,
+        ("day", "allowed", "store"): 3,
         ("ten", "refused", "cache"): 1,
         ("day", "allowed", "cache"): 1,
-        ("trial", "shadow", "store"): 1,
-        ("ten", "refused", "store"): 1,
+        ("trial", "shadow", "store"): 4,
+        ("ten", "refused", "store"): 2,
         ("out", "banned", "store"): 1,
         ("ten", "allowed", "local"): 1,
         ("day", "allowed", "policy"): 1,
     }
+    assert sums("shadow_refusals_total", "application", "endpoint", "method") == {
+        ("shop", "/buy", "GET"): 1,
+        ("shop", "/try", "GET"): 1,
+    }
     assert sums("near_limit_total", "application", "rule") == {("shop", "day"): 2}
     assert sums("degraded_decisions_total", "application") == {("shop",): 1}
-    assert sums("store_seconds_count").total() == 5  # not the cached refusal, and not the deny list
+    assert sums("store_seconds_count").total() == 7  # not the cached refusal, and not the deny list
 
 
 @pytest.mark.slow
