@@ -23,7 +23,7 @@ DEADLINE = 0.1
 class Breakable:
     """A memory store that is not a MemoryStore. It can hang for its deadline, or refuse to write."""
 
-    def __init__(self, clock: ManualClock | None = None) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         self._memory = MemoryStore(clock=clock)
         self.clock: Clock | None = clock
         self.down = self.full = False

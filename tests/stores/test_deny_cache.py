@@ -16,13 +16,14 @@ from sluicegate.plan import NEVER, Check, Outcome, Plan
 from sluicegate.rules.ban import with_bans
 from sluicegate.rules.rollout import shadows
 from sluicegate.rules.terms import make_terms
-from sluicegate.stores import AsyncStore, Store
+from sluicegate.stores import AsyncStore, Store, deny_cache
 from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.prefetch import AsyncPrefetch, Prefetch
 from sluicegate.testing import AsyncAdapter, StoreExam
 from sluicegate.testing.store import NAMES
 from tests.stores.breakable import Breakable, Called, Mode, allowed, check
+from tests.stores.test_clock_back import Skewed
 
 KINDS = (DenyCache, AsyncDenyCache)
 SECOND = MICROSECOND
@@ -44,7 +45,7 @@ class TestExamAsync(StoreExam):
         return AsyncDenyCache(AsyncAdapter(MemoryStore(clock=clock)), Refusals(staleness=1, clock=clock))
 
 
-def cached(mode: Mode, clock: ManualClock, **options: Any) -> tuple[Called, Breakable]:
+def cached(mode: Mode, clock: Clock, **options: Any) -> tuple[Called, Breakable]:
     inside = Breakable(clock)
     refusals = Refusals(**{"staleness": 1, "clock": clock, **options})
     return mode.around(inside, KINDS, refusals=refusals), inside
@@ -52,7 +53,7 @@ def cached(mode: Mode, clock: ManualClock, **options: Any) -> tuple[Called, Brea
 
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_a_flood_is_refused_without_the_store(mode: Mode, clock: ManualClock, algorithm: str) -> None:
-    store, inside = cached(mode, clock)
+    store, inside = cached(mode, clock, staleness=100)
     one = check(algorithm=algorithm)
     results = [store.run(one)[0] for _ in range(1000)]
     assert sum(outcome.allowed for outcome in results) == 5
@@ -115,6 +116,28 @@ def test_the_staleness_starts_before_the_call_and_waits_start_after_it(mode: Mod
     clock.advance(1)
     store.run(check("1 per 10 seconds"))
     assert inside.calls == 3, "seven seconds after it was sent"
+
+
+@pytest.mark.parametrize("step", [50, 1, 0])
+@pytest.mark.parametrize("refused", [check(), check(cost=6), check(algorithm="gcra")])
+def test_a_clock_that_steps_back_makes_no_refusal_last_longer(
+    mode: Mode, monkeypatch: pytest.MonkeyPatch, step: int, refused: Check
+) -> None:
+    """The staleness is measured by the process's monotonic clock too. Waits are those of the store."""
+    clock, passed = Skewed(1000 * SECOND), [0.0]
+    monkeypatch.setattr(deny_cache, "monotonic", lambda: passed[0])
+    store, inside = cached(mode, clock)
+    store.run(refused._replace(cost=5))
+    assert not allowed(store.run(refused))
+    clock.moment -= step * SECOND
+    assert store.run(refused) == inside.run(Plan((refused,), charge=False))
+    passed[0] += 0.999
+    calls = inside.calls
+    store.run(refused)
+    assert inside.calls == calls
+    passed[0] += 0.001
+    store.run(refused)
+    assert inside.calls == calls + 1
 
 
 REFUSED: list[tuple[str, list[Check], bool]] = [

@@ -1,10 +1,11 @@
 """The deny cache: a store that repeats a refusal without a call of the store inside, which would return the same.
 
 A refusal is repeated until any number in it would change. It is never repeated for longer than the staleness, because
-another process may have dropped the budget or raised the limit in that time. That time starts before the store is
-called, so no client is refused too long. The reported wait starts after the store has replied, so it is never too
-short. A refusal is repeated for the same checks at the same costs only: at another cost the wait differs. A refusal by
-a concurrency limit is not remembered, because any request that ends frees a slot.
+another process may have dropped the budget or raised the limit in that time. The process's monotonic clock measures the
+staleness too, because the store's own clock may step back or stand still. The time for which the numbers hold starts
+before the store is called, so no client is refused too long. The reported wait starts after the store has replied, so
+it is never too short. A refusal is repeated for the same checks at the same costs only: at another cost the wait
+differs. A refusal by a concurrency limit is not remembered, because any request that ends frees a slot.
 
 When this process changes a budget, it drops every remembered refusal that has a check on that budget. A budget is
 changed by a charge that passes, a forced charge, a counted refusal, a refund, a renewal and a reset. Other costs and
@@ -21,7 +22,7 @@ from operator import is_
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from sluicegate import fork
-from sluicegate.clock import MICROSECOND, Clock, reading
+from sluicegate.clock import MICROSECOND, Clock, monotonic, reading
 from sluicegate.plan import BAN, Check, Checks, Outcome, Outcomes, Plan, Terms
 from sluicegate.status import Status, describe
 from sluicegate.stores import AsyncStore, Hit, Store
@@ -40,6 +41,7 @@ class CachedRefusal(NamedTuple):
     outcomes: Outcomes
     answered_at: int
     until: int
+    stale_at: float  # on the process's monotonic clock
 
 
 class Refusals:
@@ -59,7 +61,7 @@ class Refusals:
         self.kept: OrderedDict[Checks, CachedRefusal] = OrderedDict()
         self.index: dict[tuple[str, str], set[Checks]] = {}  # the index by budget: the rule's id, and the identity
         self.marks: list[object] = [None] * (MASK + 1)
-        self._staleness_us = round(staleness * MICROSECOND)
+        self._staleness, self._staleness_us = staleness, round(staleness * MICROSECOND)
         self._size = size
         self.repeated = 0  # refusals, for the status
         self._lock = threading.RLock()  # a finalizer may refund in a thread that holds it
@@ -80,7 +82,7 @@ class Refusals:
         read = self.read()  # after the look-up: another thread may have remembered the refusal just before it
         if known is not None:
             now = read // self._unit
-            if now >= known.until:
+            if not known.answered_at <= now < known.until or monotonic() >= known.stale_at:
                 with self._lock:
                     self._drop(checks)
             elif plan.charge and not plan.forced:
@@ -143,7 +145,7 @@ class Refusals:
         )
         waits = [wait for each in outcomes for wait in (each.retry_after, each.reset_after, each.next_after) if wait]
         until = read // self._unit + min([self._staleness_us, *waits])
-        refusal = CachedRefusal(outcomes, self.read() // self._unit, until)
+        refusal = CachedRefusal(outcomes, self.read() // self._unit, until, monotonic() + self._staleness)
         if counted:  # `drop` sets new marks: they must not be taken for a change by another request
             holds = holds and self._has(marks, checks)
             for check, _ in counted:
