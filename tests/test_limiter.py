@@ -18,7 +18,7 @@ from sluicegate.algorithms import ALGORITHMS
 from sluicegate.errors import AlgorithmError, AsyncMismatchError, QuotaError, RuleError, SettingsError, StoreURLError
 from sluicegate.identity import identity_text
 from sluicegate.limiter import OPTIONS
-from sluicegate.plan import Check, Plan
+from sluicegate.plan import Check, Outcome, Plan
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 from sluicegate.stores.redis import AsyncRedisStore, RedisStore
 from sluicegate.stores.wrappers import StoreOptions
@@ -286,6 +286,42 @@ def test_context_managers_close_what_they_opened(clock: ManualClock) -> None:
         assert store.closed == 0
 
     asyncio.run(main())
+
+
+class Called(MemoryStore):
+    """A user's memory store with a `run` of its own."""
+
+    calls = 0
+
+    def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        self.calls += 1
+        return super().run(plan)
+
+
+class AsyncCalled(AsyncMemoryStore):
+    calls = 0
+
+    async def run(self, plan: Plan) -> tuple[Outcome, ...]:
+        self.calls += 1
+        return await super().run(plan)
+
+
+@pytest.mark.parametrize("quota", ["2/minute", "2/minute; 9/hour"])
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("kind", ["sync", "async inside", "async"])
+def test_a_store_of_the_user_is_called_for_each_hit(quota: str, prepared: bool, kind: str) -> None:
+    store: Any = AsyncCalled(MemoryStore()) if kind == "async" else Called()
+    given: Any = AsyncMemoryStore(store) if kind == "async inside" else store
+    limiter: Any = (Limiter if kind == "sync" else AsyncLimiter)(given)
+    limit = limiter.limit(quota)
+
+    async def hit() -> Any:
+        decision = limit.hit("alice") if prepared else limiter.hit(quota, "alice")
+        return decision if kind == "sync" else await decision
+
+    with asyncio.Runner() as runner:
+        assert [runner.run(hit()).allowed for _ in range(4)] == [True, True, False, False]
+    assert store.calls == 4
 
 
 WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str]] = [

@@ -88,9 +88,10 @@ class MemoryStore:
 
     def prepare(self, terms: Terms, *others: Terms) -> Hit | None:
         """Return a function that decides a check of each of these terms, if all keys are known, and if the answer needs
-        no more than these keys. Otherwise the function returns None. There is none for very many terms.
+        no more than these keys. Otherwise the function returns None. There is none for very many terms, and none in a
+        subclass: its `run` may do more.
         """
-        if len(others) >= _DEEPEST:
+        if len(others) >= _DEEPEST or type(self) is not MemoryStore:
             return None
         hit = self._prepare_one(terms)
         for each in others:
@@ -322,7 +323,8 @@ class AsyncMemoryStore(AsyncAdapter):
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
         self.memory = store
-        self.prepare = store.prepare
+        if type(self) is AsyncMemoryStore:  # the `run` of a subclass may do more
+            self.prepare = store.prepare
         self.warn = store.warn
 
     def separate(self, name: str, *, clock: Clock | None = None) -> AsyncMemoryStore:
