@@ -104,7 +104,7 @@ def test_it_never_shares_a_key_with_a_quota() -> None:
     assert not counted.held
 
 
-@pytest.mark.parametrize("options", [{"algorithm": "sliding-window"}, {"count_denied": True}, {"prefetch": 2}])
+@pytest.mark.parametrize("options", [{"algorithm": "sliding-window"}, {"count_denied": True}])
 def test_options_that_say_nothing_of_it_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(RuleError, match="has no meaning for a Concurrency"):
         Rule(name="a", quota="2 at once", **options)

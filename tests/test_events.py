@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from werkzeug.local import LocalProxy
 
-from sluicegate import AsyncLimiter, Ban, Limiter, ManualClock, Rule, asgi
+from sluicegate import AsyncLimiter, Ban, Limiter, ManualClock, asgi
 from sluicegate.events import DecisionEvent, Delivery, Pending, RuleEvent
 from sluicegate.identity import digest, identity_text
 from sluicegate.plan import FORBIDDEN, NEVER, Check, Decision, Outcome, Plan, Terms
@@ -26,7 +26,6 @@ from sluicegate.rules.terms import make_terms, read
 from sluicegate.stores.async_adapter import AsyncAdapter
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.testing import BrokenStore
-from sluicegate.wsgi import RateLimitMiddleware
 from tests.adapters.asgi_client import make_scope
 
 ALICE = identity_text("alice")
@@ -97,7 +96,6 @@ def test_the_result_of_a_rule(terms: Terms, outcome: Outcome, result: str, *, ne
     [
         (passed(), 0.001, "store"),
         (failed(), 0.001, "store"),
-        (passed(), None, "prefetch"),
         (failed(), None, "cache"),
         (passed(source="local"), 0.1, "local"),
         (passed(source="local"), None, "local"),
@@ -259,18 +257,6 @@ def test_an_event_says_that_the_store_has_failed(calls: Any, policy: str, source
     ] * 2
     assert made.events[0].store_seconds is not None
     assert made.events[1].store_seconds is None
-
-
-def test_permits_fetched_ahead_are_seen() -> None:
-    events: list[DecisionEvent] = []
-    rule = Rule(name="fast", quota="100/minute", prefetch=10, key="ip")
-    app = RateLimitMiddleware(_hello, store=MemoryStoreBehind(ManualClock()), rules=[rule], on_decision=events.append)
-    for _ in range(12):
-        body: Any = app({"REMOTE_ADDR": "192.0.2.7", "REQUEST_METHOD": "GET"}, lambda *_: lambda _: None)
-        body.close()
-    sources = [event.rules[0].source for event in events]
-    assert set(sources) == {"store", "prefetch"}
-    assert [event.store_seconds is None for event in events] == [source == "prefetch" for source in sources]
 
 
 @pytest.mark.parametrize("inside", [False, True])

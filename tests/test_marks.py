@@ -116,7 +116,6 @@ def test_a_built_in_inside_a_view_is_skipped(inner: Any) -> None:
         (("5/minute", {"override_defaults": 1}), RuleError),
         (("5/minute", {"count_denied": 1}), RuleError),
         (("5/minute", {"on_store_failure": "open"}), RuleError),
-        (("5/minute", {"prefetch": 6}), RuleError),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(arguments: tuple[Any, ...], error: type[ConfigurationError]) -> None:

@@ -116,13 +116,8 @@ RULE: list[Row] = [
     ({"cost": 6}, RuleError, "could never pass"),
     ({"cost": 0, "ban": BAN}, RuleError, "never refuses"),
     ({"cost": 0, "count_denied": True}, RuleError, "never refuses"),
-    ({"cost": 0, "prefetch": 2}, RuleError, "never refuses"),
     ({"cost": 0, "charge_when": by_team}, RuleError, "charges nothing"),
     ({"cost": 0, "refund_when": by_team}, RuleError, "charges nothing"),
-    ({"prefetch": 0}, RuleError, "not a whole number above 0"),
-    ({"prefetch": 6}, RuleError, "more than 5"),
-    ({"prefetch": 2, "mode": "shadow"}, RuleError, "a rule in shadow"),
-    ({"quota": "5 at once", "prefetch": 2}, RuleError, "has no meaning for a Concurrency"),
     ({"quota": "5 at once", "algorithm": "gcra"}, RuleError, "has no meaning for a Concurrency"),
     ({"mode": ""}, RuleError, "not known"),
     ({"enforce_percent": 10, "mode": "shadow"}, RuleError, 'beside mode="shadow"'),
@@ -196,7 +191,6 @@ KEPT: list[dict[str, Any]] = [  # what looks like a mistake and is correct
     {"enforce_percent": 1e-6},
     {"cost": 0},
     {"count_denied": True},
-    {"prefetch": 5},
     {"name": "a b"},
 ]
 

@@ -21,7 +21,7 @@ import pytest
 from django.http import HttpResponse
 from starlette.responses import PlainTextResponse
 
-from sluicegate import AsyncLimiter, ConfigurationError, Limiter, ManualClock, Rule
+from sluicegate import AsyncLimiter, ConfigurationError, Limiter, ManualClock
 from sluicegate.errors import SettingsError
 from sluicegate.flask import RateLimiter
 from sluicegate.stores.memory import MemoryStore
@@ -248,16 +248,6 @@ def test_a_client_of_fakeredis(clock: ManualClock) -> None:
     assert limiter.hit("1/day", "alice").allowed
     (key,) = cast("list[bytes]", server.keys("*"))
     assert key.startswith(b"sg:test-")
-
-
-def test_prefetched_permits_and_remembered_refusals_are_separate(valkey: Server) -> None:
-    limiter = Limiter(valkey.url, prefix="sg:prefetch")
-    limiter.accept(Rule(name="fast", quota="100/minute", prefetch=10).terms("sliding-window")[0])
-    with limiter, separate_budgets(clock=ManualClock()):
-        assert type(limiter.store.inside).__name__ == "Prefetch"  # type: ignore[attr-defined]
-        assert [limiter.hit("1/day", "alice").allowed for _ in range(2)] == [True, False]
-        with separate_budgets():
-            assert limiter.hit("1/day", "alice").allowed
 
 
 class Counting:

@@ -99,22 +99,7 @@ WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str, str, str]] = [
     ({"enforce_percent": "10"}, RuleError, PERCENT, "not a percentage", "give a number from 0 to 100"),
     ({"enforce_percent": True}, RuleError, PERCENT, "not a percentage", "give a number from 0 to 100"),
     ({"enforce_percent": 10, "mode": "shadow"}, RuleError, PERCENT, "given beside mode", "leave out the mode"),
-    ({"prefetch": 2, "mode": "shadow"}, RuleError, "rule 'login': prefetch", "a rule in shadow", "leave out prefetch"),
-    (
-        {"prefetch": 2, "enforce_percent": 99},
-        RuleError,
-        "rule 'login': prefetch",
-        "a rule in shadow",
-        "leave out prefetch",
-    ),
     ({"quota": PLANS, "cost": 6}, RuleError, "rule 'login': cost", "more than 5, so it could never pass", LOWER),
-    (
-        {"quota": PLANS, "prefetch": 6},
-        RuleError,
-        "rule 'login': prefetch",
-        "more than 5, the whole budget",
-        "give a small part",
-    ),
     ({"quota": BUCKETS, "algorithm": "fixed-window"}, AlgorithmError, BURST, "no burst", "leave the burst out"),
     ({"methods": ()}, RuleError, "rule 'login': methods", "not names of HTTP methods", METHODS),
     ({"methods": ""}, RuleError, "rule 'login': methods", "no such method", METHODS),
@@ -138,42 +123,6 @@ WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str, str, str]] = [
     ({"on_store_failure": "open"}, RuleError, "rule 'login': on_store_failure", "not known", "local, allow, deny"),
     ({"on_store_failure": "raise"}, RuleError, "rule 'login': on_store_failure", "not known", "local, allow, deny"),
     ({"on_store_failure": ""}, RuleError, "rule 'login': on_store_failure", "not known", "local, allow, deny"),
-    (
-        {"prefetch": 0},
-        RuleError,
-        "rule 'login': prefetch",
-        "not a whole number above 0",
-        "give 1 (no prefetch) or more",
-    ),
-    (
-        {"prefetch": 2.0},
-        RuleError,
-        "rule 'login': prefetch",
-        "not a whole number above 0",
-        "give 1 (no prefetch) or more",
-    ),
-    (
-        {"prefetch": True},
-        RuleError,
-        "rule 'login': prefetch",
-        "not a whole number above 0",
-        "give 1 (no prefetch) or more",
-    ),
-    (
-        {"prefetch": 6},
-        RuleError,
-        "rule 'login': prefetch",
-        "more than 5, the whole budget",
-        "give a small part of the budget",
-    ),
-    (
-        {"prefetch": 4, "quota": "9/m burst 3"},
-        RuleError,
-        "rule 'login': prefetch",
-        "more than 3",
-        "give a small part of the budget",
-    ),
-    ({"prefetch": 2, "count_denied": True}, RuleError, "rule 'login': prefetch", "cannot be counted", "leave out"),
 ]
 
 
@@ -215,7 +164,6 @@ def test_what_is_refused(row: tuple[dict[str, Any], type[ConfigurationError], st
         ("count_denied", True, True),
         ("on_store_failure", "deny", "deny"),
         ("on_store_failure", None, None),
-        ("prefetch", 5, 5),
     ],
 )
 def test_what_is_kept(option: str, given: Any, kept: Any) -> None:
@@ -310,10 +258,8 @@ def test_terms(algorithm: Any) -> None:
 
 
 def test_terms_carry_what_stores_need_to_know() -> None:
-    (terms,) = rule(on_store_failure="deny", prefetch=4).terms("gcra")
-    assert (terms.on_store_failure, terms.prefetch) == ("deny", 4)
-    (terms,) = rule(quota=lambda request: None, prefetch=4).terms("gcra", "3/hour")
-    assert terms.prefetch == 3, "a quota of the moment may be less than a lease"
+    (terms,) = rule(on_store_failure="deny").terms("gcra")
+    assert terms.on_store_failure == "deny"
 
 
 def test_the_same_quota_of_the_moment_makes_the_same_terms() -> None:

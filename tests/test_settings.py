@@ -254,7 +254,6 @@ def test_rules_from_mappings_have_every_option_of_a_rule() -> None:
         "when": by_team,
         "count_denied": True,
         "on_store_failure": "deny",
-        "prefetch": 1,
         "ban": Ban(after=3, within=60, duration=60),
         "mode": "enforce",
         "enforce_percent": 12.5,

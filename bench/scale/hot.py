@@ -1,10 +1,10 @@
-"""One identity that every request counts: what prefetch saves while it passes, and the deny cache while refused."""
+"""One identity that every request counts: how often it passes, and what the deny cache saves while it is refused."""
 
 from __future__ import annotations
 
 from bench.figures import Figure
 from bench.race import Contender, Course
-from bench.scale.model import DEFAULT, KINDS, PASSES, PREFETCHES, REFUSED, STALENESS
+from bench.scale.model import DEFAULT, KINDS, PASSES, REFUSED, STALENESS
 from bench.scale.server import PLENTY
 from bench.scale.stream import Words, stream
 from bench.scale.workers import Fleet, Load
@@ -22,9 +22,9 @@ def measure(course: Course) -> list[Figure]:
         contenders = []
         for kind in (KINDS[0], KINDS[-1]):
             load = Load(server.url, PLENTY, tasks=kind.tasks, threads=kind.threads, identities=1)
-            loads = {PASSES.format(n): load._replace(prefetch=n) for n in PREFETCHES}
             refused = load._replace(quota=SPENT, allowed=False)
-            loads |= {REFUSED.format(age): refused._replace(deny_cache=float(age)) for age in STALENESS}
+            caches = {REFUSED.format(age): refused._replace(deny_cache=float(age)) for age in STALENESS}
+            loads = {PASSES: load, **caches}
             contenders += [
                 Contender(topic, kind.name, "sluicegate", fleet.turn(each, [server], seconds=course.effort.turn))
                 for topic, each in loads.items()

@@ -64,8 +64,7 @@ KINDS: Final = (
 PROCESSES: Final = "workers, {} processes"
 SINGLE: Final = "two rules, one server"
 CLUSTER: Final = "two rules, cluster"
-PREFETCHES: Final = (1, 10, 100)
-PASSES: Final = "one identity, lease {}"
+PASSES: Final = "one identity, allowed"
 STALENESS: Final = ("0", "1")
 REFUSED: Final = "one identity, refused, deny_cache {}"
 

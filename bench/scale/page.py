@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from bench.figures import Figure, Spread
 from bench.plots import DOCS, MARK, Bar, Panel, Plot, draw
-from bench.scale.model import ALGORITHMS, DEEP, DEFAULT, KINDS, PASSES, PREFETCHES, REFUSED, STALENESS, Known, Point
+from bench.scale.model import ALGORITHMS, DEEP, DEFAULT, KINDS, PASSES, REFUSED, STALENESS, Known, Point
 from bench.scale.tables import SECTIONS, Run
 
 PAGE: Final = DOCS / "scale.md"
@@ -50,7 +50,7 @@ def picture(plot: Plot) -> Path:
 def drawn(plot: Plot, run: dict[str, Any]) -> str:
     """The picture as SVG."""
     known = Run(run).known
-    return draw(plot, _by_rules(known) if plot.name == "server" else _by_prefetch(known))
+    return draw(plot, _by_rules(known) if plot.name == "server" else _by_answer(known))
 
 
 def _by_rules(known: Known) -> list[Panel]:
@@ -62,14 +62,14 @@ def _by_rules(known: Known) -> list[Panel]:
     return [Panel(f"{rules} rule{'s' * (rules > 1)}", 1, bars(rules)) for rules in (1, 2, 3)]
 
 
-def _by_prefetch(known: Known) -> list[Panel]:
-    topics = {f"prefetch {n}" if n > 1 else "no prefetch": PASSES.format(n) for n in PREFETCHES}
-    topics |= {"refused": REFUSED.format(STALENESS[-1]), "refused, deny_cache 0": REFUSED.format(STALENESS[0])}
+def _by_answer(known: Known) -> list[Panel]:
+    refused = {"refused": REFUSED.format(STALENESS[-1]), "refused, deny_cache 0": REFUSED.format(STALENESS[0])}
+    topics = {"allowed": PASSES, **refused}
     return [
         Panel(
             kind.name,
             0,
-            [_bar(label, known.figure(topic, kind.name, "rate"), "prefetch") for label, topic in topics.items()],
+            [_bar(label, known.figure(topic, kind.name, "rate"), "allowed") for label, topic in topics.items()],
         )
         for kind in (KINDS[0], KINDS[-1])
     ]

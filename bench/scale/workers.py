@@ -38,7 +38,6 @@ class Load(NamedTuple):
     threads: int = 1
     identities: int = 1_000
     apart: bool = False  # whether the second rule counts a different identity
-    prefetch: int = 1
     deny_cache: float = 1.0
     allowed: bool = True  # the expected outcome of every check
 
@@ -159,23 +158,17 @@ def _plans(load: Load) -> Callable[[str], Plan]:
 
 
 def _terms(load: Load) -> tuple[Terms, ...]:
-    return Rule(name="scale", quota=load.quota, prefetch=load.lease).terms(DEFAULT)
+    return Rule(name="scale", quota=load.quota).terms(DEFAULT)
 
 
 @cache
 def _limiter(load: Load) -> Limiter:
-    limiter = Limiter(load.url, on_store_failure="raise", deadline=5, deny_cache=load.deny_cache)
-    for each in _terms(load):
-        limiter.accept(each)  # adds prefetch to the wrappers if the load has it
-    return limiter
+    return Limiter(load.url, on_store_failure="raise", deadline=5, deny_cache=load.deny_cache)
 
 
 @cache
 def _async_limiter(load: Load) -> AsyncLimiter:
-    limiter = AsyncLimiter(load.url, on_store_failure="raise", deadline=5, deny_cache=load.deny_cache)
-    for each in _terms(load):
-        limiter.accept(each)
-    return limiter
+    return AsyncLimiter(load.url, on_store_failure="raise", deadline=5, deny_cache=load.deny_cache)
 
 
 @cache

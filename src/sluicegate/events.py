@@ -24,8 +24,8 @@ from sluicegate.stores.watched import LAST, StoreTime
 Result = Literal["allowed", "refused", "shadow", "banned"]
 """What a rule said: "shadow" if it only would have refused, "banned" if the refusal comes from a ban."""
 
-EventSource = Literal["store", "cache", "prefetch", "local", "policy"]
-"""Who made an outcome: the store, the deny cache, a permit fetched ahead, the local fallback, or the failure policy."""
+EventSource = Literal["store", "cache", "local", "policy"]
+"""Who made an outcome: the store, the deny cache, the local fallback, or the failure policy."""
 
 Line = tuple[str, Result, EventSource, bool]
 """The rule, its result, its source and whether it is near its limit."""
@@ -216,7 +216,7 @@ class DecisionEvent(_Value):
         "refused" or "forbidden", and a line for each rule.
         """
         (endpoint, method), (allowed, checks, outcomes) = self.at, self.about
-        hint: EventSource = "store" if self.elapsed is not None else "prefetch" if allowed else "cache"
+        hint: EventSource = "cache" if self.elapsed is None else "store"
         if len(checks) == 1:
             lines: tuple[Line, ...] = (_line(checks[0][0], outcomes[0], hint),)
         else:

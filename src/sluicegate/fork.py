@@ -4,7 +4,7 @@ A child of `fork()` has one thread, and a copy of all objects. A lock that anoth
 the child for ever. An object registers itself here, weakly, and chooses one of two ways:
 
 - **Renewed**: `after_fork` is called in the child. It makes new locks and drops what belongs to the parent:
-  connections, probes under way, permits. Nearly all objects do only this. Each step of their state is one assignment,
+  connections, probes under way. Nearly all objects do only this. Each step of their state is one assignment,
   or the state is a cache that the child begins empty, or it is dropped.
 - **Held** as well: the forking thread takes the object's lock before the fork, so that no other thread is in the middle
   of a change. The memory store and the local fallback need this: a charge changes several parts of a table, and the
@@ -15,7 +15,7 @@ the child for ever. An object registers itself here, weakly, and chooses one of 
 Not every lock is held through the fork. A lock that is held while user code runs or modules are imported could make the
 fork wait for an import, and the import for the fork.
 
-Who owns what in the child: connections, prefetched permits, and charges in a shared store belong to the parent. A slot
+Who owns what in the child: connections, and charges in a shared store belong to the parent. A slot
 or reservation that was open at the fork is settled by the parent. The same object does nothing in the child
 (`generation`), because two refunds of one charge would let a client exceed its limit.
 """
@@ -26,10 +26,8 @@ import os
 import threading
 from itertools import takewhile
 from operator import methodcaller
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 from weakref import WeakSet
-
-_Kind = TypeVar("_Kind")
 
 PATIENCE: Final = 1.0  # seconds that a fork waits for a lock
 
@@ -98,12 +96,6 @@ def renew(owner: Renewed) -> None:
     """Call `owner.after_fork()` in the child of each fork from now on, as long as the object exists."""
     with _REGISTRY.lock:
         _REGISTRY.renewed.add(owner)
-
-
-def renewed(kind: type[_Kind]) -> list[_Kind]:
-    """Return the objects of this kind that are renewed after a fork: all that exist."""
-    with _REGISTRY.lock:
-        return [owner for owner in _REGISTRY.renewed if isinstance(owner, kind)]
 
 
 def hold(owner: Held, *, outer: bool = False) -> None:

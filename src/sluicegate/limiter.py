@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from functools import lru_cache, partial
-from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, NoReturn, Self, TypeVar, cast
+from weakref import WeakValueDictionary
 
-from sluicegate import fork
 from sluicegate.algorithms import DEFAULT, AlgorithmName, find
 from sluicegate.clock import MICROSECOND, Clock, stopwatch
 from sluicegate.errors import (
@@ -49,7 +48,6 @@ from sluicegate.stores.wrappers import (
     STALENESS,
     LimiterFailurePolicy,
     StoreOptions,
-    add_prefetch,
     check_given,
 )
 
@@ -75,6 +73,7 @@ def conclude(plan: Plan, outcomes: tuple[Outcome, ...]) -> Decision:
 
 _AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
 _AnyLimiter = TypeVar("_AnyLimiter", bound="_Engine[Any]")
+_EXISTING: Final[WeakValueDictionary[int, _Engine[Any]]] = WeakValueDictionary()  # `valuerefs` copies it in one step
 
 
 class _Engine(Generic[_AnyStore]):
@@ -139,10 +138,9 @@ class _Engine(Generic[_AnyStore]):
             check_given(store, clock, prefix=prefix, asynchronous=self._asynchronous)
         self.own = self._opened = opened
         self._owned = opened is not store
-        self._adding, self._prefetches = Lock(), False
-        fork.renew(self)
         self.store = self._wrap(self._options, opened, owned=self._owned)
         self._closes = self.store is not store  # the store was opened here, or is a wrapper made here
+        _EXISTING[id(self)] = self
         if (warn := getattr(opened, "warn", None)) is not None:
             warn(strict=strict)
         if self.events is not None:
@@ -153,21 +151,14 @@ class _Engine(Generic[_AnyStore]):
     @classmethod
     def existing(cls) -> list[Self]:
         """Return the limiters of this class that exist in this process."""
-        return fork.renewed(cls)
+        return [limiter for found in _EXISTING.valuerefs() if isinstance(limiter := found(), cls)]
 
     def use(self, store: _AnyStore) -> None:
         """Decide in this store from now on, inside new wrappers. `own` is the first store. The fixtures of
         `sluicegate.testing` give each test a store of its own.
         """
-        with self._adding:
-            self._opened = store
-            self.store = self._wrap(self._options, store, owned=self._owned)
-            if self._prefetches:
-                self.store = self._with_prefetch()
-
-    def after_fork(self) -> None:
-        """Renew the lock. The store renews itself."""
-        self._adding = Lock()
+        self._opened = store
+        self.store = self._wrap(self._options, store, owned=self._owned)
 
     @property
     def store(self) -> _AnyStore:
@@ -187,12 +178,6 @@ class _Engine(Generic[_AnyStore]):
         """
         if (accept := getattr(self._opened, "accept", None)) is not None:
             accept(terms)
-        if terms.prefetch > 1:
-            with self._adding:  # several threads may bind views at the same time, when the views are first called
-                self._prefetches, self.store = True, self._with_prefetch()
-
-    def _with_prefetch(self) -> _AnyStore:
-        return add_prefetch(self.store, clock=getattr(self._opened, "clock", None))  # type: ignore[no-any-return]
 
     def _remembered(self, text: str) -> set[str]:
         """Return the ids of the rules under which the wrappers remember something of an identity."""
@@ -472,7 +457,7 @@ class Limiter(_Engine[Store]):
         return self._known()
 
     def close(self) -> None:
-        """Close the store if this limiter opened it. A given store stays open; prefetched permits go back to it."""
+        """Close the store if this limiter opened it. A given store stays open."""
         if self._closes:
             self.store.close()
 
@@ -614,8 +599,8 @@ class AsyncLimiter(_Engine[AsyncStore]):
         return self._known()
 
     async def close(self) -> None:
-        """Close the store that this limiter opened. A store object that was given stays open; prefetched permits are
-        refunded in it. Refunds that cancelled callers have left under way come first, for at most a second.
+        """Close the store that this limiter opened. A store object that was given stays open. Refunds that
+        cancelled callers have left under way come first, for at most a second.
         """
         from sluicegate.stores.completion import wait_for_the_rest
 

@@ -42,8 +42,6 @@ HELP: Final = {
     "entries": "Budgets in the memory of this process.",
     "evictions": "Budgets that were evicted because the memory was full.",
     "degraded_allowed": "Decisions without the store that allowed: at most so many too many.",
-    "permits": "Permits that were fetched ahead, and are held by this process.",
-    "permits_returned": "Permits that were fetched ahead, and given back without a use.",
     "slots": "Concurrency slots that this process holds.",
     "bans": "Identities under a ban that this process has refused.",
 }
@@ -152,13 +150,11 @@ class StoreNumbers(NamedTuple):
 
     open_circuits: int = 0
     entries: int = 0
-    permits: int = 0
     evictions: int = 0
     degraded_allowed: int = 0
-    permits_returned: int = 0
 
 
-GROWING: Final = StoreNumbers._fields[3:]
+GROWING: Final = StoreNumbers._fields[2:]
 
 
 class Stores:
@@ -188,7 +184,6 @@ class Stores:
                 numbers = StoreNumbers(
                     sum(circuit.state != "closed" for circuit in status.circuits),
                     status.entries or 0,
-                    status.permits,
                     *[max(0, now - then) for now, then in zip(grown, before, strict=True)],
                 )
                 known = found.get(status.store, StoreNumbers())

@@ -30,14 +30,7 @@ _RESULT: Final = f"{PREFIX}.result"
 _SOURCE: Final = f"{PREFIX}.source"
 _BY_POLICY: Final = (_POLICY, _RESULT, _SOURCE)
 _BY_ROUTE: Final = ("http.route", "http.request.method", _RESULT)
-_UNITS: Final = (
-    "{circuit}",
-    "{entry}",
-    "{permit}",
-    "{entry}",
-    "{decision}",
-    "{permit}",
-)  # of StoreNumbers
+_UNITS: Final = ("{circuit}", "{entry}", "{entry}", "{decision}")  # of StoreNumbers
 
 _Reader = Callable[[CallbackOptions], Iterable[Observation]]
 
@@ -52,8 +45,8 @@ class OpenTelemetryMetrics:
     - `sluicegate.rate_limiting.near_limit`: outcomes that left at most a tenth of the limit, by `…policy`.
     - `sluicegate.rate_limiting.degraded_decisions`: decisions without the store.
     - `sluicegate.rate_limiting.store.duration`: a histogram of seconds, without attributes.
-    - `sluicegate.rate_limiting.store.open_circuits`, `….entries`, `….evictions`, `….degraded_allowed`, `….permits` and
-      `….permits_returned`: of all limiters of the process, by `…store`.
+    - `sluicegate.rate_limiting.store.open_circuits`, `….entries`, `….evictions` and `….degraded_allowed`:
+      of all limiters of the process, by `…store`.
     - `sluicegate.rate_limiting.slots`: concurrency slots that are held now, by `…store` and `…policy`.
     - `sluicegate.rate_limiting.bans`: identities under a ban that this process has refused, by `…policy`.
 

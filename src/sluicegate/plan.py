@@ -52,7 +52,6 @@ class Terms(NamedTuple):
     quota: Quota  # the quota that these terms were made from
     count_denied: bool = False
     on_store_failure: str | None = None  # the rule's policy; None means the application's policy
-    prefetch: int = 1  # permits that a process may fetch in one call of the store
     shadow: bool = False  # a shadow rule: it is counted and reported, and never refuses
     group: str = ""  # of a shadow rule: the name of its first quota; a group is charged as a whole or not at all
     refund_when: Callable[..., bool] | None = None  # the predicate that says whether a response refunds the charge

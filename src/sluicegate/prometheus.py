@@ -48,9 +48,8 @@ class PrometheusMetrics:
     - `sluicegate_near_limit_total`: outcomes that left at most a tenth of the limit, by `application` and `rule`.
     - `sluicegate_degraded_decisions_total`: decisions without the store, by `application`.
     - `sluicegate_store_seconds`: a histogram, by `application`.
-    - `sluicegate_open_circuits`, `sluicegate_entries`, `sluicegate_evictions_total`,
-      `sluicegate_degraded_allowed_total`, `sluicegate_permits` and `sluicegate_permits_returned_total`: of all limiters
-      of the process, by `store`.
+    - `sluicegate_open_circuits`, `sluicegate_entries`, `sluicegate_evictions_total` and
+      `sluicegate_degraded_allowed_total`: of all limiters of the process, by `store`.
     - `sluicegate_slots`: concurrency slots that are held now, by `store` and `rule`.
     - `sluicegate_bans`: identities under a ban that this process has refused, by `application` and `rule`.
 

@@ -47,9 +47,6 @@ class Status(NamedTuple):
     evictions: int = 0  # budgets that were evicted from the memory of this process because it was full
     degraded_decisions: int = 0  # made without the store, by the failure policy
     degraded_allowed: int = 0  # of these, allowed: at most so many too many
-    prefetched: int = 0  # decisions from permits that were fetched ahead
-    permits: int = 0  # fetched ahead, and held by this process now
-    permits_returned: int = 0  # fetched ahead, and given back without a use
     cached_refusals: int = 0  # refusals from the deny cache
     last_error: str | None = None  # of the store, also if the circuit is closed again
 

@@ -344,7 +344,7 @@ def test_a_charge_keeps_nothing_of_a_request() -> None:
 
 
 def test_a_renamed_charge_has_the_same_terms_in_each_request() -> None:
-    """The deny cache and the prefetched permits know a charge by its terms."""
+    """The deny cache knows a charge by its terms."""
     found = []
 
     async def view(request: Request) -> Response:

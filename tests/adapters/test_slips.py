@@ -174,6 +174,7 @@ WRONG: list[tuple[tuple[Any, ...], dict[str, Any], object, str, str]] = [
     (("5/minute",), {"method": ["POST"]}, "method", "no such option", 'did you mean "methods"?'),
     (("5/minute",), {"override_default": True}, "override_default", "no such option", '"override_defaults"?'),
     (("5/minute",), {"zzz": 1}, "zzz", "no such option", f"known are quota, {', '.join(MarkOptions.__annotations__)}"),
+    (("5/minute",), {"prefetch": 8}, "prefetch", "no such option", "known are quota, key"),
     (("5/minute",), {"path": "/x"}, "path", "no such option", "give it to a Rule of the settings"),
     (("5/minute",), {"route": "x"}, "route", "no such option", "give it to a Rule of the settings"),
     (("5/minute",), {"user": by_plan}, "user", "no such option", "to RateLimit of sluicegate.fastapi"),

@@ -6,7 +6,6 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -20,12 +19,10 @@ from sluicegate import AsyncLimiter, Limiter, ManualClock, Rule, Settings, measu
 from sluicegate.errors import ConfigurationError, SettingsError
 from sluicegate.events import DecisionEvent
 from sluicegate.opentelemetry import PREFIX, OpenTelemetryMetrics
-from sluicegate.plan import FORBIDDEN, Check, Decision, Outcome, Plan, Terms
+from sluicegate.plan import FORBIDDEN, Check, Decision, Outcome, Terms
 from sluicegate.prometheus import PrometheusMetrics
 from sluicegate.rules.terms import make_terms, read
 from tests.adapters.wsgi_client import WsgiClient
-from tests.servers import Server
-from tests.stores.modes import PATIENCE
 
 TEN: Terms = make_terms("ten", read("10/minute"), algorithm="gcra")[0]
 DAY = TEN._replace(name="day")
@@ -212,22 +209,6 @@ def test_slots_are_counted_while_they_are_held(probe: Probe, stores: list[Limite
         {},
     ]
     assert set(seen[-1]) == {report, other, export}
-
-
-def test_permits_are_counted_that_are_held_and_given_back(probe: Probe, stores: list[Limiter], valkey: Server) -> None:
-    gc.collect()
-    _, sums = probe
-    limiter = Limiter(valkey.url, prefix=f"permits-{uuid4()}", clock=ManualClock(), deadline=PATIENCE)
-    stores.append(limiter)
-    (terms,) = Rule(name="fetched", quota="100/hour", prefetch=8).terms("sliding-window")
-    limiter.accept(terms)
-    for _ in range(4):
-        limiter.run(Plan((Check(terms, "salice", 1),)))  # it asks for 1, for 2, uses one, and asks for 4
-    assert (sums("permits").total(), sums("permits_returned_total").total()) == (3, 0)
-    limiter.store.forget(terms.rule_id, "salice")
-    assert (sums("permits").total(), sums("permits_returned_total").total()) == (0, 3)
-    status = limiter.status()
-    assert (status.prefetched, status.permits, status.permits_returned) == (1, 0, 3)
 
 
 def test_bans_are_counted_until_they_end(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from sluicegate.plan import Check, Outcome, Plan
 from sluicegate.rules.response import Response
 from sluicegate.stores import completion
 from sluicegate.stores.memory import MemoryStore
-from sluicegate.stores.prefetch import AsyncPrefetch
 from sluicegate.testing import AsyncAdapter
 from sluicegate.testing.charges import wrong
 from sluicegate.web.charges import owed
@@ -169,36 +168,6 @@ def test_a_renewal_that_is_cancelled_keeps_its_stamp() -> None:
     async def main() -> None:
         late = Late(memory)
         await story(AsyncLimiter(late), late, memory)
-
-    asyncio.run(main())
-
-
-def test_cancelled_trips_for_permits_burn_no_batch() -> None:
-    """Requests are cancelled while the trip for several permits is under way: what it brought serves others."""
-    [terms] = Rule(name="service", quota="1000/day", prefetch=100).terms("sliding-window")
-    plan = Plan((Check(terms, "all", 1),))
-    memory = MemoryStore(clock=ManualClock())
-
-    async def main() -> None:
-        late = Late(memory)
-        store = AsyncPrefetch(late, clock=ManualClock())
-        late.go.set()
-        for _ in range(1 + 2 + 4):
-            await store.run(plan)
-        late.go.clear()
-        late.asked.clear()
-        before = memory.run(plan._replace(charge=False))[0].remaining
-        task = asyncio.create_task(store.run(plan))
-        await late.asked.wait()
-        await cancelled(task)
-        assert memory.run(plan._replace(charge=False))[0].remaining == before - 8
-        late.go.set()
-        await until(lambda: not completion._UNDER_WAY)
-        calls = len(late.calls)
-        for _ in range(7):
-            await store.run(plan)
-        assert len(late.calls) == calls, "the seven other permits were kept"
-        await store.close()
 
     asyncio.run(main())
 

@@ -16,14 +16,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from sluicegate import AsyncLimiter, Limiter, ManualClock, Rule, fork
+from sluicegate import AsyncLimiter, Limiter, ManualClock, fork
 from sluicegate.errors import StoreError
-from sluicegate.plan import Check, Plan
+from sluicegate.plan import Plan
 from sluicegate.stores.breaker import Breaker
 from sluicegate.stores.deny_cache import DenyCache, Refusals
 from sluicegate.stores.local_fallback import LocalFallback
 from sluicegate.stores.memory import MemoryStore
-from sluicegate.stores.prefetch import Prefetch
 from sluicegate.testing import BrokenStore
 from tests.hostile.growth import untraced
 from tests.servers import Server
@@ -160,28 +159,6 @@ def refusals() -> tuple[Callable[[], object], Callable[[], object]]:
     return work, use
 
 
-def permits() -> tuple[Callable[[], object], Callable[[], object]]:
-    [terms] = Rule(name="service", quota="1000000/day", prefetch=10).terms("sliding-window")
-    [strict] = Rule(name="strict", quota="2/day", prefetch=2).terms("sliding-window")
-    store = Prefetch(MemoryStore())
-
-    def work() -> None:
-        store.run(Plan((Check(terms, str(threading.get_ident()), 1),)))
-
-    return work, lambda: [store.run(Plan((Check(strict, "carol", 1),)))[0].allowed for _ in range(3)]
-
-
-def adding() -> tuple[Callable[[], object], Callable[[], object]]:
-    limiter = Limiter(BrokenStore())
-    [terms] = Rule(name="service", quota="200/minute", prefetch=10).terms("sliding-window")
-
-    def use() -> list[bool]:
-        limiter.accept(terms)
-        return [limiter.hit("2/minute", "carol").allowed for _ in range(3)]
-
-    return lambda: limiter.accept(terms), use
-
-
 def manual_clock() -> tuple[Callable[[], object], Callable[[], object]]:
     clock = ManualClock()
     limiter = Limiter(clock=clock)
@@ -231,7 +208,7 @@ def django_gates() -> tuple[Callable[[], object], Callable[[], object]]:
 
 
 OBJECTS = [
-    memory, local_fallback, breaker, refusals, permits, adding, manual_clock, flask_routes, django_gates,
+    memory, local_fallback, breaker, refusals, manual_clock, flask_routes, django_gates,
 ]  # fmt: skip
 
 

@@ -19,7 +19,6 @@ from sluicegate.rules.terms import make_terms
 from sluicegate.stores import AsyncStore, Store, deny_cache
 from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
 from sluicegate.stores.memory import MemoryStore
-from sluicegate.stores.prefetch import AsyncPrefetch, Prefetch
 from sluicegate.testing import AsyncAdapter, StoreExam
 from sluicegate.testing.store import NAMES
 from tests.stores.breakable import Breakable, Called, Mode, allowed, check
@@ -346,21 +345,6 @@ class Answered:
         if self._between:
             self._between.pop()()
         return outcomes
-
-
-def test_returned_permits_drop_the_refusals_on_their_budgets(mode: Mode, clock: ManualClock) -> None:
-    """They are refunded when another identity evicts them."""
-    inside = Breakable(clock)
-    refusals = Refusals(staleness=100, clock=clock)
-    prefetch = mode.around(inside, (Prefetch, AsyncPrefetch), clock=clock, size=1, on_return=refusals.changed)
-    store = mode.called((AsyncDenyCache if mode.is_async else DenyCache)(prefetch.store, refusals))
-    plain = check("8/minute", cost=8)
-    for _ in range(2):
-        store.run(check("8/minute", prefetch=4))
-    before = store.run(plain)[0].remaining
-    store.run(check("8/minute", identity="b", prefetch=4))
-    assert [refund[0] for refund in inside.refunds] == ["a"]
-    assert store.run(plain)[0].remaining == before + inside.refunds[0][1]
 
 
 def test_under_load_refusals_are_remembered() -> None:

@@ -13,7 +13,6 @@ from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
 from sluicegate.stores.fallback import AsyncFallback, Fallback
 from sluicegate.stores.local_fallback import LocalFallback
 from sluicegate.stores.memory import MemoryStore
-from sluicegate.stores.prefetch import AsyncPrefetch, Prefetch
 from sluicegate.testing.store import NAMES
 from tests.stores.breakable import DEADLINE, Breakable, Called, Mode, allowed, check
 from tests.stores.test_fallback import guards
@@ -75,20 +74,6 @@ def test_a_forced_charge_makes_a_refused_client_wait_longer(mode: Mode, clock: M
 
 def _itself(store: Any) -> Any:
     return store
-
-
-# Prefetch
-
-
-def test_a_forced_charge_uses_no_permit(mode: Mode, clock: ManualClock) -> None:
-    inside = Breakable(clock)
-    store = mode.around(inside, (Prefetch, AsyncPrefetch), clock=clock)
-    one = check("100/hour", prefetch=50)
-    for _ in range(20):
-        store.run(one)
-    calls = inside.calls
-    store.answer(store.store.run, Plan((one,), forced=True))
-    assert inside.calls == calls + 1
 
 
 # The fallback

@@ -25,9 +25,8 @@ from tests.stores.places import PATIENCE, client
 SECRET = "a secret of 16 bytes or more"
 BAN = Ban(after=1, within=60, duration=60, name="banned")
 SLOT = Rule(name="slot", quota=Concurrency(1)).terms("sliding-window")
-FETCHED = Rule(name="fetched", quota="100/hour", prefetch=8).terms("sliding-window")
 LIMITS = [("1/hour", ""), ("1/hour; 50/day", "reply")]
-BUDGETS = 1 + 2 + 1 + 1 + 1  # of the two limits, the slot, the prefetch and the ban
+BUDGETS = 1 + 2 + 1 + 1  # of the two limits, the slot and the ban
 
 
 def _at_once(made: Any) -> Any:
@@ -61,9 +60,9 @@ def where(request: pytest.FixtureRequest) -> str:
 def test_everything_of_one_identity(where: str, kind: str, secret: str | None) -> None:
     with opened(kind, where, secret=secret, prefix=f"all-{uuid4()}", deny_cache=60) as (limiter, wait):
 
-        def run(terms: Any, identity: object, *, charge: bool = True) -> Decision:
+        def run(terms: Any, identity: object) -> Decision:
             text = limiter.text(identity)
-            made: Decision = wait(limiter.run(Plan(tuple([Check(each, text, 1) for each in terms]), charge)))
+            made: Decision = wait(limiter.run(Plan(tuple([Check(each, text, 1) for each in terms]))))
             return made
 
         def banned() -> set[str]:
@@ -72,14 +71,10 @@ def test_everything_of_one_identity(where: str, kind: str, secret: str | None) -
         def hits(identity: object) -> list[bool]:
             return [wait(limiter.hit(quota, identity, action=action)).allowed for quota, action in LIMITS]
 
-        for terms in FETCHED:
-            limiter.accept(terms)
         for identity in ("alice", ("user", "alice")):
             assert hits(identity) == [True] * 2
             assert hits(identity) == [False] * 2  # remembered for the hour, by a cache of a minute
             assert run(SLOT, identity).allowed
-            for _ in range(4):  # the last one leaves permits here
-                run(FETCHED, identity)
             wait(limiter.ban(identity, BAN))
         for number in range(150):  # more keys than one step of a scan inspects
             wait(limiter.hit("5/hour", number))
@@ -87,7 +82,6 @@ def test_everything_of_one_identity(where: str, kind: str, secret: str | None) -
         assert wait(limiter.reset_all("alice")) == BUDGETS
         assert wait(limiter.reset_all("alice")) == 0
         assert run(SLOT, "alice").allowed
-        assert run(FETCHED, "alice", charge=False).remaining == 100
         assert hits("alice") == [True] * 2
 
         other = ("user", "alice")

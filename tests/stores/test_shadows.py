@@ -16,7 +16,6 @@ from sluicegate.rules.terms import make_terms
 from sluicegate.stores import open_async_store, open_store
 from sluicegate.stores.deny_cache import AsyncDenyCache, DenyCache, Refusals
 from sluicegate.stores.local_fallback import LocalFallback
-from sluicegate.stores.prefetch import AsyncPrefetch, Prefetch
 from sluicegate.stores.redis.encoding import CHARGE, Encoder
 from sluicegate.testing import BrokenStore, OpenStore, ShutStore
 from sluicegate.testing.store import terms
@@ -117,18 +116,6 @@ def test_a_shadow_rule_does_not_raise_while_the_store_is_down() -> None:
     shadow, _ = pair()
     [outcome] = local_fallback.answer(Plan((shadow,)), error=None)  # type: ignore[arg-type]
     assert (outcome.allowed, outcome.source) == (True, "policy")
-
-
-def test_a_shadow_rule_next_to_a_prefetching_one_makes_every_request_a_trip(mode: Mode, clock: ManualClock) -> None:
-    inside = Breakable(clock)
-    store = mode.around(inside, (Prefetch, AsyncPrefetch), clock=clock)
-    checks = pair()[0], pair(prefetch=3)[1]
-    assert [say(store.run(*checks)) for _ in range(4)] == [
-        [(True, True, "store"), (True, True, "store")],
-        [(True, False, "store"), (True, True, "store")],
-        [(True, False, "store"), (True, True, "store")],
-        [(True, False, "store"), (False, False, "store")],
-    ]
 
 
 @pytest.mark.parametrize(

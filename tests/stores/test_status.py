@@ -9,8 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from sluicegate import AsyncLimiter, Limiter, Rule
-from sluicegate.plan import Check, Plan
+from sluicegate import AsyncLimiter, Limiter
 from sluicegate.status import CircuitStatus, Status, describe
 from sluicegate.stores.async_adapter import AsyncAdapter
 from sluicegate.stores.memory import MemoryStore
@@ -21,7 +20,6 @@ from tests.servers import Server, ask, free_port, valkey_server, wait_until
 from tests.stores.test_reset_all import opened
 
 HANGING = 0.2  # seconds: the deadline for a server that never answers
-FETCHED = Rule(name="fetched", quota="100/hour", prefetch=8).terms("sliding-window")
 VERSIONS = {"valkey": "valkey 9.", "redis6": "redis 6.2."}
 
 pytestmark = pytest.mark.parametrize("kind", ["sync", "async"])
@@ -131,14 +129,11 @@ def test_a_user_who_may_ask_nothing(kind: str, valkey: Server) -> None:
 
 def test_what_this_process_counts(kind: str, valkey: Server) -> None:
     with opened(kind, valkey.url, prefix=f"count-{uuid4()}", deny_cache=60) as (limiter, wait):
-        for terms in FETCHED:
-            limiter.accept(terms)
         for _ in range(4):
             wait(limiter.hit("1/hour", "alice"))  # allowed, refused, refused by the cache twice
-            wait(limiter.run(Plan(tuple([Check(each, "alice", 1) for each in FETCHED]))))  # 1, 2, 1 permit, 4
         wait(limiter.peek("1/hour", "alice"))
         found = status_of(limiter, wait)
-        assert (found.cached_refusals, found.prefetched, found.degraded_decisions) == (2, 1, 0)
+        assert (found.cached_refusals, found.degraded_decisions) == (2, 0)
 
 
 @pytest.mark.parametrize("quota", ["100/hour", "100/hour; 200/day", "1/hour"])  # the last refuses every second hit

@@ -10,21 +10,18 @@ from typing import Any
 
 import pytest
 
-from sluicegate import AsyncLimiter, Limiter, ManualClock, Rule, Settings, StoreError, Tiers
+from sluicegate import AsyncLimiter, Limiter, ManualClock, StoreError
 from sluicegate.clock import Clock
 from sluicegate.plan import Plan
 from sluicegate.stores import AsyncStore, Store, StoreChange
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 from sluicegate.stores.wrappers import StoreOptions
 from sluicegate.testing import AsyncAdapter, StoreExam
-from sluicegate.web.endpoint import Endpoint
-from sluicegate.web.gate import Gate
-from sluicegate.wsgi import WsgiCaller
 from tests.stores.breakable import Breakable, Mode, check
 
 
 class TestExam(StoreExam):
-    """All wrappers around a working store, in one process, for rules without prefetch: they change nothing."""
+    """All wrappers around a working store, in one process: they change nothing."""
 
     examples = 30
 
@@ -48,48 +45,15 @@ class _Inside:
         self.forget, self.close = store.forget, store.close
 
 
-ORDERS = [
-    ({}, "DenyCache(Fallback(StoreInside))", "DenyCache(Prefetch(Fallback(StoreInside)))"),
-    ({"deny_cache": 0}, "Fallback(StoreInside)", "Prefetch(Fallback(StoreInside))"),
-]
-
-
-@pytest.mark.parametrize(("options", "plain", "prefetching"), ORDERS)
-def test_the_order_and_prefetch_only_where_a_rule_has_it(options: dict[str, Any], plain: str, prefetching: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "shown"), [({}, "DenyCache(Fallback(StoreInside))"), ({"deny_cache": 0}, "Fallback(StoreInside)")]
+)
+def test_the_order(options: dict[str, Any], shown: str) -> None:
     for limiter in (Limiter(_Shown(), **options), AsyncLimiter(_ShownLater(_Shown()), **options)):
-        limiter.accept(check("5/minute").terms)
-        assert repr(limiter.store).replace("Async", "") == plain
-        for _ in range(2):
-            limiter.accept(check("5/minute", prefetch=2).terms)
-            assert repr(limiter.store).replace("Async", "") == prefetching
+        assert repr(limiter.store).replace("Async", "") == shown
 
 
-def test_a_memory_store_needs_no_prefetch() -> None:
-    for limiter in (Limiter(), AsyncLimiter()):
-        before = limiter.store
-        limiter.accept(check("5/minute", prefetch=2).terms)
-        assert limiter.store is before
-
-
-QUOTAS = [
-    pytest.param("100/minute", id="fixed"),
-    pytest.param(lambda request: "100/minute", id="a function"),
-    pytest.param(Tiers({"free": "100/minute"}, by=lambda request: "free"), id="tiers"),
-]
-
-
-@pytest.mark.parametrize("quota", QUOTAS)
-def test_a_rule_with_prefetch_saves_trips_in_a_gate(quota: Any, clock: ManualClock) -> None:
-    inside = Breakable(clock)
-    gate = Gate(Settings(rules=[Rule(name="hot", quota=quota, key="ip", prefetch=8)], store=inside))
-    caller = WsgiCaller({"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": "203.0.113.7"})
-    bounds = gate.bind(Endpoint())
-    decisions = [gate.decide(caller, bounds) for _ in range(16)]
-    assert [decision.remaining for decision in decisions if decision] == [*range(99, 83, -1)]
-    assert inside.calls == 5
-
-
-def test_a_request_without_prefetch_enters_few_functions() -> None:
+def test_a_request_enters_few_functions() -> None:
     """Only the functions of the wrappers are counted."""
     limiter, entered = Limiter(_Shown()), [0]
     plan = Plan((check("100/minute"),))
@@ -108,7 +72,7 @@ def test_a_request_without_prefetch_enters_few_functions() -> None:
     assert entered[0] <= 6
 
 
-WRAPPERS = tuple(f"stores/{name}.py" for name in ("deny_cache", "prefetch", "permits", "fallback", "local_fallback"))
+WRAPPERS = tuple(f"stores/{name}.py" for name in ("deny_cache", "fallback", "local_fallback"))
 
 
 class _Shown(_Inside):
@@ -220,29 +184,8 @@ def test_the_clock_of_a_store_object_is_the_clock_of_its_wrappers(calls: Calls, 
     assert calls.hit("1/hour", "alice").allowed
 
 
-def test_close_refunds_the_permits_of_a_store_object_and_leaves_it_open(calls: Calls, mode: Mode) -> None:
-    calls.make()
-    for _ in range(4):
-        one = check("100/minute", prefetch=8)
-        calls.limiter.accept(one.terms)
-        mode.called(calls.limiter.store).run(one)
-    calls.close()
-    assert calls.inside.refunds == [("a", 3)]
-    assert calls.inside.closed == 0
-
-
 def test_a_store_that_was_opened_is_closed() -> None:
     inside = Breakable()
     StoreOptions().wrap(inside, owned=True).close()
     asyncio.run(StoreOptions().wrap_async(AsyncAdapter(inside), owned=True).close())
     assert inside.closed == 2
-
-
-def test_permits_are_served_before_the_store_is_known_to_be_back(clock: ManualClock) -> None:
-    inside = Breakable(clock)
-    limiter, plan = Limiter(inside), Plan((check("100/minute", prefetch=8),))
-    limiter.accept(plan.checks[0].terms)
-    for _ in range(4):
-        limiter.run(plan)
-    inside.down = True
-    assert [limiter.run(plan).outcomes[0].source for _ in range(5)] == ["store"] * 3 + ["local"] * 2

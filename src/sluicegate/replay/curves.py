@@ -154,7 +154,7 @@ def _note(ready: Ready, steps: int) -> str:
     elif any([terms.held for terms in ready.terms]):
         why = "it limits the requests at the same time"
     else:
-        why = "a list, a condition, a prefetch or a function makes it depend on more than the requests of one identity"
+        why = "a list, a condition or a function makes it depend on more than the requests of one identity"
     return f"No other limits were replayed: {why}. Try them as candidates of their own."
 
 

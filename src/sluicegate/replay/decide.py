@@ -138,7 +138,6 @@ class Ready:
             and settings.enabled
             and len({each.rule_id for each in self.terms}) == len(self.terms)
             and all([bound.terms is not None and bound.rule.when is None for bound in bounds])
-            and all([bound.rule.prefetch == 1 for bound in bounds])
             and all([isinstance(bound.rule.cost, int) or hasattr(bound.rule.cost, "columns") for bound in bounds])
             and not any([each.held for each in self.terms])
         )

@@ -16,7 +16,7 @@ from sluicegate.quota import Quota
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeySpec, validate_key
 from sluicegate.rules.response import Response, when_to_refund
-from sluicegate.rules.rollout import EVERYBODY, Mode, share
+from sluicegate.rules.rollout import Mode, share
 from sluicegate.rules.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
 from sluicegate.rules.tiers import Tiers
 
@@ -49,9 +49,9 @@ _NOT_IN_A_PATH: Final = (  # (pattern of a mistake, problem, what to write inste
     ),
     (r".*\s", "has blanks around it", "leave them out"),
 )
-_NOT_AT_ONCE: Final = ("algorithm", "count_denied", "prefetch", "charge_when", "refund_when")
+_NOT_AT_ONCE: Final = ("algorithm", "count_denied", "charge_when", "refund_when")
 """Options that have no meaning for a Concurrency."""
-_NOT_AT_NO_COST: Final = ("ban", "count_denied", "prefetch", "charge_when", "refund_when")
+_NOT_AT_NO_COST: Final = ("ban", "count_denied", "charge_when", "refund_when")
 
 
 @shows_half_made
@@ -78,8 +78,6 @@ class Rule:
       is in shadow.
     - `charge_when`, or its opposite `refund_when`: a function of the `sluicegate.rules.response.Response`. The
       request is charged before the view, and refunded before the response starts if the function decides so.
-    - `prefetch`: the largest number of permits that a process may fetch in one call of the store. A permit lets one
-      request pass without another call.
     - `per_method`: True gives each method a budget of its own; HEAD shares that of GET.
     - `error_message`: the text of a 429 by this rule. `on_denied`: a function of (request, decision) that returns the
       response to a refusal by this rule. None means the application's setting.
@@ -101,7 +99,6 @@ class Rule:
     when: Condition | None = None
     count_denied: bool = False
     on_store_failure: FailurePolicy | None = None
-    prefetch: int = 1
     ban: Ban | None = None
     mode: Mode = "enforce"
     enforce_percent: float = 100
@@ -137,7 +134,7 @@ class Rule:
         check_answer(self.error_message, self.on_denied)
         check_hash("on_denied", self.on_denied, error=RuleError)  # it is a key of the cache of terms
         when_to_refund(self.charge_when, self.refund_when)
-        enforced = share(self.mode, self.enforce_percent)
+        share(self.mode, self.enforce_percent)
         if self.ban is not None and not isinstance(self.ban, Ban):
             raise _error("ban", self.ban, "not a Ban", "give Ban(after=10, within=…, duration=…)")
         if not callable(self.quota) or isinstance(self.quota, type):  # the class Quota is not a function of a request
@@ -148,7 +145,6 @@ class Rule:
         for quotas in self.known:
             self._check_options_of(quotas)
         _check_cost(self)
-        _check_prefetch(self, enforced)
         if self.algorithm is not None:
             for quota in self.known:
                 self.terms(self.algorithm, quota)
@@ -177,7 +173,6 @@ class Rule:
                 scope=self.scope,
                 counted=self.count_denied,
                 on_store_failure=self.on_store_failure,
-                prefetch=self.prefetch,
                 ban=None if self.ban is None else self.ban.terms,
                 refund_when=when_to_refund(self.charge_when, self.refund_when),
                 message=self.error_message,
@@ -287,22 +282,6 @@ def _listed(given: object) -> list[object]:
 def _fixed(rule: Rule) -> list[Quota]:
     """Return each quota that is known before any request."""
     return [each for known in rule.known for each in ((known.quota,) if isinstance(known, Concurrency) else known)]
-
-
-def _check_prefetch(rule: Rule, enforced: int) -> None:
-    prefetch = rule.prefetch
-    if not isinstance(prefetch, int) or isinstance(prefetch, bool) or prefetch < 1:
-        raise _error("prefetch", prefetch, "not a whole number above 0", "give 1 (no prefetch) or more")
-    if prefetch > 1:
-        for option, _ in _given(rule, ("count_denied", "ban")):
-            problem = "refusals cannot be counted in a process alone"
-            raise _error("prefetch", prefetch, problem, f"leave out {option}")
-    if prefetch > 1 and enforced < EVERYBODY:
-        raise _error("prefetch", prefetch, "a rule in shadow is counted one by one", "leave out prefetch for now")
-    for quota in _fixed(rule):
-        if prefetch > _capacity(quota):
-            problem = f"more than {_capacity(quota)}, the whole budget"
-            raise _error("prefetch", prefetch, problem, "give a small part of the budget")
 
 
 def _capacity(quota: Quota) -> int:

@@ -3,7 +3,7 @@
 A charge may be made as soon as its command was sent. It is finished or undone like this:
 
 - **Cancellation**: the caller ends at once. The work goes on in a task of its own. A slot or a reservation is refunded
-  when its reply comes. A renewal keeps its new stamp, and a release waits for it. Permits are kept for other requests.
+  when its reply comes. A renewal keeps its new stamp, and a release waits for it.
   A `hit` is not undone, because a client that disconnects early keeps its charge, and it needs no task.
 - **Close**: `AsyncLimiter.close` waits for such work, at most `CLOSING` seconds, and then closes the connections.
 - **End of the loop**: `asyncio.run` cancels all tasks and waits for them. A task of this module ignores that, so the

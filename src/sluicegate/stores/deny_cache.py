@@ -223,10 +223,7 @@ class _DenyCache(Generic[_AnyStore]):
 
 
 class DenyCache(_DenyCache[Store]):
-    """A store that repeats the refusals of the store inside.
-
-    `refusals` are also passed to a wrapper inside that returns prefetched permits, because that changes budgets too.
-    """
+    """A store that repeats the refusals of the store inside."""
 
     def run(self, plan: Plan) -> Outcomes:
         """Repeat a refusal, or ask the store inside."""

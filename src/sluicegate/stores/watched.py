@@ -1,7 +1,7 @@
 """A wrapper that measures how long the store takes to run a plan. Only limiters with `on_decision` have it.
 
-It is the innermost wrapper. So a decision without a call of the store has no time: the deny cache or a permit fetched
-ahead has made it. The measurement belongs to the decision that is being made in this context, also in a task or thread
+It is the innermost wrapper. So a decision without a call of the store has no time: the deny cache
+has made it. The measurement belongs to the decision that is being made in this context, also in a task or thread
 that was started for it. A prepared charge always calls the store: who sends it measures it, without this wrapper.
 """
 

@@ -1,8 +1,7 @@
 """The wrappers of a store, made from the store options of an application.
 
-From the outside in: the deny cache repeats refusals, prefetch serves permits that were fetched ahead, and the fallback
-decides while the store is unavailable, with its circuit breaker. Prefetch is among them only when a rule has
-`prefetch`. A memory store needs no wrapper and is returned as it is.
+From the outside in: the deny cache repeats refusals, and the fallback decides while the store is unavailable, with its
+circuit breaker. A memory store needs no wrapper and is returned as it is.
 """
 
 from __future__ import annotations
@@ -132,29 +131,6 @@ class StoreOptions:
     def _clock_of(self, store: object) -> Clock | None:
         """Return the clock of the wrappers: the one given here or to the store, because all of them must agree."""
         return getattr(store, "clock", None) if self.clock is None else self.clock
-
-
-def add_prefetch(store: Any, *, clock: Clock | None) -> Any:
-    """Return the same wrappers with prefetch among them: around the fallback, inside the deny cache.
-
-    A memory store is returned as it is, and so are wrappers that prefetch already.
-    """
-    if isinstance(store, (MemoryStore, AsyncMemoryStore)):
-        return store
-    from sluicegate.stores.fallback import AsyncFallback, Fallback
-    from sluicegate.stores.prefetch import AsyncPrefetch, Prefetch
-
-    refusals = getattr(store, "refusals", None)  # of a deny cache
-    inside = store if refusals is None else store.inside
-    kinds: dict[type, type[Prefetch] | type[AsyncPrefetch]] = {Fallback: Prefetch, AsyncFallback: AsyncPrefetch}
-    kind = kinds.get(type(inside))
-    if kind is None:
-        return store
-    prefetch = kind(inside, clock=clock, on_return=None if refusals is None else refusals.changed)
-    if refusals is None:
-        return prefetch
-    store.inside = prefetch
-    return store
 
 
 def check_given(store: object, clock: Clock | None, *, prefix: str, asynchronous: bool) -> None:

@@ -158,7 +158,7 @@ class _Rules:
 
     def _ready(self, rule: Rule) -> Bound:
         if self.settings.mode == "shadow":
-            rule = replace(rule, mode="shadow", enforce_percent=100, prefetch=1)
+            rule = replace(rule, mode="shadow", enforce_percent=100)
         if rule.error_message is None and self.settings.error_message is not None:
             rule = replace(rule, error_message=self.settings.error_message)
         key = self.settings.key if rule.key is None else rule.key
@@ -245,8 +245,6 @@ class _Rules:
                 if quota is None:
                     continue
                 terms = rule.terms(self.settings.algorithm, quota)
-                for each in terms if rule.prefetch > 1 else ():
-                    self._accept(each)
             terms = terms if bound.share == EVERYBODY else picked(terms, text, bound.share)
             if rule.per_method:
                 terms = of_method(terms, caller.method)

@@ -222,7 +222,6 @@ class RuleOptions(TypedDict, total=False):
     when: Condition | None
     count_denied: bool
     on_store_failure: FailurePolicy | None
-    prefetch: int
     ban: Ban | None
     mode: Mode
     enforce_percent: float

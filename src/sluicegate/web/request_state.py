@@ -126,7 +126,7 @@ def count_together(one: Settings, other: Settings) -> bool:
     return not own_memory and (one.store, one.prefix) == (other.store, other.prefix)
 
 
-@lru_cache(maxsize=1024)  # always the same object: the deny cache and the prefetched permits know terms by it
+@lru_cache(maxsize=1024)  # always the same object: the deny cache knows terms by it
 def _named(terms: Terms, name: str) -> Terms:
     """Return the terms with another name."""
     return terms._replace(name=name)
