@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
-import sys
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -56,27 +55,11 @@ def annotated(*given: Any) -> Awaitable[str | None]:
     return awaited()
 
 
-def annotated_coroutine(*given: Any) -> Coroutine[Any, Any, str]:
-    return awaited()
-
-
-def annotated_for_good(*given: Any) -> Any:
-    return awaited()
-
-
-annotated_for_good.__annotations__["return"] = Awaitable[str]  # as without `from __future__ import annotations`
-
-
 def marked(*given: Any) -> Any:
     return awaited()
 
 
 markcoroutinefunction(marked)
-
-
-class Annotated:
-    def __call__(self, *given: Any) -> Awaitable[str]:
-        return awaited()
 
 
 HERE = __name__
@@ -89,10 +72,6 @@ SEEN: dict[str, tuple[Any, str]] = {  # what start-up can see, and its name
     "static method": (Called.static, f"{HERE}.Called.static"),
     "object": (Called(), f"{HERE}.Called"),
     "cached": (functools.lru_cache(awaited), f"{HERE}.awaited"),
-    "annotated": (annotated, f"{HERE}.annotated"),
-    "annotated as a coroutine": (annotated_coroutine, f"{HERE}.annotated_coroutine"),
-    "annotated by a type": (annotated_for_good, f"{HERE}.annotated_for_good"),
-    "annotated object": (Annotated(), f"{HERE}.Annotated"),
     "marked": (marked, f"{HERE}.marked"),
 }
 
@@ -107,29 +86,15 @@ def bridged(*given: Any) -> Any:
     return asyncio.run(awaited(*given))
 
 
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are evaluated when a function is defined")
-@pytest.mark.parametrize(
-    "signature",
-    ["request: Nowhere) -> Awaitable[str]", "request) -> Awaitable[Nowhere]", "request) -> Coroutine[int, int, int]"],
-)
-def test_names_that_only_a_type_checker_imports_hide_nothing(signature: str) -> None:
-    names: dict[str, Any] = {"Awaitable": Awaitable}
-    exec(compile(f"def key({signature}: ...", "x.py", "exec", dont_inherit=True), names)
-    assert is_async(names["key"])
-
-
 def perhaps(*given: Any) -> str | Awaitable[str]:
     return "alice"
-
-
-def ill_annotated(*given: Any) -> Nowhere[str]:  # type: ignore[name-defined]  # noqa: F821
-    return None
 
 
 UNSEEN: dict[str, tuple[Any, str]] = {  # seen only in the returned value
     "plain": (hidden, f"{HERE}.hidden"),
     "lambda": (lambda *given: awaited(), f"{HERE}.<lambda>"),
     "wrapped": (wrapped, f"{HERE}.awaited"),
+    "annotated": (annotated, f"{HERE}.annotated"),
 }
 PLAIN: dict[str, Any] = {  # what returns at once: to refuse it would be wrong
     "plain": print,
@@ -139,7 +104,6 @@ PLAIN: dict[str, Any] = {  # what returns at once: to refuse it would be wrong
     "bridge of asgiref": async_to_sync(awaited),
     "bridge by hand": bridged,
     "perhaps": perhaps,
-    "not to be evaluated": ill_annotated,
     "a text": "ip",
     "nothing": None,
     "tiers": Tiers({"a": "1/minute"}, by=str),

@@ -6,21 +6,16 @@ first call. Then the error has the same text, and the coroutine is closed.
 
 from __future__ import annotations
 
-import ast
-import collections.abc
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import suppress
 from functools import partial
-from types import CoroutineType, FunctionType
-from typing import Any, Final, NamedTuple, TypeGuard, get_origin
+from types import FunctionType
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from sluicegate.errors import AsyncMismatchError, ConfigurationError
 
 _READY: Final = frozenset({str, tuple, int, bytes, bool, type(None)})  # the types of nearly all results
-_LATER: Final = ("Awaitable", "Coroutine", "CoroutineType")
-_TYPES: Final = (collections.abc.Awaitable, collections.abc.Coroutine, CoroutineType)
 _CALLED: Final = "an async function, but this application is called synchronously"
 
 
@@ -30,13 +25,13 @@ def waits(answer: object) -> TypeGuard[Awaitable[Any]]:
 
 
 def is_async(function: object) -> bool:
-    """True if a function is certainly asynchronous: by its kind, by asgiref's mark, or by its return annotation.
+    """True if a function is certainly asynchronous: by its kind or by asgiref's mark.
 
     A plain function that wraps an asynchronous function does not count: it may run the asynchronous function itself.
     """
     while isinstance(function, partial):
         function = function.func
-    if inspect.iscoroutinefunction(function) or _is_marked(function) or _says_so(function):
+    if inspect.iscoroutinefunction(function) or _is_marked(function):
         return True
     if isinstance(function, (FunctionType, type)) or inspect.ismethod(function) or not callable(function):
         return False
@@ -49,34 +44,6 @@ def is_async(function: object) -> bool:
 def _is_marked(function: object) -> bool:
     """True if asgiref has marked the function as asynchronous. From Python 3.12 on `inspect` knows this mark."""
     return type(getattr(function, "_is_coroutine", None)) is object
-
-
-def _annotations(function: FunctionType) -> dict[str, Any]:
-    """Return the function's annotations, evaluated from Python 3.14 on; an undefined name stays a ForwardRef."""
-    if sys.version_info >= (3, 14):
-        from annotationlib import Format, get_annotations
-
-        return get_annotations(function, format=Format.FORWARDREF)
-    return function.__annotations__
-
-
-def _says_so(function: object) -> bool:
-    """True if the function's annotation says that the function always returns an awaitable."""
-    function = getattr(function, "__func__", function)
-    if not isinstance(function, FunctionType):
-        return False
-    found: Any = None
-    with suppress(NameError, AttributeError, TypeError):  # an annotation that cannot be evaluated is ignored
-        found = _annotations(function).get("return")
-    found = getattr(found, "__forward_arg__", found)
-    if not isinstance(found, str):
-        return (get_origin(found) or found) in _TYPES
-    try:
-        tree: Any = ast.parse(found, mode="eval").body
-    except SyntaxError:
-        return False
-    name = tree.value if isinstance(tree, ast.Subscript) else tree
-    return (name.attr if isinstance(name, ast.Attribute) else getattr(name, "id", "")) in _LATER
 
 
 def label_of(function: Any) -> str:

@@ -97,8 +97,11 @@ class Decorating:
     def __init__(self, decorate: Callable[[Any], Any]) -> None:
         self._decorate = decorate
 
-    def __call__(self, view: Any) -> Any:
-        return self._decorate(view)
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        if len(given) != 1 or named:  # a framework calls it as a view: `@limit` was written without parentheses
+            types = [type(each).__name__ for each in (*given, *named.values())]
+            raise not_a_view("@limit on", types, problem="not one view", expected="decorate a view")
+        return self._decorate(given[0])
 
     @property
     def __signature__(self) -> NoReturn:
@@ -172,17 +175,10 @@ def not_a_view(what: str, given: object, *, problem: str = "not a view", expecte
     return RuleError(what, given, problem=problem, expected=expected)
 
 
-def _is_bare(quota: object) -> bool:
-    """True if `@limit` was written without parentheses, on a class or on a function.
-
-    A function may also be a quota function.
-    """
-    return isinstance(quota, type) or (callable(quota) and _is_being_defined(quota))
-
-
 def _is_being_defined(function: Callable[..., Any]) -> bool:
-    """True if a function stands below the decorator that asks. Then the calling code defines it, or a function that it
-    wraps, and no variable has it yet.
+    """True if a function stands below `@exempt`, and was not given in a call. Then the calling code defines it, or a
+    function that it wraps, and no variable has it yet. Nothing else tells a mistake from a view that one of two routes
+    frees.
     """
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "sluicegate":
@@ -260,8 +256,6 @@ def make_mark(
     - The other options are the same as for `sluicegate.Rule`.
     """
     _check_options(what, options, own)
-    if _is_bare(quota):
-        raise RuleError(what, quota, problem="a view, where a quota should be", expected=_NO_PARENTHESES)
     check_flag("override_defaults", override_defaults, error=RuleError)
     if scope is not None:  # here: Rule would call it the name
         check_name("scope", scope)
