@@ -145,7 +145,8 @@ class Refusals:
         )
         waits = [wait for each in outcomes for wait in (each.retry_after, each.reset_after, each.next_after) if wait]
         until = read // self._unit + min([self._staleness_us, *waits])
-        refusal = CachedRefusal(outcomes, self.read() // self._unit, until, monotonic() + self._staleness)
+        stale_at = monotonic() + self._staleness
+        refusal = CachedRefusal(outcomes, self.read() // self._unit, until, stale_at=stale_at)
         if counted:  # `drop` sets new marks: they must not be taken for a change by another request
             holds = holds and self._has(marks, checks)
             for check, _ in counted:

@@ -12,7 +12,7 @@ local clock = ARGV[1] ~= '' and ARGV[1]
 --@PROLOGUE
 
 local charging, forced, allowed = ARGV[2] ~= '0', ARGV[2] == '3', ARGV[2] < '2'
-local reply, states, refused = {ARGV[3] + 0, now, 0, 0, 0, 0, 0}, {}, {}
+local reply, states, refused = {ARGV[3] + 0, now, 0, 0, 0, 0, 0}, {}, nil -- refused: rules in shadow
 local plain = #KEYS
 --@BANS
 
@@ -23,9 +23,13 @@ for i = 1, plain do
   local state, passed = open(key, now, a, b, c), nil
   passed, reply[to + 1], reply[to + 2], reply[to + 3], reply[to + 4] = check(state, now, cost, a, b, c)
   states[key], reply[to] = state, passed and 1 or 0
-  if not passed then refused[ARGV[at + 1]] = true end
+  if not passed and #ARGV[at + 1] > 1 then
+    refused = refused or {}
+    refused[ARGV[at + 1]] = true
+  elseif not passed then
+    allowed = false
+  end
 end
-allowed = allowed and not (refused['0'] or refused['1'])
 --@BANNED allowed = strike_bans() and allowed
 
 for i = 1, plain do
@@ -33,7 +37,7 @@ for i = 1, plain do
   local cost, a, b, c = ARGV[at + 2] + 0, ARGV[at + 3] + 0, ARGV[at + 4] + 0, ARGV[at + 5] + 0
   --@SEVERAL local open, check, charge = algorithms[ARGV[at]]()
   local how = ARGV[at + 1]
-  local took = charging and allowed and not refused[how]
+  local took = charging and allowed and not (refused and refused[how])
   local counts = charging and (forced or how >= '1') and reply[to + 2] ~= NEVER
   local charged = (took or counts) and cost > 0
   if charged then
