@@ -51,7 +51,7 @@ from sluicegate.fastapi import RateLimit, RateLimitMiddleware
 from sluicegate.flask import RateLimiter
 
 STORE = os.environ["STORE"]
-PATIENT = {"deadline": 10}  # seconds: the machine may be busy
+PATIENT = {"deadline": 5}  # seconds: the machine may be busy
 limiter = Limiter(STORE, **PATIENT)
 later = AsyncLimiter(STORE, **PATIENT)
 
