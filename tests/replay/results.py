@@ -278,6 +278,8 @@ def generated() -> Result:
             identities=len(by_identity(requests)),
             refused=0,
             missing=("duration",),
+            late_at=requests[100].time,
+            late_by=3600.0,
         ),
         (
             candidate("login", LOGIN),

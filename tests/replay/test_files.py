@@ -9,6 +9,7 @@ import lzma
 import random
 import tracemalloc
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from time import gmtime, strftime
 from typing import Any, Final
@@ -16,10 +17,15 @@ from typing import Any, Final
 import polars as pl
 import pytest
 import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sluicegate.errors import LogError
+from sluicegate.replay import order, words
+from sluicegate.replay.candidates import from_rules
 from sluicegate.replay.files import LONGEST, LogFile
 from sluicegate.replay.log import Log
+from sluicegate.replay.run import replay
 
 NOON: Final = 1772366400
 
@@ -119,14 +125,56 @@ def test_lines_out_of_order_within_the_window_are_sorted(
     assert log.read.late == 0
 
 
-def test_later_lines_are_counted_and_put_at_the_newest_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LogFile.chunks, "__defaults__", (5_000,))
-    path = tmp_path / "access.log"
-    path.write_text("".join([*map(line, range(1000)), line(5), *map(line, range(1000, 2000))]))
-    log = Log([path], window=10)
-    found = seconds_of(log)
-    assert (len(found), log.read.late) == (2001, 1)
+def as_documented(seconds: Sequence[int], window: int) -> tuple[list[int], int]:
+    """What docs/replay-formats.md says of lines at these seconds: the times in order, and how many lines are late."""
+    found: list[int] = []
+    newest = late = 0
+    for before, second in pairwise([0, *seconds]):
+        if before - second <= 86_400:
+            newest = max(newest, before)
+        found.append(newest if second < newest - window else second)
+        late += second < newest - window
+    return sorted(found), late
+
+
+@pytest.mark.parametrize(("chunk", "rows", "most"), [(80, 3, 90), (500, 10, 90), (4 << 20, 100_000, 90), (500, 7, 5)])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_later_lines_are_counted_and_put_at_the_newest_moment(
+    tmp_path: Path, data: st.DataObject, chunk: int, rows: int, most: int
+) -> None:
+    """Issue 26: for every window, wherever a piece of the file ends. Only the most rows that wait are a limit."""
+    moves = st.one_of(st.integers(0, 3), st.integers(-50, 50), st.sampled_from([-7200, 7200, 10**8]))
+    seconds = [max(0, each) for each in accumulate(data.draw(st.lists(moves, max_size=60)), initial=100_000)]
+    window = data.draw(st.sampled_from([0, 10, 60, 3600, 86_400]))
+    (tmp_path / "access.log").write_text("".join(map(line, seconds)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LogFile.chunks, "__defaults__", (chunk,))
+        patch.setattr(order, "_PIECE", rows)
+        patch.setattr(order, "_MOST", most)
+        log = Log([tmp_path / "access.log"], window=window)
+        found = seconds_of(log)
     assert found == sorted(found)
+    if most > len(seconds):
+        assert (found, log.read.late) == as_documented(seconds, window)
+    else:
+        assert log.read.late >= as_documented(seconds, window)[1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "late", "by"),
+    [([3600, 0], 1, 3600), ([*range(3600), *range(3600)], 3539, 3599), ([60, 0], 0, 0), ([0, 10**9, 1], 0, 0)],
+)
+def test_when_time_goes_back_the_reader_is_told(seconds: Sequence[int], late: int, by: int, tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    path.write_text("".join(map(line, seconds)))
+    found = replay(Log([path]), [from_rules(["5/minute"])], curves=False)
+    assert (found.traffic.late, found.traffic.late_by) == (late, by)
+    told = [note for note in words.notes(found.traffic) if note.startswith("Time goes back")]
+    assert len(told) == bool(late)
+    if late:
+        assert f"by up to {words.span(by)}, first after {words.moment(NOON + 3600 - (late > 1))} UTC" in told[0]
+        assert f"{words.count(late, 'line is', 'lines are')} later than --window, and replayed at the newest" in told[0]
 
 
 def test_one_wrong_time_in_the_future_makes_no_other_line_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

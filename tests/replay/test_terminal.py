@@ -58,7 +58,8 @@ def test_what_could_not_be_read_is_said() -> None:
         f"{file}:{line}: ",
         ascii(example)[1:-1],
         "3 lines of ",
-        "17 lines were out of order",
+        "UTC: 17",
+        "lines are later than --window",
         "lacks duration",
     ):
         assert part in text

@@ -16,7 +16,7 @@ from sluicegate.replay.files import LONGEST, STANDARD_INPUT, LogFile
 from sluicegate.replay.formats import Csv, Format, Layout, Part, json_names
 from sluicegate.replay.known import given
 from sluicegate.replay.lines import SECOND, has, read
-from sluicegate.replay.order import Merged, Stream, sorted_within
+from sluicegate.replay.order import Late, Stream, merged, sorted_within
 from sluicegate.replay.recognise import recognised
 from sluicegate.replay.result import Example, File, Unreadable
 from sluicegate.replay.traffic import COLUMNS, FIELD
@@ -42,6 +42,8 @@ class Counts(NamedTuple):
     formats: tuple[File, ...] = ()
     resolution: float = 1  # seconds between two times that the log can tell apart
     missing: tuple[str, ...] = ()  # columns that are wanted and that no line of this log has
+    late_at: float | None = None  # the newest time known when time first went back by more than the window
+    late_by: float = 0  # seconds: how far it went back at most
 
 
 class Frames(ABC):
@@ -101,7 +103,7 @@ class Log(Frames):
         self._grain = SECOND
         self._first = ""
         self._wanted: tuple[str, ...] = ()
-        self._merged = Merged([])
+        self._late = Late()
 
     @property
     def read(self) -> Counts:
@@ -112,7 +114,9 @@ class Log(Frames):
         return Counts(
             lines=self._lines,
             unreadable=Unreadable(self._unread, tuple(self._examples)),
-            late=self._merged.late,
+            late=self._late.lines,
+            late_at=None if self._late.first is None else self._late.first / SECOND,
+            late_by=self._late.by / SECOND,
             bytes=sum(file.taken for file in self._files),
             total=None if None in sizes else sum(size for size in sizes if size is not None),
             formats=tuple(File(file.path, name) for file, name in zip(self._files, names, strict=True) if name),
@@ -124,7 +128,6 @@ class Log(Frames):
         """Return frames with `time` and the wanted columns, sorted by time over all frames."""
         self._start()
         self._wanted = tuple(dict.fromkeys(["time", *wanted]))
-        self._merged = Merged([self._stream(at) for at in range(len(self._files))])
         return self._all_rows()
 
     @property
@@ -133,7 +136,7 @@ class Log(Frames):
         return tuple(dict.fromkeys(found))
 
     def _all_rows(self) -> Iterator[pl.DataFrame]:
-        yield from self._merged
+        yield from merged([self._stream(at) for at in range(len(self._files))])
         if damaged := [file for file in self._files if file.damage and not self._lines]:
             expected = "give the whole file, or the lines before the damage without compression"
             raise LogError("log", damaged[0].path, problem=damaged[0].damage, expected=expected)
@@ -149,11 +152,9 @@ class Log(Frames):
         if len(self._files) > 1 and file.size is not None:
             for chunk in file.chunks(_BEGINNING):
                 found, _ = self._chunk(_rows(chunk), self._formats[at], ("time",))
-                start = min(found["time"].to_list(), default=inf) - self._window
+                start = min(found["time"].to_list(), default=start) - self._window
                 break
-            else:
-                start = inf
-        return Stream(start, lambda: sorted_within(self._rows_of(at), self._window))
+        return Stream(start, lambda: sorted_within(self._rows_of(at), self._window, self._late))
 
     def _rows_of(self, at: int) -> Iterator[pl.DataFrame]:
         file, lines = self._files[at], 0

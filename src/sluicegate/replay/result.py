@@ -33,7 +33,7 @@ class Traffic(NamedTuple):
     files: tuple[File, ...]
     lines: int
     unreadable: Unreadable
-    late: int  # lines further out of order than the window: replayed, at the moment of the newest line released
+    late: int  # lines further out of order than the window: replayed at the newest time of the lines before them
     first: float | None
     last: float | None
     resolution: float  # seconds between two times that the log can tell apart: 1, 0.001, 0.000001
@@ -42,6 +42,8 @@ class Traffic(NamedTuple):
     refused: int  # status 429 in the log: some limit was active already
     missing: tuple[str, ...]  # columns that the log does not have, and that a rule or an answer would need
     warnings: tuple[str, ...] = ()  # why the figures may mean something else than the rules say
+    late_at: float | None = None  # the newest time known when time first went back by more than the window
+    late_by: float = 0  # seconds: how far it went back at most
 
 
 class RuleText(NamedTuple):

@@ -152,6 +152,8 @@ def replay(
         refused=refused,
         missing=tuple(sorted(wanted & set(read.missing))),
         warnings=(*_keys(ready), *hints.found(log.fields)),
+        late_at=read.late_at,
+        late_by=read.late_by,
     )
     return Result(
         traffic,

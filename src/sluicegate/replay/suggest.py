@@ -35,8 +35,8 @@ from sluicegate.replay.survey import ALL, DAY, GONE, HIGHEST, INSTEAD, LISTED, O
 from sluicegate.replay.tally import add, readable
 from sluicegate.replay.traffic import COLUMNS
 from sluicegate.replay.words import count as count_of
+from sluicegate.replay.words import late, told_apart
 from sluicegate.replay.words import share as share_of
-from sluicegate.replay.words import told_apart
 from sluicegate.replay.work import Each, workers
 from sluicegate.rules.rule import Rule
 from sluicegate.web.settings import Settings
@@ -578,9 +578,7 @@ def what_was_read(read: Counts) -> list[str]:
         found.append(
             f"{count_of(read.unreadable.lines, 'line')} of {read.lines:,} unreadable, as {file}:{number}: {line}"
         )
-    if read.late:
-        found.append(f"{count_of(read.late, 'line')} out of order beyond the window")
-    return found
+    return [*found, late(read.late, read.late_at, read.late_by)] if read.late else found
 
 
 def _what(methods: Collection[str], path: str | None) -> str:

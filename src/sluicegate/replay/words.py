@@ -266,14 +266,23 @@ def what_was_read(traffic: Traffic) -> str:
     return f"{size}, {moment(traffic.first)} to {moment(traffic.last)} UTC ({span(traffic.last - traffic.first)})"
 
 
+def late(lines: int, at: float | None, by: float) -> str:
+    """Return how often time went back in the log, and what was done; empty if it did not."""
+    if at is None:
+        return ""
+    return (
+        f"time goes back in the log by up to {span(by)}, first after {moment(at)} UTC: "
+        f"{count(lines, 'line is', 'lines are')} later than --window, and replayed at the newest time before"
+    )
+
+
 def notes(traffic: Traffic) -> list[str]:
     """Return what a reader must know about the log: what could not be read, and what the log cannot say."""
     lines = f"{count(traffic.unreadable.lines, 'line')} of {traffic.lines:,} could not be read"
-    late = f"{count(traffic.late, 'line was', 'lines were')} out of order beyond the window: replayed late"
     found = [
         *traffic.warnings,
         lines if traffic.unreadable.lines else "",
-        late if traffic.late else "",
+        late(traffic.late, traffic.late_at, traffic.late_by),
         f"the times of the log are exact to {span(traffic.resolution)}: limits for shorter periods cannot be judged"
         if traffic.resolution >= 1 and traffic.requests
         else "",
