@@ -23,7 +23,7 @@ from sluicegate.replay.result import (
     Example,
     File,
     HeatMap,
-    Innocent,
+    Kind,
     Load,
     Moment,
     Point,
@@ -39,7 +39,7 @@ from sluicegate.replay.result import (
 START = 1_795_392_000.0  # 2026-11-23 00:00 UTC
 DAYS = 2
 BUCKET = 900.0
-SANE = 40  # per minute
+KINDS = {"person": "human", "office": "shared", "crawler": "automated", "attacker": "automated", "scraper": "automated"}
 ROUTES = ("GET /", "GET /products/*", "GET /search", "GET /api/stock/*", "POST /cart", "POST /login")
 
 
@@ -95,6 +95,10 @@ def digest(who: str) -> str:
     return blake2b(who.encode(), digest_size=8).hexdigest()
 
 
+def kind_of(who: str) -> str:
+    return KINDS[who.partition(" ")[0]]
+
+
 def most(times: Sequence[float], period: float) -> int:
     """Return the most of these in any period."""
     return max([i + 1 - bisect_left(times, time - period) for i, time in enumerate(times)], default=0)
@@ -144,7 +148,7 @@ def candidate(name: str, *rules: Asked) -> Candidate:
     out = [requests[place] for place in found]
     passed = [request for place, request in enumerate(requests) if place not in found]
     everybody, blocked = by_identity(requests), by_identity(out)
-    sane = {who for who, times in everybody.items() if most(times, 60) <= SANE}
+    people = {who for who in everybody if kind_of(who) != "automated"}
     seconds = {
         who: sum([min(60.0, later - time) for time, later in zip(times, [*times[1:], times[-1] + 30], strict=True)])
         for who, times in blocked.items()
@@ -194,12 +198,14 @@ def candidate(name: str, *rules: Asked) -> Candidate:
             )
             for slot, count in worst
         ),
-        innocent=Innocent(
-            f"{SANE}/minute",
-            "as given",
-            len(sane & blocked.keys()),
-            len(sane),
-            sum(request.who in sane for request in out),
+        kinds=tuple(
+            Kind(
+                kind,
+                sum(kind_of(who) == kind for who in blocked),
+                sum(kind_of(who) == kind for who in everybody),
+                sum(kind_of(request.who) == kind for request in out),
+            )
+            for kind in ("human", "shared", "unclear", "automated")
         ),
         closed_loop=ClosedLoop(
             delayed=len(out),
@@ -208,9 +214,9 @@ def candidate(name: str, *rules: Asked) -> Candidate:
             median=round(median(delays), 1) if delays else 0.0,
             p95=round(delays[int(0.95 * len(delays))], 1) if delays else 0.0,
             longest=round(delays[-1], 1) if delays else 0.0,
-            innocent_delayed=sum(request.who in sane for request in out),
-            innocent_median=1.5,
-            innocent_longest=60.0,
+            people_delayed=sum(request.who in people for request in out),
+            people_median=1.5,
+            people_longest=60.0,
             not_computed="",
         ),
         load=Load(START, BUCKET, buckets(requests), buckets(passed), work(requests), work(passed)),
@@ -222,7 +228,7 @@ def candidate(name: str, *rules: Asked) -> Candidate:
                 round(seconds[who], 1),
                 times[0],
                 times[-1],
-                who in sane,
+                kind_of(who),
                 buckets([request for request in requests if request.who == who]),
                 buckets([request for request in out if request.who == who]),
             )
@@ -231,12 +237,12 @@ def candidate(name: str, *rules: Asked) -> Candidate:
         heat=HeatMap(
             ROUTES, *[tuple(tuple(each[route, hour] for hour in range(24)) for route in ROUTES) for each in hours]
         ),
-        curves=tuple(curve(rule, rules, sane) for rule in rules),
+        curves=tuple(curve(rule, rules, people) for rule in rules),
         curves_note="",
     )
 
 
-def curve(rule: Asked, rules: tuple[Asked, ...], sane: set[str]) -> Curve:
+def curve(rule: Asked, rules: tuple[Asked, ...], people: set[str]) -> Curve:
     """Return what every limit around a rule's own would have done."""
     requests = traffic()
     limits = sorted({max(1, round(rule.limit * 2 ** (step / 3))) for step in range(-7, 8)})
@@ -244,7 +250,7 @@ def curve(rule: Asked, rules: tuple[Asked, ...], sane: set[str]) -> Curve:
     for limit in limits:
         changed = tuple(each._replace(limit=limit) if each is rule else each for each in rules)
         out = [requests[place].who for place in refused(requests, changed)]
-        points.append(Point(limit, len(out), len(set(out)), len(sane & set(out))))
+        points.append(Point(limit, len(out), len(set(out)), len(people & set(out))))
     return Curve(rule.name, rule.period, rule.limit, tuple(points))
 
 

@@ -82,7 +82,7 @@ def opens(browser: Browser, tmp_path: Path) -> Iterator[Opens]:
 def numbers(limit: Locator) -> Point:
     """What stands beside a line."""
     figures = [limit.locator(".value").evaluate("(each) => each.firstChild.data")]
-    figures += [limit.locator(f"[data-fact={name}] b").inner_text() for name in ("refused", "identities", "innocent")]
+    figures += [limit.locator(f"[data-fact={name}] b").inner_text() for name in ("refused", "identities", "people")]
     return Point(*[int(re.sub(r"\D", "", figure)) for figure in figures])
 
 
@@ -191,7 +191,7 @@ def test_the_numbers_are_what_a_replay_with_that_limit_says(opens: Opens) -> Non
         moved = numbers(limit)
         (again,) = replayed(moved.limit).candidates
         assert moved.limit != 60
-        assert moved == (moved.limit, again.refused, again.refused_identities, again.innocent.identities)
+        assert moved == (moved.limit, again.refused, again.refused_identities, again.people)
 
 
 def with_rule(found: Candidate, curve: Curve, **changed: Any) -> Result:

@@ -14,8 +14,7 @@ from sluicegate.replay import suggest as suggest_module
 from sluicegate.replay.candidates import from_rules
 from sluicegate.replay.kinds import is_asset
 from sluicegate.replay.model import DAY, LOGIN, PEOPLE, Model, frames
-from sluicegate.replay.sane import nice
-from sluicegate.replay.suggest import FLOORS, MARGIN, SECOND, SIGN_INS, Suggestion, Suggestions, suggest
+from sluicegate.replay.suggest import FLOORS, MARGIN, SECOND, SIGN_INS, Suggestion, Suggestions, nice, suggest
 from tests.replay.decided import Given, decisions
 
 ATTACK = Model(visitors=150, office=40, clients=2, crawlers=1)

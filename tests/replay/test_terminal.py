@@ -16,7 +16,7 @@ from docs.pages import DOCS
 from sluicegate.replay.document import as_json
 from sluicegate.replay.result import Result
 from sluicegate.replay.terminal import show
-from sluicegate.replay.words import answer
+from sluicegate.replay.words import answer, facts, headline
 from tests.replay.results import crowded, empty, generated, hostile, nothing_refused
 
 RESULTS = (generated, nothing_refused, empty, hostile, crowded)
@@ -48,6 +48,15 @@ def test_every_report_fits(made: Any, width: int, encoding: str) -> None:
 def test_the_first_lines_say_which_candidate_refuses_whom(width: int) -> None:
     lines = " ".join(shown(generated(), width=width).split("\nRead")[0].split())
     assert lines == " ".join(f"{each.name} {answer(each)}" for each in generated().candidates)
+
+
+def test_a_share_says_of_what() -> None:
+    """Issue 26: the headline is about all requests, a candidate about those that its rules apply to."""
+    result = generated()
+    assert f" of all {result.traffic.requests:,} requests. " in headline(result)
+    for each in result.candidates:
+        assert f" of {each.decided:,} requests (" in answer(each)
+        assert dict(facts(each))["Requests refused"].startswith(f"{each.refused:,} of {each.decided:,} (")
 
 
 def test_what_could_not_be_read_is_said() -> None:

@@ -39,7 +39,6 @@ def _page(_context: click.Context, _option: click.Parameter, given: Path | None)
 @click.option("--rule", "rules", multiple=True, metavar="TEXT", help='One rule, as "5/minute by ip on POST /login".')
 @click.option("--rules", "files", multiple=True, metavar="FILE", help="A TOML file with the rules of an application.")
 @click.option("--together", is_flag=True, help="All --rule are one candidate: they hold at the same time.")
-@click.option("--sane", metavar="QUOTA", help="No innocent client is faster. Without it: found in the log.")
 @click.option("--html", "page", type=PAGE, callback=_page, metavar="FILE", help="Write the report as a web page too.")
 @as_json
 def replay(
@@ -47,7 +46,6 @@ def replay(
     rules: tuple[str, ...],
     files: tuple[str, ...],
     together: bool,
-    sane: str | None,
     page: Path | None,
     as_json: bool,
     **options: Any,
@@ -71,7 +69,6 @@ def replay(
             log,
             candidates,
             **common,
-            sane=sane,
             curves=as_json or page is not None,
             progress=bar.read,
             deciding=bar.decided,

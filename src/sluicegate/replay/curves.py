@@ -28,7 +28,7 @@ _FARTHEST: Final = 10  # times more, and less, than the own limit
 _SMALL: Final = 20_000  # requests up to which rules of several quotas get all steps
 _LARGE: Final = 500_000  # requests above which they get no curve
 
-Points = list[list[int]]  # for each limit: refused requests, refused identities, innocent ones
+Points = list[list[int]]  # for each limit: refused requests, refused identities, people among them
 
 
 def limits(limit: int, steps: int) -> list[int]:
@@ -97,17 +97,19 @@ class Scale:
         """The most requests of each identity within the longest time that matters to one of the limits."""
         return Peaks(["identity"], [max([reach(terms, self._ready.cost) for terms, _ in self._plain])])
 
-    def points(self, frame: pl.DataFrame, insane: pl.Series) -> list[Points]:
+    def points(self, frame: pl.DataFrame, programs: pl.Series) -> list[Points]:
         """Return what each limit would have refused of a frame, sorted by identity and time, for each rule."""
         if self._ready.alone is not None:
-            return [self._alone(frame, insane) for _ in self.rules]
-        return [[_point(frame, decided(ready, frame, kept)[1], insane) for ready, kept in each] for each in self._tried]
+            return [self._alone(frame, programs) for _ in self.rules]
+        return [
+            [_point(frame, decided(ready, frame, kept)[1], programs) for ready, kept in each] for each in self._tried
+        ]
 
-    def _alone(self, frame: pl.DataFrame, insane: pl.Series) -> Points:
+    def _alone(self, frame: pl.DataFrame, programs: pl.Series) -> Points:
         """Return what one plain rule would have refused with each limit. They rise."""
         ready, single = self._ready, self._single
         mine = charged(ready, frame, ready.bounds[0])
-        cost, points, fast = ready.cost, [[0, 0, 0] for _ in self._plain], set(insane.to_list())
+        cost, points, automated = ready.cost, [[0, 0, 0] for _ in self._plain], set(programs.to_list())
         if cost == 0 or not mine.height:
             return points
         if cost is None:  # as floats: the sum may leave int64
@@ -130,7 +132,7 @@ class Scale:
                 if runs:
                     point[0] += sum([after - at for at, after, *_ in runs])
                     point[1] += 1
-                    point[2] += identity not in fast
+                    point[2] += identity not in automated
         return points
 
 
@@ -158,13 +160,13 @@ def _note(ready: Ready, steps: int) -> str:
     return f"No other limits were replayed: {why}. Try them as candidates of their own."
 
 
-def _point(frame: pl.DataFrame, refusals: pl.DataFrame, insane: pl.Series) -> list[int]:
+def _point(frame: pl.DataFrame, refusals: pl.DataFrame, programs: pl.Series) -> list[int]:
     who = frame.select("row", "identity").join(refusals, on="row", how="semi")["identity"].unique()
-    return [refusals.height, len(who), len(who) - _among(who.to_list(), insane)]
+    return [refusals.height, len(who), len(who) - _among(who.to_list(), programs)]
 
 
-def _among(identities: list[int], insane: pl.Series) -> int:
-    return int(pl.Series(identities, dtype=insane.dtype).is_in(insane.implode()).sum())
+def _among(identities: list[int], programs: pl.Series) -> int:
+    return int(pl.Series(identities, dtype=programs.dtype).is_in(programs.implode()).sum())
 
 
 def _changed(quotas: Sequence[Quota], at: int, limit: int) -> tuple[Quota, ...]:

@@ -8,11 +8,12 @@ points are needed. A suggested limit may refuse programs only, so doubt counts f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from sluicegate.extras import needs
 from sluicegate.replay.peaks import PEAK, Peaks
+from sluicegate.replay.traffic import COLUMNS
 from sluicegate.replay.words import share, span
 
 with needs("replay"):
@@ -25,6 +26,12 @@ UNCLEAR: Final = "unclear"
 """The kinds. A limit should refuse only `automated`. `shared` is an address with many people behind it, as an office
 has. `unclear` made too few requests to say, or may be many people or a program with many names: it counts as people.
 """
+KINDS: Final = (HUMAN, SHARED, UNCLEAR, AUTOMATED)
+
+WANTED: Final = ("method", "path", "status", "agent", "user")
+"""The columns of traffic that the signs and `suggest` read."""
+SEEN: Final = ("path", "status", "agent", "user", "asset", "program", "name")
+"""The columns that Figures reads, beside the identity and the time."""
 
 _ASSET: Final = r"(?i)\.(?:css|m?js|map|png|jpe?g|gif|svg|ico|webp|avif|woff2?|ttf|eot|mp4|webm|mp3)$"
 # Kubernetes; the load balancers of AWS, Google and Azure; Consul, Envoy, Prometheus, Nagios; and services that watch.
@@ -142,6 +149,17 @@ def is_program() -> pl.Expr:
     return pl.col("agent").cast(pl.String()).str.contains(_PROGRAM).fill_null(value=False)
 
 
+def seen(frame: pl.DataFrame, texts: Collection[str] = ()) -> pl.DataFrame:
+    """Add the columns of SEEN. Paths, User-Agents and users are only compared, so a hash of each is enough, but for
+    those whose `texts` are needed.
+    """
+    absent = [pl.lit(None, COLUMNS[name]).alias(name) for name in WANTED if name not in frame.columns]
+    rows = frame.with_columns(absent).with_columns(asset=is_asset(), program=is_program())
+    hashed = [pl.col(name) for name in ("path", "agent", "user") if name not in texts]
+    hashed = [pl.when(each.is_not_null()).then(each.hash()).alias(each.meta.output_name()) for each in hashed]
+    return rows.with_columns(*hashed, name=pl.when("program").then("agent"))
+
+
 def loading(pieces: Iterable[pl.DataFrame]) -> tuple[int, int]:
     """Return how many identities that may be people loaded some assets, as browsers do, and how many there are."""
     counted = [
@@ -172,9 +190,7 @@ class Figures:
         self._last: int | None = None
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Add requests: `identity`, `time`, `path`, `status`, `agent`, `user`, `asset` by `is_asset`, `program` by
-        `is_program`, and the User-Agent of a program as `name`. Of path, agent and user only equal values matter.
-        """
+        """Add requests with the columns `identity`, `time` and SEEN."""
         status, day = pl.col("status"), (pl.col("time") // _DAY).alias("day")
         whole = frame.group_by("identity", maintain_order=True).agg(
             requests=pl.len(),

@@ -68,7 +68,7 @@ class Refused(NamedTuple):
     seconds: float  # for how long it was blocked, in all
     first: float
     last: float
-    innocent: bool
+    kind: str  # as in Kind
     counts: tuple[int, ...]  # its requests in each bucket of the load
     refusals: tuple[int, ...]
 
@@ -104,14 +104,13 @@ class Moment(NamedTuple):
     identities: int
 
 
-class Innocent(NamedTuple):
-    """Identities that were refused though they never passed the stated sane rate."""
+class Kind(NamedTuple):
+    """The refused identities of one kind, by the signs of `suggest`."""
 
-    rate: str  # the sane rate, as a quota
-    source: str  # where it comes from
+    kind: str  # "human", "shared" by many people, "unclear": these are counted as people; "automated": programs
     identities: int
-    of: int  # identities that never passed it
-    requests: int
+    of: int  # identities of this kind
+    requests: int  # refused
 
 
 class ClosedLoop(NamedTuple):
@@ -123,9 +122,9 @@ class ClosedLoop(NamedTuple):
     median: float | None  # seconds of delay, over the delayed requests
     p95: float | None
     longest: float | None
-    innocent_delayed: int | None  # the same for the innocent alone: a client that asks without end waits without end
-    innocent_median: float | None
-    innocent_longest: float | None
+    people_delayed: int | None  # the same for people alone: a program that asks without end waits without end
+    people_median: float | None
+    people_longest: float | None
     not_computed: str  # why some of these are None; "" if none is
 
     @classmethod
@@ -140,7 +139,7 @@ class Point(NamedTuple):
     limit: int
     refused: int
     identities: int
-    innocent: int
+    people: int  # identities of people among them
 
 
 class Curve(NamedTuple):
@@ -181,13 +180,18 @@ class Candidate(NamedTuple):
     blocked: float  # seconds, summed over identities
     routes: tuple[Route, ...]
     worst: tuple[Moment, ...]
-    innocent: Innocent
+    kinds: tuple[Kind, ...]
     closed_loop: ClosedLoop
     load: Load
     most_refused: tuple[Refused, ...]
     heat: HeatMap
     curves: tuple[Curve, ...]
     curves_note: str  # why there is no curve, or only few points; "" if there are all
+
+    @property
+    def people(self) -> int:
+        """The refused identities that are not taken for programs."""
+        return sum([each.identities for each in self.kinds if each.kind != "automated"])
 
 
 class Result(NamedTuple):

@@ -21,11 +21,11 @@ from sluicegate.replay.closed_loop import Loop
 from sluicegate.replay.curves import Scale
 from sluicegate.replay.decide import FORBIDDEN_RULE, Decider, Ready, mapped
 from sluicegate.replay.hints import Hints
+from sluicegate.replay.kinds import KINDS, SEEN, WANTED, seen
 from sluicegate.replay.log import Counts, Frames
 from sluicegate.replay.partitions import Part, Partitions
 from sluicegate.replay.result import Result, Traffic
 from sluicegate.replay.routes import Routes
-from sluicegate.replay.sane import Sane
 from sluicegate.replay.spool import spool
 from sluicegate.replay.tally import Common, Grid, Tally, line, quantile, rule_column, until_column
 from sluicegate.replay.words import told_apart
@@ -34,7 +34,7 @@ from sluicegate.replay.work import Work, applies_to, total
 with needs("replay"):
     import polars as pl
 
-_IN_ORDER: Final = "the waits of the innocent, because the rules do not count each identity alone"
+_IN_ORDER: Final = "the waits of people, because the rules do not count each identity alone"
 _WORST: Final = 5
 _SHOWN: Final = 30  # routes
 _HEAT: Final = 12  # routes of the heat map
@@ -64,8 +64,9 @@ class Group:
             rows = rows.join(ruled, on="row", how="left", maintain_order="left")
             rule = pl.when("ruled").then(pl.col("rule").cast(pl.Int32())).otherwise(-1).alias(rule_column(number))
             found += rows.select(rule, pl.col("until").alias(until_column(number))).get_columns()
-        kept = frame.select([name for name in frame.columns if name in self._kept]).with_columns(found)
-        self.partitions.add(kept, identities)
+        rows = seen(frame, self._kept)
+        kept = [name for name in rows.columns if name in self._kept or name in SEEN]
+        self.partitions.add(rows.select(*kept, *found), identities)
 
     def answers(
         self, work: Work, parts: Sequence[Part], processes: int, *, names: Sequence[str], step: Callable[[], object]
@@ -82,7 +83,6 @@ def replay(
     log: Frames,
     candidates: Sequence[Candidate],
     *,
-    sane: str | None = None,
     show_identities: bool = False,
     since: int | None = None,
     until: int | None = None,
@@ -94,24 +94,23 @@ def replay(
 ) -> Result:
     """Run the traffic of a log through each candidate, and say what each would have done.
 
-    `sane` is the rate that no innocent identity passes; None: it is found in the log. Requests before `since`, and from
-    `until` on, are left out; both are microseconds since 1970. `curves` are what takes the longest. A long log is
-    decided in several `processes`, which import the main module of the program. `progress` is called with the log after
-    each of its frames; `deciding` before the first partition and after each, with the numbers of those done and of all.
+    Requests before `since`, and from `until` on, are left out; both are microseconds since 1970. `curves` are what
+    takes the longest. A long log is decided in several `processes`, which import the main module of the program.
+    `progress` is called with the log after each of its frames; `deciding` before the first partition and after each,
+    with the numbers of those done and of all.
     """
     clock = SystemClock() if clock is None else clock
     began = clock.now_us()
-    stated = None if sane is None else Sane.given(sane)
     if not candidates:
         raise SettingsError("candidates", candidates, problem="there is none", expected="give --rule or --rules")
     names = told_apart([each.name for each in candidates], "{} ({})")
     given = [each._replace(name=name) for each, name in zip(candidates, names, strict=True)]
     ready = [Ready(as_if_enforced(candidate)) for candidate in given]
-    wanted = {"time", "method", "path", "status", "duration", *[name for each in ready for name in each.wanted]}
+    wanted = {"time", "method", "path", "status", "agent", "duration"}.union(*[each.wanted for each in ready])
     routes, columns, hints, refused = Routes(), set[str](), Hints(ready), 0
     with spool() as folder:
         groups = _grouped(ready, folder)
-        for frame in hints.watch(log, wanted, since=since, until=until):
+        for frame in hints.watch(log, wanted | {*WANTED}, since=since, until=until):
             columns |= set(frame.columns)
             refused += int((frame["status"] == _TOO_MANY).sum()) if "status" in frame.columns else 0
             numbered = frame.with_columns(
@@ -131,7 +130,7 @@ def replay(
         for group, mine in zip(groups, parts, strict=True):
             work = Work(
                 candidates=tuple([each.candidate for each in group.members]),
-                sane=stated or Sane.of(mine),
+                resolution=round(read.resolution * _SECOND),
                 grid=grid,
                 requests=hints.requests,
                 curves=curves,
@@ -227,7 +226,7 @@ class Answer:
 
     def candidate(self, given: Candidate) -> results.Candidate:
         """Return the whole answer about a candidate as it was given."""
-        tally, shared, sane = self.tally, self.shared, self.work.sane
+        tally, shared = self.tally, self.shared
         scale = Scale(self.ready.candidate, shared.routes.total()) if self.work.curves else None
         return results.Candidate(
             name=self.ready.name,
@@ -239,8 +238,11 @@ class Answer:
             blocked=tally.blocked / _SECOND,
             routes=tuple([self._route(number) for number in self._most_refused_routes(_SHOWN)]),
             worst=self._worst(),
-            innocent=results.Innocent(
-                sane.text, sane.source, tally.innocent, of=shared.sane, requests=tally.innocent_requests
+            kinds=tuple(
+                [
+                    results.Kind(kind, tally.kinds[kind], of=shared.kinds[kind], requests=tally.kind_requests[kind])
+                    for kind in KINDS
+                ]
             ),
             closed_loop=self._closed_loop(),
             load=self._load(),
@@ -251,7 +253,7 @@ class Answer:
         )
 
     def _closed_loop(self) -> results.ClosedLoop:
-        waits, innocent = self.tally.waits, self.tally.innocent_waits
+        waits, people = self.tally.waits, self.tally.people_waits
         if waits.unknown:
             return results.ClosedLoop.unknown(waits.unknown)
         alone = self.ready.by_identity
@@ -262,9 +264,9 @@ class Answer:
             median=quantile(waits.delays, 0.5) / 1000,
             p95=quantile(waits.delays, 0.95) / 1000,
             longest=waits.longest / _SECOND,
-            innocent_delayed=innocent.delays.total() if alone else None,
-            innocent_median=quantile(innocent.delays, 0.5) / 1000 if alone else None,
-            innocent_longest=innocent.longest / _SECOND if alone else None,
+            people_delayed=people.delays.total() if alone else None,
+            people_median=quantile(people.delays, 0.5) / 1000 if alone else None,
+            people_longest=people.longest / _SECOND if alone else None,
             not_computed="" if alone else _IN_ORDER,
         )
 

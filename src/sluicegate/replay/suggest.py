@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache
-from itertools import islice, repeat
+from itertools import chain, count, islice, repeat
 from math import ceil, floor
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -25,19 +25,17 @@ from sluicegate.identity import digest
 from sluicegate.replay.candidates import Candidate, parse_key, parse_requests
 from sluicegate.replay.decide import Ready
 from sluicegate.replay.hints import Hints
-from sluicegate.replay.kinds import is_asset, is_program, sees_assets, unseen
+from sluicegate.replay.kinds import SEEN, WANTED, seen, unseen
 from sluicegate.replay.log import Counts, Frames
 from sluicegate.replay.partitions import Partitions
 from sluicegate.replay.routes import name_of, route_of
-from sluicegate.replay.sane import nice
 from sluicegate.replay.spool import spool
 from sluicegate.replay.survey import ALL, DAY, GONE, HIGHEST, INSTEAD, LISTED, ONE_DAY, Effect, Group, Named, Survey
 from sluicegate.replay.tally import add, readable
-from sluicegate.replay.traffic import COLUMNS
 from sluicegate.replay.words import count as count_of
 from sluicegate.replay.words import late, told_apart
 from sluicegate.replay.words import share as share_of
-from sluicegate.replay.work import Each, workers
+from sluicegate.replay.work import Each, loading, with_assets, workers
 from sluicegate.rules.rule import Rule
 from sluicegate.web.settings import Settings
 
@@ -46,9 +44,6 @@ with needs("replay"):
 
 SECOND: Final = 1_000_000
 PERIODS: Final = {"second": SECOND, "minute": 60 * SECOND, "hour": 3600 * SECOND, "day": 86_400 * SECOND}
-WANTED: Final = ("method", "path", "status", "agent", "user")
-"""The columns of traffic that it reads, beside those of the key."""
-
 SIGN_INS: Final = "sign-ins"
 FLOORS: Final[Mapping[str, Mapping[str, int]]] = {
     SIGN_INS: {"second": 2, "minute": 5, "hour": 10, "day": 20},
@@ -73,6 +68,8 @@ _GROUPS: Final = 8  # that are found, beside those for logins
 _SEPARATES: Final = 0.9  # of the requests of programs: so much must a limit stop to be called one that separates
 _NOTHING: Final = 0.1
 _MORE: Final = 0.01
+_SMALL: Final = (1, 2, 3, 4, 5, 6, 8)
+_NICE: Final = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
 
 
 class Limit(NamedTuple):
@@ -186,7 +183,7 @@ def suggest(
     rule = {"name": "--by", "quota": "1/second", "key": parse_key(key)}
     settings = Settings.from_mapping({"key": "ip", "rules": [rule], **(options or {})}, source="--by")
     ready = Ready(Candidate(key, settings))
-    seen, hints = _Seen(), Hints([ready])
+    counted, hints = _Seen(), Hints([ready])
     with spool() as folder, ExitStack() as stack:
         partitions = Partitions(folder / "0")
         for frame in hints.watch(log, {*WANTED, *ready.wanted}, since=since, until=until):
@@ -194,8 +191,8 @@ def suggest(
             identities = ready.identify(frame)
             known = identities.is_not_null()
             named = frame.filter(known)
-            rows = _kept(named)
-            seen.add(rows, named)
+            rows = seen(named, ("path",)).select("time", "method", *SEEN)
+            counted.add(rows, named)
             partitions.add(rows, identities.filter(known))
         parts = partitions.all()
         each = stack.enter_context(workers(processes if len(parts) > 1 else 1))
@@ -209,10 +206,10 @@ def suggest(
 
         read = log.read or Counts(0)
         said = [each.removesuffix(".") for each in hints.found(log.fields)] + what_was_read(read)
-        suggester = _Suggester(seen, every, share=share, resolution=round(read.resolution * SECOND))
+        suggester = _Suggester(counted, every, share=share, resolution=round(read.resolution * SECOND))
         found = suggester.all(rules, said, key=key, show=show_identities)
-        found = found._replace(uncounted=hints.requests - seen.requests)
-        return _without_rules(found, hints.absent) if seen.requests else found
+        found = found._replace(uncounted=hints.requests - counted.requests)
+        return _without_rules(found, hints.absent) if counted.requests else found
 
 
 def _without_rules(found: Suggestions, absent: Sequence[str]) -> Suggestions:
@@ -228,15 +225,6 @@ def _without_rules(found: Suggestions, absent: Sequence[str]) -> Suggestions:
     return found._replace(
         suggestions=tuple([each._replace(quota=None, verdict=verdict, warning="") for each in found.suggestions])
     )
-
-
-def _kept(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return what is kept of each request. User-Agents and users are only compared, so a hash of each is enough."""
-    absent = [pl.lit(None, COLUMNS[name]).alias(name) for name in WANTED if name not in frame.columns]
-    hashed = [pl.when(pl.col(name).is_not_null()).then(pl.col(name).hash()).alias(name) for name in ("agent", "user")]
-    rows = frame.select("time", *[name for name in WANTED if name in frame.columns], *absent)
-    rows = rows.with_columns(asset=is_asset(), program=is_program())
-    return rows.with_columns(*hashed, name=pl.when("program").then("agent"))
 
 
 class _Seen:
@@ -298,8 +286,7 @@ class _Suggester:
         names = told_apart([rule.name for rule in asked], "{}-{}")
         rules = tuple([replace(rule, name=name) for rule, name in zip(asked, names, strict=True)])
         survey = Survey(rules, tuple(self._windows.values()), self.resolution)
-        pairs = [*self._every(survey.loading)]
-        assets = sees_assets(sum([loads for loads, _ in pairs]), sum([of for _, of in pairs]))
+        assets = with_assets(self._every(loading))
         survey = replace(survey, sees_assets=assets)
         kinds, programs, automated = Counter[str](), list[Named](), list[pl.Series]()
         groups = [Group() for _ in rules]
@@ -622,3 +609,14 @@ def _left_out(requests: Sequence[str]) -> tuple[str, ...]:
     if not requests:
         return ()
     return (f"no rule can be written for {count_of(len(requests), 'route')}, as {requests[0][:_SHOWN]}",)
+
+
+def nice(limit: int, steps: int = 0) -> int:
+    """Return the next limit that a person would write, and so many steps more.
+
+    >>> [nice(limit) for limit in (1, 7, 9, 11, 13, 61, 101, 1999)], nice(5, 1), nice(80, 2)
+    ([1, 8, 10, 12, 15, 80, 120, 2000], 6, 120)
+    """
+    written = chain(_SMALL, (number * 10**power for power in count() for number in _NICE))
+    higher: Iterator[int] = islice((each for each in written if each >= limit), steps, None)
+    return next(higher)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from sluicegate.extras import needs
 from sluicegate.replay.candidates import Candidate
 from sluicegate.replay.decide import Ready, decided, one_identity
-from sluicegate.replay.kinds import AUTOMATED, MANY, Figures, loading
+from sluicegate.replay.kinds import AUTOMATED, MANY, Figures
 from sluicegate.replay.partitions import Part, Single
 from sluicegate.replay.peaks import PEAK, Peaks
 from sluicegate.rules.rule import Rule
@@ -90,10 +90,6 @@ class Survey:
     resolution: int
     sees_assets: bool = False
     checks: tuple[int, ...] = ()  # identities that look like a health check
-
-    def loading(self, part: Part) -> tuple[int, int]:
-        """Return how many identities that may be people loaded assets, and how many there are."""
-        return loading(piece.frame for piece in part.load().pieces())
 
     def count(self, part: Part) -> Surveyed:
         """Return the kinds of the identities, with the counts of each group."""

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from sluicegate.clock import MICROSECOND
 from sluicegate.extras import needs
-from sluicegate.quota import Quota
 from sluicegate.replay.closed_loop import Waits
 from sluicegate.replay.decide import REFUSALS
+from sluicegate.replay.kinds import UNCLEAR
 from sluicegate.replay.result import Refused
 
 with needs("replay"):
@@ -88,7 +88,7 @@ class Common:
     timed: int = 0  # requests whose duration is known
     rates: Counter[tuple[int, str, int]] = field(default_factory=Counter)  # identities by period, requests and peak
     identities: int = 0
-    sane: int = 0  # identities that never passed the stated rate
+    kinds: Counter[str] = field(default_factory=Counter)  # identities
     route_identities: Counter[int] = field(default_factory=Counter)
 
 
@@ -101,8 +101,8 @@ class Tally:
     identities: int = 0
     refused_identities: int = 0
     blocked: int = 0  # microseconds
-    innocent: int = 0
-    innocent_requests: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)  # refused identities
+    kind_requests: Counter[str] = field(default_factory=Counter)  # theirs that were refused
     rules: Counter[int] = field(default_factory=Counter)
     rule_identities: Counter[int] = field(default_factory=Counter)
     routes: Counter[int] = field(default_factory=Counter)
@@ -113,8 +113,8 @@ class Tally:
     hours: Counter[tuple[int, int]] = field(default_factory=Counter)  # by route and hour
     most: Top = field(default_factory=Top)
     waits: Waits = field(default_factory=Waits)
-    innocent_waits: Waits = field(default_factory=Waits)
-    curves: list[list[list[int]]] = field(default_factory=list)  # by rule and point: refused, identities, innocent
+    people_waits: Waits = field(default_factory=Waits)
+    curves: list[list[list[int]]] = field(default_factory=list)  # by rule and point: refused, identities, people
 
 
 Name = Callable[[int], str]
@@ -169,26 +169,15 @@ def in_order(frame: pl.DataFrame, number: int) -> tuple[pl.DataFrame, pl.Series]
     return refusals, frame.filter(rule.is_null() | (rule >= 0))["row"]
 
 
-def passing(frame: pl.DataFrame, rate: Quota) -> pl.Series:
-    """Return the identities that ever made more requests in a period than a rate allows, from a sorted frame."""
-    passes = (pl.col("time") - pl.col("time").shift(rate.limit) < rate.period_us) & (
-        pl.col("identity") == pl.col("identity").shift(rate.limit)
-    )
-    found: pl.Series = frame.lazy().filter(passes).select("identity").unique().collect()["identity"]
-    return found
-
-
-def common(frame: pl.DataFrame, insane: pl.Series, *, grid: Grid) -> Common:
+def common(frame: pl.DataFrame, *, grid: Grid) -> Common:
     """Count the requests of some identities, all requests of each. The frame is sorted by identity and time."""
     placed = frame.with_columns(grid.of, HOUR)
     known = frame.filter(pl.col("identity").is_not_null())
-    identities = known["identity"].n_unique()
     found = Common(
         routes=counts(placed, "route"),
         buckets=counts(placed, "bucket"),
         hours=counts(placed, "route", "hour"),
-        identities=identities,
-        sane=identities - len(insane),
+        identities=known["identity"].n_unique(),
         route_identities=different(known, "route"),
     )
     if "duration" in placed.columns:
@@ -204,27 +193,22 @@ def _busy(placed: pl.DataFrame) -> Counter[int]:
     return Counter(dict(placed.group_by("bucket").agg(pl.col("duration").sum()).iter_rows()))
 
 
-def of_one(shared: Common, tally: Tally, *, grid: Grid, insane: bool) -> None:
+def of_one(shared: Common, tally: Tally, *, grid: Grid) -> None:
     """Correct what was added up from pieces of the requests of one identity, as if each piece were another one."""
     shared.identities = min(1, shared.identities)
-    shared.sane = 0 if insane else shared.identities
     shared.route_identities = _once(shared.route_identities)
     tally.identities, tally.refused_identities = min(1, tally.identities), min(1, tally.refused_identities)
     tally.rule_identities, tally.route_identities = _once(tally.rule_identities), _once(tally.route_identities)
     tally.bucket_identities = _once(tally.bucket_identities)
-    tally.innocent = 0 if insane else tally.refused_identities
-    tally.innocent_requests = 0 if insane else tally.refused
-    tally.innocent_waits = Waits() if insane else tally.waits
+    tally.kinds = _once(tally.kinds)
     tally.curves = [
-        [[refused, min(1, refused), 0 if insane else min(1, refused)] for refused, *_ in points]
-        for points in tally.curves
+        [[refused, min(1, who), min(1, people)] for refused, who, people in points] for points in tally.curves
     ]
     if tally.most:
         whole = tally.most[0][1]._replace(
             requests=sum(shared.buckets.values()),
             refused=tally.refused,
             seconds=tally.blocked / MICROSECOND,
-            innocent=not insane,
             counts=tuple(line(shared.buckets, grid.buckets)),
             refusals=tuple(line(tally.buckets, grid.buckets)),
         )
@@ -241,7 +225,7 @@ def following(one: Tally, other: Tally) -> Tally:
     return found
 
 
-def _once(counted: Counter[int]) -> Counter[int]:
+def _once(counted: Counter[Any]) -> Counter[Any]:
     return Counter(dict.fromkeys(counted, 1))
 
 
@@ -256,13 +240,13 @@ def tally(
     refusals: pl.DataFrame,
     *,
     decided: pl.Series,
-    insane: pl.Series,
+    kinds: pl.DataFrame,
     grid: Grid,
     name: Name,
     until: int = 0,
 ) -> Tally:
-    """Count what was decided about the requests of some identities. The frame is sorted by identity and time. They were
-    refused until this time before.
+    """Count what was decided about the requests of some identities. The frame is sorted by identity and time. `kinds`
+    has the kind of each. They were refused until this time before.
     """
     found = Tally(decided=len(decided))
     if len(decided):
@@ -287,10 +271,10 @@ def tally(
     hits = hits.with_columns((known - before).clip(lower_bound=0).alias("blocked"))
     time = pl.col("time")
     who = hits.group_by("identity").agg(pl.col("blocked").sum(), refused=pl.len(), first=time.first(), last=time.last())
-    who = who.with_columns(innocent=~pl.col("identity").is_in(insane.implode()))
+    who = who.join(kinds, on="identity", how="left").with_columns(pl.col("kind").fill_null(UNCLEAR))
     found.refused_identities, found.blocked = who.height, int(who["blocked"].sum())
-    innocent = who.filter("innocent")
-    found.innocent, found.innocent_requests = innocent.height, int(innocent["refused"].sum())
+    found.kinds = Counter(who["kind"])
+    found.kind_requests = Counter(dict(who.group_by("kind").agg(pl.col("refused").sum()).iter_rows()))
     listed = who.sort(["refused", "identity"], descending=[True, False]).head(MOST_REFUSED)
     found.most = _most(frame, hits, listed, grid=grid, name=name)
     return found
@@ -312,7 +296,7 @@ def _most(frame: pl.DataFrame, hits: pl.DataFrame, who: pl.DataFrame, *, grid: G
             seconds=row["blocked"] / MICROSECOND,
             first=row["first"] / MICROSECOND,
             last=row["last"] / MICROSECOND,
-            innocent=row["innocent"],
+            kind=row["kind"],
             counts=tuple(requests),
             refusals=tuple(refused[identity]),
         )

@@ -98,7 +98,7 @@ class Report:
             return
         if note := words.rollout(found):
             yield self._indented(note, "yellow")
-        yield self._indented(f"{words.closed_loop(found.closed_loop)} Innocent: {words.innocent(found)}.")
+        yield self._indented(f"{words.closed_loop(found.closed_loop)} Refused: {words.kinds(found)}.")
         if found.curves_note:
             yield self._indented(found.curves_note, "yellow")
         yield from self._load(found)
@@ -146,7 +146,7 @@ class Report:
                     each.requests,
                     each.refused,
                     words.span(each.seconds),
-                    "innocent" if each.innocent else "",
+                    words.KINDS[each.kind][0],
                     self._sparkline(each.refusals, size=max(12, min(40, self._width - 69)), top=0),
                 ]
                 for each in found.most_refused[:_MOST]

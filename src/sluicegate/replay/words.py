@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 _LETTERS: Final = re.compile(r"(?:[A-Za-z]|[^\x00-\x7f])+")
 _DIGITS: Final = re.compile("[0-9]+")
 _NAMED: Final = 3  # candidates that are enumerated
+KINDS: Final = {
+    "human": ("person", "people"),
+    "shared": ("shared address", "shared addresses"),
+    "unclear": ("unclear", "unclear"),
+    "automated": ("program", "programs"),
+}
+"""The names of the kinds of identities: for one, and for several."""
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60))
 
 
@@ -71,10 +78,11 @@ def answer(candidate: Candidate) -> str:
         return "applies to no request of the log"
     if not candidate.refused:
         return f"refuses none of {count(candidate.decided, 'request')}"
+    kinds = [count(each.identities, *KINDS[each.kind]) for each in candidate.kinds if each.identities]
     return (
         f"refuses {candidate.refused:,} of {count(candidate.decided, 'request')} "
         f"({share(candidate.refused, candidate.decided)}), {candidate.refused_identities:,} of "
-        f"{count(candidate.identities, 'identity', 'identities')}, {candidate.innocent.identities:,} of them innocent"
+        f"{count(candidate.identities, 'identity', 'identities')}: {', '.join(kinds)}"
     )
 
 
@@ -91,16 +99,18 @@ def headline(result: Result) -> str:
     if not any(each.refused for each in found):
         return f"None of {len(found)} candidates refuses a request."
     some = shares[0] if shares[0] == shares[-1] else f"{shares[0]} to {shares[-1]}"
-    return f"{len(found)} candidates refuse {some} of all requests. {_verdict(found)}"
+    return (
+        f"{len(found)} candidates refuse {some} of all {count(result.traffic.requests, 'request')}. {_verdict(found)}"
+    )
 
 
 def _verdict(found: Sequence[Candidate]) -> str:
-    """Return which candidates refuse nobody innocent."""
-    fair = [printable(each.name) for each in found if not each.innocent.identities]
+    """Return which candidates refuse no people."""
+    fair = [printable(each.name) for each in found if not each.people]
     if len(fair) in (0, len(found)):
-        return "None refuses an innocent identity." if fair else "Each refuses innocent identities."
+        return "None refuses people." if fair else "Each refuses people."
     names = _enumeration(fair) if len(fair) <= _NAMED else f"{len(fair)} of them"
-    return f"{names} {'refuses' if len(fair) == 1 else 'refuse'} nobody innocent."
+    return f"{names} {'refuses' if len(fair) == 1 else 'refuse'} no people."
 
 
 def _enumeration(names: list[str]) -> str:
@@ -186,20 +196,11 @@ FACTS: Final = (
 """What the figures of `facts` mean."""
 
 
-def sane(candidates: Sequence[Candidate]) -> str:
-    """Return who is innocent; empty if that differs between candidates, each of which says it too."""
-    rates = dict.fromkeys([(each.innocent.rate, each.innocent.source) for each in candidates])
-    several = [f"Innocent is an identity that never passed {rate} ({source})." for rate, source in rates]
-    return several[0] if len(several) == 1 else ""
-
-
-def innocent(candidate: Candidate) -> str:
-    """Return who the innocent are."""
-    found = candidate.innocent
-    return (
-        f"{found.identities:,} of {count(found.of, 'identity', 'identities')} that never passed {found.rate} "
-        f"({found.source}); {count(found.requests, 'request')} of theirs refused"
-    )
+def kinds(candidate: Candidate) -> str:
+    """Return how many identities of each kind are refused."""
+    found = [f"{each.identities:,} of {count(each.of, *KINDS[each.kind])}" for each in candidate.kinds if each.of]
+    requests = sum([each.requests for each in candidate.kinds if each.kind != "automated"])
+    return f"{', '.join(found)}; {count(requests, 'request')} of people. They are told apart by the signs of `suggest`"
 
 
 def closed_loop(found: ClosedLoop) -> str:
@@ -209,15 +210,15 @@ def closed_loop(found: ClosedLoop) -> str:
     if not found.delayed and not found.never:
         return "Clients that honour Retry-After would have waited for no request."
     never = f" {count(found.never, 'request')} would never pass." if found.never else ""
-    if found.innocent_delayed is None:
+    if found.people_delayed is None:
         whose = f" Not computed: {found.not_computed}."
-    elif found.innocent_delayed:
+    elif found.people_delayed:
         whose = (
-            f" {found.innocent_delayed:,} of these are of innocent identities: half of them wait at most "
-            f"{wait(found.innocent_median)}, the last {wait(found.innocent_longest)}."
+            f" {found.people_delayed:,} of these are of people: half of them wait at most "
+            f"{wait(found.people_median)}, the last {wait(found.people_longest)}."
         )
     else:
-        whose = " None of these is of an innocent identity." if found.delayed else ""
+        whose = " None of these is of people." if found.delayed else ""
     return (
         f"Clients that honour Retry-After would have got {count(found.delayed, 'request')} through later, after "
         f"{count(found.retries or 0, 'retry', 'retries')}: half of them within {wait(found.median)}, 95 % within "
@@ -234,16 +235,13 @@ def facts(candidate: Candidate) -> list[tuple[str, str]]:
     """Return the figures by which candidates are compared, each with its title."""
     load = candidate.load
     found = [
-        ("Requests refused", f"{candidate.refused:,} ({share(candidate.refused, candidate.decided)})"),
-        (
-            "Identities refused",
-            f"{candidate.refused_identities:,} ({share(candidate.refused_identities, candidate.identities)})",
-        ),
-        ("Innocent refused", f"{candidate.innocent.identities:,}"),
+        ("Requests refused", _of(candidate.refused, candidate.decided)),
+        ("Identities refused", _of(candidate.refused_identities, candidate.identities)),
+        ("People refused", f"{candidate.people:,}"),
         ("Blocked in all", span(candidate.blocked)),
         ("Median wait", wait(candidate.closed_loop.median)),
         ("Longest wait", wait(candidate.closed_loop.longest)),
-        ("Median wait, innocent", wait(candidate.closed_loop.innocent_median)),
+        ("Median wait, people", wait(candidate.closed_loop.people_median)),
         (f"Busiest {span(load.bucket)} without it", f"{peak(load.logged, load):.3g}/s"),
         (f"Busiest {span(load.bucket)} with it", f"{peak(load.passed, load):.3g}/s"),
     ]
@@ -251,6 +249,10 @@ def facts(candidate: Candidate) -> list[tuple[str, str]]:
         before, after = sum(load.busy_logged), sum(load.busy_passed)
         found.append(("Work saved", f"{100 * (before - after) / before:.1f} %"))
     return found
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,} ({share(part, whole)})"
 
 
 def peak(counts: Iterable[float], load: Load) -> float:

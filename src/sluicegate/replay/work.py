@@ -6,12 +6,12 @@ import multiprocessing
 import os
 import pickle
 import signal
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Thread
 from typing import Any, Final
@@ -19,13 +19,13 @@ from typing import Any, Final
 from sluicegate.errors import ReplayError
 from sluicegate.extras import needs
 from sluicegate.identity import digest
+from sluicegate.replay import kinds
 from sluicegate.replay.candidates import Candidate
 from sluicegate.replay.closed_loop import waits_of
 from sluicegate.replay.curves import Scale
 from sluicegate.replay.decide import Ready, decided, one_identity
 from sluicegate.replay.partitions import Part, Single
 from sluicegate.replay.peaks import Peaks
-from sluicegate.replay.sane import Sane
 from sluicegate.replay.tally import (
     Common,
     Grid,
@@ -36,7 +36,6 @@ from sluicegate.replay.tally import (
     following,
     in_order,
     of_one,
-    passing,
     readable,
     rounded,
     tally,
@@ -47,7 +46,7 @@ with needs("replay"):
     import polars as pl
 
 Counted = tuple[Common, list[Tally]]
-_NOBODY: Final = pl.Series("identity", [], dtype=pl.UInt64())
+_IS_KNOWN: Final = pl.col("identity").is_not_null()
 _THREADS: Final = "POLARS_MAX_THREADS"
 
 
@@ -63,11 +62,12 @@ class Work:
     """What is to be counted of each partition of one key."""
 
     candidates: tuple[Candidate, ...]
-    sane: Sane
+    resolution: int  # of the times, in microseconds
     grid: Grid
     requests: int
     curves: bool
     show: bool
+    sees_assets: bool = False
 
     def count(self, part: Part) -> Counted:
         """Decide about the requests of one partition under each candidate, and count."""
@@ -75,24 +75,22 @@ class Work:
         ones = [_One(self, candidate, number, single=single) for number, candidate in enumerate(self.candidates)]
         shared, tallies = Common(), [Tally() for _ in ones]
         rates = self._rates() if self.curves else {}
-        fastest = Peaks(["identity"], [self.sane.rate.period_us])
-        for piece in part.load().pieces():
+        held, figures = part.load(), kinds.Figures()
+        for piece in held.pieces():
+            figures.add(piece.frame.filter(_IS_KNOWN))
+        who = figures.kinds(sees_assets=self.sees_assets, resolution=self.resolution).table.select("identity", "kind")
+        for piece in held.pieces():
             rows, name = piece.frame, self._namer(piece.texts)
-            known = rows.filter(pl.col("identity").is_not_null())
-            if single:  # whether it is insane is known at the end
-                insane = _NOBODY
-                fastest.add(known)
-            else:
-                insane = passing(known, self.sane.rate)
-            shared = add(shared, common(rows, insane, grid=self.grid))
-            found = [one.tally(rows, insane, name) for one in ones]
+            shared = add(shared, common(rows, grid=self.grid))
+            found = [one.tally(rows, who, name) for one in ones]
             tallies = [*map(following if single else add, tallies, found)]
+            known = rows.filter(_IS_KNOWN)
             for ready, bound, peaks in rates.values():
                 peaks.add(known.filter(ready.applies(known, bound)))
+        shared.kinds = Counter(who["kind"])
         if single:
-            is_insane = any(peak > self.sane.rate.limit for _, peak, _ in fastest.counted())
             for each in tallies:
-                of_one(shared, each, grid=self.grid, insane=is_insane)
+                of_one(shared, each, grid=self.grid)
         for text, (_, _, peaks) in rates.items():
             for period, peak, number in peaks.counted():
                 shared.rates[period, text, rounded(peak)] += number
@@ -131,28 +129,31 @@ class _One:
         self._waiting = one_identity(ready.fresh()) if single else None
         self._until = 0
 
-    def tally(self, rows: pl.DataFrame, insane: pl.Series, name: Name) -> Tally:
-        """Count what is decided about the requests of some identities, or about the next piece of a single one."""
+    def tally(self, rows: pl.DataFrame, who: pl.DataFrame, name: Name) -> Tally:
+        """Count what is decided about the requests of some identities, or about the next piece of a single one. `who`
+        has the kind of each.
+        """
         ready, rest = self._ready, rows
         if ready.by_identity:
             some, refusals = decided(ready, rows, self._kept)
             rest, ruled = some.rest, some.decided
         else:
             refusals, ruled = in_order(rows, self._number)
-        found = tally(rows, refusals, decided=ruled, insane=insane, grid=self._grid, name=name, until=self._until)
+        found = tally(rows, refusals, decided=ruled, kinds=who, grid=self._grid, name=name, until=self._until)
         if self._kept is not None:
             until = refusals["until"].max()
             self._until = max(self._until, until if isinstance(until, int) else 0)
         if not ready.by_identity:
             return found
         if self._waiting is None:  # who is never refused never waits
-            who = rest.join(refusals, on="row", how="semi").select("identity").unique()
-            rest = rest.join(who, on="identity", how="semi", maintain_order="left")
-        fast = pl.col("identity").is_in(insane.implode())
-        found.innocent_waits = waits_of(ready, rest.filter(~fast), self._waiting)
-        found.waits = found.innocent_waits + waits_of(ready, rest.filter(fast), self._waiting)
+            refused = rest.join(refusals, on="row", how="semi").select("identity").unique()
+            rest = rest.join(refused, on="identity", how="semi", maintain_order="left")
+        programs = who.filter(kind=kinds.AUTOMATED)["identity"]
+        is_program = pl.col("identity").is_in(programs.implode())
+        found.people_waits = waits_of(ready, rest.filter(~is_program), self._waiting)
+        found.waits = found.people_waits + waits_of(ready, rest.filter(is_program), self._waiting)
         if self._scale is not None:
-            found.curves = self._scale.points(rows, insane)
+            found.curves = self._scale.points(rows, programs)
         return found
 
 
@@ -160,10 +161,22 @@ def total(work: Work, parts: Sequence[Part], processes: int, *, step: Callable[[
     """Count all partitions, in several processes if there are several, and add up. `step` is called after each."""
     found: Counted = Common(), [Tally() for _ in work.candidates]
     with workers(processes if len(parts) > 1 and _can_travel(work) else 1) as each:
+        work = replace(work, sees_assets=with_assets(each(loading, parts)))
         for shared, tallies in each(work.count, parts):
             found = add(found[0], shared), [add(one, other) for one, other in zip(found[1], tallies, strict=True)]
             step()
     return found
+
+
+def loading(part: Part) -> tuple[int, int]:
+    """Return how many identities that may be people loaded assets, and how many there are."""
+    return kinds.loading(piece.frame.filter(_IS_KNOWN) for piece in part.load().pieces())
+
+
+def with_assets(loaded: Iterable[tuple[int, int]]) -> bool:
+    """Return whether the log has the assets that browsers load, from what `loading` returned of each part."""
+    pairs = [*loaded]
+    return kinds.sees_assets(sum([loads for loads, _ in pairs]), sum([of for _, of in pairs]))
 
 
 Each = Callable[..., Iterator[Any]]

@@ -48,7 +48,7 @@ def _words(result: Result) -> dict[str, Any]:
     """Return the sentences of the page, and what is ready to paste."""
     return {
         "headline": words.headline(result),
-        "sane": words.sane(result.candidates),
+        "kinds": {kind: one for kind, (one, _) in words.KINDS.items()},
         "facts": words.FACTS,
         "read": words.what_was_read(result.traffic),
         "notes": [words.printable(note) for note in words.notes(result.traffic)],
@@ -64,7 +64,7 @@ def _candidate(found: Candidate) -> dict[str, Any]:
         "facts": words.facts(found),
         "rollout": words.rollout(found),
         "closed_loop": words.closed_loop(found.closed_loop),
-        "innocent": words.innocent(found),
+        "kinds": words.kinds(found),
         "limits": [_limit(curve, rules.get(curve.rule)) for curve in found.curves],
     }
 

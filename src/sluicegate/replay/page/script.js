@@ -263,7 +263,7 @@ function limit(candidate, curve, text) {
       for (const bar of plot.querySelectorAll(".soft")) bar.classList.toggle("over", Number(bar.dataset.from) > point.limit);
     }
     handle.setAttribute("aria-valuenow", point.limit);
-    handle.setAttribute("aria-valuetext", `${number(point.limit)} per ${text.period}: ${number(point.refused)} requests of ${number(point.identities)} identities refused, ${number(point.innocent)} innocent`);
+    handle.setAttribute("aria-valuetext", `${number(point.limit)} per ${text.period}: ${number(point.refused)} requests of ${number(point.identities)} identities refused, ${number(point.people)} of people`);
     show(point);
   }
 
@@ -293,7 +293,7 @@ function limit(candidate, curve, text) {
   }
 
   const big = html("p", { class: "value" });
-  const facts = Object.fromEntries(["refused", "identities", "innocent"].map((name) => [name, html("dd", { "data-fact": name })]));
+  const facts = Object.fromEntries(["refused", "identities", "people"].map((name) => [name, html("dd", { "data-fact": name })]));
   const pasted = html("pre", { "aria-label": "The rule" });
   const status = html("p", { class: "status", role: "status" });
   const back = html("button", { type: "button", click: () => move(own) }, `Back to ${number(points[own].limit)}`);
@@ -304,7 +304,8 @@ function limit(candidate, curve, text) {
 
   function show(point) {
     big.replaceChildren(number(point.limit), html("small", {}, ` per ${text.period}`));
-    const whole = { refused: candidate.decided, identities: candidate.identities, innocent: candidate.innocent.of };
+    const people = candidate.kinds.filter(({ kind }) => kind !== "automated");
+    const whole = { refused: candidate.decided, identities: candidate.identities, people: sum(people.map((each) => each.of)) };
     for (const [name, cell] of Object.entries(facts)) {
       cell.replaceChildren(html("b", {}, number(point[name])), html("span", {}, share(point[name], whole[name])));
     }
@@ -319,10 +320,10 @@ function limit(candidate, curve, text) {
       html("h3", {}, logged(curve.rule), rule ? " · " : null, rule && logged(`${rule.quota} by ${rule.key}${rule.applies_to ? ` on ${rule.applies_to}` : ""}`)),
       legend(...(bins.length ? [["soft", "identities by their most requests"], ["refused", "beyond the limit"]] : []), ["steps", "requests refused at each limit"]),
       frame,
-      values("Limits", ["Limit", "Refused requests", "Identities", "Innocent"], () => points.map((point) => [number(point.limit), point.refused, point.identities, point.innocent])),
+      values("Limits", ["Limit", "Refused requests", "Identities", "People"], () => points.map((point) => [number(point.limit), point.refused, point.identities, point.people])),
       bins.length ? values("Identities", [`Most requests per ${text.period}, from`, "Identities"], () => bins.map(([from, count]) => [number(from), count])) : null),
     html("div", { class: "numbers" }, big,
-      html("dl", {}, ...[["refused", "Refused requests"], ["identities", "Identities refused"], ["innocent", `Innocent, of those within ${candidate.innocent.rate}`]].map(([name, title]) => html("div", {}, html("dt", {}, title), facts[name]))),
+      html("dl", {}, ...[["refused", "Refused requests"], ["identities", "Identities refused"], ["people", "People refused"]].map(([name, title]) => html("div", {}, html("dt", {}, title), facts[name]))),
       text.toml && pasted,
       html("div", { class: "buttons" }, text.toml && copy("toml", "TOML"), text.decorator && copy("decorator", "decorator"), back), status));
 }
@@ -456,13 +457,13 @@ function mostRefused({ most_refused: found }) {
   if (!found.length) return null;
   return section("Most refused", "Blue is what passed over the time of the log, orange what was refused.",
     table(["Identity", "Over time", "Requests", "Refused", "Share", "Blocked for", "First (UTC)", "Last (UTC)"], found.map((each) => [
-      html("span", {}, html("span", { class: "identity" }, logged(each.identity)), each.innocent ? html("span", { class: "badge" }, "innocent") : null),
+      html("span", {}, html("span", { class: "identity" }, logged(each.identity)), html("span", { class: "badge" }, words.kinds[each.kind])),
       sparkline(each.counts, each.refusals), each.requests, each.refused, share(each.refused, each.requests), span(each.seconds), moment(each.first), moment(each.last)]), { right: [2, 3, 4, 5] }));
 }
 
 function clients(candidate, texts) {
   return section("What clients would have met", null, html("div", { class: "words" },
-    html("p", {}, sentence(texts.closed_loop)), candidate.innocent.of ? html("p", {}, `Innocent: ${texts.innocent}.`) : null));
+    html("p", {}, sentence(texts.closed_loop)), html("p", {}, `Refused: ${texts.kinds}.`)));
 }
 
 // ---- the page --------------------------------------------------------------------------------------------------
@@ -519,7 +520,6 @@ function page() {
       html("div", { class: "top" }, html("p", { class: "eyebrow" }, html("b", {}, "sluicegate replay"), html("br"), read), themeButton()),
       html("h1", {}, sentence(words.headline)),
       ...traffic.warnings.map((each) => html("p", { class: "lead" }, html("b", {}, "Warning: "), logged(each, 1000))),
-      words.sane ? html("p", { class: "lead" }, sentence(words.sane)) : null,
       candidates.length ? html("fieldset", { class: "cards" }, html("legend", {}, candidates.length > 1 ? "Candidates: choose one to see it below" : "The candidate"),
         ...candidates.map((each, at) => card(each, words.candidates[at], at, choose))) : null),
     ...[sideBySide(), chosen, whatWasRead()].filter(Boolean),
