@@ -88,7 +88,7 @@ PATTERNS: Final = {
     "cli.watch:_LABEL": Pattern("the application's metrics", ("match",)),
     "cli.watch:_ESCAPED": Pattern("the application's metrics", ("sub",)),
     "replay.candidates:_NAME": Pattern(OPERATOR, ("match",)),
-    "replay.page:_NUMBER": Pattern(OPERATOR, ("match",)),
+    "replay.paste:_NUMBER": Pattern(OPERATOR, ("sub",)),
     "replay.page:_PART": Pattern("our template", ("sub",)),
     "replay.routes:_VARIABLE": Pattern("a part of a logged path", ("fullmatch",)),
     "stores.redis.scan:_BUDGET": Pattern("a key of the server", ("search",)),

@@ -170,6 +170,7 @@ def candidate(name: str, *rules: Asked) -> Candidate:
                 applies_to=rule.route,
                 refused=sum(each is rule for each in found.values()),
                 identities=len({requests[place].who for place, each in found.items() if each is rule}),
+                rule=rule.name,
             )
             for rule in rules
         ),

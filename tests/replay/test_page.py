@@ -195,7 +195,7 @@ def test_the_numbers_are_what_a_replay_with_that_limit_says(opens: Opens) -> Non
 
 
 def with_rule(found: Candidate, curve: Curve, **changed: Any) -> Result:
-    rule = found.rules[0]._replace(**changed)
+    rule = found.rules[0]._replace(**changed, rule=changed.get("name", "login"))
     curve = curve._replace(rule=rule.name)
     return generated()._replace(candidates=(found._replace(rules=(rule,), curves=(curve,)),))
 

@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import random
+import re
 import signal
 import tempfile
 from dataclasses import replace
@@ -15,11 +16,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from sluicegate import ManualClock
+from sluicegate import ManualClock, Settings
 from sluicegate.errors import ReplayError
-from sluicegate.replay import closed_loop, curves, partitions, words
+from sluicegate.replay import closed_loop, curves, partitions, paste, words
 from sluicegate.replay import run as run_module
-from sluicegate.replay.candidates import Candidate, from_rules
+from sluicegate.replay.candidates import Candidate, from_file, from_rules
 from sluicegate.replay.closed_loop import Loop, waits_of
 from sluicegate.replay.decide import Ready, suspected
 from sluicegate.replay.model import PEOPLE, Model, frames
@@ -276,6 +277,55 @@ def test_whose_waits_these_are_is_said() -> None:
     people = whole.filter(pl.col("address") == "192.0.2.2")
     (found,) = replay(Given([people]), [from_rules(["5/minute"])]).candidates
     assert "None of these is of people." in words.closed_loop(found.closed_loop)
+
+
+def pasted_toml(texts: dict[str, str], folder: Path) -> Candidate:
+    path = folder / "limits.toml"
+    path.write_text(f"[sluicegate]\nkey = 'ip'\n{texts['toml']}")
+    return from_file(path)
+
+
+def pasted_decorators(texts: dict[str, str], _: Path) -> Candidate:
+    """The views that a comment names have the path."""
+    rules, views = list[Rule](), re.findall(r"^# The views of (.*) share", texts["decorator"], re.MULTILINE)
+
+    def limit(quota: str, **options: Any) -> Any:
+        path = views[len(rules)].partition("/")
+        rules.append(Rule(quota=quota, path="".join(path[1:]) or None, **options))
+        return lambda view: view
+
+    exec(f"{texts['decorator']}def view(): ...", {"limit": limit})
+    return Candidate("pasted", Settings(key="ip", rules=rules))
+
+
+@pytest.mark.parametrize("pasted", [pasted_toml, pasted_decorators])
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["6/minute; 30/hour"],
+        ["login: 5/minute; 9/hour by ip on POST /login", "20/minute with gcra", "pages: 8/minute on GET /"],
+        ["4/minute on /login", "9/hour on /login", "150/minute cost 40"],
+    ],
+)
+def test_what_is_copied_is_the_whole_candidate(texts: list[str], pasted: Any, tmp_path: Path) -> None:
+    """Issue 26: all rules with all quotas, and the limit of the line in the place of its own."""
+    log = Given([traffic(800)])
+    (found,) = replay(log, [from_rules(texts)]).candidates
+    for number, curve in enumerate(found.curves):
+        cut = paste.candidate(found.rules, curve.rule)
+        point = curve.points[3]
+        candidate = pasted({form: str(point.limit).join(parts or ()) for form, parts in cut.items()}, tmp_path)
+        (again,) = replay(log, [candidate], curves=False).candidates
+        assert (again.refused, again.refused_identities) == (point.refused, point.identities), number
+        assert {each.enforced for each in again.rules} == {0}
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    (found,) = replay(Given([traffic(100)]), [from_rules(["4/minute by path:2 when 401"])]).candidates
+    for parts in paste.candidate(found.rules, found.curves[0].rule).values():
+        text = "".join(parts or ())
+        assert "# Not copied: charge_when.\n" in text
+        assert "# The log's key is path:2: give the key of your application" in text
 
 
 @pytest.mark.parametrize(("large", "processes"), [(10**6, 1), (1_000, 1), (10**6, 2)])

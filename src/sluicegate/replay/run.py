@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import count
 from operator import sub
 from pathlib import Path
@@ -30,6 +30,7 @@ from sluicegate.replay.spool import spool
 from sluicegate.replay.tally import Common, Grid, Tally, line, quantile, rule_column, until_column
 from sluicegate.replay.words import told_apart
 from sluicegate.replay.work import Work, applies_to, total
+from sluicegate.rules.rule import Rule
 
 with needs("replay"):
     import polars as pl
@@ -40,6 +41,7 @@ _SHOWN: Final = 30  # routes
 _HEAT: Final = 12  # routes of the heat map
 _TOO_MANY: Final = 429
 _SECOND: Final = MICROSECOND
+_TOLD: Final = ("name", "quota", "key", "algorithm", "methods", "path", "mode", "enforce_percent")
 
 
 class Group:
@@ -349,6 +351,8 @@ def _rules(ready: Ready, tally: Tally, given: Candidate) -> tuple[results.RuleTe
                     refused=tally.rules[number],
                     identities=tally.rule_identities[number],
                     enforced=enforced(given, bound.rule.name),
+                    rule=bound.rule.name,
+                    options=tuple(_options(bound.rule)),
                 )
             )
             number += 1
@@ -358,6 +362,14 @@ def _rules(ready: Ready, tally: Tally, given: Candidate) -> tuple[results.RuleTe
         text = results.RuleText(name, quota, key="", algorithm=algorithm, applies_to="", refused=0, identities=0)
         found.append(text._replace(refused=tally.rules[at], identities=tally.rule_identities[at]))
     return tuple(found)
+
+
+def _options(rule: Rule) -> Iterator[tuple[str, Any]]:
+    """Yield the options of a rule that no other value of its text has."""
+    for each in fields(Rule):
+        value = getattr(rule, each.name)
+        if value != each.default and each.name not in _TOLD:
+            yield each.name, value if isinstance(value, int | str) else None
 
 
 def _quota(terms: Terms) -> str:
