@@ -46,6 +46,7 @@
   for (const each of all("button, input, summary, fieldset, [role=slider], [role=region], [tabindex]")) if (!name(each)) found.push(["no name", each.outerHTML]);
   for (const each of all("svg")) if (!each.getAttribute("aria-label")) found.push(["no text", each.outerHTML.slice(0, 200)]);
   for (const each of all("table")) if (!each.querySelector("th[scope=col]")) found.push(["no heads", each.textContent]);
+  for (const each of all("th")) if (!each.textContent.trim()) found.push(["an empty head", each.closest("table").textContent]);
   for (const each of all("details[open]")) if (!each.querySelector("tbody tr")) found.push(["no values", each.textContent]);
   const ids = all("[id]").map((each) => each.id);
   if (new Set(ids).size !== ids.length) found.push(["an id twice", ids]);

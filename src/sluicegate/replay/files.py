@@ -72,7 +72,7 @@ class LogFile:
                 rest = last.lstrip(b"\0")[: LONGEST + 1]  # a file that was cut while a server wrote it has a hole
                 if end:
                     yield whole + end
-        if rest:
+        if rest and not self.damage:  # else it is a part of a line
             yield rest
 
     def _pieces(self, size: int) -> Generator[bytes]:

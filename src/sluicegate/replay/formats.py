@@ -63,8 +63,9 @@ PATTERNS: Final = {
     "haproxy": r"[0-9]{1,2}/[A-Za-z]{3}/[0-9]{4}:[0-9:.]{8,15}",
     "iso": r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:.,]{5,}(?:Z| ?[+-][0-9:]{4,6})?",
     "w3c": r"[0-9]{4}-[0-9]{2}-[0-9]{2}[\t ][0-9:]{8}",
-    "address": r"[^\s,\[\]]*|\[[0-9A-Fa-f:.]*\]",
-    "address:port": r"[^\s,]*",
+    # The signs of an address, a name of a host, and the path of a unix socket.
+    "address": r"[\w.:%/-]*|\[[0-9A-Fa-f:.]*\]",
+    "address:port": r"[\w.:%/\[\]-]*",
     "seconds": r"-|[+-]?[0-9]+(?:\.[0-9]+)?",
     "milliseconds": r"-|[+-]?[0-9]+(?:\.[0-9]+)?",
     "microseconds": r"-|[+-]?[0-9]+",

@@ -137,7 +137,8 @@ class Log(Frames):
 
     def _all_rows(self) -> Iterator[pl.DataFrame]:
         yield from merged([self._stream(at) for at in range(len(self._files))])
-        if damaged := [file for file in self._files if file.damage and not self._lines]:
+        damaged = [file for file in self._files if file.damage]
+        if damaged and self._lines == len(damaged):
             expected = "give the whole file, or the lines before the damage without compression"
             raise LogError("log", damaged[0].path, problem=damaged[0].damage, expected=expected)
         if self._unread and self._unread == self._lines:
@@ -167,6 +168,7 @@ class Log(Frames):
             self._lines += len(found) + len(unread)
             yield found.drop("row")
         if file.damage:
+            self._lines += 1
             self._note(file.path, lines + 1, file.damage)
 
     def _chunk(

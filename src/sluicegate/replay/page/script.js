@@ -485,7 +485,7 @@ function sideBySide() {
     const facts = words.candidates.slice(first, first + BESIDE).map((each) => new Map(each.facts));
     const titles = [...new Set(facts.flatMap((each) => [...each.keys()]))];
     const rows = titles.map((title) => [title, ...facts.map((each) => sentence(each.get(title) ?? "–"))]);
-    tables.push(table(["", ...columns.map((each) => shorten(each.name, 40))], rows, { right: columns.map((_, at) => at + 1), even: true }));
+    tables.push(table(["Figure", ...columns.map((each) => shorten(each.name, 40))], rows, { right: columns.map((_, at) => at + 1), even: true }));
   }
   return section("Side by side", words.facts, ...tables);
 }
