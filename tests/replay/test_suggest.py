@@ -189,18 +189,34 @@ def test_times_of_whole_seconds_are_counted_over_two() -> None:
     [
         ((), "No requests."),
         (("attack",), "Only programs"),
-        (("human",), "No programs"),
-        (
-            ("office",),
-            "No programs here: the limit is a guard that nobody has needed so far. An address with many",
-        ),
+        (("human",), "No programs here: no rule is suggested."),
+        (("office",), "No programs here: no rule is suggested. An address with many"),
     ],
 )
 def test_logs_of_one_kind(kinds: tuple[str, ...], verdict: str) -> None:
     found = only(traffic(ATTACK).filter(pl.col("kind").is_in(kinds)))
     assert found.verdict.startswith(verdict)
     assert found.stopped == 0
-    assert (found.quota is None) == (not found.identities)
+    assert found.quota is None
+    assert bool(found.limits) == bool(found.identities)
+
+
+def test_no_two_rules_count_the_same_requests_of_a_route() -> None:
+    """Issue 26: the page of a login, and the login itself."""
+    frame = traffic(ATTACK)
+    pages = frame.filter(path=LOGIN, method="POST").with_columns(method=pl.lit("GET"))
+    found = suggested(pl.concat([frame, pages]).sort("time", maintain_order=True)).suggestions
+    methods = [each.methods for each in found if each.path == LOGIN]
+    assert methods == [("POST",), ("GET", "HEAD")]
+
+
+@pytest.mark.parametrize(("begin", "end"), [(20, 71), (23, 25)])
+def test_how_long_the_log_is(begin: int, end: int) -> None:
+    """Issue 26: not how many days of the calendar it touches."""
+    start = pl.col("time").min() // DAY * DAY
+    hour = (pl.col("time") - start) / (3600 * SECOND)
+    found = suggested(traffic(ATTACK).filter(hour.is_between(begin, end)), ON)
+    assert (end - begin) * 3600 - 900 < found.seconds <= (end - begin) * 3600
 
 
 def test_one_identity() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicegate.extras import needs
-from sluicegate.replay.words import count, share
+from sluicegate.replay.words import count, share, span
 
 with needs("cli"):
     import click
@@ -118,7 +118,7 @@ def _show(found: Suggestions, out: Console) -> None:
     people = count(sum(kinds.values()), "other identity", "other identities")
     words = (("shared", "shared by many people"), ("unclear", "unclear"))
     known = ", ".join([f"{kinds[kind]:,} {text}" for kind, text in words if kind in kinds])
-    out.print(plain(f"{found.requests:,} requests in {count(found.days, 'day')}, counted by {found.key}", "bold"))
+    out.print(plain(f"{found.requests:,} requests in {span(found.seconds)}, counted by {found.key}", "bold"))
     out.print(plain(f"{count(programs, 'program')}; {people}, counted as people{known and f' ({known})'}"))
     for note in found.notes:
         out.print(plain(f"Note: {note}.", "dim"))

@@ -147,7 +147,7 @@ class Suggestions(NamedTuple):
 
     key: str
     share: float
-    days: int
+    days: int  # of the calendar, in UTC
     requests: int
     resolution: float
     kinds: tuple[Kind, ...]
@@ -155,6 +155,7 @@ class Suggestions(NamedTuple):
     programs: tuple[Program, ...]  # those with most requests
     suggestions: tuple[Suggestion, ...]
     uncounted: int = 0  # requests without the key
+    seconds: float = 0  # from the first request to the last
 
 
 def suggest(
@@ -328,6 +329,7 @@ class _Suggester:
             notes=(*self._notes((*read, *lacks)), *_left_out(left_out)),
             programs=tuple([_program(each, agents, show=show) for each in programs[:LISTED]]),
             suggestions=tuple(found),
+            seconds=(seen.last - seen.first) / SECOND,
         )
 
     def _effects(
@@ -344,8 +346,9 @@ class _Suggester:
         return tuple([Busiest(_shown(who, show), -number, *most) for number, who, *most in sorted(rows)[:LISTED]])
 
     def _groups(self, left_out: list[str]) -> list[Rule]:
-        """Return a rule for all requests, then one for each login, then for the routes that have most requests. Clients
-        choose paths and methods: those that no rule can have are added to `left_out`.
+        """Return a rule for all requests, then one for each login, then for the routes that have most requests. At the
+        path of a login these have the method too, so that no two rules are for the same requests. Clients choose paths
+        and methods: those that no rule can have are added to `left_out`.
         """
         routes: dict[tuple[str | None, str], int] = {}
         logins: dict[tuple[str | None, str], int] = {}
@@ -353,7 +356,8 @@ class _Suggester:
             if method is not None and _what((method,), route) == SIGN_INS:
                 logins[method, route] = logins.get((method, route), 0) + number
             elif not asset:
-                routes[None, route] = routes.get((None, route), 0) + number
+                of = ("GET" if method == "HEAD" else method) if _LOGIN.search(route) else None
+                routes[of, route] = routes.get((of, route), 0) + number
         often = {route: number for route, number in routes.items() if number * 100 > self._seen.requests}
         rules = [_rule(None, None)]
         for numbers in (logins, often):
@@ -413,7 +417,7 @@ class _Suggester:
     def _warning(self, people: int) -> str:
         """Return why limits that are taken from so many people should not be trusted."""
         few = [count_of(people, "person", "people")] if people < _FEW_PEOPLE else []
-        few += [count_of(len(self._seen.days), "day")] if len(self._seen.days) < _FEW_DAYS else []
+        few += [count_of(len(self._seen.days), "calendar day")] if len(self._seen.days) < _FEW_DAYS else []
         return f"Taken from only {' and '.join(few)}: try these limits on more traffic first." if few else ""
 
     def _limits(self, group: Group, floor: Mapping[str, int]) -> list[Limit]:
@@ -509,11 +513,7 @@ def _with_effects(limits: Sequence[Limit], effect: Effect, group: Group) -> list
 
 
 def _together(limits: Sequence[Limit], effect: Effect, group: Group) -> list[Limit]:
-    """Return the limits that do most together: the one that stops most, and each other one that stops more. Without
-    programs, the limit for a minute.
-    """
-    if not group.programs:
-        return [limit for limit in limits if limit.period == "minute"] or [*limits[:1]]
+    """Return the limits that do most together: the one that stops most, and each other one that stops more."""
     chosen: list[Limit] = []
     before, refusing = 0.0, 0
     for limit in sorted(limits, key=lambda limit: -limit.stopped):
@@ -541,7 +541,7 @@ def _verdict(group: Group, limits: Sequence[Limit], stopped: float, *, floor: Ma
             f"instead of {by_shared.quota}. A key by user would tell them apart."
         )
     if not group.programs:
-        return f"No programs here: the limit is a guard that nobody has needed so far.{shared}", True
+        return f"No programs here: no rule is suggested.{shared}", False
     if stopped >= _SEPARATES:
         return f"Stops {share_of(stopped, 1)} of what programs sent.{shared}", True
     number, most = group.programs.total(), max(group.programs)
