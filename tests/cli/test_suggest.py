@@ -147,7 +147,7 @@ def test_wrong_words(log: str, words: list[str], status: int, says: str) -> None
 def test_unreadable_lines_are_named_and_strict_stops(log: str, tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     path.write_text("".join(Path(log).read_text().splitlines(keepends=True)[:400]) + "what is this?\n")
-    assert "1 line of 401 unreadable" in " ".join(run(str(path)).output.split())
+    assert "1 line of 401 could not be read, as " in " ".join(run(str(path)).output.split())
     assert run(str(path), "--strict").exit_code == 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicegate.extras import needs
-from sluicegate.replay.words import count, share, span
+from sluicegate.replay.words import KINDS, count, share, span
 
 with needs("cli"):
     import click
@@ -116,8 +116,7 @@ def _show(found: Suggestions, out: Console) -> None:
     kinds = dict(found.kinds)
     programs = kinds.pop("automated", 0)
     people = count(sum(kinds.values()), "other identity", "other identities")
-    words = (("shared", "shared by many people"), ("unclear", "unclear"))
-    known = ", ".join([f"{kinds[kind]:,} {text}" for kind, text in words if kind in kinds])
+    known = ", ".join([count(kinds[kind], *KINDS[kind]) for kind in ("shared", "unclear") if kind in kinds])
     out.print(plain(f"{found.requests:,} requests in {span(found.seconds)}, counted by {found.key}", "bold"))
     out.print(plain(f"{count(programs, 'program')}; {people}, counted as people{known and f' ({known})'}"))
     for note in found.notes:

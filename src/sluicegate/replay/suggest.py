@@ -33,7 +33,7 @@ from sluicegate.replay.spool import spool
 from sluicegate.replay.survey import ALL, DAY, GONE, HIGHEST, INSTEAD, LISTED, ONE_DAY, Effect, Group, Named, Survey
 from sluicegate.replay.tally import add, readable
 from sluicegate.replay.words import count as count_of
-from sluicegate.replay.words import late, told_apart
+from sluicegate.replay.words import late, told_apart, unread
 from sluicegate.replay.words import share as share_of
 from sluicegate.replay.work import Each, loading, with_assets, workers
 from sluicegate.rules.rule import Rule
@@ -559,13 +559,9 @@ def _verdict(group: Group, limits: Sequence[Limit], stopped: float, *, floor: Ma
 
 def what_was_read(read: Counts) -> list[str]:
     """Return what a reader must know about the lines of a log."""
-    found = []
-    if read.unreadable.lines:
-        file, number, line = read.unreadable.examples[0]
-        found.append(
-            f"{count_of(read.unreadable.lines, 'line')} of {read.lines:,} unreadable, as {file}:{number}: {line}"
-        )
-    return [*found, late(read.late, read.late_at, read.late_by)] if read.late else found
+    said = unread(read.unreadable.lines, read.lines)
+    examples = [f"{said}, as {file}:{number}: {line}" for file, number, line in read.unreadable.examples[:1]]
+    return [*examples, late(read.late, read.late_at, read.late_by)] if read.late else examples
 
 
 def _what(methods: Collection[str], path: str | None) -> str:

@@ -268,6 +268,11 @@ def what_was_read(traffic: Traffic) -> str:
     return f"{size}, {moment(traffic.first)} to {moment(traffic.last)} UTC ({span(traffic.last - traffic.first)})"
 
 
+def unread(lines: int, of: int) -> str:
+    """Return how many lines could not be read; empty if all could."""
+    return f"{count(lines, 'line')} of {of:,} could not be read" if lines else ""
+
+
 def late(lines: int, at: float | None, by: float) -> str:
     """Return how often time went back in the log, and what was done; empty if it did not."""
     if at is None:
@@ -280,10 +285,9 @@ def late(lines: int, at: float | None, by: float) -> str:
 
 def notes(traffic: Traffic) -> list[str]:
     """Return what a reader must know about the log: what could not be read, and what the log cannot say."""
-    lines = f"{count(traffic.unreadable.lines, 'line')} of {traffic.lines:,} could not be read"
     found = [
         *traffic.warnings,
-        lines if traffic.unreadable.lines else "",
+        unread(traffic.unreadable.lines, traffic.lines),
         late(traffic.late, traffic.late_at, traffic.late_by),
         f"the times of the log are exact to {span(traffic.resolution)}: limits for shorter periods cannot be judged"
         if traffic.resolution >= 1 and traffic.requests
