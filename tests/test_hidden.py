@@ -157,7 +157,7 @@ def page(*given: Any) -> Any:
 
 
 WRONG: Final[dict[str, Any]] = {"deadline": 0}
-NOT_KNOWN: Final[dict[str, Any]] = {"stroe": "redis://:hunter2@there", "secrte": SECRET}
+NOT_KNOWN: Final[dict[str, Any]] = {"stroe": "redis://:hunter2@there"}
 
 
 def no_table(url: str, path: Path) -> Settings:
@@ -174,12 +174,6 @@ STARTS: dict[str, Callable[[str, Path], object]] = {
     "Limiter, clock": lambda url, path: Limiter(url, secret=SECRET, clock=cast(Any, 5)),
     "AsyncLimiter, deadline": lambda url, path: AsyncLimiter(url, secret=SECRET, **WRONG),
     "AsyncLimiter, secret": lambda url, path: AsyncLimiter(url, secret=SHORT.encode()),
-    "Limiter, a list": lambda url, path: Limiter(cast(Any, [url])),
-    "Limiter, a dict": lambda url, path: Limiter(cast(Any, {"url": url})),
-    "Limiter, bytes": lambda url, path: Limiter(cast(Any, url.encode())),
-    "Limiter, a client": lambda url, path: Limiter(cast(Any, redis.Redis(password=PASSWORD))),
-    "AsyncLimiter, a client": lambda url, path: AsyncLimiter(cast(Any, redis.asyncio.Redis(password=PASSWORD))),
-    "Limiter, a secret of a wrong type": lambda url, path: Limiter(url, secret=cast(Any, [SECRET])),
     "Seal": lambda url, path: Seal(SHORT),
     "Seal of bytes": lambda url, path: Seal(SHORT.encode()),
     "RedisStore": lambda url, path: RedisStore(cast(Any, url)),
@@ -200,7 +194,7 @@ STARTS: dict[str, Callable[[str, Path], object]] = {
         {"SLUICEGATE_STORE": url, "SLUICEGATE_SECRET": SECRET, "SLUICEGATE_DEADLINE": "0"}
     ),
     "from_environ, unknown": lambda url, path: Settings.from_environ(
-        {"SLUICEGATE_STORE": url, "SLUICEGATE_SECRTE": SECRET}
+        {"SLUICEGATE_STROE": url, "SLUICEGATE_SECRET": SECRET}
     ),
     "from_environ, rules": lambda url, path: Settings.from_environ({"SLUICEGATE_STORE": url, "SLUICEGATE_RULES": url}),
     "WSGI, wrong": lambda url, path: sluicegate.wsgi.RateLimitMiddleware(page, store=url, secret=SECRET, **WRONG),
@@ -221,7 +215,7 @@ STARTS: dict[str, Callable[[str, Path], object]] = {
     ),
     "Starlette, unknown": lambda url, path: sluicegate.starlette.RateLimitMiddleware(page, store=url, **NOT_KNOWN),
     "Flask, wrong": lambda url, path: flask_app(url, SLUICEGATE_DEADLINE=0),
-    "Flask, unknown": lambda url, path: flask_app(url, SLUICEGATE_STROE=url, SLUICEGATE_SECRTE=SECRET),
+    "Flask, unknown": lambda url, path: flask_app(url, SLUICEGATE_STROE=url),
     "Flask, keywords": lambda url, path: flask_keywords(url, **WRONG),
     "Flask, unknown keywords": lambda url, path: flask_keywords(url, **NOT_KNOWN),
     "Flask, both": lambda url, path: sluicegate.flask.RateLimiter(*[_configured(url)], store=url, secret=SECRET),
@@ -243,6 +237,29 @@ def test_a_failing_start(start: str, kind: str, tmp_path: Path, caplog: Any, rec
         with pytest.raises(SluicegateError) as caught:
             STARTS[start](URLS[kind], tmp_path / "shop.toml")
         assert not find_hidden(visible(caught.value, others()))
+
+
+# Values of a wrong type, which no wrapper can hide: the error names only the type.
+TYPES: dict[str, Callable[[str], object]] = {
+    "Limiter, a list": lambda url: Limiter(cast(Any, [url])),
+    "Limiter, a dict": lambda url: Limiter(cast(Any, {"url": url})),
+    "Limiter, bytes": lambda url: Limiter(cast(Any, url.encode())),
+    "Limiter, a client": lambda url: Limiter(cast(Any, redis.Redis(password=PASSWORD))),
+    "AsyncLimiter, a client": lambda url: AsyncLimiter(cast(Any, redis.asyncio.Redis(password=PASSWORD))),
+    "Limiter, a secret": lambda url: Limiter(url, secret=cast(Any, [SECRET])),
+    "Limiter, an unknown option": lambda url: Limiter(url, **cast(Any, {"secrte": SECRET})),
+    "open_store, a list": lambda url: open_store(cast(Any, [url]), prefix="shop"),
+    "Settings, a list": lambda url: sluicegate.wsgi.RateLimitMiddleware(page, store=cast(Any, [url])),
+    "Settings, a secret": lambda url: sluicegate.wsgi.RateLimitMiddleware(page, secret=cast(Any, [SECRET])),
+}
+
+
+@pytest.mark.parametrize("kind", ["password", "in the query", "cluster"])
+@pytest.mark.parametrize("start", TYPES)
+def test_an_error_about_a_value_of_a_wrong_type(start: str, kind: str) -> None:
+    with pytest.raises(SluicegateError) as caught:
+        TYPES[start](URLS[kind])
+    assert not find_hidden(visible(caught.value.with_traceback(None)))
 
 
 # Ways to start with a URL that is wrong.

@@ -43,54 +43,28 @@ class HiddenBytes(bytes):
         return "b'…'"
 
 
-class Concealed:
-    """A value of a wrong type, which may contain a secret."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __repr__(self) -> str:
-        return f"<{type(self.value).__name__}>"
-
-
 def hide_store(store: Any) -> Any:
-    """Wrap the `store` option: a URL is shown without its password, and a value that is not a store is not shown."""
-    if isinstance(store, str):
-        return HiddenURL(store)
-    plain = store is None or isinstance(store, (type, Concealed)) or hasattr(store, "run")
-    return store if plain else Concealed(store)
+    """Wrap a URL, so that it is shown without its password. Any other store is returned as it is."""
+    return HiddenURL(store) if isinstance(store, str) else store
 
 
 def hide_secret(secret: Any) -> Any:
-    """Wrap the `secret` option, so that it is not shown."""
-    match secret:
-        case Hidden() | HiddenBytes() | Concealed() | None:
-            return secret
-        case str():
-            return Hidden(secret)
-        case bytes():
-            return HiddenBytes(secret)
-    return Concealed(secret)
+    """Wrap a secret, so that it is not shown. A value of a wrong type is returned as it is."""
+    if isinstance(secret, str):
+        return Hidden(secret)
+    return HiddenBytes(secret) if isinstance(secret, bytes) else secret
 
 
-def hide_options(options: Mapping[Any, Any], known: frozenset[str]) -> dict[Any, Any]:
-    """Copy settings exactly as they were given, with passwords and secrets hidden."""
-    return {name: _hide_option(name, value, known) for name, value in options.items()}
+def hide_options(options: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Copy settings exactly as they were given, with the password of every URL and the secret hidden."""
+    return {name: _hide_option(name, value) for name, value in options.items()}
 
 
-def _hide_option(name: object, value: Any, known: frozenset[str]) -> Any:
-    """Return the value of one setting, hidden if necessary. Text under an unknown name is hidden, because the name may
-    be a misspelt `secret`.
-    """
+def _hide_option(name: object, value: Any) -> Any:
     option = name.lower() if isinstance(name, str) else ""
-    if option == "store":
-        return hide_store(value)
-    if isinstance(value, str) and "://" in value:
-        return HiddenURL(value)
-    is_text = isinstance(value, (str, bytes)) and option not in known
-    return hide_secret(value) if is_text or option == "secret" else value
+    if option == "secret":
+        return hide_secret(value)
+    return HiddenURL(value) if isinstance(value, str) and (option == "store" or "://" in value) else value
 
 
 def shown_url(url: str) -> str:

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from typing import Any, Final, TypeVar, cast
 
 from sluicegate.errors import IdentityError, SettingsError
-from sluicegate.hidden import Concealed, hide_secret
+from sluicegate.hidden import hide_secret
 
 Identity = Hashable
 """What a key function may return: text, bytes, an int, a UUID, or a tuple of these. None: the rule does not apply."""
@@ -158,12 +158,12 @@ class Seal:
         return "Seal(…)"
 
 
-def _key_of(secret: str | bytes | Concealed) -> bytes | SettingsError:
+def _key_of(secret: object) -> bytes | SettingsError:
     """Return the key of the digests. An error is returned, to be raised where no variable has the secret."""
     raw = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
     expected = "give 16 bytes or more, as secrets.token_hex(32) makes them"
     if not isinstance(raw, bytes):
-        problem = f"a {type(raw.value).__name__} is neither text nor bytes"
+        problem = f"a {type(raw).__name__} is neither text nor bytes"
         return SettingsError("secret", "…", problem=problem, expected=expected)
     if len(raw) < _SHORTEST_SECRET:
         return SettingsError("secret", "…", problem=f"only {len(raw)} bytes long", expected=expected)

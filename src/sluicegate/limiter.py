@@ -26,7 +26,7 @@ from sluicegate.errors import (
     shows_half_made,
     unknown_option,
 )
-from sluicegate.hidden import hide_options, hide_secret, hide_store
+from sluicegate.hidden import hide_secret, hide_store
 from sluicegate.identity import Seal, digest, identity_text
 from sluicegate.plan import Check, Decision, Handlers, Outcome, Plan, RateLimitExceeded, Terms, new, uncharged
 from sluicegate.quota import MAX_LIMIT, Quota
@@ -108,9 +108,8 @@ class _Engine(Generic[_AnyStore]):
         strict: bool = False,
         **unknown: Never,
     ) -> None:
-        store, secret, others = hide_store(store), hide_secret(secret), hide_options(unknown, frozenset())
-        del unknown  # it may have a misspelt `secret`
-        for name in others:
+        store, secret = hide_store(store), hide_secret(secret)
+        for name in unknown:
             raise unknown_option(type(self).__name__, name, ("store", *OPTIONS), error=SettingsError)
         find(algorithm)
         check_flag("strict", strict)

@@ -156,7 +156,7 @@ def open_async_store(url: str, *, prefix: str, clock: Clock | None = None, deadl
 def _opener(url: str) -> _Opener:
     known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
     if not isinstance(url, str) or "://" not in url:
-        given = shown_url(url) if isinstance(url, str) else url
+        given = shown_url(url) if isinstance(url, str) else type(url)  # its repr may show a password
         is_address = isinstance(url, str) and url.rpartition(":")[2].isdecimal()
         expected = 'write "redis://" before it' if is_address else f"use one of: {known}"
         raise StoreURLError("store", given, problem="not a URL and not a store", expected=expected)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from sluicegate.clock import Clock
 from sluicegate.errors import AsyncMismatchError, ConfigurationError, SettingsError, StoreURLError, warn
-from sluicegate.hidden import Concealed
 from sluicegate.plan import FAILURE_POLICIES, FailurePolicy
 from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
@@ -155,7 +154,6 @@ def check_given(store: object, clock: Clock | None, *, prefix: str, asynchronous
 
 def _no_store(given: object, *, asynchronous: bool) -> StoreURLError:
     """Return the error for an object that is no store. It names only the type, because the repr may show a password."""
-    given = given.value if isinstance(given, Concealed) else given
     kind = type(given)
     shown, problem, expected = f"{kind.__module__}.{kind.__qualname__}", "neither a URL nor a store", _URL
     if isinstance(given, type):

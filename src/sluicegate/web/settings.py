@@ -334,7 +334,7 @@ _KNOWN: Final = frozenset(_options(Settings))
 
 def hide(options: Options) -> Options:
     """Copy settings as they were given. A traceback that prints the copy shows no password and no secret."""
-    return cast("Options", hide_options(options, _KNOWN))
+    return cast("Options", hide_options(options))
 
 
 def _hide_arguments() -> None:

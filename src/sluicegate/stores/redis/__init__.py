@@ -167,8 +167,7 @@ class RedisStore(_RedisStore):
     def __init__(
         self, client: redis.Redis | redis.RedisCluster, *, prefix: str = "sg", clock: Clock | None = None
     ) -> None:
-        if isinstance(client, str):
-            client = hide_store(client)
+        client = hide_store(client)
         check_client(client, asynchronous=False)
         shown = str(address_of(client))
         self._set_up(UserClient(client), UserTopology(client), prefix=prefix, clock=clock, shown=shown)
@@ -277,8 +276,7 @@ class AsyncRedisStore(_RedisStore):
         clock: Clock | None = None,
         deadline: float = DEADLINE,
     ) -> None:
-        if isinstance(client, str):
-            client = hide_store(client)
+        client = hide_store(client)
         check_client(client, asynchronous=True)
         connections, shown = AsyncUserClient(client, deadline=deadline), str(address_of(client))
         self._set_up(connections, UserTopology(client), prefix=prefix, clock=clock, shown=shown)
