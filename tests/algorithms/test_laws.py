@@ -1,10 +1,10 @@
-"""Every algorithm takes the public exam."""
+"""Every algorithm takes the exam."""
 
 from __future__ import annotations
 
 from sluicegate.algorithms import ALGORITHMS, find
 from sluicegate.quota import Quota
-from sluicegate.testing import AlgorithmExam
+from tests.algorithms.exam import AlgorithmExam
 
 
 class TestSlidingWindow(AlgorithmExam):

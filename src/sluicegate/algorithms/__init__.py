@@ -15,7 +15,7 @@ clock, a lock, asyncio or a client.
 `state` is None for an identity that has none. All times and parameters are integers in microseconds, and every
 product of them stays below 2^53, so that Lua's doubles are exact; `params` refuses a quota for which it would not.
 
-The laws, which `sluicegate.testing.AlgorithmExam` tests:
+The laws, which `AlgorithmExam` in `tests/algorithms` tests:
 
 1. Cost 0 is a peek: it is always allowed and shows the current state.
 2. A refusal changes no later outcome.

@@ -1,5 +1,5 @@
-"""Tools for tests: fixtures of pytest, assertions about a response, stores with fixed outcomes, and exams for an
-algorithm, a store or an adapter.
+"""Tools for tests: fixtures of pytest, assertions about a response, stores with fixed outcomes, and exams for a
+store or an adapter.
 
 `assert_limited`, `assert_allowed`, `OpenStore`, `ShutStore` and `BrokenStore` need only sluicegate. pytest loads the
 fixtures from `plugin`; `separate_budgets` does the same without pytest. An exam is a base class with tests; it needs
@@ -25,7 +25,6 @@ from sluicegate.testing.stores import BrokenStore, OpenStore, ShutStore
 
 if TYPE_CHECKING:
     from sluicegate.testing.adapter import AdapterExam as AdapterExam
-    from sluicegate.testing.algorithm import AlgorithmExam as AlgorithmExam
     from sluicegate.testing.assertions import assert_allowed as assert_allowed
     from sluicegate.testing.assertions import assert_limited as assert_limited
     from sluicegate.testing.budgets import separate_budgets as separate_budgets
@@ -33,13 +32,12 @@ if TYPE_CHECKING:
 
 _LATER: Final = {  # name → module of this package
     "AdapterExam": "adapter",
-    "AlgorithmExam": "algorithm",
     "StoreExam": "store",
     "assert_allowed": "assertions",
     "assert_limited": "assertions",
     "separate_budgets": "budgets",
 }
-_EXAMS: Final = ("adapter", "algorithm", "charges", "functions", "held", "rollout", "store")  # modules with laws
+_EXAMS: Final = ("adapter", "charges", "functions", "held", "rollout", "store")  # modules with laws
 
 if "pytest" in sys.modules:
     # pytest then shows the values in a failed assert.
@@ -47,7 +45,6 @@ if "pytest" in sys.modules:
 
 __all__ = [
     "AdapterExam",
-    "AlgorithmExam",
     "AsyncAdapter",
     "BrokenStore",
     "OpenStore",
