@@ -1,7 +1,8 @@
-"""The scripts' choice of an interpreter."""
+"""The scripts: their choice of an interpreter, and the count of lines."""
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -56,3 +57,48 @@ def test_a_python_that_does_not_run_is_refused(tmp_path):
         [SCRIPTS / "test", "--python", tmp_path / "python3.29"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (1, f"{tmp_path / 'python3.29'} does not run here\n")
+
+
+LINES = runpy.run_path(str(SCRIPTS / "lines"))
+SOURCES = {  # what is counted, and the number of lines
+    "nothing": ("", 0),
+    "blank lines and comments": ("\n# why\nx = 1  # a unit\n\n    # why\n", 1),
+    "docstrings": (
+        '"""One."""\n\nclass A:\n    """Two\n\n    lines."""\n\n    def f(self):\n        """Three."""\n',
+        2,
+    ),
+    "an async function": ('async def f():\n    """One."""\n    await g()\n', 2),
+    "text below a constant": ('MOST = 9\n"""How many."""\n', 1),
+    "text of several lines": ('x = """One\n\ntwo."""\n', 3),
+    "a statement of several lines": ("f(\n    1,\n\n    # why\n    2,\n)\n", 4),
+    "a continued line": ("x = 1 + \\\n    2\n", 2),
+    "two statements on a line": ("x = 1; y = 2\n", 1),
+}
+
+
+@pytest.mark.parametrize("what", SOURCES)
+def test_the_lines_of_code(what):
+    source, lines = SOURCES[what]
+    assert LINES["count"](source) == lines
+
+
+def test_the_table_of_lines(tmp_path, capsys):
+    files = {
+        "__init__.py": "",
+        "wsgi.py": "a = 1\n",
+        "web/gate.py": "a = 1\nb = 2\n",
+        "cli/__init__.py": "a = 1\n",
+        "x.lua": "a",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    LINES["main"](tmp_path)
+    assert [line.rsplit(maxsplit=2) for line in capsys.readouterr().out.splitlines()] == [
+        ["folder", "modules", "lines"],
+        [".", "2", "1"],
+        ["cli", "1", "1"],
+        ["web", "1", "2"],
+        ["the way of a request", "2", "3"],
+        ["all", "4", "4"],
+    ]
