@@ -1,35 +1,21 @@
-"""The fork of a process: what the objects of this library do before and after it. No other module registers with `os`.
+"""The fork of a process: what the objects of this library do in the child. No other module registers with `os`.
 
 A child of `fork()` has one thread, and a copy of all objects. A lock that another thread of the parent held is held in
-the child for ever. An object registers itself here, weakly, and chooses one of two ways:
+the child for ever, and what that thread was changing is half changed. So an object with a lock, or with something that
+belongs to one process, registers itself here, weakly. In the child `after_fork` makes new locks, and drops what belongs
+to the parent or may be half changed: connections, probes under way, the budgets of a memory store. Any other state
+changes in one assignment. A fork takes no lock, so it waits for no thread.
 
-- **Renewed**: `after_fork` is called in the child. It makes new locks and drops what belongs to the parent:
-  connections, probes under way. Nearly all objects do only this. Each step of their state is one assignment,
-  or the state is a cache that the child begins empty, or it is dropped.
-- **Held** as well: the forking thread takes the object's lock before the fork, so that no other thread is in the middle
-  of a change. The memory store and the local fallback need this: a charge changes several parts of a table, and the
-  child goes on with its copy of that table. The outer lock is taken before the inner one, as in the code that uses
-  both. The wait for a lock is bounded (`PATIENCE`): the forking thread may hold the lock itself, in a signal handler or
-  a finalizer. Then the fork goes on without it.
-
-Not every lock is held through the fork. A lock that is held while user code runs or modules are imported could make the
-fork wait for an import, and the import for the fork.
-
-Who owns what in the child: connections, and charges in a shared store belong to the parent. A slot
-or reservation that was open at the fork is settled by the parent. The same object does nothing in the child
-(`generation`), because two refunds of one charge would let a client exceed its limit.
+A charge in a shared store belongs to the parent. A slot or reservation that was open at the fork is settled by the
+parent. The same object does nothing in the child (`generation`), because two refunds of one charge would let a client
+exceed its limit.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-from itertools import takewhile
-from operator import methodcaller
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 from weakref import WeakSet
-
-PATIENCE: Final = 1.0  # seconds that a fork waits for a lock
 
 
 class Renewed(Protocol):
@@ -40,68 +26,24 @@ class Renewed(Protocol):
         ...
 
 
-class Held(Renewed, Protocol):
-    """An object whose state must be whole in the child."""
-
-    def fork_lock(self) -> Any:
-        """Return the lock to hold during a fork."""
-        ...
-
-
-class _Registry:
+class _Process:
     """The registered objects of this process."""
 
-    def __init__(self) -> None:
-        self.generation = 0
-        self.outer: WeakSet[Held] = WeakSet()
-        self.inner: WeakSet[Held] = WeakSet()
-        self.renewed: WeakSet[Renewed] = WeakSet()
-        self.kept: list[object] = []
-        self.taken = threading.local()  # the locks that a forking thread holds
-        self.lock = threading.RLock()  # a finalizer may register an object in a thread that holds it
+    generation = 0
+    owners: Final[WeakSet[Renewed]] = WeakSet()
+    kept: Final[list[object]] = []
 
-    def before(self) -> None:
-        """Take the locks, in the forking thread. Two forks at a time wait for each other.
-
-        A signal handler may raise between any two calls, so functions of C take a lock and note it. The fork waits
-        once, however many locks are held: after the first that is held too long, it takes those that are free.
-        """
-        taken = self.taken.locks = []
-        locks = self._locks(taken)
-        taken.extend(takewhile(methodcaller("acquire", timeout=PATIENCE), locks))
-        taken.extend(filter(methodcaller("acquire", blocking=False), locks))
-
-    def _locks(self, taken: list[Any]) -> Any:
-        yield self.lock
-        if taken:
-            yield from [owner.fork_lock() for owner in (*self.outer, *self.inner)]
-
-    def in_parent(self) -> None:
-        """Release the locks that this thread has taken."""
-        list(map(methodcaller("release"), reversed(self.taken.locks)))
-        self.taken.locks = []
-
-    def in_child(self) -> None:
+    @classmethod
+    def in_child(cls) -> None:
         """Renew all objects."""
-        self.generation += 1
-        self.taken, self.lock = threading.local(), threading.RLock()
-        for owner in (*self.outer, *self.inner, *self.renewed):
+        cls.generation += 1
+        for owner in list(cls.owners):
             owner.after_fork()
-
-
-_REGISTRY: Final = _Registry()
 
 
 def renew(owner: Renewed) -> None:
     """Call `owner.after_fork()` in the child of each fork from now on, as long as the object exists."""
-    with _REGISTRY.lock:
-        _REGISTRY.renewed.add(owner)
-
-
-def hold(owner: Held, *, outer: bool = False) -> None:
-    """Do the same, and hold the object's lock during each fork. An `outer` lock is held by code that takes others."""
-    with _REGISTRY.lock:
-        (_REGISTRY.outer if outer else _REGISTRY.inner).add(owner)
+    _Process.owners.add(owner)
 
 
 def keep(given: object) -> None:
@@ -109,13 +51,13 @@ def keep(given: object) -> None:
 
     An event loop's transports would tell the poll object of the kernel, which the parent shares, to forget a socket.
     """
-    _REGISTRY.kept.append(given)
+    _Process.kept.append(given)
 
 
 def generation() -> int:
     """Return how many forks are between this process and the first one."""
-    return _REGISTRY.generation
+    return _Process.generation
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_REGISTRY.before, after_in_parent=_REGISTRY.in_parent, after_in_child=_REGISTRY.in_child)
+    os.register_at_fork(after_in_child=_Process.in_child)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sluicegate import Limiter, StoreError, fork
+from sluicegate import Limiter, StoreError
 from sluicegate.stores import Store
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.testing import BrokenStore
@@ -122,24 +122,6 @@ def test_a_signal_handler_may_call_the_limiter_that_it_interrupts(
     found = in_a_thread(run)
     assert found, "a call in a signal handler hangs"
     assert found[0] > 20
-
-
-def test_an_interrupted_fork_leaves_no_lock_taken() -> None:
-    """Python ignores what `before` raises, forks, and calls `in_parent`."""
-    registry, stores = fork._REGISTRY, [MemoryStore(), MemoryStore()]
-    for operation in (registry.before, registry.in_parent):
-        at, more = 1, True
-        while more:
-            registry.before()
-            if operation == registry.before:
-                registry.in_parent()
-            more = interrupt(operation, at=at, handler=raising)
-            registry.in_parent()
-            assert in_a_thread(lambda: [store.fork_lock().acquire(blocking=False) for store in stores]) == [[True] * 2]
-            for store in stores:
-                store.after_fork()
-            at += 1
-        assert at > 2
 
 
 @pytest.mark.parametrize("handler", ["raises", "calls"])

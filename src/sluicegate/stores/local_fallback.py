@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from sluicegate import fork
 from sluicegate.algorithms import ALGORITHMS, KEPT
@@ -45,15 +45,12 @@ class LocalFallback:
         self._lock = threading.RLock()
         self._fresh: dict[_Key, _Note] = {}
         self._older: dict[_Key, _Note] = {}
-        fork.hold(self, outer=True)
-
-    def fork_lock(self) -> Any:
-        """Return the lock: a fork must not find a note that was taken and not charged."""
-        return self._lock
+        fork.renew(self)
 
     def after_fork(self) -> None:
-        """Go on with the copy of the notes and budgets."""
+        """Begin without notes, as the memory store begins empty."""
         self._lock = threading.RLock()
+        self._fresh, self._older = {}, {}
 
     def note(self, checks: Checks, outcomes: Outcomes) -> None:
         """Remember the outcomes that the store returned. Every request calls this, so it does as little as possible."""

@@ -52,7 +52,7 @@ class MemoryStore:
         self._lock: Any = threading.RLock()  # the stubs lack `_is_owned`, which threading.Condition uses too
         self._refunds: deque[tuple[Plan, tuple[Outcome, ...]]] = deque()  # refunds that could not be made at once
         self._table = MemoryTable(max_keys)
-        fork.hold(self)
+        fork.renew(self)
 
     def __len__(self) -> int:
         """Return the number of keys."""
@@ -78,13 +78,10 @@ class MemoryStore:
         most, evictions = self._table.most, self._table.evictions
         return Status("memory://", topology="memory", entries=len(self), max_entries=most, evictions=evictions)
 
-    def fork_lock(self) -> Any:
-        """Return the lock: a fork must not find a charge half made."""
-        return self._lock
-
     def after_fork(self) -> None:
-        """Go on with the copy of the budgets. The child counts separately from now on."""
+        """Begin empty: another thread of the parent may have been in the middle of a charge."""
         self._lock = threading.RLock()
+        self.close()
 
     def prepare(self, terms: Terms, *others: Terms) -> Hit | None:
         """Return a function that decides a check of each of these terms, if all keys are known, and if the answer needs
