@@ -10,14 +10,12 @@ import asyncio
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from asgiref.sync import async_to_sync, sync_to_async
-from django.contrib.auth.signals import user_login_failed
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.core.handlers.asgi import ASGIRequest
-from django.dispatch import receiver
 from django.http import Http404, HttpRequest, StreamingHttpResponse
 from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
@@ -40,6 +38,8 @@ _STATUSES: tuple[tuple[type[Exception], int], ...] = (  # the statuses that Djan
 def release_at_close(state: DjangoRequestState) -> None:
     """Release the slots of a concurrency limit when the request is closed. Django closes no copy of a request."""
     settlement = state.settlement
+    if settlement is not None:  # the response decides about its charges
+        _watch_logins()
     if settlement is None or not settlement.holds or state.releases_at_close:
         return
     own = state.own_request()
@@ -106,7 +106,14 @@ def _read_response(response: HttpResponseBase, state: DjangoRequestState) -> Res
     return Response(response.status_code, Headers(response.items()), login_failed=state.login_failed)
 
 
-@receiver(user_login_failed)
+@cache
+def _watch_logins() -> None:
+    """Be told of failed logins. Imported here: importing sluicegate must import no application of Django."""
+    from django.contrib.auth.signals import user_login_failed
+
+    user_login_failed.connect(_note_failed_login)
+
+
 def _note_failed_login(request: Any = None, **_: object) -> None:
     state = None if native_of(request) is None else state_of(request)
     if state is not None:
