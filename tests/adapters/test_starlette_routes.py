@@ -1,25 +1,34 @@
-"""The endpoint of a Starlette request: the search for marks finds what the search of all routes finds."""
+"""The endpoint of a Starlette request: the quick search finds what a search of one route after the other finds."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from itertools import count
 from typing import Any
 
+import fastapi.routing
 import pytest
+from fastapi.routing import APIRoute, APIRouter, APIWebSocketRoute
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Host, Mount, Route, Router
+from starlette.routing import Host, Match, Mount, Route, Router, WebSocketRoute, compile_path
 from starlette.testclient import TestClient
 
 from sluicegate import Rule
 from sluicegate.starlette import RateLimitMiddleware, exempt, limit
-from sluicegate.starlette.routes import Routes
+from sluicegate.starlette.routes import Routes, known_arrivals
+from sluicegate.testing.scenarios import examples
 from sluicegate.web.endpoint import NOWHERE
 from tests.adapters.asgi_client import make_scope
+
+FLAT: Callable[[Any], Iterable[Any]] = getattr(fastapi.routing, "iter_route_contexts", iter)
 
 
 class Picky(Convertor[str]):
@@ -34,6 +43,20 @@ class Picky(Convertor[str]):
 
     def to_string(self, value: str) -> str:
         return value
+
+
+PATTERNS = {
+    "picky": Picky.regex,
+    "groups": "(a|(b))c?",
+    "named": "(?P<again>a|b)",  # Starlette finds no convertor for this name, and raises
+    "by_name": "(?P<again>a|b)(?P=again)",
+    "by_number": r"(a|b)\2",
+    "conditional": "(a)?(?(2)b|c)",
+    "ahead": "(?=a)[ab]+",
+    "in_a_set": "[(?P<c>ab]+",
+}
+for name, regex in PATTERNS.items():
+    register_url_convertor(name, type(name, (Picky,), {"regex": regex})())
 
 
 async def plain(request: Request) -> Response:
@@ -59,7 +82,39 @@ class Page(HTTPEndpoint):
         return PlainTextResponse("post")
 
 
-register_url_convertor("picky", Picky())
+def one_by_one(routes: Iterable[Any], scope: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The endpoint that the first matching route leads to, or None, and what the routes add to the scope."""
+    for route in FLAT(routes):
+        try:
+            match, child = route.matches(scope)
+        except (KeyError, ValueError):
+            return None, {}
+        if match is Match.FULL:
+            below = getattr(route, "routes", None)
+            if not below:
+                return getattr(route, "endpoint", None) or route.app, child
+            found, added = one_by_one(below, {**scope, **child})
+            return found, {**child, **added}
+    return None, {}
+
+
+def check(known: Routes, routes: list[Any], scope: dict[str, Any]) -> None:
+    arrival, added = known.find(dict(scope))
+    endpoint, expected = one_by_one(routes, dict(scope))
+    assert added == expected
+    if endpoint is None:
+        assert arrival is NOWHERE
+    else:
+        alone = known_arrivals(endpoint, arrival.endpoint.route).of(scope)
+        assert (arrival.endpoint.label, arrival.marks) == (alone.endpoint.label, alone.marks)
+
+
+def in_any_case(path: str, view: Any) -> Route:
+    route = Route(path, view)
+    route.path_regex = re.compile(route.path_regex.pattern, re.IGNORECASE)
+    return route
+
+
 INNER = [Route("/a", plain), Route("/b", marked), Route("/{name}", free)]
 ROUTES: dict[str, list[Any]] = {
     "no route": [],
@@ -76,62 +131,192 @@ ROUTES: dict[str, list[Any]] = {
     "a host": [Host("{sub}.example.org", Router(INNER)), Route("/b", free)],
     "behind a convertor that raises": [Route("/{name:picky}", plain), Route("/{path:path}", marked)],
     "a convertor that raises": [Route("/a", plain), Route("/{name:picky}", marked), Route("/{path:path}", free)],
+    "in any case": [Route("/b", plain), in_any_case("/a", marked), Route("/{name}", plain)],
+    **{
+        f"a convertor with a pattern: {name}": [
+            Route("/{one}/{two}", plain),
+            Route(f"/{{x:{name}}}", marked),
+            Route("/{name}", plain),
+        ]
+        for name in PATTERNS
+    },
 }
 SCOPES = [
     make_scope(method, path, headers=[("host", host)])
     for method in ("GET", "POST", "HEAD", "DELETE")
-    for path in ("/", "/a", "/b", "/c", "/bad", "/in", "/in/", "/in/a", "/in/b", "/in/c", "/in/c/d")
+    for path in (
+        "/",
+        "/a",
+        "/b",
+        "/c",
+        "/bad",
+        "/aa",
+        "/ab",
+        "/A",
+        "/P",
+        "/in",
+        "/in/",
+        "/in/a",
+        "/in/b",
+        "/in/c",
+        "/in/c/d",
+    )
     for host in ("shop.example.org", "example.org")
 ]
 
 
 @pytest.mark.parametrize("routes", ROUTES.values(), ids=ROUTES)
-def test_the_search_for_marks_finds_what_the_search_of_all_routes_finds(routes: list[Any]) -> None:
-    known = Routes(Router(routes))
+def test_the_routes_are_found_as_one_by_one_and_only_marks_make_a_difference(routes: list[Any]) -> None:
+    router = Router(routes)
+    known, middleware = Routes(router), RateLimitMiddleware(router)
     for scope in SCOPES:
         before = dict(scope)
-        whole, _ = known.find(scope)
-        found = known.find_marked(scope)
+        check(known, routes, scope)
+        _, arrival = middleware.arrive(scope)
         assert scope == before
-        if whole.marks:
-            assert found is whole
-        else:
-            assert not found.marks
-            assert not found.endpoint.marks
+        found, _ = known.find(scope)
+        expected = found if found.marks else NOWHERE
+        assert (arrival.endpoint.label, arrival.marks) == (expected.endpoint.label, expected.marks)
 
 
-def test_a_route_without_a_mark_is_not_matched() -> None:
-    matched: list[str] = []
+class Loose(Route):
+    """A route with a `matches` of its own."""
 
-    class Recording(Route):
-        def matches(self, scope: Any) -> Any:
-            matched.append(self.path)
-            return super().matches(scope)
-
-    known = Routes(Router([Recording("/a", plain), Recording("/b", marked), Recording("/c", plain)]))
-    assert known.find_marked(make_scope(path="/c")) is NOWHERE
-    assert matched == ["/b"]
-    matched.clear()
-    assert known.find_marked(make_scope(path="/b")).marks
-    assert matched == ["/b", "/a"]
+    def matches(self, scope: Any) -> Any:
+        if scope["type"] == "http" and scope["path"].lower().endswith(self.path):
+            return Match.FULL, {"endpoint": self.endpoint, "path_params": {"loose": "yes"}}
+        return Match.NONE, {}
 
 
-def test_routes_that_are_sorted_or_replaced_are_read_again() -> None:
-    router = Router([Route("/{name}", plain), Route("/b", marked)])
+NUMBERS = count()
+SEGMENTS = ["a", "b", "ac", "1", "(a)", "a.b", r"\1", "é", "{}"]
+SEGMENTS += [f"{{:{convertor}}}" for convertor in ("int", "float", "uuid", "path", *PATTERNS)]
+SEGMENTS += ["x{:int}", "{:picky}.{}"]
+PIECES = ["a", "b", "c", "ac", "aa", "ab", "1", "1.5", "xx", "x7", "(a)", "a.b", r"\1", "é", "A", "bad", "", "(P<c>"]
+PIECES += ["6ba7b810-9dad-11d1-80b4-00c04fd430c8", "b\n"]
+METHODS = ["GET", "POST", "HEAD"]
+
+
+def _view() -> Any:
+    async def view(request) -> None: ...
+
+    view.__qualname__ = f"view{next(NUMBERS)}"
+    return view
+
+
+def _is_valid(path: str) -> bool:
+    try:
+        compile_path(path)
+    except re.error:  # a reference to a group that only the first parameter has
+        return False
+    return True
+
+
+@st.composite
+def paths(draw: Any) -> str:
+    """The path of a route, each parameter with a name of its own."""
+    pieces = draw(st.lists(st.sampled_from(SEGMENTS), max_size=3))
+    numbers = count()
+    return "/" + re.sub(r"\{", lambda found: f"{{p{next(numbers)}", "/".join(pieces))
+
+
+PATHS = paths().filter(_is_valid)
+
+
+@st.composite
+def tables(draw: Any, depth: int = 1) -> list[Any]:
+    """Routes of every kind."""
+    return [route for _ in range(draw(st.integers(0, 4))) for route in draw(_routes(depth))]
+
+
+@st.composite
+def _routes(draw: Any, depth: int) -> list[Any]:
+    """One route, or those of an included router."""
+    kinds = ["route", "class", "socket", "api", "api socket", "loose", "patched", "any case", "prefix", "application"]
+    kind = draw(st.sampled_from(kinds + ["mount", "host", "included"] * (depth > 0)))
+    path = draw(PATHS)
+    methods = draw(st.sampled_from([None, ["GET"], ["POST"]]))
+    if kind == "socket":
+        return [WebSocketRoute(path, _view())]
+    if kind == "api":
+        return [APIRoute(path, _view(), methods=methods, response_model=None)]
+    if kind == "api socket":
+        return [APIWebSocketRoute(path, _view())]
+    if kind == "application":
+        return [Mount(path.rstrip("/"), app=PlainTextResponse("in"))]
+    if kind in {"mount", "host", "included"}:
+        below = draw(tables(depth - 1))
+        if kind == "mount":
+            return [Mount("/a", routes=below)]
+        if kind == "host":
+            return [Host("{sub}.example.org", Router(below))]
+        outer = APIRouter()
+        outer.include_router(APIRouter(routes=below), prefix="/a")
+        return outer.routes
+    view = type(f"View{next(NUMBERS)}", (Page,), {}) if kind == "class" else _view()
+    if kind == "any case":
+        return [in_any_case(path, view)]
+    route = (Loose if kind == "loose" else Route)(path, view, methods=methods)
+    if kind == "patched":
+        route.matches = Loose.matches.__get__(route)  # type: ignore[method-assign]
+    if kind == "prefix":
+        route.path_regex = re.compile(route.path_regex.pattern.removesuffix("$"))
+    return [route]
+
+
+SOME_SCOPES = st.builds(
+    lambda kind, method, pieces, host, root: make_scope(
+        method, "/" + "/".join(pieces), type=kind, headers=[("host", host)], root_path=root
+    ),
+    st.sampled_from(["http", "http", "websocket"]),
+    st.sampled_from(METHODS),
+    st.lists(st.sampled_from(PIECES), max_size=3),
+    st.sampled_from(["shop.example.org", "example.org"]),
+    st.sampled_from(["/app", "/app/a"]),
+)
+
+
+@examples(300)
+@given(st.data(), tables())
+def test_any_table_is_searched_as_one_by_one_also_when_it_changes(data: st.DataObject, routes: list[Any]) -> None:
+    router = APIRouter(routes=routes)
     known = Routes(router)
-    scope = make_scope(path="/b")
+    for change in data.draw(st.lists(st.sampled_from(["append", "insert", "reverse", "sort", "drop", "replace"]))):
+        for scope in data.draw(st.lists(SOME_SCOPES, min_size=1, max_size=8)):
+            check(known, router.routes, scope)
+        if change == "append":
+            router.routes += data.draw(tables())
+        elif change == "insert":
+            router.routes[:0] = data.draw(tables())
+        elif change == "reverse":
+            router.routes.reverse()
+        elif change == "sort":
+            router.routes.sort(key=lambda route: getattr(route, "path", ""))
+        elif change == "drop":
+            del router.routes[::2]
+        else:
+            router.routes = data.draw(tables())
+    for scope in data.draw(st.lists(SOME_SCOPES, max_size=8)):
+        check(known, router.routes, scope)
 
-    def finds_the_mark() -> tuple[bool, bool]:
-        return bool(known.find(scope)[0].marks), bool(known.find_marked(scope).marks)
 
-    assert finds_the_mark() == (False, False)
-    router.routes.reverse()
-    assert finds_the_mark() == (True, True)
-    router.routes[0] = Route("/b", plain)
-    assert finds_the_mark() == (False, False)
-    router.routes = [Route("/b", marked), Route("/c", plain)]
-    assert finds_the_mark() == (True, True)
-    assert Routes(router).find(scope) == known.find(scope)
+class Counting(dict[str, Any]):
+    """A scope that counts the routes that were asked: each reads the type first."""
+
+    asked = 0
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked += name == "type"
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize("kind", [Route, APIRoute])
+@pytest.mark.parametrize(("path", "asked"), [("/a/0", 1), ("/a/199", 1), ("/a/200", 0)])
+def test_of_many_routes_only_the_one_that_matches_is_asked(kind: Any, path: str, asked: int) -> None:
+    known = Routes(Router([kind(f"/{{x}}/{number}", _view()) for number in range(200)]))
+    scope = Counting(make_scope(path=path))
+    arrival, _ = known.find(scope)
+    assert (arrival is not NOWHERE, scope.asked) == (asked > 0, asked)
 
 
 def test_routes_that_the_lifespan_sorts_keep_their_limits() -> None:

@@ -67,12 +67,19 @@ class Pattern(NamedTuple):
 PATHS: Final = (
     "/*", "/api/*", "*/x", "/*/*/*/*/*a", "/*a*b*?c", "/*ab*ab*ab", "/[a-z]*[!x]*.json", "*?*?*?*/", "/[*", "/*" * 30,
 )  # fmt: skip
+ROUTES: Final = (
+    r"(?:^/a$)()|(?:^/(?:[^/]+)/b$)()|(?:^/a/(?:[0-9]+(\.[0-9]+)?)$)()|(?:^/a/(?:.*)$)()|(?:^/(?:[a-f]{8}-?[a-f]{4})$)()",
+    "|".join(f"(?:^/(?:[^/]+)/{number}$)()|(?:^/(?:.*)/{number}$)()" for number in range(20)),
+)
 PATTERNS: Final = {
     "address:TOKEN": Pattern(OPERATOR, ("fullmatch",)),
     "address:_PAIR": Pattern("one element of a client's Forwarded", ("match",)),
     "address:_BACKWARDS": Pattern("a client's Forwarded", ("match",)),
     "concurrency:Concurrency.is_meant": Pattern(QUOTA, ("search",)),
     "concurrency:Concurrency.parse": Pattern(QUOTA, ("fullmatch",)),
+    "starlette.routes:_NAMED_GROUP": Pattern(OPERATOR, ("subn",)),
+    "starlette.routes:_REFERENCE": Pattern(OPERATOR, ("search",)),
+    "starlette.routes:_table_of": Pattern("a client's path", ("match",), ROUTES),
     "web.gate:_Rules._ready": Pattern("a client's path", ("fullmatch",), PATHS),
     "web.http:_PRINTABLE": Pattern(OPERATOR, ("fullmatch",)),
     "web.http:_STRING": Pattern(ANSWER, ("findall", "sub")),
@@ -511,7 +518,7 @@ def expressions(row: str) -> Iterator[tuple[str, int]]:
 READERS: Final[dict[str, Callable[[re.Pattern[str]], Act]]] = {
     **{method: lambda made, method=method: getattr(made, method) for method in ("match", "fullmatch", "search")},  # type: ignore[misc]
     **{method: lambda made, method=method: getattr(made, method) for method in ("findall", "split")},  # type: ignore[misc]
-    "sub": lambda made: partial(made.sub, ""),
+    **{method: lambda made, method=method: partial(getattr(made, method), "") for method in ("sub", "subn")},  # type: ignore[misc]
 }
 
 

@@ -16,7 +16,7 @@ from sluicegate.starlette.request import StarletteCaller
 from sluicegate.starlette.responses import handler_of, own_answer
 from sluicegate.starlette.routes import RouteFinder, Routes, answers_preflight, is_built_late
 from sluicegate.web.bound import Bounds
-from sluicegate.web.endpoint import Arrival, Endpoint, label_of
+from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint, label_of
 from sluicegate.web.gate import AsyncGate
 from sluicegate.web.request_state import RequestState
 from sluicegate.web.settings import Settings, SettingsOptions, hide
@@ -51,9 +51,9 @@ class RateLimitMiddleware(AsgiMiddleware):
     def arrive(self, scope: Scope) -> tuple[AsgiCaller, Arrival]:
         """Return the client, and the endpoint that the router will choose if that makes a difference."""
         caller = StarletteCaller(scope, self._finder)
-        if self._routes is None:
-            return caller, caller.arrival
-        return caller, self._routes.find_marked(scope)
+        if self._routes is not None and not (self._routes.table().has_marks and caller.arrival.marks):
+            return caller, NOWHERE
+        return caller, caller.arrival
 
     def endpoints(self, scope: Scope) -> list[Endpoint]:
         """Return every endpoint that the middleware can find. If `add_middleware` was given wrong options, raise.

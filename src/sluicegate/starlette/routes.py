@@ -6,12 +6,14 @@ FastAPI share. For routes that cannot be found here, the guard around the view e
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from functools import partial
 from inspect import unwrap
 from typing import Any, Final, NamedTuple
 
+from starlette._utils import get_route_path
 from starlette.endpoints import HTTPEndpoint
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.routing import Match, Router
@@ -26,6 +28,9 @@ Scope = MutableMapping[str, Any]
 # The methods of a class-based endpoint. Other names are not looked up: a client may send any method.
 HANDLERS: Final = ("get", "head", "post", "put", "patch", "delete", "options", "query", "on_connect")
 
+_NAMED_GROUP: Final = re.compile(r"\(\?P<\w+>")
+# In one pattern of many routes, a reference by number or name would be to a group of another route.
+_REFERENCE: Final = re.compile(r"\\[1-9]|\(\?P=|\(\?\(")
 
 Templates = dict[int, tuple[Any, str | None]]
 """By the id of a route: the route, and its template, or None if the route is at several places."""
@@ -76,11 +81,21 @@ class _KnownRoute(NamedTuple):
         return below, {**child, **added}
 
 
+class _Table(NamedTuple):
+    """The routes of one list, in their order, and one pattern that finds the first one that may match a path."""
+
+    routes: list[_KnownRoute]
+    pattern: re.Pattern[str]
+    starts: Mapping[int | None, int]  # the index of each route, by the group that ends its part of the pattern
+    has_marks: bool  # whether an endpoint has a mark; also True with a mount: its routes may change
+
+
 class Routes:
     """The routes of one application, router or mount. Read at first use, and again when the list of them changes.
 
     An application may sort or replace its routes, for example in its lifespan. So each request compares the list with
-    the one that was read. Routes that are the same objects are compared by identity, which costs almost nothing.
+    the one that was read. Routes that are the same objects are compared by identity, which costs almost nothing. So
+    the `path_regex` of a route must not be replaced after the first request.
     """
 
     def __init__(self, owner: Any, *, prefix: str = "", name: str = "", templates: Templates | None = None) -> None:
@@ -89,51 +104,32 @@ class Routes:
         self._prefix = prefix
         self._name = name
         self._read: list[Any] | None = None  # the routes as they were when they were read
-        self._known: list[_KnownRoute] = []
-        self._marked: list[tuple[_KnownRoute, list[_KnownRoute]]] = []  # routes with marks, and the routes before each
+        self._known = _table_of(())
 
     def find(self, scope: Scope) -> tuple[Arrival, Scope]:
         """Return the arrival of a scope, and what the routes add to it; NOWHERE for a 404, a 405 or a redirect."""
-        for route in self._known_routes():
-            taken = route.take(scope)
-            if taken is not None:
-                return taken
-        return NOWHERE, {}
-
-    def find_marked(self, scope: Scope) -> Arrival:
-        """Return the arrival of a scope if its endpoint has a mark, else NOWHERE. It is faster than `find`, because
-        most routes are not matched.
-        """
-        if self._owner.routes != self._read:
-            self._known_routes()
-        if self._marked:
-            seen = dict(scope)
-            for route, before in self._marked:
-                taken = route.take(seen)
+        table = self.table()
+        first = table.pattern.match(get_route_path(scope))
+        if first is not None:
+            for route in table.routes[table.starts[first.lastindex] :]:  # the first may decline, for its methods
+                taken = route.take(scope)
                 if taken is not None:
-                    return NOWHERE if any(other.take(seen) for other in before) else taken[0]
-        return NOWHERE
+                    return taken
+        return NOWHERE, {}
 
     def endpoints(self) -> Iterator[Endpoint]:
         """Yield the endpoints of these routes and of those below."""
-        for route in self._known_routes():
+        for route in self.table().routes:
             if route.below is not None:
                 yield from route.below.endpoints()
             yield from route.arrivals.endpoints()
 
-    def _known_routes(self) -> list[_KnownRoute]:
+    def table(self) -> _Table:
         """Return the routes, read again if the list has changed."""
         routes = self._owner.routes
         if routes != self._read:
             read = list(routes)
-            self._known = [self._learn(route) for route in _flat(routes) if hasattr(route, "matches")]
-            self._marked = []
-            before: list[_KnownRoute] = []
-            for route in self._known:
-                if route.below is not None or any([endpoint.marks for endpoint in route.arrivals.endpoints()]):
-                    self._marked.append((route, before[:]))
-                else:
-                    before.append(route)
+            self._known = _table_of([(each, self._learn(each)) for each in _flat(routes) if hasattr(each, "matches")])
             self._read = read
         return self._known
 
@@ -153,6 +149,40 @@ class Routes:
         if endpoint is not None or _has_limiter(app) or not hasattr(route, "routes"):
             return _KnownRoute(route.matches, arrivals, None)
         return _KnownRoute(route.matches, arrivals, Routes(route, prefix=template, name=name, templates=self.templates))
+
+
+def _table_of(read: Iterable[tuple[Any, _KnownRoute]]) -> _Table:
+    """Return the table of these routes."""
+    routes: list[_KnownRoute] = []
+    parts: list[str] = []
+    starts: dict[int | None, int] = {None: 0}  # None: there are no routes
+    group = 0
+    for route, known in read:
+        text, groups = _pattern_of(route)
+        group += groups + 1
+        starts[group] = len(routes)
+        routes.append(known)
+        parts.append(f"(?:{text})()")  # the empty group closes last, so `lastindex` is its number
+    has_marks = any(
+        known.below is not None or any(endpoint.marks for endpoint in known.arrivals.endpoints()) for known in routes
+    )
+    return _Table(routes=routes, pattern=re.compile("|".join(parts)), starts=starts, has_marks=has_marks)
+
+
+def _pattern_of(route: Any) -> tuple[str, int]:
+    """Return a pattern without names that matches each path which the route may match, and the number of its groups.
+
+    It is the route's own pattern if `matches` is a function of Starlette or FastAPI, because that function tries this
+    pattern first. For a host, and for a class with a `matches` of its own, it is the empty pattern: any path may match.
+    """
+    pattern: Any = getattr(route, "path_regex", None)
+    module = getattr(route.matches, "__globals__", {}).get("__name__")  # a decorator copies `__module__`, not this
+    if module in {"starlette.routing", "fastapi.routing"} and getattr(pattern, "flags", 0) == re.UNICODE:
+        text, renamed = _NAMED_GROUP.subn("(?:", pattern.pattern)  # two routes may have a group of the same name
+        # More than the named groups are renamed if a set of characters contains "(?P<name>".
+        if renamed == len(pattern.groupindex) and not _REFERENCE.search(text):
+            return text, pattern.groups - renamed
+    return "", 0
 
 
 class RouteFinder:
