@@ -1,6 +1,6 @@
 """The command `python -m bench`: measure, print, store the figures, and update the page.
 
-python -m bench [--quick] [--only memory,redis,…] [--json FILE] [--publish] [--check]
+python -m bench [PART …] [--quick] [--json FILE] [--publish] [--check]
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.table import Table
 from bench.budgets import Verdict, verdicts
 from bench.figures import Figure, from_json, to_json
 from bench.load import WRK
-from bench.plots import publish
+from bench.plots import KEPT, merged, publish
 from bench.race import Course, Effort
 from bench.report import GRIDS, Rows, budget_rows, rows
 from tests.servers import redis_server, valkey_server
@@ -51,6 +51,7 @@ class Part(NamedTuple):
 
 # The seconds bound each race of a part. The comment is the number of races, if there are several.
 PARTS = {
+    "forms": Part("forms:measure", Effort(5, 500, 10), Effort(25, 1_000, 40)),  # 6
     "memory": Part("memory:measure", Effort(5, 500, 5), Effort(25, 2_000, 15)),  # 4
     "worst": Part("memory:measure_worst", Effort(3, 20_000, 5), Effort(5, 50_000, 20)),  # 2
     "redis": Part("redis:measure", Effort(5, 100, 10), Effort(40, 200, 60)),
@@ -62,13 +63,13 @@ PARTS = {
     "import": Part("startup:measure", Effort(5, 0, 10), Effort(20, 0, 20)),
     "replay": Part("replay:measure", Effort(3, 200_000, 20), Effort(7, 1_000_000, 200)),
 }
-RACES = {"memory": 4, "worst": 2, "asyncio": 4, "requests": 5, "http": 4, "flood": 4}
+RACES = {"forms": 6, "memory": 4, "worst": 2, "asyncio": 4, "requests": 5, "http": 4, "flood": 4}
 
 
 def main() -> int:
     """Measure, print and store."""
     options = arguments()
-    chosen = {name: getattr(PARTS[name], options.effort) for name in options.only}
+    chosen = {name: getattr(PARTS[name], options.effort) for name in options.parts}
     most = sum(effort.seconds * RACES.get(name, 1) for name, effort in chosen.items())
     console.print(
         f"{', '.join(chosen)}: {options.effort}, about {most / 60:.0f} minutes at most and some for warming up"
@@ -101,17 +102,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick", dest="effort", action="store_const", const="quick", default="full", help="a short run"
     )
-    parser.add_argument("--only", default=",".join(PARTS), help=f"one or more of {','.join(PARTS)}")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"by default all: {', '.join(PARTS)}")
     parser.add_argument("--json", type=Path, help="the file for the figures (by default in bench-results/)")
-    parser.add_argument("--publish", action="store_true", help="update the pages in docs/ and their pictures")
+    parser.add_argument("--publish", action="store_true", help="update these parts in docs/")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a budget is not met")
     options = parser.parse_args()
-    options.only = options.only.split(",")
-    unknown = [name for name in options.only if name not in PARTS]
+    options.parts = options.parts or list(PARTS)
+    unknown = [name for name in options.parts if name not in PARTS]
     if unknown:
-        parser.error(f"--only {','.join(unknown)}: choose from {','.join(PARTS)}")
-    if options.publish and list(options.only) != list(PARTS):
-        parser.error("--publish needs every part; omit --only")
+        parser.error(f"no such part: {', '.join(unknown)}; choose from {', '.join(PARTS)}")
     return options
 
 
@@ -187,6 +186,8 @@ def keep(run: dict[str, Any], options: argparse.Namespace) -> None:
     path.write_text(json.dumps(run, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     console.print(f"stored in {path}")
     if options.publish:
+        if set(options.parts) != set(PARTS):
+            run = merged(json.loads(KEPT.read_text("utf-8")), run, options.parts)
         for written in publish(run):
             console.print(f"wrote {written}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from bench.figures import MEASURES, Figure, Spread, ratio
+from bench.figures import MEASURES, Figure, Spread, added, ratio
 
 OURS: Final = "sluicegate"
 NOTHING: Final = "redis-py EVALSHA of return 1"
@@ -36,11 +36,21 @@ REPLAYED: Final = {  # topic → candidates, and whether their curves are comput
     "log, replayed with ten candidates and curves": (10, True),
 }
 GOACCESS: Final = "GoAccess"
+BY_FORM, BY_FORM_OVER_REDIS = "forms, {}", "forms over Redis, {}"  # topics, by framework
+STRING, ADDRESS, FUNCTION = (f"{key}, default limits" for key in ("string key", "default key", "key function"))
+DEFAULT_KEY, DECORATOR, ASYNC_KEY = (
+    f"decorator, {key}" for key in ("default key", "key function", "async key function")
+)
+TWO: Final = "two decorators, key function"
+LAST, NONE_OF_MANY = f"{DECORATOR}, last of 200 routes", f"{NONE}, 200 routes"
 MEMORY_STORE, REDIS_STORE, REFUSAL = f"{OURS} memory", f"{OURS} Redis", f"{OURS} refused"
 
 
 class Budget(NamedTuple):
-    """One bound on the contenders `of` in these topics. `base` is the topic of `against` if it is another one."""
+    """One bound on the contenders `of` in these topics. `base` is the topic of `against` if it is another one.
+
+    With `more`, the bound is on the difference to `against`, and not on the ratio.
+    """
 
     what: str
     topics: tuple[str, ...]
@@ -50,13 +60,15 @@ class Budget(NamedTuple):
     against: str | None = None
     base: str | None = None
     at_least: bool = False
+    more: bool = False
 
     @property
     def words(self) -> str:
         """The bound as text."""
         sign = "≥" if self.at_least else "≤"
-        if self.against is None:
-            return f"{sign} {self.bound:g} {MEASURES[self.measure].unit}"
+        if self.against is None or self.more:
+            than = f" more than {self.against}" if self.more else ""
+            return f"{sign} {self.bound:g} {MEASURES[self.measure].unit}{than}"
         return f"{sign} {self.bound:g} × {self.against if self.base is None else 'one rule'}"
 
 
@@ -76,6 +88,11 @@ def _added(framework: str, bound: float, *, of: str = MEMORY_STORE, topic: str |
     return Budget(f"CPU added, {framework}, {store}", topics, "added", bound, of=(of,), against=against)
 
 
+def _form(of: str, bound: float, framework: str, *, against: str, more: bool = False) -> Budget:
+    what, topics = f"CPU added, {framework}: {of}", (BY_FORM.format(framework),)
+    return Budget(what, topics, "least", bound, of=(of,), against=against, more=more)
+
+
 def _refusal(framework: str) -> Budget:
     what, topics = f"CPU of a refusal, {framework}", (f"request, {framework}",)
     return Budget(what, topics, "cpu", 1.15, of=(REFUSAL,), against="constant 429")
@@ -91,6 +108,38 @@ def _bytes(what: str, bound: float, *of: str, topics: tuple[str, ...] = SERVERS)
 
 
 BUDGETS: Final = (
+    _form(DECORATOR, 1.5, "Starlette", against=STRING),
+    *[_form(DECORATOR, 1.3, framework, against=STRING) for framework in ("Flask", "Django")],
+    _form(DECORATOR, 0.35, "Starlette", against="slowapi, fields"),
+    _form(DECORATOR, 0.2, "Flask", against="Flask-Limiter"),
+    _form(DECORATOR, 0.5, "Django", against="django-ratelimit"),
+    *[_form(TWO, 1.3, framework, against=DECORATOR) for framework in ("Starlette", "Flask", "Django")],
+    *[_form(ADDRESS, 1.3, framework, against=STRING) for framework in ("Starlette", "Flask", "Django")],
+    _form(ASYNC_KEY, 1.2, "Starlette", against=DECORATOR),
+    _form(LAST, 10, "Starlette", against=DECORATOR, more=True),
+    *[
+        Budget(
+            f"CPU of a request over Redis, {framework}: every form",
+            (BY_FORM_OVER_REDIS.format(framework),),
+            "both",
+            1.15,
+            of=(ADDRESS, FUNCTION, DEFAULT_KEY, DECORATOR, TWO, *([ASYNC_KEY] if framework == "Starlette" else [])),
+            against=STRING,
+        )
+        for framework in ("Starlette", "Flask", "Django")
+    ],
+    *[
+        Budget(
+            f"requests a second, Starlette, {store}: {DECORATOR}",
+            ("Starlette",),
+            "requests",
+            0.9,
+            of=(f"{OURS}, decorator {store}",),
+            against=f"{OURS} {store}",
+            at_least=True,
+        )
+        for store in ("memory", "Redis")
+    ],
     _memory("sliding-window", 0.6, against=MOVING),
     _memory("fixed-window", 0.75, of=f"{OURS} fixed-window", against=FIXED),
     _memory("fixed-window", 0.35, of=f"{OURS} fixed-window", against=FIXED_STATS),
@@ -180,6 +229,6 @@ def _measured(budget: Budget, known: dict[tuple[str, str, str], Figure]) -> Spre
             base = known.get((budget.base or topic, budget.measure, budget.against))
             if base is None or base.middle <= 0:  # "added" may be below zero, and then a ratio means nothing
                 return None
-            found.append(ratio(figure, base))
+            found.append(added(figure, base).spread if budget.more else ratio(figure, base))
     worst = min if budget.at_least else max
     return worst(found, key=lambda each: each.middle)

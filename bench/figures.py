@@ -32,6 +32,8 @@ MEASURES: Final = {
     "cpu": Measure("CPU of the worker for one request", "µs", 1),
     "capacity": Measure("requests for one second of the worker's CPU", "/s", 0, more_is_better=True),
     "added": Measure("CPU added to one request", "µs", 1),
+    "least": Measure("CPU added to one request, the least of all rounds", "µs", 1),
+    "both": Measure("CPU of the application and of the server for one request", "µs", 1),
     "events": Measure("CPU added to one request by events or metrics", "µs", 1),
     "calls": Measure("function calls for one request", "", 0),
     "client": Measure("CPU of the client for one check", "µs", 2),

@@ -66,6 +66,7 @@ FRAMEWORKS = (
             _ROUND_TRIP,
             _floor("an empty BaseHTTPMiddleware", "base"),
             *_both("sluicegate", "sluicegate"),
+            *_both("sluicegate, decorator", "sluicegate"),
             *_both("slowapi"),
             *_both("limits by hand"),
         ),

@@ -1,4 +1,4 @@
-"""The pictures and tables of docs/performance.md and docs/performance-requests.md, generated from the JSON of a run.
+"""The pictures and tables of docs/performance*.md, generated from the JSON of a run.
 
     python -m bench.plots [FILE]
 
@@ -20,7 +20,7 @@ from bench.figures import MEASURES, Figure, Spread, by_merit, from_json, ratio
 from bench.report import FRAMEWORKS, GRIDS, budget_rows, markdown, rows
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
-PAGES: Final = (DOCS / "performance.md", DOCS / "performance-requests.md")
+PAGES: Final = tuple(DOCS / f"performance{part}.md" for part in ("", "-requests", "-budgets"))
 KEPT: Final = DOCS / "assets" / "bench.json"
 MARK: Final = re.compile(r"(<!-- bench: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -146,9 +146,20 @@ def page(text: str, run: dict[str, Any]) -> str:
 
 
 def machine(run: dict[str, Any]) -> str:
-    """The machine, the effort, the commit and the versions of the run."""
+    """The machine, the effort, the commit and the versions of the run, and of later runs of some parts."""
     versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-    return f"{run['machine']}. {run['effort'].capitalize()} run of sluicegate {run['commit']}. {versions}."
+    later = [f"\n\nA later run has the figures of `{part}`: {text}" for part, text in run.get("later", {}).items()]
+    whole = f"{run['machine']}. {run['effort'].capitalize()} run of sluicegate {run['commit']}. {versions}."
+    return "".join([whole, *later])
+
+
+def merged(whole: dict[str, Any], run: dict[str, Any], parts: Sequence[str]) -> dict[str, Any]:
+    """The run of all parts, with the figures of a later run of these parts."""
+    topics = {each["topic"] for each in run["figures"]}
+    figures = [*[each for each in whole["figures"] if each["topic"] not in topics], *run["figures"]]
+    budgets = [each.to_json() for each in verdicts(from_json(figures))]
+    later = {**whole.get("later", {}), **dict.fromkeys(parts, machine(run))}
+    return {**whole, "figures": figures, "budgets": budgets, "later": later}
 
 
 def publish(run: dict[str, Any]) -> list[Path]:

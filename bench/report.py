@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from bench.budgets import (
+    BY_FORM,
+    BY_FORM_OVER_REDIS,
     FLOORS,
     HALF_FULL,
     LOG,
@@ -58,6 +60,18 @@ def _whole(framework: str) -> Grid:
 FRAMEWORKS: Final = ("Starlette", "FastAPI", "Flask", "Django")
 WITHOUT_SERVER: Final = ("pure ASGI", "Starlette", "Flask", "Django")
 GRIDS: Final = (
+    Grid(
+        "forms",
+        "CPU added to one request by the form of the limit, memory, the least of all rounds, µs",
+        tuple(Column(framework, BY_FORM.format(framework), "least") for framework in WITHOUT_SERVER[1:]),
+        chief=None,
+    ),
+    Grid(
+        "forms_over_redis",
+        "CPU of one request by the form of the limit, application and server on one CPU, µs",
+        tuple(Column(framework, BY_FORM_OVER_REDIS.format(framework), "both") for framework in WITHOUT_SERVER[1:]),
+        chief=None,
+    ),
     Grid(
         "memory",
         "one check in memory, µs",
@@ -224,7 +238,7 @@ def budget_rows(found: Sequence[Verdict]) -> Rows:
 
 
 def _digits(verdict: Verdict) -> int:
-    return 2 if verdict.budget.against else MEASURES[verdict.budget.measure].digits
+    return 2 if verdict.budget.against and not verdict.budget.more else MEASURES[verdict.budget.measure].digits
 
 
 def markdown(table: Rows) -> str:

@@ -386,7 +386,7 @@ def constant(get_response: Any) -> Any:
 constant.sync_capable = constant.async_capable = True  # type: ignore[attr-defined]
 
 
-def _configure_django() -> None:
+def configure_django() -> None:
     if settings.configured:
         return
     import django
@@ -536,7 +536,7 @@ def _frameworks(loop: asyncio.AbstractEventLoop, url: str) -> Iterator[tuple[str
             App(CONSTANT, "floor", one_by_one(_flask(_flask_constant)), 429),
         ],
     )
-    _configure_django()
+    configure_django()
     ours_in_django = "sluicegate.django.RateLimitMiddleware"
     for name, path, at, store in (
         ("Django", "/", None, InstantStore),

@@ -108,6 +108,9 @@ ADDED = LEAST._replace(measure="added")
         ),
         (BOTH, [figure(5), figure(10, contender="a"), figure(1, topic="u")], None),
         (BOTH._replace(base=MEMORY), [figure(5), figure(10, contender="a"), figure(5, topic="u")], True),
+        # a difference
+        (LEAST._replace(bound=2, more=True), [figure(5), figure(3, contender="a")], True),
+        (LEAST._replace(bound=2, more=True), [figure(5.1), figure(3, contender="a")], False),
         # a difference below zero is no base, else a refusal that costs more than a cheap one would pass
         (ADDED, [figure(-9, measure="added"), figure(-3, contender="a", measure="added")], None),
         (
@@ -146,12 +149,13 @@ def test_rows_compare_each_contender_with_the_floor_and_sluicegate() -> None:
         Figure(MEMORY, "time", BY_HAND, "floor", (2.0, 2.0)),
         figure(1, 3, contender="quick"),
     ]
-    table = rows(GRIDS[0], known)
+    (grid,) = [grid for grid in GRIDS if grid.name == "memory"]
+    table = rows(grid, known)
     assert table[0][-2:] == ["× floor", "× sluicegate"]
     assert [row[0] for row in table[1:]] == [BY_HAND, "quick", "sluicegate", "slow"]
     assert table[2][1:] == ["2.00 (1.50–2.50)", "–", "–", "–", "1.00", "0.50"]
     assert table[4][-2:] == ["4.00", "2.00"]
-    assert rows(GRIDS[0], []) == []
+    assert rows(grid, []) == []
 
 
 def test_budget_rows() -> None:
@@ -222,6 +226,19 @@ def test_the_pages_show_the_stored_figures() -> None:
         assert plots.page(text, kept()) == text, "run python -m bench.plots"
     marked = set(re.findall(r"<!-- bench: (\w+) -->", "".join(texts)))
     assert marked == {grid.name for grid in GRIDS} - {"fastapi", "process", "import", "replay"} | {"budgets", "machine"}
+
+
+def test_a_later_run_of_a_part_replaces_only_its_figures() -> None:
+    about = {"effort": "quick", "machine": "a machine", "commit": "c", "versions": {"x": "1"}}
+    whole = {**about, "figures": figures.to_json([figure(1), figure(2, topic="t")]), "budgets": []}
+    later = {**about, "machine": "another", "figures": figures.to_json([figure(3, topic="t")]), "budgets": []}
+    found = plots.merged(whole, later, ["part"])
+    assert figures.from_json(found["figures"]) == [figure(1), figure(3, topic="t")]
+    assert len(found["budgets"]) == len(BUDGETS)
+    assert plots.machine(found) == (
+        "a machine. Quick run of sluicegate c. x 1.\n\n"
+        "A later run has the figures of `part`: another. Quick run of sluicegate c. x 1."
+    )
 
 
 @pytest.mark.parametrize("plot", plots.PLOTS, ids=lambda plot: plot.name)

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bench.apps import LIMIT, LIMITER, STORE, empty_script, work
-from sluicegate.starlette import RateLimitMiddleware
+from sluicegate.starlette import RateLimitMiddleware, limit
 
 
 async def home(request: Request) -> Response:
@@ -96,9 +96,11 @@ LIMITERS: dict[str, Callable[[Starlette], None]] = {
     "script": lambda app: app.add_middleware(Script),
     "base": lambda app: app.add_middleware(Base),
     "sluicegate": sluicegate,
+    "sluicegate, decorator": lambda app: app.add_middleware(RateLimitMiddleware, store=STORE),
     "slowapi": of_slowapi,
     "limits by hand": lambda app: app.add_middleware(ByHand),
 }
 
-app = Starlette(routes=[Route("/", home)])
+limited = limit(LIMIT, key=lambda request: request.headers["x-user"])(home)
+app = Starlette(routes=[Route("/", limited if LIMITER == "sluicegate, decorator" else home)])
 LIMITERS[LIMITER](app)
