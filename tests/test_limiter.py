@@ -334,6 +334,7 @@ WRONG: list[tuple[dict[str, Any], type[ConfigurationError], str]] = [
     ({"on_store_failure": "open"}, SettingsError, "use one of local, allow, deny, raise"),
     ({"deadline": 0}, SettingsError, "seconds above 0"),
     ({"deadline": 60.1}, SettingsError, "more than 60 seconds; give seconds, not milliseconds"),
+    ({"deadline": 10**400}, SettingsError, "seconds above 0"),
     ({"replicas": 0}, SettingsError, "number of processes"),
     ({"deny_cache": -1}, SettingsError, "0 for none"),
     ({"on_store_change": "print"}, SettingsError, "not a plain function"),

@@ -102,6 +102,13 @@ def test_the_report_is_also_a_page(log: str, tmp_path: Path) -> None:
     assert "login refuses 5 of 10 requests" in (tmp_path / "report.html").read_text("utf-8")
 
 
+@pytest.mark.parametrize("quota", ["5/10 seconds", "5 per 10 seconds", "5/10s"])
+def test_a_quota_may_have_words(log: str, quota: str) -> None:
+    (found,) = json.loads(run(log, "--rule", f"login: {quota} by ip on POST /login", "--json").stdout)["candidates"]
+    (same,) = json.loads(run(log, "--rule", "login: 5/10seconds by ip on POST /login", "--json").stdout)["candidates"]
+    assert found["refused"] == same["refused"]
+
+
 def test_a_time_is_chosen(log: str) -> None:
     words = ("--rule", "1/minute", "--json", "--since", "2026-11-23T14:00:02Z", "--until", "2026-11-23T14:00:05")
     found = json.loads(run(log, *words).stdout)

@@ -172,7 +172,7 @@ class _Reader:
         """Raise the error for a word that is nearly one of ours, after the quota."""
         words = quota[0].split()
         for before, word in pairwise(words):
-            if word in _OF_QUOTAS or not word.isalpha() or before in ("per", "for") or before.isdecimal():
+            if word in _OF_QUOTAS or not word.isalpha() or before in ("per", "for") or before[-1:].isdecimal():
                 continue
             near = get_close_matches(word, _WORDS, n=1, cutoff=0.5)
             if near:

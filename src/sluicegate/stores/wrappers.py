@@ -169,7 +169,12 @@ def _no_store(given: object, *, asynchronous: bool) -> StoreURLError:
 
 
 def _seconds(given: object) -> bool:
-    return isinstance(given, (int, float)) and not isinstance(given, bool) and isfinite(given)
+    if not isinstance(given, (int, float)) or isinstance(given, bool):
+        return False
+    try:
+        return isfinite(given)
+    except OverflowError:  # an int that is too large for a float
+        return False
 
 
 def _error(option: str, given: object, problem: str, expected: str) -> SettingsError:
