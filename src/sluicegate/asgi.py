@@ -346,11 +346,12 @@ class RateLimitMiddleware:
         return is_cors(next(answering, None))
 
     def own_answer(
-        self, decision: Decision, caller: AsgiCaller, application: object
+        self, decision: Decision, caller: AsgiCaller, application: object, *, call: tuple[Receive, Send]
     ) -> Awaitable[ASGIApp | None] | None:
         """Return the user's own response to a refused request. None if the user has made none.
 
-        `application` is the framework's application around the limiter, if there is one.
+        `application` is the framework's application around the limiter, if there is one. `call` has the functions of
+        the request.
         """
         return None if self.settings.answer_to(decision) is None else answer_of(self.settings, caller, decision)
 
@@ -462,9 +463,12 @@ class RateLimitMiddleware:
                 await self._adding_fields(state, scope, send)(closing)
                 return
             start, rest = WEBSOCKET
-        answering = self.own_answer(decision, caller, application)
+        own_send = self._adding_fields(state, scope, send)
+        answering = self.own_answer(decision, caller, application, call=(receive, own_send))
         if answering is not None and (own := await answering) is not None:
-            await own(scope, receive, self._adding_fields(state, scope, send))
+            await own(scope, receive, own_send)
+            return
+        if state.begun:  # a handler of the user has answered the handshake itself
             return
         dialect = self.settings.headers
         if state.decision is not decision:  # the fields cover all decisions about the request

@@ -24,7 +24,7 @@ from sluicegate import AsyncLimiter, Concurrency, Decision, Limiter, ManualClock
 from sluicegate.asgi import RateLimitMiddleware as AsgiMiddleware
 from sluicegate.fastapi import RateLimit
 from sluicegate.plan import FORBIDDEN
-from sluicegate.starlette import RateLimitMiddleware, Refused, decision
+from sluicegate.starlette import RateLimitMiddleware, Refused, decision, limit
 from sluicegate.testing import BrokenStore
 from sluicegate.testing.charges import wrong
 from tests.adapters.asgi_client import AsgiClient, make_scope
@@ -466,6 +466,28 @@ def test_an_http_response_of_a_handler_never_goes_to_an_open_socket(
         assert (found.answer.status, found.answer.body) == (429, b"slow down")
     else:
         assert found == (False, None, code, ())
+
+
+@pytest.mark.parametrize("by", ["middleware", "decorator"])
+@pytest.mark.parametrize(("handler", "code"), [(closing, 4029), (answering, None)])
+def test_a_handler_answers_a_handshake_that_is_refused(by: str, handler: Any, code: int | None) -> None:
+    """It gets the WebSocket, as for an error that a view raises (issue 26)."""
+
+    async def view(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.close()
+
+    routes = [WebSocketRoute("/", limit("1/minute")(view) if by == "decorator" else view)]
+    options: dict[str, Any] = {} if by == "decorator" else {"default_limits": ["1/minute"]}
+    handlers = {RateLimitExceeded: handler}
+    client = AsgiClient(Starlette(routes=routes, middleware=[limiter(**options)], exception_handlers=handlers))
+    assert client.connect("/").accepted
+    found = client.connect("/")
+    assert not found.accepted
+    if code is None:
+        assert (found.answer.status, found.answer.body) == (429, b"slow down")
+    else:
+        assert found.code == code
 
 
 def test_the_response_settles_the_charges() -> None:

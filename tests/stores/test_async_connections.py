@@ -164,6 +164,18 @@ def test_a_connection_that_closes_after_an_unknown_script_has_not_answered(bench
     assert list(map(failed, asks)) == [(True, "connection" if answers else "server")] * 2
 
 
+def test_a_batch_whose_script_is_refused_is_not_sent_for_ever(bench: Bench) -> None:
+    """A broken proxy says NOSCRIPT to everything."""
+    peer = bench.connected()
+    asks = [Ask(bench.loop, bench.driver, check(number)) for number in range(2)]
+    for _ in range(2):
+        bench.loop.settle()
+        peer.read()
+        peer.write(b"-NOSCRIPT no\r\n")
+    bench.loop.settle()
+    assert [str(ask.reply) for ask in asks] == ["NOSCRIPT no"] * 2
+
+
 def test_an_opening_goes_on_behind_the_deadline_and_is_kept(bench: Bench) -> None:
     first = bench.ask(1)
     bench.loop.pass_time(1.1 * DEADLINE)

@@ -22,7 +22,7 @@ from tests.stores.test_openings import Scripted
 from tests.stores.test_sentinel import OPENERS
 
 DEADLINE = 0.5
-ONE_WAY = 0.275 * DEADLINE
+ONE_WAY = 0.35 * DEADLINE
 ENOUGH = 12  # attempts: an opening, a look-up and an unknown script take one each, and a busy machine spoils some
 PLAN = Plan((Check(terms("gcra", "5000/hour"), "alice", 1),))
 

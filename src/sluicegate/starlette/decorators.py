@@ -191,9 +191,10 @@ async def _enforce(pending: _Pending) -> Any:
     decision = None if EXEMPT in marks else await decide(state, scope, bounds_of(state.gate, arrival.endpoint, marks))
     if decision is None or decision.allowed:
         return None
-    response = await response_of(state.gate.settings, StarletteCaller(scope), decision)
-    if isinstance(pending.connection, WebSocket):
-        await close_refused(pending.connection, response)
+    socket = pending.connection if isinstance(pending.connection, WebSocket) else None
+    response = await response_of(state.gate.settings, StarletteCaller(scope), decision, socket=socket)
+    if socket is not None:
+        await close_refused(socket, response)
         return response
     if scope["type"] == "http" and (pending.method or serves(scope.get("endpoint"), pending.view)):
         return response

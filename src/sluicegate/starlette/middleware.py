@@ -7,8 +7,9 @@ from typing import Any, Unpack, cast
 
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import HTTPConnection
+from starlette.websockets import WebSocket
 
-from sluicegate.asgi import ASGIApp, AsgiCaller, Scope, chain, state_of
+from sluicegate.asgi import ASGIApp, AsgiCaller, Receive, Scope, Send, chain, state_of
 from sluicegate.asgi import RateLimitMiddleware as AsgiMiddleware
 from sluicegate.errors import ConfigurationError, NotEnforcedError, warn
 from sluicegate.plan import Decision
@@ -83,13 +84,14 @@ class RateLimitMiddleware(AsgiMiddleware):
         return answers_preflight(self.app, scope)
 
     def own_answer(
-        self, decision: Decision, caller: AsgiCaller, application: object
+        self, decision: Decision, caller: AsgiCaller, application: object, *, call: tuple[Receive, Send]
     ) -> Awaitable[ASGIApp | None] | None:
         """Return the response of `on_denied`, or of the application's exception handler."""
         is_plain = caller.scope.get("app") is application and handler_of(application, decision) is None
         if is_plain and self.settings.answer_to(decision) is None:
             return None
-        return own_answer(self.settings, caller, decision, outer=application)
+        socket = WebSocket(caller.native.scope, *call) if caller.scope["type"] == "websocket" else None
+        return own_answer(self.settings, caller, decision, outer=application, socket=socket)
 
     def _check(self, scope: Scope) -> None:
         """Bind the rules of all endpoints that can be found. Warn (SG110) if an AuthenticationMiddleware is inside."""

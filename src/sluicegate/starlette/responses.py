@@ -39,12 +39,17 @@ def error_for(scope: Scope, decision: Decision) -> Exception:
 
 
 async def own_answer(
-    settings: Settings, caller: AsgiCaller, decision: Decision, *, outer: object = None
+    settings: Settings,
+    caller: AsgiCaller,
+    decision: Decision,
+    *,
+    outer: object = None,
+    socket: WebSocket | None = None,
 ) -> ASGIApp | None:
     """Return the response of `on_denied`, else of the application's exception handler; None without either.
 
     After a mounted application has raised, `scope["app"]` is the mounted one. `outer` is the application that has
-    called the limiter for this request.
+    called the limiter for this request. A handler gets the `socket` of a handshake, as from Starlette. It may close it.
     """
     own = await answer_of(settings, caller, decision)
     if own is not None:
@@ -54,7 +59,8 @@ async def own_answer(
         return None
     refused = Refused(decision)
     is_async = iscoroutinefunction(handler) or iscoroutinefunction(type(handler).__call__)
-    answer = handler(caller.native, refused) if is_async else run_in_threadpool(handler, caller.native, refused)
+    connection = caller.native if socket is None else socket
+    answer = handler(connection, refused) if is_async else run_in_threadpool(handler, connection, refused)
     return cast("ASGIApp | None", await answer)
 
 
@@ -76,9 +82,11 @@ def handler_of(app: object, decision: Decision) -> Any:
 _KINDS: Final = (Refused, RateLimitExceeded, SluicegateError, HTTPException)
 
 
-async def response_of(settings: Settings, caller: AsgiCaller, decision: Decision) -> Any:
+async def response_of(
+    settings: Settings, caller: AsgiCaller, decision: Decision, *, socket: WebSocket | None = None
+) -> Any:
     """Return a response for a refused request. The middleware adds the fields."""
-    own = await own_answer(settings, caller, decision)
+    own = await own_answer(settings, caller, decision, socket=socket)
     if own is not None:
         return own
     answer = denial(decision, None, accept=",".join(caller.header("accept")))
@@ -86,7 +94,9 @@ async def response_of(settings: Settings, caller: AsgiCaller, decision: Decision
 
 
 async def close_refused(websocket: WebSocket, response: Any) -> None:
-    """Refuse a WebSocket: by a response if that is still possible, else by closing it."""
+    """Refuse a WebSocket: by a response if that is still possible, else by closing it. A handler may have closed it."""
+    if websocket.application_state is WebSocketState.DISCONNECTED:
+        return
     if websocket.client_state is WebSocketState.CONNECTING:
         await websocket.receive()  # ASGI: receive the handshake before the response to it
     if websocket.application_state is WebSocketState.CONNECTING and can_deny(websocket.scope):

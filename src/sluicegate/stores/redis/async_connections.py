@@ -75,7 +75,8 @@ class _Waiting(NamedTuple):
     answers: list[_Answer]
     at: int  # the look when it was asked, later when it was written
     looks: float  # that may find no reply
-    sent: Any = None  # what was written: the command, or a Batch; before the next write, that it brings its script
+    sent: Any = None  # what was written: the command, or a Batch
+    brings: bool = False  # its script: the server did not know it
 
     @property
     def is_over(self) -> bool:
@@ -150,7 +151,7 @@ class AsyncConnection(asyncio.Protocol):
         if is_open and not unsent:
             self._loop.call_soon(self._flush)
         key = id(shape) if is_open and type(shape) is HitShape and shape.many is not None else id(answer)
-        group = new(_Waiting, (command, [digest], [answer], self._looks, looks, None))
+        group = new(_Waiting, (command, [digest], [answer], self._looks, looks, None, False))
         unsent[key if key not in unsent else id(answer)] = group
         if not is_open:
             self._set_timer()
@@ -206,9 +207,9 @@ class AsyncConnection(asyncio.Protocol):
                     replies = [reply]
                 elif type(reply) is list:
                     replies = split_reply(reply, len(answers), sent.read)
-                elif str(reply).startswith("NOSCRIPT"):  # it did not run: again, for the callers that still wait
-                    waiting.popleft()
-                    self.unsent[id(oldest)] = oldest
+                elif str(reply).startswith("NOSCRIPT") and not oldest.brings:
+                    waiting.popleft()  # it did not run: again with its script, for the callers that still wait
+                    self.unsent[id(oldest)] = oldest._replace(brings=True)
                     self._flush()
                     continue
                 else:
@@ -321,7 +322,7 @@ class AsyncConnection(asyncio.Protocol):
             return
         writes = []
         for each in unsent.values():
-            command, digests, answers, _, looks, sent = each
+            command, digests, answers, _, looks, _, brings = each
             if any(map(_DONE, answers)):
                 left = [pair for pair in zip(digests, answers, strict=True) if not pair[1].done()]
                 if not left:
@@ -331,8 +332,8 @@ class AsyncConnection(asyncio.Protocol):
             made: Any = Command(*command)
             if type(shape) is HitShape:
                 made = batch(shape, digests, tag) if len(digests) > 1 else SingleCheck(shape, digests[0], tag)
-            made = made if sent is None else made.with_text()
-            writes.append(new(_Waiting, (command, digests, answers, self._looks, looks, made)))
+            made = made.with_text() if brings else made
+            writes.append(new(_Waiting, (command, digests, answers, self._looks, looks, made, brings)))
         if writes:
             self._set_timer()
             self._waiting += writes

@@ -33,7 +33,7 @@ from sluicegate.clock import monotonic
 from sluicegate.errors import SluicegateError
 from sluicegate.stores.redis.commands import Fields, SingleCheck, pack
 from sluicegate.stores.redis.drivers import Driver
-from sluicegate.stores.redis.patience import Patience
+from sluicegate.stores.redis.patience import PART, Patience
 from sluicegate.stores.redis.steps import MALFORMED, Address, Concerns, NoReplyError, Send
 from sluicegate.stores.redis.url import OPENING, Servers
 from sluicegate.stores.threads import start_thread
@@ -326,7 +326,8 @@ class _Pool:
                         continue
                     again = own is None or ((own.is_done or own in self._openings) and not self._fresh())
                     opening = self._reserve() if again else None
-                    over = silent >= (looks / 2 if others and not self._open else looks) or waited >= patience.longest
+                    most = looks * PART if others and not self._open else looks
+                    over = silent >= most or waited >= patience.longest
                     refused = failed != self._failed and not self._open and not self._fresh()
                     if opening is None and (over or refused):
                         raise self._no_connection(step.address, failed=failed != self._failed)

@@ -14,6 +14,8 @@ from typing import Final
 
 LOOKS: Final = 20.0  # in a deadline: one stalled look costs a twentieth of it
 LONGEST: Final = 1.0  # seconds of looks, while others make progress: an opening with TLS over a distant network fits
+PART: Final = 0.8  # of the patience, for one of several servers: it leaves some for the others, and a server is used
+# whose round trip takes less than this part of the deadline
 _LEAST: Final = 0.001  # seconds of a look: the system's timers are no finer
 
 

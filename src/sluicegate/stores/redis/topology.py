@@ -19,12 +19,12 @@ from sluicegate.status import TopologyName
 from sluicegate.stores.redis.commands import Command, pack
 from sluicegate.stores.redis.encoding import packed_digest
 from sluicegate.stores.redis.failures import said
+from sluicegate.stores.redis.patience import PART
 from sluicegate.stores.redis.steps import MALFORMED, NO_SENSE, Address, NoReplyError, Send, Steps, address_from
 from sluicegate.stores.redis.url import Servers
 
 SLOTS: Final = 16384
 _FRESH: Final = 0.1  # seconds before the map of a cluster may be loaded again
-_PART: Final = 0.6  # of the patience, for one of several servers
 _ADVICE: Final = "check the hosts and the passwords in the URL"
 _UNKNOWN: Final = (
     "the Sentinels do not know this service name: compare the name in the URL with `redis-cli -p 26379 SENTINEL "
@@ -253,11 +253,8 @@ _CHECK: Final = "check the cluster with `redis-cli --cluster check`"
 
 
 def _parts(servers: list[Address]) -> list[tuple[Address, float]]:
-    """Return the servers that are asked in turn until one answers, each with its part of the patience that is left.
-
-    Each leaves some for the next one. A part is enough for one round trip where the deadline is enough for two steps.
-    """
-    return [*[(address, _PART) for address in servers[:-1]], (servers[-1], 1.0)]
+    """Return the servers that are asked in turn until one answers, each with its part of the patience that is left."""
+    return [*[(address, PART) for address in servers[:-1]], (servers[-1], 1.0)]
 
 
 def _slots_of(reply: list[Any], asked: Address) -> list[Address | None]:
