@@ -14,8 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cached_property, partial
-from inspect import currentframe
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack, cast
 
 from flask import Flask, Request, Response, current_app, has_app_context, has_request_context, request
@@ -48,8 +47,6 @@ from sluicegate.web.settlement import Settlement
 from sluicegate.wsgi import KEY, SettlingBody, WsgiCaller
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from flask.ctx import RequestContext
 
     from sluicegate.events import Pending
@@ -361,11 +358,8 @@ class Installation:
     def note_error(self, app: Flask, exception: Exception) -> None:
         """Note an error without a handler. If `after` is not called for its response, `end_request` charges it."""
         state = self._state(_native())
-        if not state.route_decided and self.settings.enabled:
-            state.failed = True
-            self._await_end()
-        else:
-            _watch_loss()  # a copy of the context may take a slot after that
+        state.failed = not state.route_decided and self.settings.enabled
+        self._await_end()
 
     def answer_raised(self, error: RateLimitExceeded) -> Any:
         """Handle a RateLimitExceeded that a view raised, as our own refusals. The application's handlers come first."""
@@ -404,6 +398,7 @@ class Installation:
         state: _FlaskState | None = vars(native).get(self._on_request)
         if state is None or state.context != id(_context()):
             return
+        state.answered = True  # also without a response: a copy of the context takes no slot any more
         if state.failed and not state.route_decided:
             self._decide(native, state, None)
         settlement = cast("Settlement | None", state.settlement)
@@ -457,7 +452,6 @@ class Installation:
     def _await_end(self) -> None:
         """Let Flask call `end_request` for a request whose end matters. Connecting twice is harmless."""
         request_tearing_down.connect(self.end_request, self._app())
-        _watch_loss()
 
     def _refuse(
         self,
@@ -524,7 +518,6 @@ class _Watched(Installation):
             pending = vars(native)[PENDING] = self.gate.events.pending((route, native.method))
             pending.context, pending.ends_with_answer = id(_context()), False
             request_tearing_down.connect(_end_pending, self._app())
-            _watch_loss()
 
 
 def _end_pending(app: Flask, exc: BaseException | None) -> None:
@@ -532,44 +525,6 @@ def _end_pending(app: Flask, exc: BaseException | None) -> None:
     pending: Pending | None = vars(_native()).get(PENDING)
     if pending is not None and not pending.ends_with_answer and pending.context == id(_context()):
         pending.end()
-
-
-def _watch_loss() -> None:
-    """Let Flask call `_pop` for the context of this request."""
-    context = _context()
-    vars(context)["pop"] = partial(_pop, weakref.ref(context))  # weak: Flask frees a context without the collector
-
-
-def _pop(reference: weakref.ref[RequestContext], *given: Any) -> None:
-    """Pop a context. If Flask loses the response, end the request: no server will close that response.
-
-    Flask loses it by an error of a teardown function, or of the session or `start_response`, if that error propagates.
-    """
-    context = cast("RequestContext", reference())
-    try:
-        type(context).pop(context, *given)
-    finally:
-        if _raised_in(cast("FrameType", currentframe())):
-            for state in _states(context.request):
-                if state.context == id(context):
-                    state.answered = True
-                    if state.settlement is not None:
-                        cast("Settlement", state.settlement).over(sys.exception())
-            pending: Pending | None = vars(context.request).get(PENDING)
-            if pending is not None and pending.context == id(context):
-                pending.end()
-
-
-def _raised_in(frame: FrameType) -> bool:
-    """True if an exception leaves this frame, or the frame of Flask that called it. Any other frame only handles the
-    exception in flight: a server or a middleware further out, or a view that pops a context by hand.
-    """
-    error, caller = sys.exception(), cast("FrameType", frame.f_back)
-    trace = None if error is None else error.__traceback__  # of further out: it may be lost
-    return trace is not None and trace.tb_frame in (frame, caller if caller.f_code is _SERVES else frame)
-
-
-_SERVES: Final = Flask.wsgi_app.__code__
 
 
 def decision() -> Decision | None:
