@@ -317,7 +317,8 @@ def test_flask_delivers_when_the_response_is_closed(path: str, tmp_path: Any) ->
     app.add_url_rule("/unsaved", view_func=lambda: session.update(key=object()) or "text", endpoint="unsaved")
     sluicegate.flask.RateLimiter(app, default_limits=["1/hour"], on_decision=lambda event: events.append(event.allowed))
     body: Any = app(make_environ(path=path), lambda *_: lambda _: None)
-    assert events == ([True] if path == "/file" else [])  # the server closes only the file
+    # The server closes only the file, and after an error Flask may send another response than it has shown.
+    assert events == ([] if path == "/text" else [True])
     body.close()
     assert events == [True]
 

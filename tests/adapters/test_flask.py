@@ -54,7 +54,6 @@ from sluicegate.flask import (
     decision,
     extension,
     limit,
-    own_response,
     rate_limited,
     responses,
 )
@@ -95,7 +94,7 @@ def refused(app: Flask, path: str = "/open", **headers: str) -> Answer:
 def test_the_headers_are_the_same_by_werkzeugs_own_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for keeps in (True, False):
-        monkeypatch.setattr(own_response, "_KEEPS_A_LIST", keeps)
+        monkeypatch.setattr(responses, "_KEEPS_A_LIST", keeps)
         speaker = client(default_limits=["2/minute"])
         found.append(
             [(each.status, each.headers, each.body) for each in [speaker.request("GET", "/open") for _ in "abc"]]

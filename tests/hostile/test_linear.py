@@ -324,7 +324,6 @@ ASIDE: Final = {
     "fastapi:*": "the dependencies of one route",
     "flask.decorators:*": "the marks of one view",
     "flask.extension:*": "the options, the limiters and the fields of one application's answer",
-    "flask.own_response:*": "the fields of one application's answer, and the ends of the requests that share it",
     "flask.responses:*": "the fields of a refusal, and the handlers of the application",
     "flask.routes:*": "the routes of the application; a client's path is matched by Werkzeug's own patterns",
     "starlette.responses:*": "the fields of a refusal, and the handlers of the application",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack, cast
@@ -22,11 +22,13 @@ from flask.globals import request_ctx
 from flask.signals import got_request_exception, request_tearing_down
 
 from sluicegate.errors import NotEnforcedError, RuleError, SettingsError, SluicegateError, name_here, warn
-from sluicegate.flask.own_response import add_fields, end_with, own_response
 from sluicegate.flask.request import PENDING, FlaskCaller
 from sluicegate.flask.responses import (
+    add_fields,
+    ending,
     refusal_class,
     refuse,
+    replace_response,
     statuses_with_handlers,
     with_error_handlers,
 )
@@ -38,7 +40,7 @@ from sluicegate.status import Status
 from sluicegate.web.bound import NO_BOUNDS, Bounds, EndpointRules
 from sluicegate.web.charge import AnyQuota, Charge, Charged, ChargedRule, ChargeOptions, unlimited
 from sluicegate.web.gate import Gate
-from sluicegate.web.http import Denial, denial, fields_for
+from sluicegate.web.http import Denial, Field, Fields, denial, fields_for, merge
 from sluicegate.web.marks import Mark
 from sluicegate.web.preflight import is_preflight
 from sluicegate.web.request_state import NO_MARKS, RequestState, count_together, warn_of_twice
@@ -65,7 +67,6 @@ _MEMBERS: Final = {  # of Flask-Limiter's class → what to use here
     **dict.fromkeys(("current_limit", "current_limits", "context"), "decision() of sluicegate.flask"),
 }
 _ON_REQUEST: Final = "_sluicegate_{}"  # attribute of a request: its state under one limiter
-_CORS: Final = ("access-control-", "vary")
 
 Hooks = tuple[Callable[[], Response | None], Callable[[Response], Response]]
 """What Flask calls before each request and after it."""
@@ -270,7 +271,8 @@ class Installation:
         self.gate = Gate(settings, awaits_answers=True)
         number = len(app.extensions[_NAME])
         self._on_request = _ON_REQUEST.format(number)
-        self._routes = AppRoutes(self._app, self.gate, owns_marks=not number)
+        self._is_first = not number
+        self._routes = AppRoutes(self._app, self.gate, owns_marks=self._is_first)
 
     @cached_property
     def _handled(self) -> frozenset[int]:
@@ -314,27 +316,20 @@ class Installation:
             return self._refuse(native, state, decision)
 
         def after(response: Response) -> Response:
-            """Add the fields of the decision to the response."""
+            """Settle by the response. The first limiter, whose function Flask calls last, adds the fields of all."""
             native = _native()
-            response = own_response(response, native)
             state: _FlaskState | None = vars(native).get(self._on_request)
             if state is None or not state.route_decided:
                 response = _decide_late(self._app(), native, response)
                 state = vars(native).get(self._on_request)
-                if state is None:
-                    return response
-            state.answered = True
-            if state.settlement is not None:
-                self._settle_by(state, response)
-            decision = state.decision
-            if decision is None:
-                return response
-            status = response.status_code
-            if decision is state.denied and status == state.denial.status:
-                add_fields(response.headers, state.denial.fields)
-            else:
-                add_fields(response.headers, fields_for(decision, self.settings.headers, status=status))
-            return response
+            if state is not None:
+                state.answered = True
+                if state.settlement is not None:
+                    answer = Answer(response.status_code, Headers(response.headers))
+                    state.regain(cast("Settlement", state.settlement).answered(answer))
+            if self._is_first:
+                add_fields(response, self._fields(native, response.status_code))
+            return response if state is None or state.settlement is None else _releasing(response, state)
 
         return before, after
 
@@ -353,7 +348,7 @@ class Installation:
             return self._refuse(native, state, decision)
 
         refused = with_error_handlers(self._app(), refusal)
-        return response if refused is None else _replacing(own_response(refused, native), response)
+        return response if refused is None else replace_response(refused, response)
 
     def note_error(self, app: Flask, exception: Exception) -> None:
         """Note an error without a handler. If `after` is not called for its response, `end_request` charges it."""
@@ -382,15 +377,20 @@ class Installation:
             state = facts[self._on_request] = _FlaskState(self.gate, _context())
         return state
 
-    def _settle_by(self, state: _FlaskState, response: Response) -> None:
-        """Refund charges by this response, and release held slots when the response is closed."""
-        settlement = cast("Settlement", state.settlement)
-        state.regain(settlement.answered(Answer(response.status_code, Headers(response.headers))))
-        if settlement.holds:
-            response.direct_passthrough = False  # with it, werkzeug gives a file to the server and closes only the file
-            if response.is_streamed:
-                response.response = SettlingBody(cast("Iterable[bytes]", response.response), state)
-        end_with(response, settlement.ended)  # also if it holds nothing yet: the stream may take a slot
+    def _fields(self, native: Request, status: int) -> Fields:
+        """Return the fields of all limiters for a response with this status."""
+        fields: Fields = []
+        for limiter in reversed(self._app().extensions[_NAME]):
+            state: _FlaskState | None = vars(native).get(limiter._on_request)
+            decision = None if state is None else state.decision
+            if state is None or decision is None:
+                continue
+            if decision is state.denied and status == state.denial.status:
+                added: Sequence[Field] = state.denial.fields
+            else:
+                added = fields_for(decision, limiter.settings.headers, status=status)
+            fields = merge(fields, added) if fields else [*added]
+        return fields
 
     def end_request(self, app: Flask, exc: BaseException | None) -> None:
         """End the request, with its own context. Its response, unless an error has lost it, is still to be sent."""
@@ -494,7 +494,7 @@ class _Watched(Installation):
             pending: Pending | None = vars(native).get(PENDING)
             if pending is not None and not response.direct_passthrough:
                 pending.ends_with_answer = True
-                end_with(response, pending.end)  # each response: Flask drops one whose session cannot be saved
+                return ending(response, pending.end)
             return response
 
         return before, watched
@@ -521,9 +521,13 @@ class _Watched(Installation):
 
 
 def _end_pending(app: Flask, exc: BaseException | None) -> None:
-    """Deliver the events of a request that has no response to close. A copy of its context may end while it runs."""
+    """Deliver the events of a request that has no response to close. A copy of its context may end while it runs.
+
+    After an error Flask may send another response than `after` has returned: the session cannot be saved.
+    """
     pending: Pending | None = vars(_native()).get(PENDING)
-    if pending is not None and not pending.ends_with_answer and pending.context == id(_context()):
+    waits = pending is not None and pending.ends_with_answer and exc is None
+    if pending is not None and not waits and pending.context == id(_context()):
         pending.end()
 
 
@@ -572,22 +576,23 @@ def _states(native: Request) -> list[_FlaskState]:
     return [each for each in facts if type(each) is _FlaskState]
 
 
+def _releasing(response: Response, state: _FlaskState) -> Response:
+    """Return a response that releases the slots of its request when it is closed."""
+    settlement = cast("Settlement", state.settlement)
+    response = ending(response, settlement.ended)  # also if it holds nothing yet: the stream may take a slot
+    if settlement.holds:
+        response.direct_passthrough = False  # with it, werkzeug gives a file to the server and closes only the file
+        if response.is_streamed:
+            response.response = SettlingBody(cast("Iterable[bytes]", response.response), state)
+    return response
+
+
 def _decide_late(app: Flask, native: Request, response: Response) -> Response:
     """Ask the limiters that have not decided yet, in their order. After a refusal the later ones do not charge."""
     for limiter in app.extensions[_NAME]:
         if all([state.denied is None for state in _states(native)]):
             response = limiter.decide_late(native, response)
     return response
-
-
-def _replacing(refusal: Response, response: Response) -> Response:
-    """Return the refusal that replaces a response. The client never sees that response."""
-    own = {name.lower() for name, _ in refusal.headers}
-    # `after_request` functions added them only to that one, and scripts need them
-    cors = [field for field in response.headers if field[0].lower().startswith(_CORS) and field[0].lower() not in own]
-    add_fields(refusal.headers, cors)
-    end_with(refusal, response.close)
-    return refusal
 
 
 def _reaches_a_view(native: Request) -> bool:

@@ -1,4 +1,5 @@
-"""Responses to a refused request in Flask: an error for Flask's handlers, the response of `on_denied`, and a signal.
+"""Responses in Flask: their fields and their end; for a refused request an error for Flask's handlers, the response of
+`on_denied`, and a signal.
 
 Each error is a subclass of werkzeug's own and has the decision. So `errorhandler(429)`, `errorhandler(HTTPException)`
 and the handlers of a blueprint work as for any other error. The extension adds RateLimit fields to their response.
@@ -18,15 +19,84 @@ from werkzeug.http import HTTP_STATUS_CODES
 
 from sluicegate.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.errors import RuleError
-from sluicegate.flask.own_response import lines_of
 from sluicegate.plan import Decision
-from sluicegate.web.http import Denial
+from sluicegate.web.http import Denial, Fields, merge
 from sluicegate.web.problem import detail
 
 log = logging.getLogger("sluicegate")
 
 rate_limited: Final = Namespace().signal("rate-limited")
 """A request was refused. The sender is the application; `decision` is an argument. An error of a listener is logged."""
+
+
+_KEEPS_A_LIST: Final = vars(Headers([("A", "b")])) == {"_list": [("A", "b")]}
+_CORS: Final = ("access-control-", "vary")
+
+
+AnyResponse = TypeVar("AnyResponse", bound=Response)
+
+
+class _Headers(Headers):
+    """Headers with the fields of a decision. If the response comes again, its next fields replace these."""
+
+
+def add_fields(response: Response, fields: Fields) -> None:
+    """Add the fields of a decision to a response. Fields that the application has set are joined with them.
+
+    The headers are new: other responses may share the old ones, and another thread may be sending them.
+    """
+    if not fields:
+        return
+    own = list(lines_of(response.headers))
+    if type(response.headers) is _Headers:
+        own = without(own, fields)
+    response.headers = _Headers()
+    lines_of(response.headers).extend(merge(own, fields))
+
+
+def without(own: Fields, fields: Fields) -> Fields:
+    """Return these fields without those that have a name of the others."""
+    names = {name.lower() for name, _ in fields}
+    return [field for field in own if field[0].lower() not in names]
+
+
+def replace_response(refusal: Response, response: Response) -> Response:
+    """Return the refusal instead of a response, which the client never sees. Closing the refusal closes that too.
+
+    `after_request` functions have added the fields of CORS to that response only, and scripts need them.
+    """
+    own = list(lines_of(refusal.headers))
+    cors = [field for field in lines_of(response.headers) if field[0].lower().startswith(_CORS)]
+    if type(refusal.headers) is not _Headers:  # the fields that a handler has set stay
+        cors = without(cors, own)
+    refusal = ending(refusal, response.close)
+    refusal.headers = type(refusal.headers)([*without(own, cors), *cors])
+    return refusal
+
+
+def ending(response: AnyResponse, end: Callable[[], None]) -> AnyResponse:
+    """Return the response for one request alone, whose `close` also calls `end`: a view may return one object to many.
+
+    Not by the copy module: a class may have a pickle format or a constructor of its own.
+    """
+    own = object.__new__(type(response))
+    before = response.close
+
+    def close() -> None:
+        try:  # Werkzeug calls no further function after one that raises
+            before()
+        finally:
+            end()
+
+    vars(own).update(vars(response), close=close)
+    return own
+
+
+def lines_of(headers: Headers) -> Any:
+    """Return the list of fields inside headers. Werkzeug's own methods make four calls for each field, to look for line
+    feeds: the fields of this library have none.
+    """
+    return vars(headers)["_list"] if _KEEPS_A_LIST else headers
 
 
 class _Refusal(HTTPException):
