@@ -20,11 +20,9 @@ from django.test import AsyncClient, Client
 from django.urls import path
 
 from sluicegate import Decision, ManualClock
-from sluicegate.django import decision, limit, rate_limited, responses
+from sluicegate.django import decision, limit, rate_limited
 from sluicegate.errors import SettingsError
-from sluicegate.plan import FORBIDDEN
 from sluicegate.testing import AsyncAdapter, BrokenStore
-from sluicegate.web.http import denial
 from tests.adapters.django_app import COMMON, OURS, serving
 
 HERE = "tests.adapters.test_django_responses"
@@ -257,13 +255,3 @@ def test_a_refusal_has_the_content_security_policy(order: list[str], asgi: bool)
     assert [answer.status for answer in answers] == [200, 429]
     assert [answer.one("content-security-policy") for answer in answers] == ["default-src 'self'"] * 2
     assert answers[0].one("ratelimit") == '"default";r=0;t=60'
-
-
-@pytest.mark.parametrize("empty", [False, True])
-def test_a_refusal_is_the_same_by_djangos_own_method(monkeypatch: pytest.MonkeyPatch, empty: bool) -> None:
-    answer, found = denial(FORBIDDEN, "draft-11", epoch=0), []
-    for known in (responses._HAS_KNOWN_PARTS, False):
-        monkeypatch.setattr(responses, "_HAS_KNOWN_PARTS", known)
-        made = responses._response(answer, empty=empty)
-        found.append({**vars(made), "headers": dict(made.headers.items()), "content": made.content})
-    assert found[0] == found[1]

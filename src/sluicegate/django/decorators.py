@@ -27,7 +27,7 @@ from sluicegate.django.lifecycle import (
     settle_without_response_async,
 )
 from sluicegate.django.request import DjangoRequestState, begin, native_of, state_of
-from sluicegate.django.responses import add_fields, enforce, enforce_async, own_response, refuse, refuse_async
+from sluicegate.django.responses import add_fields, enforce, enforce_async, refuse, refuse_async
 from sluicegate.django.routes import arrival_by_call, arrival_of
 from sluicegate.errors import NotEnforcedError, warn
 from sluicegate.plan import RateLimitExceeded
@@ -167,11 +167,11 @@ class _Guard:
         done: HttpResponseBase | None = None
         try:
             try:
-                response = own_response(_checked(view(*args, **kwargs), view), call.state)
+                response = _checked(view(*args, **kwargs), view)
             except RateLimitExceeded as error:
                 _roll_back()
                 response = refuse(call.request, call.state, call.state.refuse(error.decision))
-            settle_response(response, call.state)
+            response = settle_response(response, call.state)
             done = _finish(call, response)
             return done
         finally:  # every other exception of the view propagates
@@ -199,10 +199,10 @@ async def _call_async(call: _ViewCall, view: functools.partial[Any], *, always: 
     done: HttpResponseBase | None = None
     try:
         try:
-            response = own_response(_checked(await view(), view.func), call.state)
+            response = _checked(await view(), view.func)
         except RateLimitExceeded as error:
             response = await refuse_async(call.request, call.state, call.state.refuse(error.decision))
-        await settle_response_async(response, call.state)
+        response = await settle_response_async(response, call.state)
         done = _finish(call, response)
         return done
     finally:

@@ -52,24 +52,42 @@ def release_at_close(state: DjangoRequestState) -> None:
         weakref.finalize(request, partial(end_here, settlement.ended, fork.generation())).atexit = False
 
 
-def settle_response(response: HttpResponseBase, state: DjangoRequestState) -> None:
-    """Refund the charges that this response refunds, before it is sent."""
+def settle_response(response: HttpResponseBase, state: DjangoRequestState) -> HttpResponseBase:
+    """Refund the charges that this response refunds, before it is sent. Return the response to send."""
     settlement = state.settlement
     if isinstance(settlement, AsyncSettlement):  # a sync view under ASGI
-        async_to_sync(settle_response_async)(response, state)
-    elif settlement is not None:
-        state.regain(settlement.answered(_read_response(response, state)))
-        _renew_while_streaming(response, settlement)
+        return async_to_sync(settle_response_async)(response, state)
+    if settlement is None:
+        return response
+    state.regain(settlement.answered(_read_response(response, state)))
+    return _releasing(response, state)
 
 
-async def settle_response_async(response: HttpResponseBase, state: DjangoRequestState) -> None:
-    """Refund the charges that this response refunds, before it is sent."""
+async def settle_response_async(response: HttpResponseBase, state: DjangoRequestState) -> HttpResponseBase:
+    """Do the same as `settle_response`."""
     settlement = state.settlement
     if isinstance(settlement, Settlement):  # an async view under WSGI
-        await sync_to_async(settle_response)(response, state)
-    elif settlement is not None:
-        state.regain(await settlement.answered(_read_response(response, state)))
-        _renew_while_streaming(response, settlement)
+        return await sync_to_async(settle_response)(response, state)
+    if settlement is None:
+        return response
+    state.regain(await settlement.answered(_read_response(response, state)))
+    return _releasing(response, state)
+
+
+def _releasing(response: HttpResponseBase, state: DjangoRequestState) -> HttpResponseBase:
+    """Return the response for one request alone if closing the request releases its slots: a view may return one object
+    to many, and Django closes a request by its response.
+
+    Not by the copy module: a class may have a pickle format or a constructor of its own.
+    """
+    if not state.releases_at_close or state.settlement is None:
+        return response
+    own, facts = object.__new__(type(response)), dict(vars(response))
+    close = facts.pop("close", None)  # another middleware has set it: it closes that response
+    facts["_resource_closers"] = [*facts["_resource_closers"]] if close is None else [close]
+    vars(own).update(facts)
+    _renew_while_streaming(own, state.settlement)
+    return own
 
 
 def settle_without_response(state: DjangoRequestState, error: BaseException | None) -> None:

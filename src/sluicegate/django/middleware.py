@@ -24,7 +24,7 @@ from sluicegate.django.lifecycle import (
     settle_without_response_async,
 )
 from sluicegate.django.request import STATE, AsyncDjangoRequestState, DjangoRequestState, begin, state_of
-from sluicegate.django.responses import add_fields, enforce, enforce_async, own_response, refuse, replace_response
+from sluicegate.django.responses import add_fields, enforce, enforce_async, refuse, replace_response
 from sluicegate.django.routes import arrival_of
 from sluicegate.plan import RateLimitExceeded
 from sluicegate.web.bound import NO_BOUNDS, Bounds
@@ -60,12 +60,12 @@ class RateLimitMiddleware:
             return cast("HttpResponseBase", self.get_response(request))
         done: HttpResponseBase | None = None
         try:
-            response: HttpResponseBase = own_response(self.get_response(request), state)
+            response: HttpResponseBase = self.get_response(request)
             if not state.charged:
                 refusal = enforce(request, state, _arrive_without_view(request, state, response.status_code))
                 response = response if refusal is None else replace_response(refusal, response)
             if state.settlement is not None:
-                settle_response(response, state)
+                response = settle_response(response, state)
             done = add_fields(response, state)
             return done
         finally:  # no `except`: the exception belongs to the application
@@ -78,14 +78,14 @@ class RateLimitMiddleware:
             return cast("HttpResponseBase", await self.get_response(request))
         done: HttpResponseBase | None = None
         try:
-            response: HttpResponseBase = own_response(await self.get_response(request), state)
+            response: HttpResponseBase = await self.get_response(request)
             if not state.charged:
                 refusal = await enforce_async(
                     request, state, _arrive_without_view(request, state, response.status_code)
                 )
                 response = response if refusal is None else replace_response(refusal, response)
             if state.settlement is not None:
-                await settle_response_async(response, state)
+                response = await settle_response_async(response, state)
             done = add_fields(response, state)
             return done
         finally:
