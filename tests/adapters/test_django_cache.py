@@ -72,7 +72,7 @@ def limited(view: Any) -> Any:
     return limit("9/minute", name="view")(copy)
 
 
-BOTH, DEFAULT, VIEW, NONE = ["default", "view"], ["default"], ["view"], list[str]()
+BOTH, DEFAULT, NONE = ["default", "view"], ["default"], list[str]()
 
 # (middleware, view, rules that count a new page, rules that count a page from the cache)
 SETUPS: dict[str, tuple[list[str], Any, list[str], list[str]]] = {
@@ -83,12 +83,12 @@ SETUPS: dict[str, tuple[list[str], Any, list[str], list[str]]] = {
     "per site, wholly inside": ([OURS, UPDATE, FETCH], limited(page), BOTH, DEFAULT),
     "per site, wholly outside": ([UPDATE, FETCH, OURS], limited(page), BOTH, NONE),
     "per site, in one": ([f"{HERE}.Both", OURS], limited(page), BOTH, NONE),
-    "per site, alone": ([UPDATE, FETCH], limited(page), VIEW, NONE),
+    "per site, alone": ([UPDATE, FETCH], limited(page), NONE, NONE),
     "cache_page around": ([OURS], cache_page(60)(limited(page)), BOTH, BOTH),
-    "cache_page around, alone": ([], cache_page(60)(limited(page)), VIEW, NONE),
-    "cache_page around, a template, alone": ([], cache_page(60)(limited(template)), VIEW, NONE),
+    "cache_page around, alone": ([], cache_page(60)(limited(page)), NONE, NONE),
+    "cache_page around, a template, alone": ([], cache_page(60)(limited(template)), NONE, NONE),
     "cache_page inside": ([OURS], limited(cache_page(60)(page)), BOTH, BOTH),
-    "cache_page inside, alone": ([], limited(cache_page(60)(page)), VIEW, VIEW),
+    "cache_page inside, alone": ([], limited(cache_page(60)(page)), NONE, NONE),
 }
 
 

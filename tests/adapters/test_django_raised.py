@@ -25,7 +25,6 @@ from sluicegate.testing import BrokenStore
 from tests.adapters.django_app import OURS, by_wsgi, call_asgi, serving
 
 HERE = "tests.adapters.test_django_raised"
-pytestmark = pytest.mark.filterwarnings("ignore:.*SG104")  # by a decorator alone
 
 
 @pytest.fixture(params=[False, True], ids=["wsgi", "asgi"])
@@ -111,24 +110,20 @@ def of(view: Any, *, decorated: bool) -> Any:
 
 
 VIEWS = {"function": plain, "async": async_plain, "class": Plain, "async class": AsyncPlain}
-HOW: list[tuple[str, list[str], bool]] = [
-    *[(name, [OURS], decorated) for name in VIEWS for decorated in (False, True)],
-    *[(name, [], True) for name in VIEWS],
-]
 
 
-@pytest.mark.parametrize(("view", "middleware", "decorated"), HOW)
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("decorated", [False, True])
 def test_a_raised_refusal_is_handled_as_our_own(
-    view: str, middleware: list[str], decorated: bool, asgi: bool, signals: list[Decision], caplog: Any
+    view: str, decorated: bool, asgi: bool, signals: list[Decision], caplog: Any
 ) -> None:
     urls = [path("x", of(VIEWS[view], decorated=decorated))]
-    defaults = ["5/minute"] if middleware else []
-    with serving(asgi=asgi, middleware=middleware, urls=urls, default_limits=defaults, clock=ManualClock()) as site:
+    with serving(asgi=asgi, urls=urls, default_limits=["5/minute"], clock=ManualClock()) as site:
         answer, head = site.request("GET", "/x"), site.request("HEAD", "/x")
     assert (answer.status, answer.one("retry-after"), answer.one("cache-control")) == (429, "3600", "no-store")
     assert json.loads(answer.body)["violated-policies"] == ["export"]
     assert answer.one("ratelimit") == '"export";r=0;t=3600'
-    names = [*(["default"] if middleware else []), *(["view"] if decorated else []), "export"]
+    names = ["default", *(["view"] if decorated else []), "export"]
     assert [each.partition(";")[0] for each in (answer.one("ratelimit-policy") or "").split(", ")] == [
         f'"{name}"' for name in names
     ]
@@ -137,7 +132,6 @@ def test_a_raised_refusal_is_handled_as_our_own(
     assert not [record for record in caplog.records if record.name == "django.request"]  # as for our own refusals
 
 
-@pytest.mark.parametrize("middleware", [[OURS], []], ids=["middleware", "alone"])
 @pytest.mark.parametrize(
     ("name", "status", "retry", "title"),
     [
@@ -148,11 +142,11 @@ def test_a_raised_refusal_is_handled_as_our_own(
     ],
 )
 def test_the_decision_says_which_refusal_it_is(
-    name: str, status: int, retry: str | None, title: str, middleware: list[str], asgi: bool, monkeypatch: Any
+    name: str, status: int, retry: str | None, title: str, asgi: bool, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(f"{HERE}.make", globals()[name])
     urls = [path("x", of(plain, decorated=True))]
-    with serving(asgi=asgi, middleware=middleware, urls=urls, clock=ManualClock()) as site:
+    with serving(asgi=asgi, urls=urls, clock=ManualClock()) as site:
         answer = site.request("GET", "/x")
     assert (answer.status, answer.one("retry-after")) == (status, retry)
     assert json.loads(answer.body)["title"] == title
@@ -167,15 +161,14 @@ async def denied_async(request: HttpRequest, decision: Decision) -> HttpResponse
     return HttpResponse(f"no: {decision.rule}", status=418)
 
 
-@pytest.mark.parametrize("middleware", [[OURS], []], ids=["middleware", "alone"])
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("on_denied", ["denied", "denied_async"])
-def test_on_denied_makes_the_response(on_denied: str, view: str, middleware: list[str], asgi: bool) -> None:
+def test_on_denied_makes_the_response(on_denied: str, view: str, asgi: bool) -> None:
     if on_denied == "denied_async" and not asgi:
         return  # WSGI cannot await it: the project does not start
     urls = [path("x", of(VIEWS[view], decorated=True))]
     options: dict[str, Any] = {"on_denied": f"{HERE}.{on_denied}", "urls": urls, "clock": ManualClock()}
-    with serving(asgi=asgi, middleware=middleware, **options) as site:
+    with serving(asgi=asgi, **options) as site:
         answer = site.request("GET", "/x")
     assert (answer.status, answer.body) == (418, b"no: export")
     assert (answer.one("retry-after"), answer.one("ratelimit")) == ("3600", '"export";r=0;t=3600')
@@ -257,13 +250,10 @@ def writes(request: HttpRequest) -> HttpResponse:
     raise RateLimitExceeded(refused())
 
 
-@pytest.mark.parametrize("middleware", [[OURS], []], ids=["middleware", "decorator"])
-def test_what_the_view_wrote_is_rolled_back_under_atomic_requests(
-    middleware: list[str], asgi: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_view_wrote_is_rolled_back_under_atomic_requests(asgi: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     call_command("migrate", verbosity=0)
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
-    with serving(asgi=asgi, middleware=middleware, urls=[path("x", writes)], clock=ManualClock()) as site:
+    with serving(asgi=asgi, urls=[path("x", writes)], clock=ManualClock()) as site:
         request = {"method": "GET", "path": "/x", "headers": [], "peer": "198.51.100.9"}
         answer = async_to_sync(call_asgi)(site.app, request) if asgi else by_wsgi(site.app, request, b"")
     assert answer.status == 429

@@ -85,31 +85,12 @@ def test_what_the_view_has_written_itself_is_joined_once(asgi: bool) -> None:
             )
 
 
-def test_a_decorator_alone(asgi: bool) -> None:
-    same = HttpResponse("same")
-    urls = [path("x", limit("9/minute", name="x")(lambda request: same))]
-    with serving(asgi=asgi, middleware=[], urls=urls, clock=ManualClock()) as site:
-        assert [site.request("GET", "/x").one("ratelimit") for _ in range(3)] == [
-            f'"x";r={left};t=60' for left in (8, 7, 6)
-        ]
-
-
 def test_a_template_that_is_rendered_later() -> None:
     same = TemplateResponse(HttpRequest(), engines["django"].from_string("same"))
-    urls = [path("x", limit("9/minute", name="x")(lambda request: same))]
-    with serving(asgi=False, middleware=[], urls=urls, clock=ManualClock()) as site:
+    with serving(asgi=False, **of(same, default_limits=["9/minute"])) as site:
         answers = [site.request("GET", "/x") for _ in range(3)]
     assert [answer.body for answer in answers] == [b"same"] * 3
-    assert [answer.one("ratelimit") for answer in answers] == [f'"x";r={left};t=60' for left in (8, 7, 6)]
-
-
-def test_a_request_object_that_comes_again() -> None:
-    """A test may give one request to a view again and again."""
-    same, request = HttpResponse("same"), HttpRequest()
-    request.method, request.META = "GET", {"REMOTE_ADDR": "203.0.113.1"}
-    view = limit("9/minute", name="x")(lambda request: same)
-    with serving(asgi=False, middleware=[], clock=ManualClock()):
-        assert [view(request).headers["RateLimit"] for _ in range(3)] == [f'"x";r={left};t=60' for left in (8, 7, 6)]
+    assert [answer.one("ratelimit") for answer in answers] == [f'"default";r={left};t=60' for left in (8, 7, 6)]
 
 
 # ---- slots ---------------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def _state_for(request: Any) -> DjangoRequestState | None:
     """Return the state of a request; None if limits are off. Raises NotEnforcedError without the middleware."""
     native = _native(request)
     state = state_of(native)
-    if state is not None:
+    if state is not None and not state.alone:
         return state
     if not conf.gate_for(native).settings.enabled:
         return None

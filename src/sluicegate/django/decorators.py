@@ -1,13 +1,13 @@
 """`@limit` and `@exempt` for Django's views: functions, methods, whole classes, sync and async.
 
 The decorator marks a view, and the middleware enforces the mark. If it has not (it is not installed, or a wrapper hides
-the mark), the guard around the view enforces the mark, with the same settings and the same budgets.
+the mark), the guard around the view enforces the mark, with the same settings and the same budgets. Without the
+middleware an allowed response has no RateLimit fields.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from inspect import isbuiltin
 from inspect import iscoroutinefunction as is_async_def
@@ -15,22 +15,15 @@ from typing import Any, NamedTuple, TypeVar, Unpack, cast
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings as django_settings
-from django.db import connections
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from sluicegate.django import conf
-from sluicegate.django.lifecycle import (
-    settle_response,
-    settle_response_async,
-    settle_without_response,
-    settle_without_response_async,
-)
+from sluicegate.django.lifecycle import settle_response, settle_response_async
 from sluicegate.django.request import DjangoRequestState, begin, native_of, state_of
-from sluicegate.django.responses import add_fields, enforce, enforce_async, refuse, refuse_async
+from sluicegate.django.responses import enforce, enforce_async
 from sluicegate.django.routes import arrival_by_call, arrival_of
 from sluicegate.errors import NotEnforcedError, warn
-from sluicegate.plan import RateLimitExceeded
 from sluicegate.rules.rule import QuotaFunction
 from sluicegate.rules.terms import QuotaSpec
 from sluicegate.web.bound import NO_BOUNDS, Bounds
@@ -41,7 +34,6 @@ from sluicegate.web.marks import (
     Mark,
     MarkOptions,
     declare,
-    guarded,
     make_mark,
     marks_of,
     not_a_view,
@@ -68,11 +60,11 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
     def decorate(view: View) -> View:
         if isinstance(view, type):
             cls: Any = view
-            cls.dispatch = guarded(declare(_dispatch_of(cls), mark), mark, _GUARD)
+            cls.dispatch = _guarded(declare(_dispatch_of(cls), mark), mark)
             return cast("View", view)
         if not callable(view):
             raise not_a_view("@limit on", view, expected="decorate a view")
-        return cast("View", guarded(_awaitable(declare(view, mark)), mark, _GUARD))
+        return cast("View", _guarded(_awaitable(declare(view, mark)), mark))
 
     return decorate
 
@@ -144,77 +136,44 @@ class _ViewCall(NamedTuple):
     request: HttpRequest
     state: DjangoRequestState
     bounds: Bounds
-    marks: tuple[Mark, ...]
-    adds_fields: bool  # this call adds the fields: no middleware or outer decorator will
     owner: Any  # the instance, if the view is a method
 
+    def settles(self, response: Any) -> bool:
+        """True if this call settles by the response, because there is no middleware. A view of Ninja returns data."""
+        return self.state.alone and isinstance(response, HttpResponseBase)
 
-class _Guard:
-    """Enforces the marks that the middleware has not enforced."""
 
-    def sync(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return None to call the view, or what to return instead of calling it."""
+def _guarded(view: View, mark: Mark) -> View:
+    """Wrap a view in a guard that enforces the marks that the middleware has not enforced."""
+
+    @functools.wraps(view)
+    async def later(*args: Any, **kwargs: Any) -> Any:
+        call = _unenforced_call(mark, view, args)
+        return await (view(*args, **kwargs) if call is None else _run(call, functools.partial(view, *args, **kwargs)))
+
+    @functools.wraps(view)
+    def sync(*args: Any, **kwargs: Any) -> Any:
         call = _unenforced_call(mark, view, args)
         if call is None:
-            return None
+            return view(*args, **kwargs)
         if getattr(call.owner, "view_is_async", False):  # `dispatch` is not an `async def`, but returns an awaitable
-            return _call_async(call, functools.partial(view, *args, **kwargs), always=True)
+            return _run(call, functools.partial(view, *args, **kwargs))
         refusal = enforce(call.request, call.state, call.bounds)
-        if not call.adds_fields:
-            return refusal
         if refusal is not None:
-            return _finish(call, refusal)
-        done: HttpResponseBase | None = None
-        try:
-            try:
-                response = _checked(view(*args, **kwargs), view)
-            except RateLimitExceeded as error:
-                _roll_back()
-                response = refuse(call.request, call.state, call.state.refuse(error.decision))
-            response = settle_response(response, call.state)
-            done = _finish(call, response)
-            return done
-        finally:  # every other exception of the view propagates
-            if done is None:
-                settle_without_response(call.state, sys.exception())
+            return refusal
+        response = view(*args, **kwargs)
+        return settle_response(response, call.state) if call.settles(response) else response
 
-    async def later(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do the same as `sync` for an async view."""
-        call = _unenforced_call(mark, view, args)
-        if call is None:
-            return None
-        return await _call_async(call, functools.partial(view, *args, **kwargs), always=False)
+    return cast("View", later if is_async_def(view) else sync)
 
 
-_GUARD = _Guard()
-
-
-async def _call_async(call: _ViewCall, view: functools.partial[Any], *, always: bool) -> Any:
-    """Enforce the marks. Call the view here if this call adds the fields, or if the caller cannot (`always`)."""
+async def _run(call: _ViewCall, view: Callable[[], Any]) -> Any:
+    """Enforce the marks, and call an async view."""
     refusal = await enforce_async(call.request, call.state, call.bounds)
-    if not call.adds_fields:
-        return await view() if always and refusal is None else refusal
     if refusal is not None:
-        return _finish(call, refusal)
-    done: HttpResponseBase | None = None
-    try:
-        try:
-            response = _checked(await view(), view.func)
-        except RateLimitExceeded as error:
-            response = await refuse_async(call.request, call.state, call.state.refuse(error.decision))
-        response = await settle_response_async(response, call.state)
-        done = _finish(call, response)
-        return done
-    finally:
-        if done is None:
-            await settle_without_response_async(call.state, sys.exception())
-
-
-def _roll_back() -> None:
-    """Roll back what the view wrote under ATOMIC_REQUESTS: Django does not see the exception."""
-    for connection in connections.all(initialized_only=True):
-        if connection.settings_dict["ATOMIC_REQUESTS"] and connection.in_atomic_block:
-            connection.set_rollback(rollback=True)
+        return refusal
+    response = await view()
+    return await settle_response_async(response, call.state) if call.settles(response) else response
 
 
 def _unenforced_call(mark: Mark, view: Any, args: tuple[Any, ...]) -> _ViewCall | None:
@@ -224,16 +183,18 @@ def _unenforced_call(mark: Mark, view: Any, args: tuple[Any, ...]) -> _ViewCall 
         expected = "decorate a view, whose first argument is the request"
         raise NotEnforcedError("limit on", view, problem="it was called without a request", expected=expected)
     state = state_of(request)
-    adds_fields = state is None or not state.open
-    if state is None or not state.open:
+    if state is not None and mark in state.enforced:
+        if state.alone:  # the same request object may come again (in tests it does), and is then charged again
+            state.enforced -= {mark}
+        return None
+    if state is None or not state.can_refuse:
         gate = conf.gate_for(request)
         if not gate.settings.enabled:
             return None
         if state is None and not conf.has_middleware(tuple(django_settings.MIDDLEWARE)):
             warn("SG104", label_of(view), strict=gate.settings.strict)
         state = begin(request, gate)
-    elif mark in state.enforced:
-        return None
+        state.alone = True
     owner = _owner(view, args)
     arrival = arrival_of(request)
     if mark not in arrival.marks:  # a wrapper hides the mark from the route, or the view was called directly
@@ -242,9 +203,9 @@ def _unenforced_call(mark: Mark, view: Any, args: tuple[Any, ...]) -> _ViewCall 
         name = label_of(view) if cls is None else view.__name__
         arrival = arrival_by_call(cls, name, marks, route=arrival.endpoint.route)
     state.note_marks(arrival.marks)
-    return _ViewCall(
-        request, state, _bounds(state.gate, arrival.endpoint), marks=arrival.marks, adds_fields=adds_fields, owner=owner
-    )
+    if state.alone:
+        state.enforced -= {mark}
+    return _ViewCall(request, state, _bounds(state.gate, arrival.endpoint), owner=owner)
 
 
 def _owner(view: Any, args: tuple[Any, ...]) -> Any:
@@ -258,22 +219,3 @@ def _owner(view: Any, args: tuple[Any, ...]) -> Any:
 def _bounds(gate: Gate | AsyncGate, endpoint: Endpoint) -> Bounds:
     """Return the rules of the marks only, with the names and scopes that the middleware gives them."""
     return NO_BOUNDS if EXEMPT in endpoint.marks else gate.bind_own(endpoint, endpoint.marks)
-
-
-def _finish(call: _ViewCall, response: HttpResponseBase) -> HttpResponseBase:
-    """Add the fields. The same request object may come again (in tests it does), and is then charged again."""
-    call.state.enforced -= frozenset(call.marks)
-    return add_fields(response, call.state)
-
-
-def _checked(response: Any, view: Any) -> HttpResponseBase:
-    """Return the response of a view; raises ValueError for None, as Django raises. The guard reads None as "call the
-    view". An operation of Ninja returns data: Ninja makes the response later, outside of the guard.
-    """
-    if response is None:
-        raise ValueError(f"The view {label_of(view)} didn't return an HttpResponse object. It returned None instead.")
-    if not isinstance(response, HttpResponseBase):
-        problem = f"it returned {type(response).__name__}, no HttpResponse that can get the header fields"
-        expected = f'add "{conf.ADVISED}" to MIDDLEWARE, or give a Ninja operation a throttle of sluicegate.ninja'
-        raise NotEnforcedError("@limit on", label_of(view), problem=problem, expected=expected)
-    return response

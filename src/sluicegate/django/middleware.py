@@ -111,7 +111,7 @@ class RateLimitMiddleware:
         if not isinstance(error, RateLimitExceeded):
             return None
         state = state_of(request)
-        if state is not None and state.open:
+        if state is not None and state.can_refuse:
             return refuse(request, state, state.refuse(error.decision))
         state = begin(request, self._gate())  # limits are off, but the view has raised a refusal
         return add_fields(refuse(request, state, state.refuse(error.decision)), state)

@@ -39,7 +39,7 @@ class DjangoRequestState(RequestState):
     __slots__ = (
         "__weakref__",
         "_request",
-        "answered",
+        "alone",
         "bounds",
         "charged",
         "found_user",
@@ -62,8 +62,8 @@ class DjangoRequestState(RequestState):
         self.found_user: Any = UNKNOWN  # the user found by the lookup: one request does one lookup
         self.login_failed = False  # Django has sent its signal about it
         self.releases_at_close = False  # closing the request releases its slots
-        self.answered = False  # whether the response is finished, except for the body of a stream
-        self.open = True  # the middleware or an outer decorator will still add the fields to the response
+        self.alone = False  # a decorator has made this state: there is no middleware
+        self.open = True  # the response is not finished, except for the body of a stream
 
     @property
     def can_hold(self) -> bool:
@@ -72,8 +72,8 @@ class DjangoRequestState(RequestState):
 
     @property
     def can_refuse(self) -> bool:
-        """True until the response is finished."""
-        return not self.answered
+        """True until the middleware has finished the response."""
+        return self.open and not self.alone
 
     def charging(self, request: HttpRequest, bounds: Collection[Bound]) -> Self:
         """Return this state, about to charge these rules. A middleware may have passed on a copy of the request."""

@@ -93,7 +93,7 @@ async def refuse_async(request: HttpRequest, state: DjangoRequestState, decision
 
 def add_fields(response: Response, state: DjangoRequestState) -> Response:
     """Add the fields of the decision to the response. Its body is not changed."""
-    state.open, state.answered = False, True
+    state.open = False
     decision, dialect = state.decision, state.gate.settings.headers
     if decision is not None and decision is not vars(response).get(_DECISION):
         fields = fields_for(decision, dialect, status=response.status_code)

@@ -265,13 +265,13 @@ def gate_for(native: HttpRequest) -> Gate | AsyncGate:
 def state_for(request: Any) -> DjangoRequestState | None:
     """Return the state of a request; None if limits are off.
 
-    It is the state of the middleware, or of a decorator. Without them there is a state for each call of the view, kept
+    It is the state of the middleware. Without it there is a state for each call of the view, kept
     on the framework's own request: Django's request may come again (in tests it does), and is then charged again. On
     Django's request `charge` would find it, and nothing would answer its refusal.
     """
     native = native_request(request)
     state = state_of(native)
-    if state is not None and state.open:
+    if state is not None and state.can_refuse:
         return state
     gate = gate_for(native)
     if not gate.settings.enabled:
