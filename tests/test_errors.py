@@ -32,6 +32,7 @@ from sluicegate import (
 from sluicegate.algorithms import ALGORITHMS
 from sluicegate.errors import ConfigurationError, LineError, MissingExtraError
 from sluicegate.other_names import OPTIONS, VALUES
+from sluicegate.plan import FORBIDDEN
 from sluicegate.stores import SCHEMES
 
 
@@ -97,6 +98,11 @@ def test_rate_limit_exceeded_carries_the_decision(cost: int, text: str) -> None:
     assert error.decision is decision
     assert "'reply'" in str(error)
     assert text in str(error)
+
+
+def test_a_forbidden_decision_never_passes() -> None:
+    assert FORBIDDEN.retry_after is None
+    assert str(RateLimitExceeded(FORBIDDEN)) == "refused by the deny list; it can never pass [SG021]"
 
 
 @pytest.mark.parametrize("given", ["too many of alice", None, 60, Limiter()])

@@ -227,10 +227,12 @@ class Decision(NamedTuple):
 
     @property
     def retry_after(self) -> float | None:
-        """The seconds until the same request passes if no others come: 0.0 if allowed, None if it never passes."""
+        """The seconds until the same request passes if no others come: 0.0 if allowed, None if it never passes, because
+        its cost is above the limit or the `deny` list refused it.
+        """
         pairs = zip(self.checks, self.outcomes, strict=True)
         waits = [outcome.retry_after for check, outcome in pairs if not check.terms.shadow]
-        if any(wait is NEVER for wait in waits):
+        if self.forbidden or any(wait is NEVER for wait in waits):
             return None
         return max((wait for wait in waits if wait is not None), default=0) / MICROSECOND
 
@@ -253,12 +255,12 @@ class RateLimitExceeded(SluicegateError):
             raise ConfigurationError("RateLimitExceeded", given, problem="not a decision", expected=expected)
         self.decision = decision
         wait = decision.retry_after
-        when = (
-            "it can never pass: its cost is above the limit"
-            if wait is None
-            else f"retry after {str(wait).removesuffix('.0')} seconds"
-        )
-        super().__init__(f"rate limit {decision.rule!r} exceeded; {when} [{self.code}]")
+        problem, when = f"rate limit {decision.rule!r} exceeded", f"retry after {str(wait).removesuffix('.0')} seconds"
+        if decision.forbidden:
+            problem, when = "refused by the deny list", "it can never pass"
+        elif wait is None:
+            when = "it can never pass: its cost is above the limit"
+        super().__init__(f"{problem}; {when} [{self.code}]")
 
 
 FORBIDDEN: Final = Decision(allowed=False, checks=(), outcomes=())
