@@ -212,7 +212,7 @@ def test_a_predicate_that_hides_it_is_logged_and_the_charge_stays(
         warnings.simplefilter("error")
         assert [client.request("GET", "/").status for _ in range(2)] == [200, 429]
         gc.collect()
-    assert f"'{called}': an async function; give a plain function" in caplog.text
+    assert f"{option} '{called}': an async function; give a plain function" in caplog.text
 
 
 @pytest.mark.parametrize("name", SEEN)

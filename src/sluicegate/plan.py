@@ -54,7 +54,7 @@ class Terms(NamedTuple):
     on_store_failure: str | None = None  # the rule's policy; None means the application's policy
     shadow: bool = False  # a shadow rule: it is counted and reported, and never refuses
     group: str = ""  # of a shadow rule: the name of its first quota; a group is charged as a whole or not at all
-    refund_when: Callable[..., bool] | None = None  # the predicate that says whether a response refunds the charge
+    refund_when: Callable[..., bool] | None = None  # says whether a response refunds the charge
     held: bool = False  # the charge is refunded when the response has ended
     ban: Terms | None = None  # the ban that a refusal counts towards
     message: str | None = None  # the text of a refusal, instead of the usual one
@@ -94,7 +94,7 @@ class Check(NamedTuple):
 
     @property
     def group(self) -> tuple[bool, str, str]:
-        """The same for the checks of one shadow rule for one identity. Either all of them are charged or none."""
+        """A value that all checks of one shadow rule for one identity share. Either all of them are charged or none."""
         return self.terms.shadow, self.terms.group, self.identity
 
     def __repr__(self) -> str:  # an identity is personal data and must not be logged

@@ -1,10 +1,10 @@
-"""The response that a rule's predicate is called with, and the two options of a rule that are predicates."""
+"""The response as a function of a rule gets it, and the two options that are such functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sluicegate.awaiting import check_call, check_hash, close_unawaited, is_async, label_of, waits
 from sluicegate.errors import AsyncMismatchError, RuleError, shows_half_made
@@ -71,21 +71,21 @@ def login_failed(response: Response) -> bool:
 
 
 class Refund(NamedTuple):
-    """A predicate that says whether a response refunds the charge: it does if the user's predicate returns `wanted`.
+    """Says whether a response refunds the charge, by the function that was given as one of the two options.
 
     Two refunds with equal fields are equal, so that the cache of terms finds the terms made from an equal refund.
     """
 
-    predicate: Callable[[Response], object]
-    wanted: bool
+    option: Literal["charge_when", "refund_when"]
+    function: Callable[[Response], object]
 
     def __call__(self, response: Response) -> bool:
-        """Call the predicate. Raises AsyncMismatchError if it returns an awaitable."""
-        answer = self.predicate(response)
+        """Call the function. Raises AsyncMismatchError if it returns an awaitable."""
+        answer = self.function(response)
         if waits(answer):
             close_unawaited(answer)
-            raise _is_async("predicate", self.predicate)
-        return bool(answer) is self.wanted
+            raise _is_async(self.option, self.function)
+        return bool(answer) is (self.option == "refund_when")
 
 
 def when_to_refund(charge_when: Any, refund_when: Any) -> Refund | None:
@@ -96,7 +96,8 @@ def when_to_refund(charge_when: Any, refund_when: Any) -> Refund | None:
     """
     if charge_when is None and refund_when is None:
         return None
-    option, given = ("refund_when", refund_when) if charge_when is None else ("charge_when", charge_when)
+    option: Literal["charge_when", "refund_when"] = "refund_when" if charge_when is None else "charge_when"
+    given = refund_when if charge_when is None else charge_when
     if charge_when is not None and refund_when is not None:
         expected = "keep one of the two, each is the opposite of the other"
         raise RuleError(option, given, problem="given beside refund_when", expected=expected)
@@ -107,7 +108,7 @@ def when_to_refund(charge_when: Any, refund_when: Any) -> Refund | None:
     if is_async(given):
         raise _is_async(option, given)
     check_call(option, given, takes=("response",), error=RuleError)
-    return Refund(given, wanted=charge_when is None)
+    return Refund(option, given)
 
 
 def _is_async(what: str, function: object) -> AsyncMismatchError:

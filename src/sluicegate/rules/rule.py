@@ -23,7 +23,7 @@ from sluicegate.rules.tiers import Tiers
 QuotaFunction = Callable[[Any], QuotaSpec | Awaitable[QuotaSpec | None] | None]
 CostFunction = Callable[[Any], int | Awaitable[int]]
 Condition = Callable[[Any], bool | Awaitable[bool]]
-Verdict = Callable[[Response], bool]
+ResponseFunction = Callable[[Response], bool]
 
 _NAME: Final = re.compile(r"[\x20-\x7e]{1,128}")  # what a Structured Field String can carry (RFC 9651 §3.3.3)
 _REGISTERED: Final = """
@@ -102,8 +102,8 @@ class Rule:
     ban: Ban | None = None
     mode: Mode = "enforce"
     enforce_percent: float = 100
-    charge_when: Verdict | None = None
-    refund_when: Verdict | None = None
+    charge_when: ResponseFunction | None = None
+    refund_when: ResponseFunction | None = None
     per_method: bool = False
     error_message: str | None = None
     on_denied: Callable[..., Any] | None = None

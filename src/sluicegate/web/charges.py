@@ -1,4 +1,4 @@
-"""Charges that depend on the response: the predicate of a rule refunds a charge, or a charge is held until the response
+"""Charges that depend on the response: a function of the rule refunds a charge, or a charge is held until the response
 has ended.
 
 Pure functions from a decision and a response to charges. Waiting and calls of the store are in `settlement` and the
@@ -115,7 +115,7 @@ def _with_refund(outcome: Outcome, cost: int) -> Outcome:
 
 
 def _is_refunded(check: Check, response: Response) -> bool:
-    """True if the predicate refunds this check. If it raises, the charge stays, and the rule is logged once."""
+    """True if the rule's function refunds this check. If it raises, the charge stays; the rule is logged once."""
     terms = check.terms
     if terms.refund_when is None:
         return False

@@ -23,7 +23,7 @@ from sluicegate.plan import FailurePolicy
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeySpec
 from sluicegate.rules.rollout import Mode
-from sluicegate.rules.rule import Condition, CostFunction, QuotaFunction, Rule, Verdict, check_name
+from sluicegate.rules.rule import Condition, CostFunction, QuotaFunction, ResponseFunction, Rule, check_name
 from sluicegate.rules.terms import QuotaSpec
 
 P = ParamSpec("P")
@@ -42,7 +42,7 @@ class Mark:
     named: bool
     override_defaults: bool = False
     frees: bool = False  # a mark of `@exempt`: its rule is never charged
-    is_misplaced: bool = False  # a mark below `@exempt`, for no route
+    is_misplaced: bool = False  # `_BELOW_EXEMPT`: a route that has it is an error
     label: str = ""  # of the method that it is on, if that is part of a class
 
     def rule_for(self, name: str, scope: str) -> Rule:
@@ -59,7 +59,7 @@ EXEMPT_FROM_DEFAULTS: Final = Mark(_FREE, named=True, override_defaults=True, fr
 """The mark of a view to which the default limits do not apply."""
 
 _BELOW_EXEMPT: Final = Mark(_FREE, named=True, frees=True, is_misplaced=True)
-"""The mark of a function that is being defined below `@exempt`. No route has it, unless `@exempt` stands too high."""
+"""The mark of the function inside `@exempt`. A route that has it is an error: `@exempt` stands above its decorator."""
 
 
 def marks_of(view: object) -> tuple[Mark, ...]:
@@ -92,7 +92,9 @@ _NO_PARENTHESES: Final = 'write it with a quota in parentheses: @limit("5/minute
 
 
 class Decorating:
-    """The decorator that `@limit(…)` returns. FastAPI asks a dependency for these attributes, and gets a RuleError."""
+    """The decorator that `@limit(…)` returns. It is no dependency: FastAPI reads `__signature__` or `dependency` of
+    one, and both raise RuleError.
+    """
 
     def __init__(self, decorate: Callable[[Any], Any]) -> None:
         self._decorate = decorate
@@ -147,7 +149,7 @@ class Exempt(Protocol):
 
 
 def takes_view(exempt: Callable[[Any, Mark], Any]) -> Exempt:
-    """Return an adapter's `@exempt`. It takes a view, or `defaults_only`, and returns a decorator then."""
+    """Return an adapter's `@exempt`. With a view it returns the free view; with only `defaults_only`, a decorator."""
 
     @functools.wraps(exempt)
     def checked(*views: Any, **options: Any) -> Any:
@@ -176,9 +178,11 @@ def not_a_view(what: str, given: object, *, problem: str = "not a view", expecte
 
 
 def _is_being_defined(function: Callable[..., Any]) -> bool:
-    """True if a function stands below `@exempt`, and was not given in a call. Then the calling code defines it, or a
-    function that it wraps, and no variable has it yet. Nothing else tells a mistake from a view that one of two routes
-    frees.
+    """True if `@exempt` decorates this function where it is defined; False for `exempt(view)` with a view that exists.
+
+    A function that is being defined has its code among the constants of the calling code, and no variable has the
+    function yet. The same holds for the inmost function below other decorators. There is no other way to know
+    `@exempt` in a wrong place from `exempt(view)`, which may free one of two routes.
     """
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "sluicegate":
@@ -221,8 +225,8 @@ class RuleOptions(TypedDict, total=False):
     ban: Ban | None
     mode: Mode
     enforce_percent: float
-    charge_when: Verdict | None
-    refund_when: Verdict | None
+    charge_when: ResponseFunction | None
+    refund_when: ResponseFunction | None
     per_method: bool
     error_message: str | None
     on_denied: Callable[..., Any] | None
