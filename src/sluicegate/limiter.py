@@ -267,9 +267,10 @@ class Limiter(_Engine[Store]):
     or at the end of a `with` block; a given store stays open. Raises ConfigurationError for wrong arguments.
 
     While the store is unavailable, `on_store_failure` decides: "local" (the limits hold in this process, each divided
-    by `replicas`), "allow", "deny", or "raise" for a StoreError from the call. `deadline` is the longest time in
-    seconds that a call waits for the store; `on_store_change` is called when the store becomes unavailable and when it
-    is available again. A refusal may be cached for `deny_cache` seconds.
+    by `replicas`), "allow", "deny", or "raise" for a StoreError from the call. `deadline` is how many seconds a
+    call waits for a silent server; while the server answers or a connection opens, it may wait longer (up to a second).
+    `on_store_change` is called when the store becomes unavailable and when it is available again. A refusal may be
+    cached for `deny_cache` seconds.
 
     With `secret`, at least 16 bytes, stores keep identities as keyed digests. Limiters that share budgets need the same
     secret. `on_decision` is a function, or several, called with a DecisionEvent after each decision. The event has the
@@ -440,8 +441,8 @@ class Limiter(_Engine[Store]):
     def status(self) -> Status:
         """Return the status: the store, its circuits and its server, and what this process has counted.
 
-        The call charges nothing, raises nothing if the store is down, and takes at most `deadline`. While the circuit
-        is open, it does not call the store.
+        The call charges nothing, and raises nothing if the store is down. It waits for a silent server at most
+        `deadline`. While the circuit is open, it does not call the store.
 
         >>> Limiter().status().available
         True
@@ -586,7 +587,9 @@ class AsyncLimiter(_Engine[AsyncStore]):
         return _in_seconds(await _lister(self._opened, "bans", "bans")(_terms_of(ban)))
 
     async def status(self) -> Status:
-        """Return the status. Charges nothing, raises nothing if the store is down, and takes at most `deadline`."""
+        """Return the status. Charges nothing, raises nothing if the store is down, and waits for a silent server no
+        longer than `deadline`.
+        """
         self.check_loop()
         known, ask = self._known(), getattr(self._opened, "ask", None)
         if ask is None or not known.available:

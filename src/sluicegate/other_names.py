@@ -57,7 +57,7 @@ _ELSEWHERE: Final = {  # the names elsewhere → (the name here, if there is one
     "auto_check enable ratelimit_enabled": ("enabled", "False lets every request pass"),
     "key_style": ("scope", "a budget belongs to the view, whatever its URL; scope shares it"),
     "weight": ("cost", "units for each request"),
-    "timeout": ("deadline", "the seconds that a request may wait for the store"),
+    "timeout": ("deadline", "the seconds that a request waits for a silent server"),
     "namespace group throttle_scope": ("scope", "rules and views of one scope share a budget"),
     "for length": ("duration", "the length of the first ban"),
     "block": ("mode", 'mode="shadow" is block=False; Decision.would_refuse says which rules would have refused'),

@@ -109,7 +109,7 @@ def scripted() -> Iterator[Callable[..., Scripted]]:
 def test_a_distant_server_is_used_though_its_opening_takes_longer_than_the_deadline(
     scripted: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluicegate.stores.redis.connections._STUCK", PATIENCE)
+    monkeypatch.setattr("sluicegate.stores.redis.connections.STUCK", PATIENCE)
     arrived = threading.Event()
 
     def answer(number: int, name: str) -> bytes:
@@ -130,7 +130,7 @@ def test_a_distant_server_is_used_though_its_opening_takes_longer_than_the_deadl
 def test_a_request_that_waits_long_begins_a_second_opening(
     scripted: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluicegate.stores.redis.connections._STUCK", 0.1)
+    monkeypatch.setattr("sluicegate.stores.redis.connections.STUCK", 0.1)
     server = scripted(lambda number, name: None if number == 1 else OK)
     with closing(server.connections(deadline=PATIENCE)) as connections:
         assert server.ask(connections) == b"OK"

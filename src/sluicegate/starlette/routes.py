@@ -66,7 +66,9 @@ class _KnownRoute(NamedTuple):
     below: Routes | None
 
     def take(self, scope: Scope) -> tuple[Arrival, Scope] | None:
-        """Return the arrival by this route, and what the route adds to the scope; None if the route does not match."""
+        """Return the arrival by this route, and what the route adds to the scope. None: the route does not match, so
+        the next one is tried. NOWHERE: the route raises, or no route below it matches, so no view runs.
+        """
         matched = _match(self.matches, scope)
         if matched is None:
             return NOWHERE, {}
@@ -107,7 +109,9 @@ class Routes:
         self._known = _table_of(())
 
     def find(self, scope: Scope) -> tuple[Arrival, Scope]:
-        """Return the arrival of a scope, and what the routes add to it; NOWHERE for a 404, a 405 or a redirect."""
+        """Return the arrival of a scope, and what the routes add to it. NOWHERE for a 404, a 405 or a redirect, and if
+        a route raises.
+        """
         table = self.table()
         first = table.pattern.match(get_route_path(scope))
         if first is not None:
@@ -195,7 +199,9 @@ class RouteFinder:
         self._others: dict[int, tuple[Any, Routes]] = {}  # by owner
 
     def find(self, scope: Scope) -> tuple[Arrival, Scope]:
-        """Return the arrival of a request, and what the routes will add to its scope."""
+        """Return the arrival of a request, and what the routes will add to its scope. If the routes are outside the
+        middleware, the second is the scope itself, to which they have added all.
+        """
         routes = self._routes_for(scope)
         if routes is not None:
             return routes.find(dict(scope))
@@ -282,8 +288,8 @@ def known_arrivals(endpoint: Any, template: str) -> EndpointArrivals:
     """Return the arrivals of an endpoint, which are remembered by its id: a router cannot be hashed."""
     known = _known.get((id(endpoint), template))
     if known is None:
-        if len(_known) >= _MOST:
-            _known.clear()
+        if len(_known) >= _MOST:  # an application may make endpoints at run time
+            _known.clear()  # those still in use are read again
         known = _known[id(endpoint), template] = endpoint, arrivals_of(endpoint, template)
     return known[1]
 

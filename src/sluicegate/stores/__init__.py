@@ -36,7 +36,7 @@ A store turns a plan into outcomes. All I/O of sluicegate is in the stores.
 - `describe()` is optional. It returns a `sluicegate.status.Status`: what this process knows of the store. It does no
   I/O and is not awaited.
 - `ask()` is optional. It asks the server what `describe` then returns: its version and the time of a round trip. It
-  charges nothing and takes no longer than the deadline.
+  charges nothing, and waits for a silent server no longer than the deadline.
 - `page(position, identity)` is optional. It returns the budgets among a few keys as a `KeyPage`, for the commands that
   show them. One call is short, whatever the number of keys.
 
@@ -122,7 +122,7 @@ class _Opener(Protocol):
     def open_async(self, url: str, *, prefix: str, clock: Clock | None, deadline: float) -> AsyncStore: ...
 
 
-DEADLINE: Final = 0.1  # the seconds that one request may wait for a store
+DEADLINE: Final = 0.1  # seconds that a request waits for a silent server
 _REDIS: Final = "sluicegate.stores.redis"
 SCHEMES: Final = {
     "memory": "sluicegate.stores.memory",
@@ -141,7 +141,8 @@ def open_store(url: str, *, prefix: str, clock: Clock | None = None, deadline: f
     """Open the store for a URL such as `memory://` or `redis://localhost:6379/0`. Raises StoreURLError for an unknown
     URL.
 
-    `prefix` begins every key in a shared server. `deadline` is how long a request waits for the store, in seconds.
+    `prefix` begins every key in a shared server. `deadline` is how many seconds a request waits for a silent
+    server; while the server answers or a connection opens, it may wait longer (up to a second).
     """
     url = hide_store(url)
     return _opener(url).open_sync(url, prefix=valid_prefix(prefix), clock=clock, deadline=deadline)

@@ -167,7 +167,9 @@ class MemoryStore:
         return hit
 
     def run(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Charge every check of the plan, or none."""
+        """Decide a plan: charge all its enforced checks or none, and what `count_denied`, `forced` and shadow groups
+        add.
+        """
         checks, charging, forced, network = plan
         taking = charging and not forced
         with self._lock:

@@ -109,7 +109,8 @@ class Settings:
     - `ipv6_prefix`, `ipv4_prefix`: the number of bits of an address that identify a client.
     - `secret`: 16 bytes at least. With a secret, stores keep each identity as a digest that is keyed with the secret.
     - `on_store_failure`: "local" (the same limits, in this process's memory), "allow", or "deny" (503).
-    - `deadline`: the longest time in seconds that one request waits for the store, in total.
+    - `deadline`: how many seconds a request waits for a silent server. While the server answers or a connection opens,
+      it may wait longer (up to a second).
     - `replicas`: the number of processes; "local" divides every limit by it.
     - `deny_cache`: seconds for which a refusal may be cached in this process; 0 means no cache.
     - `on_store_change`: a function of a StoreChange, called once when the store becomes unavailable and once when it is

@@ -11,8 +11,8 @@ Who owns what:
 
 - The caller owns the future of its reply. A command whose caller was cancelled before the write is not written.
 - The connection owns the queue, its timer and the opening. The opening goes on when all callers have left.
-- The loop owns its connections. `close` closes them, or the end of the loop, or the next loop if this one was closed
-  without `asyncio.run`.
+- The loop owns its connections. They are closed by `close` or at the end of the loop. If the loop was closed without
+  `asyncio.run`, the next loop closes them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ from sluicegate.stores.redis.connections import BUSY, check_tag, concerns_of, fa
 from sluicegate.stores.redis.drivers import AsyncDriver
 from sluicegate.stores.redis.patience import Patience
 from sluicegate.stores.redis.steps import MALFORMED, Address, Concerns, NoReplyError, Send
-from sluicegate.stores.redis.url import OPENING, Servers
+from sluicegate.stores.redis.url import OPENING, STUCK, Servers
 
 _FEW: Final = 8  # commands that are sent at once to an idle server: it begins while the next ones are made
 _MANY: Final = 32  # and to a busy server: one run of many costs the server less
-_AGAIN: Final = 1.0  # seconds after which a further opening begins beside one that hangs: its packets may be lost
 
 _DONE: Final = methodcaller("done")
 _Answer = asyncio.Future[Any]
@@ -74,7 +73,7 @@ class _Waiting(NamedTuple):
     digests: list[Any]  # of the identities of all callers, if it can be a batch
     answers: list[_Answer]
     at: int  # the look when it was asked, later when it was written
-    looks: float  # that may find no reply
+    looks: float  # how many looks may find no reply
     sent: Any = None  # what was written: the command, or a Batch
     brings: bool = False  # its script: the server did not know it
 
@@ -100,7 +99,7 @@ class AsyncConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader()
         self._waiting: deque[_Waiting] = deque()
-        self.unsent: dict[int, _Waiting] = {}  # by the identity of the shape, or of the future if nothing may join
+        self.unsent: dict[int, _Waiting] = {}  # by `id()` of the shape, or of the future if nothing may join
         self._received = 0  # replies to the oldest command that have come before its answer
         self._timer: asyncio.TimerHandle | None = None  # of the next look, while a command waits
         self._looks = 0
@@ -236,7 +235,7 @@ class AsyncConnection(asyncio.Protocol):
     def _open(self) -> None:
         """Begin an opening, unless one began a short time ago. The first that succeeds is kept."""
         now = self._loop.time()
-        if self._closed or now - self._began < _AGAIN:
+        if self._closed or now - self._began < STUCK:
             return
         self._began = now
         # The transport keeps the context in which it is made: that of a request would stay as long as the connection.

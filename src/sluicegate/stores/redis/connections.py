@@ -35,13 +35,12 @@ from sluicegate.stores.redis.commands import Fields, SingleCheck, pack
 from sluicegate.stores.redis.drivers import Driver
 from sluicegate.stores.redis.patience import PART, Patience
 from sluicegate.stores.redis.steps import MALFORMED, Address, Concerns, NoReplyError, Send
-from sluicegate.stores.redis.url import OPENING, Servers
+from sluicegate.stores.redis.url import OPENING, STUCK, Servers
 from sluicegate.stores.threads import start_thread
 
 _CHUNK: Final = 16384  # bytes that are read from a socket at once
 _USUAL: Final = 400  # bytes of the first read: Python allocates so few without `malloc`, and most replies are shorter
 BUSY: Final = 0.001  # seconds: a connection that was used more recently is not checked before it is used again
-_STUCK: Final = 1.0  # seconds: after this time another opening may begin, because the packets of this one may be lost
 _PING: Final = pack("PING")
 _TURNED_AWAY: Final = {"NOAUTH", "DENIED", "ERR"}  # no password, protected mode, too many clients
 _CLOSED: Final = (ConnectionResetError, BrokenPipeError, RedisConnectionError, ssl.SSLEOFError)
@@ -303,8 +302,14 @@ class _Pool:
         self._lock: Any = RLock()  # the stubs lack `_is_owned`
 
     def wait(self, step: Send, looks: float) -> Connection:
-        """Wait for a connection: one that is put back, perhaps closed by the server, or one that is opened. Raises
-        NoReplyError after so many looks without progress, or earlier if no connection can be opened.
+        """Wait for a connection: one that is put back, perhaps closed by the server, or one that is opened.
+
+        A thread starts one opening. It starts another one only if no opening is younger than `STUCK`, and its first
+        one is not over or another thread has taken the connection.
+
+        Raises NoReplyError after so many looks without progress (half of them under Sentinel or in a cluster, while no
+        connection is open), after `patience.longest` looks in all, if an opening failed and no connection is open or
+        may soon be, and in a signal handler of a thread that holds the lock. Raises an error of `prepare` as it is.
         """
         if self._lock._is_owned():  # the thread that opens a connection needs the lock
             cause = TimeoutError("a signal handler or finalizer cannot wait for the connection that its thread opens")
@@ -336,7 +341,7 @@ class _Pool:
                     self._start(opening, step)
                     continue
                 began = monotonic()
-                if woken.acquire(timeout=min(patience.look, _STUCK)):
+                if woken.acquire(timeout=min(patience.look, STUCK)):
                     self._waiting.append(woken)  # before the next look at `_idle`
                 look = patience.cost(monotonic() - began)
                 silent, seen = look + (silent if seen == self._progress else 0.0), self._progress
@@ -433,7 +438,7 @@ class _Pool:
     def _fresh(self) -> int:
         """Return how many openings may end soon."""
         now = monotonic()
-        return sum([now - opening.began < _STUCK for opening in self._openings])
+        return sum([now - opening.began < STUCK for opening in self._openings])
 
     def _reserve(self) -> _Opening | None:
         """Return a place for one more connection, if fewer are being opened than threads wait."""

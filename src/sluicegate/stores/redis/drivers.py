@@ -18,7 +18,7 @@ from sluicegate.stores.redis.scan import Scan
 from sluicegate.stores.redis.steps import Address, NoReplyError, Pause, Reconnect, Send, Steps
 
 T = TypeVar("T")
-_SHORT: Final = 0.25  # of the deadline: a server that had less patience than this is not blamed for its silence
+_SHORT: Final = 0.25  # of the deadline: if a step had less, its timeout concerns the plan and not the server
 
 
 class Left:

@@ -61,7 +61,9 @@ class Operations:
         return new(Send, (address, self._informed(command) if self.unknown else command, 1.0, False))
 
     def run(self, plan: Plan, quick: Send | None = None, reply: Any = None) -> Steps[tuple[Outcome, ...]]:
-        """Charge every check of the plan, or none. `quick` was sent already and got `reply`."""
+        """Decide a plan: charge all its enforced checks or none, and what `count_denied`, `forced` and shadow groups
+        add. `quick` was sent already and got `reply`.
+        """
         checks, attempt = plan.checks, None if quick is None else Attempt(quick, reply)
         if not checks:
             return ()

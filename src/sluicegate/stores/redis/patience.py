@@ -5,7 +5,8 @@ process from the processor. So a process that gets no processor does not take it
 server has failed when the process has looked for its answer for the whole deadline, and nothing was there.
 
 Before a command is written, its time is not the server's: another caller has the connection, or it is being opened.
-While that makes progress (a step of an opening, a reply to another caller), a call waits on, at most `LONGEST`.
+While that makes progress (a step of an opening, a reply to another caller), a call waits on: for each connection at
+most `LONGEST`, or the deadline if that is longer.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 LOOKS: Final = 20.0  # in a deadline: one stalled look costs a twentieth of it
-LONGEST: Final = 1.0  # seconds of looks, while others make progress: an opening with TLS over a distant network fits
+LONGEST: Final = 1.0  # seconds of looks for one connection: an opening with TLS over a distant network fits
 PART: Final = 0.8  # of the patience, for one of several servers: it leaves some for the others, and a server is used
 # whose round trip takes less than this part of the deadline
 _LEAST: Final = 0.001  # seconds of a look: the system's timers are no finer

@@ -155,9 +155,10 @@ class Cluster(Topology):
         self._slots: list[Address | None] = []
         self._nodes: tuple[Address, ...] = ()  # those that serve a slot
         self._suspects: set[Address] = set()
-        self._asked_at = self._loaded_at = -inf  # when a request last began to load the map, and had loaded it
-        self._stale = True
-        self._outdated = True  # whether a node was lost since then: a request for a suspect loads the map at once
+        self._asked_at = -inf  # when a request began to load the map, or when the map came: the later of the two
+        self._loaded_at = -inf  # when the map came
+        self._stale = True  # slots may have moved: one request loads the map, the others use the one that is here
+        self._node_lost = False  # since the last load began: a request for a suspect loads the map at once
 
     def parts(self, *identities: str) -> tuple[str, ...]:
         """Return the nodes that keep the keys of these identities, or all nodes, according to the last map. A node is
@@ -180,7 +181,7 @@ class Cluster(Topology):
         address = self.known(slot)
         if address is not None:
             return address
-        if not self._slots or self._outdated or monotonic() - self._asked_at > _FRESH:
+        if not self._slots or self._node_lost or monotonic() - self._asked_at > _FRESH:
             answers = yield from self._load_map()
             if not self._slots:
                 raise self._no_map(answers)
@@ -193,7 +194,7 @@ class Cluster(Topology):
     def lost(self, address: Address) -> bool:
         """Suspect the node, and return True: a replica may have replaced it."""
         self._suspects.add(address)
-        self._outdated = True
+        self._node_lost = True
         return True
 
     def answered(self, address: Address) -> None:
@@ -216,7 +217,7 @@ class Cluster(Topology):
     def _load_map(self) -> Steps[list[str]]:
         """Load the map from the first node that has one, else keep the old map. Return the answers that were no map."""
         self._asked_at = asked = monotonic()
-        self._outdated = False
+        self._node_lost = False
         answers: list[str] = []
         nodes = sorted(dict.fromkeys([*self._nodes, *self._seeds]), key=self._suspects.__contains__)
         for address, part in _parts(nodes):

@@ -24,6 +24,7 @@ from sluicegate.stores.redis.steps import Address
 
 CONNECTIONS: Final = 50
 OPENING: Final = 5.0  # seconds that the opening of one connection may take, also when no request waits for it any more
+STUCK: Final = 1.0  # seconds after which another opening may begin beside one, whose packets may be lost
 _DEADLINE: Final = ("socket_timeout", "socket_connect_timeout", "timeout", "retry_on_timeout")
 # Without these two round trips (CLIENT SETINFO) a connection to a distant server is open earlier.
 _UNNAMED: Final = {"driver_info": None} if hasattr(redis, "DriverInfo") else {"lib_name": None, "lib_version": None}
