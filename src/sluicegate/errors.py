@@ -407,7 +407,7 @@ WARNINGS: Final = {
     ),
     "SG113": CodedWarning(
         "deadline",
-        "while the store hangs, one request waits for so many seconds",
+        "if the server hangs, then the first request waits so many seconds",
         "give seconds, at most 5, for example 0.1",
     ),
 }
