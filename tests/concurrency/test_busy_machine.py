@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from statistics import median
 from threading import Barrier
 from time import monotonic
@@ -129,7 +130,7 @@ def test_wrong_logins(name: str, valkey: Any, run: int) -> None:
         site.close()
 
 
-def test_workers(where: str, run: int) -> None:
+def test_workers(where: str, run: int, tmp_path: Path) -> None:
     """Two fresh workers of gunicorn with eight threads each."""
     port, barrier = free_port(), Barrier(MANY)
     command = f"-m gunicorn --workers 2 --threads 8 --bind 127.0.0.1:{port} tests.faults.apps:flask()"
@@ -139,8 +140,9 @@ def test_workers(where: str, run: int) -> None:
         barrier.wait(60)
         return ask(port, "GET", "/limited").status
 
-    with running(command.split(), port, env={VARIABLE: json.dumps(options)}), ThreadPoolExecutor(MANY) as pool:
-        assert sorted(pool.map(get, range(MANY))) == [200] * 17 + [429] * (MANY - 17)
+    log, env = tmp_path / "log", {VARIABLE: json.dumps(options)}
+    with running(command.split(), port, env=env, log_to=log), ThreadPoolExecutor(MANY) as pool:
+        assert sorted(pool.map(get, range(MANY))) == [200] * 17 + [429] * (MANY - 17), log.read_text()
 
 
 FAULTS: dict[str, Callable[[Server, Wire], object]] = {
