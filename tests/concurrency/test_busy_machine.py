@@ -186,7 +186,7 @@ def test_a_lost_server_costs_one_request_its_deadline(how: str, fault: str, mach
                 server.resume()
         first, *later = sorted(found, reverse=True)
         if first > (1.0 if machine == "busy" else 0.12 + lost):
-            judge(f"{first:.3f} s", stolen=lost, excused=0.02)
+            judge(f"{first:.3f} s", stolen=lost, excused=0.002)
         assert median(later) < 0.002
         assert sum([seconds > 0.05 for seconds in later]) <= lost / 0.05
 
