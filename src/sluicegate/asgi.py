@@ -472,7 +472,7 @@ class RateLimitMiddleware:
             return
         dialect = self.settings.headers
         if state.decision is not decision:  # the fields cover all decisions about the request
-            send, dialect = self._adding_fields(state, scope, send), None
+            send, dialect = own_send, None
         answer = denial(decision, dialect, accept=",".join(caller.header("accept")))
         body = b"" if scope.get("method") == "HEAD" else answer.body
         await send({"type": start, "status": answer.status, "headers": [*answer.lines]})

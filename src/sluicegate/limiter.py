@@ -220,7 +220,7 @@ class _Engine(Generic[_AnyStore]):
 
 
 _INSIDE: Final = frozenset(
-    {"accept", "after_fork", "check_loop", "events", "existing", "hit_of", "on_made", "own", "run", "store", "take"}
+    {"accept", "check_loop", "events", "existing", "hit_of", "on_made", "own", "run", "store", "take"}
     | {"text", "use", "watched"}
 )
 OPTIONS: Final = tuple(_Engine.__init__.__kwdefaults__ or ())
