@@ -40,9 +40,9 @@ from bench.budgets import NONE, REDIS_STORE
 from bench.figures import Figure, Role, added
 from bench.race import Contender, Course, Turn
 from sluicegate import asgi, flask, starlette
-from sluicegate.opentelemetry import OpenTelemetryMetrics
+from sluicegate.observe.opentelemetry import OpenTelemetryMetrics
+from sluicegate.observe.prometheus import PrometheusMetrics
 from sluicegate.plan import Check, Decision, Outcome, Plan, Terms, new
-from sluicegate.prometheus import PrometheusMetrics
 from sluicegate.stores import Hit, Origin
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.servers import valkey_server

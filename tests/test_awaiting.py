@@ -13,8 +13,8 @@ import pytest
 from asgiref.sync import async_to_sync, markcoroutinefunction
 
 from sluicegate import Rule, Tiers
-from sluicegate.awaiting import is_async, label_of
 from sluicegate.errors import AsyncMismatchError, ConfigurationError
+from sluicegate.runtime.awaiting import is_async, label_of
 from sluicegate.web.endpoint import Endpoint
 from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.marks import make_mark

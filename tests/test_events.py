@@ -19,8 +19,8 @@ import pytest
 from werkzeug.local import LocalProxy
 
 from sluicegate import AsyncLimiter, Ban, Limiter, ManualClock, asgi
-from sluicegate.events import DecisionEvent, Delivery, Pending, RuleEvent
 from sluicegate.identity import digest, identity_text
+from sluicegate.observe.events import DecisionEvent, Delivery, Pending, RuleEvent
 from sluicegate.plan import FORBIDDEN, NEVER, Check, Decision, Outcome, Plan, Terms
 from sluicegate.rules.terms import make_terms, read
 from sluicegate.stores.async_adapter import AsyncAdapter
@@ -391,7 +391,7 @@ def test_neither_an_unbound_handler_nor_an_interrupt_stops_the_events(monkeypatc
     variable.reset(bound)
     assert limiters[0].hit("5/minute", "alice")
     with monkeypatch.context() as patch:
-        patch.setattr("sluicegate.events.label_of", interrupt)
+        patch.setattr("sluicegate.observe.events.label_of", interrupt)
         with pytest.raises(KeyboardInterrupt):
             limiters[1].hit("5/minute", "alice")
     for limiter in limiters:
@@ -407,7 +407,7 @@ assert Limiter().hit("5/minute", "alice")
 limiter = sluicegate.wsgi.RateLimitMiddleware(lambda environ, start: [], default_limits=["5/minute"])
 limiter({"REMOTE_ADDR": "192.0.2.7"}, lambda *_: None)
 assert type(limiter) is sluicegate.wsgi.RateLimitMiddleware
-print([name for name in ("sluicegate.events", "sluicegate.stores.watched") if name in sys.modules])
+print([name for name in ("sluicegate.observe.events", "sluicegate.stores.watched") if name in sys.modules])
 """
 
 

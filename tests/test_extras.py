@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from sluicegate.errors import MissingExtraError
-from sluicegate.extras import needs
+from sluicegate.errors import MissingExtraError, needs
 from tests.environments import PATIENCE, Environments
 from tests.starts import OPENS, STARTS
 

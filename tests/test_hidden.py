@@ -34,8 +34,8 @@ import sluicegate.wsgi
 import tests.adapters.django_app  # noqa: F401 - configures Django
 from sluicegate import AsyncLimiter, Limiter, Rule, SluicegateError
 from sluicegate.django import conf
-from sluicegate.hidden import HiddenURL, hide_secret, hide_store
 from sluicegate.identity import Seal
+from sluicegate.runtime.hidden import HiddenURL, hide_secret, hide_store
 from sluicegate.stores import open_async_store, open_store
 from sluicegate.stores.redis import AsyncRedisStore, RedisStore
 from sluicegate.stores.redis.cell import RedisCellStore

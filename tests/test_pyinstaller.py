@@ -64,9 +64,7 @@ def test_the_documentation_names_what_is_imported_by_name() -> None:
 
 def test_the_wheel_has_what_prometheus_and_grafana_read(environments: Environments) -> None:
     with zipfile.ZipFile(environments.wheel) as wheel:
-        assert {f"sluicegate/observability/{name}" for name in ("alerts.yml", "dashboard.json")} <= set(
-            wheel.namelist()
-        )
+        assert {f"sluicegate/observe/{name}" for name in ("alerts.yml", "dashboard.json")} <= set(wheel.namelist())
 
 
 @pytest.mark.parametrize("limiter", [Limiter, AsyncLimiter])

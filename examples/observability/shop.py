@@ -15,10 +15,10 @@ from flask import Flask, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from sluicegate.events import DecisionEvent
 from sluicegate.flask import RateLimiter, exempt, limit
-from sluicegate.prometheus import PrometheusMetrics
-from sluicegate.refusal_log import RefusalLog
+from sluicegate.observe.events import DecisionEvent
+from sluicegate.observe.prometheus import PrometheusMetrics
+from sluicegate.observe.refusal_log import RefusalLog
 
 Handler = Callable[[DecisionEvent], object]
 

@@ -18,8 +18,8 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack, cast
 
 from sluicegate.errors import ConfigurationError, NotEnforcedError, SettingsError
+from sluicegate.observe.status import Status
 from sluicegate.plan import Decision, RateLimitExceeded
-from sluicegate.status import Status
 from sluicegate.web.asgi_messages import (
     ACCEPT,
     BEGINNINGS,
@@ -45,7 +45,7 @@ from sluicegate.web.settings import Settings, SettingsOptions, hide
 from sluicegate.web.settlement import AsyncSettlement
 
 if TYPE_CHECKING:
-    from sluicegate.events import DecisionEvent, Delivery
+    from sluicegate.observe.events import DecisionEvent, Delivery
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -12,8 +12,8 @@ from math import isfinite
 from time import monotonic_ns
 from typing import Final, Protocol
 
-from sluicegate import fork
 from sluicegate.errors import ConfigurationError
+from sluicegate.runtime import fork
 
 MICROSECOND = 1_000_000  # microseconds in a second
 

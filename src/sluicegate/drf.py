@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, ClassVar, Final, cast
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.plan import Decision
 
 with needs("drf"):

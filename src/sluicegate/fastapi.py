@@ -15,10 +15,9 @@ from typing import Annotated, Any, Final, NoReturn, Unpack, get_origin
 from uuid import UUID
 
 from sluicegate.asgi import Scope, charge_of
-from sluicegate.awaiting import check_hash
-from sluicegate.errors import IdentityError, RuleError, shows_half_made
-from sluicegate.extras import needs
+from sluicegate.errors import IdentityError, RuleError, needs, shows_half_made
 from sluicegate.plan import Decision, RateLimitExceeded
+from sluicegate.runtime.awaiting import check_hash
 from sluicegate.web.charge import AnyQuota, ChargedRule, LateOptions, run_async
 from sluicegate.web.marks import EXEMPT, takes_quota
 from sluicegate.web.problem import PROBLEM, TYPES

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from typing import Any, Final, TypeVar, cast
 
 from sluicegate.errors import IdentityError, SettingsError
-from sluicegate.hidden import hide_secret
+from sluicegate.runtime.hidden import hide_secret
 
 Identity = Hashable
 """What a key function may return: text, bytes, an int, a UUID, or a tuple of these. None: the rule does not apply."""

@@ -26,12 +26,12 @@ from sluicegate.errors import (
     shows_half_made,
     unknown_option,
 )
-from sluicegate.hidden import hide_secret, hide_store
 from sluicegate.identity import Seal, digest, identity_text
 from sluicegate.plan import Check, Decision, Handlers, Outcome, Plan, RateLimitExceeded, Terms, new, uncharged
 from sluicegate.quota import MAX_LIMIT, Quota
 from sluicegate.reservation import AsyncReservation, AsyncSlot, Reservation, Slot
 from sluicegate.rules.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
+from sluicegate.runtime.hidden import hide_secret, hide_store
 from sluicegate.stores import (
     DEADLINE,
     AsyncStore,
@@ -54,9 +54,9 @@ from sluicegate.stores.wrappers import (
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from sluicegate.events import Delivery
+    from sluicegate.observe.events import Delivery
+    from sluicegate.observe.status import Status
     from sluicegate.rules.ban import Ban
-    from sluicegate.status import Status
 
 _LONGEST_ACTION: Final = 128
 _ONE: Final = 1  # the usual cost, which is compared by object identity: so no bool, float or subclass is taken for it
@@ -126,7 +126,7 @@ class _Engine(Generic[_AnyStore]):
             strict=strict,
         )
         if on_decision is not None:
-            from sluicegate.events import Delivery
+            from sluicegate.observe.events import Delivery
 
             self.events = Delivery(on_decision, application=application, show_identities=show_identities)
             self._options.watched = self.events.last
@@ -195,7 +195,7 @@ class _Engine(Generic[_AnyStore]):
 
     def _known(self) -> Status:
         """Return what this process knows of the store."""
-        from sluicegate.status import describe
+        from sluicegate.observe.status import describe
 
         return describe(self._store)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from threading import local
 from typing import Any, ClassVar, Final
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.plan import Decision, RateLimitExceeded
 
 with needs("ninja"):

@@ -38,7 +38,7 @@ DENIED: Final = 403
 
 Handler = Callable[[Any], object]
 Handlers = Handler | Sequence[Handler]
-"""What `on_decision` may be: a function of a DecisionEvent (`sluicegate.events`), or several."""
+"""What `on_decision` may be: a function of a DecisionEvent (`sluicegate.observe.events`), or several."""
 
 
 class Terms(NamedTuple):

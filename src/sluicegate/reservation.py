@@ -11,9 +11,9 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from sluicegate import fork
 from sluicegate.errors import RuleError
 from sluicegate.plan import Check, Decision, Outcome, Plan
+from sluicegate.runtime import fork
 from sluicegate.stores import AsyncStore, Store
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 
-from sluicegate.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.errors import NotEnforcedError, RuleError
+from sluicegate.observe.status import Status
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.key import parts_of
 from sluicegate.rules.response import Headers, Response
 from sluicegate.rules.rule import Rule
-from sluicegate.status import Status
+from sluicegate.runtime.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.web.bound import EndpointRules
 from sluicegate.web.charge import AnyQuota, Charge, Charged, ChargedRule, ChargeOptions, unlimited
 from sluicegate.web.endpoint import Endpoint
@@ -36,7 +36,7 @@ from sluicegate.web.settlement import Settlement
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-    from sluicegate.events import Pending
+    from sluicegate.observe.events import Pending
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None] | None
 

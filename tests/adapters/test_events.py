@@ -35,8 +35,8 @@ import sluicegate.starlette
 import sluicegate.wsgi
 from sluicegate import RateLimitExceeded, Rule
 from sluicegate.errors import SettingsError
-from sluicegate.events import DecisionEvent
 from sluicegate.identity import digest, encoder
+from sluicegate.observe.events import DecisionEvent
 from tests.adapters.asgi_client import AsgiClient, make_scope
 from tests.adapters.charging import SITES, Sites, ask, plain
 from tests.adapters.django_app import serving

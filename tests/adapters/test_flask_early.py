@@ -12,8 +12,8 @@ from flask.views import MethodView
 from werkzeug.exceptions import HTTPException
 
 from sluicegate import ManualClock, Rule
-from sluicegate.events import DecisionEvent
 from sluicegate.flask import RateLimiter, decision, exempt, limit, rate_limited
+from sluicegate.observe.events import DecisionEvent
 from sluicegate.testing.charges import Watched
 from sluicegate.testing.client import Answer
 from tests.adapters.wsgi_client import WsgiClient, call, check_fields, make_environ

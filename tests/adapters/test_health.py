@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from sluicegate import asgi, django, fastapi, flask, starlette, wsgi
 from sluicegate.errors import AsyncMismatchError, NotEnforcedError, SettingsError
-from sluicegate.status import Status
+from sluicegate.observe.status import Status
 from tests.adapters.asgi_client import AsgiClient
 from tests.adapters.django_app import serving
 from tests.adapters.wsgi_client import WsgiClient

@@ -18,7 +18,6 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
 from sluicegate import ManualClock, Quota, Rule, Tiers
-from sluicegate.awaiting import label_of
 from sluicegate.cli.application import Limiting
 from sluicegate.cli.budgets import Budgets
 from sluicegate.cli.commands import sluicegate
@@ -26,6 +25,7 @@ from sluicegate.django import acharge, charge, checks, limit, overview, rate_lim
 from sluicegate.django.throttles import RateThrottle, read_rate
 from sluicegate.errors import AsyncMismatchError, NotEnforcedError, QuotaError, RuleError
 from sluicegate.plan import Outcome, Plan
+from sluicegate.runtime.awaiting import label_of
 from sluicegate.stores.memory import AsyncMemoryStore, MemoryStore
 from tests.adapters.django_app import OURS, Site, User, serving
 

@@ -29,7 +29,7 @@ from sluicegate.cli.budgets import Budgets
 from sluicegate.cli.commands import sluicegate
 from sluicegate.identity import digest, identity_text
 from sluicegate.limiter import Limit
-from sluicegate.refusal_log import RefusalLog
+from sluicegate.observe.refusal_log import RefusalLog
 from sluicegate.stores.redis import RedisStore
 from tests.cluster import Cluster
 from tests.servers import Server, valkey_server

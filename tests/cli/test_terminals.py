@@ -21,7 +21,7 @@ from rich.console import Console
 from sluicegate import Limiter
 from sluicegate.cli.commands import COMMANDS, sluicegate
 from sluicegate.cli.output import Listing
-from sluicegate.prometheus import PrometheusMetrics
+from sluicegate.observe.prometheus import PrometheusMetrics
 from sluicegate.stores.redis import RedisStore
 from tests.servers import Server
 

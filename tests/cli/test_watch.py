@@ -19,7 +19,7 @@ from rich.console import Console
 from sluicegate import Limiter
 from sluicegate.cli.commands import sluicegate
 from sluicegate.cli.watch import Reading, Series, frame, parse, quantiles, rates
-from sluicegate.prometheus import PrometheusMetrics
+from sluicegate.observe.prometheus import PrometheusMetrics
 from tests.servers import free_port
 
 ROOT = Path(__file__).parent.parent.parent

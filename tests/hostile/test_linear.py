@@ -33,10 +33,11 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from sluicegate import Concurrency, Limiter, ManualClock, address, hidden, identity
+from sluicegate import Concurrency, Limiter, ManualClock, address, identity
 from sluicegate.address import Trust, client_address
 from sluicegate.asgi import AsgiCaller
 from sluicegate.rules import key, response, rule, terms
+from sluicegate.runtime import hidden
 from sluicegate.web import asgi_messages, http, preflight
 from sluicegate.web.endpoint import NOWHERE
 from sluicegate.web.gate import AsyncGate, Gate

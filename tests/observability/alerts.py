@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-FILE = Path(str(files("sluicegate"))) / "observability" / "alerts.yml"
+FILE = Path(str(files("sluicegate"))) / "observe" / "alerts.yml"
 _GAUGE = re.compile(r"max by \(store\) \((\w+)\) > 0")
 _GROWTH = re.compile(r"sum by \(\w+\) \(rate\((\w+)\[\w+\]\)\) > 0")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sluicegate.prometheus import PrometheusMetrics
+from sluicegate.observe.prometheus import PrometheusMetrics
 from tests.observability.alerts import FILE, alerts
 
 DASHBOARD: Any = json.loads(FILE.with_name("dashboard.json").read_text("utf-8"))

@@ -15,12 +15,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
-from sluicegate import AsyncLimiter, Limiter, ManualClock, Rule, Settings, measures, wsgi
+from sluicegate import AsyncLimiter, Limiter, ManualClock, Rule, Settings, wsgi
 from sluicegate.errors import ConfigurationError, SettingsError
-from sluicegate.events import DecisionEvent
-from sluicegate.opentelemetry import PREFIX, OpenTelemetryMetrics
+from sluicegate.observe import measures
+from sluicegate.observe.events import DecisionEvent
+from sluicegate.observe.opentelemetry import PREFIX, OpenTelemetryMetrics
+from sluicegate.observe.prometheus import PrometheusMetrics
 from sluicegate.plan import FORBIDDEN, Check, Decision, Outcome, Terms
-from sluicegate.prometheus import PrometheusMetrics
 from sluicegate.rules.terms import make_terms, read
 from tests.adapters.wsgi_client import WsgiClient
 

@@ -9,7 +9,7 @@ import pytest
 
 from sluicegate import ConfigurationError, ManualClock
 from sluicegate.identity import digest
-from sluicegate.refusal_log import RefusalLog
+from sluicegate.observe.refusal_log import RefusalLog
 from sluicegate.web.bound import NO_BOUNDS
 from sluicegate.web.gate import Gate
 from sluicegate.web.settings import Settings

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sluicegate import Limiter
 from sluicegate.errors import LogError
-from sluicegate.events import DecisionEvent
+from sluicegate.observe.events import DecisionEvent
 from sluicegate.replay.log import Log
 
 WANTED: Final = (

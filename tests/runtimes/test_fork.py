@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from sluicegate import AsyncLimiter, Limiter, ManualClock, fork
+from sluicegate import AsyncLimiter, Limiter, ManualClock
 from sluicegate.errors import StoreError
 from sluicegate.plan import Plan
+from sluicegate.runtime import fork
 from sluicegate.stores.breaker import Breaker
 from sluicegate.stores.deny_cache import DenyCache, Refusals
 from sluicegate.stores.local_fallback import LocalFallback
@@ -360,4 +361,4 @@ def test_one_module_registers_with_os() -> None:
         for call in module.all(ast.Call)
         if isinstance(call, ast.Call) and callee(call) == "register_at_fork"
     ]
-    assert found == ["fork"]
+    assert found == ["runtime.fork"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sluicegate import AsyncLimiter, Decision, Limiter
-from sluicegate.events import DecisionEvent
+from sluicegate.observe.events import DecisionEvent
 from tests.servers import Server, valkey_server
 from tests.stores.places import PATIENCE, client
 

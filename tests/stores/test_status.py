@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from sluicegate import AsyncLimiter, Limiter
-from sluicegate.status import CircuitStatus, Status, describe
+from sluicegate.observe.status import CircuitStatus, Status, describe
 from sluicegate.stores.async_adapter import AsyncAdapter
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.testing import ShutStore

@@ -16,8 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from sluicegate.asgi import RateLimitMiddleware as AsgiMiddleware
 from sluicegate.asgi import chain
-from sluicegate.errors import ConfigurationError, SluicegateError
-from sluicegate.extras import needs
+from sluicegate.errors import ConfigurationError, SluicegateError, needs
 from sluicegate.web.bound import EndpointRules, unique
 from sluicegate.web.charge import bounds_of
 from sluicegate.web.endpoint import Endpoint

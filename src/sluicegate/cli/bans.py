@@ -5,7 +5,7 @@ from __future__ import annotations
 from sluicegate.cli.budgets import Budgets, identity_text, mismatch, opened, takes_identity, warn_of_mismatch
 from sluicegate.cli.commands import Command, load_app, option_app
 from sluicegate.clock import MICROSECOND
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.identity import Digested, digest
 from sluicegate.plan import Check, Plan
 from sluicegate.rules.ban import Ban

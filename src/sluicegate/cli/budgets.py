@@ -18,8 +18,7 @@ from sluicegate.address import group, is_counted, parse_address
 from sluicegate.cli.application import Application, Limiting
 from sluicegate.cli.check import key_name
 from sluicegate.cli.commands import Command
-from sluicegate.errors import ConfigurationError, StoreError, is_foreign
-from sluicegate.extras import needs
+from sluicegate.errors import ConfigurationError, StoreError, is_foreign, needs
 from sluicegate.identity import Digested, Seal, digest
 from sluicegate.limiter import Limiter
 from sluicegate.plan import Check, Outcome, Plan, Terms

@@ -8,12 +8,11 @@ from typing import Any, Final
 from sluicegate.cli.application import Application, Limiting
 from sluicegate.cli.commands import Failure, load_app, option_app
 from sluicegate.concurrency import Concurrency
-from sluicegate.errors import ConfigurationError, SluicegateWarning
-from sluicegate.extras import needs
-from sluicegate.hidden import shown_url
+from sluicegate.errors import ConfigurationError, SluicegateWarning, needs
 from sluicegate.rules.key import KeySpec
 from sluicegate.rules.rule import Rule
 from sluicegate.rules.tiers import Tiers
+from sluicegate.runtime.hidden import shown_url
 from sluicegate.web.bound import Bound
 from sluicegate.web.endpoint import Endpoint, label_of
 from sluicegate.web.settings import Settings

@@ -18,8 +18,7 @@ from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from sluicegate import __version__
-from sluicegate.errors import SluicegateError, StoreError
-from sluicegate.extras import needs
+from sluicegate.errors import SluicegateError, StoreError, needs
 
 with needs("cli"):
     import click

@@ -15,8 +15,7 @@ from collections.abc import Generator
 from contextlib import closing, contextmanager
 from typing import Final
 
-from sluicegate.errors import SluicegateError
-from sluicegate.extras import needs
+from sluicegate.errors import SluicegateError, needs
 from sluicegate.stores import open_store
 
 with needs("cli"):

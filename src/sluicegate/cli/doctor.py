@@ -19,12 +19,11 @@ from sluicegate.cli.commands import load_app, option_app
 from sluicegate.cli.greeting import advice_on
 from sluicegate.cli.output import Listing, as_json, console, plain, print_json, scanning
 from sluicegate.clock import epoch_seconds, monotonic
-from sluicegate.errors import AlgorithmError, ConfigurationError, StoreError, cause_text
-from sluicegate.extras import needs
-from sluicegate.hidden import shown_url
+from sluicegate.errors import AlgorithmError, ConfigurationError, StoreError, cause_text, needs
 from sluicegate.limiter import Limiter
+from sluicegate.observe.status import describe, percentiles
 from sluicegate.replay.words import count
-from sluicegate.status import describe, percentiles
+from sluicegate.runtime.hidden import shown_url
 from sluicegate.stores import DEADLINE, Store, open_store
 from sluicegate.stores.wrappers import PREFIX
 

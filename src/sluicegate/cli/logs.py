@@ -11,8 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from sluicegate.cli.commands import Command, Failure
 from sluicegate.clock import MICROSECOND
-from sluicegate.errors import LineError
-from sluicegate.extras import needs
+from sluicegate.errors import LineError, needs
 
 with needs("cli"):
     import click

@@ -16,7 +16,7 @@ from io import TextIOWrapper
 from typing import Any, Final
 
 from sluicegate.cli.commands import Command
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.replay import words
 
 with needs("cli"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 
 with needs("cli"):
     import click

@@ -19,7 +19,7 @@ from sluicegate.cli.budgets import (
 from sluicegate.cli.check import store_name
 from sluicegate.cli.commands import load_app, option_app
 from sluicegate.clock import MICROSECOND
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.identity import digest
 from sluicegate.plan import Outcome, Terms
 from sluicegate.replay.words import count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.replay.words import KINDS, count, share, span
 
 with needs("cli"):

@@ -18,7 +18,7 @@ from sluicegate.cli.budgets import Budgets, Known, check_rule, opened
 from sluicegate.cli.commands import load_app, option_app
 from sluicegate.cli.show import describe, now_of, used_of
 from sluicegate.clock import monotonic
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.identity import Digested
 from sluicegate.plan import Outcome
 from sluicegate.replay.words import count

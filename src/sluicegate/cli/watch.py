@@ -22,8 +22,8 @@ from urllib.request import Request, urlopen
 from sluicegate.cli.commands import Failure
 from sluicegate.cli.output import Listing, console, option_every, plain
 from sluicegate.clock import monotonic
-from sluicegate.extras import needs
-from sluicegate.hidden import shown_url
+from sluicegate.errors import needs
+from sluicegate.runtime.hidden import shown_url
 
 with needs("cli"):
     import click

@@ -8,7 +8,7 @@ Nothing else needs it.
 Importing this package imports no models and reads no settings.
 """
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 
 with needs("django"):
     from sluicegate.django import checks as _checks  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the system checks)

@@ -19,9 +19,9 @@ from django.core.signals import setting_changed
 from django.http import HttpRequest
 from django.utils.module_loading import import_string
 
-from sluicegate import fork
 from sluicegate.django.routes import names_of_routes
 from sluicegate.errors import AsyncMismatchError, SettingsError
+from sluicegate.runtime import fork
 from sluicegate.stores.completion import running_loop, start
 from sluicegate.stores.memory import AsyncMemoryStore
 from sluicegate.stores.wrappers import PREFIX

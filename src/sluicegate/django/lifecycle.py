@@ -20,9 +20,9 @@ from django.http import Http404, HttpRequest, StreamingHttpResponse
 from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 
-from sluicegate import fork
 from sluicegate.django.request import DjangoRequestState, end_here, end_with, native_of, state_of
 from sluicegate.rules.response import Headers, Response
+from sluicegate.runtime import fork
 from sluicegate.stores.completion import running_loop
 from sluicegate.web.settlement import AsyncSettlement, Settlement
 

@@ -11,9 +11,9 @@ from weakref import finalize, ref
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest
 
-from sluicegate import fork
 from sluicegate.django.users import UNKNOWN, UserLookup, known_user
 from sluicegate.plan import Decision
+from sluicegate.runtime import fork
 from sluicegate.stores.completion import running_loop
 from sluicegate.web.bound import Bound
 from sluicegate.web.gate import AsyncGate, Gate
@@ -172,7 +172,7 @@ def pending_of(request: HttpRequest) -> Any:
     """
     pending = vars(request).get(_PENDING)
     if pending is None:
-        from sluicegate.events import Pending
+        from sluicegate.observe.events import Pending
 
         pending = vars(request)[_PENDING] = Pending(("", request.method or "GET"))
         end_with(request, pending.end)

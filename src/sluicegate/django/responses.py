@@ -13,12 +13,12 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase, ResponseHeaders
 
-from sluicegate.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.django.lifecycle import release_at_close
 from sluicegate.django.request import OUTER, DjangoRequestState, outer_of
 from sluicegate.django.signals import rate_limited
 from sluicegate.errors import SettingsError
 from sluicegate.plan import Decision
+from sluicegate.runtime.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.web.bound import Bounds
 from sluicegate.web.gate import AsyncGate, Gate, Undecided
 from sluicegate.web.http import Field, denial, fields_for, merge

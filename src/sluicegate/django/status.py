@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 
 from sluicegate.django import conf
 from sluicegate.django.decorators import exempt
-from sluicegate.status import Status
+from sluicegate.observe.status import Status
 from sluicegate.web.health import FIELDS, OK, answer, check_code
 
 

@@ -17,7 +17,6 @@ from asgiref.sync import async_to_sync
 from django.http import HttpRequest
 
 from sluicegate.address import NO_PEER, Trust, client_address
-from sluicegate.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.clock import MICROSECOND
 from sluicegate.django import conf
 from sluicegate.django.lifecycle import release_at_close
@@ -30,6 +29,7 @@ from sluicegate.quota import Quota
 from sluicegate.rules.key import Caller, KeySpec
 from sluicegate.rules.rule import QuotaFunction, Rule
 from sluicegate.rules.terms import read
+from sluicegate.runtime.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.stores.completion import running_loop
 from sluicegate.web.bound import Bound, names_of, unique
 from sluicegate.web.charge import NOTHING, Charge

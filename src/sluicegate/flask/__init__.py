@@ -12,7 +12,7 @@
 The store is always a sync one, for async views too: Flask runs each async view in a new event loop.
 """
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 
 with needs("flask"):
     from sluicegate.flask.decorators import exempt, limit

@@ -33,10 +33,10 @@ from sluicegate.flask.responses import (
     with_error_handlers,
 )
 from sluicegate.flask.routes import AppRoutes
+from sluicegate.observe.status import Status
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.response import Headers
 from sluicegate.rules.response import Response as Answer
-from sluicegate.status import Status
 from sluicegate.web.bound import NO_BOUNDS, Bounds, EndpointRules
 from sluicegate.web.charge import AnyQuota, Charge, Charged, ChargedRule, ChargeOptions, unlimited
 from sluicegate.web.gate import Gate
@@ -51,7 +51,7 @@ from sluicegate.wsgi import KEY, SettlingBody, WsgiCaller
 if TYPE_CHECKING:
     from flask.ctx import RequestContext
 
-    from sluicegate.events import Pending
+    from sluicegate.observe.events import Pending
 
 _NAME: Final = "sluicegate"
 _PREFIX: Final = "SLUICEGATE_"

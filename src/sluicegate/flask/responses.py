@@ -17,9 +17,9 @@ from werkzeug.datastructures import Headers
 from werkzeug.exceptions import Forbidden, HTTPException, ServiceUnavailable, TooManyRequests
 from werkzeug.http import HTTP_STATUS_CODES
 
-from sluicegate.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.errors import RuleError
 from sluicegate.plan import Decision
+from sluicegate.runtime.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.web.http import Denial, Fields, merge
 from sluicegate.web.problem import detail
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flask import Flask
 
-from sluicegate import fork
 from sluicegate.errors import RuleError
+from sluicegate.runtime import fork
 from sluicegate.web.bound import Bounds, EndpointRules
 from sluicegate.web.endpoint import Endpoint, label_of, scope_of, short_name
 from sluicegate.web.gate import Gate

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Final
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.replay.caller import LoggedRequest
 from sluicegate.replay.decide import Decider, OneIdentity, Ready, by_identity, one_identity, wait_of
 from sluicegate.replay.plain import PATIENCE, Met

@@ -9,8 +9,7 @@ from functools import cached_property
 from typing import Any, Final, cast
 
 from sluicegate.clock import MICROSECOND
-from sluicegate.errors import AlgorithmError
-from sluicegate.extras import needs
+from sluicegate.errors import AlgorithmError, needs
 from sluicegate.plan import Terms
 from sluicegate.quota import MAX_LIMIT, Quota
 from sluicegate.replay.candidates import Candidate

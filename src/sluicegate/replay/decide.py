@@ -17,8 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from sluicegate.address import IPV4_PREFIX
 from sluicegate.algorithms import KEPT
-from sluicegate.errors import RuleError
-from sluicegate.extras import needs
+from sluicegate.errors import RuleError, needs
 from sluicegate.identity import identity_text, joined
 from sluicegate.plan import Decision, Terms
 from sluicegate.replay.caller import LoggedRequest

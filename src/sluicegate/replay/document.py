@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 
 with needs("replay"):
     import orjson

@@ -10,8 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from sluicegate.errors import LogError
-from sluicegate.extras import needs
+from sluicegate.errors import LogError, needs
 
 with needs("replay"):
     import zstandard

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final, NamedTuple, Protocol
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.replay.traffic import COLUMNS, FIELD, HEADER
 
 with needs("replay"):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.replay.caller import LogKey
 from sluicegate.replay.decide import Ready
 from sluicegate.replay.log import Frames

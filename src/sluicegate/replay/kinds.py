@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.replay.peaks import PEAK, Peaks
 from sluicegate.replay.traffic import COLUMNS
 from sluicegate.replay.words import share, span

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote, unquote_to_bytes
 from zoneinfo import ZoneInfo
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.replay.formats import Format
 from sluicegate.replay.traffic import COLUMNS, HEADER
 

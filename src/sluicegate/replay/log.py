@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from sluicegate.errors import LineError, LogError
-from sluicegate.extras import needs
+from sluicegate.errors import LineError, LogError, needs
 from sluicegate.replay.files import LONGEST, STANDARD_INPUT, LogFile
 from sluicegate.replay.formats import Csv, Format, Layout, Part, json_names
 from sluicegate.replay.known import given

@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Final, Literal, NamedTuple
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.replay.traffic import COLUMNS
 
 with needs("replay"):

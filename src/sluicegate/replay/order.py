@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 
 with needs("replay"):
     import polars as pl

@@ -12,7 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.replay.spool import temporary
 
 with needs("replay"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, cast
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 
 with needs("replay"):
     import polars as pl

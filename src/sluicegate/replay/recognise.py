@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from sluicegate.errors import LogError
-from sluicegate.extras import needs
+from sluicegate.errors import LogError, needs
 from sluicegate.replay.formats import Format
 from sluicegate.replay.known import KNOWN, UVICORN_WITHOUT_TIME, csv_lines, json_lines, named, w3c
 from sluicegate.replay.lines import read, time_of

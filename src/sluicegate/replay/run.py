@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
 from sluicegate.concurrency import Concurrency
-from sluicegate.errors import LogError, SettingsError
-from sluicegate.extras import needs
+from sluicegate.errors import LogError, SettingsError, needs
 from sluicegate.plan import Terms
 from sluicegate.replay import result as results
 from sluicegate.replay.candidates import Candidate, as_if_enforced, enforced

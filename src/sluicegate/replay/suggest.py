@@ -19,8 +19,7 @@ from itertools import chain, count, islice, repeat
 from math import ceil, floor
 from typing import Any, Final, NamedTuple, TypeVar
 
-from sluicegate.errors import RuleError
-from sluicegate.extras import needs
+from sluicegate.errors import RuleError, needs
 from sluicegate.identity import digest
 from sluicegate.replay.candidates import Candidate, parse_key, parse_requests
 from sluicegate.replay.decide import Ready

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.replay.candidates import Candidate
 from sluicegate.replay.decide import Ready, decided, one_identity
 from sluicegate.replay.kinds import AUTOMATED, MANY, Figures

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Final, NamedTuple
 
 from sluicegate.clock import MICROSECOND
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.replay.closed_loop import Waits
 from sluicegate.replay.decide import REFUSALS
 from sluicegate.replay.kinds import UNCLEAR

@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import ceil
 from typing import Final
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.replay import words
 from sluicegate.replay.result import Candidate, Result, Traffic
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 
 with needs("replay"):
     import polars as pl

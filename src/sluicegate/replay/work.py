@@ -16,8 +16,7 @@ from functools import partial
 from threading import Thread
 from typing import Any, Final
 
-from sluicegate.errors import ReplayError
-from sluicegate.extras import needs
+from sluicegate.errors import ReplayError, needs
 from sluicegate.identity import digest
 from sluicegate.replay import kinds
 from sluicegate.replay.candidates import Candidate

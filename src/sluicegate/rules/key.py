@@ -26,9 +26,9 @@ from sluicegate.address import (
     is_rewritten,
     parse_address,
 )
-from sluicegate.awaiting import Later, Waiting, check_call, label_of, waits
 from sluicegate.errors import IdentityError, nearest, warn
 from sluicegate.identity import encoder, identity_text, joined
+from sluicegate.runtime.awaiting import Later, Waiting, check_call, label_of, waits
 
 KeyFunction = Callable[[Any], Hashable | Awaitable[Hashable | None] | None]
 KeySpec = str | KeyFunction | tuple[str | KeyFunction, ...]

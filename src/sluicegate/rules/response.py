@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from sluicegate.awaiting import check_call, check_hash, close_unawaited, is_async, label_of, waits
 from sluicegate.errors import AsyncMismatchError, RuleError, shows_half_made
+from sluicegate.runtime.awaiting import check_call, check_hash, close_unawaited, is_async, label_of, waits
 
 
 @shows_half_made

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from sluicegate.algorithms import AlgorithmName, find
-from sluicegate.awaiting import check_call, check_hash
 from sluicegate.concurrency import Concurrency
 from sluicegate.errors import ConfigurationError, RuleError, check_flag, nearest, shows_half_made, takes_names, within
 from sluicegate.plan import FAILURE_POLICIES, FailurePolicy, Terms
@@ -19,6 +18,7 @@ from sluicegate.rules.response import Response, when_to_refund
 from sluicegate.rules.rollout import Mode, share
 from sluicegate.rules.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
 from sluicegate.rules.tiers import Tiers
+from sluicegate.runtime.awaiting import check_call, check_hash
 
 QuotaFunction = Callable[[Any], QuotaSpec | Awaitable[QuotaSpec | None] | None]
 CostFunction = Callable[[Any], int | Awaitable[int]]

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
-from sluicegate.awaiting import Later, check_call, waits
 from sluicegate.errors import RuleError, shows_half_made, takes_names
 from sluicegate.rules.terms import Quotas, QuotaSpec, read
+from sluicegate.runtime.awaiting import Later, check_call, waits
 
 Tier = Quotas | None
 TierFunction = Callable[[Any], Hashable | Awaitable[Hashable]]

@@ -5,7 +5,7 @@ limits, the rules of the settings, and the view's own limits. If the middleware 
 guard around the view charges the view's limits when the view is called (`decorators`).
 """
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 
 with needs("starlette"):
     from sluicegate.starlette.charge import charge, charge_sync

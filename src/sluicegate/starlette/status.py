@@ -8,9 +8,9 @@ from typing import cast
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
+from sluicegate.observe.status import Status
 from sluicegate.starlette.decorators import exempt
 from sluicegate.starlette.middleware import state_at
-from sluicegate.status import Status
 from sluicegate.web.gate import AsyncGate
 from sluicegate.web.health import FIELDS, OK, answer, check_code
 

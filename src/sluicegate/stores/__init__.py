@@ -33,8 +33,8 @@ A store turns a plan into outcomes. All I/O of sluicegate is in the stores.
   takes as many steps as there are keys.
 - `rule_ids(identity)` is optional. It returns the ids of the rules under which an identity has a budget, as a set, for
   `Limiter.reset_all`. It may take as many steps as there are keys.
-- `describe()` is optional. It returns a `sluicegate.status.Status`: what this process knows of the store. It does no
-  I/O and is not awaited.
+- `describe()` is optional. It returns a `sluicegate.observe.status.Status`: what this process knows of the store. It
+  does no I/O and is not awaited.
 - `ask()` is optional. It asks the server what `describe` then returns: its version and the time of a round trip. It
   charges nothing, and waits for a silent server no longer than the deadline.
 - `page(position, identity)` is optional. It returns the budgets among a few keys as a `KeyPage`, for the commands that
@@ -60,8 +60,8 @@ from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
 
 from sluicegate.clock import Clock
 from sluicegate.errors import StoreError, StoreURLError, nearest
-from sluicegate.hidden import hide_store, shown_url
 from sluicegate.plan import Outcome, Plan
+from sluicegate.runtime.hidden import hide_store, shown_url
 
 Origin = tuple[Callable[[Any], str], Any]
 """A function that returns the network of a request, and its argument: see `Plan.network`."""

@@ -9,7 +9,7 @@ from sluicegate.plan import Outcome, Plan
 from sluicegate.stores import Store
 
 if TYPE_CHECKING:
-    from sluicegate.status import Status
+    from sluicegate.observe.status import Status
 
 
 class AsyncAdapter:
@@ -41,7 +41,7 @@ class AsyncAdapter:
         self._store.close()
 
     def describe(self) -> Status:
-        from sluicegate.status import describe
+        from sluicegate.observe.status import describe
 
         return describe(self._store)
 

@@ -26,11 +26,11 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
-from sluicegate import fork
-from sluicegate.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.clock import MICROSECOND, Clock, SystemClock, epoch_seconds
 from sluicegate.errors import Concerns, StoreError, cause_text
-from sluicegate.status import CircuitState, CircuitStatus
+from sluicegate.observe.status import CircuitState, CircuitStatus
+from sluicegate.runtime import fork
+from sluicegate.runtime.awaiting import async_mismatch, close_unawaited, waits
 from sluicegate.stores import StoreChange
 
 FIRST_US: Final = 50_000  # the first back-off

@@ -9,7 +9,7 @@ A charge may be made as soon as its command was sent. It is finished or undone l
 - **End of the loop**: `asyncio.run` cancels all tasks and waits for them. A task of this module ignores that, so the
   loop ends after the reply or the deadline. If the loop is closed without `asyncio.run`, the work is lost and asyncio
   logs a pending task. The charge expires: a slot with its lease, any other with its window.
-- **Fork**: tasks and open charges belong to the parent. The child settles none of them (see `sluicegate.fork`).
+- **Fork**: tasks and open charges belong to the parent. The child settles none of them (see `sluicegate.runtime.fork`).
 - **Threads and greenlets**: the thread itself owns what it sent, and no one finishes its work. If an exception of any
   kind comes after the charge, `Limiter.hold` and `Limiter.reserve` refund it. If a greenlet is killed, or a signal
   raises, while the reply is awaited, the connection is closed and the reply is lost. Then the charge expires, as it

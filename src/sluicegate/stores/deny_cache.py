@@ -21,10 +21,10 @@ from collections.abc import Callable
 from operator import is_
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from sluicegate import fork
 from sluicegate.clock import MICROSECOND, Clock, monotonic, reading
+from sluicegate.observe.status import Status, describe
 from sluicegate.plan import BAN, Check, Checks, Outcome, Outcomes, Plan, Terms
-from sluicegate.status import Status, describe
+from sluicegate.runtime import fork
 from sluicegate.stores import AsyncStore, Hit, Store
 
 SIZE: Final = 10_000  # refusals that are remembered; the oldest is evicted first

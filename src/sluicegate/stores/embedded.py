@@ -18,9 +18,8 @@ from typing import Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, unquote
 
 from sluicegate.clock import Clock
-from sluicegate.errors import MissingExtraError, StoreURLError
-from sluicegate.extras import needs
-from sluicegate.hidden import shown_url
+from sluicegate.errors import MissingExtraError, StoreURLError, needs
+from sluicegate.runtime.hidden import shown_url
 from sluicegate.stores.server_process import ServerProcess, unusable
 
 with needs("embedded"):

@@ -23,11 +23,11 @@ from math import inf
 from typing import Any, Final, Generic, TypeVar
 from weakref import WeakMethod
 
-from sluicegate import fork
 from sluicegate.clock import MICROSECOND, monotonic
 from sluicegate.errors import ConfigurationError, StoreError, cause_text
+from sluicegate.observe.status import Status, describe
 from sluicegate.plan import Check, Checks, Decision, Outcome, Outcomes, Plan, Terms, new
-from sluicegate.status import Status, describe
+from sluicegate.runtime import fork
 from sluicegate.stores import AsyncStore, Hit, Origin, Store, network_of
 from sluicegate.stores.breaker import LONGEST_US, Attempt, Breaker, Breakers
 from sluicegate.stores.deny_cache import MASK, Refusals

@@ -13,13 +13,13 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Final
 
-from sluicegate import fork
 from sluicegate.algorithms import ALGORITHMS, KEPT
 from sluicegate.algorithms.ban import lasting
 from sluicegate.clock import MICROSECOND, Clock, SystemClock, reading
 from sluicegate.errors import AlgorithmError, QuotaError, StoreError
 from sluicegate.plan import BAN, Check, Checks, Outcome, Outcomes, Plan, Terms, strikers
 from sluicegate.quota import Quota
+from sluicegate.runtime import fork
 from sluicegate.stores.breaker import LONGEST_US
 from sluicegate.stores.memory import MemoryStore
 from sluicegate.stores.memory_table import Network

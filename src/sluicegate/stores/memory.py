@@ -11,19 +11,19 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from sluicegate import fork
 from sluicegate.algorithms import KEPT
 from sluicegate.clock import Clock, SystemClock, read_us, reading
 from sluicegate.errors import StoreURLError, shows_half_made
-from sluicegate.hidden import shown_url
 from sluicegate.identity import digest
 from sluicegate.plan import BAN, NEVER, Check, Decision, Outcome, Plan, Terms, charged, in_shadow, new, strikers
+from sluicegate.runtime import fork
+from sluicegate.runtime.hidden import shown_url
 from sluicegate.stores import DEADLINE, Hit, Origin
 from sluicegate.stores.async_adapter import AsyncAdapter
 from sluicegate.stores.memory_table import Entry, MemoryTable, Network, SharedBudget
 
 if TYPE_CHECKING:
-    from sluicegate.status import Status
+    from sluicegate.observe.status import Status
 
 MAX_KEYS: Final = 100_000  # about 33 MB of one-hit keys
 _COUNT: Final = "[0-9]{1,15}"
@@ -73,7 +73,7 @@ class MemoryStore:
 
     def describe(self) -> Status:
         """Return the status: how full the memory is."""
-        from sluicegate.status import Status
+        from sluicegate.observe.status import Status
 
         most, evictions = self._table.most, self._table.evictions
         return Status("memory://", topology="memory", entries=len(self), max_entries=most, evictions=evictions)

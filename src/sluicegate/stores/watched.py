@@ -12,8 +12,8 @@ from contextvars import ContextVar
 from typing import Any, Final, Generic, TypeVar
 
 from sluicegate.clock import stopwatch
+from sluicegate.observe.status import Status, describe, percentiles
 from sluicegate.plan import Outcomes, Plan
-from sluicegate.status import Status, describe, percentiles
 from sluicegate.stores import AsyncStore, Store
 
 _AnyStore = TypeVar("_AnyStore", Store, AsyncStore)

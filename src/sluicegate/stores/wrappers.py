@@ -86,7 +86,7 @@ class StoreOptions:
         if hook is None:
             return
         # Here: it imports inspect, a quarter of the time to import sluicegate.
-        from sluicegate.awaiting import check_call, is_async
+        from sluicegate.runtime.awaiting import check_call, is_async
 
         if not callable(hook) or is_async(hook):
             raise _error("on_store_change", hook, "not a plain function", "give a function of a StoreChange")

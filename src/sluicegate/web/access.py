@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from sluicegate.address import MEANT, Network, Trust, exact_address, is_in, network_of
-from sluicegate.awaiting import Waiting, check_call, waits
 from sluicegate.errors import SettingsError, within
 from sluicegate.identity import identity_text
 from sluicegate.plan import FORBIDDEN, Decision, Plan
 from sluicegate.rules.key import Caller, KeySpec, ReadyKey, as_keys_give, can_be, identity_of
+from sluicegate.runtime.awaiting import Waiting, check_call, waits
 
 _EXPECTED: Final = 'give networks like "10.0.0.0/8", identities like ["user", "42"], or functions of the request'
 

@@ -14,7 +14,6 @@ from functools import partial
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, Unpack, cast
 
-from sluicegate.awaiting import label_of
 from sluicegate.errors import AsyncMismatchError, NotEnforcedError, RuleError, check_flag
 from sluicegate.identity import digest
 from sluicegate.plan import BAN, Check, Decision, Outcome, Plan, RateLimitExceeded, uncharged
@@ -22,6 +21,7 @@ from sluicegate.rules.key import Caller
 from sluicegate.rules.rule import QuotaFunction
 from sluicegate.rules.terms import QuotaSpec
 from sluicegate.rules.tiers import Tiers
+from sluicegate.runtime.awaiting import label_of
 from sluicegate.web.bound import Bound
 from sluicegate.web.charges import Charges, held, kept, log, made, owed
 from sluicegate.web.endpoint import Endpoint, scope_of, short_name

@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from sluicegate.awaiting import label_of as label_of  # noqa: PLC0414  # the adapters import it from here
 from sluicegate.identity import digest
+from sluicegate.runtime.awaiting import label_of as label_of  # noqa: PLC0414  # the adapters import it from here
 from sluicegate.web.marks import Mark
 
 _UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e]")

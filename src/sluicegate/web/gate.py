@@ -14,8 +14,6 @@ from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, Any, cast
 
-from sluicegate import fork
-from sluicegate.awaiting import Later, Waiting, async_mismatch, is_async, waits
 from sluicegate.clock import SystemClock, stopwatch
 from sluicegate.errors import RuleError, nearest
 from sluicegate.identity import Seal
@@ -27,6 +25,8 @@ from sluicegate.rules.rollout import EVERYBODY, picked, share
 from sluicegate.rules.rule import Rule
 from sluicegate.rules.terms import whole_cost
 from sluicegate.rules.tiers import Tiers
+from sluicegate.runtime import fork
+from sluicegate.runtime.awaiting import Later, Waiting, async_mismatch, is_async, waits
 from sluicegate.stores.completion import complete
 from sluicegate.web.access import unasked
 from sluicegate.web.bound import NO_BOUNDS, Begin, Bound, Bounds, names_of, of_method, unique, warn_of_names
@@ -36,7 +36,7 @@ from sluicegate.web.settings import Settings
 from sluicegate.web.settlement import AsyncSettlement, Settlement
 
 if TYPE_CHECKING:
-    from sluicegate.events import Delivery
+    from sluicegate.observe.events import Delivery
 
 PlanSteps = Generator[Waiting | Plan, Any, None]
 

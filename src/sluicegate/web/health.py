@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Final
 
 from sluicegate.errors import SettingsError
-from sluicegate.status import Status
+from sluicegate.observe.status import Status
 
 OK: Final = 200
 FIELDS: Final = (("content-type", "application/json"), ("cache-control", "no-store"))

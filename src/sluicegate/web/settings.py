@@ -32,7 +32,6 @@ from sluicegate.errors import (
     unknown_option,
     within,
 )
-from sluicegate.hidden import hide_options
 from sluicegate.identity import Seal
 from sluicegate.plan import FAILURE_POLICIES, Decision, FailurePolicy, Handlers
 from sluicegate.quota import Quota
@@ -41,6 +40,7 @@ from sluicegate.rules.key import KeyPart, KeySpec, address_key, check_nesting, v
 from sluicegate.rules.rollout import Mode, share
 from sluicegate.rules.rule import Rule, check_answer
 from sluicegate.rules.terms import Quotas, make_terms, read
+from sluicegate.runtime.hidden import hide_options
 from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange, valid_prefix
 from sluicegate.stores.wrappers import PREFIX, STALENESS, StoreOptions
 from sluicegate.web.access import AccessLists, listed
@@ -532,7 +532,7 @@ def _handlers(given: object) -> Any:
     """Return the handlers of `on_decision`, of which some may be given as dotted names."""
     if given is None:
         return None
-    from sluicegate.events import handlers_of  # only an application with events needs it
+    from sluicegate.observe.events import handlers_of  # only an application with events needs it
 
     several = isinstance(given, (list, tuple))
     found = [_function(each, option="on_decision") for each in (given if several else (given,))]  # type: ignore[attr-defined]

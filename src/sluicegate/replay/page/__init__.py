@@ -12,7 +12,7 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any, Final
 
-from sluicegate.extras import needs
+from sluicegate.errors import needs
 from sluicegate.replay import paste, words
 from sluicegate.replay.document import plain_values
 from sluicegate.replay.result import Candidate, Result

@@ -18,11 +18,10 @@ from copy import copy
 from typing import Any, Final, Self
 
 from sluicegate.clock import Clock
-from sluicegate.errors import SluicegateWarning, StoreError, StrictError, shows_half_made
-from sluicegate.extras import needs
-from sluicegate.hidden import hide_store, shown_url
+from sluicegate.errors import SluicegateWarning, StoreError, StrictError, needs, shows_half_made
+from sluicegate.observe.status import Status, TopologyName, percentiles
 from sluicegate.plan import Outcome, Plan, Terms
-from sluicegate.status import Status, TopologyName, percentiles
+from sluicegate.runtime.hidden import hide_store, shown_url
 from sluicegate.stores import DEADLINE
 
 with needs("redis"):

@@ -30,8 +30,8 @@ import hiredis
 import redis.asyncio.connection
 from redis.exceptions import NoPermissionError
 
-from sluicegate import fork
 from sluicegate.plan import new
+from sluicegate.runtime import fork
 from sluicegate.stores.redis.commands import Batch, Command, Fields, HitShape, SingleCheck, batch, split_reply
 from sluicegate.stores.redis.connections import BUSY, check_tag, concerns_of, failure_of, watcher
 from sluicegate.stores.redis.drivers import AsyncDriver

@@ -25,11 +25,11 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 from sluicegate.algorithms import gcra
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
 from sluicegate.errors import AlgorithmError, RuleError, StoreURLError, shows_half_made
-from sluicegate.hidden import hide_store, shown_url
 from sluicegate.identity import digest
+from sluicegate.observe.status import Status
 from sluicegate.plan import Check, Outcome, Plan, Terms, in_shadow
 from sluicegate.quota import MAX_PERIOD_US
-from sluicegate.status import Status
+from sluicegate.runtime.hidden import hide_store, shown_url
 from sluicegate.stores import DEADLINE, valid_prefix
 from sluicegate.stores.redis.async_connections import AsyncConnections
 from sluicegate.stores.redis.commands import Command, pack

@@ -28,9 +28,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from sluicegate import fork
 from sluicegate.clock import monotonic
 from sluicegate.errors import SluicegateError
+from sluicegate.runtime import fork
 from sluicegate.stores.redis.commands import Fields, SingleCheck, pack
 from sluicegate.stores.redis.drivers import Driver
 from sluicegate.stores.redis.patience import PART, Patience

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 from sluicegate.clock import monotonic
 from sluicegate.errors import StoreError
-from sluicegate.status import TopologyName
+from sluicegate.observe.status import TopologyName
 from sluicegate.stores.redis.commands import Command, pack
 from sluicegate.stores.redis.encoding import packed_digest
 from sluicegate.stores.redis.failures import said

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from sluicegate.errors import StoreURLError
-from sluicegate.hidden import Hidden, shown_url
+from sluicegate.runtime.hidden import Hidden, shown_url
 from sluicegate.stores.redis.steps import Address
 
 CONNECTIONS: Final = 50

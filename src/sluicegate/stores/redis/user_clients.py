@@ -29,7 +29,7 @@ from redis.exceptions import (
 )
 
 from sluicegate.errors import AsyncMismatchError, ConfigurationError, StoreURLError, warn
-from sluicegate.status import TopologyName
+from sluicegate.observe.status import TopologyName
 from sluicegate.stores.redis.drivers import AsyncDriver, Driver
 from sluicegate.stores.redis.patience import Patience
 from sluicegate.stores.redis.steps import MALFORMED, Address, NoReplyError, Send, Steps

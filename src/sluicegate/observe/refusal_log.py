@@ -14,10 +14,10 @@ from itertools import islice
 from math import inf
 from typing import Any, Final
 
-from sluicegate import fork
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
 from sluicegate.errors import ConfigurationError
-from sluicegate.events import DecisionEvent, RuleEvent
+from sluicegate.observe.events import DecisionEvent, RuleEvent
+from sluicegate.runtime import fork
 
 _SWEPT: Final = 2  # entries that one event may end
 _SAID: Final = {

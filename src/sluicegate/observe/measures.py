@@ -12,12 +12,12 @@ from math import inf
 from typing import Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
-from sluicegate import fork
 from sluicegate.clock import monotonic
-from sluicegate.events import DecisionEvent, Labels, Line
 from sluicegate.limiter import AsyncLimiter, Limiter
+from sluicegate.observe.events import DecisionEvent, Labels, Line
+from sluicegate.observe.status import describe
 from sluicegate.reservation import IN_FLIGHT
-from sluicegate.status import describe
+from sluicegate.runtime import fork
 
 MOST: Final = 2000
 """The combinations of labels of one metric in one process. Later names are counted under the name "other"."""

@@ -13,12 +13,12 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any, Final, Literal, NoReturn, final
 
-from sluicegate.awaiting import async_mismatch, check_call, close_unawaited, is_async, label_of, waits
 from sluicegate.clock import MICROSECOND
 from sluicegate.errors import SettingsError, shows_half_made
 from sluicegate.identity import digest
 from sluicegate.plan import BAN, Check, Decision, Handler, Handlers, Outcome, Terms
 from sluicegate.rules.rule import METHODS
+from sluicegate.runtime.awaiting import async_mismatch, check_call, close_unawaited, is_async, label_of, waits
 from sluicegate.stores.watched import LAST, StoreTime
 
 Result = Literal["allowed", "refused", "shadow", "banned"]

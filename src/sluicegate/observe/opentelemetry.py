@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from typing import Final
 
-from sluicegate import fork
-from sluicegate.events import DecisionEvent, Labels
-from sluicegate.extras import needs
-from sluicegate.measures import GROWING, HELP, SECONDS, Bans, Kinds, Names, Series, Slots, StoreNumbers, Stores
+from sluicegate.errors import needs
+from sluicegate.observe.events import DecisionEvent, Labels
+from sluicegate.observe.measures import GROWING, HELP, SECONDS, Bans, Kinds, Names, Series, Slots, StoreNumbers, Stores
+from sluicegate.runtime import fork
 
 with needs("opentelemetry"):
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter

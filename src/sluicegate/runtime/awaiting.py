@@ -51,7 +51,7 @@ def label_of(function: Any) -> str:
     returned unchanged.
 
     >>> label_of(partial(label_of))
-    'sluicegate.awaiting.label_of'
+    'sluicegate.runtime.awaiting.label_of'
     """
     if isinstance(function, str):
         return function

@@ -14,12 +14,11 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import Any, Final, Literal
 
-from sluicegate import fork
 from sluicegate.clock import monotonic
-from sluicegate.errors import ConfigurationError
-from sluicegate.events import DecisionEvent
-from sluicegate.extras import needs
-from sluicegate.measures import GROWING, HELP, SECONDS, Add, Bans, Kinds, Series, Slots, StoreNumbers, Stores
+from sluicegate.errors import ConfigurationError, needs
+from sluicegate.observe.events import DecisionEvent
+from sluicegate.observe.measures import GROWING, HELP, SECONDS, Add, Bans, Kinds, Series, Slots, StoreNumbers, Stores
+from sluicegate.runtime import fork
 
 with needs("prometheus"):
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
