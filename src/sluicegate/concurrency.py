@@ -7,7 +7,7 @@ lease, in the same way as any charge expires.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from sluicegate.errors import QuotaError, shows_half_made
 from sluicegate.quota import LONGEST, Quota
@@ -61,7 +61,7 @@ class Concurrency:
     def __hash__(self) -> int:
         return hash((Concurrency, self.quota))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (Concurrency.parse, (str(self),))
 
     @property

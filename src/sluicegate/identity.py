@@ -6,10 +6,14 @@ import sys
 from binascii import b2a_base64
 from collections.abc import Callable, Hashable, Iterable
 from functools import cache, lru_cache
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeGuard, TypeVar
 
 from sluicegate.errors import IdentityError, SettingsError
 from sluicegate.runtime.hidden import hide_secret
+
+if TYPE_CHECKING:
+    from hashlib import blake2b
+    from uuid import UUID
 
 Identity = Hashable
 """What a key function may return: text, bytes, an int, a UUID, or a tuple of these. None: the rule does not apply."""
@@ -78,35 +82,36 @@ def _encoded(identity: object) -> str:
         case bool():  # before int, of which bool is a subclass: True is not user 1
             return "o1" if identity else "o0"
         case str():
-            return f"s{_value_of(identity, str)}"
+            return f"s{_value_of(identity, str.__str__, str)}"
         case int():
-            return f"i{_value_of(identity, int):x}"  # hexadecimal: decimal conversion is refused above 4,300 digits
+            # hexadecimal: Python refuses to write more than 4,300 decimal digits
+            return f"i{_value_of(identity, int.__int__, int):x}"
         case bytes():
-            return f"b{_value_of(identity, bytes).hex()}"
+            return f"b{_value_of(identity, bytes.__bytes__, bytes).hex()}"
         case tuple() | list():
             try:
                 return joined([identity_text(part) for part in identity])
             except RecursionError:  # a list may even contain itself
                 raise _no_client(identity, "nested too deeply") from None
-    uuid = sys.modules.get("uuid")  # already imported if the application uses UUIDs; other applications do not need it
-    if uuid is not None and isinstance(identity, uuid.UUID):
-        return f"u{cast(Any, identity).hex}"
+    if _is_uuid(identity):
+        return f"u{identity.hex}"
     raise _no_client(identity)
 
 
-def _value_of(identity: object, kind: type[Value]) -> Value:
-    """Return the plain value of a proxy (a lazy object) or of an instance of a subclass (its repr may differ)."""
-    if type(identity) is kind:
-        return identity
-    if issubclass(type(identity), kind):
-        return cast("Value", _PLAIN[kind](identity))
+def _is_uuid(identity: object) -> TypeGuard[UUID]:
+    uuid = sys.modules.get("uuid")  # already imported if the application uses UUIDs; other applications do not need it
+    return uuid is not None and isinstance(identity, uuid.UUID)
+
+
+def _value_of(identity: Value, plain: Callable[[Value], Value], kind: Callable[[Value], Value]) -> Value:
+    """Return the plain value of an instance of a subclass (its repr may differ) or of a proxy (a lazy object)."""
     try:
-        return cast(Any, kind)(identity)  # type: ignore[no-any-return]
-    except TypeError:
-        raise _no_client(identity) from None
-
-
-_PLAIN: Final[dict[type, Callable[[Any], Any]]] = {str: str.__str__, int: int.__int__, bytes: bytes.__bytes__}
+        return plain(identity)
+    except TypeError:  # a proxy only says that it is of this class
+        try:
+            return kind(identity)
+        except TypeError:
+            raise _no_client(identity) from None
 
 
 def _no_client(identity: object, problem: str = "not something that names a client") -> IdentityError:
@@ -149,7 +154,7 @@ class Seal:
 
         @lru_cache(maxsize=4096)
         def sealed(text: str) -> str:
-            raw: bytes = _blake2b()(text.encode("utf-8", "surrogatepass"), digest_size=16, key=key).digest()
+            raw = _blake2b()(text.encode("utf-8", "surrogatepass"), digest_size=16, key=key).digest()
             return f"k{raw.hex()}"
 
         self.text: Final = sealed
@@ -167,8 +172,7 @@ def _key_of(secret: object) -> bytes | SettingsError:
         return SettingsError("secret", "…", problem=problem, expected=expected)
     if len(raw) < _SHORTEST_SECRET:
         return SettingsError("secret", "…", problem=f"only {len(raw)} bytes long", expected=expected)
-    key: bytes = _blake2b()(raw, digest_size=64, person=b"sluicegate").digest()
-    return key
+    return _blake2b()(raw, digest_size=64, person=b"sluicegate").digest()
 
 
 class Digested(str):
@@ -209,12 +213,11 @@ def digest_bytes(text: str) -> bytes:
 
 def _hashed(text: str, *, size: int) -> bytes:
     """Return the first `size` bytes of a one-way hash."""
-    raw: bytes = _blake2b()(text.encode("utf-8", "surrogatepass"), digest_size=size).digest()
-    return raw
+    return _blake2b()(text.encode("utf-8", "surrogatepass"), digest_size=size).digest()
 
 
 @cache
-def _blake2b() -> Any:
+def _blake2b() -> type[blake2b]:
     """Import blake2b at the first call: hashlib imports OpenSSL, and budgets in memory need neither module."""
     from hashlib import blake2b
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from sluicegate.errors import QuotaError, nearest, shows_half_made
 
@@ -83,7 +83,7 @@ class Quota:
     def __hash__(self) -> int:
         return hash(self._facts())
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (Quota.parse, (str(self),))
 
     def _facts(self) -> tuple[int, int, int | None]:
@@ -166,9 +166,7 @@ def _parse_part(part: str, text: str) -> Quota:
     def error(problem: str, expected: str = _FORM) -> QuotaError:
         return QuotaError("quota", text, problem=problem, expected=expected)
 
-    def number(field: str, given: str | None) -> int | None:
-        if given is None:
-            return None
+    def number(field: str, given: str) -> int:
         if given.startswith("-"):
             raise error(f'"{given}" is negative', "give a whole number, 1 or more")
         if not given.isdecimal():
@@ -194,10 +192,11 @@ def _parse_part(part: str, text: str) -> Quota:
     if unit not in _UNITS:
         known = [each for each in _UNITS if len(each) > len("min")]
         raise error(f'unknown unit "{match["unit"]}"', nearest(unit, known, _KNOWN))
-    limit, times, burst = (number(field, match[field]) for field in ("limit", "times", "burst"))
-    period_us = _UNITS[unit] * (1 if times is None else times)
+    limit = number("limit", match["limit"])
+    period_us = _UNITS[unit] * (1 if match["times"] is None else number("times", match["times"]))
+    burst = None if match["burst"] is None else number("burst", match["burst"])
     try:
-        return Quota(cast(int, limit), _seconds(period_us), burst=burst)
+        return Quota(limit, _seconds(period_us), burst=burst)
     except QuotaError as wrong:
         raise error(f"its {wrong.what} is {wrong.problem}", wrong.expected) from None
 
@@ -224,8 +223,7 @@ def _whole(number: object, field: str) -> int:
 
 def _microseconds(period: object) -> int:
     """Convert a period to whole microseconds, between 1 µs and 100 years. Raises QuotaError for any other period."""
-    plain = isinstance(period, (int, float)) and not isinstance(period, bool)
-    seconds = cast(float, period) if plain else _exact_seconds(period)
+    seconds = period if isinstance(period, (int, float)) and not isinstance(period, bool) else _exact_seconds(period)
     try:
         us = round(seconds * _SECOND)
     except (OverflowError, ValueError):

@@ -8,7 +8,7 @@ lease has passed.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from sluicegate.errors import RuleError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sluicegate.stores.completion import Steps
 
 _AnyStore = TypeVar("_AnyStore", Store, AsyncStore)
+_Held = tuple[Store | AsyncStore, tuple[Check, ...]]
 
 
 class _Estimate(Generic[_AnyStore]):
@@ -98,15 +99,15 @@ class InFlight:
 
     def after_fork(self) -> None:
         """Begin without slots: they are the parent's."""
-        self._held: WeakKeyDictionary[object, tuple[Any, tuple[Check, ...]]] = WeakKeyDictionary()
+        self._held: WeakKeyDictionary[object, _Held] = WeakKeyDictionary()
 
-    def add(self, owner: object, store: Any, checks: tuple[Check, ...]) -> None:
+    def add(self, owner: object, store: Store | AsyncStore, checks: tuple[Check, ...]) -> None:
         self._held[owner] = store, checks
 
     def remove(self, owner: object) -> None:
         self._held.pop(owner, None)
 
-    def read(self) -> list[tuple[Any, tuple[Check, ...]]]:
+    def read(self) -> list[_Held]:
         """Return the stores, each with the checks that hold slots."""
         while True:
             try:
