@@ -31,7 +31,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeVar
+from typing import ClassVar, Final, Literal, NamedTuple, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class SluicegateError(Exception):
 
     code: ClassVar[str] = "SG000"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (_revived, (type(self), self.args, self.__dict__))
 
 
@@ -299,17 +299,17 @@ def takes_names(*needed: str, first: int = 0) -> Callable[[type[T]], type[T]]:
     needed arguments may be given without a name.
     """
 
-    def wrapped(kind: Any) -> Any:
-        made = kind.__init__
+    def wrapped(kind: type[T]) -> type[T]:
+        made = vars(kind)["__init__"]  # the own one: that of a base class would be wrapped twice
         known = made.__code__.co_varnames[1 : made.__code__.co_argcount + made.__code__.co_kwonlyargcount]
 
         @wraps(made)
-        def checked(self: T, *given: Any, **options: Any) -> None:
+        def checked(self: T, *given: object, **options: object) -> None:
             named = (*needed[: len(given)], *options)
             _check_names(kind.__name__, given[first:], named, known=known, needed=needed)
             made(self, *given, **options)
 
-        kind.__init__ = checked
+        type.__setattr__(kind, "__init__", checked)
         return kind
 
     return wrapped
@@ -319,11 +319,11 @@ def shows_half_made(kind: type[T]) -> type[T]:
     """Wrap the repr of a class, so that it does not raise for a value whose `__init__` has not ended: a traceback with
     variables, a debugger and an error tracker show such values.
     """
-    whole: Any = kind.__repr__
+    whole = kind.__repr__
 
     def shown(self: T) -> str:
         try:
-            return str(whole(self))
+            return whole(self)
         except AttributeError:
             return f"<{type(self).__name__}, half-made>"
 
@@ -356,7 +356,7 @@ def within(part: str) -> Generator[None, None, None]:
         raise
 
 
-def _revived(kind: type[SluicegateError], args: tuple[Any, ...], facts: dict[str, Any]) -> SluicegateError:
+def _revived(kind: type[SluicegateError], args: tuple[object, ...], facts: dict[str, object]) -> SluicegateError:
     """Rebuild an error from a pickle. `__init__` is not called, because its arguments are not in the pickle."""
     error = kind.__new__(kind, *args)
     error.args = args

@@ -11,15 +11,16 @@ import sys
 from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from types import FunctionType
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Final, Generic, NamedTuple, TypeGuard, TypeVar
 
 from sluicegate.errors import AsyncMismatchError, ConfigurationError
 
+T = TypeVar("T")
 _READY: Final = frozenset({str, tuple, int, bytes, bool, type(None)})  # the types of nearly all results
 _CALLED: Final = "an async function, but this application is called synchronously"
 
 
-def waits(answer: object) -> TypeGuard[Awaitable[Any]]:
+def waits(answer: object) -> TypeGuard[Awaitable[object]]:
     """True if the value that a user's function returned must be awaited."""
     return type(answer) not in _READY and inspect.isawaitable(answer)
 
@@ -46,7 +47,7 @@ def _is_marked(function: object) -> bool:
     return type(getattr(function, "_is_coroutine", None)) is object
 
 
-def label_of(function: Any) -> str:
+def label_of(function: object) -> str:
     """Return the module and qualified name of a function or a view, also inside partials and for instances. A text is
     returned unchanged.
 
@@ -56,12 +57,13 @@ def label_of(function: Any) -> str:
     if isinstance(function, str):
         return function
     try:
-        while hasattr(function, "func"):
-            function = function.func
-        named = function if hasattr(function, "__qualname__") else type(function)
+        while (inner := getattr(function, "func", None)) is not None:
+            function = inner
+        name = getattr(function, "__qualname__", None)
     except Exception:  # noqa: BLE001  # a proxy without an object, as werkzeug's LocalProxy outside its context
-        named = type(function)
-    return f"{named.__module__}.{named.__qualname__}"
+        name = None
+    kind = type(function)
+    return f"{kind.__module__}.{kind.__qualname__}" if name is None else f"{function.__module__}.{name}"
 
 
 def async_mismatch(what: str, function: object) -> AsyncMismatchError:
@@ -77,7 +79,9 @@ def close_unawaited(answer: object) -> None:
             return
 
 
-def check_call(what: str, function: Any, *, takes: tuple[str, ...], error: type[ConfigurationError]) -> None:
+def check_call(
+    what: str, function: Callable[..., object], *, takes: tuple[str, ...], error: type[ConfigurationError]
+) -> None:
     """Raise an error for a function that certainly cannot be called with these arguments. A signature that a decorator
     has copied from another function proves nothing.
     """
@@ -105,7 +109,7 @@ def check_hash(what: str, function: object, *, error: type[ConfigurationError]) 
         raise error(what, label_of(function), problem=f"it has no hash: {wrong}", expected=expected) from None
 
 
-def _signature(function: Any) -> inspect.Signature:
+def _signature(function: Callable[..., object]) -> inspect.Signature:
     """Return the signature of exactly this function. From Python 3.14 on the annotations are not evaluated."""
     if sys.version_info >= (3, 14):
         from annotationlib import Format
@@ -117,7 +121,7 @@ def _signature(function: Any) -> inspect.Signature:
 class Waiting(NamedTuple):
     """An awaitable that a user's function returned, with the rule and the option that the function belongs to."""
 
-    answer: Awaitable[Any]
+    answer: Awaitable[object]
     rule: str | None
     option: str
     function: object
@@ -128,17 +132,17 @@ class Waiting(NamedTuple):
         return async_mismatch(self.option if self.rule is None else f"rule {self.rule!r}: {self.option}", self.function)
 
 
-class Later:
+class Later(Generic[T]):
     """A result that is computed from an awaitable after it was awaited. The awaitable may be closed instead."""
 
     __slots__ = ("_answer", "_make", "function")
 
-    def __init__(self, answer: Awaitable[Any], make: Callable[[Any], Any], *, function: object) -> None:
+    def __init__(self, answer: Awaitable[object], make: Callable[[object], T], *, function: object) -> None:
         self._answer = answer
         self._make = make
         self.function = function  # the user's function that returned the awaitable
 
-    def __await__(self) -> Generator[Any, Any, Any]:
+    def __await__(self) -> Generator[object, object, T]:
         return self._make((yield from self._answer.__await__()))
 
     def close(self) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final, TypeVar, overload
 
+K = TypeVar("K")
+T = TypeVar("T")
 _HOST: Final = r"(?:[A-Za-z0-9.\-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?"
 _URL: Final = (  # a password that was not percent-encoded may contain @ / ? #
     rf"([A-Za-z][A-Za-z0-9+.\-]*://)(?:[!-\"$-.0->A-~]*@)?({_HOST}(?:,{_HOST})*)(/[^@?#]*|)(?:\?[^@#]*)?"
@@ -43,24 +45,28 @@ class HiddenBytes(bytes):
         return "b'…'"
 
 
-def hide_store(store: Any) -> Any:
+@overload
+def hide_store(store: str) -> HiddenURL: ...
+@overload
+def hide_store(store: T) -> T: ...
+def hide_store(store: object) -> object:
     """Wrap a URL, so that it is shown without its password. Any other store is returned as it is."""
     return HiddenURL(store) if isinstance(store, str) else store
 
 
-def hide_secret(secret: Any) -> Any:
+def hide_secret(secret: T) -> T | Hidden | HiddenBytes:
     """Wrap a secret, so that it is not shown. A value of a wrong type is returned as it is."""
     if isinstance(secret, str):
         return Hidden(secret)
     return HiddenBytes(secret) if isinstance(secret, bytes) else secret
 
 
-def hide_options(options: Mapping[Any, Any]) -> dict[Any, Any]:
+def hide_options(options: Mapping[K, T]) -> dict[K, T | Hidden | HiddenBytes]:
     """Copy settings exactly as they were given, with the password of every URL and the secret hidden."""
     return {name: _hide_option(name, value) for name, value in options.items()}
 
 
-def _hide_option(name: object, value: Any) -> Any:
+def _hide_option(name: object, value: T) -> T | Hidden | HiddenBytes:
     option = name.lower() if isinstance(name, str) else ""
     if option == "secret":
         return hide_secret(value)
