@@ -100,8 +100,8 @@ def client_address(
     >>> client_address("198.51.100.9", ["203.0.113.7"], Trust())
     '198.51.100.9'
     """
-    hop = _believed(peer, lines, trust)
-    return _group_of(peer, prefix, ipv4_prefix) if hop is None else group(hop, prefix, ipv4_prefix)
+    address = exact_address(peer, lines, trust)
+    return _no_address(peer) if address is None else group(address, prefix, ipv4_prefix)
 
 
 def client_network(
@@ -121,7 +121,7 @@ def client_network(
     """
     address = exact_address(peer, lines, trust)
     if address is None:
-        return _group_of(peer, prefix, ipv4_prefix)
+        return _no_address(peer)
     free = 32 - min(ipv4_prefix, IPV4_NETWORK) if isinstance(address, IPv4Address) else 128 - min(prefix, IPV6_NETWORK)
     return str(type(address)(int(address) >> free << free))
 
@@ -169,12 +169,9 @@ def is_rewritten(peer: str | None, lines: Sequence[str], header: str) -> bool:
     return address is not None and address in [parse_address(element) for element in _elements(lines, header)]
 
 
-def _group_of(peer: str | None, prefix: int, ipv4_prefix: int) -> str:
-    """Return the budget of a peer, if no header gives another address."""
-    if not peer:
-        return NO_PEER
-    address = parse_address(peer)
-    return f"peer {peer[:LONGEST]}" if address is None else group(address, prefix, ipv4_prefix)
+def _no_address(peer: str | None) -> str:
+    """Return the budget of a peer that is not an address."""
+    return f"peer {peer[:LONGEST]}" if peer else NO_PEER
 
 
 def is_counted(text: str, prefix: int = IPV6_PREFIX, ipv4_prefix: int = IPV4_PREFIX) -> bool:

@@ -7,10 +7,10 @@ lease, in the same way as any charge expires.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 from sluicegate.errors import QuotaError, shows_half_made
-from sluicegate.quota import LONGEST, Quota
+from sluicegate.quota import LONGEST, Frozen, Quota
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -23,7 +23,7 @@ _TEXT: Final = r"\s*+(\S++)\s++at\s++once(?:\s++for\s++(\S.*+))?\s*+"
 
 
 @shows_half_made
-class Concurrency:
+class Concurrency(Frozen):
     """At most `limit` requests of one identity in flight at the same time, in all processes together.
 
     A request takes a slot when it begins and releases it when it ends. `lease` is in seconds (or a timedelta): if the
@@ -48,12 +48,6 @@ class Concurrency:
             what = "lease" if wrong.what == "period" else wrong.what
             raise QuotaError(what, wrong.given, problem=wrong.problem, expected=wrong.expected) from None
         object.__setattr__(self, "quota", quota)
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a Concurrency cannot be changed; make a new one instead of setting {name!r}")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a Concurrency cannot be changed; make a new one instead of setting {name!r}")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Concurrency) and self.quota == other.quota

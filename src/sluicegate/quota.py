@@ -44,8 +44,23 @@ _PART: Final = (  # not compiled here: that would be a tenth of the time to impo
 )
 
 
+class Frozen:
+    """A value that cannot be changed. Its `__init__` sets the fields by `object.__setattr__`.
+
+    Not a dataclass: `dataclasses` would be a quarter of the time to import sluicegate.
+    """
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a {type(self).__name__} cannot be changed; make a new one instead of setting {name!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        self.__setattr__(name, None)
+
+
 @shows_half_made
-class Quota:
+class Quota(Frozen):
     """A rate: `limit` units in any `period`, with an optional `burst`.
 
     `period` is given in seconds (or as a timedelta) and kept as whole microseconds in `period_us`. `burst` is for the
@@ -58,7 +73,6 @@ class Quota:
     ('10 per 5 minutes', '1/second burst 20')
     """
 
-    # Not a dataclass: `dataclasses` would be a quarter of the time to import sluicegate.
     __slots__ = ("burst", "limit", "period_us")
     __match_args__ = ("limit", "period_us", "burst")
 
@@ -70,12 +84,6 @@ class Quota:
         object.__setattr__(self, "limit", _whole(limit, "limit"))
         object.__setattr__(self, "period_us", _microseconds(period))
         object.__setattr__(self, "burst", None if burst is None else _whole(burst, "burst"))
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a Quota cannot be changed; make a new one instead of setting {name!r}")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a Quota cannot be changed; make a new one instead of setting {name!r}")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Quota) and self._facts() == other._facts()

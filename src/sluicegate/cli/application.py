@@ -14,9 +14,11 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Final, NamedTuple
 
+import click
+
 from sluicegate.asgi import RateLimitMiddleware as AsgiMiddleware
 from sluicegate.asgi import chain
-from sluicegate.errors import ConfigurationError, SluicegateError, needs
+from sluicegate.errors import ConfigurationError, SluicegateError
 from sluicegate.web.bound import EndpointRules, unique
 from sluicegate.web.charge import bounds_of
 from sluicegate.web.endpoint import Endpoint
@@ -24,9 +26,6 @@ from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.marks import EXEMPT
 from sluicegate.web.settings import Settings
 from sluicegate.wsgi import RateLimitMiddleware as WsgiMiddleware
-
-with needs("cli"):
-    import click
 
 DJANGO: Final = "DJANGO_SETTINGS_MODULE"
 _FACTORIES: Final = ("create_app", "make_app")
@@ -77,7 +76,7 @@ def load_django() -> Application:
     return Application(overview.project_name(), (Limiting(gate.settings, gate, tuple(endpoints)),))
 
 
-def application_of(app: Any, name: str) -> Application:
+def application_of(app: object, name: str) -> Application:
     """Return the limiters of an application object of any framework."""
     if isinstance(app, Settings):
         return Application(name, (_of_settings(app),))
@@ -90,7 +89,7 @@ def application_of(app: Any, name: str) -> Application:
     return Application(name, found)
 
 
-def _limiters(app: Any, scope: dict[str, Any], *, seen: set[int]) -> Iterator[Limiting]:
+def _limiters(app: object, scope: dict[str, object], *, seen: set[int]) -> Iterator[Limiting]:
     """Yield the limiters of an application, of what it wraps, and of what it mounts, from the outside in."""
     for each in _layers(app):
         if id(each) in seen:
@@ -142,7 +141,7 @@ def _of_settings(settings: Settings) -> Limiting:
     return Limiting(settings, gate, (EndpointRules(anywhere, gate.bind(anywhere)),))
 
 
-def _imported(name: str) -> Any:
+def _imported(name: str) -> object:
     """Import an application object by its name."""
     module, _, attribute = name.rpartition(":") if ":" in name[2:] else (name, "", "")  # C:\ is no module
     path = Path(module)
@@ -174,7 +173,7 @@ def _searched(path: Path) -> str:
     return ".".join(names).removesuffix(".__init__")
 
 
-def _attribute(module: Any, attribute: str, name: str) -> Any:
+def _attribute(module: object, attribute: str, name: str) -> object:
     """Return a module's application. A name with parentheses, or of a function without parameters, is a factory."""
     if not attribute:
         attribute = next((each for each in _NAMES if hasattr(module, each)), "")

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import click
+
 from sluicegate.cli.budgets import Budgets, identity_text, mismatch, opened, takes_identity, warn_of_mismatch
 from sluicegate.cli.commands import Command, load_app, option_app
+from sluicegate.cli.output import (
+    Listing,
+    as_json,
+    confirm,
+    console,
+    foreign_keys,
+    option_yes,
+    plain,
+    print_json,
+    scanning,
+    span,
+)
 from sluicegate.clock import MICROSECOND
-from sluicegate.errors import needs
 from sluicegate.identity import Digested, digest
 from sluicegate.plan import Check, Plan
 from sluicegate.rules.ban import Ban
-
-with needs("cli"):
-    import click
-
-    from sluicegate.cli.output import (
-        Listing,
-        as_json,
-        confirm,
-        console,
-        foreign_keys,
-        option_yes,
-        plain,
-        print_json,
-        scanning,
-        span,
-    )
 
 
 def _option_ban(command: Command) -> Command:

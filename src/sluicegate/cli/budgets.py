@@ -7,19 +7,22 @@ store that is down is an error here, and no local fallback answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
+import click
+
 from sluicegate.address import group, is_counted, parse_address
 from sluicegate.cli.application import Application, Limiting
 from sluicegate.cli.check import key_name
 from sluicegate.cli.commands import Command
-from sluicegate.errors import ConfigurationError, StoreError, is_foreign, needs
-from sluicegate.identity import Digested, Seal, digest
+from sluicegate.cli.output import console, plain
+from sluicegate.errors import ConfigurationError, StoreError, is_foreign
+from sluicegate.identity import Digested, Identity, Seal, digest
 from sluicegate.limiter import Limiter
 from sluicegate.plan import Check, Outcome, Plan, Terms
 from sluicegate.rules.ban import Ban
@@ -35,11 +38,6 @@ from sluicegate.web.bound import Bound, names_of, of_method
 from sluicegate.web.charge import short_label, view_of
 from sluicegate.web.gate import AsyncGate, Gate
 from sluicegate.web.settings import Settings
-
-with needs("cli"):
-    import click
-
-    from sluicegate.cli.output import console, plain
 
 if TYPE_CHECKING:
     from sluicegate.stores.redis.scan import KeyPage
@@ -67,14 +65,14 @@ class Blocking:
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._store, name)
 
-        def call(*given: Any) -> Any:
+        def call(*given: object) -> object:
             found = method(*given)
             return self._runner.run(_awaited(found)) if isawaitable(found) else found
 
         return call
 
 
-async def _awaited(found: Any) -> Any:
+async def _awaited(found: Awaitable[object]) -> object:
     return await found
 
 
@@ -88,7 +86,7 @@ class Budgets:
         self.settings = limiters[0].settings
         self.store = store
 
-    def identity(self, words: Iterable[str]) -> Any:
+    def identity(self, words: Iterable[str]) -> Identity:
         """Return the identity that a person typed, as the application's keys make it."""
         return _joined([_typed(word, self.settings) for word in words])
 
@@ -242,11 +240,11 @@ def _terms(rule: Rule, bound: Bound, algorithm: str) -> Iterator[tuple[str | Non
             yield tier, shadows(terms)
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def _joined(parts: Sequence[Identity]) -> Identity:
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 
-def _typed(word: str, settings: Settings) -> Any:
+def _typed(word: str, settings: Settings) -> Identity:
     """Return one part of an identity that a person typed. A word of several parts is a tuple inside of a tuple.
 
     >>> _typed("header:X-API-Key=abc", Settings()), _typed("text:team int:42", Settings())
@@ -290,7 +288,7 @@ def _counted(text: str, settings: Settings) -> str:
     return counted
 
 
-_OWN: Final[dict[str, Callable[[str], Any]]] = {"text": str, "int": int, "bytes": bytes.fromhex, "uuid": UUID}
+_OWN: Final[dict[str, Callable[[str], Identity]]] = {"text": str, "int": int, "bytes": bytes.fromhex, "uuid": UUID}
 
 
 @contextmanager
@@ -315,7 +313,7 @@ def _opened(limiters: Sequence[Limiting], runner: asyncio.Runner) -> Generator[B
     """Open the budgets of limiters that share them. A store object of the application stays open."""
     limiting = limiters[0]
     settings = limiting.settings
-    given: Any = settings.store
+    given = settings.store
     if isinstance(given, (MemoryStore, AsyncMemoryStore)) or (isinstance(given, str) and given.startswith("memory:")):
         problem = "each process of the application keeps its budgets in its own memory, where no command sees them"
         raise ConfigurationError("store", given, problem=problem, expected="use embedded:// or redis://")

@@ -5,10 +5,15 @@ from __future__ import annotations
 import warnings
 from typing import Any, Final
 
+import click
+from rich.console import Console
+
 from sluicegate.cli.application import Application, Limiting
 from sluicegate.cli.commands import Failure, load_app, option_app
+from sluicegate.cli.output import Listing, as_json, console, plain, print_json
 from sluicegate.concurrency import Concurrency
-from sluicegate.errors import ConfigurationError, SluicegateWarning, needs
+from sluicegate.errors import ConfigurationError, SluicegateWarning
+from sluicegate.quota import Quota
 from sluicegate.rules.key import KeySpec
 from sluicegate.rules.rule import Rule
 from sluicegate.rules.tiers import Tiers
@@ -16,12 +21,6 @@ from sluicegate.runtime.hidden import shown_url
 from sluicegate.web.bound import Bound
 from sluicegate.web.endpoint import Endpoint, label_of
 from sluicegate.web.settings import Settings
-
-with needs("cli"):
-    import click
-    from rich.console import Console
-
-    from sluicegate.cli.output import Listing, as_json, console, plain, print_json
 
 # The options of a rule that are printed if they are not the default: the others have a column, or are in the endpoint.
 _OPTIONS: Final = (
@@ -159,7 +158,7 @@ def _quota(rule: Rule) -> str:
     return f"by {label_of(quota)}" if callable(quota) else _quotas(quota)
 
 
-def _quotas(quotas: Any) -> str:
+def _quotas(quotas: tuple[Quota, ...] | Concurrency | None) -> str:
     if quotas is None:
         return "no limit"
     return str(quotas) if isinstance(quotas, Concurrency) else "; ".join(map(str, quotas))

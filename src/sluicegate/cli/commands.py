@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from sluicegate import __version__
 from sluicegate.errors import SluicegateError, StoreError, needs
@@ -26,7 +26,7 @@ with needs("cli"):
 if TYPE_CHECKING:
     from sluicegate.cli.application import Application
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Command = TypeVar("Command", bound=Callable[..., object])
 
 COMMANDS: Final = {
     "check": "sluicegate.cli.check",
@@ -57,7 +57,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
+        with needs("cli"):  # the one guard of all commands: their modules import rich and others freely
+            found: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
         return found
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -67,7 +68,7 @@ class Commands(click.Group):
                 raise OSError(errno.EBADF, "it is closed")
             return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         """Run a command. The words of the command line and of settings may name modules in the working directory."""
         _search_here()
         with _one_sentence(), _ended_by_signals():
@@ -79,7 +80,7 @@ class Failure(click.ClickException):
 
     exit_code = 2
 
-    def show(self, file: Any = None) -> None:
+    def show(self, file: IO[str] | None = None) -> None:
         click.echo(f"sluicegate: {self.format_message()}", file=file, err=file is None)
 
 

@@ -12,6 +12,10 @@ from functools import partial
 from secrets import token_hex
 from typing import Any, Final, Literal, NamedTuple
 
+import click
+from rich.console import Console
+from rich.table import Column, Table
+
 from sluicegate.algorithms import ALGORITHMS
 from sluicegate.cli.application import Limiting
 from sluicegate.cli.budgets import Budgets
@@ -19,18 +23,13 @@ from sluicegate.cli.commands import load_app, option_app
 from sluicegate.cli.greeting import advice_on
 from sluicegate.cli.output import Listing, as_json, console, plain, print_json, scanning
 from sluicegate.clock import epoch_seconds, monotonic
-from sluicegate.errors import AlgorithmError, ConfigurationError, StoreError, cause_text, needs
+from sluicegate.errors import AlgorithmError, ConfigurationError, StoreError, cause_text
 from sluicegate.limiter import Limiter
 from sluicegate.observe.status import describe, percentiles
 from sluicegate.replay.words import count
 from sluicegate.runtime.hidden import shown_url
 from sluicegate.stores import DEADLINE, Store, open_store
 from sluicegate.stores.wrappers import PREFIX
-
-with needs("cli"):
-    import click
-    from rich.console import Console
-    from rich.table import Column, Table
 
 PATIENCE: Final = 2.0  # seconds that one command may take: a doctor may be far from the server
 PINGS: Final = 50
@@ -43,6 +42,7 @@ SKEW: Final = 1.0  # seconds between two clocks
 OLDEST: Final = {"redis": (6, 2), "valkey": (7, 2)}
 MB: Final = 1_048_576
 
+Facts = Mapping[str, Any]  # of INFO: the client parses some of the values
 State = Literal["good", "bad", "warning", "unknown"]
 _TLS: Final = ("rediss", "valkeys")  # the schemes
 _REACH: Final = "check that the server runs, and the host, the port and the password in the URL"
@@ -213,18 +213,18 @@ class _Server:
         with self._info.if_permitted():
             self._ask(["PING"])
 
-    def _facts(self, section: str) -> Mapping[str, Any] | None:
+    def _facts(self, section: str) -> Facts | None:
         """Return a section of INFO; None if the user may not call it."""
         with self._info.if_permitted():
             return self._info.facts_of(self._ask(["INFO", section]))
         return None
 
-    def _of_info(self, about: str, section: str, check: Callable[[Mapping[str, Any]], Finding]) -> Finding:
+    def _of_info(self, about: str, section: str, check: Callable[[Facts], Finding]) -> Finding:
         """Check a section of INFO, if the user may call it."""
         facts = self._facts(section)
         return _FORBIDDEN._replace(about=about) if facts is None else check(facts)
 
-    def _version(self, facts: Mapping[str, Any]) -> Finding:
+    def _version(self, facts: Facts) -> Finding:
         version = self._info.version_of(facts)
         if version is None:
             return _FORBIDDEN._replace(about="server")
@@ -243,7 +243,7 @@ class _Server:
         parts = getattr(self._store, "parts", None)
         return _scripts(self._examined, lambda identity: parts is None or parts(identity) == (str(self._address),))
 
-    def _role(self, facts: Mapping[str, Any]) -> Finding:
+    def _role(self, facts: Facts) -> Finding:
         replicas, topology = int(facts.get("connected_slaves", 0)), describe(self._store).topology
         enabled = (self._facts("cluster") or {}).get("cluster_enabled", "0")
         if facts.get("role") == "slave":
@@ -256,7 +256,7 @@ class _Server:
             return _bad("topology", "a master without a replica", advice)
         return _good("topology", f"a master with {count(replicas, 'replica')}")
 
-    def _memory(self, facts: Mapping[str, Any]) -> Finding:
+    def _memory(self, facts: Facts) -> Finding:
         used, most = int(facts.get("used_memory", 0)), int(facts.get("maxmemory", 0))
         policy = str(facts.get("maxmemory_policy", "noeviction"))
         if not most:
@@ -270,7 +270,7 @@ class _Server:
         advice = "CONFIG SET maxmemory-policy noeviction; on a server that is also a cache, volatile-ttl (SG109)"
         return _bad("memory", f"{says}: a full server forgets clients that are refused", advice)
 
-    def _persistence(self, facts: Mapping[str, Any]) -> Finding:
+    def _persistence(self, facts: Facts) -> Finding:
         failed = [name for name in ("rdb_last_bgsave_status", "aof_last_write_status") if facts.get(name, "ok") != "ok"]
         if str(facts.get("loading", "0")) == "1":
             return _bad("persistence", "it is reading its data from disk", "wait until it has read them")
@@ -393,7 +393,7 @@ def _escaped(text: str) -> str:
     return "".join([f"\\{letter}" if letter in "*?[]\\^-" else letter for letter in text])
 
 
-def _as_json(examined: Examined, patients: Sequence[Patient]) -> dict[str, Any]:
+def _as_json(examined: Examined, patients: Sequence[Patient]) -> dict[str, object]:
     servers = [
         {
             "address": patient.address,

@@ -9,18 +9,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+import click
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
 from sluicegate.cli.commands import Command, Failure
+from sluicegate.cli.output import Between, console
 from sluicegate.clock import MICROSECOND
-from sluicegate.errors import LineError, needs
-
-with needs("cli"):
-    import click
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-    from sluicegate.cli.output import Between, console
+from sluicegate.errors import LineError
 
 if TYPE_CHECKING:
     from sluicegate.replay.log import Log
+
+Options = dict[str, Any]
+"""The options of a command, as click parses them."""
 
 _DAY: Final = 86_400
 
@@ -88,7 +89,7 @@ def takes_logs(command: Command) -> Command:
     return command
 
 
-def open_log(options: dict[str, Any]) -> tuple[Log, dict[str, Any]]:
+def open_log(options: Options) -> tuple[Log, Options]:
     """Return the log that these options of `takes_logs` name, and the arguments common to `replay` and `suggest`."""
     from sluicegate.replay.log import Log  # here: the help needs no extra
 
@@ -102,7 +103,7 @@ def open_log(options: dict[str, Any]) -> tuple[Log, dict[str, Any]]:
     return log, {"since": first, "until": end, "show_identities": show, "processes": os.cpu_count() or 1}
 
 
-def trusted(options: dict[str, Any]) -> dict[str, Any]:
+def trusted(options: Options) -> Options:
     """Return the settings about proxies that were given."""
     return {name: options[name] for name in ("trusted_proxies", "trusted_header") if options[name] is not None}
 

@@ -13,18 +13,16 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
-from typing import Any, Final
+from typing import Final
+
+import click
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
+from rich.progress import Progress
+from rich.table import Column, Table
+from rich.text import Text
 
 from sluicegate.cli.commands import Command
-from sluicegate.errors import needs
 from sluicegate.replay import words
-
-with needs("cli"):
-    import click
-    from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
-    from rich.progress import Progress
-    from rich.table import Column, Table
-    from rich.text import Text
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
@@ -40,7 +38,7 @@ class Between:
         self._lowest, self._highest = lowest, highest
         self._kind: type[float] = type(lowest)  # int: a whole number
 
-    def __call__(self, given: Any) -> float:
+    def __call__(self, given: str | float) -> float:
         """Return the number. Raises BadParameter for everything else."""
         try:
             found = self._kind(given)
@@ -163,7 +161,7 @@ def foreign_keys(number: int) -> str:
     return f"{words.count(number, 'key')} under the prefix skipped: another program wrote them." if number else ""
 
 
-def print_json(found: Any) -> None:
+def print_json(found: object) -> None:
     """Print values as JSON, in ASCII."""
     click.echo(json.dumps(found, indent=2))
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sluicegate.errors import needs
+import click
 
-with needs("cli"):
-    import click
-
-    from sluicegate.cli.commands import Failure
-    from sluicegate.cli.logs import open_log, progress, some, takes_logs, trusted
-    from sluicegate.cli.output import as_json, console
+from sluicegate.cli.commands import Failure
+from sluicegate.cli.logs import Options, open_log, progress, some, takes_logs, trusted
+from sluicegate.cli.output import as_json, console
 
 if TYPE_CHECKING:
     from sluicegate.replay.candidates import Candidate
@@ -85,9 +82,7 @@ def replay(
         terminal.show(result, console())
 
 
-def _candidates(
-    rules: tuple[str, ...], files: tuple[str, ...], *, together: bool, proxies: dict[str, Any]
-) -> list[Candidate]:
+def _candidates(rules: tuple[str, ...], files: tuple[str, ...], *, together: bool, proxies: Options) -> list[Candidate]:
     """Return the candidates in the order of the command's options."""
     from sluicegate.replay.candidates import from_file, from_rules
 

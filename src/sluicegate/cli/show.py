@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.text import Text
 
 from sluicegate.address import parse_address
 from sluicegate.cli.budgets import (
@@ -18,29 +22,22 @@ from sluicegate.cli.budgets import (
 )
 from sluicegate.cli.check import store_name
 from sluicegate.cli.commands import load_app, option_app
+from sluicegate.cli.output import (
+    Listing,
+    as_json,
+    bar,
+    confirm,
+    console,
+    option_yes,
+    plain,
+    print_json,
+    scanning,
+    span,
+)
 from sluicegate.clock import MICROSECOND
-from sluicegate.errors import needs
 from sluicegate.identity import digest
 from sluicegate.plan import Outcome, Terms
 from sluicegate.replay.words import count
-
-with needs("cli"):
-    import click
-    from rich.console import Console
-    from rich.text import Text
-
-    from sluicegate.cli.output import (
-        Listing,
-        as_json,
-        bar,
-        confirm,
-        console,
-        option_yes,
-        plain,
-        print_json,
-        scanning,
-        span,
-    )
 
 
 @click.command()
@@ -71,15 +68,16 @@ def show(
                 rows = [describe(known, outcome) for known, outcome in kept]
                 store = store_name(budgets.settings.store)
                 facts = {"budgets": rows, "unknown": [*unknown], "foreign": foreign}
-                found.append({"store": store, **facts, "lists": [each.option for each in lists]})
+                found.append({"store": store, **facts, "lists": [option for option, _ in lists]})
             else:
                 out.print(plain(f"{' '.join(identity) or 'digest'} {digest(text)}", "bold"))
                 print_budgets(kept, unknown, foreign, out=out)
                 if tier is None and any([known.tier is not None for known, _ in kept]):
                     says = "The server does not know the tier of an identity: a line holds only if it is on that tier."
                     out.print(plain(f"{says} --tier NAME shows one.", "yellow"))
-                for listed in lists:
-                    out.print(plain(listed.says, "yellow"))
+                for option, who in lists:
+                    does = "every request is refused with a 403" if option == "deny" else "no rule is applied"
+                    out.print(plain(f"{who}, on the list {option!r}: {does}.", "yellow"))
     if as_json:
         print_json({"identity": digest(text), "limiters": found})
 
@@ -135,31 +133,21 @@ def _used(budgets: Budgets, text: str, terms: list[Terms]) -> list[str]:
     return sorted({each.rule_id for each, outcome in pairs if outcome is not None and outcome.reset_after > 0})
 
 
-class Listed(NamedTuple):
-    """A list of the application that has an identity."""
-
-    option: str
-    who: str
-
-    @property
-    def says(self) -> str:
-        does = "every request is refused with a 403" if self.option == "deny" else "no rule is applied"
-        return f"{self.who}, on the list {self.option!r}: {does}."
-
-
-def _listed(budgets: Budgets, words: tuple[str, ...], text: str) -> list[Listed]:
-    """Return the access lists that have this identity or a typed address; the one that decides comes first."""
+def _listed(budgets: Budgets, words: tuple[str, ...], text: str) -> dict[tuple[str, str], None]:
+    """Return the access lists that have this identity or a typed address, each with what it has; the list that decides
+    comes first.
+    """
     typed = [parse_address(word.removeprefix("ip:")) for word in words if word.startswith("ip:")]
     who = digest(text)
     found = []
     for lists in budgets.lists:
         for option, network in lists.networks:
             if any([one in network for one in typed if one]):
-                found.append(Listed(option, f"The address is in {network}"))
+                found.append((option, f"The address is in {network}"))
         for option, each in lists.identities:
             if digest(budgets.sealed(each)) == who:
-                found.append(Listed(option, "The identity is one"))
-    return sorted(dict.fromkeys(found), key=lambda each: each.option == "allow")
+                found.append((option, "The identity is one"))
+    return dict.fromkeys(sorted(found, key=lambda each: each[0] == "allow"))
 
 
 def _stored(budgets: Budgets, text: str) -> list[str]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sluicegate.errors import needs
+import click
+
+from sluicegate.cli.logs import Nothing, open_log, progress, some, takes_logs, trusted
+from sluicegate.cli.output import Listing, as_json, console, plain
 from sluicegate.replay.words import KINDS, count, share, span
-
-with needs("cli"):
-    import click
-
-    from sluicegate.cli.logs import Nothing, open_log, progress, some, takes_logs, trusted
-    from sluicegate.cli.output import Listing, as_json, console, plain
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,33 +12,30 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from threading import Event
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Final, NamedTuple
+
+import click
+from rich.console import Group
+from rich.live import Live
 
 from sluicegate.cli.budgets import Budgets, Known, check_rule, opened
 from sluicegate.cli.commands import load_app, option_app
+from sluicegate.cli.output import (
+    Between,
+    Listing,
+    as_json,
+    console,
+    foreign_keys,
+    option_every,
+    plain,
+    print_json,
+    scanning,
+)
 from sluicegate.cli.show import describe, now_of, used_of
 from sluicegate.clock import monotonic
-from sluicegate.errors import needs
 from sluicegate.identity import Digested
 from sluicegate.plan import Outcome
 from sluicegate.replay.words import count
-
-with needs("cli"):
-    import click
-    from rich.console import Group
-    from rich.live import Live
-
-    from sluicegate.cli.output import (
-        Between,
-        Listing,
-        as_json,
-        console,
-        foreign_keys,
-        option_every,
-        plain,
-        print_json,
-        scanning,
-    )
 
 BATCH: Final = 16  # budgets in one step: the server needs about a fifth of a millisecond for them
 _REFUSAL: Final = re.compile(  # a line of RefusalLog, in any format of a log
@@ -200,7 +197,7 @@ def _refused(found: Iterable[tuple[tuple[str, str, bool], int]]) -> Listing:
     return rows
 
 
-def _refused_values(found: Iterable[tuple[tuple[str, str, bool], int]]) -> dict[str, Any]:
+def _refused_values(found: Iterable[tuple[tuple[str, str, bool], int]]) -> dict[str, object]:
     names = ("rule", "identity", "shadow", "refusals")
     return {"top": [dict(zip(names, (*who, number), strict=True)) for who, number in found]}
 
@@ -220,7 +217,7 @@ def _table(found: Top, share: float) -> Group:
     return Group(plain(title, "bold"), rows, *([plain(foreign_keys(found.foreign), "dim")] if found.foreign else []))
 
 
-def _values(found: Top) -> dict[str, Any]:
+def _values(found: Top) -> dict[str, object]:
     rows = [{"identity": who, **describe(known, outcome)} for known, who, outcome, _ in found.best]
     facts = {"scanned": found.scanned, "unknown": found.unknown, "foreign": found.foreign, "used_up": found.refused}
     return {**facts, "top": rows}

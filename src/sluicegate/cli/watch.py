@@ -19,16 +19,14 @@ from urllib.error import URLError
 from urllib.parse import unquote, urlsplit
 from urllib.request import Request, urlopen
 
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+
 from sluicegate.cli.commands import Failure
 from sluicegate.cli.output import Listing, console, option_every, plain
 from sluicegate.clock import monotonic
-from sluicegate.errors import needs
 from sluicegate.runtime.hidden import shown_url
-
-with needs("cli"):
-    import click
-    from rich.console import Group, RenderableType
-    from rich.live import Live
 
 PATIENCE: Final = 5.0  # seconds for one reading
 DEGRADED: Final = ("local", "policy")

@@ -112,6 +112,7 @@ class OpenTelemetryMetrics:
             kind.count += 1
             if self._banned.until or not kind.is_usual:
                 self._banned.note(event, labels[4])
+        # Outside of the lock: the SDK calls our readers, which take this lock, while it holds a lock of its own.
         if event.elapsed is not None:
             kind.observe(event.elapsed)
         if not kind.is_usual:

@@ -12,7 +12,7 @@ import re
 import threading
 from itertools import islice
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from sluicegate.clock import MICROSECOND, Clock, SystemClock
 from sluicegate.errors import ConfigurationError
@@ -32,7 +32,7 @@ _DENY: Final = "deny"  # the one list that refuses
 log = logging.getLogger("sluicegate.refusals")
 
 _Rule = tuple[str, str, str]  # application, rule or list, result
-_Line = tuple[str, tuple[object, ...], dict[str, Any]]
+_Line = tuple[str, tuple[object, ...], dict[str, object]]
 
 
 class RefusalLog:
@@ -160,13 +160,13 @@ class RefusalLog:
         return message, given, {**_fields("refused_again", name, identity), **numbers}
 
 
-def _place(event: DecisionEvent, name: _Rule, identity: str) -> dict[str, Any]:
+def _place(event: DecisionEvent, name: _Rule, identity: str) -> dict[str, object]:
     """Return the fields of a first refusal: who was refused, and where."""
     place = {"sluicegate_endpoint": _shown(event.endpoint), "sluicegate_method": event.method}
     return {**_fields("refused", name, identity), **place}
 
 
-def _fields(kind: str, name: _Rule, identity: str) -> dict[str, Any]:
+def _fields(kind: str, name: _Rule, identity: str) -> dict[str, object]:
     application, rule, result = name
     return {
         "sluicegate_event": kind,

@@ -7,7 +7,7 @@ No part of a status names an identity or shows a password.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Literal, NamedTuple
 
 from sluicegate.errors import StoreError, cause_text
@@ -61,7 +61,7 @@ class Status(NamedTuple):
 
 def describe(store: object) -> Status:
     """Return what this process knows of a store, without I/O."""
-    found: Any = getattr(store, "describe", None)
+    found: Callable[[], Status] | None = getattr(store, "describe", None)
     return Status(store=type(store).__name__) if found is None else found()
 
 
