@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache, partial, wraps
+from functools import partial, wraps
 from inspect import isfunction, ismethod
-from typing import Any, NamedTuple, TypeVar, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast
 
 import anyio.from_thread
 from starlette.endpoints import HTTPEndpoint, WebSocketEndpoint
@@ -22,13 +22,11 @@ from sluicegate.asgi import SERVED, Scope, state_of
 from sluicegate.errors import NotEnforcedError
 from sluicegate.rules.rule import QuotaFunction
 from sluicegate.rules.terms import QuotaSpec
-from sluicegate.starlette.middleware import decide, state_at
+from sluicegate.starlette.middleware import state_at
 from sluicegate.starlette.request import StarletteCaller
-from sluicegate.starlette.responses import close_refused, error_for, response_of
-from sluicegate.starlette.routes import known_arrivals, serves, template_of
-from sluicegate.web.bound import Bounds
-from sluicegate.web.endpoint import Arrival, Endpoint, label_of
-from sluicegate.web.gate import AsyncGate, Gate
+from sluicegate.starlette.routes import known_arrivals, template_of
+from sluicegate.web.charge import MarkCharge, run_async
+from sluicegate.web.endpoint import label_of
 from sluicegate.web.marks import (
     EXEMPT,
     Mark,
@@ -44,7 +42,6 @@ from sluicegate.web.marks import (
     takes_quota,
     takes_view,
 )
-from sluicegate.web.request_state import RequestState
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -101,36 +98,26 @@ class _ExemptGuard:
         self.sync(mark, view, args=args, kwargs=kwargs)
 
 
-class _Pending(NamedTuple):
-    """A view that is called, with marks that are still to be enforced."""
-
-    view: Any
-    arrival: Arrival
-    state: RequestState
-    scope: Scope
-    connection: HTTPConnection | None
-    method: bool  # whether the view is a method of the endpoint
-
-
 class _Guard:
     """The guard around each view with `@limit`: it enforces a mark that the middleware has not, once per request."""
 
-    def sync(self, mark: Mark, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return None to call the view, or the response to send instead. Runs in a thread of anyio's."""
+    def sync(self, mark: Mark, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise RateLimitExceeded if the mark refuses. Runs in a thread of anyio's."""
         pending = _pending_of(mark, view, args=args, kwargs=kwargs)
         if pending is None:
-            return None
+            return
         try:
             anyio.from_thread.check_cancelled()
         except RuntimeError:  # not a thread of anyio's: a coroutine has called the view
             problem, expected = "called on the event loop, where a plain function cannot wait", "make it an async def"
             raise NotEnforcedError("@limit on", label_of(view), problem=problem, expected=expected) from None
-        return anyio.from_thread.run(_enforce, pending)
+        anyio.from_thread.run(run_async, *pending)
 
-    async def later(self, mark: Mark, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def later(self, mark: Mark, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Do the same as `sync`, with awaits."""
         pending = _pending_of(mark, view, args=args, kwargs=kwargs)
-        return None if pending is None else await _enforce(pending)
+        if pending is not None:
+            await run_async(*pending)
 
 
 _GUARD = _Guard()
@@ -145,11 +132,8 @@ def _guarded_class(cls: Any, mark: Mark) -> Any:
     async def guarding(self: Any) -> None:
         kind = WebSocket if isinstance(self, WebSocketEndpoint) else Request
         arguments = (self, kind(self.scope, self.receive, self.send))
-        answer = await _GUARD.later(mark, dispatch, args=arguments, kwargs={})
-        if answer is None:
-            await dispatch(self)
-        elif kind is Request:
-            await answer(self.scope, self.receive, self.send)
+        await _GUARD.later(mark, dispatch, args=arguments, kwargs={})
+        await dispatch(self)
 
     cls.dispatch = guarding
     return cls
@@ -165,43 +149,19 @@ def _scope_of(connection: HTTPConnection | None) -> Scope:
     return (SERVED.get() or {}) if connection is None else connection.scope
 
 
-def _pending_of(mark: Mark, view: Any, *, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Pending | None:
-    """Return the marks that are still to be enforced for this call of a view; None without any."""
-    connection = _connection(args, kwargs)
-    scope = _scope_of(connection)
+def _pending_of(
+    mark: Mark, view: Any, *, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[MarkCharge, StarletteCaller] | None:
+    """Return the charge of the marks that are still to be enforced for this call of a view; None without any."""
+    scope = _scope_of(_connection(args, kwargs))
     state = state_at(scope, "@limit on", view)
     if mark in state.enforced or not state.gate.settings.enabled:
         return None
     template = template_of(scope)
     arrival = known_arrivals(view, template).whole
-    method = bool(args) and isinstance(args[0], (HTTPEndpoint, WebSocketEndpoint))
-    if method:
+    if args and isinstance(args[0], (HTTPEndpoint, WebSocketEndpoint)):  # a method of an endpoint
         cls: Any = type(args[0])
         of_class = known_arrivals(cls, template).of(scope)
         arrival = of_class if mark in of_class.marks else arrival  # if it is not, one method has called another
-    return _Pending(view, arrival, state, scope=scope, connection=connection, method=method)
-
-
-async def _enforce(pending: _Pending) -> Any:
-    """Charge the marks that are still to be enforced. Return None to call the view, or the response to send instead."""
-    arrival, state, scope = pending.arrival, pending.state, pending.scope
-    pairs = zip(arrival.endpoint.marks, arrival.marks, strict=True)
-    marks = tuple(placed for placed, mark in pairs if mark not in state.enforced)
-    state.note_marks(arrival.marks)
-    decision = None if EXEMPT in marks else await decide(state, scope, bounds_of(state.gate, arrival.endpoint, marks))
-    if decision is None or decision.allowed:
-        return None
-    socket = pending.connection if isinstance(pending.connection, WebSocket) else None
-    response = await response_of(state.gate.settings, StarletteCaller(scope), decision, socket=socket)
-    if socket is not None:
-        await close_refused(socket, response)
-        return response
-    if scope["type"] == "http" and (pending.method or serves(scope.get("endpoint"), pending.view)):
-        return response
-    raise error_for(scope, decision)
-
-
-@lru_cache(maxsize=1024)
-def bounds_of(gate: Gate | AsyncGate, endpoint: Endpoint, marks: tuple[Mark, ...]) -> Bounds:
-    """Return the rules of these marks only."""
-    return gate.bind_own(endpoint, marks)
+    charge = MarkCharge.of(state, arrival)
+    return None if charge is None else (charge, StarletteCaller(scope))

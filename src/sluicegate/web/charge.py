@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Hashable, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, Unpack, cast
 
@@ -23,10 +24,11 @@ from sluicegate.rules.terms import QuotaSpec
 from sluicegate.rules.tiers import Tiers
 from sluicegate.runtime.awaiting import label_of
 from sluicegate.web.bound import Bound
+from sluicegate.web.bound import Bound, Bounds
 from sluicegate.web.charges import Charges, held, kept, log, made, owed
-from sluicegate.web.endpoint import Endpoint, scope_of, short_name
+from sluicegate.web.endpoint import Arrival, Endpoint, scope_of, short_name
 from sluicegate.web.gate import AsyncGate, Gate, Undecided
-from sluicegate.web.marks import Mark, RuleOptions, make_mark
+from sluicegate.web.marks import EXEMPT, Mark, RuleOptions, make_mark
 from sluicegate.web.request_state import RequestState
 from sluicegate.web.settlement import AsyncSettlement, HeldCharges, Settlement
 
@@ -270,11 +272,17 @@ def unlimited() -> Charged:
 class Charge:
     """One charge for one request: everything except the calls of the store."""
 
+    bounds: tuple[Bound, ...]
+    _label: str  # of the view, for errors
+    _state: RequestState
+    _is_message = False  # a message of a WebSocket: each is charged, whatever was charged before
+    _gives_back = True  # a refusal gives back what the request was charged before
+
     def __init__(self, rule: ChargedRule, state: RequestState, endpoint: Endpoint, *, is_message: bool = False) -> None:
         self.bounds = bounds_of(state.gate, rule, endpoint._replace(view=None, marks=(), names=()))
         self._label = endpoint.label
         self._state = state
-        self._is_message = is_message  # a message of a WebSocket: each is charged, whatever was charged before
+        self._is_message = is_message
         self._gives_back = rule.refund_earlier
         self._begin()
 
@@ -403,6 +411,56 @@ class Charge:
 
     def _settlement(self) -> Settlement | AsyncSettlement:
         return self._state.settlement or self._state.gate.settlement()
+
+
+class MarkCharge(Charge):
+    """The charge of marks that the adapter did not find before it called the view.
+
+    `bounds` are the rules of the marks, with the budgets that they have where the adapter finds the view.
+    """
+
+    def __init__(self, bounds: Bounds, state: RequestState, label: str, marks: Collection[Mark]) -> None:
+        self.bounds, self._state, self._label, self._marks = bounds, state, label, frozenset(marks)
+        self._begin()
+        state.note_marks(marks)  # before the charge: of two calls at the same time only one is charged
+
+    @classmethod
+    def of(cls, state: RequestState, arrival: Arrival) -> MarkCharge | None:
+        """Return the charge of those marks that the request was not charged for; None if there are none."""
+        endpoint, marks = arrival
+        left = {mark: placed for mark, placed in zip(marks, endpoint.marks, strict=True) if mark not in state.enforced}
+        if EXEMPT in left:
+            state.note_marks(left)
+            return None
+        return (
+            cls(_bounds_of_marks(state.gate, endpoint, (*left.values(),)), state, endpoint.label, left)
+            if left
+            else None
+        )
+
+    def run(self, caller: Caller) -> Charged:
+        with self._claimed():
+            return super().run(caller)
+
+    async def run_async(self, caller: Caller) -> Charged:
+        with self._claimed():
+            return await super().run_async(caller)
+
+    @contextmanager
+    def _claimed(self) -> Generator[None]:
+        """Take the note back if the charge fails. The caller of the view may catch the refusal: a second call is then
+        charged again, and does not run unlimited.
+        """
+        try:
+            yield
+        except BaseException:
+            self._state.enforced -= self._marks
+            raise
+
+
+@lru_cache(maxsize=1024)
+def _bounds_of_marks(gate: Gate | AsyncGate, endpoint: Endpoint, marks: tuple[Mark, ...]) -> Bounds:
+    return gate.bind_own(endpoint, marks)
 
 
 NOTHING: Final = Decision(allowed=True, checks=(), outcomes=())
