@@ -106,8 +106,8 @@ def _check(decorator: str, given: Any) -> None:
 class _Guard:
     """The guard around each view with `@limit`."""
 
-    def sync(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Enforce the mark unless it was enforced. Return None to call the view, or the response to send instead."""
+    def sync(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Enforce the mark unless it was enforced. Raises RateLimitExceeded if it refuses."""
         limiter = first_limiter()
         if limiter is None:
             raise NotEnforcedError(
@@ -116,11 +116,11 @@ class _Guard:
                 problem="called outside a request, or in an application that no RateLimiter limits",
                 expected=NOT_LIMITED,
             )
-        return limiter.enforce_mark(mark, _label(view, args))
+        limiter.enforce_mark(mark, _label(view, args))
 
-    async def later(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def later(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Do the same as `sync`. Async views use a sync store too: each of their event loops lives for one request."""
-        return self.sync(mark, view, args=args, kwargs=kwargs)
+        self.sync(mark, view, args=args, kwargs=kwargs)
 
 
 def _label(view: Callable[..., Any], args: tuple[Any, ...]) -> str:

@@ -38,7 +38,7 @@ from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.response import Headers
 from sluicegate.rules.response import Response as Answer
 from sluicegate.web.bound import NO_BOUNDS, Bounds, EndpointRules
-from sluicegate.web.charge import AnyQuota, Charge, Charged, ChargedRule, ChargeOptions, unlimited
+from sluicegate.web.charge import AnyQuota, Charge, Charged, ChargedRule, ChargeOptions, MarkCharge, unlimited
 from sluicegate.web.gate import Gate
 from sluicegate.web.http import Denial, Field, Fields, denial, fields_for, merge
 from sluicegate.web.marks import Mark
@@ -405,24 +405,22 @@ class Installation:
         if settlement is not None and (exc is not None or not settlement.answered_once):
             settlement.over(exc)
 
-    def enforce_mark(self, mark: Mark, label: str) -> Response | None:
-        """Enforce the mark of a view unless it was enforced. Return None to call the view, or else the response."""
+    def enforce_mark(self, mark: Mark, label: str) -> None:
+        """Enforce the mark of a view unless it was enforced. Raises RateLimitExceeded if it refuses."""
         native = _native()
         state = self._state(native)
-        if not self.settings.enabled or mark in state.enforced:
-            return None
-        state.note_marks((mark,))
-        decision = self._decide(native, state, self._routes.own(mark, label=label))
-        if decision is None or decision.allowed:
-            return None
-        return self._refuse(native, state, decision, before_view=False)
+        if self.settings.enabled and mark not in state.enforced:
+            self._run(MarkCharge(self._routes.own(mark, label=label), state, label, (mark,)), native, state)
 
     def charge(self, rule: ChargedRule, native: Request) -> Charged:
         """Charge a rule of the view's own. Raises RateLimitExceeded if it refuses."""
         if not self.settings.enabled:
             return unlimited()
         state = self._state(native)
-        charged = Charge(rule, state, self._routes.endpoint(native.url_rule)).run(FlaskCaller(native, self.settings))
+        return self._run(Charge(rule, state, self._routes.endpoint(native.url_rule)), native, state)
+
+    def _run(self, charge: Charge, native: Request, state: _FlaskState) -> Charged:
+        charged = charge.run(FlaskCaller(native, self.settings))
         if state.settlement is not None:
             self._await_end()
         return charged
@@ -460,12 +458,10 @@ class Installation:
         decision: Decision,
         *,
         again: bool = False,
-        before_view: bool = True,
     ) -> Response:
         """Return the response to a refused request. Raises if `on_denied` does not answer and a handler may.
 
-        `again` is True if this decision was refused before: then `on_denied` has been asked. `before_view` is False for
-        a guard, inside a view: there a refusal without `on_denied` always raises.
+        `again` is True if this decision was refused before: then `on_denied` has been asked.
         """
         on_denied = None if again else self.settings.answer_to(decision)
         if decision.outcomes and state.decision is not None:
@@ -473,8 +469,7 @@ class Installation:
         state.denied = decision
         accept = native.environ.get("HTTP_ACCEPT", "")
         state.denial = denial(decision, self.settings.headers, accept=accept)
-        raises = not before_view or state.denial.status in self._handled
-        own = None if raises else self._refusal_class
+        own = None if state.denial.status in self._handled else self._refusal_class
         return refuse(self._app(), native, decision, answer=state.denial, on_denied=on_denied, own=own)
 
 
@@ -503,9 +498,9 @@ class _Watched(Installation):
         super().end_request(app, exc)
         _end_pending(app, exc)  # a decision made just now; the one connected by `_expect` was called before, or is not
 
-    def charge(self, rule: ChargedRule, native: Request) -> Charged:
+    def _run(self, charge: Charge, native: Request, state: _FlaskState) -> Charged:
         self._expect(native)
-        return super().charge(rule, native)
+        return super()._run(charge, native, state)
 
     def _decide(self, native: Request, state: _FlaskState, bounds: Bounds | None) -> Decision | None:
         self._expect(native)
