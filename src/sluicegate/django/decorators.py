@@ -137,6 +137,11 @@ class _ViewCall(NamedTuple):
     state: DjangoRequestState
     bounds: Bounds
     owner: Any  # the instance, if the view is a method
+    marks: tuple[Mark, ...]  # those that count as enforced from now on
+
+    def refused(self) -> None:
+        """Note that the marks are not enforced: a second call is charged again, and does not run unlimited."""
+        self.state.enforced -= {*self.marks}
 
     def settles(self, response: Any) -> bool:
         """True if this call settles by the response, because there is no middleware. A view of Ninja returns data."""
@@ -160,6 +165,7 @@ def _guarded(view: View, mark: Mark) -> View:
             return _run(call, functools.partial(view, *args, **kwargs))
         refusal = enforce(call.request, call.state, call.bounds)
         if refusal is not None:
+            call.refused()
             return refusal
         response = view(*args, **kwargs)
         return settle_response(response, call.state) if call.settles(response) else response
@@ -171,6 +177,7 @@ async def _run(call: _ViewCall, view: Callable[[], Any]) -> Any:
     """Enforce the marks, and call an async view."""
     refusal = await enforce_async(call.request, call.state, call.bounds)
     if refusal is not None:
+        call.refused()
         return refusal
     response = await view()
     return await settle_response_async(response, call.state) if call.settles(response) else response
@@ -205,7 +212,7 @@ def _unenforced_call(mark: Mark, view: Any, args: tuple[Any, ...]) -> _ViewCall 
     state.note_marks(arrival.marks)
     if state.alone:
         state.enforced -= {mark}
-    return _ViewCall(request, state, _bounds(state.gate, arrival.endpoint), owner=owner)
+    return _ViewCall(request, state, _bounds(state.gate, arrival.endpoint), owner=owner, marks=arrival.marks)
 
 
 def _owner(view: Any, args: tuple[Any, ...]) -> Any:
