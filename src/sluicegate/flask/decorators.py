@@ -22,9 +22,11 @@ from sluicegate.rules.terms import QuotaSpec
 from sluicegate.web.endpoint import label_of
 from sluicegate.web.marks import (
     EXEMPT,
+    Arguments,
+    Guard,
     Mark,
     MarkOptions,
-    NoGuard,
+    Options,
     declare,
     declare_within,
     freed,
@@ -103,10 +105,13 @@ def _check(decorator: str, given: Any) -> None:
         raise not_a_view(f"{decorator} on", given, problem="neither a view nor a blueprint", expected=expected)
 
 
-class _Guard:
-    """The guard around each view with `@limit`."""
+class _Guard(Guard):
+    """The guard around each view with `@limit`.
 
-    def sync(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    Async views use a sync store too: each of their event loops lives for one request.
+    """
+
+    def sync(self, mark: Mark, view: Callable[..., object], args: Arguments, kwargs: Options) -> None:
         """Enforce the mark unless it was enforced. Raises RateLimitExceeded if it refuses."""
         limiter = first_limiter()
         if limiter is None:
@@ -118,16 +123,12 @@ class _Guard:
             )
         limiter.enforce_mark(mark, _label(view, args))
 
-    async def later(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Do the same as `sync`. Async views use a sync store too: each of their event loops lives for one request."""
-        self.sync(mark, view, args=args, kwargs=kwargs)
 
-
-def _label(view: Callable[..., Any], args: tuple[Any, ...]) -> str:
+def _label(view: Callable[..., object], args: Arguments) -> str:
     """Return the view's label. For `dispatch_request`, which a class may have inherited, the label of the class."""
     of_class = args and isinstance(args[0], View) and getattr(view, "__name__", "") == "dispatch_request"
     return label_of(type(args[0]) if of_class else view)
 
 
 _GUARD: Final = _Guard()
-_NO_GUARD: Final = NoGuard()
+_NO_GUARD: Final = Guard()

@@ -24,6 +24,8 @@ QuotaFunction = Callable[[Any], QuotaSpec | Awaitable[QuotaSpec | None] | None]
 CostFunction = Callable[[Any], int | Awaitable[int]]
 Condition = Callable[[Any], bool | Awaitable[bool]]
 ResponseFunction = Callable[[Response], bool]
+AnswerFunction = Callable[..., Any]
+"""Makes the response to a refusal: of the framework's own request and a Decision, whatever that framework takes."""
 
 _NAME: Final = re.compile(r"[\x20-\x7e]{1,128}")  # what a Structured Field String can carry (RFC 9651 §3.3.3)
 _REGISTERED: Final = """
@@ -106,7 +108,7 @@ class Rule:
     refund_when: ResponseFunction | None = None
     per_method: bool = False
     error_message: str | None = None
-    on_denied: Callable[..., Any] | None = None
+    on_denied: AnswerFunction | None = None
 
     def __post_init__(self) -> None:
         check_name("name", self.name)

@@ -29,9 +29,11 @@ from sluicegate.web.charge import MarkCharge, run_async
 from sluicegate.web.endpoint import label_of
 from sluicegate.web.marks import (
     EXEMPT,
+    Arguments,
+    Guard,
     Mark,
     MarkOptions,
-    NoGuard,
+    Options,
     declare,
     declare_within,
     freed,
@@ -81,27 +83,23 @@ def exempt(view: Any, mark: Mark) -> Any:
 
     `@exempt(defaults_only=True)` frees it from the default limits alone. Rules of the settings and `@limit` apply.
     """
-    return freed(view, _EXEMPT_GUARD if mark is EXEMPT else NoGuard(), mark)
+    return freed(view, _EXEMPT_GUARD if mark is EXEMPT else Guard(), mark)
 
 
-class _ExemptGuard:
+class _ExemptGuard(Guard):
     """The guard of an exempt view: for this request the limits inside the view count as enforced."""
 
-    def sync(self, mark: Mark, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Return None: the view is called."""
+    def sync(self, mark: Mark, view: Callable[..., object], args: Arguments, kwargs: Options) -> None:
+        """Note the marks."""
         state = state_of(_scope_of(_connection(args, kwargs)))
         if state is not None:
             state.note_marks(marks_of(view))
 
-    async def later(self, mark: Mark, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Return None: the view is called."""
-        self.sync(mark, view, args=args, kwargs=kwargs)
 
-
-class _Guard:
+class _Guard(Guard):
     """The guard around each view with `@limit`: it enforces a mark that the middleware has not, once per request."""
 
-    def sync(self, mark: Mark, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def sync(self, mark: Mark, view: Callable[..., object], args: Arguments, kwargs: Options) -> None:
         """Raise RateLimitExceeded if the mark refuses. Runs in a thread of anyio's."""
         pending = _pending_of(mark, view, args=args, kwargs=kwargs)
         if pending is None:
@@ -113,7 +111,7 @@ class _Guard:
             raise NotEnforcedError("@limit on", label_of(view), problem=problem, expected=expected) from None
         anyio.from_thread.run(run_async, *pending)
 
-    async def later(self, mark: Mark, view: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    async def later(self, mark: Mark, view: Callable[..., object], args: Arguments, kwargs: Options) -> None:
         """Do the same as `sync`, with awaits."""
         pending = _pending_of(mark, view, args=args, kwargs=kwargs)
         if pending is not None:
@@ -139,7 +137,7 @@ def _guarded_class(cls: Any, mark: Mark) -> Any:
     return cls
 
 
-def _connection(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HTTPConnection | None:
+def _connection(args: Arguments, kwargs: Options) -> HTTPConnection | None:
     """Return the request or WebSocket among the arguments of a view."""
     return next((each for each in (*args, *kwargs.values()) if isinstance(each, HTTPConnection)), None)
 
@@ -150,7 +148,7 @@ def _scope_of(connection: HTTPConnection | None) -> Scope:
 
 
 def _pending_of(
-    mark: Mark, view: Any, *, args: tuple[Any, ...], kwargs: dict[str, Any]
+    mark: Mark, view: Any, *, args: Arguments, kwargs: Options
 ) -> tuple[MarkCharge, StarletteCaller] | None:
     """Return the charge of the marks that are still to be enforced for this call of a view; None without any."""
     scope = _scope_of(_connection(args, kwargs))

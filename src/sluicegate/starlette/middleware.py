@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.requests import HTTPConnection
@@ -16,9 +16,7 @@ from sluicegate.plan import Decision
 from sluicegate.starlette.request import StarletteCaller
 from sluicegate.starlette.responses import handler_of, own_answer
 from sluicegate.starlette.routes import RouteFinder, Routes, answers_preflight, is_built_late
-from sluicegate.web.bound import Bounds
 from sluicegate.web.endpoint import NOWHERE, Arrival, Endpoint, label_of
-from sluicegate.web.gate import AsyncGate
 from sluicegate.web.request_state import RequestState
 from sluicegate.web.settings import Settings, SettingsOptions, hide
 
@@ -114,10 +112,3 @@ def state_at(scope: Scope, what: str, limited: Any) -> RequestState:
         problem, expected = "reached without RateLimitMiddleware", "app.add_middleware(RateLimitMiddleware, …)"
         raise NotEnforcedError(what, label_of(limited), problem=problem, expected=f"add it with {expected}")
     return state
-
-
-async def decide(state: RequestState, scope: Scope, bounds: Bounds) -> Decision | None:
-    """Charge rules that the middleware has not charged; None if none applies."""
-    decided = await cast("AsyncGate", state.gate).decide(StarletteCaller(scope), bounds)
-    state.note(decided)
-    return decided

@@ -7,8 +7,7 @@ from typing import Any, Final, cast
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException, WebSocketException
-from starlette.responses import Response
-from starlette.websockets import WebSocket, WebSocketState
+from starlette.websockets import WebSocket
 
 from sluicegate.asgi import REASON, ASGIApp, AsgiCaller, Scope, answer_of, can_deny
 from sluicegate.errors import SluicegateError, shows_half_made
@@ -80,26 +79,3 @@ def handler_of(app: object, decision: Decision) -> Any:
 
 
 _KINDS: Final = (Refused, RateLimitExceeded, SluicegateError, HTTPException)
-
-
-async def response_of(
-    settings: Settings, caller: AsgiCaller, decision: Decision, *, socket: WebSocket | None = None
-) -> Any:
-    """Return a response for a refused request. The middleware adds the fields."""
-    own = await own_answer(settings, caller, decision, socket=socket)
-    if own is not None:
-        return own
-    answer = denial(decision, None, accept=",".join(caller.header("accept")))
-    return Response(answer.body, answer.status, dict(answer.all_fields))
-
-
-async def close_refused(websocket: WebSocket, response: Any) -> None:
-    """Refuse a WebSocket: by a response if that is still possible, else by closing it. A handler may have closed it."""
-    if websocket.application_state is WebSocketState.DISCONNECTED:
-        return
-    if websocket.client_state is WebSocketState.CONNECTING:
-        await websocket.receive()  # ASGI: receive the handshake before the response to it
-    if websocket.application_state is WebSocketState.CONNECTING and can_deny(websocket.scope):
-        await websocket.send_denial_response(response)
-    else:
-        await websocket.close(1008, REASON)

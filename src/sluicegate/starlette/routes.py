@@ -330,11 +330,6 @@ def template_of(scope: Scope) -> str:
     return next((template for template in templates if template), "")
 
 
-def serves(endpoint: Any, view: Any) -> bool:
-    """True if an endpoint is this view, or wraps it by decorators and partials."""
-    return _unwrapped(endpoint) is _unwrapped(view)
-
-
 def _has_limiter(app: Any) -> bool:
     """True if a mounted application has a limiter of its own, with its own store and rules."""
     for each in chain(app):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import isbuiltin, iscoroutinefunction
@@ -23,13 +23,25 @@ from sluicegate.plan import FailurePolicy
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeySpec
 from sluicegate.rules.rollout import Mode
-from sluicegate.rules.rule import Condition, CostFunction, QuotaFunction, ResponseFunction, Rule, check_name
+from sluicegate.rules.rule import (
+    AnswerFunction,
+    Condition,
+    CostFunction,
+    QuotaFunction,
+    ResponseFunction,
+    Rule,
+    check_name,
+)
 from sluicegate.rules.terms import QuotaSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
 View = TypeVar("View")
-Decorator = TypeVar("Decorator", bound=Callable[..., Any])
+Decorator = TypeVar("Decorator", bound=Callable[..., object])
+
+Function = Callable[..., object]
+Arguments = tuple[object, ...]
+Options = Mapping[str, object]
 
 _ATTRIBUTE: Final = "__sluicegate__"
 
@@ -64,7 +76,8 @@ _BELOW_EXEMPT: Final = Mark(_FREE, named=True, frees=True, is_misplaced=True)
 
 def marks_of(view: object) -> tuple[Mark, ...]:
     """Return the marks that a view has, the innermost first."""
-    return cast("tuple[Mark, ...]", getattr(view, _ATTRIBUTE, ()))
+    marks: tuple[Mark, ...] = getattr(view, _ATTRIBUTE, ())
+    return marks
 
 
 def declare(view: View, mark: Mark) -> View:
@@ -96,10 +109,10 @@ class Decorating:
     one, and both raise RuleError.
     """
 
-    def __init__(self, decorate: Callable[[Any], Any]) -> None:
+    def __init__(self, decorate: Function) -> None:
         self._decorate = decorate
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *given: object, **named: object) -> object:
         if len(given) != 1 or named:  # a framework calls it as a view: `@limit` was written without parentheses
             types = [type(each).__name__ for each in (*given, *named.values())]
             raise not_a_view("@limit on", types, problem="not one view", expected="decorate a view")
@@ -122,7 +135,7 @@ def takes_quota(limit: Decorator) -> Decorator:
     own = tuple(limit.__kwdefaults__ or ())
 
     @functools.wraps(limit)
-    def checked(*given: Any, **options: Any) -> Any:
+    def checked(*given: object, **options: object) -> object:
         quotas = given[start:]
         _check_options(what, options.keys() - {"quota", *own}, own)
         if not quotas and "quota" not in options:
@@ -133,7 +146,8 @@ def takes_quota(limit: Decorator) -> Decorator:
         if len(quotas) > 1:
             expected = 'give the others by name, as scope="…"; several quotas are one text: "5/minute; 100/day"'
             raise RuleError(what, quotas[1], problem="only the quota is a positional argument", expected=expected)
-        return limit(*given, **options) if dot else Decorating(limit(*given, **options))
+        made: Any = limit(*given, **options)  # the decorator; nothing from an `__init__`
+        return made if dot else Decorating(made)
 
     return cast("Decorator", checked)
 
@@ -148,11 +162,11 @@ class Exempt(Protocol):
     def __call__(self, *, defaults_only: bool) -> Callable[[View], View]: ...
 
 
-def takes_view(exempt: Callable[[Any, Mark], Any]) -> Exempt:
+def takes_view(exempt: Callable[[Any, Mark], object]) -> Exempt:
     """Return an adapter's `@exempt`. With a view it returns the free view; with only `defaults_only`, a decorator."""
 
     @functools.wraps(exempt)
-    def checked(*views: Any, **options: Any) -> Any:
+    def checked(*views: object, **options: object) -> object:
         defaults_only = options.pop("defaults_only", None)
         if defaults_only is not None:
             check_flag("@exempt: defaults_only", defaults_only, error=RuleError)
@@ -177,7 +191,7 @@ def not_a_view(what: str, given: object, *, problem: str = "not a view", expecte
     return RuleError(what, given, problem=problem, expected=expected)
 
 
-def _is_being_defined(function: Callable[..., Any]) -> bool:
+def _is_being_defined(function: Function) -> bool:
     """True if `@exempt` decorates this function where it is defined; False for `exempt(view)` with a view that exists.
 
     A function that is being defined has its code among the constants of the calling code, and no variable has the
@@ -229,7 +243,7 @@ class RuleOptions(TypedDict, total=False):
     refund_when: ResponseFunction | None
     per_method: bool
     error_message: str | None
-    on_denied: Callable[..., Any] | None
+    on_denied: AnswerFunction | None
 
 
 class MarkOptions(RuleOptions, total=False):
@@ -271,27 +285,17 @@ def make_mark(
     return Mark(rule, named=label is not None, override_defaults=override_defaults)
 
 
-class NoGuard:
-    """The guard of a view that is free of limits: it enforces nothing."""
-
-    def sync(self, *_: object, **__: object) -> None:
-        """Return None: the view is called."""
-
-    async def later(self, *_: object, **__: object) -> None:
-        """Return None: the view is called."""
-
-
-class Guard(Protocol):
-    """A function that a decorated view calls: it enforces the mark, unless the adapter has enforced the mark.
-
-    Returns None to call the view, or the response to return instead.
+class Guard:
+    """What a decorated view calls first. It raises to refuse. This one is for a view that is free of limits: it does
+    nothing. An adapter's own enforces the mark, unless the adapter has enforced it before the call.
     """
 
-    def sync(self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def sync(self, mark: Mark, view: Function, args: Arguments, kwargs: Options) -> None:
+        """Do it for a plain function."""
 
-    def later(
-        self, mark: Mark, view: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Awaitable[Any]: ...
+    async def later(self, mark: Mark, view: Function, args: Arguments, kwargs: Options) -> None:
+        """Do the same for an async function."""
+        self.sync(mark, view, args=args, kwargs=kwargs)
 
 
 def guarded(view: Callable[P, R], mark: Mark, guard: Guard) -> Callable[P, R]:
@@ -299,15 +303,16 @@ def guarded(view: Callable[P, R], mark: Mark, guard: Guard) -> Callable[P, R]:
 
     @functools.wraps(view)
     async def later(*args: P.args, **kwargs: P.kwargs) -> Any:
-        answer = await guard.later(mark, view, args=args, kwargs=kwargs)
-        return await cast(Any, view)(*args, **kwargs) if answer is None else answer
+        await guard.later(mark, view, args=args, kwargs=kwargs)
+        answer: Any = view(*args, **kwargs)
+        return await answer
 
     @functools.wraps(view)
-    def sync(*args: P.args, **kwargs: P.kwargs) -> Any:
-        answer = guard.sync(mark, view, args=args, kwargs=kwargs)
-        return view(*args, **kwargs) if answer is None else answer
+    def sync(*args: P.args, **kwargs: P.kwargs) -> R:
+        guard.sync(mark, view, args=args, kwargs=kwargs)
+        return view(*args, **kwargs)
 
-    return cast("Callable[P, R]", later if iscoroutinefunction(view) else sync)
+    return cast("Callable[P, R]", later) if iscoroutinefunction(view) else sync
 
 
 def freed(view: Any, guard: Guard, mark: Mark = EXEMPT) -> Any:
