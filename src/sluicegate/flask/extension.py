@@ -410,7 +410,8 @@ class Installation:
         native = _native()
         state = self._state(native)
         if self.settings.enabled and mark not in state.enforced:
-            self._run(MarkCharge(self._routes.own(mark, label=label), state, label, (mark,)), native, state)
+            bounds = self._routes.own(mark, label=label)
+            self._run(MarkCharge(bounds, state, label=label, marks=(mark,)), native, state)
 
     def charge(self, rule: ChargedRule, native: Request) -> Charged:
         """Charge a rule of the view's own. Raises RateLimitExceeded if it refuses."""

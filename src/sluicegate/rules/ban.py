@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sluicegate.algorithms.ban import lasting
 from sluicegate.errors import QuotaError, RuleError, shows_half_made, takes_names
@@ -99,7 +99,7 @@ def _us(ban: Ban, option: str) -> int:
     return _quota(ban, option, getattr(ban, option)).period_us
 
 
-def _quota(ban: Ban, option: str, given: Any, *, limit: int = 1) -> Quota:
+def _quota(ban: Ban, option: str, given: float | str | timedelta, *, limit: int = 1) -> Quota:
     """Make a quota over this time, so that quotas and bans share one parser for times."""
     expected = 'give seconds, or words like "10 minutes"'
     if isinstance(given, str) and given.isascii() and given.isdecimal():  # of a command, or of a file

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable, 
 from functools import lru_cache, partial
 from itertools import count
 from types import MethodType
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
 from sluicegate.address import (
@@ -30,7 +30,10 @@ from sluicegate.errors import IdentityError, nearest, warn
 from sluicegate.identity import encoder, identity_text, joined
 from sluicegate.runtime.awaiting import Later, Waiting, check_call, label_of, waits
 
-KeyFunction = Callable[[Any], Hashable | Awaitable[Hashable | None] | None]
+Native = Any
+"""The framework's own request, which functions of users get: each framework has another class."""
+
+KeyFunction = Callable[[Native], Hashable | Awaitable[Hashable | None] | None]
 KeySpec = str | KeyFunction | tuple[str | KeyFunction, ...]
 
 _FORWARDED: Final = ("X-Forwarded-For", "Forwarded")
@@ -44,7 +47,7 @@ class Caller(Protocol):
     """An adapter's view of one request. Each part is looked up only when a key needs it."""
 
     @property
-    def native(self) -> Any:
+    def native(self) -> Native:
         """The framework's own request. Users' functions get this object."""
         ...
 
@@ -167,7 +170,7 @@ def _sameness(spec: object) -> Hashable:
 
 def identity_of(
     key: ReadyKey, caller: Caller, found: dict[ReadyKey, str | None], *, rule: str | None = None
-) -> Generator[Waiting, Any, str | None]:
+) -> Generator[Waiting, str | None, str | None]:
     """Return the text of a caller's identity under a key; None if the key does not apply. Yield each awaitable that
     must be awaited.
 
@@ -177,7 +180,7 @@ def identity_of(
     """
     if key in found:
         return found[key]
-    text: Any
+    text: str | None
     if isinstance(key, tuple):
         texts: list[str] = []
         for part in key:
@@ -187,11 +190,10 @@ def identity_of(
             texts.append(text)
         text = joined(texts) if len(texts) == len(key) else None
     else:
-        text = key(caller)
-        if type(text) is Later:
-            text = yield Waiting(text, rule, "key", text.function)
+        answer = key(caller)
+        text = (yield Waiting(answer, rule, "key", answer.function)) if isinstance(answer, Later) else answer
     found[key] = text
-    return cast("str | None", text)
+    return text
 
 
 def can_be(spec: object, identity: object, *, prefix: int, ipv4_prefix: int) -> bool:
@@ -322,7 +324,7 @@ def _address_of_nobody(address: KeyPart, *, strict: bool) -> KeyPart:
     """
     ticks, warned = count(), False
 
-    def of_nobody(caller: Caller) -> Any:
+    def of_nobody(caller: Caller) -> object:
         nonlocal warned
         if not warned:
             tick = next(ticks)
@@ -338,11 +340,11 @@ def _user(nobody: KeyPart) -> KeyPart:
     """Make a key part that returns the signed-in user, or what `nobody` returns if nobody is signed in."""
     encode = encoder("user")
 
-    def key(caller: Caller) -> Any:
+    def key(caller: Caller) -> object:
         user = caller.user()
         if waits(user):
 
-            def encoded(found: Hashable | None) -> Any:
+            def encoded(found: object) -> object:
                 return nobody(caller) if found is None else encode(found)
 
             return Later(user, encoded, function="user")
@@ -354,15 +356,15 @@ def _user(nobody: KeyPart) -> KeyPart:
 def _own(function: KeyFunction) -> KeyPart:
     """Make a key part that returns the identity that a user's function returns."""
 
-    def encode(identity: Hashable | None) -> str | None:
+    def encode(identity: object) -> str | None:
         try:
             return None if identity is None else identity_text(identity)
         except IdentityError as error:
             error.within(f"key {label_of(function)}")
             raise
 
-    def key(caller: Caller) -> Any:
-        identity: Any = function(caller.native)
+    def key(caller: Caller) -> object:
+        identity = function(caller.native)
         return Later(identity, encode, function=function) if waits(identity) else encode(identity)
 
     return key

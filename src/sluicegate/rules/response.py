@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from sluicegate.errors import AsyncMismatchError, RuleError, shows_half_made
 from sluicegate.runtime.awaiting import check_call, check_hash, close_unawaited, is_async, label_of, waits
@@ -88,7 +88,7 @@ class Refund(NamedTuple):
         return bool(answer) is (self.option == "refund_when")
 
 
-def when_to_refund(charge_when: Any, refund_when: Any) -> Refund | None:
+def when_to_refund(charge_when: object, refund_when: object) -> Refund | None:
     """Make one value from the two options of a rule; None if neither is given.
 
     Raises RuleError if both options are given, or if the value is not a function. Raises AsyncMismatchError for an

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from binascii import a2b_base64
 from functools import lru_cache, partial
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from sluicegate.errors import RuleError
 from sluicegate.identity import digest
@@ -51,8 +51,10 @@ def position(identity: str) -> int:
 @lru_cache(maxsize=4096)
 def shadows(terms: tuple[Terms, ...]) -> tuple[Terms, ...]:
     """Return the same terms of one rule in shadow: one group, with a separate budget, and without a ban."""
-    options: dict[str, Any] = {"shadow": True, "group": terms[0].name, "ban": None}
-    return tuple([each._replace(rule_id=f"{each.rule_id}:shadow", **options) for each in terms])
+    group = terms[0].name
+    return tuple(
+        [each._replace(rule_id=f"{each.rule_id}:shadow", shadow=True, group=group, ban=None) for each in terms]
+    )
 
 
 def picked(terms: tuple[Terms, ...], identity: str, share: int) -> tuple[Terms, ...]:

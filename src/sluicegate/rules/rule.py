@@ -13,16 +13,16 @@ from sluicegate.errors import ConfigurationError, RuleError, check_flag, nearest
 from sluicegate.plan import FAILURE_POLICIES, FailurePolicy, Terms
 from sluicegate.quota import Quota
 from sluicegate.rules.ban import Ban
-from sluicegate.rules.key import KeySpec, validate_key
+from sluicegate.rules.key import KeySpec, Native, validate_key
 from sluicegate.rules.response import Response, when_to_refund
 from sluicegate.rules.rollout import Mode, share
 from sluicegate.rules.terms import Quotas, QuotaSpec, make_terms, read, whole_cost
 from sluicegate.rules.tiers import Tiers
 from sluicegate.runtime.awaiting import check_call, check_hash
 
-QuotaFunction = Callable[[Any], QuotaSpec | Awaitable[QuotaSpec | None] | None]
-CostFunction = Callable[[Any], int | Awaitable[int]]
-Condition = Callable[[Any], bool | Awaitable[bool]]
+QuotaFunction = Callable[[Native], QuotaSpec | Awaitable[QuotaSpec | None] | None]
+CostFunction = Callable[[Native], int | Awaitable[int]]
+Condition = Callable[[Native], bool | Awaitable[bool]]
 ResponseFunction = Callable[[Response], bool]
 AnswerFunction = Callable[..., Any]
 """Makes the response to a refusal: of the framework's own request and a Decision, whatever that framework takes."""

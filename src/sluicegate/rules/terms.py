@@ -68,7 +68,7 @@ def make_terms(
     return tuple(terms)
 
 
-def read(given: Any) -> Quotas:
+def read(given: object) -> Quotas:
     """Return the quotas, or the Concurrency, of a rule, from a Quota, several Quotas, a Concurrency or a text.
 
     Every quota that a user writes is read here. Raises QuotaError for any other value.

@@ -6,15 +6,17 @@ A Tiers object is a quota function. Its quotas are validated when the applicatio
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from sluicegate.errors import RuleError, shows_half_made, takes_names
+from sluicegate.rules.key import Native
 from sluicegate.rules.terms import Quotas, QuotaSpec, read
 from sluicegate.runtime.awaiting import Later, check_call, waits
 
 Tier = Quotas | None
-TierFunction = Callable[[Any], Hashable | Awaitable[Hashable]]
+TierFunction = Callable[[Native], Hashable | Awaitable[Hashable]]
 
 _EXPECTED: Final = 'give a table like {"free": "10/minute", "pro": "100/minute; 5000/day"}'
 
@@ -72,22 +74,20 @@ class Tiers:
         raise AttributeError(f"tiers cannot be changed; make a new one instead of setting {name!r}")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tiers) and self._facts() == other._facts()
+        if not isinstance(other, Tiers):
+            return False
+        return (self.table, self.by, self.default) == (other.table, other.by, other.default)
 
     def __hash__(self) -> int:
         return hash((Tiers, frozenset(self.table), self.default))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        table, by, default = self._facts()
-        return (_remade, (type(self), dict(table), by, default))
-
-    def _facts(self) -> tuple[Mapping[Hashable, Tier], TierFunction, Hashable | None]:
-        return self.table, self.by, self.default
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(type(self), dict(self.table), by=self.by, default=self.default), ()
 
     def __repr__(self) -> str:
         return f"Tiers({', '.join(map(repr, self.table))})"
 
-    def __call__(self, request: Any) -> Tier | Awaitable[Tier]:
+    def __call__(self, request: Native) -> Tier | Awaitable[Tier]:
         """Return the quotas of a request's tier; None for a tier without a limit."""
         tier = self.by(request)
         return Later(tier, self._quotas, function=self.by) if waits(tier) else self._quotas(tier)
@@ -99,10 +99,6 @@ class Tiers:
             expected = f"return one of {', '.join(map(str, self.table))}, or give a default="
             raise RuleError("tiers: by", tier, problem="returned a tier that is not in the table", expected=expected)
         return self.table[self.default]
-
-
-def _remade(kind: type[Tiers], table: Mapping[Any, Tier], by: TierFunction, default: Hashable | None) -> Tiers:
-    return kind(table, by=by, default=default)
 
 
 def _among(table: Mapping[Hashable, Tier], tier: object) -> bool:

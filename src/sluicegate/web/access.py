@@ -6,9 +6,9 @@ An entry is a network, an identity that the application's key returns, or a func
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from sluicegate.address import MEANT, Network, Trust, exact_address, is_in, network_of
 from sluicegate.errors import SettingsError, within
@@ -16,6 +16,7 @@ from sluicegate.identity import identity_text
 from sluicegate.plan import FORBIDDEN, Decision, Plan
 from sluicegate.rules.key import Caller, KeySpec, ReadyKey, as_keys_give, can_be, identity_of
 from sluicegate.runtime.awaiting import Waiting, check_call, waits
+from sluicegate.rules.rule import Condition
 
 _EXPECTED: Final = 'give networks like "10.0.0.0/8", identities like ["user", "42"], or functions of the request'
 
@@ -29,16 +30,18 @@ class AccessList(NamedTuple):
     option: str
     networks: tuple[Network, ...]
     identities: frozenset[str]
-    functions: tuple[Callable[[Any], Any], ...]
+    functions: tuple[Condition, ...]
 
     @classmethod
-    def of(cls, option: str, given: Iterable[Any], key: KeySpec, *, prefix: int, ipv4_prefix: int) -> AccessList:
+    def of(cls, option: str, given: Iterable[object], key: KeySpec, *, prefix: int, ipv4_prefix: int) -> AccessList:
         """Make a list from its entries. Raises SettingsError for an entry that looks like an address and is not one.
         Raises SettingsError also for an entry that the key cannot return.
 
         Raises IdentityError for an entry that cannot be an identity.
         """
-        networks, identities, functions = [], [], []
+        networks: list[Network] = []
+        identities: list[str] = []
+        functions: list[Condition] = []
         for entry in given:
             if callable(entry):
                 check_call(option, entry, takes=("request",), error=SettingsError)
@@ -60,7 +63,7 @@ class AccessList(NamedTuple):
 
     def has(
         self, caller: Caller, trust: Trust, *, key: ReadyKey, found: dict[ReadyKey, str | None]
-    ) -> Generator[Waiting, Any, bool]:
+    ) -> Generator[Waiting, object, bool]:
         """Return whether an entry names the caller. Yield each awaitable that must be awaited."""
         if self.networks:
             address = exact_address(caller.peer, caller.header(trust.header), trust)
@@ -69,7 +72,7 @@ class AccessList(NamedTuple):
         if self.identities and (yield from identity_of(key, caller, found)) in self.identities:
             return True
         for function in self.functions:
-            answer = function(caller.native)
+            answer: object = function(caller.native)
             if waits(answer):
                 answer = yield Waiting(answer, None, self.option, function)
             if answer:
@@ -81,14 +84,21 @@ class AccessLists:
     """Both lists of an application. A client that is on both lists is refused."""
 
     def __init__(
-        self, allow: Iterable[Any], deny: Iterable[Any], *, key: KeySpec, trust: Trust, prefix: int, ipv4_prefix: int
+        self,
+        allow: Iterable[object],
+        deny: Iterable[object],
+        *,
+        key: KeySpec,
+        trust: Trust,
+        prefix: int,
+        ipv4_prefix: int,
     ) -> None:
         made = partial(AccessList.of, key=key, prefix=prefix, ipv4_prefix=ipv4_prefix)
         self._lists = (made("deny", deny), made("allow", allow))  # those that decide first
         self._trust = trust
 
     @property
-    def functions(self) -> list[tuple[str, Callable[[Any], Any]]]:
+    def functions(self) -> list[tuple[str, Condition]]:
         """The functions among the entries, each with the name of its option."""
         return [(each.option, function) for each in self._lists for function in each.functions]
 
@@ -109,7 +119,7 @@ class AccessLists:
 
     def plan(
         self, caller: Caller, key: ReadyKey, found: dict[ReadyKey, str | None]
-    ) -> Generator[Waiting | Plan, Any, None]:
+    ) -> Generator[Waiting | Plan, object, None]:
         """Yield each awaitable that must be awaited, then the plan if the caller is on a list, else no plan.
 
         `key` is the application's key. `found` has the keys that the request has evaluated; `identity_of` explains it.
@@ -145,7 +155,7 @@ def unasked(plan: Plan) -> Decision | None:
     return FORBIDDEN if plan is DENIED else None
 
 
-def listed(option: str, given: object) -> tuple[Any, ...]:
+def listed(option: str, given: object) -> tuple[object, ...]:
     """Return the given entries, one text or several, as a tuple. A list is accepted: TOML has no tuples."""
     if isinstance(given, str):
         given = (given,)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Hashable, Sequence
-from contextlib import contextmanager
 from functools import lru_cache, partial
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, Unpack, cast
@@ -29,7 +28,7 @@ from sluicegate.web.charges import Charges, held, kept, log, made, owed
 from sluicegate.web.endpoint import Arrival, Endpoint, scope_of, short_name
 from sluicegate.web.gate import AsyncGate, Gate, Undecided
 from sluicegate.web.marks import EXEMPT, Mark, RuleOptions, make_mark
-from sluicegate.web.request_state import RequestState
+from sluicegate.web.request_state import NO_MARKS, RequestState
 from sluicegate.web.settlement import AsyncSettlement, HeldCharges, Settlement
 
 AnyQuota = QuotaSpec | QuotaFunction
@@ -62,7 +61,7 @@ class Charged(Decision):  # type: ignore[misc]  # pyright: ignore[reportGeneralT
     _state: RequestState | None = None  # None: nothing was charged
     _own: Sequence[Outcome] = ()  # of what this charge took, and no earlier one
     _slots: Sequence[HeldCharges] = ()
-    _call: Callable[..., Any] | None = None  # calls an async function, where this is needed in sync code
+    _call: Callable[..., object] | None = None  # calls an async function, where this is needed in sync code
 
     def __enter__(self) -> Self:
         if self._state is not None and self._state.settlement is not None:
@@ -92,7 +91,7 @@ class Charged(Decision):  # type: ignore[misc]  # pyright: ignore[reportGeneralT
         self._state, self._own = state, own
         return self
 
-    def called_by(self, call: Callable[..., Any]) -> Self:
+    def called_by(self, call: Callable[..., object]) -> Self:
         """Set the function that calls an async function in sync code. Return this decision."""
         self._call = call
         return self
@@ -112,10 +111,11 @@ class Charged(Decision):  # type: ignore[misc]  # pyright: ignore[reportGeneralT
 class AsyncCharge:
     """A charge that is made when it is awaited, or when its `async with` block begins."""
 
-    __slots__ = ("_charged", "_place", "_run")
+    __slots__ = ("_charged", "_name", "_place", "_run")
 
     def __init__(self, run: Coroutine[Any, Any, Charged]) -> None:
         self._run = run  # a coroutine: if it is never awaited, Python warns
+        self._name: str = getattr(run, "__qualname__", "charge")
         caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  # of the function that makes the charge
         self._place: tuple[str, int] | None = caller.f_code.co_filename, caller.f_lineno  # None: it was begun
 
@@ -134,7 +134,7 @@ class AsyncCharge:
     if not TYPE_CHECKING:  # a type checker knows that this is no plain block
 
         def __enter__(self) -> NoReturn:
-            place, name = self._shown_place(), self._run.__qualname__
+            place, name = self._shown_place(), self._name
             self._begun().close()
             problem, expected = "in a plain with block, which cannot wait", f"write async with {name}(…)"
             raise AsyncMismatchError(f"{name} at", place, problem=problem, expected=expected)
@@ -144,7 +144,7 @@ class AsyncCharge:
 
     def __del__(self) -> None:
         if self._place is not None:
-            name = cast("Any", self._run).__qualname__
+            name = self._name
             text = "sluicegate: %s: %s was not awaited, so nothing was charged; write await %s(…) [SG009]"
             log.error(text, self._shown_place(), name, name)
 
@@ -166,7 +166,9 @@ class ChargedRule(NamedTuple):
     @classmethod
     def of(cls, what: str, quota: AnyQuota, **options: Unpack[ChargeOptions]) -> ChargedRule:
         """Make it from the arguments of a charge. Raises ConfigurationError for wrong arguments."""
-        given = {name: tuple(value) if isinstance(value, (list, set)) else value for name, value in options.items()}
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, (list, set)) else value for name, value in options.items()
+        }
         quota = tuple(quota) if isinstance(quota, list) else quota
         known: Hashable = (what, _sameness(quota), *[(name, _sameness(value)) for name, value in given.items()])
         try:
@@ -208,7 +210,7 @@ def _lasts(value: object) -> bool:
     return not callable(value) or isinstance(value, (type, Tiers))
 
 
-def _make(what: str, quota: Any, *, lasts: bool, refund_earlier: Any = True, **options: Any) -> ChargedRule:
+def _make(what: str, quota: AnyQuota, *, lasts: bool, refund_earlier: bool = True, **options: Any) -> ChargedRule:
     if "override_defaults" in options:
         problem = "the default limits are charged already"
         expected = "leave it out, or write @limit(…, override_defaults=True) on the view"
@@ -293,36 +295,36 @@ class Charge:
 
     def run(self, caller: Caller) -> Charged:
         """Charge the rule. Raises RateLimitExceeded if it refuses."""
-        gate = cast("Gate", self._state.gate)
+        gate, settlement = cast("Gate", self._state.gate), cast("Callable[[], Settlement]", self._settlement)
         try:
             decision = gate.finish(None, caller, self.bounds, trim=self._trim)
         except Undecided as error:
             decision = error.decision
         if self._instead is not None and decision is None:
             self._state.regain(self._looser)
-            cast("Settlement", self._settlement()).refund(self._looser)
+            settlement().refund(self._looser)
             decision = gate.run(self._instead, caller)
         back, shown = self._join(decision)
         if back:
-            cast("Settlement", self._settlement()).give_back(back)
+            settlement().give_back(back)
         if self._looser and not shown.allowed and not self._gives_back:
             self._state.note(gate.limiter.run(self._again()))
         return self._conclude(shown)
 
     async def run_async(self, caller: Caller) -> Charged:
         """Do the same as `run`, with awaits. Once begun, giving back completes even if the task is cancelled."""
-        gate = cast("AsyncGate", self._state.gate)
+        gate, settlement = cast("AsyncGate", self._state.gate), cast("Callable[[], AsyncSettlement]", self._settlement)
         try:
             decision = await gate.finish(None, caller, self.bounds, trim=self._trim)
         except Undecided as error:
             decision = error.decision
         if self._instead is not None and decision is None:
             self._state.regain(self._looser)
-            await cast("AsyncSettlement", self._settlement()).refund(self._looser)
+            await settlement().refund(self._looser)
             decision = await gate.run(self._instead, caller)
         back, shown = self._join(decision)
         if back:
-            await cast("AsyncSettlement", self._settlement()).give_back(back)
+            await settlement().give_back(back)
         if self._looser and not shown.allowed and not self._gives_back:
             self._state.note(await gate.limiter.run(self._again()))
         return self._conclude(shown)
@@ -419,7 +421,7 @@ class MarkCharge(Charge):
     `bounds` are the rules of the marks, with the budgets that they have where the adapter finds the view.
     """
 
-    def __init__(self, bounds: Bounds, state: RequestState, label: str, marks: Collection[Mark]) -> None:
+    def __init__(self, bounds: Bounds, state: RequestState, *, label: str, marks: Collection[Mark]) -> None:
         self.bounds, self._state, self._label, self._marks = bounds, state, label, frozenset(marks)
         self._begin()
         state.note_marks(marks)  # before the charge: of two calls at the same time only one is charged
@@ -432,30 +434,28 @@ class MarkCharge(Charge):
         if EXEMPT in left:
             state.note_marks(left)
             return None
-        return (
-            cls(_bounds_of_marks(state.gate, endpoint, (*left.values(),)), state, endpoint.label, left)
-            if left
-            else None
-        )
+        if not left:
+            return None
+        bounds = _bounds_of_marks(state.gate, endpoint, tuple(left.values()))
+        return cls(bounds, state, label=endpoint.label, marks=left)
 
     def run(self, caller: Caller) -> Charged:
-        with self._claimed():
+        try:
             return super().run(caller)
+        finally:
+            self._state.enforced -= self._marks
 
     async def run_async(self, caller: Caller) -> Charged:
-        with self._claimed():
-            return await super().run_async(caller)
-
-    @contextmanager
-    def _claimed(self) -> Generator[None]:
-        """Take the note back if the charge fails. The caller of the view may catch the refusal: a second call is then
-        charged again, and does not run unlimited.
-        """
         try:
-            yield
-        except BaseException:
+            return await super().run_async(caller)
+        finally:
             self._state.enforced -= self._marks
-            raise
+
+    def _conclude(self, shown: Decision) -> Charged:
+        charged = super()._conclude(shown)  # raises for a refusal
+        # Only now the note stays. A caller may catch a refusal: a second call of the view is then charged again.
+        self._marks = NO_MARKS
+        return charged
 
 
 @lru_cache(maxsize=1024)

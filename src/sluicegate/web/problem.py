@@ -5,7 +5,7 @@ The values differ for a quota, a ban, the deny list, and a store that is unavail
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from sluicegate.plan import BAN, DENIED, LIMITED, UNAVAILABLE, Decision
 
@@ -16,7 +16,7 @@ FORBIDDEN: Final = "This client is not allowed here."
 _BANNED: Final = "Abnormal Usage Detected"
 
 
-def problem(decision: Decision, *, status: int, wait: int | None) -> dict[str, Any]:
+def problem(decision: Decision, *, status: int, wait: int | None) -> dict[str, object]:
     """Return the body of the response to a refused request. `wait` is the value of `Retry-After`."""
     name = _BANNED if decision.banned else _TITLES[status]  # the title: the problem's type in words
     kind = "about:blank" if status == DENIED else TYPES + name.lower().replace(" ", "-")

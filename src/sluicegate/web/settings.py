@@ -38,7 +38,7 @@ from sluicegate.quota import Quota
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeyPart, KeySpec, address_key, check_nesting, validate_key
 from sluicegate.rules.rollout import Mode, share
-from sluicegate.rules.rule import Rule, check_answer
+from sluicegate.rules.rule import AnswerFunction, Rule, check_answer
 from sluicegate.rules.terms import Quotas, make_terms, read
 from sluicegate.runtime.hidden import hide_options
 from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange, valid_prefix
@@ -51,7 +51,7 @@ _RULE_OPTIONS: Final = tuple(option.name for option in fields(Rule))
 _FUNCTIONS: Final = ("quota", "cost", "when", "charge_when", "refund_when", "on_denied")
 _VARIABLES: Final = "environment "  # the start of `source` for settings that were read from environment variables
 _NOT_SETTINGS: Final = ("SLUICEGATE_APP", "SLUICEGATE_EXAMPLES")  # the variables of the commands and of the exams
-Options = TypeVar("Options", bound=Mapping[Any, Any])
+Options = TypeVar("Options", bound=Mapping[str, object])
 
 # Settings that may be None.
 _NONE: Final = ("headers", "trusted_proxies", "on_denied", "on_store_change", "on_decision", "error_message")
@@ -62,10 +62,10 @@ class SettingsOptions(TypedDict, total=False):
 
     store: str | Store | AsyncStore
     default_limits: Iterable[str | Quota]
-    rules: Iterable[Rule | Mapping[str, Any]]
+    rules: Iterable[Rule | Mapping[str, object]]
     key: KeySpec
-    allow: Iterable[Any]
-    deny: Iterable[Any]
+    allow: Iterable[object]
+    deny: Iterable[object]
     algorithm: AlgorithmName
     headers: DialectName | None
     trusted_proxies: int | str | Iterable[str] | None
@@ -82,7 +82,7 @@ class SettingsOptions(TypedDict, total=False):
     mode: Mode
     prefix: str
     error_message: str | None
-    on_denied: Callable[..., Any] | None
+    on_denied: AnswerFunction | None
     strict: bool
     on_decision: Handlers | None
     show_identities: bool
@@ -132,10 +132,10 @@ class Settings:
 
     store: str | Store | AsyncStore = "memory://"
     default_limits: Iterable[str | Quota] = ()
-    rules: Iterable[Rule | Mapping[str, Any]] = ()
+    rules: Iterable[Rule | Mapping[str, object]] = ()
     key: KeySpec = "user"
-    allow: Iterable[Any] = ()
-    deny: Iterable[Any] = ()
+    allow: Iterable[object] = ()
+    deny: Iterable[object] = ()
     algorithm: AlgorithmName = DEFAULT
     headers: DialectName | None = "draft-11"
     trusted_proxies: int | str | Iterable[str] | None = None
@@ -152,7 +152,7 @@ class Settings:
     mode: Mode = "enforce"
     prefix: str = PREFIX
     error_message: str | None = None
-    on_denied: Callable[..., Any] | None = None
+    on_denied: AnswerFunction | None = None
     strict: bool = False
     on_decision: Handlers | None = None
     show_identities: bool = False
@@ -214,14 +214,14 @@ class Settings:
     def __deepcopy__(self, memo: object) -> Settings:
         return copy(self)  # with the same store and the same clock, because a copy of a store would count separately
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         if not isinstance(self.store, str):
             problem = f"settings with a {type(self.store).__name__} cannot be pickled"
             raise TypeError(f"{problem}: it holds connections or budgets; give the URL of a store")
         return (_remade, ({name: getattr(self, name) for name in (*_KNOWN, "source")},))
 
     @classmethod
-    def given(cls, settings: object, options: Mapping[str, Any], *, source: str) -> Settings:
+    def given(cls, settings: object, options: Mapping[str, object], *, source: str) -> Settings:
         """Return the settings of an adapter, which was given either `settings=` or options as keyword arguments."""
         if settings is None:
             return cls.from_mapping(options, source=source)
@@ -234,7 +234,7 @@ class Settings:
         return settings
 
     @classmethod
-    def from_mapping(cls, options: Mapping[str, Any], *, source: str = "settings") -> Settings:
+    def from_mapping(cls, options: Mapping[str, object], *, source: str = "settings") -> Settings:
         """Make settings from a mapping. Its names may be in capitals. Errors show the `source`.
 
         >>> Settings.from_mapping({"DEFAULT_LIMITS": ["1000/day"]}).default_limits
@@ -264,10 +264,10 @@ class Settings:
         return cls._found(found, f"{_VARIABLES}{prefix}*")
 
     @classmethod
-    def _found(cls, options: Mapping[str, Any], source: str) -> Settings:
+    def _found(cls, options: Mapping[str, object], source: str) -> Settings:
         """Make settings from a mapping that was read from `source`. An error has all further ones as its notes."""
         errors: list[ConfigurationError] = []
-        left: Mapping[str, Any] | None = options
+        left: Mapping[str, object] | None = options
         while left is not None:
             try:
                 made = cls._made(left, source)
@@ -283,10 +283,10 @@ class Settings:
         raise errors[0]
 
     @classmethod
-    def _made(cls, options: Mapping[str, Any], source: str) -> Settings:
+    def _made(cls, options: Mapping[str, object], source: str) -> Settings:
         """Make the settings. Every error shows the source."""
         known = _options(cls)
-        found = {}
+        found: dict[str, Any] = {}
         for given, value in options.items():
             name = given.lower() if isinstance(given, str) else ""
             if name not in known:
@@ -297,7 +297,7 @@ class Settings:
         with _found_in(source):
             return cls(**found, source=source)
 
-    def answer_to(self, decision: Decision) -> Callable[..., Any] | None:
+    def answer_to(self, decision: Decision) -> AnswerFunction | None:
         """Return the `on_denied` of the rule that refused, or else that of the application."""
         for terms, _, _ in decision.checks:
             if terms.on_denied is not None:
@@ -356,7 +356,7 @@ def _hide_arguments() -> None:
 _hide_arguments()
 
 
-def read_table(path: str | Path, table: str) -> dict[str, Any] | SettingsError:
+def read_table(path: str | Path, table: str) -> dict[str, object] | SettingsError:
     """Read a table of a file. An error is returned, to be raised where no variable has the text of the file."""
     try:
         document = tomllib.loads(Path(path).read_text("utf-8"))
@@ -368,11 +368,11 @@ def read_table(path: str | Path, table: str) -> dict[str, Any] | SettingsError:
     return {option: None if _is_none(option, value) else value for option, value in hide(options).items()}
 
 
-def _read_variables(environ: Mapping[str, str], prefix: str) -> dict[str, Any] | SettingsError:
+def _read_variables(environ: Mapping[str, str], prefix: str) -> dict[str, object] | SettingsError:
     """Return the settings among the environment variables. An error is returned, not raised here: the caller that
     raises it has no variable with the values.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     others = _of_services(environ)
     for variable, text in environ.items():
         if not variable.startswith(prefix) or variable in _NOT_SETTINGS or variable.startswith(others):
@@ -451,17 +451,17 @@ def _rule(given: object, number: int) -> Rule:
         return Rule(**{name: value for name, value in options.items() if value is not None})
 
 
-def _without(options: Mapping[Any, Any], error: ConfigurationError, source: str) -> dict[Any, Any] | None:
+def _without(options: Mapping[str, object], error: ConfigurationError, source: str) -> dict[str, object] | None:
     """Return the options without the one, or the rule, that an error is about; None if it is about none of them."""
     about = str(error.given) if error.what == source else error.what
     wrong = about.lower().partition(":")[0].partition(" ")[0]
     depending = ("allow", "deny") if wrong in ("key", "ipv6_prefix", "ipv4_prefix") else ()
-    left: dict[Any, Any] = {}
+    left: dict[str, object] = {}
     for name, value in options.items():
         option = str(name).lower()
         if option == "algorithm" == wrong and value != "gcra":
             left[name] = "gcra"  # it counts every quota, so no other error is about the algorithm
-        elif option == "rules" and wrong == "rule":
+        elif option == "rules" and wrong == "rule" and isinstance(value, Iterable):
             left[name] = [_instead(rule, number, about) for number, rule in enumerate(value, 1)]
         elif option not in (wrong, *depending):
             left[name] = value
@@ -488,7 +488,7 @@ def _ban(given: Mapping[str, Any]) -> Ban:
     return Ban(**{str(name).lower(): value for name, value in given.items()})
 
 
-def _check_names(what: str, given: Mapping[Any, Any], *, known: Collection[str], needed: Iterable[str]) -> None:
+def _check_names(what: str, given: Mapping[str, object], *, known: Collection[str], needed: Iterable[str]) -> None:
     """Raise ConfigurationError if a mapping has an option that is not known, or has not one that is needed."""
     names = [str(name).lower() for name in given]
     for name in names:
