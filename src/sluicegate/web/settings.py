@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypedDict, TypeVar, cast
@@ -41,12 +41,14 @@ from sluicegate.rules.rollout import Mode, share
 from sluicegate.rules.rule import AnswerFunction, Rule, check_answer
 from sluicegate.rules.terms import Quotas, make_terms, read
 from sluicegate.runtime.hidden import hide_options
+from sluicegate.rules.terms import make_terms, read
 from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange, valid_prefix
 from sluicegate.stores.wrappers import PREFIX, STALENESS, StoreOptions
-from sluicegate.web.access import AccessLists, listed
+from sluicegate.web.access import AccessList, AccessLists, listed
 from sluicegate.web.http import DialectName, check_dialect
 
 _RULE_OPTIONS: Final = tuple(option.name for option in fields(Rule))
+_BAN_OPTIONS: Final = tuple(option.name for option in fields(Ban))
 # Options that may also be dotted names.
 _FUNCTIONS: Final = ("quota", "cost", "when", "charge_when", "refund_when", "on_denied")
 _VARIABLES: Final = "environment "  # the start of `source` for settings that were read from environment variables
@@ -164,49 +166,75 @@ class Settings:
     source: str = field(repr=False, compare=False, default="")
 
     def __post_init__(self) -> None:
+        errors: list[ConfigurationError] = []  # of all options: one error does not hide the others
+        checking = partial(_collecting, errors, self.source)
+
         def settle(option: str, value: object) -> None:
             object.__setattr__(self, option, value)
 
-        if isinstance(self.trusted_proxies, Iterator):
-            settle("trusted_proxies", tuple(self.trusted_proxies))  # an iterator can be read only once
-        settle("trust", Trust.of(self.trusted_proxies, self.trusted_header))
-        if self.secret is not None:
-            Seal(self.secret)  # raises for a wrong secret
-        check_flag("strict", self.strict)
-        check_labels(self.application, show_identities=self.show_identities)
-        settle("on_decision", _handlers(self.on_decision))
-        address = address_key(self.trust, prefix=self.ipv6_prefix, ipv4_prefix=self.ipv4_prefix, strict=self.strict)
-        settle("address", address)
-        with within("key"):
+        with checking():
+            check_flag("strict", self.strict)
+        with checking():
+            if isinstance(self.trusted_proxies, Iterator):
+                settle("trusted_proxies", tuple(self.trusted_proxies))  # an iterator can be read only once
+            settle("trust", Trust.of(self.trusted_proxies, self.trusted_header))
+            bits = {"prefix": self.ipv6_prefix, "ipv4_prefix": self.ipv4_prefix}
+            settle("address", address_key(self.trust, strict=self.strict, **bits))
+        with checking(), within("key"):
             settle("key", _key(self.key))
             validate_key(self.key)
         for option in ("allow", "deny"):
-            entries = [_function(entry, option=option) for entry in listed(option, getattr(self, option))]
-            settle(option, tuple(entries))
-        prefixes = {"prefix": self.ipv6_prefix, "ipv4_prefix": self.ipv4_prefix}
-        both = AccessLists(self.allow, self.deny, key=self.key, trust=self.trust, **prefixes)
-        settle("lists", both if self.allow or self.deny else None)
-        find(self.algorithm)
-        check_dialect(self.headers)
-        valid_prefix(self.prefix)
-        settle("on_store_change", _function(self.on_store_change, option="on_store_change"))
-        if self.on_store_failure not in FAILURE_POLICIES:
-            given = cast("str", self.on_store_failure)
-            problem = "an adapter has no one to raise to" if given == "raise" else "not known"
-            raise _error("on_store_failure", given, problem, "use local, allow or deny")
-        StoreOptions.of(self)  # raises for wrong options
-        check_flag("enabled", self.enabled)
-        share(self.mode, 100)  # raises for a wrong mode
-        settle("on_denied", _function(self.on_denied, option="on_denied"))
-        check_answer(self.error_message, self.on_denied, error=SettingsError)
-        with within("default_limits"):
-            settle("default_limits", _default_limits(self.default_limits))
-            if self.default_limits:
-                make_terms("default", cast("Quotas", self.default_limits), algorithm=self.algorithm)
-        settle("rules", _rules(self.rules))
-        for rule in cast("tuple[Rule, ...]", self.rules):
-            for quota in rule.known:
-                rule.terms(self.algorithm, quota)  # raises for a quota that the algorithm cannot count
+            with checking():
+                entries = [_function(entry, option=option) for entry in listed(option, getattr(self, option))]
+                settle(option, tuple(entries))
+                if not errors:  # the entries depend on the addresses and on the key
+                    AccessList.of(option, entries, self.key, **bits)
+        if not errors:
+            both = AccessLists(self.allow, self.deny, key=self.key, trust=self.trust, **bits)
+            settle("lists", both if self.allow or self.deny else None)
+        algorithm = "gcra"  # it counts every quota: if the name is wrong, no other error is about the algorithm
+        with checking():
+            find(self.algorithm)
+            algorithm = self.algorithm
+        checks: tuple[Callable[[], object], ...] = (
+            lambda: None if self.secret is None else Seal(self.secret),
+            lambda: check_labels(self.application, show_identities=self.show_identities),
+            lambda: settle("on_decision", _handlers(self.on_decision)),
+            lambda: check_dialect(self.headers),
+            lambda: valid_prefix(self.prefix),
+            lambda: _check_policy(self.on_store_failure),
+            lambda: settle("on_store_change", _function(self.on_store_change, option="on_store_change")),
+            lambda: StoreOptions(on_store_change=self.on_store_change),
+            lambda: StoreOptions(deadline=self.deadline, strict=self.strict),
+            lambda: StoreOptions(replicas=self.replicas),
+            lambda: StoreOptions(deny_cache=self.deny_cache),
+            lambda: StoreOptions(clock=self.clock),
+            lambda: check_flag("enabled", self.enabled),
+            lambda: share(self.mode, 100),
+            lambda: settle("on_denied", _function(self.on_denied, option="on_denied")),
+            lambda: check_answer(self.error_message, self.on_denied, error=SettingsError),
+        )
+        for check in checks:  # each raises for a wrong option
+            with checking():
+                check()
+        with checking(), within("default_limits"):
+            limits = _default_limits(self.default_limits)
+            settle("default_limits", limits)
+            if limits:
+                make_terms("default", limits, algorithm=algorithm)
+        rules: list[Rule] = []
+        with checking():
+            for number, given in enumerate(_listed_rules(self.rules), 1):
+                with checking():
+                    rule = given if isinstance(given, Rule) else _rule(given, number)
+                    if rule.name in [other.name for other in rules]:
+                        raise _error("rules", rule.name, "two rules of this name", "give each rule a name of its own")
+                    rules.append(rule)
+                    for quota in rule.known:
+                        rule.terms(algorithm, quota)  # raises for a quota that the algorithm cannot count
+        settle("rules", tuple(rules))
+        if errors:
+            raise _together(errors)
 
     def __copy__(self) -> Settings:
         return replace(self)
@@ -218,7 +246,7 @@ class Settings:
         if not isinstance(self.store, str):
             problem = f"settings with a {type(self.store).__name__} cannot be pickled"
             raise TypeError(f"{problem}: it holds connections or budgets; give the URL of a store")
-        return (_remade, ({name: getattr(self, name) for name in (*_KNOWN, "source")},))
+        return partial(Settings, **{name: getattr(self, name) for name in (*_KNOWN, "source")}), ()
 
     @classmethod
     def given(cls, settings: object, options: Mapping[str, object], *, source: str) -> Settings:
@@ -265,37 +293,24 @@ class Settings:
 
     @classmethod
     def _found(cls, options: Mapping[str, object], source: str) -> Settings:
-        """Make settings from a mapping that was read from `source`. An error has all further ones as its notes."""
-        errors: list[ConfigurationError] = []
-        left: Mapping[str, object] | None = options
-        while left is not None:
-            try:
-                made = cls._made(left, source)
-            except ConfigurationError as error:
-                errors.append(error)
-                left = _without(left, error, source)
-            else:
-                if not errors:
-                    return made
-                break
-        for further in errors[1:]:
-            errors[0].add_note(str(further))
-        raise errors[0]
-
-    @classmethod
-    def _made(cls, options: Mapping[str, object], source: str) -> Settings:
-        """Make the settings. Every error shows the source."""
+        """Make settings from a mapping that was read from `source`. Every error shows it."""
         known = _options(cls)
+        errors: list[ConfigurationError] = []
         found: dict[str, Any] = {}
         for given, value in options.items():
             name = given.lower() if isinstance(given, str) else ""
             if name not in known:
-                raise _unknown(source, given, known)
-            if name in found:
-                raise _error(source, given, f'"{name}" is given twice', "keep one of the two")
+                errors.append(_unknown(source, given, known))
+            elif name in found:
+                errors.append(_error(source, given, f'"{name}" is given twice', "keep one of the two"))
             found[name] = value
-        with _found_in(source):
-            return cls(**found, source=source)
+        try:
+            made = cls(**{name: value for name, value in found.items() if name in known}, source=source)
+        except ConfigurationError as error:
+            errors.append(error)
+        if errors:
+            raise _together(errors)
+        return made
 
     def answer_to(self, decision: Decision) -> AnswerFunction | None:
         """Return the `on_denied` of the rule that refused, or else that of the application."""
@@ -323,6 +338,25 @@ def _found_in(source: str) -> Generator[None]:
             source = f"{source.removesuffix('*')}{option.upper()}"
         error.found_in(source)
         raise
+
+
+@contextmanager
+def _collecting(errors: list[ConfigurationError], source: str) -> Generator[None]:
+    """Add the ConfigurationError that the block raises to the errors of these settings."""
+    try:
+        with _found_in(source):
+            yield
+    except ConfigurationError as error:
+        errors.append(error)
+
+
+def _together(errors: list[ConfigurationError]) -> ConfigurationError:
+    """Return the first error, with all others as its notes."""
+    first, *others = errors
+    for other in others:
+        for text in (str(other), *getattr(other, "__notes__", ())):
+            first.add_note(text)
+    return first
 
 
 def _options(kind: type[Settings]) -> list[str]:
@@ -393,10 +427,6 @@ def _of_services(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple([service + end for service in services for end in ends])
 
 
-def _remade(options: dict[str, Any]) -> Settings:
-    return Settings(**options)
-
-
 def _error(option: str, given: object, problem: str, expected: str) -> SettingsError:
     return SettingsError(option, given, problem=problem, expected=expected)
 
@@ -405,6 +435,12 @@ def _unknown(what: str, given: object, known: Iterable[str], *, kind: str = "set
     if kind == "setting" and isinstance(given, str) and given.lower() in _RULE_OPTIONS:
         return _error(what, given, "no such setting", 'it is an option of a rule; give it to a Rule in "rules"')
     return unknown_option(what, given, known, error=SettingsError, kind=kind)
+
+
+def _check_policy(given: str) -> None:
+    if given not in FAILURE_POLICIES:
+        problem = "an adapter has no one to raise to" if given == "raise" else "not known"
+        raise _error("on_store_failure", given, problem, "use local, allow or deny")
 
 
 def _default_limits(given: object) -> tuple[Quota, ...]:
@@ -420,83 +456,47 @@ def _default_limits(given: object) -> tuple[Quota, ...]:
     return tuple(limits)
 
 
-def _rules(given: object) -> tuple[Rule, ...]:
+def _listed_rules(given: object) -> Iterable[object]:
     if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
         raise _error("rules", given, "not a list of rules", 'give a list like [{"name": "login", "quota": "5/minute"}]')
-    rules = tuple([rule if isinstance(rule, Rule) else _rule(rule, number) for number, rule in enumerate(given, 1)])
-    names = [rule.name for rule in rules]
-    for name in names:
-        if names.count(name) > 1:
-            raise _error("rules", name, "two rules of this name", "give each rule a name of its own")
-    return rules
+    return given
 
 
 def _rule(given: object, number: int) -> Rule:
     """Make a rule from a mapping. Its functions may be given as dotted names."""
-    label = _label(given, number)
+    unnamed = f"rule {number} (counted from 1)"
     if not isinstance(given, Mapping):
-        raise _error(label, given, "neither a Rule nor a mapping", 'give {"name": …, "quota": …}')
-    options = {str(name).lower(): value for name, value in given.items()}
-    if len(options) < len(given):
-        raise _error(
-            label, [*given], "an option is given twice, in capitals and in small letters", "keep one of the two"
-        )
-    _check_names(label, given, known=_RULE_OPTIONS, needed=("name", "quota"))
+        raise _error(unnamed, given, "neither a Rule nor a mapping", 'give {"name": …, "quota": …}')
+    name = next((value for option, value in given.items() if str(option).lower() == "name"), None)
+    label = f"rule {name!r}" if name else unnamed
+    options = _named(label, given, known=_RULE_OPTIONS, needed=("name", "quota"))
     with within(label):
         options["key"] = _key(options.get("key"))
         if isinstance(options.get("ban"), Mapping):
-            options["ban"] = _ban(options["ban"])
-        for name in _FUNCTIONS:
-            options[name] = _function(options.get(name), option=name)
-        return Rule(**{name: value for name, value in options.items() if value is not None})
+            needed = ("after", "within", "duration")
+            options["ban"] = Ban(**_named("ban", options["ban"], known=_BAN_OPTIONS, needed=needed))
+        for option in _FUNCTIONS:
+            options[option] = _function(options.get(option), option=option)
+        return Rule(**{option: value for option, value in options.items() if value is not None})
 
 
-def _without(options: Mapping[str, object], error: ConfigurationError, source: str) -> dict[str, object] | None:
-    """Return the options without the one, or the rule, that an error is about; None if it is about none of them."""
-    about = str(error.given) if error.what == source else error.what
-    wrong = about.lower().partition(":")[0].partition(" ")[0]
-    depending = ("allow", "deny") if wrong in ("key", "ipv6_prefix", "ipv4_prefix") else ()
-    left: dict[str, object] = {}
-    for name, value in options.items():
-        option = str(name).lower()
-        if option == "algorithm" == wrong and value != "gcra":
-            left[name] = "gcra"  # it counts every quota, so no other error is about the algorithm
-        elif option == "rules" and wrong == "rule" and isinstance(value, Iterable):
-            left[name] = [_instead(rule, number, about) for number, rule in enumerate(value, 1)]
-        elif option not in (wrong, *depending):
-            left[name] = value
-    return None if [*left.values()] == [*options.values()] else left
-
-
-def _instead(rule: object, number: int, about: str) -> object:
-    """Return the rule, or if the error is about it one that is right, so that the others keep their numbers."""
-    label = _label(rule, number)
-    is_wrong = about == label or about.startswith(f"{label}:")
-    return Rule(name=f"wrong-{number}", quota="1/second") if is_wrong else rule
-
-
-def _label(rule: object, number: int) -> str:
-    """Return how errors call a rule: by its name, or else by its number in the list, counted from 1."""
-    options = {str(name).lower(): value for name, value in rule.items()} if isinstance(rule, Mapping) else {}
-    name = rule.name if isinstance(rule, Rule) else options.get("name")
-    return f"rule {name!r}" if name else f"rule {number} (counted from 1)"
-
-
-def _ban(given: Mapping[str, Any]) -> Ban:
-    """Make a ban from a mapping."""
-    _check_names("ban", given, known=[each.name for each in fields(Ban)], needed=("after", "within", "duration"))
-    return Ban(**{str(name).lower(): value for name, value in given.items()})
-
-
-def _check_names(what: str, given: Mapping[str, object], *, known: Collection[str], needed: Iterable[str]) -> None:
-    """Raise ConfigurationError if a mapping has an option that is not known, or has not one that is needed."""
-    names = [str(name).lower() for name in given]
-    for name in names:
+def _named(
+    what: str, given: Mapping[object, object], *, known: Collection[str], needed: Iterable[str]
+) -> dict[str, Any]:
+    """Return the options in a mapping, with names in small letters. Raises ConfigurationError for one that is unknown,
+    given twice or missing.
+    """
+    options = {str(name).lower(): value for name, value in given.items()}
+    if len(options) < len(given):
+        problem = "an option is given twice, in capitals and in small letters"
+        raise _error(what, [*given], problem, "keep one of the two")
+    for name in options:
         if name not in known:
             raise _unknown(what, name, known, kind="option")
     for name in needed:
-        if name not in names:
-            raise RuleError(what, dict(given), problem=f'has no "{name}"', expected=f'add "{name}"')
+        if name not in options:
+            raise RuleError(what, {**given}, problem=f'has no "{name}"', expected=f'add "{name}"')
+    return options
 
 
 def _key(given: object) -> Any:
