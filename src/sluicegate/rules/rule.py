@@ -11,7 +11,6 @@ from sluicegate.algorithms import AlgorithmName, find
 from sluicegate.concurrency import Concurrency
 from sluicegate.errors import ConfigurationError, RuleError, check_flag, nearest, shows_half_made, takes_names, within
 from sluicegate.plan import FAILURE_POLICIES, FailurePolicy, Terms
-from sluicegate.quota import Quota
 from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeySpec, Native, validate_key
 from sluicegate.rules.response import Response, when_to_refund
@@ -281,16 +280,6 @@ def _listed(given: object) -> list[object]:
     return list(given) if isinstance(given, Iterable) else []
 
 
-def _fixed(rule: Rule) -> list[Quota]:
-    """Return each quota that is known before any request."""
-    return [each for known in rule.known for each in ((known.quota,) if isinstance(known, Concurrency) else known)]
-
-
-def _capacity(quota: Quota) -> int:
-    """Return the number of units that may pass at the same moment."""
-    return quota.limit if quota.burst is None else quota.burst
-
-
 def _check_cost(rule: Rule) -> None:
     cost = rule.cost
     if callable(cost):
@@ -300,7 +289,9 @@ def _check_cost(rule: Rule) -> None:
         for option, given in _given(rule, _NOT_AT_NO_COST):
             problem = "a cost of 0 charges nothing and never refuses"
             raise _error(option, given, problem, "leave it out, or give a cost")
-    for quota in _fixed(rule):
-        if cost > _capacity(quota):
-            problem = f"more than {_capacity(quota)}, so it could never pass"
-            raise _error("cost", cost, problem, "lower the cost or raise the limit")
+    for known in rule.known:
+        for quota in (known.quota,) if isinstance(known, Concurrency) else known:
+            capacity = quota.limit if quota.burst is None else quota.burst  # what may pass at the same moment
+            if cost > capacity:
+                problem = f"more than {capacity}, so it could never pass"
+                raise _error("cost", cost, problem, "lower the cost or raise the limit")

@@ -27,7 +27,7 @@ from sluicegate.web.bound import Bound, Bounds
 from sluicegate.web.charges import Charges, held, kept, log, made, owed
 from sluicegate.web.endpoint import Arrival, Endpoint, scope_of, short_name
 from sluicegate.web.gate import AsyncGate, Gate, Undecided
-from sluicegate.web.marks import EXEMPT, Mark, RuleOptions, make_mark
+from sluicegate.web.marks import EXEMPT, LateOptions, Mark, make_mark
 from sluicegate.web.request_state import NO_MARKS, RequestState
 from sluicegate.web.settlement import AsyncSettlement, HeldCharges, Settlement
 
@@ -37,13 +37,6 @@ _RULES: Final = 1024  # that are kept: the application's views have fewer
 _UNREADABLE: Final = re.compile(r"<locals>\.|[^A-Za-z0-9_.]")  # in the label of a view
 _LONGEST: Final = 41  # characters of a label in a scope: with a digest, the scope is as long as a plain one may be
 _CHARGE: Final = re.compile(r"([A-Za-z0-9_.]*)-[A-Za-z0-9_-]{22}:")
-
-
-class LateOptions(RuleOptions, total=False):
-    """The options of a rule that is charged after the middleware's: those of `@limit`, except `override_defaults`."""
-
-    scope: str | None
-    name: str | None
 
 
 class ChargeOptions(LateOptions, total=False):
@@ -178,7 +171,13 @@ class ChargedRule(NamedTuple):
         if found is not None:
             return found
         lasts = known is not None and all(map(_lasts, (quota, *given.values())))
-        made = _make(what, quota, lasts=lasts, **given)
+        if "override_defaults" in given:
+            problem = "the default limits are charged already"
+            expected = "leave it out, or write @limit(…, override_defaults=True) on the view"
+            raise RuleError(what, "override_defaults", problem=problem, expected=expected)
+        refund_earlier = given.pop("refund_earlier", True)
+        check_flag("refund_earlier", refund_earlier, error=RuleError)
+        made = cls(make_mark(quota, what, ("refund_earlier",), **given), refund_earlier, lasts)
         if lasts:
             if len(_known) >= _RULES:
                 _known.clear()
@@ -208,15 +207,6 @@ def _lasts(value: object) -> bool:
     if isinstance(value, FunctionType):
         return value.__closure__ is None and value.__defaults__ is None and value.__kwdefaults__ is None
     return not callable(value) or isinstance(value, (type, Tiers))
-
-
-def _make(what: str, quota: AnyQuota, *, lasts: bool, refund_earlier: bool = True, **options: Any) -> ChargedRule:
-    if "override_defaults" in options:
-        problem = "the default limits are charged already"
-        expected = "leave it out, or write @limit(…, override_defaults=True) on the view"
-        raise RuleError(what, "override_defaults", problem=problem, expected=expected)
-    check_flag("refund_earlier", refund_earlier, error=RuleError)
-    return ChargedRule(make_mark(quota, what, ("refund_earlier",), **options), refund_earlier, lasts)
 
 
 def bounds_of(gate: Gate | AsyncGate, rule: ChargedRule, view: Endpoint) -> tuple[Bound, ...]:

@@ -246,11 +246,16 @@ class RuleOptions(TypedDict, total=False):
     on_denied: AnswerFunction | None
 
 
-class MarkOptions(RuleOptions, total=False):
-    """The options of `@limit`, for the signatures of the adapters' decorators."""
+class LateOptions(RuleOptions, total=False):
+    """The options of a rule that is charged after the middleware's: those of `@limit`, except `override_defaults`."""
 
     scope: str | None
     name: str | None
+
+
+class MarkOptions(LateOptions, total=False):
+    """The options of `@limit`, for the signatures of the adapters' decorators."""
+
     override_defaults: bool
 
 

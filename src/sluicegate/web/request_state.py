@@ -54,10 +54,7 @@ class RequestState:
             return
         if self.gate.may_owe and (charges := owed(decision)):
             self.owe(charges)
-        if self.decision is None:  # the same as `join`, without a call
-            self.decision = decision
-        else:
-            self.join(decision)
+        self.join(decision)
 
     def join(self, decision: Decision) -> None:
         """Add a decision to the earlier ones. Then `decision` covers all rules that were checked for the request."""
