@@ -172,16 +172,17 @@ def test_an_async_view_stays_one() -> None:
     assert len(watch.seen) == 1
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_view_is_not_called_if_its_guard_raises(is_async: bool) -> None:
+def test_a_view_is_not_called_if_its_guard_raises() -> None:
     called: list[int] = []
 
     async def later(number: int) -> None:
         called.append(number)
 
-    view = guarded(later if is_async else called.append, make_mark("1/s"), Watch(LookupError()))
+    mark, watch = make_mark("1/s"), Watch(LookupError())
     with pytest.raises(LookupError):
-        asyncio.run(view(5)) if is_async else view(5)
+        guarded(called.append, mark, watch)(5)
+    with pytest.raises(LookupError):
+        asyncio.run(guarded(later, mark, watch)(5))
     assert called == []
 
 

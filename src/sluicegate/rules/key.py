@@ -170,7 +170,7 @@ def _sameness(spec: object) -> Hashable:
 
 def identity_of(
     key: ReadyKey, caller: Caller, found: dict[ReadyKey, str | None], *, rule: str | None = None
-) -> Generator[Waiting, str | None, str | None]:
+) -> Generator[Waiting, Any, str | None]:
     """Return the text of a caller's identity under a key; None if the key does not apply. Yield each awaitable that
     must be awaited.
 

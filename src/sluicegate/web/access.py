@@ -6,7 +6,7 @@ An entry is a network, an identity that the application's key returns, or a func
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -16,7 +16,8 @@ from sluicegate.identity import identity_text
 from sluicegate.plan import FORBIDDEN, Decision, Plan
 from sluicegate.rules.key import Caller, KeySpec, ReadyKey, as_keys_give, can_be, identity_of
 from sluicegate.runtime.awaiting import Waiting, check_call, waits
-from sluicegate.rules.rule import Condition
+
+Function = Callable[..., object]
 
 _EXPECTED: Final = 'give networks like "10.0.0.0/8", identities like ["user", "42"], or functions of the request'
 
@@ -30,7 +31,7 @@ class AccessList(NamedTuple):
     option: str
     networks: tuple[Network, ...]
     identities: frozenset[str]
-    functions: tuple[Condition, ...]
+    functions: tuple[Function, ...]
 
     @classmethod
     def of(cls, option: str, given: Iterable[object], key: KeySpec, *, prefix: int, ipv4_prefix: int) -> AccessList:
@@ -41,7 +42,7 @@ class AccessList(NamedTuple):
         """
         networks: list[Network] = []
         identities: list[str] = []
-        functions: list[Condition] = []
+        functions: list[Function] = []
         for entry in given:
             if callable(entry):
                 check_call(option, entry, takes=("request",), error=SettingsError)
@@ -98,7 +99,7 @@ class AccessLists:
         self._trust = trust
 
     @property
-    def functions(self) -> list[tuple[str, Condition]]:
+    def functions(self) -> list[tuple[str, Function]]:
         """The functions among the entries, each with the name of its option."""
         return [(each.option, function) for each in self._lists for function in each.functions]
 

@@ -20,7 +20,7 @@ def problem(decision: Decision, *, status: int, wait: int | None) -> dict[str, o
     """Return the body of the response to a refused request. `wait` is the value of `Retry-After`."""
     name = _BANNED if decision.banned else _TITLES[status]  # the title: the problem's type in words
     kind = "about:blank" if status == DENIED else TYPES + name.lower().replace(" ", "-")
-    body = {"type": kind, "title": name, "status": status, "detail": detail(decision, wait)}
+    body: dict[str, object] = {"type": kind, "title": name, "status": status, "detail": detail(decision, wait)}
     if status == DENIED:
         return body
     pairs = zip(decision.checks, decision.outcomes, strict=True)

@@ -308,9 +308,10 @@ class Settings:
             made = cls(**{name: value for name, value in found.items() if name in known}, source=source)
         except ConfigurationError as error:
             errors.append(error)
-        if errors:
-            raise _together(errors)
-        return made
+        else:
+            if not errors:
+                return made
+        raise _together(errors)
 
     def answer_to(self, decision: Decision) -> AnswerFunction | None:
         """Return the `on_denied` of the rule that refused, or else that of the application."""
