@@ -22,7 +22,6 @@ from sluicegate.rules.rule import QuotaFunction
 from sluicegate.rules.terms import QuotaSpec
 from sluicegate.rules.tiers import Tiers
 from sluicegate.runtime.awaiting import label_of
-from sluicegate.web.bound import Bound
 from sluicegate.web.bound import Bound, Bounds
 from sluicegate.web.charges import Charges, held, kept, log, made, owed
 from sluicegate.web.endpoint import Arrival, Endpoint, scope_of, short_name

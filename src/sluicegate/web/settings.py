@@ -39,9 +39,8 @@ from sluicegate.rules.ban import Ban
 from sluicegate.rules.key import KeyPart, KeySpec, address_key, check_nesting, validate_key
 from sluicegate.rules.rollout import Mode, share
 from sluicegate.rules.rule import AnswerFunction, Rule, check_answer
-from sluicegate.rules.terms import Quotas, make_terms, read
-from sluicegate.runtime.hidden import hide_options
 from sluicegate.rules.terms import make_terms, read
+from sluicegate.runtime.hidden import hide_options
 from sluicegate.stores import DEADLINE, AsyncStore, Store, StoreChange, valid_prefix
 from sluicegate.stores.wrappers import PREFIX, STALENESS, StoreOptions
 from sluicegate.web.access import AccessList, AccessLists, listed
