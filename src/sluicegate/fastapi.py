@@ -18,7 +18,8 @@ from sluicegate.asgi import Scope, charge_of
 from sluicegate.errors import IdentityError, RuleError, needs, shows_half_made
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.runtime.awaiting import check_hash
-from sluicegate.web.charge import AnyQuota, ChargedRule, LateOptions, run_async
+from sluicegate.web.charge import AnyQuota, ChargedRule, run_async
+from sluicegate.web.marks import EXEMPT, LateOptions, takes_quota
 from sluicegate.web.problem import PROBLEM, TYPES
 
 with needs("fastapi"):
