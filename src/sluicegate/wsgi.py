@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from sluicegate.errors import NotEnforcedError, RuleError
 from sluicegate.observe.status import Status
@@ -36,23 +36,25 @@ from sluicegate.web.settlement import Settlement
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-    from sluicegate.observe.events import Pending
+    from sluicegate.observe.events import DecisionEvent
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None] | None
 
 KEY: Final = "sluicegate.state"
-_PENDING: Final = "sluicegate.pending"
 _NOWHERE: Final = Endpoint()
 _RAISED: Final[list[bytes]] = []  # instead of the iterable, while the application has returned none
 
 
 class WsgiCaller:
-    """The client of a request, read from its environ."""
+    """The client of a request, read from its environ. `state` is that of the request, if a limiter has made one."""
 
-    __slots__ = ("environ",)
+    __slots__ = ("environ", "state")
 
-    def __init__(self, environ: WSGIEnvironment) -> None:
+    state: SyncState | None
+
+    def __init__(self, environ: WSGIEnvironment, state: SyncState | None = None) -> None:
         self.environ = environ
+        self.state = state
 
     @property
     def native(self) -> Any:
@@ -91,15 +93,53 @@ class WsgiCaller:
         """True if the request has credentials, which the server has not read."""
         return "HTTP_AUTHORIZATION" in self.environ
 
-    def pending(self) -> Any:
-        """Return what keeps the decisions about the request until its answer was sent; None if nothing does."""
-        return self.environ.get(_PENDING)
+    def pending(self) -> SyncState | None:
+        """Return what keeps the events of the request until its response was sent; None if nothing does."""
+        return self.state
 
 
-class _Served(RequestState):
+class SyncState(RequestState):
+    """The state of one request in a synchronous application. With `on_decision` it keeps the events of the request.
+
+    The events are delivered when the response is closed: an `on_decision` delays no client.
+    """
+
+    __slots__ = ("at", "is_over", "made")
+
+    at: tuple[str, str]  # the template of the route, and the method; unset, as are the others, without `on_decision`
+    is_over: bool  # True: the events of the request are delivered at once
+    made: list[DecisionEvent]
+
+    def answered(self, response: Response) -> None:
+        """Settle by this response, before it starts. The header fields then show what was refunded."""
+        if isinstance(self.settlement, Settlement):
+            self.regain(self.settlement.answered(response))
+
+    def going_on(self) -> None:
+        """Renew what the request holds while its response is sent."""
+        if isinstance(self.settlement, Settlement):
+            self.settlement.going_on()
+
+    def over(self, error: BaseException | None) -> None:
+        """Settle at the end of the request. `error` is the exception that ended it."""
+        if isinstance(self.settlement, Settlement):
+            self.settlement.over(error)
+
+    def closed(self) -> None:
+        """Release what the request holds, and deliver its events: the response was closed, or there will be none."""
+        try:
+            if isinstance(self.settlement, Settlement):
+                self.settlement.ended()
+        finally:
+            events = self.gate.limiter.events
+            if events is not None and not self.is_over:
+                events.deliver(self)
+
+
+class _Served(SyncState):
     """The state of one request, and whether its response has started."""
 
-    __slots__ = ("is_left", "started")
+    __slots__ = ("is_left", "started")  # not the environ, which refers to this state: no cycle may keep it
 
     def __init__(self, gate: Gate) -> None:
         super().__init__(gate)
@@ -130,12 +170,12 @@ def charge(environ: WSGIEnvironment, /, quota: AnyQuota, **options: Unpack[Charg
     """
     rule = ChargedRule.of("charge", quota, **options)
     state = environ.get(KEY)
-    if not isinstance(state, RequestState):
+    if not isinstance(state, SyncState):
         problem, expected = "the request has not passed RateLimitMiddleware", "put RateLimitMiddleware around the app"
         raise NotEnforcedError("charge in", environ.get("PATH_INFO"), problem=problem, expected=expected)
     if not state.gate.settings.enabled:
         return unlimited()
-    return Charge(rule, state, _NOWHERE).run(WsgiCaller(environ))
+    return Charge(rule, state, _NOWHERE).run(WsgiCaller(environ, state))
 
 
 class RateLimitMiddleware:
@@ -163,21 +203,30 @@ class RateLimitMiddleware:
                     raise RuleError("key", part, problem=problem, expected=expected)
         self.gate = Gate(self.settings)
         self._bounds = self.gate.bind(_NOWHERE)
-        if self.gate.limiter.events is not None:
-            self.gate.limiter.events.take_part(self, _Watched)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        state = _Served(self.gate)
+        state, decision = _Served(self.gate), None
+        if self.gate.limiter.events is not None:
+            state.at, state.is_over, state.made = ("", WsgiCaller(environ).method), False, []
         respond = self._adding_fields(state, start_response)
         outer, environ[KEY] = environ.get(KEY), state
-        if self.settings.enabled and (self._bounds or self.gate.denies):
-            decision = self.gate.decide(WsgiCaller(environ), self._bounds)
-            if outer is not None:
-                warn_of_twice(outer, self.gate, decision)
-            state.note(decision)
+        chunks: Iterable[bytes] = _RAISED
+        try:  # no `except`: the application's exceptions pass
+            if self.settings.enabled and (self._bounds or self.gate.denies):
+                decision = self.gate.decide(WsgiCaller(environ, state), self._bounds)
+                if outer is not None:
+                    warn_of_twice(outer, self.gate, decision)
+                state.note(decision)
             if decision is not None and not decision.allowed:
-                return self._refuse(environ, decision, respond=respond, raw=start_response)
-        return self._pass(state, environ, respond)
+                state.started = True
+                chunks = self._refuse(environ, decision, respond, raw=start_response)
+            else:
+                chunks = self._pass(state, environ, respond)
+        finally:
+            if chunks is _RAISED:
+                state.over(sys.exception())
+                state.closed()
+        return self._ending(chunks, state, environ, respond=respond)
 
     def reset_all(self, identity: object) -> int:
         """Forget every budget, slot and ban of an identity, such as `("ip", "203.0.113.7")`. Return how many budgets
@@ -201,11 +250,13 @@ class RateLimitMiddleware:
         self,
         environ: WSGIEnvironment,
         decision: Decision,
-        *,
         respond: StartResponse,
+        *,
         raw: StartResponse | None = None,
     ) -> Iterable[bytes]:
-        """Return the response of `on_denied`, or our own, which `raw` starts without adding fields."""
+        """Return the response of `on_denied`, or our own, which `raw` starts with fields that were made before: a flood
+        of refusals takes half the CPU (7.5 µs each, and 14.5 if `respond` makes the fields).
+        """
         on_denied = self.settings.answer_to(decision)
         if on_denied is not None:
             own: WSGIApplication | None = on_denied(environ, decision)
@@ -215,41 +266,22 @@ class RateLimitMiddleware:
             if own is not None:
                 return own(environ, respond)
         caller = WsgiCaller(environ)
-        accept = ",".join(caller.header("accept"))
-        answer = denial(decision, self.settings.headers, accept=accept)
-        status = _line(answer.status)
+        found = denial(decision, self.settings.headers, accept=",".join(caller.header("accept")))
         if raw is None:
-            respond(status, [*answer.body_fields])  # `respond` adds the others
+            respond(_line(found.status), [*found.body_fields])  # the fields also cover the earlier decisions
         else:
-            raw(status, [*answer.all_fields])
-        return [b"" if caller.method == "HEAD" else answer.body]
+            raw(_line(found.status), [*found.all_fields])
+        return [b"" if caller.method == "HEAD" else found.body]
 
     def _pass(self, state: _Served, environ: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
-        """Call the application. If some charges depend on the response, settle them when the request ends."""
-        chunks: Iterable[bytes] = _RAISED
-        try:  # no `except`: the application's exceptions pass
-            chunks = self._call(state, environ, respond)
-        finally:
-            if chunks is _RAISED and state.settlement is not None:
-                cast("Settlement", state.settlement).over(sys.exception())
-        settlement = state.settlement
-        if state.started and (settlement is None or not (settlement.holds or not settlement.answered_once)):
-            state.is_left = True
-            return chunks
-        return SettlingBody(chunks, state)
-
-    def _call(self, state: _Served, environ: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
         """Call the application. If it raises a refusal before a response has started, return the refusal."""
         try:
-            chunks = self.app(environ, respond)
+            return self.app(environ, respond)
         except RateLimitExceeded as error:
             if state.started:
                 raise
             raised = error.decision
-        else:
-            if state.started:
-                return chunks
-            return _Unstarted(chunks, state, partial(self._exceeded, state, environ, respond=respond))
+        # Outside the `except`: what `on_denied` calls is not called while an error is handled.
         return self._exceeded(state, environ, raised, respond=respond)
 
     def _exceeded(
@@ -259,132 +291,104 @@ class RateLimitMiddleware:
         refused = state.refuse(raised)
         if refused.forbidden:  # the fields of the rules would not explain it
             state.decision = refused
-        return self._refuse(environ, refused, respond=respond)
+        return self._refuse(environ, refused, respond)
+
+    def _ending(
+        self, chunks: Iterable[bytes], state: _Served, environ: WSGIEnvironment, *, respond: StartResponse
+    ) -> Iterable[bytes]:
+        """Return the body, so that its end is noticed if charges or events wait for the end."""
+        settlement = state.settlement
+        if not state.started:
+            return SettlingBody(chunks, state, partial(self._exceeded, state, environ, respond=respond))
+        if settlement is not None and (settlement.holds or not settlement.answered_once):
+            return SettlingBody(chunks, state)
+        if self.gate.limiter.events is None:
+            state.is_left = True
+            return chunks
+        if isinstance(chunks, (list, tuple)):
+            return _List(chunks, state)
+        wrapper = environ.get("wsgi.file_wrapper")
+        if isinstance(wrapper, type) and isinstance(chunks, wrapper):
+            with suppress(AttributeError):  # the server sends its own file by itself, and closes it
+                chunks.__dict__["close"] = closing(getattr(chunks, "close", None), state.closed)
+                return chunks
+        return SettlingBody(chunks, state)
 
     def _adding_fields(self, state: _Served, start_response: StartResponse) -> StartResponse:
         """Return a start_response that adds the fields of the decision, also to the response of `on_denied`."""
 
         def respond(status: str, headers: Fields, exc_info: ExcInfo = None) -> Callable[[bytes], object]:
-            state.started = True
+            state.started, code = True, int(status[:3])
             if state.settlement is not None:  # also at the second call, when an error replaces the first response
-                answer = Response(int(status[:3]), Headers(headers))
-                state.regain(cast("Settlement", state.settlement).answered(answer))
-            decision = state.decision
-            if decision is not None:
-                fields = fields_for(decision, self.settings.headers, status=int(status[:3]))
+                state.answered(Response(code, Headers(headers)))
+            if state.decision is not None:
+                fields = fields_for(state.decision, self.settings.headers, status=code)
                 headers = merge(headers, fields) if fields else headers
             return start_response(status, headers, exc_info)
 
         return respond
 
 
-class _Watched(RateLimitMiddleware):
-    """The middleware of an application with `on_decision`: it delivers the events when the body is closed."""
-
-    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        outer, pending = environ.get(_PENDING), self.gate.events.pending(("", WsgiCaller(environ).method))
-        environ[_PENDING] = pending
-        chunks: Iterable[bytes] = _RAISED
-        try:
-            chunks = super().__call__(environ, start_response)
-        finally:
-            if outer is not None:
-                environ[_PENDING] = outer
-            if chunks is _RAISED:
-                pending.end()
-        if type(chunks) in (list, tuple):
-            return _List(chunks, pending)
-        body, wrapper = _Body(chunks, pending), environ.get("wsgi.file_wrapper")
-        if isinstance(wrapper, type) and isinstance(chunks, wrapper):
-            with suppress(AttributeError):  # the server sends its own file by itself, and closes it
-                body.close_instead()
-                return chunks
-        return body
-
-
 class _List(list[bytes]):
-    """A body in a list, of which a server may ask the length. Closing it delivers the events."""
+    """A body in a list, of which a server may ask the length. Closing it ends the request."""
 
-    def __init__(self, chunks: Iterable[bytes], pending: Pending) -> None:
+    def __init__(self, chunks: Iterable[bytes], state: SyncState) -> None:
         super().__init__(chunks)
-        self.close = pending.end
-
-
-class _Body:
-    """Any other body. Closing it delivers the events."""
-
-    def __init__(self, chunks: Iterable[bytes], pending: Pending) -> None:
-        self._chunks: Any = chunks
-        self._close = getattr(chunks, "close", None)
-        self._pending = pending
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._chunks)
-
-    def close(self) -> None:
-        """Close the application's iterable, then deliver."""
-        try:
-            if self._close is not None:
-                self._close()
-        finally:
-            self._chunks = ()  # it may refer to this object: see below
-            self._pending.end()
-
-    def close_instead(self) -> None:
-        """Let closing the application's iterable call `close`, as Django does with its files."""
-        self._chunks.close = self.close
+        self.close = state.closed
 
 
 class SettlingBody:
-    """The body of a response that settles when it ends. While it is sent, held charges are renewed."""
+    """The body of a response that settles when it ends. While it is sent, held charges are renewed.
 
-    def __init__(self, chunks: Iterable[bytes], state: RequestState) -> None:
+    A generator calls start_response in its first step. If it raises a refusal instead, `refuse` returns the refusal.
+    """
+
+    def __init__(
+        self,
+        chunks: Iterable[bytes],
+        state: SyncState,
+        refuse: Callable[[Decision], Iterable[bytes]] | None = None,
+    ) -> None:
         self.chunks = chunks
         self._state = state
+        self._refuse = refuse
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            for chunk in self.chunks:
-                if self._state.settlement is not None:
-                    cast("Settlement", self._state.settlement).going_on()
-                yield chunk
+            try:
+                for chunk in self.chunks:
+                    self._state.going_on()
+                    yield chunk
+                return
+            except RateLimitExceeded as error:
+                if self._refuse is None or not self._state.can_refuse:
+                    raise
+                raised = error.decision
+            _close(self.chunks)
+            self.chunks = self._refuse(raised)
+            yield from self.chunks
         finally:
-            if self._state.settlement is not None:
-                cast("Settlement", self._state.settlement).over(sys.exception())
+            self._state.over(sys.exception())
 
     def close(self) -> None:
         """Close the application's iterable. The server calls this even if it could not send everything."""
         try:
             _close(self.chunks)
         finally:
-            if self._state.settlement is not None:
-                cast("Settlement", self._state.settlement).ended()
+            self._state.closed()
 
 
-class _Unstarted:
-    """The body of an application that has not called start_response yet: a generator calls it in its first step."""
+def closing(close: Callable[[], object] | None, end: Callable[[], None]) -> Callable[[], None]:
+    """Return the `close` of a body that also calls `end`, even if the application's own `close` raises."""
 
-    def __init__(self, chunks: Iterable[bytes], state: _Served, refuse: Callable[[Decision], Iterable[bytes]]) -> None:
-        self._chunks = chunks
-        self._state = state
-        self._refuse = refuse
-
-    def __iter__(self) -> Iterator[bytes]:
+    def both() -> None:
         try:
-            for chunk in self._chunks:  # noqa: UP028  # `yield from` would close what the server then closes again
-                yield chunk
-            return
-        except RateLimitExceeded as error:
-            if self._state.started:
-                raise
-            raised = error.decision
-        self.close()
-        self._chunks = self._refuse(raised)
-        yield from self._chunks
+            if close is not None:
+                close()
+        finally:
+            end()
 
-    def close(self) -> None:
-        """Close the application's iterable, or that of the refusal."""
-        _close(self._chunks)
+    return both
 
 
 def _close(chunks: Iterable[bytes]) -> None:

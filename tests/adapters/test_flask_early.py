@@ -331,7 +331,7 @@ def left(app: Flask) -> int | None:
     """The remainder of the default limit, read in a context where only the limiter's function runs."""
     [installed] = app.extensions["sluicegate"]
     with app.test_request_context("/open", environ_base=HERE):
-        installed.hooks()[0]()
+        installed.before()
         found = decision()
     return None if found is None else found.by_rule["default"].remaining
 

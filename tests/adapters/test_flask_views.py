@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial, wraps
 from inspect import iscoroutinefunction
 from typing import Any, assert_type
@@ -14,7 +15,7 @@ from flask.views import MethodView, View
 
 from sluicegate import ManualClock, Rule
 from sluicegate.errors import NotEnforcedError, QuotaError, RuleError
-from sluicegate.flask import RateLimiter, decision, exempt, limit
+from sluicegate.flask import RateLimited, RateLimiter, decision, exempt, limit
 from sluicegate.testing.client import Answer
 from tests.adapters.wsgi_client import WsgiClient, sf_list
 
@@ -386,6 +387,28 @@ def test_a_view_called_by_another_view_is_charged_once_and_to_its_own_budget() -
     answer = client.request("GET", "/proxy")
     assert (answer.status, answer.body, policies(answer)) == (200, b"replyreply", ["reply"])
     assert client.statuses("/reply", "/proxy", "/reply") == [200, 429, 429]
+
+
+def test_a_view_does_not_run_after_a_refusal_that_its_caller_has_caught() -> None:
+    app, ran = Flask(__name__), list[str]()
+
+    @limit("1/minute")
+    def reply() -> str:
+        ran.append("reply")
+        return "reply"
+
+    @app.get("/proxy")
+    def proxy() -> str:
+        for _ in range(3):
+            with suppress(RateLimited):
+                reply()
+        return "proxy"
+
+    client = limited(app)
+    assert client.statuses("/proxy") == [200]
+    assert ran == ["reply"] * 3  # one charge for each request
+    assert client.statuses("/proxy") == [200]
+    assert ran == ["reply"] * 3
 
 
 def test_a_method_and_a_class_called_by_another_view() -> None:

@@ -310,7 +310,6 @@ ASIDE: Final = {
     "asgi:RateLimitMiddleware.endpoint_rules": "the routes of the application",
     "wsgi:RateLimitMiddleware.__init__": "the rules of the settings",
     "wsgi:SettlingBody.__iter__": "the chunks of the application's own answer, each passed on",
-    "wsgi:_Unstarted.__iter__": "the same",
     "starlette.middleware:RateLimitMiddleware._check": "the layers of the application",
     "starlette.middleware:RateLimitMiddleware.answers_preflight": "the same",
     "starlette.middleware:RateLimitMiddleware.own_answer": "nothing: it calls another function with its name",

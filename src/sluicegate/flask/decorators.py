@@ -14,19 +14,16 @@ from typing import Any, Final, TypeVar, Unpack, cast
 from flask import Blueprint, Flask
 from flask.views import MethodView, View
 
-from sluicegate.errors import NotEnforcedError
-from sluicegate.flask.extension import NOT_LIMITED, first_limiter
+from sluicegate.flask.extension import ViewGuard
 from sluicegate.flask.routes import limited_and_exempt
 from sluicegate.rules.rule import QuotaFunction
 from sluicegate.rules.terms import QuotaSpec
 from sluicegate.web.endpoint import label_of
 from sluicegate.web.marks import (
     EXEMPT,
-    Arguments,
     Guard,
     Mark,
     MarkOptions,
-    Options,
     declare,
     declare_within,
     freed,
@@ -38,7 +35,7 @@ from sluicegate.web.marks import (
     takes_view,
 )
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any] | Blueprint)
+Decorated = TypeVar("Decorated", bound=Callable[..., object] | Blueprint)
 
 
 @takes_quota
@@ -57,24 +54,22 @@ def limit(quota: QuotaSpec | QuotaFunction, **options: Unpack[MarkOptions]) -> C
 
     def decorate(view: Decorated) -> Decorated:
         own = replace(mark)  # one for each use: marks are compared by identity
+        _check("@limit", view)
+        if EXEMPT in _all_marks(view):
+            raise limited_and_exempt(label_of(view))
         given: Any = view
-        _check("@limit", given)
-        if EXEMPT in _all_marks(given):
-            raise limited_and_exempt(label_of(given))
-        if isinstance(given, Blueprint):
-            return cast("Decorated", declare(given, own))
-        if not isinstance(given, type):
+        if not isinstance(given, (type, Blueprint)):
             return cast("Decorated", guarded(declare_within(given, own), own, _GUARD))
-        # The class has the mark, not its dispatch_request: subclasses with one of their own are limited too.
-        cls: Any = given
-        cls.dispatch_request = guarded(cls.dispatch_request, own, _GUARD)
-        return cast("Decorated", declare(cls, own))
+        if isinstance(given, type):
+            _guard_class(given, own)
+        declare(given, own)
+        return view
 
     return decorate
 
 
 @takes_view
-def exempt(view: Any, mark: Mark) -> Any:
+def exempt(view: object, mark: Mark) -> object:
     """Free a view, a View class or a blueprint from every limit. A nearer `@limit` inside an exempt blueprint holds.
 
     Write it below the route decorator. A function is wrapped, not changed: a route that has the undecorated function
@@ -82,19 +77,24 @@ def exempt(view: Any, mark: Mark) -> Any:
 
     `@exempt(defaults_only=True)` frees it from the default limits alone. Rules of the settings and `@limit` apply.
     """
-    given: Any = view
-    _check("@exempt", given)
-    if mark is EXEMPT and any(not each.frees for each in _all_marks(given)):
-        raise limited_and_exempt(label_of(given))
-    return declare(given, mark) if isinstance(given, Blueprint) else freed(given, _NO_GUARD, mark)
+    _check("@exempt", view)
+    if mark is EXEMPT and any(not each.frees for each in _all_marks(view)):
+        raise limited_and_exempt(label_of(view))
+    return declare(view, mark) if isinstance(view, Blueprint) else freed(view, _NO_GUARD, mark)
 
 
-def _all_marks(given: Any) -> tuple[Mark, ...]:
+def _guard_class(cls: Any, mark: Mark) -> None:
+    """Guard a class. It has the mark itself, so that subclasses with their own `dispatch_request` are limited too."""
+    cls.dispatch_request = guarded(cls.dispatch_request, mark, _GUARD)
+
+
+def _all_marks(given: object) -> tuple[Mark, ...]:
     """Return the marks of a view or a blueprint; of a class, those of its `dispatch_request` as well."""
-    return (*marks_of(given), *(marks_of(cast("Any", given).dispatch_request) if isinstance(given, type) else ()))
+    inside = marks_of(getattr(given, "dispatch_request", None)) if isinstance(given, type) else ()
+    return (*marks_of(given), *inside)
 
 
-def _check(decorator: str, given: Any) -> None:
+def _check(decorator: str, given: object) -> None:
     """Raise an error for what is no view or blueprint, or is one of Flask's own classes, the parents of all views."""
     if isinstance(given, type):
         fits = issubclass(given, View) and given not in (View, MethodView)
@@ -105,30 +105,5 @@ def _check(decorator: str, given: Any) -> None:
         raise not_a_view(f"{decorator} on", given, problem="neither a view nor a blueprint", expected=expected)
 
 
-class _Guard(Guard):
-    """The guard around each view with `@limit`.
-
-    Async views use a sync store too: each of their event loops lives for one request.
-    """
-
-    def sync(self, mark: Mark, view: Callable[..., object], args: Arguments, kwargs: Options) -> None:
-        """Enforce the mark unless it was enforced. Raises RateLimitExceeded if it refuses."""
-        limiter = first_limiter()
-        if limiter is None:
-            raise NotEnforcedError(
-                "@limit",
-                _label(view, args),
-                problem="called outside a request, or in an application that no RateLimiter limits",
-                expected=NOT_LIMITED,
-            )
-        limiter.enforce_mark(mark, _label(view, args))
-
-
-def _label(view: Callable[..., object], args: Arguments) -> str:
-    """Return the view's label. For `dispatch_request`, which a class may have inherited, the label of the class."""
-    of_class = args and isinstance(args[0], View) and getattr(view, "__name__", "") == "dispatch_request"
-    return label_of(type(args[0]) if of_class else view)
-
-
-_GUARD: Final = _Guard()
+_GUARD: Final = ViewGuard()
 _NO_GUARD: Final = Guard()

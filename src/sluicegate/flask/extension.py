@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Unpack, cast
 
-from flask import Flask, Request, Response, current_app, has_app_context, has_request_context, request
+from flask import Flask, Request, Response, current_app, has_app_context, has_request_context
 from flask.globals import request_ctx
 from flask.signals import got_request_exception, request_tearing_down
+from flask.views import View
 
 from sluicegate.errors import NotEnforcedError, RuleError, SettingsError, SluicegateError, name_here, warn
-from sluicegate.flask.request import PENDING, FlaskCaller
+from sluicegate.flask.request import FlaskCaller
 from sluicegate.flask.responses import (
+    STATUSES,
     add_fields,
     ending,
     refusal_class,
@@ -37,25 +39,26 @@ from sluicegate.observe.status import Status
 from sluicegate.plan import Decision, RateLimitExceeded
 from sluicegate.rules.response import Headers
 from sluicegate.rules.response import Response as Answer
+from sluicegate.rules.rule import Rule
 from sluicegate.web.bound import NO_BOUNDS, Bounds, EndpointRules
 from sluicegate.web.charge import AnyQuota, Charge, Charged, ChargedRule, ChargeOptions, MarkCharge, unlimited
+from sluicegate.web.endpoint import label_of
 from sluicegate.web.gate import Gate
-from sluicegate.web.http import Denial, Field, Fields, denial, fields_for, merge
-from sluicegate.web.marks import Mark
+from sluicegate.web.http import Denial, Fields, denial, fields_for, merge
+from sluicegate.web.marks import Arguments, Guard, Mark, Options
 from sluicegate.web.preflight import is_preflight
 from sluicegate.web.request_state import NO_MARKS, RequestState, count_together, warn_of_twice
 from sluicegate.web.settings import Settings, SettingsOptions, hide
-from sluicegate.web.settlement import Settlement
-from sluicegate.wsgi import KEY, SettlingBody, WsgiCaller
+from sluicegate.wsgi import KEY, SettlingBody, SyncState, WsgiCaller
 
 if TYPE_CHECKING:
     from flask.ctx import RequestContext
+    from flask.typing import ResponseReturnValue
 
-    from sluicegate.observe.events import Pending
 
 _NAME: Final = "sluicegate"
 _PREFIX: Final = "SLUICEGATE_"
-NOT_LIMITED: Final = (  # what to do then
+_NOT_LIMITED: Final = (  # what to do then
     "call RateLimiter(app), or init_app(app); in another framework import it from there, as from sluicegate.fastapi"
 )
 _FLASK_LIMITER: Final = "RATELIMIT_"
@@ -66,13 +69,10 @@ _MEMBERS: Final = {  # of Flask-Limiter's class → what to use here
     "check": "charge(request, quota) of sluicegate.flask",
     **dict.fromkeys(("current_limit", "current_limits", "context"), "decision() of sluicegate.flask"),
 }
-_ON_REQUEST: Final = "_sluicegate_{}"  # attribute of a request: its state under one limiter
+_ON_REQUEST: Final = "_sluicegate_{}"  # attribute of a request: its state under the limiter with this number
+_FIRST: Final = _ON_REQUEST.format(0)
 
-Hooks = tuple[Callable[[], Response | None], Callable[[Response], Response]]
-"""What Flask calls before each request and after it."""
-
-_native: Final[Callable[[], Request]] = cast(Any, request)._get_current_object
-"""The request itself, not the proxy for it."""
+# The context itself. By the proxies of Flask, each attribute of the request would cost a look-up of the context.
 _context: Final[Callable[[], RequestContext]] = cast(Any, request_ctx)._get_current_object
 
 
@@ -106,7 +106,7 @@ class RateLimiter:
 
     if not TYPE_CHECKING:  # a type checker knows what there is
 
-        def __new__(cls, *given: Any, **options: Any) -> RateLimiter:
+        def __new__(cls, *given: object, **options: object) -> RateLimiter:
             """Say what to give for `RateLimiter(key_func, app=app)`, as Flask-Limiter's class is called."""
             if given and "app" in options:
                 raise _no_application(given[0])
@@ -126,7 +126,7 @@ class RateLimiter:
         """Limit the requests of a Flask application. This adds an Installation to the list
         `app.extensions["sluicegate"]`, where you can read its settings and close it.
         """
-        if not isinstance(cast("object", app), Flask):
+        if not isinstance(app, Flask):
             raise _no_application(app)
         installed: list[Installation] = app.extensions.setdefault(_NAME, [])
         if any(other.extension is self for other in installed):
@@ -138,12 +138,9 @@ class RateLimiter:
         for other in installed:
             _check_together(settings, other.settings)
         added = Installation(self, app, settings)
-        if added.gate.limiter.events is not None:
-            added.gate.limiter.events.take_part(added, _Watched)
-        before, after = added.hooks()
-        app.before_request(before)
+        app.before_request(added.before)
         # Flask calls the first one last: it sees the response that is sent.
-        app.after_request_funcs.setdefault(None, []).insert(len(installed), after)
+        app.after_request_funcs.setdefault(None, []).insert(len(installed), added.after)
         app.error_handler_spec[None][None].setdefault(RateLimitExceeded, added.answer_raised)
         got_request_exception.connect(added.note_error, app)
         installed.append(added)
@@ -178,10 +175,9 @@ class RateLimiter:
         """Return the settings for an application: those that were given, or those of all options."""
         options, given = self._all_options(app), self._given(app)
         if given is None:
-            if options.get("on_decision") is not None:
-                options.setdefault("application", app.name)
-            return Settings.from_mapping(options, source="RateLimiter")
-        settings = Settings.given(given, options, source="RateLimiter")
+            settings = Settings.from_mapping(options, source="RateLimiter")
+        else:
+            settings = Settings.given(given, options, source="RateLimiter")
         unnamed = settings.on_decision is not None and not settings.application
         return replace(settings, application=app.name) if unnamed else settings
 
@@ -202,12 +198,12 @@ class RateLimiter:
             raise SettingsError("RateLimiter", "settings", problem=problem, expected="keep one of the two")
         return found
 
-    def _all_options(self, app: Flask) -> dict[str, Any]:
+    def _all_options(self, app: Flask) -> dict[str, object]:
         """Return the options of the constructor and of `app.config`."""
-        options = dict(self._options)
+        options: dict[str, object] = dict(self._options)
         if self._prefix is None:
             return options
-        if not isinstance(cast("object", self._prefix), str) or not self._prefix.isupper():
+        if not isinstance(self._prefix, str) or not self._prefix.isupper():
             problem, expected = "Flask's configuration has names in capitals", f'use capitals, as "{_PREFIX}"'
             raise SettingsError("config_prefix", self._prefix, problem=problem, expected=expected)
         for name in [name for name in app.config if name.startswith(self._prefix)]:
@@ -231,21 +227,25 @@ def _warn_of_leftovers(app: Flask, prefix: str | None, *, strict: bool) -> None:
             warn("SG111", name, strict=strict, use=use)
 
 
-class _FlaskState(RequestState):
+class _FlaskState(SyncState):
     """The state of one request under one limiter, with the response if it was refused."""
 
-    __slots__ = ("answered", "context", "denial", "denied", "failed", "route_decided")
+    __slots__ = ("context", "denial", "denied", "is_answered", "is_closed_later", "is_routed")
 
     denial: Denial
 
     def __init__(self, gate: Gate, context: RequestContext) -> None:
         # Not by super(): this runs for every request.
         self.gate, self.decision, self.settlement, self.enforced = gate, None, None, NO_MARKS
-        self.route_decided = False  # whether the rules of the route have been decided
+        self.is_routed = False  # whether the rules of the route have been decided
         self.denied: Decision | None = None  # the decision of `denial`; later decisions may follow
-        self.failed = False  # whether an unhandled error came before the decision
-        self.answered = False  # whether the response is finished, except for the body of a stream
+        self.is_answered = False  # whether the response is finished, except for the body of a stream
+        self.is_closed_later = False  # whether closing the response calls `closed`
         self.context = id(context)  # a copy of it (copy_current_request_context) may end while the view runs
+        if gate.limiter.events is not None:
+            native = context.request
+            self.at = "" if native.url_rule is None else native.url_rule.rule, native.method
+            self.is_over, self.made = False, []
 
     @property
     def can_hold(self) -> bool:
@@ -257,7 +257,7 @@ class _FlaskState(RequestState):
     @property
     def can_refuse(self) -> bool:
         """True until the response is finished."""
-        return not self.answered
+        return not self.is_answered
 
 
 class Installation:
@@ -267,22 +267,23 @@ class Installation:
         self.extension = extension
         self.settings = settings
         # Returns the application. It still exists: only the application calls the functions registered on it.
-        self._app: Callable[[], Flask] = cast(Any, weakref.ref(app))
+        self._app = cast("Callable[[], Flask]", weakref.ref(app))
         self.gate = Gate(settings, awaits_answers=True)
         number = len(app.extensions[_NAME])
         self._on_request = _ON_REQUEST.format(number)
         self._is_first = not number
         self._routes = AppRoutes(self._app, self.gate, owns_marks=self._is_first)
+        if self.gate.limiter.events is not None:
+            self._await_end()
 
     @cached_property
-    def _handled(self) -> frozenset[int]:
-        """The statuses that the application may handle itself. Read once: Flask takes no handlers after it serves."""
-        return statuses_with_handlers(self._app())
-
-    @cached_property
-    def _refusal_class(self) -> type[Response] | None:
-        """The class of our responses, None if Flask must make them. Read once, as the handlers are."""
-        return refusal_class(self._app())
+    def _classes(self) -> dict[int, type[Response]]:
+        """The classes of our responses, by status. A status that the application may handle itself is missing: then an
+        error is raised. Read once: Flask takes no handlers after it serves.
+        """
+        app = self._app()
+        own, handled = refusal_class(app), statuses_with_handlers(app)
+        return {} if own is None else {status: own for status in STATUSES if status not in handled}
 
     def close(self) -> None:
         """Close the connections that this limiter opened from its settings. The end of the process closes them too."""
@@ -292,76 +293,85 @@ class Installation:
         """Return the rules of all routes. Raises for rules that cannot work."""
         return self._routes.endpoint_rules()
 
-    def hooks(self) -> Hooks:
-        """Return the two functions for Flask. They are no methods: before each call Flask asks `inspect` whether its
-        function is async, and the answer for a method takes half as long again.
-        """
+    def before(self) -> Response | None:
+        """Decide about a request, before its view or its error page."""
+        if not self.settings.enabled:
+            return None
+        context = _context()
+        native = context.request
+        state: _FlaskState | None = vars(native).get(self._on_request)
+        if state is None or state.is_routed:
+            if state is not None:  # a test may dispatch a request twice in one context
+                state.closed()
+            state = vars(native)[self._on_request] = _FlaskState(self.gate, context)
+        # A preflight that no view handles is asked for the `deny` list alone: by its response `after` decides the rest.
+        waits = native.method == "OPTIONS" and not _reaches_a_view(native) and _is_preflight(native)
+        decision = self._decide(native, state, NO_BOUNDS if waits else None)
+        return None if decision is None or decision.allowed else self._refuse(native, state, decision)
 
-        def before() -> Response | None:
-            """Decide about a request, before its view or its error page."""
-            if not self.settings.enabled:
-                return None
-            context = _context()
-            native = context.request
-            facts = vars(native)
-            state = facts.get(self._on_request)
-            if state is None or state.route_decided:
-                state = facts[self._on_request] = _FlaskState(self.gate, context)
-            if native.method == "OPTIONS" and not _reaches_a_view(native) and _is_preflight(native):
-                decision = self._decide(native, state, NO_BOUNDS)  # its response decides whether it is charged
-            else:
-                decision = self._decide(native, state, None)
-            if decision is None or decision.allowed:
-                return None
-            return self._refuse(native, state, decision)
-
-        def after(response: Response) -> Response:
-            """Settle by the response. The first limiter, whose function Flask calls last, adds the fields of all."""
-            native = _native()
-            state: _FlaskState | None = vars(native).get(self._on_request)
-            if state is None or not state.route_decided:
-                response = _decide_late(self._app(), native, response)
-                state = vars(native).get(self._on_request)
-            if state is not None:
-                state.answered = True
-                if state.settlement is not None:
-                    answer = Answer(response.status_code, Headers(response.headers))
-                    state.regain(cast("Settlement", state.settlement).answered(answer))
-            if self._is_first:
-                add_fields(response, self._fields(native, response.status_code))
-            return response if state is None or state.settlement is None else _releasing(response, state)
-
-        return before, after
-
-    def decide_late(self, native: Request, response: Response) -> Response:
-        """Decide about a request that was answered before `before` was called. Return that answer, or the refusal."""
-        state = self._state(native)
-        if state.route_decided or not self.settings.enabled:
+    def after(self, response: Response) -> Response:
+        """Settle by the response. The first limiter, whose function Flask calls last, adds the fields of all."""
+        native = _context().request
+        state: _FlaskState | None = vars(native).get(self._on_request)
+        if state is None or not state.is_routed:
+            response = self._decide_late(native, response)
+            state = vars(native).get(self._on_request)
+        if state is not None:
+            state.is_answered = True
+            if state.settlement is not None:
+                state.answered(Answer(response.status_code, Headers(response.headers)))
+        if self._is_first:
+            add_fields(response, self._fields(native, response.status_code))
+        if state is None or (state.settlement is None and self.gate.limiter.events is None):
             return response
+        return _ending(response, state)
 
-        def refusal() -> Response | None:
-            state.route_decided = True
-            free = _is_free(native, response.status_code)
-            decision = self._decide(native, state, NO_BOUNDS if free else None)
-            if decision is None or decision.allowed:
-                return None
-            return self._refuse(native, state, decision)
+    def _decide_late(self, native: Request, response: Response) -> Response:
+        """Decide about a request that was answered before `before` decided. Return that answer, or the refusal.
 
-        refused = with_error_handlers(self._app(), refusal)
-        return response if refused is None else replace_response(refused, response)
+        All limiters that have not decided yet decide in their order. After a refusal the later ones do not charge.
+        """
+        app = self._app()
+        for limiter in app.extensions[_NAME]:
+            if all([state.denied is None for state in _states(native)]):
+                refused = with_error_handlers(app, partial(limiter.decide_late, native, response.status_code))
+                response = response if refused is None else replace_response(refused, response)
+        return response
+
+    def decide_late(self, native: Request, status: int) -> Response | None:
+        """Return the refusal of a request that was answered with this status; None if this limiter allows it."""
+        state = self._state(native)
+        if state.is_routed or not self.settings.enabled:
+            return None
+        state.is_routed = True
+        decision = self._decide(native, state, NO_BOUNDS if _is_free(native, status) else None)
+        return None if decision is None or decision.allowed else self._refuse(native, state, decision)
 
     def note_error(self, app: Flask, exception: Exception) -> None:
         """Note an error without a handler. If `after` is not called for its response, `end_request` charges it."""
-        state = self._state(_native())
-        state.failed = not state.route_decided and self.settings.enabled
+        self._state(_context().request)
         self._await_end()
 
-    def answer_raised(self, error: RateLimitExceeded) -> Any:
+    def end_request(self, app: Flask, exc: BaseException | None) -> None:
+        """End the request, with its own context. Its response, unless an error has lost it, is still to be sent."""
+        context = _context()
+        state: _FlaskState | None = vars(context.request).get(self._on_request)
+        if state is None or state.context != id(context):
+            return
+        state.is_answered = True  # also without a response: a copy of the context takes no slot any more
+        if exc is not None and not state.is_routed and self.settings.enabled:
+            self._decide(context.request, state, None)
+        if exc is not None or not state.is_closed_later:  # after an error Flask may send another response
+            state.over(exc)
+            state.closed()
+
+    def answer_raised(self, error: RateLimitExceeded) -> ResponseReturnValue:
         """Handle a RateLimitExceeded that a view raised, as our own refusals. The application's handlers come first."""
-        app, native = self._app(), _native()
+        app, native = self._app(), _context().request
         own = app.error_handler_spec[None][None].get(SluicegateError)
         if own is not None:
-            return app.ensure_sync(own)(error)
+            answer: ResponseReturnValue = app.ensure_sync(own)(error)
+            return answer
         state = self._state(native)
         ours = error.decision is state.denied
         decision = state.refuse(error.decision)
@@ -369,12 +379,33 @@ class Installation:
             state.decision = decision
         return with_error_handlers(app, lambda: self._refuse(native, state, decision, again=ours))
 
+    def enforce_mark(self, mark: Mark, label: str) -> None:
+        """Enforce the mark of a view unless it was enforced. Raises RateLimitExceeded if it refuses."""
+        native = _context().request
+        state = self._state(native)
+        if self.settings.enabled and mark not in state.enforced:
+            bounds = self._routes.own(mark, label=label)
+            self._run(MarkCharge(bounds, state, label=label, marks=(mark,)), native, state)
+
+    def charge(self, rule: ChargedRule) -> Charged:
+        """Charge a rule of the view's own. Raises RateLimitExceeded if it refuses."""
+        if not self.settings.enabled:
+            return unlimited()
+        native = _context().request
+        state = self._state(native)
+        return self._run(Charge(rule, state, self._routes.endpoint(native.url_rule)), native, state)
+
+    def _run(self, charge: Charge, native: Request, state: _FlaskState) -> Charged:
+        charged = charge.run(FlaskCaller(native, state))
+        if state.settlement is not None:
+            self._await_end()
+        return charged
+
     def _state(self, native: Request) -> _FlaskState:
         """Return the state of this request, made now if there is none."""
-        facts = vars(native)
-        state: _FlaskState | None = facts.get(self._on_request)
+        state: _FlaskState | None = vars(native).get(self._on_request)
         if state is None:
-            state = facts[self._on_request] = _FlaskState(self.gate, _context())
+            state = vars(native)[self._on_request] = _FlaskState(self.gate, _context())
         return state
 
     def _fields(self, native: Request, status: int) -> Fields:
@@ -382,69 +413,31 @@ class Installation:
         fields: Fields = []
         for limiter in reversed(self._app().extensions[_NAME]):
             state: _FlaskState | None = vars(native).get(limiter._on_request)
-            decision = None if state is None else state.decision
-            if state is None or decision is None:
+            if state is None or state.decision is None:
                 continue
-            if decision is state.denied and status == state.denial.status:
-                added: Sequence[Field] = state.denial.fields
+            if state.decision is state.denied and status == state.denial.status:
+                added: Fields = [*state.denial.fields]
             else:
-                added = fields_for(decision, limiter.settings.headers, status=status)
-            fields = merge(fields, added) if fields else [*added]
+                added = fields_for(state.decision, limiter.settings.headers, status=status)
+            fields = merge(fields, added) if fields else added
         return fields
-
-    def end_request(self, app: Flask, exc: BaseException | None) -> None:
-        """End the request, with its own context. Its response, unless an error has lost it, is still to be sent."""
-        native = _native()
-        state: _FlaskState | None = vars(native).get(self._on_request)
-        if state is None or state.context != id(_context()):
-            return
-        state.answered = True  # also without a response: a copy of the context takes no slot any more
-        if state.failed and not state.route_decided:
-            self._decide(native, state, None)
-        settlement = cast("Settlement | None", state.settlement)
-        if settlement is not None and (exc is not None or not settlement.answered_once):
-            settlement.over(exc)
-
-    def enforce_mark(self, mark: Mark, label: str) -> None:
-        """Enforce the mark of a view unless it was enforced. Raises RateLimitExceeded if it refuses."""
-        native = _native()
-        state = self._state(native)
-        if self.settings.enabled and mark not in state.enforced:
-            bounds = self._routes.own(mark, label=label)
-            self._run(MarkCharge(bounds, state, label=label, marks=(mark,)), native, state)
-
-    def charge(self, rule: ChargedRule, native: Request) -> Charged:
-        """Charge a rule of the view's own. Raises RateLimitExceeded if it refuses."""
-        if not self.settings.enabled:
-            return unlimited()
-        state = self._state(native)
-        return self._run(Charge(rule, state, self._routes.endpoint(native.url_rule)), native, state)
-
-    def _run(self, charge: Charge, native: Request, state: _FlaskState) -> Charged:
-        charged = charge.run(FlaskCaller(native, self.settings))
-        if state.settlement is not None:
-            self._await_end()
-        return charged
 
     def _decide(self, native: Request, state: _FlaskState, bounds: Bounds | None) -> Decision | None:
         """Charge these rules; None for those of the route that the request has matched."""
         if bounds is None:
-            state.route_decided = True
+            state.is_routed = True
             bounds, marks = self._routes.find(native.url_rule, native.method)
-            if marks:
-                state.note_marks(marks)
-        gate, caller = self.gate, FlaskCaller(native, self.settings)
-        begin = bounds.begin  # the same as `gate.decide`, without a call
-        decision: Decision | None = begin(caller)
-        if type(decision) is not Decision:
-            decision = gate.finish(decision, caller, bounds) if bounds or gate.denies else None
+            state.enforced |= marks
+        gate, decision = self.gate, None
+        if bounds or gate.denies:
+            decision = gate.decide(FlaskCaller(native, state), bounds)
         if (outer := native.environ.get(KEY)) is not None:
             warn_of_twice(outer, gate, decision)
         if gate.may_owe or state.decision is not None:
             state.note(decision)
             if state.settlement is not None:
                 self._await_end()
-        else:
+        else:  # for most requests, without a call
             state.decision = decision
         return decision
 
@@ -469,68 +462,32 @@ class Installation:
             decision = state.decision  # with the names that the fields have
         state.denied = decision
         accept = native.environ.get("HTTP_ACCEPT", "")
-        state.denial = denial(decision, self.settings.headers, accept=accept)
-        own = None if state.denial.status in self._handled else self._refusal_class
-        return refuse(self._app(), native, decision, answer=state.denial, on_denied=on_denied, own=own)
+        found = state.denial = denial(decision, self.settings.headers, accept=accept)
+        own = self._classes.get(found.status)
+        return refuse(self._app(), native, decision, answer=found, on_denied=on_denied, own=own)
 
 
-class _Watched(Installation):
-    """A RateLimiter with `on_decision` on one application: it delivers the events when the response is closed.
+class ViewGuard(Guard):
+    """The guard around each view with `@limit`.
 
-    Without a response, or with a file that the server itself sends and closes, they are delivered at the end of the
-    request.
+    Async views use a sync store too: each of their event loops lives for one request.
     """
 
-    def hooks(self) -> Hooks:
-        before, after = super().hooks()
-
-        def watched(response: Response) -> Response:
-            response = after(response)
-            native = _native()
-            pending: Pending | None = vars(native).get(PENDING)
-            if pending is not None and not response.direct_passthrough:
-                pending.ends_with_answer = True
-                return ending(response, pending.end)
-            return response
-
-        return before, watched
-
-    def end_request(self, app: Flask, exc: BaseException | None) -> None:
-        super().end_request(app, exc)
-        _end_pending(app, exc)  # a decision made just now; the one connected by `_expect` was called before, or is not
-
-    def _run(self, charge: Charge, native: Request, state: _FlaskState) -> Charged:
-        self._expect(native)
-        return super()._run(charge, native, state)
-
-    def _decide(self, native: Request, state: _FlaskState, bounds: Bounds | None) -> Decision | None:
-        self._expect(native)
-        return super()._decide(native, state, bounds)
-
-    def _expect(self, native: Request) -> None:
-        """Make the Pending that keeps the events of this request, unless it has one."""
-        if PENDING not in vars(native):
-            route = "" if native.url_rule is None else native.url_rule.rule
-            pending = vars(native)[PENDING] = self.gate.events.pending((route, native.method))
-            pending.context, pending.ends_with_answer = id(_context()), False
-            request_tearing_down.connect(_end_pending, self._app())
-
-
-def _end_pending(app: Flask, exc: BaseException | None) -> None:
-    """Deliver the events of a request that has no response to close. A copy of its context may end while it runs.
-
-    After an error Flask may send another response than `after` has returned: the session cannot be saved.
-    """
-    pending: Pending | None = vars(_native()).get(PENDING)
-    waits = pending is not None and pending.ends_with_answer and exc is None
-    if pending is not None and not waits and pending.context == id(_context()):
-        pending.end()
+    def sync(self, mark: Mark, view: Callable[..., object], args: Arguments, kwargs: Options) -> None:
+        """Enforce the mark unless it was enforced. Raises RateLimitExceeded if it refuses."""
+        state = vars(_context().request).get(_FIRST) if has_request_context() else None
+        if state is not None and mark in state.enforced:  # nearly always
+            return
+        # The label of the view. For `dispatch_request`, which a class may have inherited, that of the class.
+        of_class = args and isinstance(args[0], View) and getattr(view, "__name__", "") == "dispatch_request"
+        label = label_of(type(args[0]) if of_class else view)
+        _first_limiter("@limit", label).enforce_mark(mark, label)
 
 
 def decision() -> Decision | None:
     """Return the decision about this request, of all limiters together; None if no rule applied."""
     together = None
-    for state in _states(_native()):
+    for state in _states(_context().request):
         if together is None:
             together = RequestState(state.gate)
         together.note(state.decision)
@@ -549,21 +506,19 @@ def charge(request: Request, /, quota: AnyQuota, **options: Unpack[ChargeOptions
         with charge(request, "2 at once"): ...  # until the block ends; without a block until the response ends
     """
     rule = ChargedRule.of("charge", quota, **options)
-    limiter = first_limiter()
-    if limiter is None:
-        problem = "called outside a request, or in an application that no RateLimiter limits"
-        raise NotEnforcedError("charge", rule.mark.rule.quota, problem=problem, expected=NOT_LIMITED)
-    if not isinstance(cast("object", request), Request):
+    limiter = _first_limiter("charge", rule.mark.rule.quota)
+    if not isinstance(request, Request):
         raise RuleError("charge", type(request), problem="not a request", expected="give flask.request first")
-    return limiter.charge(rule, _native())
+    return limiter.charge(rule)
 
 
-def first_limiter() -> Installation | None:
-    """Return the limiter that enforces `@limit` for the current request; None without a request or a limiter."""
-    if not has_request_context():
-        return None
-    installed: list[Installation] = current_app.extensions.get(_NAME, [])
-    return installed[0] if installed else None
+def _first_limiter(what: str, given: object) -> Installation:
+    """Return the limiter that enforces `@limit` for the current request."""
+    installed: list[Installation] = current_app.extensions.get(_NAME, []) if has_request_context() else []
+    if not installed:
+        problem = "called outside a request, or in an application that no RateLimiter limits"
+        raise NotEnforcedError(what, given, problem=problem, expected=_NOT_LIMITED)
+    return installed[0]
 
 
 def _states(native: Request) -> list[_FlaskState]:
@@ -572,22 +527,14 @@ def _states(native: Request) -> list[_FlaskState]:
     return [each for each in facts if type(each) is _FlaskState]
 
 
-def _releasing(response: Response, state: _FlaskState) -> Response:
-    """Return a response that releases the slots of its request when it is closed."""
-    settlement = cast("Settlement", state.settlement)
-    response = ending(response, settlement.ended)  # also if it holds nothing yet: the stream may take a slot
-    if settlement.holds:
+def _ending(response: Response, state: _FlaskState) -> Response:
+    """Return a response that ends its request when it is closed: it releases the slots, and delivers the events."""
+    response = ending(response, state.closed)  # also if it holds nothing yet: the stream may take a slot
+    if state.settlement is not None and state.settlement.holds:
         response.direct_passthrough = False  # with it, werkzeug gives a file to the server and closes only the file
         if response.is_streamed:
             response.response = SettlingBody(cast("Iterable[bytes]", response.response), state)
-    return response
-
-
-def _decide_late(app: Flask, native: Request, response: Response) -> Response:
-    """Ask the limiters that have not decided yet, in their order. After a refusal the later ones do not charge."""
-    for limiter in app.extensions[_NAME]:
-        if all([state.denied is None for state in _states(native)]):
-            response = limiter.decide_late(native, response)
+    state.is_closed_later = not response.direct_passthrough
     return response
 
 
@@ -619,7 +566,7 @@ def _check_together(settings: Settings, other: Settings) -> None:
         problem = "another RateLimiter of this application counts under it in the same store"
         raise SettingsError("prefix", settings.prefix, problem=problem, expected="give each a prefix of its own")
     if (settings.prefix, settings.key) == (other.prefix, other.key):
-        same = [cast("Any", rule).name for rule in settings.rules if rule in other.rules]
+        same = [rule.name for rule in settings.rules if isinstance(rule, Rule) and rule in other.rules]
         defaults = settings.default_limits and settings.default_limits == other.default_limits
         for name in ["default", *same] if defaults else same:
             warn("SG105", name, strict=settings.strict)

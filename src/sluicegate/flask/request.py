@@ -6,14 +6,10 @@ The address is read from one source: from `remote_addr`, which ProxyFix may have
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, Final, cast
 
 from flask import Request, current_app
 
-from sluicegate.web.settings import Settings
-from sluicegate.wsgi import WsgiCaller
-
-PENDING: Final = "_sluicegate_pending"  # attribute of a request
+from sluicegate.wsgi import SyncState, WsgiCaller
 
 
 class FlaskCaller(WsgiCaller):
@@ -21,13 +17,14 @@ class FlaskCaller(WsgiCaller):
 
     __slots__ = ("_request", "_settings")
 
-    def __init__(self, request: Request, settings: Settings) -> None:
+    def __init__(self, request: Request, state: SyncState) -> None:
         self.environ = request.environ
+        self.state = state
         self._request = request
-        self._settings = settings
+        self._settings = state.gate.settings
 
     @property
-    def native(self) -> Any:
+    def native(self) -> Request:
         """The request itself, not Flask's proxy for it."""
         return self._request
 
@@ -44,9 +41,9 @@ class FlaskCaller(WsgiCaller):
     @property
     def peer(self) -> str | None:
         """The address of the socket's other end, or the one that ProxyFix has set."""
-        original = self.environ.get("werkzeug.proxy_fix.orig")
-        if original and self._settings.trusted_proxies is not None:  # the header is read here, and not by ProxyFix
-            return cast("str | None", original["REMOTE_ADDR"])
+        original: dict[str, str | None] | None = self.environ.get("werkzeug.proxy_fix.orig")
+        if original and self._settings.trusted_proxies is not None:  # ProxyFix does not read the header
+            return original["REMOTE_ADDR"]
         return self._request.remote_addr
 
     def path_value(self, name: str) -> str | None:
@@ -60,14 +57,12 @@ class FlaskCaller(WsgiCaller):
             from flask_login import current_user
 
             if current_user.is_authenticated:
-                return cast("Hashable", current_user.get_id())
-        return super().user()
-
-    def pending(self) -> Any:
-        """Return what keeps the decisions about the request until its response is closed; None if nothing does."""
-        return vars(self._request).get(PENDING)
+                user: Hashable = current_user.get_id()
+                return user
+        return self.environ.get("REMOTE_USER") or None
 
     def signs_in_later(self) -> bool:
         """True if the request has credentials, and Flask-Login has no function that reads them."""
-        login = getattr(current_app, "login_manager", None)
-        return getattr(login, "_request_callback", None) is None and super().signs_in_later()
+        if "HTTP_AUTHORIZATION" not in self.environ:
+            return False
+        return getattr(getattr(current_app, "login_manager", None), "_request_callback", None) is None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from blinker import Namespace
 from flask import Flask, Request, Response
@@ -20,8 +20,12 @@ from werkzeug.http import HTTP_STATUS_CODES
 from sluicegate.errors import RuleError
 from sluicegate.plan import Decision
 from sluicegate.runtime.awaiting import async_mismatch, close_unawaited, waits
-from sluicegate.web.http import Denial, Fields, merge
+from sluicegate.web.http import NAMES, Denial, Field, Fields, merge
 from sluicegate.web.problem import detail
+from sluicegate.wsgi import closing
+
+if TYPE_CHECKING:
+    from wsgiref.types import WSGIEnvironment
 
 log = logging.getLogger("sluicegate")
 
@@ -32,12 +36,20 @@ rate_limited: Final = Namespace().signal("rate-limited")
 _KEEPS_A_LIST: Final = vars(Headers([("A", "b")])) == {"_list": [("A", "b")]}
 _CORS: Final = ("access-control-", "vary")
 
-
 AnyResponse = TypeVar("AnyResponse", bound=Response)
+Answered = TypeVar("Answered")
+OnDenied = Callable[[Request, Decision], object]
 
 
 class _Headers(Headers):
-    """Headers with the fields of a decision. If the response comes again, its next fields replace these."""
+    """Headers with the fields of a decision. If the response comes again, its next fields replace these.
+
+    Werkzeug's own methods make four calls for each field, to look for line feeds: the fields of this library have none.
+    """
+
+    def __init__(self, fields: Iterable[Field]) -> None:
+        super().__init__()
+        (self._list if _KEEPS_A_LIST else self).extend(fields)
 
 
 def add_fields(response: Response, fields: Fields) -> None:
@@ -47,11 +59,14 @@ def add_fields(response: Response, fields: Fields) -> None:
     """
     if not fields:
         return
-    own = list(lines_of(response.headers))
+    own = [*response.headers]
     if type(response.headers) is _Headers:
         own = without(own, fields)
-    response.headers = _Headers()
-    lines_of(response.headers).extend(merge(own, fields))
+    for name, _ in own:
+        if name.lower() in NAMES:  # rarely
+            fields, own = merge(own, fields), []
+            break
+    response.headers = _Headers([*own, *fields])
 
 
 def without(own: Fields, fields: Fields) -> Fields:
@@ -65,8 +80,8 @@ def replace_response(refusal: Response, response: Response) -> Response:
 
     `after_request` functions have added the fields of CORS to that response only, and scripts need them.
     """
-    own = list(lines_of(refusal.headers))
-    cors = [field for field in lines_of(response.headers) if field[0].lower().startswith(_CORS)]
+    own = [*refusal.headers]
+    cors = [field for field in response.headers if field[0].lower().startswith(_CORS)]
     if type(refusal.headers) is not _Headers:  # the fields that a handler has set stay
         cors = without(cors, own)
     refusal = ending(refusal, response.close)
@@ -80,29 +95,14 @@ def ending(response: AnyResponse, end: Callable[[], None]) -> AnyResponse:
     Not by the copy module: a class may have a pickle format or a constructor of its own.
     """
     own = object.__new__(type(response))
-    before = response.close
-
-    def close() -> None:
-        try:  # Werkzeug calls no further function after one that raises
-            before()
-        finally:
-            end()
-
-    vars(own).update(vars(response), close=close)
+    vars(own).update(vars(response), close=closing(response.close, end))
     return own
-
-
-def lines_of(headers: Headers) -> Any:
-    """Return the list of fields inside headers. Werkzeug's own methods make four calls for each field, to look for line
-    feeds: the fields of this library have none.
-    """
-    return vars(headers)["_list"] if _KEEPS_A_LIST else headers
 
 
 class _Refusal(HTTPException):
     """The common parts of the errors."""
 
-    retry_after: Any
+    retry_after: Any  # werkzeug's own classes allow a date; here it is a number or None
     _answer: Denial
     decision: Decision
 
@@ -119,21 +119,14 @@ class _Refusal(HTTPException):
         error.decision, error.retry_after, error._answer = decision, answer.wait, answer
         return error
 
-    def get_body(self, environ: Any = None, scope: Any = None) -> str:
+    def get_body(self, environ: object = None, scope: object = None) -> str:
         """Return problem JSON, or text for a client that prefers text."""
         return self._answer.body.decode()
 
-    def get_headers(self, environ: Any = None, scope: Any = None) -> list[tuple[str, str]]:
-        """Return Content-Type, Cache-Control and Retry-After."""
+    def get_headers(self, environ: object = None, scope: object = None) -> list[tuple[str, str]]:
+        """Return Content-Type, Cache-Control and Retry-After. The extension adds the RateLimit fields."""
         own = [field for field in self._answer.fields if field[0] in _OWN_FIELDS]
         return [("Content-Type", self._answer.content_type), *own]
-
-    def __call__(self, environ: Any, start_response: Any) -> Iterable[bytes]:
-        """Return the response if no handler returned another one. The extension adds the RateLimit fields."""
-        if self.response is not None:
-            return super().__call__(environ, start_response)
-        start_response(f"{self.code} {self.name}", [*self._answer.body_fields])
-        return [self._answer.body]
 
 
 class RateLimited(_Refusal, TooManyRequests):
@@ -148,13 +141,9 @@ class Denied(_Refusal, Forbidden):
     """403: the client is on the list of denied clients."""
 
 
-Answered = TypeVar("Answered")
-
 _OWN_FIELDS: Final = ("Cache-Control", "Retry-After")
 _ERRORS: Final[dict[int, type[_Refusal]]] = {429: RateLimited, 503: StoreUnavailable, 403: Denied}
-OnDenied = Callable[[Request, Decision], Any]
-
-
+STATUSES: Final = frozenset(_ERRORS)
 _STEPS: Final = ("handle_user_exception", "handle_http_exception", "trap_http_exception")
 
 
@@ -164,7 +153,7 @@ class _Complete(Response):
     Werkzeug's own method copies them, checks each again and looks for missing ones: a seventh of the CPU of a refusal.
     """
 
-    def get_wsgi_headers(self, environ: Any) -> Headers:
+    def get_wsgi_headers(self, environ: WSGIEnvironment) -> Headers:
         names = {name.lower() for name, _ in self.headers}
         is_complete = self.status_code >= 400 and "content-length" in names and names.isdisjoint(_RELATIVE)
         return self.headers if is_complete else super().get_wsgi_headers(environ)
@@ -217,9 +206,8 @@ def refuse(
     if value is None:
         if own is None:
             raise _ERRORS[answer.status].of(decision, answer)
-        headers = Headers()
-        lines_of(headers).extend(answer.body_fields)
-        return own([answer.body], _STATUS_LINES[answer.status], headers)  # a number would be looked up
+        # A number in place of the line would be looked up.
+        return own([answer.body], _STATUS_LINES[answer.status], _Headers(answer.body_fields))
     response = app.make_response(value)
     if not _has_status(value):
         response.status_code = answer.status
@@ -229,7 +217,7 @@ def refuse(
 def statuses_with_handlers(app: Flask) -> frozenset[int]:
     """Return the statuses of our errors that the application may handle: by a handler, or a method it overrides."""
     if app.config["TRAP_HTTP_EXCEPTIONS"] or any([_is_own(app, step) for step in _STEPS]):
-        return frozenset(_ERRORS)
+        return STATUSES
     handlers = app.error_handler_spec.values()
     return frozenset(
         [
@@ -256,7 +244,7 @@ def _is_own(app: Flask, step: str) -> bool:
     return getattr(getattr(app, step), "__func__", None) is not getattr(Flask, step)
 
 
-def _has_status(value: Any) -> bool:
+def _has_status(value: object) -> bool:
     """True if this response value has a status. Text, bytes, lists and dictionaries have none."""
     body, *rest = value if isinstance(value, tuple) else (value,)
     if rest and isinstance(rest[0], (int, str)):

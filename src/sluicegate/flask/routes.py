@@ -11,9 +11,10 @@ import inspect
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from flask import Flask
+from flask.views import View
 
 from sluicegate.errors import RuleError
 from sluicegate.runtime import fork
@@ -32,7 +33,7 @@ class RouteRules(NamedTuple):
     """The rules of one route for one method, and the marks that these rules come from."""
 
     bounds: Bounds
-    marks: Marks = ()
+    marks: frozenset[Mark] = frozenset()
 
 
 class AppRoutes:
@@ -50,7 +51,7 @@ class AppRoutes:
         self._routes: dict[tuple[str, str, str], RouteRules] = {}
         # By mark and label, for views that are called without their route.
         self._own: dict[tuple[Mark, str], Bounds] = {}
-        self._labels: dict[str, Any] = {}  # the first view of each label
+        self._labels: dict[str, object] = {}  # the first view of each label
         self._first_routes: dict[Hashable, str] = {}  # by view
         self._lock = threading.Lock()
         self._ready = False
@@ -95,7 +96,7 @@ class AppRoutes:
             for method in sorted((rule.methods or {""}) - automatic):
                 methods_of.setdefault(self.find(rule, method).bounds, []).append(method)
             view = app.view_functions.get(rule.endpoint)
-            shown = Endpoint(label=label_of(_class_of(view) or view), route=rule.rule)
+            shown = Endpoint(label=label_of(_shown(view)), route=rule.rule)
             for bounds, methods in methods_of.items():
                 found.append(EndpointRules(shown._replace(methods=tuple(filter(None, methods))), bounds))
         return found
@@ -114,7 +115,7 @@ class AppRoutes:
         app = self._app()
         view = app.view_functions.get(rule.endpoint)
         cls = _class_of(view)
-        handler, shown = _handler(cls, method), view if cls is None else cls
+        handler, shown = _handler(cls, method), _shown(view)
         inside = () if cls is None else (*marks_of(cls.dispatch_request), *marks_of(cls))
         around = [marks_of(app.blueprints.get(name)) for name in _blueprints(rule.endpoint)]
         levels = [marks_of(handler), (*inside, *marks_of(view)), *around]
@@ -131,7 +132,7 @@ class AppRoutes:
         bounds = self._gate.bind_own(endpoint, own) if exempt else self._gate.bind(endpoint, done)
         if _is_static(app, rule):  # a rule applies to static files only if it names a path or a route
             bounds = Bounds([bound for bound in bounds if bound.routes is not None or bound.path is not None])
-        found = self._routes[key] = RouteRules(bounds, (*levels[0], *outer))
+        found = self._routes[key] = RouteRules(bounds, frozenset((*levels[0], *outer)))
         return found
 
     def _place_all(self, kept: Sequence[Mark], endpoint: Endpoint) -> list[Mark]:
@@ -163,7 +164,7 @@ class AppRoutes:
         if rule is None:
             return Endpoint()
         view = self._app().view_functions.get(rule.endpoint)
-        shown = _class_of(view) or view
+        shown = _shown(view)
         return self._distinct(Endpoint(shown, label=label_of(shown), route=rule.rule))
 
 
@@ -172,14 +173,20 @@ def _key(rule: UrlRule, method: str) -> tuple[str, str, str]:
     return rule.endpoint, rule.rule, method if rule.methods else ""
 
 
-def _class_of(view: Any) -> Any:
+def _class_of(view: object) -> type[View] | None:
     """Return the class that `as_view` has made this view function from; None for a plain function."""
-    return getattr(view, "view_class", None)
+    cls: type[View] | None = getattr(view, "view_class", None)
+    return cls
 
 
-def _handler(cls: Any, method: str) -> Any:
+def _shown(view: Hashable | None) -> Hashable | None:
+    """Return the view as people know it: the class of its methods, or the function."""
+    return getattr(view, "view_class", view)
+
+
+def _handler(cls: type[View] | None, method: str) -> Callable[..., object] | None:
     """Return the method of a class that handles this HTTP method; `get` handles HEAD."""
-    handler = getattr(cls, method.lower(), None)
+    handler: Callable[..., object] | None = getattr(cls, method.lower(), None)
     return getattr(cls, "get", None) if handler is None and method == "HEAD" else handler
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from typing import Any, Final
+from typing import Final
 
 from sluicegate.clock import ManualClock
+from sluicegate.plan import Decision
 from sluicegate.rules.rule import Rule
 from sluicegate.testing.charges import AfterLaws
 from sluicegate.testing.functions import FunctionLaws, plan_of
@@ -83,7 +84,7 @@ class AdapterExam(AfterLaws, FunctionLaws):
     def test_a_rule_may_have_its_own_message_and_answer(self) -> None:
         asked = []
 
-        def note(request: Any, decision: Any) -> None:  # None: the usual response
+        def note(request: object, decision: Decision) -> None:  # None: the usual response
             asked.append(decision.rule)
 
         slow = "Posts are slow."
@@ -273,9 +274,9 @@ class AdapterExam(AfterLaws, FunctionLaws):
         assert statuses == [200] * len(hostile) + [429] * len(hostile)
 
 
-def _nobody(request: Any) -> None:
+def _nobody(request: object) -> None:
     """A key function that gives no key to any request."""
 
 
-def _is_denied(request: Any) -> bool:
+def _is_denied(request: object) -> bool:
     return plan_of(request) == "denied"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from sluicegate.plan import Decision
 from sluicegate.web.http import NAMES
@@ -22,7 +22,7 @@ _BODIES: Final = ("content", "data", "body")  # and their body, in bytes
 
 
 def assert_limited(
-    response: Any, *, rule: str | None = None, retry_after: int | None = None, status: int = _REFUSED
+    response: object, *, rule: str | None = None, retry_after: int | None = None, status: int = _REFUSED
 ) -> None:
     """Fail unless the limiter refused this request.
 
@@ -45,7 +45,7 @@ def assert_limited(
         raise _failure(f"expected a refusal by the rule {rule!r}", found)
 
 
-def assert_allowed(response: Any, *, rule: str | None = None, remaining: int | None = None) -> None:
+def assert_allowed(response: object, *, rule: str | None = None, remaining: int | None = None) -> None:
     """Fail if the limiter refused this request. `remaining` is what is left of the limit: under `rule`, or under the
     only rule of the response. `response` is the same as in `assert_limited`.
 
@@ -99,7 +99,7 @@ def _failure(expected: str, found: _Standing) -> AssertionError:
     return AssertionError("\n".join(lines))
 
 
-def _read(response: Any) -> _Standing:
+def _read(response: object) -> _Standing:
     status, headers, body = _parts(response)
     fields = [(name, value) for name, value in headers if name.lower() in NAMES]
     details = _problem(headers, body)
@@ -122,11 +122,11 @@ def _problem(headers: Iterable[tuple[str, str]], body: bytes) -> dict[str, Any]:
     return json.loads(body) if described and body else {}
 
 
-def _parts(response: Any) -> tuple[int, list[tuple[str, str]], bytes]:
+def _parts(response: object) -> tuple[int, list[tuple[str, str]], bytes]:
     """Return the status, the header fields and the body of any kind of response."""
     if isinstance(response, Decision):  # a tuple too
         raise TypeError("a Decision is not a response; write assert decision.allowed, or assert not decision.allowed")
-    messages = cast("list[Any]", [response] if isinstance(response, Mapping) else response)
+    messages: object = [response] if isinstance(response, Mapping) else response
     if isinstance(messages, (list, tuple)) and messages:
         if isinstance(messages[0], Mapping):
             start = next(each for each in messages if "status" in each)
@@ -134,11 +134,11 @@ def _parts(response: Any) -> tuple[int, list[tuple[str, str]], bytes]:
             return start["status"], _pairs(start.get("headers", ())), body
         status, headers, *rest = messages
         return int(str(status).split()[0]), _pairs(headers), b"".join(rest[0]) if rest else b""
-    given: Any = response
     for code in _CODES:
-        if isinstance(status := getattr(given, code, None), int) and hasattr(given, "headers"):
-            body = next((getattr(given, name) for name in _BODIES if hasattr(given, name)), b"")
-            return status, _pairs(given.headers), body
+        status, headers = getattr(response, code, None), getattr(response, "headers", None)
+        if isinstance(status, int) and headers is not None:
+            body = next((getattr(response, name) for name in _BODIES if hasattr(response, name)), b"")
+            return status, _pairs(headers), body
     raise TypeError(f"a {type(response).__name__} is not a response, and not (status, headers)")
 
 

@@ -92,5 +92,5 @@ class _Unseparable(BrokenStore):
     def __init__(self, error: ConfigurationError) -> None:
         self._error = error
 
-    def run(self, *_: Any, **__: Any) -> NoReturn:
+    def run(self, *_: object, **__: object) -> NoReturn:
         raise self._error

@@ -6,9 +6,8 @@ It uses only public names of sluicegate, and no framework or test runner.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from sluicegate.clock import MICROSECOND, ManualClock
+from sluicegate.clock import MICROSECOND, Clock, ManualClock
 from sluicegate.plan import Outcome, Plan, Terms
 from sluicegate.rules.response import Response
 from sluicegate.rules.rule import Rule
@@ -105,13 +104,13 @@ class Progress:
 class Watched(MemoryStore):
     """A store that logs each operation, with the number of entries in the application's `calls` at that moment."""
 
-    def __init__(self, clock: Any) -> None:
+    def __init__(self, clock: Clock) -> None:
         super().__init__(clock=clock)
         self.clock = clock
         self.calls: list[str] = []
         self.log: list[tuple[str, int]] = []
 
-    def for_mode(self, *, is_async: bool) -> Any:
+    def for_mode(self, *, is_async: bool) -> Watched | AsyncMemoryStore:
         """Return this store, or an async store over it."""
         return _AsyncWatched(self) if is_async else self
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import iscoroutinefunction
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -89,5 +89,5 @@ class Driver:
         checks = [check._replace(identity=self._tag + check.identity) for check in plan.checks]
         return plan._replace(checks=tuple(checks))
 
-    def _call(self, method: Any, *arguments: Any) -> Any:
+    def _call(self, method: Callable[..., object], *arguments: object) -> Any:
         return self._runner.run(method(*arguments)) if iscoroutinefunction(method) else method(*arguments)

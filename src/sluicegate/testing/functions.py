@@ -34,7 +34,7 @@ class FunctionLaws(AdapterLaws):
     def test_a_key_function_is_called_once_per_request(self) -> None:
         calls: list[str] = []
 
-        def key(request: Any) -> str:
+        def key(request: object) -> str:
             calls.append("key")
             return "alice"
 
@@ -82,15 +82,15 @@ class FunctionLaws(AdapterLaws):
                 assert (status, client.calls) == (500, []), f"{option} {result!r}"
 
 
-def _quota(request: Any) -> str | None:
+def _quota(request: object) -> str | None:
     return "2/minute" if plan_of(request) == "free" else None
 
 
-def _always(result: Any, request: Any) -> Any:
+def _always(result: object, request: object) -> object:
     return result
 
 
-def _cost(request: Any) -> int:
+def _cost(request: object) -> int:
     return 2 if plan_of(request) == "free" else 1
 
 

@@ -5,7 +5,7 @@ They keep no budgets and need no test framework. Each is sync; wrap it in `Async
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 from sluicegate.clock import MICROSECOND, Clock
 from sluicegate.errors import StoreError
@@ -72,7 +72,7 @@ class BrokenStore(_Fixed):
     (False, True)
     """
 
-    def run(self, *_: Any, **__: Any) -> NoReturn:
+    def run(self, *_: object, **__: object) -> NoReturn:
         raise StoreError("broken", "this store of sluicegate.testing always fails")
 
     refund = renew = forget = run
